@@ -26,23 +26,31 @@ class MineConfig(tk.TaskConfig):
 class MineTask(tk.Task):
 """
 _METHODS = {
-    "build_model": """
+    "build_model": (
+        """
     def build_model(self):
         return keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
-""",
-    "build_inputs": """
+"""
+    ),
+    "build_inputs": (
+        """
     def build_inputs(self, params, input_context=None):
         return tf.data.Dataset.from_tensor_slices(points()).batch(20, drop_remainder=True).repeat(10)
-""",
-    "build_losses": """
+"""
+    ),
+    "build_losses": (
+        """
     def build_losses(self, labels, model_outputs, aux_losses=None):
         losses = keras.losses.sparse_categorical_crossentropy(labels, model_outputs, from_logits=True)
         return tf.reduce_mean(losses)
-""",
-    "build_metrics": """
+"""
+    ),
+    "build_metrics": (
+        """
     def build_metrics(self, training=True):
         return [keras.metrics.SparseCategoricalAccuracy("accuracy")]
-""",
+"""
+    ),
 }
 _TAIL = """
 
@@ -192,10 +200,12 @@ CODE_MISTAKES = [
         "a metric that does not fit",
         ("the metric iou (MeanIoU) got this batch", "called the code that failed"),
         {
-            "build_metrics": """
+            "build_metrics": (
+                """
     def build_metrics(self, training=True):
         return [keras.metrics.MeanIoU(num_classes=3, name="iou")]
 """
+            )
         },
     ),
     CodeMistake(
@@ -227,10 +237,12 @@ CODE_MISTAKES = [
         "an error in validation alone",
         ("{line:[7, -1]}, in validation_step", "task.validation_data is"),
         {
-            "validation_step": """
+            "validation_step": (
+                """
     def validation_step(self, inputs, model, metrics=None):
         return {self.loss: tf.reduce_sum(tf.reshape(inputs[0], [7, -1]))}
 """
+            )
         },
     ),
     CodeMistake(
@@ -243,7 +255,9 @@ CODE_MISTAKES = [
         "names of metrics",
         ("build_metrics returned a list with 'accuracy', which is not a metric",),
         {
-            "build_metrics": "\n    def build_metrics(self, training=True):\n        return ['accuracy']\n"
+            "build_metrics": (
+                "\n    def build_metrics(self, training=True):\n        return ['accuracy']\n"
+            )
         },
         2,
     ),
@@ -251,7 +265,9 @@ CODE_MISTAKES = [
         "no call of super().__init__",
         ("MineTask.__init__ has to call super().__init__(params",),
         {
-            "__init__": "\n    def __init__(self, params, logging_dir=None):\n        self.width = 3\n"
+            "__init__": (
+                "\n    def __init__(self, params, logging_dir=None):\n        self.width = 3\n"
+            )
         },
         2,
     ),
@@ -260,8 +276,10 @@ CODE_MISTAKES = [
         ("the learning rate is 0 after 2 steps, so the last 2 of 4",),
         {},
         0,
-        overrides="trainer.optimizer_config.learning_rate={type: cosine, cosine: {initial_learning_rate: 0.1, "
-        "decay_steps: 2}}",
+        overrides=(
+            "trainer.optimizer_config.learning_rate={type: cosine, cosine: {initial_learning_rate:"
+            " 0.1, decay_steps: 2}}"
+        ),
     ),
     CodeMistake(
         "a Keras callback",
@@ -290,7 +308,8 @@ CODE_MISTAKES = [
         ("cannot be read: StringToNumber", "{line:tf.strings.to_number}, in <lambda>"),
         {
             "build_inputs": _INPUTS.format(
-                "return tf.data.Dataset.range(40).map(lambda i: (tf.fill([8], tf.strings.to_number('x')), i)).batch(20)"
+                "return tf.data.Dataset.range(40).map(lambda i: (tf.fill([8],"
+                " tf.strings.to_number('x')), i)).batch(20)"
             )
         },
         5,
@@ -300,7 +319,8 @@ CODE_MISTAKES = [
         ("the data cannot be read: nowhere; No such file or directory",),
         {
             "build_inputs": _INPUTS.format(
-                "return tf.data.TFRecordDataset('nowhere').map(lambda r: (tf.zeros([8]), 1)).batch(20)"
+                "return tf.data.TFRecordDataset('nowhere').map(lambda r: (tf.zeros([8]),"
+                " 1)).batch(20)"
             )
         },
         5,

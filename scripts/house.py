@@ -107,7 +107,8 @@ def lower_floors_only(sources: Sequence[Source]) -> list[str]:
         floor = floor_of(source.module)
         if floor is None:
             breaches += [
-                f"{source.module} is on no floor; put it into a folder of FLOORS in scripts/house.py"
+                f"{source.module} is on no floor; put it into a folder of FLOORS in"
+                " scripts/house.py"
             ]
             continue
         for item in imports(source):
@@ -146,7 +147,8 @@ def no_cycles(sources: Sequence[Source]) -> list[str]:
 def light_lower_floors(sources: Sequence[Source]) -> list[str]:
     """The lowest floors import the standard library and a few quick libraries: no TensorFlow, no NumPy."""
     return [
-        f"{source.module}:{item.line} imports {item.target}; its floor may use {sorted(LIGHT_LIBRARIES)}"
+        f"{source.module}:{item.line} imports {item.target}; its floor may use"
+        f" {sorted(LIGHT_LIBRARIES)}"
         for source in _inside(sources)
         if floor_of(source.module) in LIGHT_FLOORS
         for item in imports(source)

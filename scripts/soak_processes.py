@@ -80,7 +80,8 @@ class Soak:
         """Prints a fault with its time, and counts it."""
         self.faults[kind] += 1
         print(
-            f"{time.monotonic() - self.begin:7.1f} s  step {step_reached(self.run):>7}  {kind}: {what}",
+            f"{time.monotonic() - self.begin:7.1f} s  step {step_reached(self.run):>7}  {kind}:"
+            f" {what}",
             flush=True,
         )
 

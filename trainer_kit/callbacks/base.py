@@ -210,7 +210,8 @@ class Run:
         number = np.asarray(value)
         if number.size != 1 or number.dtype.kind not in "biuf":
             raise UsageError(
-                f"run.report({name!r}): {value!r:.60} is not a single number; report one number per name"
+                f"run.report({name!r}): {value!r:.60} is not a single number; report one number per"
+                " name"
             )
         self.reported[name] = number.reshape(()).item()
 
@@ -249,7 +250,8 @@ class Run:
         """
         if self.trainer.own.steps:
             raise UsageError(
-                f"{self.trainer.class_name} has no hyper-parameters that can be changed; use a trainer_kit.Trainer"
+                f"{self.trainer.class_name} has no hyper-parameters that can be changed; use a"
+                " trainer_kit.Trainer"
             )
         return self.trainer.hyper_parameters
 
@@ -277,7 +279,8 @@ class Run:
         for name in names:
             if name not in known:
                 raise UsageError(
-                    f"run.evaluate: there is no validation set {name!r}; {suggestion(name, list(known))}"
+                    f"run.evaluate: there is no validation set {name!r};"
+                    f" {suggestion(name, list(known))}"
                 )
         self.requests.evaluate |= set(names or known)
 

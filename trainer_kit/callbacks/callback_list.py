@@ -282,8 +282,9 @@ class CallbackList:
         for member in self.members:
             if member.every and not callable(steps_per_loop) and member.every % steps_per_loop:
                 _LOG.info(
-                    "the callback %s is called every %d steps: training loops are shortened to end at these steps "
-                    "(trainer.steps_per_loop is %d); each loop costs about half a millisecond on top of its steps",
+                    "the callback %s is called every %d steps: training loops are shortened to end"
+                    " at these steps (trainer.steps_per_loop is %d); each loop costs about half a"
+                    " millisecond on top of its steps",
                     *(member.name, member.every, steps_per_loop),
                 )
 
@@ -355,7 +356,10 @@ class CallbackList:
         # A reported number must not have the name of a metric of this loop or evaluation.
         for name in sorted(self.run.reported.keys() & self._logs.keys()):
             del self.run.reported[name]
-            problem = f"run.report: the run already has a metric called {name}; report the number under another name"
+            problem = (
+                f"run.report: the run already has a metric called {name}; report the number under"
+                " another name"
+            )
             self._handle_error(self._reporters[name], UsageError(problem))
         return returned
 
@@ -418,7 +422,8 @@ def _check(member: Callback) -> None:
     every: Any = member.every
     if every is not None and (not isinstance(every, int) or every < 1):
         raise UsageError(
-            f"callback {member.name}: every is {every!r}; give a positive whole number of steps, or None"
+            f"callback {member.name}: every is {every!r}; give a positive whole number of steps, or"
+            " None"
         )
     for name, event in vars(Callback).items():
         if inspect.isfunction(event) and not name.startswith("_") and _overrides(member, name):
@@ -454,6 +459,6 @@ def _check_parameters(member: Callback, name: str, called_with: Sequence[str]) -
         )
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
         raise UsageError(
-            f"callback {member.name}: {name} is called with ({', '.join(called_with)}): {problem}; declare it as "
-            f"{name}({wanted}){place}"
+            f"callback {member.name}: {name} is called with ({', '.join(called_with)}): {problem};"
+            f" declare it as {name}({wanted}){place}"
         ) from None

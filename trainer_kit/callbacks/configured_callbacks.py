@@ -44,7 +44,8 @@ def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:
     def register(callback: Any) -> Any:
         if not _is_callback_class(callback):
             raise UsageError(
-                f"{callback!r:.80} is not a subclass of trainer_kit.Callback; inherit from that class"
+                f"{callback!r:.80} is not a subclass of trainer_kit.Callback; inherit from that"
+                " class"
             )
         _callbacks.register(name)(callback)
         return callback
@@ -94,8 +95,9 @@ def instead_of(given: Any) -> str:
     """Returns advice for an object that is not a Callback."""
     if hasattr(given, "on_epoch_end"):  # of Keras
         return (
-            ": Keras callbacks are called for compiled models only: give it to trainer_kit.compat.keras.fit "
-            "or register_keras_experiment; for other tasks write a trainer_kit.Callback"
+            ": Keras callbacks are called for compiled models only: give it to"
+            " trainer_kit.compat.keras.fit or register_keras_experiment; for other tasks write a"
+            " trainer_kit.Callback"
         )
     if isinstance(given, type):
         return f"; give an object of this class: {given.__name__}()"

@@ -138,8 +138,8 @@ class EarlyStopping(Callback):
         before = f" on {now.best:.6g} of step {now.best_step}" if now.best_step >= 0 else ""
         count = "evaluation" if now.without == 1 else f"{now.without} evaluations"
         return (
-            f"{options.metric}{where} has not improved{before}{much} in the last {count}, up to step {now.last_step} "
-            f"(trainer.early_stopping.patience={options.patience})"
+            f"{options.metric}{where} has not improved{before}{much} in the last {count}, up to"
+            f" step {now.last_step} (trainer.early_stopping.patience={options.patience})"
         )
 
     def _check(self, run: Run) -> None:

@@ -43,7 +43,8 @@ class FiniteCheck(Callback):
         loss, step = reported_loss(logs), run.loop.end
         if not math.isfinite(loss) or (step >= self._begin_steps and loss > self._bound):
             raise Divergence(
-                f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is {self._bound:g})"
+                f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is"
+                f" {self._bound:g})"
             )
         if run.trainer.weights_finite is False:
             raise Divergence(f"a weight is not finite at step {step}")

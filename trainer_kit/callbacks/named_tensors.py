@@ -112,8 +112,8 @@ class TensorSummaries(Callback):
 def _scalar(name: str, value: np.ndarray) -> Any:
     if np.ndim(value):
         raise UsageError(
-            f"{_FIELD}: the tensor {name!r} has the shape {list(value.shape)}, and type=scalar needs a single number; "
-            "use type=histogram, or expose its mean"
+            f"{_FIELD}: the tensor {name!r} has the shape {list(value.shape)}, and type=scalar"
+            " needs a single number; use type=histogram, or expose its mean"
         )
     return value
 
@@ -124,7 +124,7 @@ def _write_array(section: SummaryConfig, value: np.ndarray) -> None:
         return
     if np.ndim(value) != 4 or value.shape[-1] not in (1, 3, 4):
         raise UsageError(
-            f"{_FIELD}: the tensor {section.tensor!r} has the shape {list(np.shape(value))}, and type=image needs "
-            "[batch, height, width, channels] with 1, 3 or 4 channels"
+            f"{_FIELD}: the tensor {section.tensor!r} has the shape {list(np.shape(value))}, and"
+            " type=image needs [batch, height, width, channels] with 1, 3 or 4 channels"
         )
     tf.summary.image(section.tensor, value)

@@ -67,7 +67,8 @@ class Profile(Callback):
             and getattr(run.trainer.config.runtime, "executor", "default") == ONE_THREAD
         ):
             _LOG.warning(
-                "runtime.executor is single_threaded: the profile will show no TensorFlow operations"
+                "runtime.executor is single_threaded: the profile will show no TensorFlow"
+                " operations"
             )
 
     def loop_begin(self, run: Run, steps: int) -> None:

@@ -157,7 +157,8 @@ class Recovery(Callback):
         if self._manager.restore_finite(self._manager.newest()) is None:
             source = self._manager.source
             raise DivergedError(
-                f"no checkpoint in {source} holds only finite values, so the run cannot go back to one"
+                f"no checkpoint in {source} holds only finite values, so the run cannot go back"
+                " to one"
             )
         return self._manager.saved_step
 
@@ -219,7 +220,10 @@ def remedy(error: DivergedError, run: Run) -> str:
     """Returns what to do about a divergence: no learning rate is its cause if the first step had it."""
     loss = 0.0 if run.loop is None else reported_loss(run.loop.logs)
     if run.step <= 1 and (isinstance(error, GradientDivergence) or not math.isfinite(loss)):
-        return "the weights were still the initial ones, so the cause is the data, the model or the loss: check them"
+        return (
+            "the weights were still the initial ones, so the cause is the data, the model or the"
+            " loss: check them"
+        )
     return "lower the learning rate or clip gradients (global_clipnorm)"
 
 
@@ -271,14 +275,18 @@ def explain_divergence(
             batch = trainer.next_batch()
             if examples := examples_not_finite(trainer.strategy, batch):
                 record["examples_not_finite"] = examples
-                advice = f"values of example {examples[0]} in batch {record['batch']} are not finite: repair the data"
+                advice = (
+                    f"values of example {examples[0]} in batch {record['batch']} are not finite:"
+                    " repair the data"
+                )
             norms = gradient_norms(trainer, batch)
             record["gradient_norms"] = {name: to_json_number(norm) for name, norm in norms.items()}
             record["not_finite"] = first_not_finite(trainer.model) or record["not_finite"]
     if step is None:
         record["hint"] = (
-            "to find the step, its batch and its gradients, the steps since a checkpoint are repeated: there was no "
-            "checkpoint, or the search took too long; trainer.recovery_max_trials=1 saves a checkpoint at the start"
+            "to find the step, its batch and its gradients, the steps since a checkpoint are"
+            " repeated: there was no checkpoint, or the search took too long;"
+            " trainer.recovery_max_trials=1 saves a checkpoint at the start"
         )
     record["command"] = command(manager.source, path, step or end)
     target = os.path.join(manager.source, DIVERGED, f"step-{record.get('step', end)}.json")

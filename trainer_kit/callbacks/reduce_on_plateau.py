@@ -57,7 +57,8 @@ class ReduceOnPlateau(Callback):
         for field, count, least in (("patience", patience, 1), ("cooldown", cooldown, 0)):
             if type(count) is not int or count < least:
                 raise UsageError(
-                    f"reduce_on_plateau: {field} is {count!r}; use a number of evaluations, {least} or more"
+                    f"reduce_on_plateau: {field} is {count!r}; use a number of evaluations, {least}"
+                    " or more"
                 )
         for field, number in (("min_delta", min_delta), ("min_value", min_value)):
             if not (_is_number(number) and number >= 0):

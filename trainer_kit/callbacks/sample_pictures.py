@@ -44,8 +44,8 @@ class SamplePictures(Callback):
         """
         if not hasattr(run.model, "latent_size"):
             raise UsageError(
-                f"the callback sample_pictures: the model of {type(run.task).__name__} has no latent_size; it is for a "
-                "trainer_kit.GanTask"
+                f"the callback sample_pictures: the model of {type(run.task).__name__} has no"
+                " latent_size; it is for a trainer_kit.GanTask"
             )
         self._draw(run)
 
@@ -70,8 +70,8 @@ class SamplePictures(Callback):
         if not hasattr(run.task, "picture"):
             if samples.ndim != 4 or samples.shape[-1] not in (1, 3):
                 raise UsageError(
-                    f"the callback sample_pictures: it draws images, and the generated examples have the shape "
-                    f"{samples.shape[1:]}; define picture(samples) in {task}"
+                    "the callback sample_pictures: it draws images, and the generated examples"
+                    f" have the shape {samples.shape[1:]}; define picture(samples) in {task}"
                 )
             return image_grid(samples)
 
@@ -85,8 +85,8 @@ class SamplePictures(Callback):
                 else repr(picture)[:60]
             )
             raise UsageError(
-                f"the callback sample_pictures: {task}.picture returned {kind}; return a NumPy array of uint8, "
-                "[height, width, 3]"
+                f"the callback sample_pictures: {task}.picture returned {kind}; return a NumPy"
+                " array of uint8, [height, width, 3]"
             )
         return picture
 

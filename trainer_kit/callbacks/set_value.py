@@ -88,7 +88,8 @@ class SetByFunction(Callback):
             function = imported("set_by_function", function, callable, "function")
         if not callable(function):
             raise UsageError(
-                f"set_by_function: {function!r:.60} is not a function of the step; give one, or its name"
+                f"set_by_function: {function!r:.60} is not a function of the step; give one, or its"
+                " name"
             )
         self._parameter, self.every, self._function = parameter, every, function
 
@@ -130,7 +131,8 @@ def _values_of(steps: Any) -> dict[int | Duration, float]:
     for pair in steps if isinstance(steps, Sequence) else [steps]:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise UsageError(
-                f"set_at_steps: {pair!r:.60} is not a pair of a step and a value; write [[0, 0.1], [1000, 0.01]]"
+                f"set_at_steps: {pair!r:.60} is not a pair of a step and a value; write [[0, 0.1],"
+                " [1000, 0.01]]"
             )
         step, value = _place_of(pair[0]), pair[1]
         if (
@@ -154,7 +156,7 @@ def _place_of(given: Any) -> int | Duration:
     duration = Duration.read(given)
     if duration is None or duration.unit != EPOCHS:
         raise UsageError(
-            f"set_at_steps: {given!r:.60} is not a step; give a whole number of steps, 0 or more, or epochs such as "
-            "'3 epochs'"
+            f"set_at_steps: {given!r:.60} is not a step; give a whole number of steps, 0 or more,"
+            " or epochs such as '3 epochs'"
         )
     return duration

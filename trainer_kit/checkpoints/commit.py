@@ -76,7 +76,10 @@ def fail_save(prefix: str, error: Exception | None) -> StorageError:
     folder = _temporary_folder(prefix)
     what = "was not written"
     if not os.path.isdir(folder) and os.path.exists(prefix + RECORD):
-        what = "was written, but the file that names it was not, or an older checkpoint was not removed"
+        what = (
+            "was written, but the file that names it was not, or an older checkpoint was not"
+            " removed"
+        )
     if not is_moving(prefix):
         shutil.rmtree(folder, ignore_errors=True)
     return not_written(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
@@ -90,8 +93,8 @@ def not_written(what: str, folder: str, error: Exception | None) -> StorageError
     if not os.path.isdir(folder) or "Permission denied" in reason:
         return StorageError(f"{what}: {reason}; give a writable folder")
     return StorageError(
-        f"{what}: {reason} ({shutil.disk_usage(folder).free:,} bytes are free there); free some space, then "
-        "run the same command again: it resumes from the newest whole checkpoint"
+        f"{what}: {reason} ({shutil.disk_usage(folder).free:,} bytes are free there); free some"
+        " space, then run the same command again: it resumes from the newest whole checkpoint"
     )
 
 
@@ -199,8 +202,8 @@ def foreign_problem(prefix: str, run_id: str) -> str:
     if not is_foreign(prefix, run_id):
         return ""
     return (
-        f"another run saved {prefix}: the run_id in its record differs from that in manifest.json; move this "
-        "checkpoint away, or copy it to a folder of its own and resume from it there"
+        f"another run saved {prefix}: the run_id in its record differs from that in manifest.json;"
+        " move this checkpoint away, or copy it to a folder of its own and resume from it there"
     )
 
 

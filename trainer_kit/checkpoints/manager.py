@@ -386,8 +386,9 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._start = self.restore_finite(self._start)
             if self._start is None:
                 raise DivergedError(
-                    f"every checkpoint in {self.source} holds weights that are not finite; they were moved to "
-                    f"{DIVERGED}/: start again with --from_step=0, and a lower learning rate or gradient clipping"
+                    f"every checkpoint in {self.source} holds weights that are not finite; they"
+                    f" were moved to {DIVERGED}/: start again with --from_step=0, and a lower"
+                    " learning rate or gradient clipping"
                 )
         self._restored_step = self._step
         return self._start

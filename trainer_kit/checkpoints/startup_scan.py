@@ -77,8 +77,9 @@ def newest_whole(directory: str, run_id: str = "") -> str | None:
         )
         more = f"; and {len(damaged) - 3} more" if len(damaged) > 3 else ""
         raise StorageError(
-            f"no checkpoint in {directory} is whole ({reasons}{more}); restore one from a backup, or start again from "
-            "step 0 with --from_step=0, which moves the existing files to archived/"
+            f"no checkpoint in {directory} is whole ({reasons}{more}); restore one from a backup,"
+            " or start again from step 0 with --from_step=0, which moves the existing files to"
+            " archived/"
         )
     return None
 
@@ -98,7 +99,8 @@ def check_from_step(directory: str, step: int, run_id: str = "") -> None:
         raise UsageError(f"--from_step: {foreign}")
     if reason := problem(checkpoints[step]):
         raise UsageError(
-            f"--from_step: {checkpoints[step]} is damaged: {reason}; give another step, or 0 to start again"
+            f"--from_step: {checkpoints[step]} is damaged: {reason}; give another step, or 0 to"
+            " start again"
         )
 
 
@@ -134,8 +136,8 @@ def going_back(directory: str) -> int | None:
     step = (files.read_json(path) or {}).get("step")
     if not isinstance(step, int):
         raise StorageError(
-            f"the last start with --from_step was interrupted, and its note {path} cannot be read; start again with "
-            "--from_step=N for the same step N"
+            f"the last start with --from_step was interrupted, and its note {path} cannot be read;"
+            " start again with --from_step=N for the same step N"
         )
     return step
 
@@ -185,7 +187,8 @@ def _ever_saved(directory: str) -> list[str]:
     aside = (f"{inside}/{folder}/**/ckpt-*" for folder in (DIVERGED, ARCHIVED))
     if not saved and any(glob.glob(pattern, recursive=True) for pattern in aside):
         _LOG.warning(
-            "%s holds no checkpoint, so there is none to resume from: all of them were moved to %s/ or %s/",
+            "%s holds no checkpoint, so there is none to resume from: all of them were moved to %s/"
+            " or %s/",
             directory,
             DIVERGED,
             ARCHIVED,

@@ -22,7 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run.")
     parser.add_argument(
         "--name",
-        help="The ledger to read. Default: validation (the training run's), or the only ledger of the run.",
+        help=(
+            "The ledger to read. Default: validation (the training run's), or the only ledger of"
+            " the run."
+        ),
     )
     ledgers.add_choice(parser)
     parser.add_argument(
@@ -59,7 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     if choice is None:
         names = ledgers.metric_names(evaluations)
         raise UsageError(
-            f"--metric: is required, because the run keeps no best checkpoint; {suggestion('', names)}"
+            "--metric: is required, because the run keeps no best checkpoint;"
+            f" {suggestion('', names)}"
         )
     ledgers.check_metric(choice.metric, evaluations, "trainer.best_checkpoint_eval_metric")
     of_datasets = list(ledgers.ranked(evaluations, choice).values())
@@ -77,8 +81,8 @@ def _ledger(folder: Path, name: str | None) -> str:
         return names[0]  # the training run's ledger comes first
     listed = ", ".join(f"--name={one}" for one in names)
     raise UsageError(
-        "--name: is required, because several sidecars recorded evaluations and the training run none; give "
-        f"one of: {listed}"
+        "--name: is required, because several sidecars recorded evaluations and the training run"
+        f" none; give one of: {listed}"
     )
 
 
@@ -92,8 +96,8 @@ def _show_named(
     """Prints the evaluations that trainer.best_checkpoints keeps under a name."""
     if arguments.metric or arguments.comparison:
         raise UsageError(
-            "--best: always uses the metric and the comparison in trainer.best_checkpoints; leave out --metric and "
-            "--comparison"
+            "--best: always uses the metric and the comparison in trainer.best_checkpoints; leave"
+            " out --metric and --comparison"
         )
     if arguments.best not in settings.named:
         raise UsageError(

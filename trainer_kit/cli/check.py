@@ -68,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         task_type = task_class(config.task)
         gin_second_pass(arguments.gin_file, arguments.gin_params)
         checks.begin(
-            "machine: the devices and the strategy can be used, and the batch sizes divide among the replicas"
+            "machine: the devices and the strategy can be used, and the batch sizes divide among"
+            " the replicas"
         )
         from trainer_kit.run.launcher import prepare
 
@@ -83,7 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
             _run(config, short, task, trainer, folder, checks)
     if config.trainer.train_steps == 0:
         print(
-            f"note: trainer.train_steps is 0, so a run trains nothing; this check has trained {_STEPS} steps"
+            "note: trainer.train_steps is 0, so a run trains nothing; this check has trained"
+            f" {_STEPS} steps"
         )
     print(f"{arguments.experiment} is ready to run ({time.perf_counter() - start:.1f} s)")
     return ExitCode.DONE

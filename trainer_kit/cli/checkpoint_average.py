@@ -33,7 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     is_in_run = any(os.path.exists(os.path.join(parent, "manifest.json")) for parent in parents)
     if is_in_run and owner(f"{name}.index"):
         raise UsageError(
-            f"--output: {arguments.output} would be taken for a checkpoint of the run; give another name"
+            f"--output: {arguments.output} would be taken for a checkpoint of the run; give another"
+            " name"
         )
 
     files = [open_file(path) for path in arguments.paths]

@@ -12,8 +12,9 @@ from trainer_kit.cli.view.tables import Table, show
 from trainer_kit.errors import ExitCode
 
 PATH = (
-    "A checkpoint, a folder of checkpoints, the folder of a run, a SavedModel, or a .keras, .weights.h5 or .h5 file. "
-    "Of a folder of best weights the best checkpoint is taken, else the newest."
+    "A checkpoint, a folder of checkpoints, the folder of a run, a SavedModel, or a .keras,"
+    " .weights.h5 or .h5 file. Of a folder of best weights the best checkpoint is taken, else the"
+    " newest."
 )
 
 
@@ -50,5 +51,8 @@ def open_file(path: str) -> Any:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Adds the path of a new file."""
-    text = "The path of the new checkpoint, such as runs/average, or of the new file of Keras. It must not exist."
+    text = (
+        "The path of the new checkpoint, such as runs/average, or of the new file of Keras. It must"
+        " not exist."
+    )
     parser.add_argument("--output", required=True, type=os.path.normpath, metavar="PATH", help=text)

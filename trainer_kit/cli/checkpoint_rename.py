@@ -13,7 +13,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the paths of the file and of the new checkpoint, and the replacements."""
     parser.add_argument("path", metavar="PATH", help=PATH)
     names = ("PATTERN", "REPLACEMENT")
-    text = "Replaces what a regular expression finds in names; it may be repeated, and \\1 is its first group."
+    text = (
+        "Replaces what a regular expression finds in names; it may be repeated, and \\1 is its"
+        " first group."
+    )
     parser.add_argument(
         "--rename", nargs=2, action="append", required=True, metavar=names, help=text
     )

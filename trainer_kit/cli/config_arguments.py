@@ -16,7 +16,9 @@ _REPEATED = {
     "config_file": "Reads config values from a YAML or JSON file.",
     "gin_file": "Reads gin bindings from a file.",
     "gin_params": "Sets a gin binding, such as TrainerConfig.train_steps = 500.",
-    "params_override": "Sets config values: a.b=c,d=[1,2], YAML text, or the path of a YAML or JSON file.",
+    "params_override": (
+        "Sets config values: a.b=c,d=[1,2], YAML text, or the path of a YAML or JSON file."
+    ),
 }
 
 

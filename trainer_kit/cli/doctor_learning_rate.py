@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     if not 0 < arguments.lowest < arguments.highest < math.inf:
         raise UsageError(
-            f"--lowest={arguments.lowest:g} and --highest={arguments.highest:g}: the first has to be above 0 and below "
-            "the second, and the second finite"
+            f"--lowest={arguments.lowest:g} and --highest={arguments.highest:g}: the first has to"
+            " be above 0 and below the second, and the second finite"
         )
     if not arguments.picture:
         return
@@ -117,15 +117,17 @@ def _print(found: RateRange) -> None:
         return
     if found.suggestion is None:
         print(
-            "no suggestion: the loss does not fall by more than its noise; try other rates (--lowest, --highest) or "
-            "more steps (--steps)"
+            "no suggestion: the loss does not fall by more than its noise; try other rates"
+            " (--lowest, --highest) or more steps (--steps)"
         )
         return
     print(
-        f"suggested learning rate: {found.suggestion:.2g}, a tenth of the rate where the loss is lowest"
+        f"suggested learning rate: {found.suggestion:.2g}, a tenth of the rate where the loss is"
+        " lowest"
     )
     print(
-        f"upper bound: {found.lowest:.2g}, where the loss is lowest; a schedule such as one_cycle may rise that far"
+        f"upper bound: {found.lowest:.2g}, where the loss is lowest; a schedule such as one_cycle"
+        " may rise that far"
     )
 
 

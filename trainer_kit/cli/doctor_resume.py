@@ -219,8 +219,9 @@ def _print_last_kill(kills: list[Kill], folder: Path) -> list[int]:
         return []
     kill, start = kills[-1], int(started[1])
     print(
-        f"kill {len(kills)}: {kill.sent.name} {kill.seconds:.2f} s after a report, at step {kill.step}; "
-        f"exit code {kill.code}; resumed from step {start}, {max(kill.step - start, 0)} steps lost",
+        f"kill {len(kills)}: {kill.sent.name} {kill.seconds:.2f} s after a report, at step"
+        f" {kill.step}; exit code {kill.code}; resumed from step {start},"
+        f" {max(kill.step - start, 0)} steps lost",
         flush=True,
     )
     return [start]
@@ -247,7 +248,8 @@ def _verdict(
     differences = compare_runs(whole, killed)
     if differences:
         print(
-            f"the runs differ after {kills} kills; below, the uninterrupted run comes first, the killed run second"
+            f"the runs differ after {kills} kills; below, the uninterrupted run comes first, the"
+            " killed run second"
         )
         step = first_different_step(whole, killed)
         # The likely cause is the experiment itself, or an incomplete checkpoint.
@@ -255,23 +257,24 @@ def _verdict(
             print("the reported metrics of all steps are the same")
         elif not starts or step <= starts[0]:
             print(
-                f"first different at step {step}, before any resume: the experiment computes other numbers each time "
-                "it runs; set runtime.random_seed, draw random numbers only from seeded generators, and on a GPU set "
-                "runtime.deterministic_ops=true"
+                f"first different at step {step}, before any resume: the experiment computes other"
+                " numbers each time it runs; set runtime.random_seed, draw random numbers only"
+                " from seeded generators, and on a GPU set runtime.deterministic_ops=true"
             )
         else:
             resumed = max(start for start in starts if start < step)
             print(
-                f"first different at step {step}, after the resume from step {resumed}: the checkpoint does not hold "
-                "the position in the data, or some state of the task"
+                f"first different at step {step}, after the resume from step {resumed}: the"
+                " checkpoint does not hold the position in the data, or some state of the task"
             )
         for difference in differences[:_SHOWN]:
             print(f"different: {difference}")
         return ExitCode.BUG
     if kills < arguments.kills:
         raise UsageError(
-            f"the run ended before kill {kills + 1} of {arguments.kills}, and is the same so far; give it more steps "
-            "(trainer.train_steps) or shorter loops (trainer.steps_per_loop), or ask for fewer --kills"
+            f"the run ended before kill {kills + 1} of {arguments.kills}, and is the same so far;"
+            " give it more steps (trainer.train_steps) or shorter loops (trainer.steps_per_loop),"
+            " or ask for fewer --kills"
         )
     doubt = "; but the next runs may differ: read the run's warning above" if warned else ""
     print(f"the same, bit by bit: {kills} kills, {kills} restarts{doubt}")

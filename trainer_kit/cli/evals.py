@@ -27,7 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all",
         action="store_true",
-        help="Also shows the evaluations that were superseded when the run went back to an earlier step.",
+        help=(
+            "Also shows the evaluations that were superseded when the run went back to an earlier"
+            " step."
+        ),
     )
     parser.add_argument("--json", action="store_true", help="Prints JSON, with all digits.")
 

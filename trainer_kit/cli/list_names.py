@@ -59,7 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         names = experiments.names()
     if not names and not broken:
         print(
-            "no experiments here; go to a folder that has experiments/, or name a module with --import_module"
+            "no experiments here; go to a folder that has experiments/, or name a module with"
+            " --import_module"
         )
     _print({name: _opening(experiments.lookup(name)) for name in names})
     return ExitCode.DONE

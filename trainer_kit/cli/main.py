@@ -80,7 +80,10 @@ def parser() -> argparse.ArgumentParser:
     codes = "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
     whole = _Parser(
         prog="trainer-kit",
-        description="Machine-learning experiments on TensorFlow. To run one: python -m trainer_kit.train --help",
+        description=(
+            "Machine-learning experiments on TensorFlow. To run one: python -m trainer_kit.train"
+            " --help"
+        ),
         epilog=f"exit codes:\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -75,7 +75,8 @@ def _chosen(values: Sequence[Value], paths: Sequence[str]) -> list[Value]:
         if not any(f"{one}.".startswith(f"{path}.") for one in known):
             inside = {one.rpartition(".")[0] for one in known}
             raise UsageError(
-                f"{path}: there is no such value; {suggestion(path, [*known, *sorted(inside - {''})])}"
+                f"{path}: there is no such value;"
+                f" {suggestion(path, [*known, *sorted(inside - {''})])}"
             )
     return [
         one

@@ -15,8 +15,12 @@ from trainer_kit.errors import near_names, suggestion
 NO_SUCH_KEY = "there is no such key"
 # The values of earlier releases, with the advice for a config that still has them.
 REMOVED = {
-    "accumulate_steps=auto": "auto was removed; set trainer.accumulate_steps=1, or to the parts that fit into memory",
-    "fuse_steps=auto": "auto was removed; set trainer.fuse_steps=1, or to 20 for a small dense model",
+    "accumulate_steps=auto": (
+        "auto was removed; set trainer.accumulate_steps=1, or to the parts that fit into memory"
+    ),
+    "fuse_steps=auto": (
+        "auto was removed; set trainer.fuse_steps=1, or to 20 for a small dense model"
+    ),
     "executor=auto": "auto was removed; set runtime.executor=default",
 }
 

@@ -86,13 +86,17 @@ def find_experiment(
     if name not in experiments:
         ask_doors()
         names = sorted({*own, *experiments.names()})
-        known = f"there is no folder experiments/ in {os.getcwd()}, and no installed package has experiments"
+        known = (
+            f"there is no folder experiments/ in {os.getcwd()}, and no installed package has"
+            " experiments"
+        )
         if own or near_names(name, names):  # of another framework's experiments only near names
             known = suggestion(name, names if near_names(name, names) else sorted(own))
         flag = "--experiment: " if option.startswith("--") else ""
         advice = f"{known} If not, name" if known.endswith("?") else f"{known}; name"
         raise UsageError(
-            f"{flag}no experiment is called {name!r}; {advice} the module that registers it with {option}"
+            f"{flag}no experiment is called {name!r}; {advice} the module that registers it with"
+            f" {option}"
         )
 
 
@@ -198,7 +202,8 @@ def _import_file(path: Path, option: str) -> None:
         if known and Path(known).resolve() == path.resolve():
             return
         raise UsageError(
-            f"{option}: {path} cannot be imported as {name!r}: another module has this name; rename the file"
+            f"{option}: {path} cannot be imported as {name!r}: another module has this name; rename"
+            " the file"
         )
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

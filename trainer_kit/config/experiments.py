@@ -58,7 +58,8 @@ def get_experiment(name: str, **arguments: Any) -> ExperimentConfig:
         ) from error
     if not isinstance(config, ExperimentConfig):
         raise UsageError(
-            f"the factory of experiment {name!r} returned {config!r}; it has to return an ExperimentConfig"
+            f"the factory of experiment {name!r} returned {config!r}; it has to return an"
+            " ExperimentConfig"
         )
     _check_decorated(name, config)
     return config
@@ -128,7 +129,8 @@ def task_class(config: Config) -> Any:
     found = _imported(bound)
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise UsageError(
-            f"the task {found.__qualname__} lacks {' and '.join(missing)}; every task has to define them"
+            f"the task {found.__qualname__} lacks {' and '.join(missing)}; every task has to define"
+            " them"
         )
     return found
 
@@ -149,8 +151,8 @@ def _check_decorated(name: str, section: Config, path: str = "") -> None:
     if not is_configclass(type(section)):
         where = f"its section {path} " if path else ""
         raise UsageError(
-            f"experiment {name!r}: {where}is a {type(section).__qualname__}, which has to be decorated with "
-            "@trainer_kit.configclass"
+            f"experiment {name!r}: {where}is a {type(section).__qualname__}, which has to be"
+            " decorated with @trainer_kit.configclass"
         )
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
         value = getattr(section, field.name)

@@ -35,8 +35,8 @@ class Registry(Generic[Entry]):
         def add(entry: Entry) -> Entry:
             if name in self._entries:
                 raise UsageError(
-                    f"the {self.kind} {name!r} is registered already, by {_whence(self._entries[name])}; "
-                    f"{_whence(entry)} needs another name"
+                    f"the {self.kind} {name!r} is registered already, by"
+                    f" {_whence(self._entries[name])}; {_whence(entry)} needs another name"
                 )
             self._entries[name] = entry
             return entry

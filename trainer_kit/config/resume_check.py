@@ -183,8 +183,9 @@ def check_resume(
             Mistake(
                 change.path,
                 f"was {show(change.old)} when this run began and is {show(change.new)} now",
-                f"go back to the old value, use another model_dir, or accept it with {ALLOW_FLAG}={change.path} "
-                f"(run_experiment: allow_config_change=[{change.path!r}])",
+                "go back to the old value, use another model_dir, or accept it with"
+                f" {ALLOW_FLAG}={change.path} (run_experiment:"
+                f" allow_config_change=[{change.path!r}])",
             )
             for change in refused
         )
@@ -219,7 +220,10 @@ def data_mistakes(
             differences = "; ".join(
                 f"{name} was {before[name]} and is {now[name]}" for name in names
             )
-            advice = f"use another model_dir, go back to that data, or accept it with {ALLOW_FLAG}={path}"
+            advice = (
+                "use another model_dir, go back to that data, or accept it with"
+                f" {ALLOW_FLAG}={path}"
+            )
             python = f"(run_experiment, fit: allow_config_change=[{path!r}])"
             yield Mistake(
                 section,

@@ -45,9 +45,9 @@ def rate_end_warnings(options: Any) -> list[str]:
         if updates - end >= max(_SMALL_SHARE * updates, 1):
             unit = "steps" if period == 1 else f"updates (one in {period} steps)"
             warnings.append(
-                f"trainer.{path}.learning_rate.{kind}.{field}={decay}: the learning rate is 0 after {end} {unit}, so "
-                f"the last {updates - end} of {updates} change nothing; set it to {updates - end + decay}, or lower "
-                f"trainer.train_steps to {end * period}"
+                f"trainer.{path}.learning_rate.{kind}.{field}={decay}: the learning rate is 0 after"
+                f" {end} {unit}, so the last {updates - end} of {updates} change nothing; set it to"
+                f" {updates - end + decay}, or lower trainer.train_steps to {end * period}"
             )
     return warnings
 
@@ -85,7 +85,7 @@ def save_interval_warnings(options: TrainerConfig) -> list[str]:
     if not isinstance(interval, int) or is_cut or interval >= options.steps_per_loop:
         return []
     return [
-        f"trainer.checkpoint_interval={interval} is less than trainer.steps_per_loop={options.steps_per_loop}, but "
-        "checkpoints are saved only at the ends of loops; lower trainer.steps_per_loop or raise "
-        "trainer.checkpoint_interval"
+        f"trainer.checkpoint_interval={interval} is less than"
+        f" trainer.steps_per_loop={options.steps_per_loop}, but checkpoints are saved only at the"
+        " ends of loops; lower trainer.steps_per_loop or raise trainer.checkpoint_interval"
     ]

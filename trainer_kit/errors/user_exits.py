@@ -21,8 +21,8 @@ def exit_error(error: SystemExit) -> TrainerKitError:
     else:
         place = f"{users[-1].file}:{users[-1].line}: this line" if users else "your code"
     explained = TrainerKitError(
-        f"{place} ends the program ({error!r}); raise an error there, or, to end a run early, let an action raise "
-        "trainer_kit.StopTraining"
+        f"{place} ends the program ({error!r}); raise an error there, or, to end a run early, let"
+        " an action raise trainer_kit.StopTraining"
     )
     explained.__cause__ = error
     return explained

@@ -46,7 +46,8 @@ def newest_checkpoint(directory: str) -> str | None:
         return str(pointed)
     if there:
         raise StorageError(
-            f"no checkpoint in {directory} is whole and belongs to this run; restore one from a backup"
+            f"no checkpoint in {directory} is whole and belongs to this run; restore one from a"
+            " backup"
         )
     return None
 
@@ -101,8 +102,8 @@ def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
         return there[int(step)]
     if not tf.io.gfile.exists(f"{which}.index"):
         raise UsageError(
-            f"there is no checkpoint at {which}; give latest, best, a step or a path without .index, or initial; "
-            f"{listed}"
+            f"there is no checkpoint at {which}; give latest, best, a step or a path without"
+            f" .index, or initial; {listed}"
         )
     return which
 

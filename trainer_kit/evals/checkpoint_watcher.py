@@ -140,8 +140,8 @@ class CheckpointWatcher:
                 since = now
             elif self._timeout is not None and now - since >= self._timeout:
                 raise NothingToWaitForError(
-                    f"no new checkpoint for {now - since:.0f} s (trainer.continuous_eval_timeout) in "
-                    f"{self._directory}: {self._seen()}; {self._run.trainer()}"
+                    f"no new checkpoint for {now - since:.0f} s (trainer.continuous_eval_timeout)"
+                    f" in {self._directory}: {self._seen()}; {self._run.trainer()}"
                 )
             if now - logged >= _LOG_SECONDS:
                 limit = "no time limit"
@@ -183,7 +183,8 @@ class CheckpointWatcher:
             self.left_out += len(skipped)
             if skipped:
                 _LOG.info(
-                    "skipped: %s; a newer checkpoint exists (trainer.continuous_eval.policy=latest; %d skipped in all)",
+                    "skipped: %s; a newer checkpoint exists (trainer.continuous_eval.policy=latest;"
+                    " %d skipped in all)",
                     ", ".join(f"ckpt-{step}" for step in skipped),
                     self.left_out,
                 )

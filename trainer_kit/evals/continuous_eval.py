@@ -157,12 +157,18 @@ class Sidecar:
         """Describes the trainer: its host and pid, its step, and whether it is alive."""
         heartbeat = read_heartbeat(self._directory.path)
         if heartbeat is None:
-            return "no run has begun there (heartbeat.json is missing); if one should have, check the folder"
+            return (
+                "no run has begun there (heartbeat.json is missing); if one should have, check the"
+                " folder"
+            )
         who = f"the trainer ({heartbeat['host']} pid {heartbeat['pid']})"
         if heartbeat["ended"]:
             return f"{who} ended at step {heartbeat['step']}: {heartbeat['ended']}"
         state = "is alive" if self.alive() else "is gone"
-        return f"{who} {state}; its last heartbeat was at step {heartbeat['step']} ({heartbeat['phase']})"
+        return (
+            f"{who} {state}; its last heartbeat was at step {heartbeat['step']}"
+            f" ({heartbeat['phase']})"
+        )
 
     def went_back_to(self) -> int | None:
         """Follows a rewind of the run: evaluations of later steps no longer count. Returns the step, or None."""

@@ -248,8 +248,9 @@ class Ledger:
             return
         self._warned, name = True, others[0]
         _LOG.warning(
-            "%s: step %d was evaluated again and gave other metrics (%s: %s, now %s): the data is other data under "
-            "the same config, or the resume or the evaluation was not exact; the ledger keeps the first record",
+            "%s: step %d was evaluated again and gave other metrics (%s: %s, now %s): the data is"
+            " other data under the same config, or the resume or the evaluation was not exact; the"
+            " ledger keeps the first record",
             *(self.path, step, name, old.get(name, "none"), new.get(name, "none")),
         )
 

@@ -132,7 +132,8 @@ def _variables(what: str, one: str | None, other: str | None) -> list[str]:
             f"by up to {np.max(np.abs(first.astype(np.float64) - second.astype(np.float64))):g}"
         )
     return [
-        f"{what}: {wrong[0]} differs, {difference} ({len(wrong)} of {len(names[0])} variables differ)"
+        f"{what}: {wrong[0]} differs, {difference} ({len(wrong)} of {len(names[0])} variables"
+        " differ)"
     ]
 
 
@@ -182,7 +183,8 @@ def _lines(what: str, one: Sequence[Any], other: Sequence[Any]) -> list[str]:
     for number, (first, second) in enumerate(zip(one, other, strict=False)):
         if json.dumps(first) != json.dumps(second):  # as text, since NaN has to equal NaN
             return [
-                f"{what}: line {number + 1}: {json.dumps(first)} in one, {json.dumps(second)} in the other"
+                f"{what}: line {number + 1}: {json.dumps(first)} in one, {json.dumps(second)} in"
+                " the other"
             ]
     return [] if len(one) == len(other) else [f"{what}: {len(one)} lines, {len(other)}"]
 

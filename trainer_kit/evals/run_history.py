@@ -103,8 +103,8 @@ class RunHistory:
         ]
         if is_new and saved:
             raise StorageError(
-                f"{self.ledger.path} names the checkpoint {saved[-1]}, but the folder holds none; restore one "
-                "from a backup, or start again from step 0 with --from_step=0"
+                f"{self.ledger.path} names the checkpoint {saved[-1]}, but the folder holds none;"
+                " restore one from a backup, or start again from step 0 with --from_step=0"
             )
         last = (
             max((line["step"] for line in active_history(self._history.path)), default=0)
@@ -113,13 +113,15 @@ class RunHistory:
         )
         if is_new and last and self._history is not None:
             _LOG.warning(
-                "%s has reports up to step %d, but there is no checkpoint: the run begins at step 0",
+                "%s has reports up to step %d, but there is no checkpoint: the run begins at"
+                " step 0",
                 self._history.path,
                 last,
             )
         if is_new and self._history is not None and self._sidecars_know_lost_checkpoints():
             _LOG.warning(
-                "%s names evaluations of checkpoints that are gone; sidecars forget them, and the run begins at step 0",
+                "%s names evaluations of checkpoints that are gone; sidecars forget them, and the"
+                " run begins at step 0",
                 self.ledger.path,
             )
             self.ledger.rewind(0)  # a sidecar that still runs reads this
@@ -144,7 +146,8 @@ class RunHistory:
                 else f"{size_now:,} bytes are left"
             )
             _LOG.warning(
-                "%s has lost reports: it held %s bytes up to step %d when ckpt-%d was saved, and %s",
+                "%s has lost reports: it held %s bytes up to step %d when ckpt-%d was saved,"
+                " and %s",
                 *(
                     self._history.path,
                     f"{size:,}",

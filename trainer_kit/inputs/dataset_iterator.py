@@ -218,7 +218,7 @@ def no_batch(section: str) -> str:
 def endless(section: str, steps_field: str) -> str:
     """Returns the message for endless validation data when `steps_field` asks for all of it."""
     return (
-        f"task.{section} never ends, but {steps_field}=-1 evaluates all of it; set {steps_field} to a number of "
-        f"batches, or make the data end: remove repeat() from build_inputs, and set task.{section}.is_training=false "
-        "for a Source"
+        f"task.{section} never ends, but {steps_field}=-1 evaluates all of it; set {steps_field} to"
+        " a number of batches, or make the data end: remove repeat() from build_inputs, and set"
+        f" task.{section}.is_training=false for a Source"
     )

@@ -161,8 +161,9 @@ def resume_method(
     unsafe = [no_iterator] if no_iterator else [*examination.random_ops, *examination.unsafe]
     if unsafe:
         text = (
-            f"{section}: a resumed run reads the data from its start and drops the batches that were used, because of "
-            f"{_listed(unsafe)}; a Source, such as ArraySource or TFRecordSource, starts at the right batch at once"
+            f"{section}: a resumed run reads the data from its start and drops the batches that"
+            f" were used, because of {_listed(unsafe)}; a Source, such as ArraySource or"
+            " TFRecordSource, starts at the right batch at once"
         )
         return Resumption("skip", (text,))
     return Resumption("iterator")
@@ -300,9 +301,10 @@ def _state_of_operations(graph: tf.Graph) -> Iterator[tuple[str, str]]:
 
 def _inexact(unsaved: Sequence[str], section: str) -> str:
     return (
-        f"{section}: resume is not exact: no checkpoint contains the state of {_listed(unsaved)}; use TensorFlow's "
-        "operations without a state, such as tf.random.stateless_uniform with a seed made from the example's index, "
-        "or train on a Source, such as ArraySource, whose functions get such a seed as a second parameter named `seed`"
+        f"{section}: resume is not exact: no checkpoint contains the state of {_listed(unsaved)};"
+        " use TensorFlow's operations without a state, such as tf.random.stateless_uniform with a"
+        " seed made from the example's index, or train on a Source, such as ArraySource, whose"
+        " functions get such a seed as a second parameter named `seed`"
     )
 
 

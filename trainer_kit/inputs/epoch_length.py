@@ -58,8 +58,8 @@ def epoch_length(
     if batches == tf.data.UNKNOWN_CARDINALITY:
         batches = int(made.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
         _LOG.info(
-            "task.train_data was read once to count the batches of an epoch: %d; set trainer.steps_per_epoch to save "
-            "this time at the next start",
+            "task.train_data was read once to count the batches of an epoch: %d; set"
+            " trainer.steps_per_epoch to save this time at the next start",
             batches,
         )
     if not batches:

@@ -73,13 +73,16 @@ def problem_of_stacking(spec: Any) -> str:
     """Returns why batches of this spec cannot be stacked and compiled; "" if they can."""
     for part in tf.nest.flatten(spec):
         if not isinstance(part, tf.TensorSpec):
-            return f"the batches hold a {type(part).__name__.removesuffix('Spec')}, which XLA does not take"
+            return (
+                f"the batches hold a {type(part).__name__.removesuffix('Spec')}, which XLA does not"
+                " take"
+            )
         if part.dtype in (tf.string, tf.variant, tf.resource):
             return f"the batches hold {part.dtype.name} tensors, which XLA does not take"
         if part.shape.rank is None or not part.shape[1:].is_fully_defined():
             return (
-                f"the batches have no fixed shape ({part.shape}), and XLA compiles a program for each; "
-                "pad or crop the examples to one shape"
+                f"the batches have no fixed shape ({part.shape}), and XLA compiles a program for"
+                " each; pad or crop the examples to one shape"
             )
     return ""
 

@@ -28,24 +28,25 @@ from trainer_kit.inputs.worker_pipeline import (
 )
 
 _NO_POSITION = (
-    "task.train_data: resume is not exact: a ready-made {} has no position, so each start and each rollback reads it "
-    "from its beginning; {}"
+    "task.train_data: resume is not exact: a ready-made {} has no position, so each start and each"
+    " rollback reads it from its beginning; {}"
 )
 _BEFORE_IT_WAS_SET = (
-    "task.train_data: resume is not exact: the run goes back to step {}, and its dataset was set at step {}, so the "
-    "dataset is read from its beginning; return the data from build_inputs instead"
+    "task.train_data: resume is not exact: the run goes back to step {}, and its dataset was set at"
+    " step {}, so the dataset is read from its beginning; return the data from build_inputs instead"
 )
 _AHEAD = (
-    "task.train_data: a checkpoint inside a stack of trainer.fuse_steps batches is resumed by reading the data from "
-    "its start; make trainer.steps_per_loop and the intervals multiples of fuse_steps, or return a Source"
+    "task.train_data: a checkpoint inside a stack of trainer.fuse_steps batches is resumed by"
+    " reading the data from its start; make trainer.steps_per_loop and the intervals multiples of"
+    " fuse_steps, or return a Source"
 )
 _TOO_SLOW = (
-    "task.train_data: the run stops while batches are still being made, so this checkpoint is resumed by reading the "
-    "data from its start; if batches come slowly, lower trainer.fuse_steps"
+    "task.train_data: the run stops while batches are still being made, so this checkpoint is"
+    " resumed by reading the data from its start; if batches come slowly, lower trainer.fuse_steps"
 )
 _FAILED_AHEAD = (
-    "task.train_data: a batch that was read ahead had failed when this checkpoint was saved; to read that "
-    "batch again, this run reads the data from its start"
+    "task.train_data: a batch that was read ahead had failed when this checkpoint was saved; to"
+    " read that batch again, this run reads the data from its start"
 )
 _GLANCE = 0.1  # seconds
 _SAVING = "data position"
@@ -117,8 +118,9 @@ class TrainData(DatasetIterator):
                 tf.train.Checkpoint(iterator=iterator).read(self._saved_iterator).assert_consumed()
             except (tf.errors.OpError, AssertionError) as error:
                 raise StorageError(
-                    f"{self._saved_iterator} does not hold the state of this data's iterator: {error}; if the data "
-                    "has changed, remove the files of that name: the data is then read from its start"
+                    f"{self._saved_iterator} does not hold the state of this data's iterator:"
+                    f" {error}; if the data has changed, remove the files of that name: the data is"
+                    " then read from its start"
                 ) from error
         self._saved_iterator = ""
         self._iterator = iterator
@@ -188,8 +190,9 @@ class TrainData(DatasetIterator):
         """
         if self.given is not None:
             raise UsageError(
-                "trainer.recovery_policy=skip cannot leave out a batch of a ready-made dataset; return the data from "
-                "build_inputs instead, or set recovery_policy to retry or lower_learning_rate"
+                "trainer.recovery_policy=skip cannot leave out a batch of a ready-made dataset;"
+                " return the data from build_inputs instead, or set recovery_policy to retry or"
+                " lower_learning_rate"
             )
         self._left_out = (*self._left_out, batch)
         self._since, self._start = self._read_step(), self.position.without(batch)

@@ -83,9 +83,11 @@ class GradientSums:
             apply(
                 [
                     (
-                        None
-                        if gradient is None
-                        else tf.cast(self.variables[key, place], gradient.dtype),
+                        (
+                            None
+                            if gradient is None
+                            else tf.cast(self.variables[key, place], gradient.dtype)
+                        ),
                         variable,
                     )
                     for place, (gradient, variable) in enumerate(pairs)
@@ -184,8 +186,8 @@ class GradientAccumulator:
         if name in _READ and hasattr(self._optimizer, name):
             return getattr(self._optimizer, name)
         raise UnavailableError(
-            f"trainer.accumulate_steps: the training step uses optimizer.{name}; with micro-batches an optimizer has "
-            f"only {_OFFERED}. Change the step, or set trainer.accumulate_steps=1"
+            f"trainer.accumulate_steps: the training step uses optimizer.{name}; with micro-batches"
+            f" an optimizer has only {_OFFERED}. Change the step, or set trainer.accumulate_steps=1"
         )
 
     def _add(self, pairs: Sequence[tuple[Any, Any]], apply: Apply) -> None:
@@ -205,7 +207,8 @@ def _check_unconditional(outer: Any) -> None:
     while graph is not None and graph is not outer:
         if type(graph).__name__ in _BRANCHES:
             raise UsageError(
-                "trainer.accumulate_steps: the training step applies gradients inside a condition or a loop, and the "
-                "micro-batches of a batch have one update; apply them in every step, or set trainer.accumulate_steps=1"
+                "trainer.accumulate_steps: the training step applies gradients inside a condition"
+                " or a loop, and the micro-batches of a batch have one update; apply them in every"
+                " step, or set trainer.accumulate_steps=1"
             )
         graph = getattr(graph, "outer_graph", None)

@@ -95,8 +95,8 @@ class Muon(DecaysByRule, keras.optimizers.Muon):
         others = [variable for variable in variables if not isinstance(variable, keras.Variable)]
         if others:
             raise UsageError(
-                f"optimizer.type=muon is for models of Keras 3, and {variable_path(others[0])} is a tf.Variable; "
-                "choose another optimizer, such as adamw"
+                f"optimizer.type=muon is for models of Keras 3, and {variable_path(others[0])} is a"
+                " tf.Variable; choose another optimizer, such as adamw"
             )
         super().build(variables)
 

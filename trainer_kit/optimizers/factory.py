@@ -96,8 +96,9 @@ def _build(config: OptimizationConfig) -> keras.Optimizer:
 def _registered(kind: str, optimizer: Any) -> keras.Optimizer:
     if not isinstance(optimizer, keras.Optimizer):
         raise UsageError(
-            f"the registered optimizer {kind!r} built a {type(optimizer).__module__}.{type(optimizer).__name__}; "
-            "return an optimizer of Keras 3 (keras.Optimizer)"
+            f"the registered optimizer {kind!r} built a"
+            f" {type(optimizer).__module__}.{type(optimizer).__name__}; return an optimizer of"
+            " Keras 3 (keras.Optimizer)"
         )
     return optimizer
 
@@ -155,14 +156,14 @@ def _muon(config: Any, rate: Rate) -> keras.Optimizer:
     in_keras = getattr(keras.optimizers, "Muon", None)
     if in_keras is None or "rms_rate" not in inspect.signature(in_keras).parameters:
         raise UsageError(
-            f"optimizer.type=muon needs Keras 3.13 or newer, and Keras {keras.version()} is installed; update Keras, "
-            "or choose another optimizer, such as adamw"
+            f"optimizer.type=muon needs Keras 3.13 or newer, and Keras {keras.version()} is"
+            " installed; update Keras, or choose another optimizer, such as adamw"
         )
     from trainer_kit.optimizers.decaying import Muon
 
     names = (
-        "momentum nesterov ns_steps muon_a muon_b muon_c rms_rate exclude_layers exclude_embeddings weight_decay "
-        "adam_beta_1 adam_beta_2 epsilon adam_lr_ratio adam_weight_decay name"
+        "momentum nesterov ns_steps muon_a muon_b muon_c rms_rate exclude_layers exclude_embeddings"
+        " weight_decay adam_beta_1 adam_beta_2 epsilon adam_lr_ratio adam_weight_decay name"
     )
     return Muon(rate, **_arguments(Muon, names, config))
 
@@ -178,7 +179,10 @@ def _arguments(optimizer: type[keras.Optimizer], names: str, config: Any) -> dic
 
 
 _ADAM = "beta_1 beta_2 epsilon name"
-_FTRL = "learning_rate_power initial_accumulator_value l1_regularization_strength l2_regularization_strength"
+_FTRL = (
+    "learning_rate_power initial_accumulator_value l1_regularization_strength"
+    " l2_regularization_strength"
+)
 
 # The class of each optimizer, and its arguments: those have the names of the config's fields, but
 # for "argument=field".

@@ -30,7 +30,10 @@ from trainer_kit.optimizers.per_variable import similar_paths, variable_path
 Processor: TypeAlias = Callable[[list[Gradient], list[Any], Any], Sequence[Gradient]]
 
 _log = logging.getLogger(__name__)
-_REFUSED = "trainer_kit: a gradient is not finite; variables, whether each gradient is finite, and the step:"
+_REFUSED = (
+    "trainer_kit: a gradient is not finite; variables, whether each gradient is finite, and the"
+    " step:"
+)
 _NOT_FINITE = re.compile(re.escape(_REFUSED) + r" ([^\]]*)\] \[([01 ]+)\] \[(\d+)\]")
 
 
@@ -254,8 +257,8 @@ def _registered(name: str, function: Any) -> Processor:
         )
     if count not in (1, 2):
         raise UsageError(
-            f"the gradient processor {name!r} built {function!r:.80}; return a function of one gradient, or of the "
-            "lists of gradients and variables"
+            f"the gradient processor {name!r} built {function!r:.80}; return a function of one"
+            " gradient, or of the lists of gradients and variables"
         )
 
     def process(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
@@ -284,7 +287,8 @@ def _checked(
             else f"a {type(given).__name__}"
         )
         raise UsageError(
-            f"the gradient processor {name!r} returned {count}; return a list of {len(dense)} gradients"
+            f"the gradient processor {name!r} returned {count}; return a list of {len(dense)}"
+            " gradients"
         )
     for one, gradient, variable in zip(given, dense, variables, strict=True):
         if one is None or not tf.TensorShape(getattr(one, "shape", None)).is_compatible_with(
@@ -292,8 +296,8 @@ def _checked(
         ):
             kind = "None" if one is None else f"a gradient of shape {one.shape}"
             raise UsageError(
-                f"the gradient processor {name!r} returned {kind} for {variable_path(variable)}, whose shape is "
-                f"{gradient.shape}; return a gradient of the same shape"
+                f"the gradient processor {name!r} returned {kind} for {variable_path(variable)},"
+                f" whose shape is {gradient.shape}; return a gradient of the same shape"
             )
     return [tf.cast(one, gradient.dtype) for one, gradient in zip(given, dense, strict=True)]
 

@@ -111,8 +111,9 @@ def scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
     """
     if hasattr(optimizer, "get_scaled_loss"):
         raise UsageError(
-            f"{type(optimizer).__module__}.{type(optimizer).__name__} is of tf_keras; scale the loss with "
-            "trainer_kit.optimizers.loss_scale.LossScaleOptimizer around an optimizer of Keras 3"
+            f"{type(optimizer).__module__}.{type(optimizer).__name__} is of tf_keras; scale the"
+            " loss with trainer_kit.optimizers.loss_scale.LossScaleOptimizer around an optimizer"
+            " of Keras 3"
         )
     scale = getattr(optimizer, "scale_loss", None)
     return loss if scale is None else scale(loss)
@@ -146,8 +147,9 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
     if isinstance(optimizer, Mapping):
         if not hasattr(optimizer, "apply_gradients"):
             raise UsageError(
-                f"apply_gradients got the dict of the optimizers {', '.join(optimizer)}; call it with one of them, or "
-                "let the task's method optimizer_variables say which variables each updates"
+                f"apply_gradients got the dict of the optimizers {', '.join(optimizer)}; call it"
+                " with one of them, or let the task's method optimizer_variables say which"
+                " variables each updates"
             )
         optimizer.apply_gradients(pairs)
         return
@@ -270,8 +272,9 @@ def _with_gradient(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     missing = ", ".join(variable_path(variable) for gradient, variable in pairs if gradient is None)
     if not present:
         raise UsageError(
-            f"no variable has a gradient (of: {missing or 'none given'}); compute the loss from the model's outputs "
-            "inside the GradientTape, and differentiate by the model's trainable variables"
+            f"no variable has a gradient (of: {missing or 'none given'}); compute the loss from the"
+            " model's outputs inside the GradientTape, and differentiate by the model's trainable"
+            " variables"
         )
     if missing:
         # Python shows a text once.

@@ -232,8 +232,8 @@ def _schedule(config: LrConfig) -> float | Schedule:
     chosen = config.get()
     if chosen is None:
         raise UsageError(
-            "no learning rate was chosen; set trainer.optimizer_config.learning_rate.type to one of "
-            f"{', '.join(config.branches())}"
+            "no learning rate was chosen; set trainer.optimizer_config.learning_rate.type to one"
+            f" of {', '.join(config.branches())}"
         )
     if config.type == "constant":
         return float(chosen.learning_rate)
@@ -258,8 +258,8 @@ def _registered(name: str, built: Any) -> float | Schedule:
     if callable(built):
         return FunctionOfStep(built)
     raise UsageError(
-        f"the registered schedule {name!r} built {built!r:.80}; return a keras LearningRateSchedule, a function of the "
-        "step, or a number"
+        f"the registered schedule {name!r} built {built!r:.80}; return a keras"
+        " LearningRateSchedule, a function of the step, or a number"
     )
 
 

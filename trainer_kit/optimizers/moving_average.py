@@ -175,16 +175,18 @@ class MovingAverage:
         Args:
           name: The name of the average; a variable without such an average keeps its value.
         """
-        assert self._swapped in ("", name), (
-            f"{self._swapped} is in place of the weights, not {name}"
-        )
+        assert self._swapped in (
+            "",
+            name,
+        ), f"{self._swapped} is in place of the weights, not {name}"
         self._exchange_all[name]()
         self._swapped = "" if self._swapped else name
 
     def _new_averages(self, source: tf.Variable, key: str, config: EMAConfig) -> _Averaged:
         if not self._strategy.extended.variable_created_in_scope(source):
             raise UsageError(
-                f"{source.name} belongs to another strategy; make the average in the scope of that strategy"
+                f"{source.name} belongs to another strategy; make the average in the scope of that"
+                " strategy"
             )
         value = tf.convert_to_tensor(source)
         made = {name: tf.Variable(value, trainable=False, name=name) for name in _decays(config)}

@@ -58,8 +58,8 @@ class NamedOptimizers(Mapping[str, Any]):
             if not isinstance(optimizer, keras.Optimizer):
                 kind = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
                 raise UsageError(
-                    f"the optimizer {name!r} is a {kind}; several optimizers with variables of their own have to be of "
-                    "Keras 3"
+                    f"the optimizer {name!r} is a {kind}; several optimizers with variables of"
+                    " their own have to be of Keras 3"
                 )
             if not optimizer.built:
                 optimizer.build(self._owned[name])
@@ -128,7 +128,8 @@ def owned_variables(
         ]
         advice = " and ".join(renames) or f"the optimizers are: {', '.join(names)}"
         raise UsageError(
-            f"the task's optimizer_variables names {', '.join(unknown)}, which trainer.optimizers lacks; {advice}"
+            f"the task's optimizer_variables names {', '.join(unknown)}, which trainer.optimizers"
+            f" lacks; {advice}"
         )
 
     free = {_key(variable): variable for variable in model.trainable_variables}
@@ -175,8 +176,8 @@ def _without_variables(
     section = f"trainer.optimizers.{name}"
     if not patterns:
         return (
-            f"{section} has no variables: set {section}.variables to regular expressions of their paths, or return "
-            "them from the task's method optimizer_variables"
+            f"{section} has no variables: set {section}.variables to regular expressions of their"
+            " paths, or return them from the task's method optimizer_variables"
         )
     matched = {
         key for key, path in paths.items() if any(re.search(pattern, path) for pattern in patterns)
@@ -184,15 +185,19 @@ def _without_variables(
     if matched:
         owners = [other for other in owned if any(_key(one) in matched for one in owned[other])]
         return (
-            f"{section}.variables: {', '.join(owners)}, which {'comes' if len(owners) == 1 else 'come'} first, already "
-            f"updates all variables that match {', '.join(patterns)}; put {name} before, or change the patterns"
+            f"{section}.variables: {', '.join(owners)}, which"
+            f" {'comes' if len(owners) == 1 else 'come'} first, already updates all variables that"
+            f" match {', '.join(patterns)}; put {name} before, or change the patterns"
         )
 
     near = ", ".join(similar_paths(patterns[0], list(paths.values())))
     all_paths = [variable_path(variable) for variable in model.variables]
     is_frozen = any(re.search(pattern, path) for path in all_paths for pattern in patterns)
     hint = " (variables that match are not trainable: see trainer.freeze)" if is_frozen else ""
-    return f"{section}.variables: no variable matches {', '.join(patterns)}; similar ones are: {near}{hint}"
+    return (
+        f"{section}.variables: no variable matches {', '.join(patterns)}; similar ones are:"
+        f" {near}{hint}"
+    )
 
 
 def _not_free(name: str, variable: Any, owned: Mapping[str, Sequence[Any]]) -> str:
@@ -204,7 +209,10 @@ def _not_free(name: str, variable: Any, owned: Mapping[str, Sequence[Any]]) -> s
     path = variable_path(variable)
     if owners:
         return f"two optimizers would update {path}: {owners[0]} and {name}; give it to one of them"
-    return f"the variable {path} of the optimizer {name} is none of the model's trainable variables, or is named twice"
+    return (
+        f"the variable {path} of the optimizer {name} is none of the model's trainable variables,"
+        " or is named twice"
+    )
 
 
 def _scale(optimizer: Any) -> Any:

@@ -178,8 +178,8 @@ class StepCosineDecay(Schedule):
         super().__init__()
         if not values or len(boundaries) != len(values):
             raise UsageError(
-                f"step_cosine_with_offset was given {len(boundaries)} boundaries and {len(values)} values; "
-                "give at least one of each, and as many values as boundaries"
+                f"step_cosine_with_offset was given {len(boundaries)} boundaries and {len(values)}"
+                " values; give at least one of each, and as many values as boundaries"
             )
         self.boundaries = list(boundaries)
         self.values = list(values)

@@ -48,8 +48,8 @@ class DecayRule:
                 re.compile(pattern)
             except re.error as error:
                 raise UsageError(
-                    f"weight decay: {pattern!r} is not a regular expression ({error}); to match it as it is, use "
-                    f"{re.escape(pattern)!r}"
+                    f"weight decay: {pattern!r} is not a regular expression ({error}); to match it"
+                    f" as it is, use {re.escape(pattern)!r}"
                 ) from error
 
     def decays(self, path: str) -> bool:

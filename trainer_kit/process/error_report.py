@@ -31,14 +31,19 @@ _NOISE = (
     (re.compile(r"^\s*\(0\) [A-Z_]+:\s+"), ""),
 )
 _NO_REASON = re.compile(
-    r"(\w+: )?(in user code:|Graph execution error:|Detected at node|Traceback \(most recent|<stack traces unavail|"
+    r"(\w+: )?(in user code:|Graph execution error:|Detected at node|Traceback \(most recent|<stack"
+    r" traces unavail|"
     r"Exception encountered when calling|\d+ root error\(s\) found|Error encountered:|"
     r"Could not automatically infer the output shape)|[\s~^]*$"
 )
 _ADVICE = {  # by words of TensorFlow's message
-    "OOM when allocating": "the device is out of memory: reduce task.train_data.global_batch_size or the model",
-    "Unable to lift tensor": "the step creates a variable whose initial value depends on the step: create variables "
-    "in build_model, and those of an optimizer with optimizer.build(variables)",
+    "OOM when allocating": (
+        "the device is out of memory: reduce task.train_data.global_batch_size or the model"
+    ),
+    "Unable to lift tensor": (
+        "the step creates a variable whose initial value depends on the step: create variables "
+        "in build_model, and those of an optimizer with optimizer.build(variables)"
+    ),
 }
 _END = re.compile(r"\n\s*\[\[|\n\s*Arguments received by")
 _FRAME = re.compile(r'(\s*)File "')

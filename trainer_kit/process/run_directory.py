@@ -53,8 +53,8 @@ class RunDirectory:
             raise UsageError("model_dir must be specified, but got None")
         if files.is_remote(model_dir):
             raise UsageError(
-                f"model_dir: {model_dir!r} is a remote folder; only local and mounted folders are allowed: "
-                "mount it (gcsfuse, s3fs, ...) and give the path of the mount"
+                f"model_dir: {model_dir!r} is a remote folder; only local and mounted folders are"
+                " allowed: mount it (gcsfuse, s3fs, ...) and give the path of the mount"
             )
         self.evals = os.path.join(model_dir, "evals")
         own = os.path.join(self.evals, sidecar) if sidecar else ""
@@ -142,8 +142,8 @@ class RunDirectory:
             os.stat(self.manifest)
         except (FileNotFoundError, NotADirectoryError):
             raise StorageError(
-                f"{self.path} was moved or removed during the run: its manifest.json is gone. Move the "
-                "folder back, or give its new path, and run the same command again"
+                f"{self.path} was moved or removed during the run: its manifest.json is gone. Move"
+                " the folder back, or give its new path, and run the same command again"
             ) from None
         except OSError:
             pass  # this proves nothing, and a write will fail
@@ -161,9 +161,9 @@ class RunDirectory:
         run_id = read_run_id(self.path)
         if run_id not in ("", self._run_id):
             raise StorageError(
-                f"{self.path} contains another run now, as its manifest.json shows: the folder of this "
-                "run was moved or removed. Run the same command again with its new path, or with "
-                "another model_dir"
+                f"{self.path} contains another run now, as its manifest.json shows: the folder of"
+                " this run was moved or removed. Run the same command again with its new path, or"
+                " with another model_dir"
             )
 
     def is_recorded(self) -> bool:
@@ -269,8 +269,8 @@ class RunDirectory:
         there = read_manifest(self.path).get("experiment")
         if there and experiment and there != experiment:
             raise UsageError(
-                f"model_dir: {self.path} holds a run of the experiment {there!r}, not of {experiment!r}; "
-                "give another folder"
+                f"model_dir: {self.path} holds a run of the experiment {there!r}, not of"
+                f" {experiment!r}; give another folder"
             )
 
 
@@ -289,8 +289,9 @@ def check_model_dir(
     """
     if found := [one for one in "*?[" if one in os.path.abspath(directory.path)]:
         raise UsageError(
-            f"model_dir={directory.path!r}: TensorFlow reads {' and '.join(found)} in the path of a checkpoint as a "
-            "pattern, and would not find the checkpoint again; give a path without *, ? and ["
+            f"model_dir={directory.path!r}: TensorFlow reads {' and '.join(found)} in the path of a"
+            " checkpoint as a pattern, and would not find the checkpoint again; give a path"
+            " without *, ? and ["
         )
     for path in (
         directory.params,
@@ -467,8 +468,8 @@ def _read_params(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or f"it is not text in UTF-8 ({error})"
         raise StorageError(
-            f"{path}, the config that the run in this folder was started with, cannot be read: {reason}; "
-            "restore it, or start in another model_dir"
+            f"{path}, the config that the run in this folder was started with, cannot be read:"
+            f" {reason}; restore it, or start in another model_dir"
         ) from error
 
 

@@ -263,8 +263,8 @@ class RunLock:
                     f"{self._folder / self._lock_name} cannot be locked: {error.strerror or error}"
                 ) from error
             _LOG.warning(
-                "%s: the file system has no locks (%s); only %s shows whether another trainer runs there, "
-                "and two trainers that start at the same moment are not noticed",
+                "%s: the file system has no locks (%s); only %s shows whether another trainer runs"
+                " there, and two trainers that start at the same moment are not noticed",
                 self._folder,
                 error.strerror,
                 self._heartbeat_name,
@@ -309,13 +309,15 @@ class RunLock:
         other = "or give another model_dir"
         if holder is None:
             return ModelDirInUseError(
-                f"{self._folder} is in use by another trainer, which {HEARTBEAT} does not name; "
-                f"`fuser -v {self._folder / LOCK}` shows its pid; wait until it ends, stop it, {other}"
+                f"{self._folder} is in use by another trainer, which {HEARTBEAT} does not name;"
+                f" `fuser -v {self._folder / LOCK}` shows its pid; wait until it ends, stop it,"
+                f" {other}"
             )
         host, pid = holder["host"], holder["pid"]
         return ModelDirInUseError(
-            f"{self._folder} is in use: {host} pid {pid} has trained there since {holder['started']} (step "
-            f"{holder['step']} at its last heartbeat); wait until it ends, stop it (`kill {pid}` on {host}), {other}"
+            f"{self._folder} is in use: {host} pid {pid} has trained there since"
+            f" {holder['started']} (step {holder['step']} at its last heartbeat); wait until it"
+            f" ends, stop it (`kill {pid}` on {host}), {other}"
         )
 
     def _serve(self) -> None:
@@ -332,7 +334,8 @@ class RunLock:
         except StorageError as error:
             if not self._failed:
                 _LOG.warning(
-                    "the heartbeat cannot be written, so others cannot see that this run is alive: %s",
+                    "the heartbeat cannot be written, so others cannot see that this run is"
+                    " alive: %s",
                     error,
                 )
             self._failed = True
@@ -393,7 +396,8 @@ def _open(path: Path, times: int = _TIMES) -> int:
         if times > 1 and error.errno in (errno.ENOENT, errno.EEXIST):
             return _open(path, times - 1)  # the last trainer may have just removed the folder
         raise StorageError(
-            f"{path} cannot be written: {error.strerror or error}; give a model_dir that this user can write to"
+            f"{path} cannot be written: {error.strerror or error}; give a model_dir that this user"
+            " can write to"
         ) from error
 
 

@@ -79,8 +79,8 @@ class Lease(RunLock):
             else "another process"
         )
         return ModelDirInUseError(
-            f"a continuous_eval named {self.name!r} runs for {self._folder.parent} already ({who}); "
-            "wait until it ends, stop it, or give another --eval_name to this one"
+            f"a continuous_eval named {self.name!r} runs for {self._folder.parent} already ({who});"
+            " wait until it ends, stop it, or give another --eval_name to this one"
         )
 
 
@@ -126,8 +126,9 @@ class Leases:
             self._reported.add(name)
             sidecar = name.removesuffix(LEASE)
             _LOG.warning(
-                "ckpt-%d is removed before %s has evaluated it: %s is more than %d checkpoints behind "
-                "(trainer.continuous_eval.max_wait_checkpoints); later removals are not reported",
+                "ckpt-%d is removed before %s has evaluated it: %s is more than %d checkpoints"
+                " behind (trainer.continuous_eval.max_wait_checkpoints); later removals are not"
+                " reported",
                 step,
                 sidecar,
                 sidecar,

@@ -143,7 +143,8 @@ class StopSignals:
                     self._hear(outermost.received)
         else:
             _LOG.warning(
-                "SIGTERM and Ctrl-C will not save this run, since it is not in the main thread of its process"
+                "SIGTERM and Ctrl-C will not save this run, since it is not in the main thread of"
+                " its process"
             )
         return self
 
@@ -208,7 +209,8 @@ class StopSignals:
             _LOG.warning("%s: stopping%s", number.name, again)
         elif before != self._received:
             _LOG.warning(
-                "%s arrived while the run was stopping; it still stops, with the exit code of %s, %d",
+                "%s arrived while the run was stopping; it still stops, with the exit code of"
+                " %s, %d",
                 number.name,
                 number.name,
                 exit_code(number),
@@ -231,7 +233,8 @@ class StopSignals:
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
             self._leave(
-                "ended at the end of the grace time; threads, children or atexit handlers were at work",
+                "ended at the end of the grace time; threads, children or atexit handlers were at"
+                " work",
                 code,
             )
 
@@ -258,8 +261,9 @@ class StopSignals:
         if self._left.wait(_MOMENT):
             return
         self._leave(
-            f"stopped by {self._name}: ended after {time.monotonic() - begin:.1f} s of the grace time, which is "
-            f"{self._grace:g} s (trainer.preemption_grace_seconds); {_SAVED if saved.is_set() else _LOST}"
+            f"stopped by {self._name}: ended after {time.monotonic() - begin:.1f} s of the grace"
+            f" time, which is {self._grace:g} s (trainer.preemption_grace_seconds);"
+            f" {_SAVED if saved.is_set() else _LOST}"
         )
 
     def _leave(self, text: str, code: int | None = None) -> None:

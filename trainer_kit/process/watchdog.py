@@ -201,7 +201,10 @@ class Watchdog:
                 )
                 if self._timeout is not None:
                     code = f"exit code {ExitCode.STALLED:d}"
-                    prospect = f"the process ends with {code} after {self._timeout:g} s (trainer.hang_timeout_seconds)"
+                    prospect = (
+                        f"the process ends with {code} after {self._timeout:g} s"
+                        " (trainer.hang_timeout_seconds)"
+                    )
                 self._say(f"no progress for {self._warn_after:g} s in {self._where()}; {prospect}")
 
     def _where(self) -> str:
@@ -227,7 +230,8 @@ class Watchdog:
             where = f"are in {path}" if kept else f"cannot be written to {path}:\n{stacks}"
             text = (
                 f"error: {what}; the process ends with exit code {ExitCode.STALLED:d}"
-                f" (trainer.hang_timeout_seconds is {self._timeout:g}); the stacks of all threads {where}\n"
+                f" (trainer.hang_timeout_seconds is {self._timeout:g}); the stacks of all threads"
+                f" {where}\n"
             )
             call_within(_PATIENCE, lambda: os.write(_STANDARD_ERROR, text.encode()))
         finally:

@@ -116,29 +116,34 @@ def _check_controller(plan: RunPlan) -> None:
     if plan.callbacks or options.summaries:
         names = [callback.name for callback in plan.callbacks] or ["trainer.summaries"]
         raise UsageError(
-            f"{', '.join(names)}: {kind.__name__} calls no callbacks of trainer_kit; give a subclass of "
-            "trainer_kit.run.controller.Controller as controller_cls, or functions of the logs as train_actions"
+            f"{', '.join(names)}: {kind.__name__} calls no callbacks of trainer_kit; give a"
+            " subclass of trainer_kit.run.controller.Controller as controller_cls, or functions of"
+            " the logs as train_actions"
         )
     if not plan.trains:
         return
     if plan.options.profile:
         raise UsageError(
-            f"--profile: {kind.__name__} does not end its loops where the trace begins; give a subclass of "
-            "trainer_kit.run.controller.Controller as controller_cls, or trace by functions of train_actions"
+            f"--profile: {kind.__name__} does not end its loops where the trace begins; give a"
+            " subclass of trainer_kit.run.controller.Controller as controller_cls, or trace by"
+            " functions of train_actions"
         )
     if seconds_of(options.summary_interval):
         raise UsageError(
-            f"trainer.summary_interval={options.summary_interval}: {kind.__name__} counts steps; give a number of them"
+            f"trainer.summary_interval={options.summary_interval}: {kind.__name__} counts steps;"
+            " give a number of them"
         )
     if options.recovery_max_trials > 0:
         raise UsageError(
-            f"trainer.recovery_max_trials: {kind.__name__} cannot rewind the run after a divergence; give a subclass "
-            "of trainer_kit.run.controller.Controller as controller_cls, or set trainer.recovery_max_trials=0"
+            f"trainer.recovery_max_trials: {kind.__name__} cannot rewind the run after a"
+            " divergence; give a subclass of trainer_kit.run.controller.Controller as"
+            " controller_cls, or set trainer.recovery_max_trials=0"
         )
     if options.early_stopping is not None:
         raise UsageError(
-            f"trainer.early_stopping: {kind.__name__} keeps no ledger of evaluations, which early stopping reads; give "
-            "a subclass of trainer_kit.run.controller.Controller as controller_cls, or remove trainer.early_stopping"
+            f"trainer.early_stopping: {kind.__name__} keeps no ledger of evaluations, which early"
+            " stopping reads; give a subclass of trainer_kit.run.controller.Controller as"
+            " controller_cls, or remove trainer.early_stopping"
         )
 
 

@@ -34,8 +34,9 @@ def save_after_errors(controller: Any) -> Iterator[None]:
             yield
     except StopTraining as stop:
         raise TrainerKitError(
-            f"StopTraining ({stop}) was raised in the middle of a loop or an evaluation; raise it in a callback, or in "
-            "train_actions or eval_actions, which run after a loop or an evaluation"
+            f"StopTraining ({stop}) was raised in the middle of a loop or an evaluation; raise it"
+            " in a callback, or in train_actions or eval_actions, which run after a loop or an"
+            " evaluation"
         ) from stop
     except (Exception, KeyboardInterrupt) as error:
         if not isinstance(error, (DivergedError, StorageError)):

@@ -368,9 +368,10 @@ class Controller:
         if data_ended and self.run.total is not None and not self.run.stop_reason:
             self.sync()
             raise DataError(
-                f"task.train_data ended at step {step} of {self.run.total}; repeat the data (an ArraySource does with "
-                "task.train_data.is_training=true), or set trainer.train_steps to -1 to train until it ends "
-                "(the checkpoint of this step is saved)"
+                f"task.train_data ended at step {step} of {self.run.total}; repeat the data (an"
+                " ArraySource does with task.train_data.is_training=true), or set"
+                " trainer.train_steps to -1 to train until it ends (the checkpoint of this step is"
+                " saved)"
             )
 
     def _evaluate_if_due(self, goal: Goal) -> dict[str, Any]:
@@ -669,8 +670,8 @@ class Controller:
         exists = int(step in complete_checkpoints(folder))  # the chief decides
         if not broadcast_from_chief(self.strategy, exists):
             raise UsageError(
-                f"the run cannot go back to step {step} ({reason}): {folder} holds no checkpoint of that step; request "
-                "a step that has a checkpoint"
+                f"the run cannot go back to step {step} ({reason}): {folder} holds no checkpoint of"
+                " that step; request a step that has a checkpoint"
             )
         _LOG.warning("the run goes back to step %d: %s", step, reason)
         self._phases.now = BETWEEN  # after an error it is still that of the error

@@ -11,11 +11,13 @@ from trainer_kit.config.modes import MODES
 
 EXAMPLES = {
     "Train an experiment from the folder experiments/, evaluate it during training, and write to runs/digits:": (
-        "python -m trainer_kit.train --experiment=digits --mode=train_and_eval --model_dir=runs/digits"
+        "python -m trainer_kit.train --experiment=digits --mode=train_and_eval"
+        " --model_dir=runs/digits"
     ),
     "Do the same with your own experiment from the file my_task.py, and change a value of its config:": (
-        "python -m trainer_kit.train --import_module=my_task.py --experiment=rings --mode=train_and_eval \\\n"
-        "      --model_dir=runs/rings --params_override=trainer.train_steps=2000"
+        "python -m trainer_kit.train --import_module=my_task.py --experiment=rings"
+        " --mode=train_and_eval \\\n      --model_dir=runs/rings"
+        " --params_override=trainer.train_steps=2000"
     ),
 }
 NEEDED = ("experiment", "mode", "model_dir")
@@ -57,18 +59,20 @@ FLAGS: dict[str, FlagText] = {
     ),
     "params_override": FlagText(
         "VALUES",
-        "Sets config values, given as a.b=c,d=[1,2], as YAML text, or as the path of a YAML or JSON file.",
+        "Sets config values, given as a.b=c,d=[1,2], as YAML text, or as the path of a YAML or JSON"
+        " file.",
         kind="repeated",
     ),
     "import_module": FlagText(
         "MODULE",
-        "Imports a module, by dotted name or .py file, that registers experiments, callbacks or gin names.",
+        "Imports a module, by dotted name or .py file, that registers experiments, callbacks or gin"
+        " names.",
         kind="repeated",
     ),
     "checkpoint": FlagText(
         "WHICH",
-        "The checkpoint that mode eval evaluates: latest, best, a step, the path of a checkpoint, or initial for the "
-        "initial weights.",
+        "The checkpoint that mode eval evaluates: latest, best, a step, the path of a checkpoint,"
+        " or initial for the initial weights.",
         default="latest",
     ),
     "eval_name": FlagText(
@@ -79,20 +83,21 @@ FLAGS: dict[str, FlagText] = {
     ),
     "allow_partial_restore": FlagText(
         "",
-        "Restores the variables that fit from a checkpoint of another model or optimizer of Keras 3, and lists all "
-        "others.",
+        "Restores the variables that fit from a checkpoint of another model or optimizer of Keras"
+        " 3, and lists all others.",
         default="false",
         kind="switch",
     ),
     "from_step": FlagText(
         "STEP",
-        "Resumes from the checkpoint of this step and moves later ones to archived/; 0 starts from the beginning.",
+        "Resumes from the checkpoint of this step and moves later ones to archived/; 0 starts from"
+        " the beginning.",
         kind="step",
     ),
     "max_restarts": FlagText(
         "N",
-        "Runs under a supervisor, which restarts the run whenever it is preempted, and up to N times when it crashes "
-        "or stalls; with 0 the run has no supervisor.",
+        "Runs under a supervisor, which restarts the run whenever it is preempted, and up to N"
+        " times when it crashes or stalls; with 0 the run has no supervisor.",
         default="0",
         kind="count",
     ),
@@ -102,7 +107,8 @@ FLAGS: dict[str, FlagText] = {
     "tpu": FlagText("NAME", "The name or address of the TPU; it sets runtime.tpu."),
     "tf_data_service": FlagText(
         "ADDRESS",
-        "The address of a tf.data service, for tasks that read data from one, such as TF Model Garden's.",
+        "The address of a tf.data service, for tasks that read data from one, such as TF Model"
+        " Garden's.",
     ),
     "debug": FlagText(
         "", "Prints the whole traceback of an error.", default="false", kind="switch"
@@ -111,8 +117,8 @@ FLAGS: dict[str, FlagText] = {
     "flagfile": FlagText("FILE", "Reads further flags from a file, one per line.", kind="absl"),
 }
 SOURCES_NOTE = (
-    "A flag marked * may be repeated. Config values come from the experiment, then from --config_file, the gin flags "
-    "and --params_override; later ones win."
+    "A flag marked * may be repeated. Config values come from the experiment, then from"
+    " --config_file, the gin flags and --params_override; later ones win."
 )
 
 

@@ -66,8 +66,8 @@ def launch(
     )
     if cluster and cluster.task_type not in ("chief", "worker") and has_strategy:
         raise UsageError(
-            f"chief and workers train, but TF_CONFIG calls this process {cluster.task_type}; start an evaluator with "
-            "mode continuous_eval, and no process for a ps"
+            f"chief and workers train, but TF_CONFIG calls this process {cluster.task_type}; start"
+            " an evaluator with mode continuous_eval, and no process for a ps"
         )
     task_type = task_class(config.task)
     before_task()

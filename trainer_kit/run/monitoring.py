@@ -25,7 +25,8 @@ def only_run_of_process() -> Iterator[None]:
     """
     if not _running.acquire(blocking=False):
         raise UsageError(
-            "another thread of this process runs an experiment; run one after the other, or in processes"
+            "another thread of this process runs an experiment; run one after the other, or in"
+            " processes"
         )
     try:
         yield

@@ -153,7 +153,8 @@ class RunPlan:
         if self.mode == "continuous_eval":
             if worker_count(self.strategy) > 1:
                 raise UsageError(
-                    "continuous_eval runs on one worker; start it without a cluster (TF_CONFIG, worker_hosts)"
+                    "continuous_eval runs on one worker; start it without a cluster (TF_CONFIG,"
+                    " worker_hosts)"
                 )
             return Lease(
                 directory.evals,
@@ -184,8 +185,8 @@ def plan_run(
     kind = lookup_mode(mode)
     if not kind.single:
         raise UsageError(
-            f"mode {mode} needs a new task for each checkpoint: start it with trainer_kit.launch(config, {mode!r}, "
-            "model_dir) or with python -m trainer_kit.train"
+            f"mode {mode} needs a new task for each checkpoint: start it with"
+            f" trainer_kit.launch(config, {mode!r}, model_dir) or with python -m trainer_kit.train"
         )
     if mistakes := profile_mistakes(options.profile, mode):
         raise ConfigError(mistakes)
@@ -284,5 +285,6 @@ def check_agreement(plan: RunPlan) -> None:
     if others := list(filter(None, all_gather(plan.strategy, "" if is_shared else folder))):
         barrier(plan.strategy)
         raise UsageError(
-            f"model_dir: worker 0 trains in another folder than {others[0]}; all need one shared folder"
+            f"model_dir: worker 0 trains in another folder than {others[0]}; all need one shared"
+            " folder"
         )

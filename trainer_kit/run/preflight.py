@@ -75,7 +75,10 @@ def check_request(request: Request) -> Resolved[ExperimentConfig]:
             mistakes += unknown_paths(request.allow_config_change, resolved.config, record)
             data = getattr(resolved.config.task, "train_data", None)
             if _SERVICE_FLAG in resolved.origins.values() and isinstance(data, DataConfig):
-                advice = "leave it out, or set task.train_data.tf_data_service_address if your task reads it"
+                advice = (
+                    "leave it out, or set task.train_data.tf_data_service_address if your task"
+                    " reads it"
+                )
                 problem = "no reader of this release uses the tf.data service yet"
                 mistakes.append(Mistake(_SERVICE_FLAG, problem, advice))
             mistakes += parameter_server_mistakes(resolved.config.runtime)
@@ -102,7 +105,10 @@ def early_stopping_mistakes(options: TrainerConfig, mode: str) -> list[Mistake]:
     if early is None or early.eval_name or mode not in ("train", "train_and_post_eval"):
         return []
     problem = f"the mode {mode} does not evaluate during training"
-    advice = "use train_and_eval, name a sidecar in trainer.early_stopping.eval_name, or remove trainer.early_stopping"
+    advice = (
+        "use train_and_eval, name a sidecar in trainer.early_stopping.eval_name, or remove"
+        " trainer.early_stopping"
+    )
     return [Mistake("trainer.early_stopping", problem, advice)]
 
 
@@ -185,7 +191,7 @@ def _check_directory(request: Request, resolved: Resolved[ExperimentConfig]) -> 
             os.path.join(model_dir, "checkpoint")
         ):
             raise UsageError(
-                f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give another model_dir, or "
-                "ask for initial, the weights as the task initializes them"
+                f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give"
+                " another model_dir, or ask for initial, the weights as the task initializes them"
             )
     files.check_writable(model_dir)  # for the records of the evaluation

@@ -162,7 +162,8 @@ class Progress(StoppableRun):
         if controller.phase == "train":
             if step > max(saved, 0):
                 _LOG.warning(
-                    "a training step takes long: unless it ends in time, the steps after %d are lost",
+                    "a training step takes long: unless it ends in time, the steps after %d are"
+                    " lost",
                     saved,
                 )
             return False

@@ -34,9 +34,9 @@ def strategy_of_run(given: tf.distribute.Strategy | None) -> tf.distribute.Strat
         and worker_count(strategy) == 1
     ):
         _LOG.warning(
-            "multi_worker_mirrored trains with one worker, because no other workers are configured; give all workers "
-            "the same runtime.worker_hosts (host:port of each, separated by commas) and each its own "
-            "runtime.task_index, or set TF_CONFIG"
+            "multi_worker_mirrored trains with one worker, because no other workers are configured;"
+            " give all workers the same runtime.worker_hosts (host:port of each, separated by"
+            " commas) and each its own runtime.task_index, or set TF_CONFIG"
         )
     return strategy
 

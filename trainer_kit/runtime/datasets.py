@@ -63,7 +63,8 @@ def distribute_dataset(
     if not callable(dataset_or_fn):
         given = type(dataset_or_fn).__name__
         raise TypeError(
-            f"a {given} cannot be distributed; give a tf.data.Dataset or a function that returns one"
+            f"a {given} cannot be distributed; give a tf.data.Dataset or a function that"
+            " returns one"
         )
     takes_context = "input_context" in inspect.signature(dataset_or_fn).parameters
 

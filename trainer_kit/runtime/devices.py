@@ -123,9 +123,10 @@ def _split_cpu(count: int) -> None:
     except RuntimeError as error:
         mistake = Mistake(
             "runtime.virtual_cpus",
-            f"TensorFlow is already in use in this process, with {there} CPU device(s) instead of {count}",
-            f"{NOT_AT_IMPORT}; in your own program call configure_devices before any other use of TensorFlow, or run "
-            "this in a new process",
+            f"TensorFlow is already in use in this process, with {there} CPU device(s) instead of"
+            f" {count}",
+            f"{NOT_AT_IMPORT}; in your own program call configure_devices before any other use of"
+            " TensorFlow, or run this in a new process",
         )
         raise ConfigError([mistake]) from error
 

@@ -53,8 +53,8 @@ def set_global_seed_generator(generator: keras.random.SeedGenerator) -> None:
         global_state.set_global_attribute(_GENERATOR, generator)
     except (ImportError, AttributeError) as error:
         _LOG.warning(
-            "Keras %s does not take a global seed generator (%s): after a resume, keras.random functions without a "
-            "seed draw other numbers; give them a keras.random.SeedGenerator",
+            "Keras %s does not take a global seed generator (%s): after a resume, keras.random"
+            " functions without a seed draw other numbers; give them a keras.random.SeedGenerator",
             *(keras.version(), error),
         )
 

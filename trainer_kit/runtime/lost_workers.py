@@ -55,6 +55,6 @@ def peers_needed() -> Iterator[None]:
         if who is None:
             raise
         raise PreemptedError(
-            f"{who} is gone, and the other workers cannot train without it; start all workers again: the same command "
-            "resumes from the last checkpoint"
+            f"{who} is gone, and the other workers cannot train without it; start all workers"
+            " again: the same command resumes from the last checkpoint"
         ) from error

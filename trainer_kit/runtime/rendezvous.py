@@ -58,13 +58,15 @@ def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> 
             have = "has" if len(addresses) == 1 else "have"
             if addresses and timeout_seconds is not None and waited > timeout_seconds:
                 raise StalledError(
-                    f"{missing} {have} not answered within {timeout_seconds:g} s (trainer.hang_timeout_seconds); start "
-                    "all workers, and make sure that each can reach the others at these addresses"
+                    f"{missing} {have} not answered within {timeout_seconds:g} s"
+                    " (trainer.hang_timeout_seconds); start all workers, and make sure that each"
+                    " can reach the others at these addresses"
                 )
             if addresses and waited > tell_after:
                 prospect = "" if timeout_seconds is None else f", for {timeout_seconds:g} s at most"
                 _LOG.warning(
-                    "%s %s not answered for %.0f s; still waiting%s (was it started, and can it be reached?)",
+                    "%s %s not answered for %.0f s; still waiting%s (was it started, and can it be"
+                    " reached?)",
                     *(missing, have, waited, prospect),
                 )
                 tell_after *= 2

@@ -107,8 +107,8 @@ class ReplicasState:
             and not put_replica_values(variables, self._strategy, state)
         ):
             _LOG.warning(
-                "the checkpoint was saved on other replicas: each replica continues with the values of the first one, "
-                "such as the moving averages of batch normalization"
+                "the checkpoint was saved on other replicas: each replica continues with the values"
+                " of the first one, such as the moving averages of batch normalization"
             )
 
     def share(self) -> None:

@@ -121,7 +121,10 @@ def _mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strateg
     there = len(tf.config.list_logical_devices(kind))
     if there < len(devices):
         field = "virtual_cpus" if kind == "CPU" else "num_gpus"
-        problem = f"the config requests {len(devices)}, but TensorFlow has {there} logical {kind} device(s)"
+        problem = (
+            f"the config requests {len(devices)}, but TensorFlow has {there} logical {kind}"
+            " device(s)"
+        )
         raise ConfigError(
             [
                 Mistake(
@@ -169,7 +172,10 @@ def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distr
         advice = f"{NOT_AT_IMPORT}; in your own program {first}"
         raise _failed("multi_worker_mirrored", error, advice) from error
     except tf.errors.OpError as error:
-        advice = "check that this worker's address is of this machine, that its port is free, and that all workers run"
+        advice = (
+            "check that this worker's address is of this machine, that its port is free, and that"
+            " all workers run"
+        )
         raise _failed("multi_worker_mirrored", error, advice) from error
 
 

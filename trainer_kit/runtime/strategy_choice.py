@@ -78,7 +78,8 @@ def _check_gpus(policy: str, runtime: RuntimeConfig, machine: Machine) -> None:
     if policy == "multi_worker_mirrored" and 0 < runtime.num_gpus < machine.gpus:
         raise _mistake(
             "num_gpus",
-            f"multi_worker_mirrored uses all {machine.gpus} GPUs of a machine, not {runtime.num_gpus}",
+            f"multi_worker_mirrored uses all {machine.gpus} GPUs of a machine, not"
+            f" {runtime.num_gpus}",
             "hide the others with CUDA_VISIBLE_DEVICES, or set num_gpus to 0",
         )
 
@@ -87,14 +88,16 @@ def _check_cluster(policy: str, runtime: RuntimeConfig, cluster: Cluster | None)
     if runtime.virtual_cpus > 1 and cluster is not None and cluster.trains_with_others:
         raise _mistake(
             "virtual_cpus",
-            f"{runtime.virtual_cpus} devices of one machine cannot train together with other workers",
+            f"{runtime.virtual_cpus} devices of one machine cannot train together with other"
+            " workers",
             "set it to 0, or unset TF_CONFIG and runtime.worker_hosts",
         )
     if policy == "multi_worker_mirrored" and (cluster is None or not cluster.workers):
         raise _mistake(
             "distribution_strategy",
             "multi_worker_mirrored needs the addresses of the workers",
-            "set runtime.worker_hosts (host:port of each, separated by commas) and runtime.task_index, or TF_CONFIG",
+            "set runtime.worker_hosts (host:port of each, separated by commas) and"
+            " runtime.task_index, or TF_CONFIG",
         )
     if policy != "parameter_server":
         return
@@ -107,8 +110,8 @@ def _check_cluster(policy: str, runtime: RuntimeConfig, cluster: Cluster | None)
     if cluster.task_type != "chief":
         raise _mistake(
             "distribution_strategy",
-            f"parameter_server is directed by the chief, but TF_CONFIG says that this process is {cluster.task_type} "
-            f"{cluster.task_index}",
+            "parameter_server is directed by the chief, but TF_CONFIG says that this process is"
+            f" {cluster.task_type} {cluster.task_index}",
             "run the experiment on the chief, and a tf.distribute.Server on each worker and ps",
         )
 

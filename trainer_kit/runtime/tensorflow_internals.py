@@ -44,8 +44,8 @@ def single_threaded_executor() -> AbstractContextManager[Any]:
         return context.function_executor_type("SINGLE_THREADED_EXECUTOR")
     except (ImportError, AttributeError) as error:
         raise UsageError(
-            f"runtime.executor=single_threaded: TensorFlow {tf.__version__} has no such executor ({error}); "
-            "set executor=default"
+            f"runtime.executor=single_threaded: TensorFlow {tf.__version__} has no such executor"
+            f" ({error}); set executor=default"
         ) from error
 
 
@@ -65,8 +65,8 @@ def operation_seeds_from_the_start() -> Iterator[None]:
         kept = None if seed is None else eager._rng  # there is none before a seed is set
     except (ImportError, AttributeError) as error:
         _LOG.warning(
-            "TensorFlow %s does not expose its seed generator (%s): shuffles and random operations of the data "
-            "without a seed of their own may differ after a rollback; give them seeds",
+            "TensorFlow %s does not expose its seed generator (%s): shuffles and random operations"
+            " of the data without a seed of their own may differ after a rollback; give them seeds",
             *(tf.__version__, error),
         )
         yield
@@ -392,9 +392,9 @@ def _check_exposed(dataset: Any, kinds: str, *settings: Any) -> None:
 
 def _gone(dataset: Any, error: AttributeError | str) -> TrainerKitError:
     return TrainerKitError(
-        f"TensorFlow {tf.__version__} does not expose what a {type(dataset).__name__} is made of ({error}), so "
-        "trainer_kit cannot check whether a resume is exact; install the TensorFlow of requirements.lock, or return a "
-        "Source such as ArraySource"
+        f"TensorFlow {tf.__version__} does not expose what a {type(dataset).__name__} is made of"
+        f" ({error}), so trainer_kit cannot check whether a resume is exact; install the TensorFlow"
+        " of requirements.lock, or return a Source such as ArraySource"
     )
 
 

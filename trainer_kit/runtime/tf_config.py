@@ -16,8 +16,8 @@ from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake
 
 NO_PARAMETER_SERVERS = (
-    "runs do not support parameter servers; use multi_worker_mirrored, with a cluster without ps tasks (a Trainer that "
-    "your own program drives may have a ParameterServerStrategy)"
+    "runs do not support parameter servers; use multi_worker_mirrored, with a cluster without ps"
+    " tasks (a Trainer that your own program drives may have a ParameterServerStrategy)"
 )
 _LOG = logging.getLogger(__name__)
 
@@ -93,7 +93,8 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
         raise _mistake(
             "runtime.task_index",
             f"{task_index} is not one of {len(workers)} worker(s)",
-            f"each needs its own index, 0 to {len(workers) - 1}, in the order of runtime.worker_hosts",
+            f"each needs its own index, 0 to {len(workers) - 1}, in the order of"
+            " runtime.worker_hosts",
         )
     cluster = {"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}}
     os.environ["TF_CONFIG"] = json.dumps(cluster)

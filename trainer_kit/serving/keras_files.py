@@ -39,8 +39,8 @@ def load_keras_file(model: Any, path: str) -> tuple[int, int]:
         if isinstance(error, OSError):
             raise StorageError(f"{path} cannot be read as a Keras file:\n{reason}") from error
         raise UsageError(
-            f"{path} does not fit the model {type(model).__name__}; build the model as it was when the file was "
-            f"saved; no weight was changed:\n{reason}"
+            f"{path} does not fit the model {type(model).__name__}; build the model as it was when"
+            f" the file was saved; no weight was changed:\n{reason}"
         ) from error
     return len(variables), sum(int(value.size) for value in before)
 

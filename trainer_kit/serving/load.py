@@ -51,7 +51,10 @@ class LoadedWeights:
     def __str__(self) -> str:
         kind = "moving averages of the weights, " if self.averaged else ""
         where = f" ({self.part})" if self.part else ""
-        text = f"loaded {kind}{self.variables} variables ({self.parameters:,} parameters) from {self.path}{where}"
+        text = (
+            f"loaded {kind}{self.variables} variables ({self.parameters:,} parameters) from"
+            f" {self.path}{where}"
+        )
         return f"{text}; not used: {_by_section(self.unused)}" if self.unused else text
 
 
@@ -91,8 +94,8 @@ def load_model(
     prefix, _ = _retried(find, trainer.state.restore_weights)
     if weights and not trainer.state.holds_averages(prefix):
         raise UsageError(
-            f"weights: {prefix} holds one kind of weights, those that were evaluated; leave weights={weights!r} out, "
-            'or load a checkpoint of the run, such as which="latest"'
+            f"weights: {prefix} holds one kind of weights, those that were evaluated; leave"
+            f' weights={weights!r} out, or load a checkpoint of the run, such as which="latest"'
         )
     variables = list(trainer.model.variables)
     with trainer.averaged_weights(weights):
@@ -148,8 +151,8 @@ def check_built(model: Any) -> None:
         raise UsageError(f"model: {model!r} is not a model: it has no variables") from None
     if not built:
         raise UsageError(
-            f"the model {type(model).__name__} has no variables yet; call it on a batch first, or build it with "
-            "model.build(input_shape)"
+            f"the model {type(model).__name__} has no variables yet; call it on a batch first, or"
+            " build it with model.build(input_shape)"
         )
 
 
@@ -180,8 +183,9 @@ def _check(model: Any, graph: CheckpointGraph, found: Match, used: set[str]) -> 
         )
         rows = sorted(found.misfits, key=lambda row: row[0].rpartition("/"))
         raise UsageError(
-            f"{graph.prefix} does not fit the model {type(model).__name__} ({fits}); build the model as it was when "
-            f"the checkpoint was saved; no weight was changed:\n{differences_table(rows)}"
+            f"{graph.prefix} does not fit the model {type(model).__name__} ({fits}); build the"
+            " model as it was when the checkpoint was saved; no weight was"
+            f" changed:\n{differences_table(rows)}"
         )
     parts = {
         id(one): one for one in tf.train.TrackableView(model).descendants() if one is not model
@@ -195,8 +199,9 @@ def _check(model: Any, graph: CheckpointGraph, found: Match, used: set[str]) -> 
         unbuilt and left and not found.averaged
     ):  # after averages were loaded, the rest are the weights themselves
         raise UsageError(
-            f"{graph.prefix} holds {left[0]} and the like, for which the model has no variable, and its layer "
-            f"{unbuilt[0]} is not built; call the model on a batch first; no weight was changed"
+            f"{graph.prefix} holds {left[0]} and the like, for which the model has no variable, and"
+            f" its layer {unbuilt[0]} is not built; call the model on a batch first; no weight was"
+            " changed"
         )
 
 

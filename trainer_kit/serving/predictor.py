@@ -53,13 +53,15 @@ def get_predictor(
     for field, names in (("inputs", inputs), ("outputs", outputs)):
         if isinstance(names, str) or not names:
             raise UsageError(
-                f"get_predictor: {field} is {names!r}; give a list of names, such as {[names or 'name']}"
+                f"get_predictor: {field} is {names!r}; give a list of names, such as"
+                f" {[names or 'name']}"
             )
     if isinstance(model, (str, os.PathLike)):
         model = _of_run(Path(model), which, import_modules)
     elif which is not None:
         raise UsageError(
-            f"get_predictor: which={which!r} is for the folder of a run; leave it out for a live model"
+            f"get_predictor: which={which!r} is for the folder of a run; leave it out for a live"
+            " model"
         )
     check_built(model)
     arguments, layers = _arguments(model, list(inputs)), LayerOutputs(model)
@@ -82,7 +84,8 @@ def get_predictor(
         if len(given) + len(named) != len(inputs) or values.keys() != set(inputs):
             shown = ", ".join([*(["..."] * len(given)), *(f"{name}=..." for name in named)])
             raise UsageError(
-                f"the predictor takes the inputs ({', '.join(inputs)}); it was called with ({shown})"
+                f"the predictor takes the inputs ({', '.join(inputs)}); it was called with"
+                f" ({shown})"
             )
         tensors = traced({name: tf.convert_to_tensor(value) for name, value in values.items()})
         return {name: tensor.numpy() for name, tensor in tensors.items()}
@@ -122,6 +125,7 @@ def _arguments(model: Any, names: list[str]) -> Callable[[Mapping[str, tf.Tensor
             )
     if missing := [name for name in known if name not in names]:
         raise UsageError(
-            f"get_predictor: the model also needs the inputs {', '.join(missing)}; name them in inputs"
+            f"get_predictor: the model also needs the inputs {', '.join(missing)}; name them in"
+            " inputs"
         )
     return lambda values: tf.nest.map_structure(lambda name: values[name], own)

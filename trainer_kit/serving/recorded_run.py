@@ -64,9 +64,10 @@ def recorded_config(
     name = recorded_experiment(folder)
     if not name:
         raise UsageError(
-            f"{folder / 'manifest.json'} names no experiment, since the run was started from Python without one; build "
-            f"its model yourself and call trainer_kit.load_weights(model, {str(folder)!r}), or, after a fit of "
-            f"trainer_kit.compat.keras, compat.keras.load(model, {str(folder)!r})"
+            f"{folder / 'manifest.json'} names no experiment, since the run was started from Python"
+            " without one; build its model yourself and call trainer_kit.load_weights(model,"
+            f" {str(folder)!r}), or, after a fit of trainer_kit.compat.keras,"
+            f" compat.keras.load(model, {str(folder)!r})"
         )
     if import_modules or name not in experiments:
         given = (
@@ -89,8 +90,8 @@ def recorded_config(
                 raise
             flags = " ".join(f"{_FLAG}={module}" for module in recorded)
             raise UsageError(
-                f"{error}\n  The run was started with {flags}. Go to the folder where it was started, or name its "
-                f"module by {option}."
+                f"{error}\n  The run was started with {flags}. Go to the folder where it was"
+                f" started, or name its module by {option}."
             ) from error
     text = (folder / "params.yaml").read_text(encoding="utf-8")
     config = from_yaml(text, get_experiment(name))

@@ -50,7 +50,8 @@ def run_checkpoint(
         near = dict.fromkeys(meanings[word] for word in near_names(str(which), meanings))
         did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
         raise UsageError(
-            f"which: {which!r} is not a checkpoint; {did_you_mean}give {', '.join(names)}, a step or a path; {listed}"
+            f"which: {which!r} is not a checkpoint; {did_you_mean}give {', '.join(names)}, a step"
+            f" or a path; {listed}"
         )
     if int(which) not in there:
         raise UsageError(f"there is no checkpoint of step {which}; {listed}{_bests(folder)}")
@@ -67,7 +68,8 @@ def _best(folder: Path, which: str, options: TrainerConfig) -> str:
     found = checkpoint_of_folder(place)
     if found is None:
         raise UsageError(
-            f'there is no best checkpoint: {place} holds none{_bests(folder)}; "latest" is another choice'
+            f'there is no best checkpoint: {place} holds none{_bests(folder)}; "latest" is another'
+            " choice"
         )
     return found
 

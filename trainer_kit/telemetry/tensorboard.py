@@ -274,7 +274,8 @@ def _wait_for_a_later_name(folder: str) -> None:
     )
     if newest > time.time():
         _LOG.warning(
-            "%s has event files from the future; TensorBoard will read new events before those files",
+            "%s has event files from the future; TensorBoard will read new events before those"
+            " files",
             folder,
         )
         return

@@ -19,13 +19,18 @@ _ADVICE: dict[str, tuple[float, str, str]] = {
     "input": (
         0.2,
         "waiting for data",
-        "try larger batches, maps with num_parallel_calls=tf.data.AUTOTUNE in build_inputs, task.train_data.cache=true "
-        "if it reads that, or runtime.dataset_num_private_threads",
+        (
+            "try larger batches, maps with num_parallel_calls=tf.data.AUTOTUNE in build_inputs,"
+            " task.train_data.cache=true if it reads that, or runtime.dataset_num_private_threads"
+        ),
     ),
     "evaluation": (
         0.2,
         "in evaluations",
-        "raise trainer.validation_interval, or evaluate in another process with --mode=continuous_eval",
+        (
+            "raise trainer.validation_interval, or evaluate in another process with"
+            " --mode=continuous_eval"
+        ),
     ),
     "save": (0.1, "saving", "raise trainer.checkpoint_interval"),
     "callbacks": (
@@ -69,8 +74,8 @@ def verdict(times: TimeAccount, settings: RunSettings) -> str:
         return ""
     if times.share("start") >= _START:
         return (
-            f"start-up dominates: {percent(times.share('start'))} of {times.wall:.1f} s passed before the first step "
-            "was done; for advice on what to change, make a longer run"
+            f"start-up dominates: {percent(times.share('start'))} of {times.wall:.1f} s passed"
+            " before the first step was done; for advice on what to change, make a longer run"
         )
     shares = {name: _share_to_save(times, name) for name in _ADVICE}
     large = [name for name, share in shares.items() if share >= _ADVICE[name][0]]
@@ -110,13 +115,19 @@ def _advise_on_steps(times: TimeAccount, settings: RunSettings) -> str:
     waits = "" if "input" in times.seconds else ", which include their unmeasured wait for data"
     if share < times.share("start") == max(times.share(name) for name in times.seconds):
         return (
-            f"start-up took the most, {percent(times.share('start'))} of the time, and {took}{waits}; for advice on "
-            "what to change, make a longer run"
+            f"start-up took the most, {percent(times.share('start'))} of the time, and"
+            f" {took}{waits}; for advice on what to change, make a longer run"
         )
     if share < max(times.share(name) for name in times.seconds):
         return f"nothing stands out: {took}{waits}"
     if settings.on_cpu and settings.fused:
-        return f"compute-bound: {took}{waits}; if the model has convolutions, try trainer.fuse_steps=1{_NEW_RUN}"
+        return (
+            f"compute-bound: {took}{waits}; if the model has convolutions, try"
+            f" trainer.fuse_steps=1{_NEW_RUN}"
+        )
     if settings.on_cpu:
         return f"compute-bound: {took}{waits}; a faster device or more devices would help"
-    return f"compute-bound: {took}{waits}; if the device supports it, try runtime.mixed_precision_dtype=bfloat16"
+    return (
+        f"compute-bound: {took}{waits}; if the device supports it, try"
+        " runtime.mixed_precision_dtype=bfloat16"
+    )

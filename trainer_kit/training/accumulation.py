@@ -43,17 +43,26 @@ def check_accumulating(class_name: str, own: OwnParts, optimizer: Any, steps: in
     """
     problem = ""
     if isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.ParameterServerStrategy):
-        problem = "workers of a ParameterServerStrategy update by themselves; set it to 1, or take another strategy"
+        problem = (
+            "workers of a ParameterServerStrategy update by themselves; set it to 1, or take"
+            " another strategy"
+        )
     elif own.loop:
-        problem = f"{class_name} builds its own training loop in create_train_loop_fn; set it to 1, or remove that method"
+        problem = (
+            f"{class_name} builds its own training loop in create_train_loop_fn; set it to 1, or"
+            " remove that method"
+        )
     elif own.replica_step:
         problem = (
-            f"{class_name} has a training step of its own on each replica, which is not split into micro-batches; "
-            "set it to 1"
+            f"{class_name} has a training step of its own on each replica, which is not split into"
+            " micro-batches; set it to 1"
         )
     elif any(hasattr(part, "get_scaled_loss") for part in tf.nest.flatten(optimizer)):
         # Tasks recognise such an optimizer by its class, and would not scale.
-        problem = "an optimizer of tf_keras scales the loss, which cannot be split; train in float32 or bfloat16"
+        problem = (
+            "an optimizer of tf_keras scales the loss, which cannot be split; train in float32 or"
+            " bfloat16"
+        )
     if problem:
         raise UsageError(f"{_PATH}={steps}: {problem}")
 
@@ -66,8 +75,14 @@ def less_memory_advice(steps: int, examples: int) -> str:
       examples: The number of examples in a batch of a replica; 0: not known.
     """
     if 0 < examples <= steps:
-        return f"{_PATH}={steps} trains on one example at a time; take a smaller model or smaller examples"
-    return f"try {_PATH}={2 * steps}, which trains on a batch in so many parts, one after the other, with one update"
+        return (
+            f"{_PATH}={steps} trains on one example at a time; take a smaller model or smaller"
+            " examples"
+        )
+    return (
+        f"try {_PATH}={2 * steps}, which trains on a batch in so many parts, one after the other,"
+        " with one update"
+    )
 
 
 def warn_of_batch_normalization(model: Any, steps: int) -> None:
@@ -80,8 +95,9 @@ def warn_of_batch_normalization(model: Any, steps: int) -> None:
     if names:
         others = f" and {len(names) - 1} more" if names[1:] else ""
         _LOG.warning(
-            "%s=%d: batch normalization (%s) takes mean and variance of micro-batches, so the result differs from "
-            "that of whole batches; layer or group normalization does not depend on the batch",
+            "%s=%d: batch normalization (%s) takes mean and variance of micro-batches, so the"
+            " result differs from that of whole batches; layer or group normalization does not"
+            " depend on the batch",
             *(_PATH, steps, names[0] + others),
         )
 
@@ -200,8 +216,9 @@ def check_batch(leaves: Sequence[Any]) -> int | None:
     if not split or len(sizes - {None}) > 1:
         specs = described([tf.type_spec_from_value(leaf) for leaf in leaves])
         raise UsageError(
-            "trainer.accumulate_steps: the tensors of a batch need first axes of one size, along which to split it: "
-            f"{specs}; give each tensor an entry for each example, or set trainer.accumulate_steps=1"
+            "trainer.accumulate_steps: the tensors of a batch need first axes of one size, along"
+            f" which to split it: {specs}; give each tensor an entry for each example, or set"
+            " trainer.accumulate_steps=1"
         )
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -309,8 +326,9 @@ class Accumulation:
         """
         if self.steps > 1 and not self._is_used:
             raise UsageError(
-                f"trainer.accumulate_steps={self.steps}: {self._class_name}.train_step does not call "
-                "super().train_step, which splits the batch; call it, or set trainer.accumulate_steps=1"
+                f"trainer.accumulate_steps={self.steps}: {self._class_name}.train_step does not"
+                " call super().train_step, which splits the batch; call it, or set"
+                " trainer.accumulate_steps=1"
             )
 
     @tf.autograph.experimental.do_not_convert
@@ -354,8 +372,8 @@ class Accumulation:
     def _update(self) -> None:
         if not self._sums.calls:
             raise UsageError(
-                f"trainer.accumulate_steps: {type(self._task).__name__}.train_step applied no gradients "
-                "through the optimizer that it was called with; call trainer_kit.apply_gradients(optimizer, ...) with "
-                "that argument"
+                f"trainer.accumulate_steps: {type(self._task).__name__}.train_step applied no"
+                " gradients through the optimizer that it was called with; call"
+                " trainer_kit.apply_gradients(optimizer, ...) with that argument"
             )
         self._sums.update()

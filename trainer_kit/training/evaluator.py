@@ -70,8 +70,9 @@ class AsyncWorkers:
         """
         if self._coordinator is None:
             raise UsageError(
-                "asynchronous training needs a parameter-server strategy; this trainer was made under "
-                f"{type(self._strategy).__name__}; create it in the scope of a tf.distribute.ParameterServerStrategy"
+                "asynchronous training needs a parameter-server strategy; this trainer was made"
+                f" under {type(self._strategy).__name__}; create it in the scope of a"
+                " tf.distribute.ParameterServerStrategy"
             )
         return self._coordinator
 
@@ -92,7 +93,8 @@ class AsyncWorkers:
         function = loop.compiled.function if loop.is_whole and loop.compiled is not None else None
         if function is None:
             raise UsageError(
-                "asynchronous training needs trainer.train_tf_while_loop=true: workers run whole loops"
+                "asynchronous training needs trainer.train_tf_while_loop=true: workers run whole"
+                " loops"
             )
         return lambda iterator, num_steps: self.coordinator.schedule(
             function, args=(iterator, num_steps, tf.constant(True))
@@ -599,7 +601,8 @@ class Evaluator(BaseTrainer):
         """
         if self._workers.are_there and has_state:
             raise UsageError(
-                "an evaluation that aggregates logs cannot be asynchronous; use Keras metrics instead"
+                "an evaluation that aggregates logs cannot be asynchronous; use Keras metrics"
+                " instead"
             )
         validation_set = self.validation.current
         assert validation_set is not None
@@ -611,7 +614,8 @@ class Evaluator(BaseTrainer):
         if has_state:
             if hooks is not None:
                 _LOG.warning(
-                    "methods of evaluation batches are not called: the task aggregates the logs of an evaluation"
+                    "methods of evaluation batches are not called: the task aggregates the logs of"
+                    " an evaluation"
                 )
             stateful_loop = StatefulEvalLoop(
                 steps,
@@ -700,7 +704,8 @@ class Evaluator(BaseTrainer):
         self.eval_tensors.update_metrics(tensors, "" if one is None else one.name)
         if not isinstance(logs, Mapping):
             raise TrainerKitError(
-                f"{type(task).__name__}.validation_step has to return a dict of logs; it returned {logs!r}"
+                f"{type(task).__name__}.validation_step has to return a dict of logs; it returned"
+                f" {logs!r}"
             )
         reported = logs
         if self._aggregates(task):  # the task reduces the other values itself
@@ -750,8 +755,8 @@ class Evaluator(BaseTrainer):
         others = self._other_logs.get(name, {})
         if taken := ", ".join(sorted(logs.keys() & others.keys())):
             raise UsageError(
-                f"the evaluation reports a metric called {taken}, and ema.evaluate has weights of this name; give the "
-                "metric, or the average in ema.more_decays, another name"
+                f"the evaluation reports a metric called {taken}, and ema.evaluate has weights of"
+                " this name; give the metric, or the average in ema.more_decays, another name"
             )
         return {**logs, **others}
 
@@ -803,8 +808,9 @@ class Evaluator(BaseTrainer):
         for one in self.validation:
             if self._aggregates(task := self._task_of(one)) and worker_count(self._strategy) > 1:
                 raise UsageError(
-                    f"{type(task).__name__}.aggregate_logs gets only the logs of one worker's replicas; on several "
-                    "workers use Keras metrics in build_metrics, which count the examples of all workers"
+                    f"{type(task).__name__}.aggregate_logs gets only the logs of one worker's"
+                    " replicas; on several workers use Keras metrics in build_metrics, which count"
+                    " the examples of all workers"
                 )
 
     def _aggregates(self, task: Any) -> bool:

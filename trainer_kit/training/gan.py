@@ -161,8 +161,8 @@ class GanTask(Task):
         names = optimizer if isinstance(optimizer, Mapping) else ["one optimizer"]
         if not {GENERATOR, DISCRIMINATOR} <= {*names}:
             raise UsageError(
-                f"{type(self).__name__} needs the optimizers generator and discriminator, and it has "
-                f"{', '.join(names)}; configure both in trainer.optimizers"
+                f"{type(self).__name__} needs the optimizers generator and discriminator, and it"
+                f" has {', '.join(names)}; configure both in trainer.optimizers"
             )
         real, _ = split_batch(inputs)
         step = self._joint_step if self.task_config.updates == "joint" else self._step_in_turns

@@ -16,7 +16,10 @@ from trainer_kit.training.metrics import MetricSet, StepMean
 _NAME = "gradient_norm"
 _FIELD = "trainer.report_gradient_norm"
 _KEY = "trainer_kit/gradient_norm"  # of the results of a loop
-_ADVICE = "the training step applies gradients in another way; call trainer_kit.apply_gradients(optimizer, ...)"
+_ADVICE = (
+    "the training step applies gradients in another way; call"
+    " trainer_kit.apply_gradients(optimizer, ...)"
+)
 
 
 class GradientNorms:
@@ -100,8 +103,8 @@ class GradientReports:
             ]
             if not self._required[field]:
                 raise UsageError(
-                    f"{field}: create_optimizer of {type(task).__name__} makes an optimizer without them; call "
-                    "super().create_optimizer, or remove the processors"
+                    f"{field}: create_optimizer of {type(task).__name__} makes an optimizer without"
+                    " them; call super().create_optimizer, or remove the processors"
                 )
 
     def read(self, results: dict[str, Any]) -> None:

@@ -109,13 +109,14 @@ class HyperParameters:
             return value
         if attribute == RATE and callable(value):
             raise UsageError(
-                f"{name} is a schedule, which the training step computes; change {_joined(place, FACTOR)}, which "
-                "multiplies it"
+                f"{name} is a schedule, which the training step computes; change"
+                f" {_joined(place, FACTOR)}, which multiplies it"
             )
         if isinstance(value, (bool, int, float)):
             raise UsageError(
-                f"{name} is the Python number {value} in {type(optimizer).__name__}, a constant of the training step "
-                f"and not a variable, so it cannot be changed; {suggestion(name, self.names)}"
+                f"{name} is the Python number {value} in {type(optimizer).__name__}, a constant of"
+                " the training step and not a variable, so it cannot be changed;"
+                f" {suggestion(name, self.names)}"
             )
         raise UsageError(f"there is no hyper-parameter {name!r}; {suggestion(name, self.names)}")
 
@@ -210,7 +211,8 @@ class HyperParameters:
             if not _is_scalar(value):
                 kind = type(self._task).__name__
                 raise UsageError(
-                    f"{kind}.hyper_parameters: {name} is {value!r:.60}; return scalar variables by name"
+                    f"{kind}.hyper_parameters: {name} is {value!r:.60}; return scalar variables by"
+                    " name"
                 )
         return given
 

@@ -80,9 +80,9 @@ class ScalarMeans(keras.metrics.Metric):
         self._scalars += [name for name in scalars if name not in self._scalars]
         if len(self._scalars) > _MOST_SCALARS:
             raise UsageError(
-                f"the steps return more than {_MOST_SCALARS} scalars in addition to the loss; "
-                f"{self._scalars[_MOST_SCALARS]!r} is one too many: return tensors with an axis for values that need "
-                "no curve"
+                f"the steps return more than {_MOST_SCALARS} scalars in addition to the loss;"
+                f" {self._scalars[_MOST_SCALARS]!r} is one too many: return tensors with an axis"
+                " for values that need no curve"
             )
         rows = [[self._scalars.index(name)] for name in scalars]
         values = tf.stack([tf.cast(value, self.dtype) for value in scalars.values()])
@@ -197,8 +197,9 @@ class MetricSet:
                 and self.returned.setdefault(str(name), value) is not value
             ):
                 raise UsageError(
-                    f"a step returned a new metric object named {str(name)!r}; create it once, in the task's __init__ "
-                    "or in build_model, and return the same object in each step"
+                    f"a step returned a new metric object named {str(name)!r}; create it once, in"
+                    " the task's __init__ or in build_model, and return the same object in each"
+                    " step"
                 )
 
         attributes = [*vars(task).values(), getattr(model, "metrics", None)]
@@ -211,8 +212,9 @@ class MetricSet:
         for name in sorted((names & scalars.keys()) - self._names - self._warned):
             self._warned.add(name)
             _LOG.warning(
-                "the step returns the scalar %r, and the task or the model holds a metric of this name; the mean of "
-                "the scalar is reported, and nothing resets the metric: return the metric to report its result%s",
+                "the step returns the scalar %r, and the task or the model holds a metric of this"
+                " name; the mean of the scalar is reported, and nothing resets the metric: return"
+                " the metric to report its result%s",
                 name,
                 " under another name than the loss" if name == "loss" else "",
             )
@@ -263,8 +265,8 @@ class MetricSet:
                 scalars[str(name)] = number
         for name in scalars.keys() & self._reserved.keys():
             raise UsageError(
-                f"the step returns a scalar called {name!r}, and {self._reserved[name]} reports one of this name; give "
-                f"the scalar another name, or unset {self._reserved[name]}"
+                f"the step returns a scalar called {name!r}, and {self._reserved[name]} reports one"
+                f" of this name; give the scalar another name, or unset {self._reserved[name]}"
             )
 
         if weight is None and (scalars or task.loss in logs):
@@ -405,7 +407,8 @@ def _keras_metric(config: KerasMetricConfig) -> Any:
             name for name in dir(keras.metrics) if isinstance(getattr(keras.metrics, name), type)
         ]
         raise UsageError(
-            f"trainer.metrics: keras.metrics has no {config.metric!r}; {suggestion(config.metric, known)}"
+            f"trainer.metrics: keras.metrics has no {config.metric!r};"
+            f" {suggestion(config.metric, known)}"
         )
     try:
         return kind(**config.args)
@@ -472,8 +475,9 @@ def _examples(inputs: Any) -> tf.Tensor | float:
         return float(leaves[0].shape[0]) if leaves else 1.0
     if len(sizes) > 1:
         message = (
-            f"the tensors of a batch differ in their first dimension, so its examples cannot be counted: "
-            f"{described(inputs)}; return (features, labels) from build_inputs: the labels are then counted"
+            "the tensors of a batch differ in their first dimension, so its examples cannot be"
+            f" counted: {described(inputs)}; return (features, labels) from build_inputs: the"
+            " labels are then counted"
         )
         tf.debugging.assert_equal(tf.stack(sizes), sizes[0], message)
     return tf.cast(sizes[0], tf.float32)

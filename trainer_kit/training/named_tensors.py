@@ -79,15 +79,18 @@ class TensorCollector:
             return
         if tf.compat.v1.get_default_graph() is not self._graph:
             self.problem = (
-                f"expose({name!r}) is called inside a tf.cond, a loop or a tf.function, which the tensor cannot leave; "
-                "return the tensor from there, and expose what comes out"
+                f"expose({name!r}) is called inside a tf.cond, a loop or a tf.function, which the"
+                " tensor cannot leave; return the tensor from there, and expose what comes out"
             )
             return
         try:
             self.tensors[name] = tf.convert_to_tensor(tensor)
         except (TypeError, ValueError):
             kind = type(tensor).__name__
-            self.problem = f"{name!r} is a {kind}, no dense tensor; call trainer_kit.expose on one of its tensors"
+            self.problem = (
+                f"{name!r} is a {kind}, no dense tensor; call trainer_kit.expose on one of its"
+                " tensors"
+            )
 
 
 class LayerOutputs:
@@ -139,7 +142,8 @@ class LayerOutputs:
             namesakes = self._layers.get(name, [])
             if len(namesakes) > 1:
                 raise UsageError(
-                    f"{len(namesakes)} layers are called {name!r}; give each layer a name of its own"
+                    f"{len(namesakes)} layers are called {name!r}; give each layer a name of"
+                    " its own"
                 )
             layers += namesakes
         collector = TensorCollector(wanted)
@@ -170,7 +174,8 @@ def unknown_tensor(name: str, known: Collection[str], where: str, advice: str = 
       advice: What to do beyond choosing a name that is known, from "; " on.
     """
     return UsageError(
-        f"{where} exposes no tensor {name!r}, and no layer has this name; {suggestion(name, list(known))}{advice}"
+        f"{where} exposes no tensor {name!r}, and no layer has this name;"
+        f" {suggestion(name, list(known))}{advice}"
     )
 
 
@@ -229,8 +234,9 @@ class LastValue:
         shape = parts[0].shape if self._is_fused else tf.TensorShape(None)
         if self._is_fused and not shape.is_fully_defined():
             raise UsageError(
-                f"{self._field}: the tensor {self._name!r} has the shape {shape}, and fused steps need a shape that is "
-                "known before they run; batch with drop_remainder=True, or set trainer.fuse_steps=1"
+                f"{self._field}: the tensor {self._name!r} has the shape {shape}, and fused steps"
+                " need a shape that is known before they run; batch with drop_remainder=True, or"
+                " set trainer.fuse_steps=1"
             )
         # TensorFlow keeps int32 variables on the CPU, where a compiled program on a GPU cannot
         # reach them.
@@ -326,11 +332,13 @@ class StepTensors:
             return
         if self._is_traced:
             raise UsageError(
-                f"{where}: the tensor {name!r} is asked for after the first {self._what} step; ask before"
+                f"{where}: the tensor {name!r} is asked for after the first {self._what} step; ask"
+                " before"
             )
         if isinstance(self._strategy, tf.distribute.experimental.ParameterServerStrategy):
             raise UsageError(
-                f"{where}: asynchronous training has no last step; feed the tensor to a metric instead"
+                f"{where}: asynchronous training has no last step; feed the tensor to a metric"
+                " instead"
             )
         self._fields[name] = where
 
@@ -361,8 +369,8 @@ class StepTensors:
                 values[name] = last.read(self._strategy)
             elif self._metric_set.loss.is_updated:
                 raise UsageError(
-                    f"{field}: the tensor {name!r} has no value, because the trainer's {self._what} step is its own; "
-                    "call the method of the superclass there"
+                    f"{field}: the tensor {name!r} has no value, because the trainer's {self._what}"
+                    " step is its own; call the method of the superclass there"
                 )
         self.values = {**self.values, validation_set: values} if validation_set else values
 
@@ -391,7 +399,10 @@ class StepTensors:
             yield collector.tensors
         for name, field in wanted.items():
             if name not in collector.tensors:
-                advice = "; a tensor of train_step has to be exposed in validation_step, too, for evaluations"
+                advice = (
+                    "; a tensor of train_step has to be exposed in validation_step, too, for"
+                    " evaluations"
+                )
                 advice = advice if self._what == "evaluation" else ""
                 known = {*collector.known, *layers.names}
                 raise unknown_tensor(name, known, f"{field}: the {self._what} step", advice)

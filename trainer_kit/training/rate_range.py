@@ -147,12 +147,13 @@ def measure(trainer: Any, lowest: float, steps: int) -> RateRange:
 
     if len(losses) < _FEWEST and ended_by == DATA_ENDED:
         raise DataError(
-            f"task.train_data ended after {len(losses)} steps, and a range test needs {_FEWEST}; repeat the data"
+            f"task.train_data ended after {len(losses)} steps, and a range test needs {_FEWEST};"
+            " repeat the data"
         )
     if len(losses) < _FEWEST:
         raise DivergedError(
-            f"training diverged after {len(losses)} steps, at the learning rate {rate:.3g}; begin at a lower rate "
-            "(--lowest), and look at the data and the loss"
+            f"training diverged after {len(losses)} steps, at the learning rate {rate:.3g}; begin"
+            " at a lower rate (--lowest), and look at the data and the loss"
         )
     return RateRange(np.array(rates), np.array(losses), ended_by)
 
@@ -163,8 +164,9 @@ def _checked_rate(trainer: Any, lowest: float) -> float:
     rate = float(current_learning_rate(optimizer))
     if not math.isclose(rate, lowest, rel_tol=1e-3):
         raise UsageError(
-            f"{type(trainer.task).__name__}.create_optimizer returns an optimizer with the learning rate {rate:g}, "
-            "not with that of trainer.optimizer_config; a range test changes only the latter"
+            f"{type(trainer.task).__name__}.create_optimizer returns an optimizer with the learning"
+            f" rate {rate:g}, not with that of trainer.optimizer_config; a range test changes only"
+            " the latter"
         )
     return rate
 
@@ -172,8 +174,8 @@ def _checked_rate(trainer: Any, lowest: float) -> float:
 def _refuse_several(names: Collection[str]) -> None:
     if names:
         raise UsageError(
-            f"a range test is for one optimizer, and this experiment has {', '.join(names)}: the loss of one depends "
-            "on the steps of the others; choose their rates by short runs"
+            f"a range test is for one optimizer, and this experiment has {', '.join(names)}: the"
+            " loss of one depends on the steps of the others; choose their rates by short runs"
         )
 
 

@@ -38,8 +38,8 @@ class Task(abc.ABC):
     """
 
     loss = "loss"  # the key of the loss in the logs of train_step and validation_step
-    validation_set = (
-        ""  # the name of the validation set that is evaluated now; steps are traced for each set
+    validation_set = (  # the name of the validation set that is evaluated now; steps are traced for each set
+        ""
     )
 
     def __init__(
@@ -146,8 +146,8 @@ class Task(abc.ABC):
         """
         del params, input_context
         raise UsageError(
-            f"{type(self).__name__} has no build_inputs; define it, or name a registered dataset in "
-            "task.train_data.dataset.type and task.validation_data.dataset.type"
+            f"{type(self).__name__} has no build_inputs; define it, or name a registered dataset in"
+            " task.train_data.dataset.type and task.validation_data.dataset.type"
         )
 
     @tf.autograph.experimental.do_not_convert

@@ -261,7 +261,8 @@ class TaskInputs:
     def _section(self, path: str, params: Any, task: Any, given: Any) -> DataSection:
         if given is not None and self._overfit:
             raise UsageError(
-                f"task.{path}: trainer.overfit_batches cuts the data that build_inputs makes, but this dataset is "
-                f"ready-made; cut it with take({self._overfit}), and remove trainer.overfit_batches"
+                f"task.{path}: trainer.overfit_batches cuts the data that build_inputs makes, but"
+                f" this dataset is ready-made; cut it with take({self._overfit}), and remove"
+                " trainer.overfit_batches"
             )
         return DataSection(path, params, task, self._config.runtime, self._overfit)

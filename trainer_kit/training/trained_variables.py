@@ -102,14 +102,14 @@ def _check(model: Any, patterns: Sequence[str], frozen: set[int]) -> None:
     left = _ids(model.trainable_variables)
     if not left:
         raise UsageError(
-            f"trainer.freeze: {', '.join(patterns)} match all trainable variables; leave some to train, or evaluate "
-            "the model with --mode=eval"
+            f"trainer.freeze: {', '.join(patterns)} match all trainable variables; leave some to"
+            " train, or evaluate the model with --mode=eval"
         )
     if kept := left & frozen:
         names = [path for path, one in weights_by_path(model).items() if id(one) in kept]
         raise UsageError(
-            f"trainer.freeze: {names[0]} of a {type(model).__name__} cannot be frozen by itself; only whole layers of "
-            "a tf_keras model can, and any variable of a Keras 3 model"
+            f"trainer.freeze: {names[0]} of a {type(model).__name__} cannot be frozen by itself;"
+            " only whole layers of a tf_keras model can, and any variable of a Keras 3 model"
         )
 
 
@@ -122,8 +122,9 @@ def _check_statistics(model: Any, untrained: set[int]) -> None:
         path for path, one in weights_by_path(model).items() if id(one) in untrained - still
     ]:
         raise UsageError(
-            f"trainer.freeze: the statistics {', '.join(moving[:_LISTED])} could change: a layer may update them while "
-            "another of its variables is trained; match all variables of the layer, or none of its statistics"
+            f"trainer.freeze: the statistics {', '.join(moving[:_LISTED])} could change: a layer"
+            " may update them while another of its variables is trained; match all variables of"
+            " the layer, or none of its statistics"
         )
 
 
@@ -148,8 +149,8 @@ def create_optimizers(task: Any, options: Any, runtime: Any) -> Any:
         optimizer = task.create_optimizer(section, own)
         if isinstance(optimizer, Mapping):
             raise UsageError(
-                f"{type(task).__name__}.create_optimizer returns several optimizers, and it is called for each of "
-                "trainer.optimizers; return one, or remove trainer.optimizers"
+                f"{type(task).__name__}.create_optimizer returns several optimizers, and it is"
+                " called for each of trainer.optimizers; return one, or remove trainer.optimizers"
             )
         if section.period > 1:
             optimizer = PeriodicOptimizer(optimizer, section.period, section.accumulate)
@@ -184,8 +185,8 @@ def built_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -> Any
         return several
     if given:
         raise UsageError(
-            f"{type(task).__name__}.optimizer_variables names the variables of {', '.join(given)}, and there is one "
-            "optimizer; configure each of them in trainer.optimizers"
+            f"{type(task).__name__}.optimizer_variables names the variables of {', '.join(given)},"
+            " and there is one optimizer; configure each of them in trainer.optimizers"
         )
     build_optimizers(optimizer, model.trainable_variables)
     return optimizer

@@ -89,8 +89,8 @@ from trainer_kit.training.trained_variables import (
 
 _LOG = logging.getLogger(__name__)
 _UNNAMED = (
-    "on one thread TensorFlow does not say which operation of the loop has failed; start the run again in a new "
-    "model_dir with runtime.executor=default to see it"
+    "on one thread TensorFlow does not say which operation of the loop has failed; start the run"
+    " again in a new model_dir with runtime.executor=default to see it"
 )
 # The key of the global step in a loop's results; reading the variable after the loop costs 2 % of a
 # loop of 10 ms.
@@ -183,8 +183,9 @@ class LoopFactory:
             steps_per_loop = self._config.trainer.steps_per_loop
             if steps_per_loop % self.fuse_steps:
                 _LOG.warning(
-                    "trainer.fuse_steps=%d: loops of %d steps end inside a stack of batches, so the last program of a "
-                    "loop runs fewer steps; make trainer.steps_per_loop a multiple of fuse_steps",
+                    "trainer.fuse_steps=%d: loops of %d steps end inside a stack of batches, so the"
+                    " last program of a loop runs fewer steps; make trainer.steps_per_loop a"
+                    " multiple of fuse_steps",
                     self.fuse_steps,
                     steps_per_loop,
                 )
@@ -741,8 +742,8 @@ class Trainer(Evaluator):
         self.metrics_continue = fits
         if state is not None and not fits:
             _LOG.warning(
-                "the checkpoint holds the state of other metrics than this run has, so the first training metrics "
-                "leave out a few steps"
+                "the checkpoint holds the state of other metrics than this run has, so the first"
+                " training metrics leave out a few steps"
             )
 
     def _without_state(self) -> list[Any]:

@@ -101,7 +101,8 @@ def _warn_of_other_comparison(field: str, metric: str, comparison: str) -> None:
     by_name = comparison_by_name(metric)
     if by_name not in (None, comparison):
         _LOG.warning(
-            "%s is %s, so that the weights with the %s %s are kept as the best; set it to %s if %s values are better",
+            "%s is %s, so that the weights with the %s %s are kept as the best; set it to %s if %s"
+            " values are better",
             field,
             comparison,
             "highest" if comparison == "higher" else "lowest",
@@ -150,8 +151,9 @@ def check_trainer(trainer: Any) -> None:
     """Raises UsageError when the engine cannot drive a ready-made trainer, such as a trainer of Orbit."""
     if not isinstance(trainer, BaseTrainer):
         raise UsageError(
-            f"trainer: {type(trainer).__name__} is not a trainer_kit.Trainer; inherit from trainer_kit.Trainer, or "
-            "call trainer_kit.compat.model_garden.run_experiment, which also runs trainers of Orbit and Model Garden"
+            f"trainer: {type(trainer).__name__} is not a trainer_kit.Trainer; inherit from"
+            " trainer_kit.Trainer, or call trainer_kit.compat.model_garden.run_experiment, which"
+            " also runs trainers of Orbit and Model Garden"
         )
 
 
@@ -162,8 +164,8 @@ def check_accumulation(trainer: BaseTrainer, steps: int) -> None:
     """
     if steps != 1 and trainer.own.steps:
         raise UsageError(
-            f"trainer.accumulate_steps={steps}: {trainer.class_name} has training loops of its own, which do not split "
-            "batches; set it to 1, or inherit from the Trainer of trainer_kit"
+            f"trainer.accumulate_steps={steps}: {trainer.class_name} has training loops of its own,"
+            " which do not split batches; set it to 1, or inherit from the Trainer of trainer_kit"
         )
 
 
@@ -171,8 +173,8 @@ def check_cut_data(trainer: BaseTrainer, options: Any) -> None:
     """Raises UsageError when the config cuts the data, but the trainer opens its data itself."""
     if getattr(options, "overfit_batches", None) and trainer.own.steps:
         raise UsageError(
-            f"trainer.overfit_batches: {trainer.class_name} opens its data itself, which would not be cut; leave it "
-            "out, or inherit from the Trainer of trainer_kit"
+            f"trainer.overfit_batches: {trainer.class_name} opens its data itself, which would not"
+            " be cut; leave it out, or inherit from the Trainer of trainer_kit"
         )
 
 
@@ -180,8 +182,8 @@ def check_freeze(trainer: BaseTrainer, patterns: Sequence[str]) -> None:
     """Raises UsageError when variables are to be frozen and the trainer, one of another framework, does not do it."""
     if patterns and trainer.own.steps:
         raise UsageError(
-            f"trainer.freeze: {trainer.class_name} freezes no variables; remove freeze, or inherit from the Trainer of "
-            "trainer_kit"
+            f"trainer.freeze: {trainer.class_name} freezes no variables; remove freeze, or inherit"
+            " from the Trainer of trainer_kit"
         )
 
 

@@ -410,8 +410,10 @@ def test_only_a_full_disk_asks_for_space(tmp_path: Path) -> None:
     denied = tf.errors.PermissionDeniedError(
         None, None, f"{tmp_path}/ckpt-1.index; Permission denied"
     )
-    assert str(not_written("ckpt-1 was not written", str(tmp_path), denied)) == (
-        f"ckpt-1 was not written: {tmp_path}/ckpt-1.index; Permission denied; give a writable folder"
+    assert (
+        str(not_written("ckpt-1 was not written", str(tmp_path), denied))
+        == f"ckpt-1 was not written: {tmp_path}/ckpt-1.index; Permission denied; give a writable"
+        " folder"
     )
     full = OSError(28, "No space left on device")
     assert "free some space" in str(not_written("ckpt-1 was not written", str(tmp_path), full))

@@ -59,7 +59,10 @@ def _times(
         ),
         (
             _times(steps=1000),
-            r"^compute-bound: 94 % of the time was spent in steps of 94 ms; .*mixed_precision_dtype=",
+            (
+                r"^compute-bound: 94 % of the time was spent in steps of 94 ms;"
+                r" .*mixed_precision_dtype="
+            ),
         ),
         (_times(steps=10), r"in steps of 9400 ms; "),
         (

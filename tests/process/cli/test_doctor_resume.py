@@ -131,8 +131,8 @@ def test_a_run_with_unseeded_noise_is_reported_to_differ(trainer_kit: Command) -
         in told
     )
     assert (
-        "first different at step 20, before any resume: the experiment computes other numbers each time"
-        in told
+        "first different at step 20, before any resume: the experiment computes other numbers each"
+        " time" in told
     )
     assert "different: newest checkpoint: model/" in told
     kept = re.search(r"^kept: (.+)$", told, re.MULTILINE)
@@ -150,7 +150,10 @@ def test_the_real_command_is_run_and_its_failure_told(
     command = doctor_resume._command(given, folder)
     with pytest.raises(doctor_resume.DoctorError) as error:
         doctor_resume._to_the_end(command, folder)
-    message = "the run ended with exit code 2; its last lines:\n  error: --experiment: no experiment is called 'mine/smal'"
+    message = (
+        "the run ended with exit code 2; its last lines:\n  error: --experiment: no experiment is"
+        " called 'mine/smal'"
+    )
     assert str(error.value).startswith(message)
 
 

@@ -52,7 +52,8 @@ def _classes(config_class: type[Config]) -> Iterator[type[Config]]:
 )
 def test_every_config_field_has_a_sentence(config_class: type[Config]) -> None:
     wrong = [
-        f"{cls.__name__}.{name}: {doc.sentence!r}; write a sentence for it under Attributes: of the class"
+        f"{cls.__name__}.{name}: {doc.sentence!r}; write a sentence for it under Attributes: of the"
+        " class"
         for cls in dict.fromkeys(_classes(config_class))
         for name, doc in field_docs(cls).items()
         if not (doc.sentence.endswith(".") and doc.sentence[0].isupper() and len(doc.sentence) > 15)

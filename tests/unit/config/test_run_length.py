@@ -94,7 +94,10 @@ def test_intervals_longer_than_the_run_give_one_warning() -> None:
         summary_interval=2000,
         early_stopping=early,
     )
-    names = "trainer.checkpoint_interval and trainer.summary_interval and trainer.early_stopping.patience"
+    names = (
+        "trainer.checkpoint_interval and trainer.summary_interval and"
+        " trainer.early_stopping.patience"
+    )
     assert interval_warnings(options) == [
         f"{names}: longer than the run of 90 steps, so it is never reached"
     ]

@@ -54,6 +54,6 @@ def test_the_schedule_of_one_of_several_counts_its_updates() -> None:
     optimizers = {"slow": {**one, "period": 2}, "fast": one}
     (warning,) = rate_end_warnings(TrainerConfig(train_steps=1200, optimizers=optimizers))  # type: ignore[arg-type]
     assert warning.startswith("trainer.optimizers.fast.learning_rate.cosine.decay_steps=600: ")
-    (warning, _) = rate_end_warnings(TrainerConfig(train_steps=1800, optimizers=optimizers))  # type: ignore[arg-type]
+    warning, _ = rate_end_warnings(TrainerConfig(train_steps=1800, optimizers=optimizers))  # type: ignore[arg-type]
     assert "0 after 600 updates (one in 2 steps), so the last 300 of 900 " in warning
     assert "set it to 900, or lower trainer.train_steps to 1200" in warning

@@ -19,9 +19,10 @@ def test_a_training_line_has_all_figures() -> None:
         examples_per_second=39504.2,
         best=("accuracy", 0.5, 100),
     )
-    assert lines.report_line(built) == (
-        "train | step 200/400 | 1234.5 steps/s | 39504 examples/s | 0:00:01 left | training_loss 0.123 | "
-        "learning_rate 0.001"
+    assert (
+        lines.report_line(built)
+        == "train | step 200/400 | 1234.5 steps/s | 39504 examples/s | 0:00:01 left | training_loss"
+        " 0.123 | learning_rate 0.001"
     )
 
 
@@ -43,8 +44,10 @@ def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:
     metrics = {"digits": {"accuracy": 0.98333}}
     best = ("digits/accuracy", 0.98333, 200)
     built = report(200, "validation", metrics=metrics, seconds=1.5, best=best)
-    assert lines.report_line(built) == (
-        "validation | step 200 | 1.5 s | digits/accuracy 0.9833 | best digits/accuracy 0.9833 at step 200"
+    assert (
+        lines.report_line(built)
+        == "validation | step 200 | 1.5 s | digits/accuracy 0.9833 | best digits/accuracy 0.9833 at"
+        " step 200"
     )
 
 

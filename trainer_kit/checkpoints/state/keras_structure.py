@@ -51,7 +51,10 @@ def named_and_structured(model: Any) -> Any:
         id(variable.value) for variable in model.weights
     } - reached  # without the states of random generators
     if unseen := [name for name, variable in named.items() if id(variable) in wanted]:
-        reason = f"it does not see {unseen[0]}{f' and {len(unseen) - 1} more' if unseen[1:] else ''}; Keras 3 hides "
+        reason = (
+            f"it does not see {unseen[0]}{f' and {len(unseen) - 1} more' if unseen[1:] else ''};"
+            " Keras 3 hides "
+        )
         _LOG.warning(
             "%s",
             _not_plain(
@@ -69,8 +72,8 @@ def named_and_structured(model: Any) -> Any:
 
 def _not_plain(model: Any, reason: str) -> str:
     return (
-        f"best weights: tf.train.Checkpoint(model=...) cannot load all of the model {model.name}: {reason}; "
-        "trainer_kit.load_weights and trainer_kit.load_model load it"
+        f"best weights: tf.train.Checkpoint(model=...) cannot load all of the model {model.name}:"
+        f" {reason}; trainer_kit.load_weights and trainer_kit.load_model load it"
     )
 
 

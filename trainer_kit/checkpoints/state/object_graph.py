@@ -43,8 +43,9 @@ class CheckpointGraph:
             raise unreadable(prefix, error) from error
         if _GRAPH not in shapes:
             raise UsageError(
-                f"{prefix} stores only names and values, as TensorFlow 1 checkpoints do, and no graph of objects; read "
-                "it with tf.train.load_checkpoint and assign the values yourself"
+                f"{prefix} stores only names and values, as TensorFlow 1 checkpoints do, and no"
+                " graph of objects; read it with tf.train.load_checkpoint and assign the values"
+                " yourself"
             )
         graph = parse_message(_MESSAGE, self.value(_GRAPH))
         self.shapes = {
@@ -155,8 +156,8 @@ def parse_message(name: str, serialized: bytes) -> Any:
         descriptor = descriptor_pool.Default().FindMessageTypeByName(name)
     except KeyError as error:
         raise TrainerKitError(
-            f"TensorFlow {tf.__version__} has no definition of {name}, a format of its files ({error}); install the "
-            "TensorFlow of requirements.lock"
+            f"TensorFlow {tf.__version__} has no definition of {name}, a format of its files"
+            f" ({error}); install the TensorFlow of requirements.lock"
         ) from error
     return message_factory.GetMessageClass(descriptor).FromString(serialized)
 

@@ -110,7 +110,8 @@ class PythonState:
     def _put_all(self, values: dict[str, Any]) -> None:
         if unknown := sorted(values.keys() - self._parts.keys()):
             _LOG.warning(
-                "the checkpoint holds state of parts that this run does not have, and it is not used: %s",
+                "the checkpoint holds state of parts that this run does not have, and it is not"
+                " used: %s",
                 ", ".join(unknown),
             )
         for name, (_, put) in self._parts.items():

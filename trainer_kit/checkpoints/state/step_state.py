@@ -151,8 +151,9 @@ class StepState:
             variable = variables.get(id(handle))
             if variable is None:
                 self._report(
-                    f"the training step changes {description(handle)}, which no checkpoint contains: a resumed run "
-                    "will differ from one that was never stopped; keep such state in tf.Variables",
+                    f"the training step changes {description(handle)}, which no checkpoint"
+                    " contains: a resumed run will differ from one that was never stopped; keep"
+                    " such state in tf.Variables",
                     required,
                 )
             else:
@@ -186,17 +187,18 @@ class StepState:
         other = [name for name in unknown if name not in late]
         if other:
             text = (
-                f"{self._path} contains {', '.join(other)}, which this run does not have in that shape before its "
-                "first step; use the code and the trainer_kit that saved it, start again with --from_step=0, or leave "
-                "it out with allow_partial_restore"
+                f"{self._path} contains {', '.join(other)}, which this run does not have in that"
+                " shape before its first step; use the code and the trainer_kit that saved it,"
+                " start again with --from_step=0, or leave it out with allow_partial_restore"
             )
             if strict and not self.allow_partial:
                 raise UsageError(text)
             self._report(text)
         if late:
             self._report(
-                f"{self._path} contains {', '.join(late)}, which this run does not have yet; checkpoints keep the "
-                "values, which are restored when the attributes get these variables"
+                f"{self._path} contains {', '.join(late)}, which this run does not have yet;"
+                " checkpoints keep the values, which are restored when the attributes get these"
+                " variables"
             )
             graph = CheckpointGraph(self._path)
             keys = graph.section(SECTION)
@@ -215,8 +217,8 @@ class StepState:
         ]
         if names:
             self._report(
-                f"{self._path} contains {', '.join(names)}, which this evaluation does not restore; keep it in an "
-                "attribute of the task or the model, in the same shape"
+                f"{self._path} contains {', '.join(names)}, which this evaluation does not restore;"
+                " keep it in an attribute of the task or the model, in the same shape"
             )
 
     def report_evaluation(self, graph: Any, exclude: set[int], required: bool) -> None:
@@ -243,9 +245,10 @@ class StepState:
                 for handle in changed
             )
             self._report(
-                f"the evaluation changes {', '.join(names)}, which training uses: a resumed run does not repeat "
-                "recorded evaluations, so it will differ from one that was never stopped; use a separate variable for "
-                "evaluation, or restore the value in validation_step",
+                f"the evaluation changes {', '.join(names)}, which training uses: a resumed run"
+                " does not repeat recorded evaluations, so it will differ from one that was never"
+                " stopped; use a separate variable for evaluation, or restore the value in"
+                " validation_step",
                 required,
             )
 
@@ -283,15 +286,17 @@ class StepState:
             if value.shape == variables[name].shape:
                 variables[name].assign(value)
                 self._report(
-                    f"{name} was created after the restore, and has the value of the checkpoint from now on; an "
-                    "evaluation that created it used its initial value: create it in build_model"
+                    f"{name} was created after the restore, and has the value of the checkpoint"
+                    " from now on; an evaluation that created it used its initial value: create it"
+                    " in build_model"
                 )
         if self._path is None:
             return
         missing = sorted(variables.keys() - self._saved.keys())
         if missing:
             self._report(
-                f"{self._path} does not contain {', '.join(missing)}, which keeps its current value",
+                f"{self._path} does not contain {', '.join(missing)}, which keeps its current"
+                " value",
                 required,
             )
 
@@ -320,7 +325,7 @@ class StepState:
 def handles(variables: Iterable[Any]) -> set[int]:
     """Returns the `id` of each resource handle of variables; a mirrored variable has one per replica."""
     parts = [
-        part for variable in variables for part in (getattr(variable, "values", None) or [variable])
+        part for variable in variables for part in getattr(variable, "values", None) or [variable]
     ]
     return {id(part.handle) for part in parts}
 

@@ -153,7 +153,8 @@ def restore(
 
         if text:
             _LOG.warning(
-                "%s is restored in part; the following keep their initial value or are not used:\n%s",
+                "%s is restored in part; the following keep their initial value or are not"
+                " used:\n%s",
                 path,
                 text,
             )
@@ -193,8 +194,8 @@ def _does_not_fit(path: str, text: str, partial: bool) -> UsageError:
     if partial:
         otherwise = " (a model of this kind cannot be restored in part)"
     return UsageError(
-        f"{path} does not fit this run; use the code and the config that it was saved with{config}, another model_dir"
-        f"{otherwise}:\n{text}"
+        f"{path} does not fit this run; use the code and the config that it was saved with{config},"
+        f" another model_dir{otherwise}:\n{text}"
     )
 
 

@@ -62,7 +62,7 @@ def variables_by_handle(graph: Any) -> dict[int, tf.Variable]:
     """Returns the variables that a graph uses by the `id` of their handles; on replicas, the variable of each."""
     variables = [variable for part in _graphs(graph) for variable in part.variables]
     parts = [
-        part for variable in variables for part in (getattr(variable, "values", None) or [variable])
+        part for variable in variables for part in getattr(variable, "values", None) or [variable]
     ]
     return {id(part.handle): part for part in parts}
 

@@ -356,7 +356,7 @@ class TrainState:
             part
             for one in held
             if isinstance(one, tf.Variable)
-            for part in (getattr(one, "values", None) or [one])
+            for part in getattr(one, "values", None) or [one]
         ]
         before = [(part, part.read_value()) for part in parts]
         try:
@@ -378,7 +378,7 @@ class TrainState:
                 one for one in items if isinstance(one, tf.Variable) and _GENERATOR.search(one.name)
             ]
             self._generators = [
-                part for one in states for part in (getattr(one, "values", None) or [one])
+                part for one in states for part in getattr(one, "values", None) or [one]
             ]
         self._before_evaluation = [(part, part.read_value()) for part in self._generators]
 
@@ -486,9 +486,10 @@ def _check_aggregations(items: Iterable[Any]) -> None:
             and (one.synchronization, one.aggregation) == unsaved
         ):
             raise UsageError(
-                f"the variable {parts[0].name.partition(':')[0]} has synchronization ON_READ and aggregation NONE, and "
-                "TensorFlow cannot save such a variable of several replicas; give it the aggregation SUM, MEAN or "
-                "ONLY_FIRST_REPLICA (each replica still keeps its own value)"
+                f"the variable {parts[0].name.partition(':')[0]} has synchronization ON_READ and"
+                " aggregation NONE, and TensorFlow cannot save such a variable of several"
+                " replicas; give it the aggregation SUM, MEAN or ONLY_FIRST_REPLICA (each replica"
+                " still keeps its own value)"
             )
 
 

@@ -62,7 +62,9 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the metric and the comparison that decide which evaluation is best."""
     parser.add_argument(
         "--metric",
-        help="The metric that decides what is best. Default: the run's best_checkpoint_eval_metric.",
+        help=(
+            "The metric that decides what is best. Default: the run's best_checkpoint_eval_metric."
+        ),
     )
     parser.add_argument(
         "--comparison",
@@ -94,7 +96,8 @@ def choose(
     known = comparison or (settings.comparison if name == settings.metric else None)
     if known is None:
         raise UsageError(
-            f"--metric: is a higher or a lower {name!r} better? Give --comparison=higher or lower too"
+            f"--metric: is a higher or a lower {name!r} better? Give --comparison=higher or"
+            " lower too"
         )
     return Choice(name, known)
 
@@ -114,7 +117,8 @@ def require_ledgers(folder: Path, name: str | None) -> list[str]:
     names = ledger_names(folder)
     if not names:
         raise UsageError(
-            f"{folder} has no evaluations (evals/<name>.jsonl); it holds: {listed(os.listdir(folder))}"
+            f"{folder} has no evaluations (evals/<name>.jsonl); it holds:"
+            f" {listed(os.listdir(folder))}"
         )
     if name is None:
         return names

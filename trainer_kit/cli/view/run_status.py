@@ -85,7 +85,8 @@ def open_run(model_dir: str) -> Path:
         if not folder.exists():
             folders = [path.name for path in _folders(folder.parent)]
             raise UsageError(
-                f"MODEL_DIR: there is no folder {model_dir}; {path_suggestion(folder, folders, 'folders')}"
+                f"MODEL_DIR: there is no folder {model_dir};"
+                f" {path_suggestion(folder, folders, 'folders')}"
             )
         if not folder.is_dir():
             raise UsageError(f"MODEL_DIR: {model_dir} is a file; give the folder of a run")
@@ -135,9 +136,9 @@ def read_settings(folder: Path) -> Settings:
     )
     return Settings(
         metric=metric if isinstance(metric, str) else plain.best_checkpoint_eval_metric,
-        comparison=comparison
-        if comparison in ("higher", "lower")
-        else plain.best_checkpoint_metric_comp,
+        comparison=(
+            comparison if comparison in ("higher", "lower") else plain.best_checkpoint_metric_comp
+        ),
         best_folder=best if isinstance(best, str) else plain.best_checkpoint_export_subdir,
         named=_named_bests(recorded.get("best_checkpoints")),
     )

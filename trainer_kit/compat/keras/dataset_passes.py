@@ -18,8 +18,8 @@ from trainer_kit.runtime.tensorflow_internals import functions_of
 _LOG = logging.getLogger(__name__)
 _NEW_ITERATORS = "each pass has an iterator of its own, as in Keras"
 _READ_AGAIN = (
-    "x: a dataset that was read in this process before is read again from the middle, so that its shuffles draw other "
-    "orders than in the first process; make a new dataset for each fit"
+    "x: a dataset that was read in this process before is read again from the middle, so that its"
+    " shuffles draw other orders than in the first process; make a new dataset for each fit"
 )
 # Their iterators make those of their inputs when they are made; only a shuffle makes it when it is
 # first read.

@@ -46,8 +46,8 @@ def register_keras_experiment(
     """
     if not callable(callbacks):
         raise UsageError(
-            f"callbacks={callbacks!r:.60}: each run needs callbacks of its own; give a function that returns the list, "
-            "such as callbacks=lambda: [keras.callbacks.EarlyStopping()]"
+            f"callbacks={callbacks!r:.60}: each run needs callbacks of its own; give a function"
+            " that returns the list, such as callbacks=lambda: [keras.callbacks.EarlyStopping()]"
         )
 
     @configclass

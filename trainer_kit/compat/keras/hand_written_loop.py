@@ -86,7 +86,8 @@ def train_loop(
     if (test_step is None) != (val_dataset is None):
         missing = "val_dataset" if val_dataset is None else "test_step"
         raise UsageError(
-            f"{missing} is missing: an evaluation needs test_step and val_dataset; give both or none"
+            f"{missing} is missing: an evaluation needs test_step and val_dataset; give both or"
+            " none"
         )
     with _strategy_of_one_replica(model).scope():
         task = LoopTask(
@@ -128,15 +129,16 @@ def _strategy_of_one_replica(model: Any) -> tf.distribute.Strategy:
     """
     if not hasattr(model, "distribute_strategy"):
         raise UsageError(
-            f"model is a {type(model).__name__}; train_loop takes a Keras model. Make it one, by subclassing "
-            "keras.Model; or write a trainer_kit.Task, which trains a tf.Module, too"
+            f"model is a {type(model).__name__}; train_loop takes a Keras model. Make it one, by"
+            " subclassing keras.Model; or write a trainer_kit.Task, which trains a tf.Module, too"
         )
     strategy: tf.distribute.Strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync > 1:
         raise UsageError(
-            f"the model is on {strategy.num_replicas_in_sync} replicas; train_loop runs the functions of a loop by "
-            "hand on one. Make the model outside of the strategy's scope; or override train_step of the model and call "
-            "fit, which divides the loss by the number of replicas"
+            f"the model is on {strategy.num_replicas_in_sync} replicas; train_loop runs the"
+            " functions of a loop by hand on one. Make the model outside of the strategy's scope;"
+            " or override train_step of the model and call fit, which divides the loss by the"
+            " number of replicas"
         )
     return strategy
 
@@ -220,8 +222,9 @@ class LoopTask(FitTask):
             self._evaluated = model
             if not self.evaluation_names():
                 raise UsageError(
-                    "test_step returns no loss and there are no val_metrics, so an evaluation has no result; return "
-                    "the loss from test_step, or give val_metrics=[...], the metrics that test_step updates"
+                    "test_step returns no loss and there are no val_metrics, so an evaluation has"
+                    " no result; return the loss from test_step, or give val_metrics=[...], the"
+                    " metrics that test_step updates"
                 )
         return self.loop.optimizer
 
@@ -248,8 +251,8 @@ class LoopTask(FitTask):
             others = [variable for variable in metric.variables if id(variable) not in listed]
             if updated & {id(native_variable(variable)) for variable in others}:
                 _LOG.warning(
-                    "%s updates the metric %r, which is not in %s; it is not reported, and nothing resets it: add it "
-                    "there",
+                    "%s updates the metric %r, which is not in %s; it is not reported, and nothing"
+                    " resets it: add it there",
                     *(name, metric.name, argument),
                 )
 
@@ -269,8 +272,8 @@ class LoopTask(FitTask):
         )
         if arguments is None:
             raise UsageError(
-                f"{name}{signature} cannot be called with a batch, which has {len(parts)} parts; give it one "
-                "parameter for each part, or one for the whole batch"
+                f"{name}{signature} cannot be called with a batch, which has {len(parts)} parts;"
+                " give it one parameter for each part, or one for the whole batch"
             )
 
         returned = converted(step)(*arguments)
@@ -278,7 +281,8 @@ class LoopTask(FitTask):
             returned = returned[0] if returned else None
             if returned is None or tf.convert_to_tensor(returned).shape.rank != 0:
                 raise UsageError(
-                    f'{name} returned a tuple that does not begin with the loss; return {{"loss": loss}}'
+                    f'{name} returned a tuple that does not begin with the loss; return {{"loss":'
+                    " loss}"
                 )
         by_name = returned if isinstance(returned, Mapping) else {"loss": returned}
         logs = {str(key): value for key, value in by_name.items() if value is not None}

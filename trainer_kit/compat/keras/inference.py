@@ -132,7 +132,8 @@ def predict(
     if native:
         names = ", ".join(callback.name for callback in native)
         raise UsageError(
-            f"callbacks: {names} has no method around predictions; give callbacks of Keras to predict"
+            f"callbacks: {names} has no method around predictions; give callbacks of Keras to"
+            " predict"
         )
     load(model, model_dir, which)
     return model.predict(x, batch_size=batch_size, callbacks=of_keras, **options)
@@ -141,9 +142,7 @@ def predict(
 def _in_order(model: Any, logs: dict[str, float]) -> Any:
     """Returns the values in the order in which Keras lists them, or the single one."""
     names = [
-        one.name
-        for metric in model.metrics
-        for one in (getattr(metric, "metrics", None) or [metric])
+        one.name for metric in model.metrics for one in getattr(metric, "metrics", None) or [metric]
     ]
     ordered = [name for name in names if name in logs]
     values = [logs[name] for name in [*ordered, *sorted(logs.keys() - set(ordered))]]

@@ -148,13 +148,15 @@ class KerasCallbacks(Callback):
         self.call("on_epoch_begin", epoch - 1, {})
         if compilation(run.model) is not self._compilation:
             raise UsageError(
-                "a callback called model.compile, which has no effect on a run that has begun; compile the model after "
-                "this fit and call fit again with another model_dir, or change the rate: optimizer.learning_rate = 0.1"
+                "a callback called model.compile, which has no effect on a run that has begun;"
+                " compile the model after this fit and call fit again with another model_dir, or"
+                " change the rate: optimizer.learning_rate = 0.1"
             )
         trained = [id(variable) for variable in getattr(run.model, "trainable_variables", ())]
         if self._trained not in (None, trained):
             _LOG.warning(
-                "layer.trainable was changed, but the step is traced and trains as before; use a second fit"
+                "layer.trainable was changed, but the step is traced and trains as before; use a"
+                " second fit"
             )
         self._trained = trained
 
@@ -435,13 +437,14 @@ class FitCallbacks(KerasCallbacks):
             how = "was ended by a callback" if self._stopped else "ended"
             advice = "" if self._stopped else ", or more epochs to go on"
             _print_line(
-                f"nothing to do: the run in {model_dir} {how} after {len(self.history.epoch)} epochs; give another "
-                f"model_dir to start a new run{advice}"
+                f"nothing to do: the run in {model_dir} {how} after {len(self.history.epoch)}"
+                f" epochs; give another model_dir to start a new run{advice}"
             )
         elif self.params["verbose"] and self._run.chief:
             how = "was ended by a callback" if self._stopped else "finished"
             _print_line(
-                f"the run {how} at step {self._run.step}; checkpoints, reports and history.json are in {model_dir}"
+                f"the run {how} at step {self._run.step}; checkpoints, reports and history.json are"
+                f" in {model_dir}"
             )
         model.history = self.history
         return self.history

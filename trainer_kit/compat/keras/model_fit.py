@@ -94,20 +94,23 @@ def fit(
     """
     if not getattr(model, "compiled", True):  # tf_keras does not tell
         raise UsageError(
-            f"the model {model.name!r} is not compiled; call model.compile(optimizer, loss) before fit"
+            f"the model {model.name!r} is not compiled; call model.compile(optimizer, loss)"
+            " before fit"
         )
     if getattr(model, "optimizer", None) is None and not is_overridden(model, "train_step"):
         raise UsageError(
-            f"the model {model.name!r} is compiled without an optimizer, so that it can only evaluate and predict; "
-            'give one to train it: model.compile(optimizer="adam", ...)'
+            f"the model {model.name!r} is compiled without an optimizer, so that it can only"
+            ' evaluate and predict; give one to train it: model.compile(optimizer="adam", ...)'
         )
     if initial_epoch:
         raise UsageError(
-            f"initial_epoch={initial_epoch}: a run begins with the epoch after its newest checkpoint; leave it out"
+            f"initial_epoch={initial_epoch}: a run begins with the epoch after its newest"
+            " checkpoint; leave it out"
         )
     if keras.config.max_epochs() or keras.config.max_steps_per_epoch():
         raise UsageError(
-            "keras.config limits the epochs or their steps; give fit epochs and steps_per_epoch instead"
+            "keras.config limits the epochs or their steps; give fit epochs and steps_per_epoch"
+            " instead"
         )
     check_arguments(fit, x, epochs, options)
     if validation_split and validation_data is None:
@@ -179,16 +182,16 @@ def check_arguments(
         return
     if (options.get("runtime") or {}).get("deterministic_ops") and not is_op_determinism_enabled():
         raise UsageError(
-            "runtime deterministic_ops comes too late for the dataset, which has been made without it; call "
-            "tf.config.experimental.enable_op_determinism() at the start of the program"
+            "runtime deterministic_ops comes too late for the dataset, which has been made without"
+            " it; call tf.config.experimental.enable_op_determinism() at the start of the program"
         )
     if any(
         isinstance(spec, tf.TensorSpec) and spec.shape.rank == 0
         for spec in tf.nest.flatten(x.element_spec)
     ):
         raise UsageError(
-            "x is a dataset of single examples: a part of an element has the shape (); give batches, such as "
-            "x.batch(32)"
+            "x is a dataset of single examples: a part of an element has the shape (); give"
+            " batches, such as x.batch(32)"
         )
 
 
@@ -223,8 +226,8 @@ def run_fit(
     frequencies = [validation_freq] if isinstance(validation_freq, int) else list(validation_freq)
     if not frequencies or min(frequencies) < 1:
         raise UsageError(
-            f"validation_freq={validation_freq!r}: give the number of epochs from one evaluation to the next, at least "
-            "1, or a list of the epochs to evaluate after, such as [1, 5, 10]"
+            f"validation_freq={validation_freq!r}: give the number of epochs from one evaluation to"
+            " the next, at least 1, or a list of the epochs to evaluate after, such as [1, 5, 10]"
         )
     evaluation_names = None
     if task.validation is not None:
@@ -267,10 +270,11 @@ def run_fit(
         "allow_config_change", ()
     ):
         raise UsageError(
-            f"model_dir={model_dir!r}: an epoch of this run has {before} steps, and of this x, batch_size and "
-            f"steps_per_epoch it has {config.trainer.steps_per_epoch}; give the data of the run, or steps_per_epoch="
-            f"{before} if x has enough batches, or another model_dir. allow_config_change=[{_LENGTH!r}] goes on at the "
-            "step of the newest checkpoint, which need not be where an epoch of the new length begins"
+            f"model_dir={model_dir!r}: an epoch of this run has {before} steps, and of this x,"
+            f" batch_size and steps_per_epoch it has {config.trainer.steps_per_epoch}; give the"
+            f" data of the run, or steps_per_epoch={before} if x has enough batches, or another"
+            f" model_dir. allow_config_change=[{_LENGTH!r}] goes on at the step of the newest"
+            " checkpoint, which need not be where an epoch of the new length begins"
         )
 
     native, of_keras = split_callbacks(callbacks)
@@ -305,7 +309,8 @@ def _best_fields(best: str | bool | None, mode: str, names: Sequence[str] | None
     logs = [f"val_{name}" for name in names or ()]
     if best is None and names is not None and "val_loss" not in logs:
         _LOG.info(
-            "no best weights are kept, since an evaluation gives no loss; best= may name another of its logs"
+            "no best weights are kept, since an evaluation gives no loss; best= may name another of"
+            " its logs"
         )
     if best is None and "val_loss" in logs:
         best = "val_loss"
@@ -313,14 +318,14 @@ def _best_fields(best: str | bool | None, mode: str, names: Sequence[str] | None
         return {}
     if names is None:
         raise UsageError(
-            f"best={best!r}: there is no validation data, and the best weights are those of an evaluation; give it, or "
-            "best=False to keep no best weights"
+            f"best={best!r}: there is no validation data, and the best weights are those of an"
+            " evaluation; give it, or best=False to keep no best weights"
         )
     if not isinstance(best, str) or best not in logs:
         raise UsageError(
-            f"best={best!r}: an evaluation gives no such number. best=False keeps no best weights, and what a callback "
-            "adds to the logs is for keras.callbacks.ModelCheckpoint(monitor=...); "
-            f"{suggestion(str(best), logs)}"
+            f"best={best!r}: an evaluation gives no such number. best=False keeps no best weights,"
+            " and what a callback adds to the logs is for"
+            f" keras.callbacks.ModelCheckpoint(monitor=...); {suggestion(str(best), logs)}"
         )
     if mode not in ("auto", *_COMPARISONS):
         raise UsageError(f"best_mode={mode!r}: give 'min', 'max' or 'auto'")
@@ -328,8 +333,8 @@ def _best_fields(best: str | bool | None, mode: str, names: Sequence[str] | None
     comparison = comparison_by_name(name) if mode == "auto" else _COMPARISONS[mode]
     if comparison is None:
         raise UsageError(
-            f"best={best!r}: the name does not tell whether a lower or a higher value is better; give "
-            "best_mode='min' or best_mode='max'"
+            f"best={best!r}: the name does not tell whether a lower or a higher value is better;"
+            " give best_mode='min' or best_mode='max'"
         )
     metric = "validation_loss" if name == "loss" else name
     return {"best_checkpoint_eval_metric": metric, "best_checkpoint_metric_comp": comparison}

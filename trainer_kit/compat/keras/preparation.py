@@ -79,8 +79,8 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
         returned = with_autograph(step, model)(inputs)
         if not isinstance(returned, Mapping):
             raise UsageError(
-                f"{step.__qualname__} returned a {type(returned).__name__}; it has to return a dict of logs by name: "
-                'return {"loss": loss}'
+                f"{step.__qualname__} returned a {type(returned).__name__}; it has to return a dict"
+                ' of logs by name: return {"loss": loss}'
             )
         logs.update(returned)
 

@@ -18,8 +18,9 @@ from trainer_kit.inputs.dataset_resume import Resumption
 from trainer_kit.runtime.keras_internals import data_adapter
 
 _MOVES_RANDOM_STATE = (
-    "x: resume is not exact: a batch of the PyDataset draws from the global state of random or np.random, which is in "
-    "no checkpoint; draw from np.random.default_rng((seed, index)) in __getitem__"
+    "x: resume is not exact: a batch of the PyDataset draws from the global state of random or"
+    " np.random, which is in no checkpoint; draw from np.random.default_rng((seed, index)) in"
+    " __getitem__"
 )
 
 

@@ -104,9 +104,9 @@ class KerasTask(Task):
         phrases = changes(state["program"], self.program)
         if phrases:
             _LOG.warning(
-                "the program has changed since the checkpoint: %s. The run goes on with the weights and the optimizer "
-                "of the checkpoint; a changed learning rate is used from here on. Give another model_dir "
-                "to start from the beginning",
+                "the program has changed since the checkpoint: %s. The run goes on with the weights"
+                " and the optimizer of the checkpoint; a changed learning rate is used from here"
+                " on. Give another model_dir to start from the beginning",
                 "; ".join(phrases),
             )
 
@@ -224,8 +224,8 @@ class ExperimentTask(KerasTask):
         size = params.global_batch_size or None
         if examples is None:
             raise UsageError(
-                f"data_fn returned None for params.is_training={params.is_training}; return (x, y), "
-                "(x, y, sample_weight), a tf.data.Dataset of batches or a PyDataset"
+                f"data_fn returned None for params.is_training={params.is_training}; return (x, y),"
+                " (x, y, sample_weight), a tf.data.Dataset of batches or a PyDataset"
             )
         if not params.is_training:
             validation: tf.data.Dataset | Source = validation_dataset(examples, size)

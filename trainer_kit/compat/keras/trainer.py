@@ -23,8 +23,8 @@ from trainer_kit.training.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
 _NEW_ORDERS = (
-    "draws another order in each evaluation, and a resumed run begins with the first one again, which may change "
-    "val_loss, and by it what callbacks do; set reshuffle_each_iteration=False"
+    "draws another order in each evaluation, and a resumed run begins with the first one again,"
+    " which may change val_loss, and by it what callbacks do; set reshuffle_each_iteration=False"
 )
 
 

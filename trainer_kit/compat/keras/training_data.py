@@ -122,7 +122,8 @@ def training_data(
         arrays = read_arrays(x, y, sample_weight, class_weight)
         if isinstance(shuffle, str):
             raise UsageError(
-                f"shuffle={shuffle!r}: give True, with which the examples of all batches are shuffled"
+                f"shuffle={shuffle!r}: give True, with which the examples of all batches are"
+                " shuffled"
             )
         epochs = ArrayEpochs(arrays, int(adapter.batch_size), bool(shuffle), seed, keras_2=keras_2)
         return TrainingData(
@@ -221,7 +222,8 @@ def read_arrays(
     examples = int(parts[0].shape[0])  # a sparse one has no len()
     if not examples:
         raise UsageError(
-            f"{name} has no examples: its first dimension is 0; give at least one example, or leave it out"
+            f"{name} has no examples: its first dimension is 0; give at least one example, or leave"
+            " it out"
         )
     adapter = data_adapter(x, y, sample_weight, batch_size=examples, class_weight=class_weight)
     with tf.device("CPU:0"):
@@ -234,7 +236,8 @@ def read_arrays(
     if all(isinstance(part, tf.Tensor) for part in tf.nest.flatten(whole)):
         return whole
     raise UsageError(
-        f"{name} is sparse or ragged; give batches: tf.data.Dataset.from_tensor_slices((x, y)).batch(32)"
+        f"{name} is sparse or ragged; give batches: tf.data.Dataset.from_tensor_slices((x,"
+        " y)).batch(32)"
     )
 
 
@@ -258,7 +261,8 @@ def _count_batches(dataset: tf.data.Dataset) -> int:
         )
     count = int(dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
     _LOG.info(
-        "x was read once to count the batches of an epoch: %d; give steps_per_epoch to save this time",
+        "x was read once to count the batches of an epoch: %d; give steps_per_epoch to save this"
+        " time",
         count,
     )
     return count
@@ -286,8 +290,9 @@ def epoch_steps(wanted: int | None, batches: int | None, what: str = "") -> int:
         )
     elif batches % wanted:
         _LOG.warning(
-            "steps_per_epoch=%d does not divide the %d batches of x: each epoch has so many steps and goes on where "
-            "the one before has ended, across the end of x; Keras cuts an epoch short where x ends",
+            "steps_per_epoch=%d does not divide the %d batches of x: each epoch has so many steps"
+            " and goes on where the one before has ended, across the end of x; Keras cuts an epoch"
+            " short where x ends",
             wanted,
             batches,
         )

@@ -137,9 +137,9 @@ class RecoveryCondition(model_garden_actions.RecoveryCondition):
         except RuntimeError as error:
             step = int(to_numpy(self.global_step))
             raise DivergedError(
-                f"{error} training_loss is {loss:g} at step {step}, and "
-                f"recovery_max_trials={self.recovery_max_trials} is used up; lower the learning rate "
-                "or clip gradients"
+                f"{error} training_loss is {loss:g} at step {step}, and"
+                f" recovery_max_trials={self.recovery_max_trials} is used up; lower the learning"
+                " rate or clip gradients"
             ) from error
 
 
@@ -155,9 +155,9 @@ class RecoveryAction(model_garden_actions.RecoveryAction):
         self.checkpoint_manager.sync()
         if not self.checkpoint_manager.checkpoints:
             raise DivergedError(
-                f"the run has diverged, and {self.checkpoint_manager.directory} has no checkpoint; "
-                "save one before the first step, or save more often, and lower the learning rate or "
-                "clip gradients"
+                f"the run has diverged, and {self.checkpoint_manager.directory} has no checkpoint;"
+                " save one before the first step, or save more often, and lower the learning rate"
+                " or clip gradients"
             )
         super().__call__(_)
 

@@ -47,14 +47,15 @@ def adopted(trainer: Any, seed: int = 0) -> Any:
     missing = [name for name in _NEEDED if not hasattr(trainer, name)]
     if missing:
         raise UsageError(
-            f"{type(trainer).__name__} has no {', '.join(missing)}; give a trainer of Orbit or Model Garden the "
-            f"attributes {', '.join(_NEEDED)}, or pass a Trainer of trainer_kit"
+            f"{type(trainer).__name__} has no {', '.join(missing)}; give a trainer of Orbit or"
+            f" Model Garden the attributes {', '.join(_NEEDED)}, or pass a Trainer of trainer_kit"
         )
     best = getattr(getattr(trainer.config, "trainer", None), "best_checkpoint_eval_metric", "")
     if best and not hasattr(trainer, "checkpoint_exporter"):
         raise UsageError(
-            f"trainer.best_checkpoint_eval_metric={best}: {type(trainer).__name__} keeps no best weights; remove this "
-            "field, or have the trainer's eval_end call a checkpoint_exporter, an attribute of the trainer"
+            f"trainer.best_checkpoint_eval_metric={best}: {type(trainer).__name__} keeps no best"
+            " weights; remove this field, or have the trainer's eval_end call a"
+            " checkpoint_exporter, an attribute of the trainer"
         )
     return AdoptedTrainer(trainer, seed)
 
@@ -102,7 +103,9 @@ class AdoptedTrainer(ActingTrainer):
             ResumePolicy(one_iterator=has_plain_iterator(inner.strategy)),
             inner.global_step,
             self._dataset,
-            instead=f"have {type(inner).__name__} inherit from trainer_kit.compat.model_garden.Trainer",
+            instead=(
+                f"have {type(inner).__name__} inherit from trainer_kit.compat.model_garden.Trainer"
+            ),
         )
         rates = ConfiguredRates(trained)
         self.state.add_root("trainer", inner)
@@ -164,8 +167,9 @@ class AdoptedTrainer(ActingTrainer):
         if not self.trains:
             kind = type(self._inner).__name__
             raise UsageError(
-                f"{kind} cannot train: it lacks the attribute _train_dataset, in which Model Garden's trainers keep "
-                "their data; call super().__init__ of Model Garden's trainer, or set the attribute"
+                f"{kind} cannot train: it lacks the attribute _train_dataset, in which Model"
+                " Garden's trainers keep their data; call super().__init__ of Model Garden's"
+                " trainer, or set the attribute"
             )
         if self._inner._train_dataset is not self._dataset:  # it was replaced since the last loop
             self._dataset = self._inner._train_dataset

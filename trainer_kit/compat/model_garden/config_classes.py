@@ -166,9 +166,9 @@ def _field(
                 **(default.as_dict() if isinstance(default, Config) else {}),
                 **value.as_dict(),
             }
-        return Annotated[
-            (field.annotation, *field.metadata)
-        ] if field.metadata else field.annotation, value
+        return (
+            Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+        ), value
     if base is OneOfConfig and name == "type":
         return _type_annotation(theirs, value), value
     with prefix_mistakes(name):

@@ -96,8 +96,8 @@ def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], Any]:
             from trainer_kit.compat.model_garden.conversion import convert
         except ImportError as error:
             raise UsageError(
-                f"{PREFIX}{name} is an experiment of Model Garden, which cannot be imported: {error}; install "
-                "tf-models-official and its dependencies"
+                f"{PREFIX}{name} is an experiment of Model Garden, which cannot be imported:"
+                f" {error}; install tf-models-official and its dependencies"
             ) from error
         return convert(exp_factory.get_exp_config(name))
 

@@ -91,8 +91,8 @@ def check_one_average(options: Any) -> None:
     ema = getattr(getattr(options, "optimizer_config", None), "ema", None)
     if isinstance(ema, EMAConfig) and (ema.more_decays or ema.evaluate != (AVERAGE,)):
         raise UsageError(
-            "trainer.optimizer_config.ema: the optimizer of a Model Garden task keeps one average, which evaluations "
-            "use; remove more_decays and evaluate"
+            "trainer.optimizer_config.ema: the optimizer of a Model Garden task keeps one average,"
+            " which evaluations use; remove more_decays and evaluate"
         )
 
 

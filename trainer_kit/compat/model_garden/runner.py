@@ -84,9 +84,9 @@ class OrbitExperimentRunner:
         for name in ("_maybe_build_checkpoint_manager", "_build_controller"):
             if hasattr(self, name):
                 raise UsageError(
-                    f"{type(self).__name__}.{name}: the engine creates the checkpoint manager and the controller; "
-                    "remove this method, and pass controller_cls, train_actions or eval_actions, or set "
-                    "trainer.max_to_keep"
+                    f"{type(self).__name__}.{name}: the engine creates the checkpoint manager and"
+                    " the controller; remove this method, and pass controller_cls, train_actions"
+                    " or eval_actions, or set trainer.max_to_keep"
                 )
         self.strategy = distribution_strategy or tf.distribute.get_strategy()
         self._params = params
@@ -195,9 +195,9 @@ class OrbitExperimentRunner:
             controller_cls=self._observed_controller_class(),
             **options,
         )
-        return model, logs if options[
-            "run_post_eval"
-        ] or self._mode == "train_and_post_eval" else {}
+        return model, (
+            logs if options["run_post_eval"] or self._mode == "train_and_post_eval" else {}
+        )
 
     def _observed_controller_class(self) -> type[Any]:
         """Returns a subclass of the controller's class, whose object becomes `controller` when it is created."""

@@ -61,8 +61,8 @@ def get_distribution_strategy(
         raise _refused(error, name, num_gpus, all_reduce_alg) from None
     if name == "multi_worker_mirrored" and read_cluster() is None:
         _LOG.warning(
-            "multi_worker_mirrored: no cluster is configured, so this process trains alone; set TF_CONFIG, or call "
-            "configure_cluster with the addresses of the workers"
+            "multi_worker_mirrored: no cluster is configured, so this process trains alone; set"
+            " TF_CONFIG, or call configure_cluster with the addresses of the workers"
         )
         return model_gardens(
             name, all_reduce_alg=None if all_reduce_alg == "auto" else all_reduce_alg

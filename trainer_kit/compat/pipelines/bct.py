@@ -39,8 +39,8 @@ class RetrievalAccuracy(keras.metrics.Mean):
         classes = np.asarray(labels)
         if points.ndim != 2 or not len(points) or len(points) != len(classes):
             raise UsageError(
-                f"gallery: embeddings of shape {points.shape} and labels of shape {classes.shape} are no gallery; give "
-                "embeddings [examples, size] and one label for each example"
+                f"gallery: embeddings of shape {points.shape} and labels of shape {classes.shape}"
+                " are no gallery; give embeddings [examples, size] and one label for each example"
             )
         self._gallery = tf.math.l2_normalize(tf.constant(points), axis=1)
         self._labels = _class_numbers(tf.constant(classes))
@@ -227,8 +227,9 @@ def _embedding_size(model: Any) -> int:
     if len(outputs) != 2 or len(outputs[1].shape) != 2 or outputs[1].shape[1] is None:
         shapes = ", ".join(str(tuple(output.shape)) for output in outputs) or "none"
         raise UsageError(
-            f"BCTModel has the outputs [predictions, embedding], [batch, classes] and [batch, size]; {shapes} were "
-            "given; call BCTModel(inputs=inputs, outputs=[predictions, embedding], old_classifier=...)"
+            "BCTModel has the outputs [predictions, embedding], [batch, classes] and [batch,"
+            f" size]; {shapes} were given; call BCTModel(inputs=inputs, outputs=[predictions,"
+            " embedding], old_classifier=...)"
         )
     return int(outputs[1].shape[1])
 
@@ -241,8 +242,9 @@ def _checked_classes(
     all_new = new_count is None or set(classes) <= set(range(new_count))
     if len(classes) != count or len(set(classes)) != count or not all_new:
         raise UsageError(
-            f"old_classes: {list(classes)} are not the labels of the {count} classes of the old classifier among the "
-            f"{new_count} of the new model; give one label for each of its outputs, in their order"
+            f"old_classes: {list(classes)} are not the labels of the {count} classes of the old"
+            f" classifier among the {new_count} of the new model; give one label for each of its"
+            " outputs, in their order"
         )
     return classes
 
@@ -260,8 +262,8 @@ def frozen_classifier(classifier: Any) -> keras.Layer:
     layer = _load_classifier(os.fspath(classifier)) if is_path else classifier
     if not isinstance(layer, keras.Layer):
         raise UsageError(
-            f"old_classifier: {type(classifier).__name__} is no model or layer of Keras 3; give one, or the path of a "
-            "SavedModel or a .keras file"
+            f"old_classifier: {type(classifier).__name__} is no model or layer of Keras 3; give"
+            " one, or the path of a SavedModel or a .keras file"
         )
     layer.trainable = False
     return layer
@@ -278,7 +280,8 @@ def _load_classifier(path: str) -> keras.Layer:
         return keras.layers.TFSMLayer(path, call_endpoint=endpoint, trainable=False)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"old_classifier: {path} cannot be loaded; give a .keras file, or a SavedModel by model.export: {error}"
+            f"old_classifier: {path} cannot be loaded; give a .keras file, or a SavedModel by"
+            f" model.export: {error}"
         ) from error
 
 
@@ -315,14 +318,16 @@ def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
         tf.errors.InvalidArgumentError,
     ) as error:  # a TFSMLayer raises a TypeError
         raise UsageError(
-            f"old_classifier: it does not take the new embeddings, [batch, {size}]; old and new embeddings have the "
-            f"same size, and the classifier is the part of the old model behind them: {_HEAD}. {error!s:.300}"
+            f"old_classifier: it does not take the new embeddings, [batch, {size}]; old and new"
+            " embeddings have the same size, and the classifier is the part of the old model"
+            f" behind them: {_HEAD}. {error!s:.300}"
         ) from error
     values = np.asarray(outputs, np.float64)
     are_probabilities = bool((values >= 0).all() and np.allclose(values.sum(axis=1), 1, atol=1e-2))
     if are_probabilities == from_logits:
         kind = "probabilities" if are_probabilities else "logits, which do not sum to 1"
         raise UsageError(
-            f"old_from_logits={from_logits}: the old classifier returns {kind}; set it to {not from_logits}"
+            f"old_from_logits={from_logits}: the old classifier returns {kind}; set it to"
+            f" {not from_logits}"
         )
     return int(values.shape[1])

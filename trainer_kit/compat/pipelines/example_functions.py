@@ -25,8 +25,9 @@ def preprocessed(records: tf.data.Dataset, function: Callable[..., Any]) -> tf.d
         inspect.signature(function).bind(example=None)
     except (TypeError, ValueError) as error:  # a ValueError for a partial with an unknown keyword
         raise UsageError(
-            f"{label}: {error}. It is called as preprocessing(example=record): write `def read_tfrecord(example, "
-            "size):` and bind all other parameters, `functools.partial(read_tfrecord, size=112)`"
+            f"{label}: {error}. It is called as preprocessing(example=record): write `def"
+            " read_tfrecord(example, size):` and bind all other parameters,"
+            " `functools.partial(read_tfrecord, size=112)`"
         ) from error
     return _mapped(records, lambda record: converted(function)(example=record), label)
 
@@ -50,8 +51,8 @@ def augmented(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.dat
             examples, lambda first, *others: (converted(function)(first), *others), label
         )
     raise UsageError(
-        f"{label}: it needs {needed} arguments, but preprocessing returns {parts} part{'s' * (parts > 1)}; let it take "
-        "all parts, or the first one alone"
+        f"{label}: it needs {needed} arguments, but preprocessing returns {parts}"
+        f" part{'s' * (parts > 1)}; let it take all parts, or the first one alone"
     )
 
 

@@ -18,8 +18,8 @@ from trainer_kit.errors import UsageError, suggestion
 from trainer_kit.telemetry.scalars import as_scalar
 
 METRICS_FILE, UI_METADATA_FILE = "mlpipeline-metrics.json", "mlpipeline-ui-metadata.json"
-FOLDER_VARIABLE = (
-    "KFP_OUTPUT_FOLDER"  # an environment variable: the folder of the two files instead of /
+FOLDER_VARIABLE = (  # an environment variable: the folder of the two files instead of /
+    "KFP_OUTPUT_FOLDER"
 )
 _FORMATS = ("PERCENTAGE", "RAW")
 _LOG = logging.getLogger(__name__)
@@ -71,7 +71,8 @@ class KFPVisualization:
         number, kind = as_scalar(value), str(f).upper()
         if number is None:
             raise UsageError(
-                f"produce_metrics({name!r}): {value!r:.60} is not a single number; give one number per name"
+                f"produce_metrics({name!r}): {value!r:.60} is not a single number; give one number"
+                " per name"
             )
         if kind not in _FORMATS:
             raise UsageError(
@@ -124,7 +125,8 @@ class KFPVisualization:
         """
         if isinstance(header, str):
             raise UsageError(
-                f"produce_ui_metadata_table: header is {header!r}; give a list of the names of columns"
+                f"produce_ui_metadata_table: header is {header!r}; give a list of the names of"
+                " columns"
             )
         storage, source = _reachable(storage, source)
         columns = [str(column) for column in header]

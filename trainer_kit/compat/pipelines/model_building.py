@@ -113,7 +113,8 @@ def input_size(model: Any) -> Any:
     sizes = shape[2:] if channels_first else shape[1:3] if len(shape) == 4 else shape[1:2]
     if not sizes or None in sizes:
         raise UsageError(
-            f"the model {model.name!r} does not tell the size of its inputs; give input_shape a size"
+            f"the model {model.name!r} does not tell the size of its inputs; give input_shape a"
+            " size"
         )
     return sizes[0] if len(set(sizes)) == 1 else tuple(sizes)
 
@@ -131,8 +132,8 @@ def _call(build_model_func: Callable[..., Any]) -> Any:
         signature.bind(**arguments)
     except TypeError as error:
         raise UsageError(
-            f"build_model_func: {error}; give a function that is called without arguments: bind them, such as "
-            "functools.partial(build_model, num_classes=10)"
+            f"build_model_func: {error}; give a function that is called without arguments: bind"
+            " them, such as functools.partial(build_model, num_classes=10)"
         ) from None
     return build_model_func(**arguments)
 
@@ -151,9 +152,9 @@ def _wrapped(model: Any, custom_model_class: type | None) -> Any:
     except (AttributeError, ValueError, TypeError):
         name = custom_model_class.__name__
         raise UsageError(
-            f"custom_model_class={name} is made as {name}(inputs, outputs), and the model {model.name!r} has no inputs "
-            f"and outputs of its own; return a functional model, or a Sequential with an Input, or a {name} from "
-            "build_model_func"
+            f"custom_model_class={name} is made as {name}(inputs, outputs), and the model"
+            f" {model.name!r} has no inputs and outputs of its own; return a functional model, or a"
+            f" Sequential with an Input, or a {name} from build_model_func"
         ) from None
     return custom_model_class(*ends)
 

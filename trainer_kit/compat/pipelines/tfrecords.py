@@ -141,8 +141,8 @@ def get_tfrecord_dataset(
     if number < (size if training else 1):
         of_classes = "" if share == 100 else f" of the first {share:g} % of the classes"
         raise DataError(
-            f"{files.pattern} has {number} examples{of_classes}, and a batch {size}; lower global_batch_size, or add "
-            "files"
+            f"{files.pattern} has {number} examples{of_classes}, and a batch {size}; lower"
+            " global_batch_size, or add files"
         )
     records = records.apply(tf.data.experimental.assert_cardinality(number))
     if training:
@@ -207,8 +207,9 @@ def preprocess_image(image: Any, size: int | tuple[int, int]) -> tf.Tensor:
     target: Any = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     if len(target) != 2 or not all(isinstance(pixels, int) and pixels > 0 for pixels in target):
         raise UsageError(
-            f"preprocess_image: size={size!r}; give a positive number of pixels, or (height, width); a model whose "
-            "input has no fixed size does not tell it by get_model_input_size()"
+            f"preprocess_image: size={size!r}; give a positive number of pixels, or (height,"
+            " width); a model whose input has no fixed size does not tell it by"
+            " get_model_input_size()"
         )
     image = tf.convert_to_tensor(image)
 
@@ -307,7 +308,10 @@ def _records_of_classes(
         parsed = tf.io.parse_single_example(record, {"label": TFRECORD_FEATURES["label"]})
         return tf.reduce_any(labels == parsed["label"])
 
-    name = f"{files.pattern} with percentage={share:g}, which needs the feature 'label' (a string) in each record,"
+    name = (
+        f"{files.pattern} with percentage={share:g}, which needs the feature 'label' (a string) in"
+        " each record,"
+    )
     return records.filter(is_used), _number_of(files.records().filter(is_used), name)
 
 
@@ -323,7 +327,8 @@ def _local_folder(dataset_path: Any) -> str:
     """Returns the path of a data set's folder; raises UsageError for a remote one."""
     if is_remote(dataset_path):
         raise UsageError(
-            f"dataset_path={os.fspath(dataset_path)} is remote, which is not supported; copy the files"
+            f"dataset_path={os.fspath(dataset_path)} is remote, which is not supported; copy the"
+            " files"
         )
     return os.fspath(dataset_path)
 
@@ -345,7 +350,8 @@ def _split_name(split: Any, is_train: Any) -> str:
         return _TRAIN if is_train else _VALID
     if not isinstance(split, str) or not split or os.sep in split or glob.escape(split) != split:
         raise UsageError(
-            f"split={split!r} is not the first part of the names of files, such as 'train' or 'valid'"
+            f"split={split!r} is not the first part of the names of files, such as 'train' or"
+            " 'valid'"
         )
     return split
 

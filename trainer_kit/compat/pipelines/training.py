@@ -257,7 +257,8 @@ def _check_folders(**folders: str) -> None:
     for name, folder in folders.items():
         if files.is_remote(folder):
             raise UsageError(
-                f"{name}={folder!r} is a remote folder; mount it (gcsfuse, s3fs, ...) and give the path of the mount"
+                f"{name}={folder!r} is a remote folder; mount it (gcsfuse, s3fs, ...) and give the"
+                " path of the mount"
             )
         if folder:
             files.check_writable(folder)  # before the training, not after it

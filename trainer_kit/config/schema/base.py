@@ -62,7 +62,8 @@ def configclass(cls: type[ConfigT]) -> type[ConfigT]:
     """
     if not issubclass(cls, Config):
         raise TypeError(
-            f"{cls.__qualname__} must inherit from trainer_kit.Config (a task's from trainer_kit.TaskConfig)"
+            f"{cls.__qualname__} must inherit from trainer_kit.Config (a task's from"
+            " trainer_kit.TaskConfig)"
         )
     declared = inspect.get_annotations(cls)
     hints = get_type_hints(

@@ -174,5 +174,8 @@ def interval_rules(options: Any) -> Iterator[tuple[str, str]]:
             problem = f"{value!r} comes at steps that differ from run to run"
             yield (
                 name,
-                f"{problem}, which require_exact_resume=true forbids; give steps, epochs or a share",
+                (
+                    f"{problem}, which require_exact_resume=true forbids; give steps, epochs or a"
+                    " share"
+                ),
             )

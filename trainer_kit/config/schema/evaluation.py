@@ -18,7 +18,10 @@ OWN_EVALUATIONS = ("validation", "eval")  # the ledgers of training runs and of 
 def folder_name_problem(name: str, taken: Collection[str]) -> str:
     """Returns why `name` cannot be a folder among the files of a run, and what to do; "" if it can."""
     if name in ("", ".", "..") or "/" in name or "\\" in name:
-        return f"{name!r} is not a plain folder name; use a name without / and \\ that is not empty, . or .."
+        return (
+            f"{name!r} is not a plain folder name; use a name without / and \\ that is not empty, ."
+            " or .."
+        )
     if name in taken:
         return f"{name!r} is a name that trainer_kit uses itself; choose another name"
     return ""

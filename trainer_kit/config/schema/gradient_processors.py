@@ -150,7 +150,13 @@ def problem_with_xla(processor: str | None, enable_xla: bool, fuse_steps: int) -
     )
     instead = "runtime.enable_xla=false" if enable_xla else "trainer.fuse_steps=1"
     if processor == "check" and enable_xla:
-        return f"check has no effect with {cause}: XLA leaves out assertions; remove check, or set {instead}"
+        return (
+            f"check has no effect with {cause}: XLA leaves out assertions; remove check, or set"
+            f" {instead}"
+        )
     if processor == "summarize" and cause:
-        return f"summarize does not work with {cause}: XLA cannot write summaries; remove summarize, or set {instead}"
+        return (
+            f"summarize does not work with {cause}: XLA cannot write summaries; remove summarize,"
+            f" or set {instead}"
+        )
     return ""

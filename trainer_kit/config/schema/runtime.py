@@ -123,7 +123,10 @@ class RuntimeConfig(Config):
         if strategy in ("off", "one_device") and self.num_gpus > 1:
             yield (
                 "num_gpus",
-                f"distribution_strategy={strategy} uses one device, not {self.num_gpus}; use mirrored",
+                (
+                    f"distribution_strategy={strategy} uses one device, not {self.num_gpus}; use"
+                    " mirrored"
+                ),
             )
         if strategy == "tpu" and self.num_gpus:
             yield "num_gpus", "distribution_strategy=tpu uses no GPUs; remove num_gpus"
@@ -139,7 +142,10 @@ class RuntimeConfig(Config):
         if self.tpu and strategy not in ("auto", "tpu"):
             yield (
                 "tpu",
-                f"distribution_strategy={strategy} does not use the TPU {self.tpu!r}; remove it, or use tpu",
+                (
+                    f"distribution_strategy={strategy} does not use the TPU {self.tpu!r}; remove"
+                    " it, or use tpu"
+                ),
             )
         if self.worker_hosts and strategy not in ("auto", "multi_worker_mirrored"):
             yield (

@@ -57,7 +57,10 @@ class _PiecewiseConfig(Config):
         if self.values is not None and len(self.values) != needed:
             yield (
                 "values",
-                f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need {needed}",
+                (
+                    f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need"
+                    f" {needed}"
+                ),
             )
 
 

@@ -103,7 +103,10 @@ def _mapping(values: Any, origin: str) -> dict[str, Any]:
             if not isinstance(values, list)
             else "is a list, not settings"
         )
-        advice = "write a.b=c, nested keys such as {trainer: {train_steps: 5}}, or the path of a YAML or JSON file"
+        advice = (
+            "write a.b=c, nested keys such as {trainer: {train_steps: 5}}, or the path of a YAML or"
+            " JSON file"
+        )
         raise ConfigError([Mistake("", problem, advice, origin)])
     return values
 

@@ -24,8 +24,8 @@ def registered_names(gin: Any) -> list[str]:
     except AttributeError as error:
         version = metadata.version("gin-config")
         raise UsageError(
-            f"gin {version} does not list its registered names ({error}); install the gin-config of "
-            "requirements.lock, or use --config_file and --params_override instead of gin"
+            f"gin {version} does not list its registered names ({error}); install the gin-config of"
+            " requirements.lock, or use --config_file and --params_override instead of gin"
         ) from error
 
 

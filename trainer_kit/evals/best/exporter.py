@@ -177,8 +177,8 @@ class BestCheckpoint:
         if self.metric_name not in known:
             advice, names = suggestion(self.metric_name, known), ", ".join(sorted(known))
             raise UsageError(
-                f"{self._option}: {self.metric_name!r} is not a validation metric, or not a single number; {advice}"
-                + (f" (all: {names})" if names not in advice else "")
+                f"{self._option}: {self.metric_name!r} is not a validation metric, or not a single"
+                f" number; {advice}" + (f" (all: {names})" if names not in advice else "")
             )
 
     def maybe_export_checkpoint(
@@ -244,8 +244,8 @@ class BestCheckpoint:
         """Warns once of weights that should be kept, and that somebody has moved, damaged or removed."""
         if self._folder.writes and steps - self._lost:
             _LOG.warning(
-                "%s has lost the weights of step %s: they are missing or damaged. The next evaluation that is better "
-                "than the existing weights is exported",
+                "%s has lost the weights of step %s: they are missing or damaged. The next"
+                " evaluation that is better than the existing weights is exported",
                 self.export_dir,
                 ", ".join(map(str, sorted(steps))),
             )

@@ -201,13 +201,14 @@ def _count(arrays: Any) -> int:
     shapes = [np.shape(array) for array in tf.nest.flatten(arrays)]
     if not shapes or () in shapes or not isinstance(arrays, (tuple, Mapping, np.ndarray)):
         raise DataError(
-            f"ArraySource got a {type(arrays).__name__} of shapes {shapes[:8]}; give it an array, or a tuple or "
-            "dict of arrays, whose first dimension counts the examples"
+            f"ArraySource got a {type(arrays).__name__} of shapes {shapes[:8]}; give it an array,"
+            " or a tuple or dict of arrays, whose first dimension counts the examples"
         )
     counts = {shape[0] for shape in shapes}
     if len(counts) > 1:
         raise DataError(
-            f"the arrays differ in their number of examples, the first dimension: shapes {shapes[:8]}"
+            "the arrays differ in their number of examples, the first dimension: shapes"
+            f" {shapes[:8]}"
         )
     if counts == {0}:
         raise DataError(f"the arrays hold no examples: shapes {shapes[:8]}")

@@ -104,9 +104,11 @@ def positioned(
     if not isinstance(data, Source):
         return _without(skipped(data, position.batch, here), position, here)
     stretches = [
-        data.at(begin, input_context)
-        if length is None
-        else data.at(begin, input_context).take(length * here)
+        (
+            data.at(begin, input_context)
+            if length is None
+            else data.at(begin, input_context).take(length * here)
+        )
         for begin, length in position.stretches()
     ]
     return functools.reduce(lambda joined, stretch: joined.concatenate(stretch), stretches)

@@ -39,9 +39,10 @@ class BatchFunction:
         self.takes_seed = self._seed_by is not None
         if problem := _problem(function, self._seed_by):
             raise UsageError(
-                f"{self.label}: {problem}. {role} is called with one argument, the structure of the batch: write "
-                f"`def {role}(batch):`, and for examples of (x, y) unpack inside it, `x, y = batch`. A second "
-                "parameter named `seed` gets a seed for each example, int32 [batch, 2]"
+                f"{self.label}: {problem}. {role} is called with one argument, the structure of the"
+                f" batch: write `def {role}(batch):`, and for examples of (x, y) unpack inside it,"
+                " `x, y = batch`. A second parameter named `seed` gets a seed for each example,"
+                " int32 [batch, 2]"
             )
 
     def over(

@@ -111,10 +111,12 @@ class Order:
         batches = epochs.rebatch(share.batch * rows, drop_remainder=True)
         if share.replicas > 1:
             rows_here = slice(share.first * share.size, (share.first + share.here) * share.size)
-            cut = lambda *parts: (
-                tuple(part[rows_here] for part in parts) if seeds else parts[0][rows_here]
-            )  # noqa: E731
-            batches = batches.map(cut).rebatch(share.size, drop_remainder=True)
+
+            def select_rows(*parts: tf.Tensor) -> Any:
+                rows_of_parts = tuple(part[rows_here] for part in parts)
+                return rows_of_parts if seeds else rows_of_parts[0]
+
+            batches = batches.map(select_rows).rebatch(share.size, drop_remainder=True)
         return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
     def _in_order(self, position: int, share: _Share, seeds: bool) -> tf.data.Dataset:
@@ -189,6 +191,6 @@ def _check_batch(examples: int, params: DataConfig) -> None:
             else ", or drop_remainder to false to use them in one smaller batch"
         )
         raise DataError(
-            f"global_batch_size is {batch}, but there are {examples} examples, so that no batch is full; "
-            f"set it to {examples} or less{advice}"
+            f"global_batch_size is {batch}, but there are {examples} examples, so that no batch is"
+            f" full; set it to {examples} or less{advice}"
         )

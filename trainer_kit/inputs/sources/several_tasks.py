@@ -128,8 +128,8 @@ def _interleaved(
     for spec in tf.nest.flatten(specs):
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
             raise UsageError(
-                f"the batches of a task have {spec}, and interleaved tasks need dense tensors of known rank; make "
-                "them dense in build_inputs, or set task.training=joint"
+                f"the batches of a task have {spec}, and interleaved tasks need dense tensors of"
+                " known rank; make them dense in build_inputs, or set task.training=joint"
             )
 
     def zeros(spec: tf.TensorSpec) -> tf.Tensor:

@@ -42,8 +42,8 @@ def options_of(params: DataConfig) -> tf.data.Options:
         chosen = known.get(params.autotune_algorithm.lower())
         if chosen is None:
             raise UsageError(
-                f"autotune_algorithm: {params.autotune_algorithm!r} is not an algorithm of tf.data; "
-                f"{suggestion(params.autotune_algorithm, list(known))}"
+                f"autotune_algorithm: {params.autotune_algorithm!r} is not an algorithm of tf.data;"
+                f" {suggestion(params.autotune_algorithm, list(known))}"
             )
         options.autotune.autotune_algorithm = chosen
     return options
@@ -73,4 +73,7 @@ def warning_of_unread(reader: str, params: DataConfig, read: Collection[str]) ->
     unread = [name for name in others if getattr(params, name) != getattr(defaults, name)]
     if not unread:
         return ""
-    return f"{reader} does not read {', '.join(unread)}; unless the task reads them, these fields have no effect"
+    return (
+        f"{reader} does not read {', '.join(unread)}; unless the task reads them, these fields have"
+        " no effect"
+    )

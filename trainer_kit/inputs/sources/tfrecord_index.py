@@ -103,7 +103,10 @@ class RecordFiles:
         names = [os.path.basename(path) for path in self._paths]
         names_checksum = zlib.crc32("/".join(names).encode())
         return {
-            "files": f"{len(names)} from {names[0]} to {names[-1]}, checksum of their names {names_checksum:08x}",
+            "files": (
+                f"{len(names)} from {names[0]} to {names[-1]}, checksum of their names"
+                f" {names_checksum:08x}"
+            ),
             "records": f"{len(self)}, checksum {records_checksum:08x}",
         }
 
@@ -135,16 +138,16 @@ def matching_files(pattern: str | Sequence[str]) -> list[str]:
         or not pattern
     ):
         raise UsageError(
-            f"input_path: TFRecordSource takes a path or glob, several separated by commas, or a list of those; it got "
-            f"{pattern!r}; make one source for each name of a dict"
+            "input_path: TFRecordSource takes a path or glob, several separated by commas, or a"
+            f" list of those; it got {pattern!r}; make one source for each name of a dict"
         )
     several = [pattern] if isinstance(pattern, str) else pattern
     patterns = [part.strip() for one in several for part in one.split(",") if part.strip()]
     for one in patterns:
         if is_remote(one):
             raise UsageError(
-                f"input_path: {one} is remote, where a read of each single record would take too long; copy the files, "
-                "or return a tf.data.TFRecordDataset from build_inputs"
+                f"input_path: {one} is remote, where a read of each single record would take too"
+                " long; copy the files, or return a tf.data.TFRecordDataset from build_inputs"
             )
     found = [glob.glob(one) for one in patterns]
     missed = [one for one, files in zip(patterns, found, strict=True) if not files]
@@ -199,8 +202,9 @@ def _check_uncompressed(path: str, content: mmap.mmap) -> None:
     """A compressed file has no record at its start, and no others that could be found."""
     if kind := _compression(content[:_HEAD]):
         raise DataError(
-            f"{path}: at offset 0 it is compressed ({kind}), so that no record can be found without reading all before "
-            "it; write the file without compression, or return a tf.data.TFRecordDataset from build_inputs"
+            f"{path}: at offset 0 it is compressed ({kind}), so that no record can be found without"
+            " reading all before it; write the file without compression, or return a"
+            " tf.data.TFRecordDataset from build_inputs"
         )
 
 

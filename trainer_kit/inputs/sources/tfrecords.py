@@ -26,7 +26,8 @@ _DAMAGE = re.compile(r"\bDataError: (.+)")
 # any other op, which only waited for something from another device, such as [[IteratorGetNext/_4]].
 # Eagerly there is only the name of the op that was called.
 _GET_NEXT = re.compile(
-    r"\[\[(\{\{node )?([^\s\[\]]*/)?(MultiDevice)?IteratorGetNext\w*(\}\})?\]\]|\[Op:(MultiDevice)?IteratorGetNext\w*\]"
+    r"\[\[(\{\{node"
+    r" )?([^\s\[\]]*/)?(MultiDevice)?IteratorGetNext\w*(\}\})?\]\]|\[Op:(MultiDevice)?IteratorGetNext\w*\]"
 )
 _PLACE = re.compile(r"\n\s*\[\[| \[Op:")  # what comes before it tells what went wrong
 _PREFIX = re.compile(r"\{\{function_node [^}]*\}\} |^\s*\(0\) [A-Z_]+:\s+")

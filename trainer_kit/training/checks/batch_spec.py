@@ -93,8 +93,9 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
     if errors and not has_variables(model):
         add_note(
             errors[0],
-            f"the model {type(model).__name__} has no variables yet, so it was called on a batch of {section}, which "
-            f"is {described(batch)}; if it cannot be called so, build its variables in build_model",
+            f"the model {type(model).__name__} has no variables yet, so it was called on a batch of"
+            f" {section}, which is {described(batch)}; if it cannot be called so, build its"
+            " variables in build_model",
         )
         raise errors[0]
 
@@ -153,7 +154,10 @@ def _first_batch(sections: Any, task: Any, model: Any, train: bool, given: Any) 
     dataset = next(iter(given.values())) if isinstance(given, Mapping) else given
     if dataset is None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        why = f"the model {type(model).__name__} has no variables yet, so the shape of a batch is read from the data"
+        why = (
+            f"the model {type(model).__name__} has no variables yet, so the shape of a batch is"
+            " read from the data"
+        )
         with missing_files_told(
             name, f"{why}; with a keras.Input in build_model the model is built without data"
         ):
@@ -261,8 +265,8 @@ def _described_batch(section: str, batch: Any, task: Any, model: Any) -> Iterato
     yield f"a batch of {section} is {described(batch)}"
     if not (isinstance(batch, tuple) and len(batch) == 2) and _is_default(task, "train_step"):
         yield (
-            "that is not a pair (features, labels), so both the model and build_losses (as labels) get the whole "
-            "batch; return pairs from build_inputs, or override the step"
+            "that is not a pair (features, labels), so both the model and build_losses (as labels)"
+            " get the whole batch; return pairs from build_inputs, or override the step"
         )
     with contextlib.suppress(Exception):
         outputs = _trace(

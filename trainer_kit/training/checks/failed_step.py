@@ -36,7 +36,8 @@ class GradientDivergence(DivergedError):
 
     def __init__(self, variable: str, step: int) -> None:
         super().__init__(
-            f"the gradient of {variable} is not finite at step {step} (the gradient processor check)"
+            f"the gradient of {variable} is not finite at step {step} (the gradient processor"
+            " check)"
         )
         self.step = step
 
@@ -104,8 +105,8 @@ class CountedLoops:
         if not self._warned and not (reached < end and stopped) and reached > before:
             self._warned = True
             _LOG.warning(
-                "a loop was asked for %d steps, but %s moved global_step by %d; the run counts train_steps, the "
-                "intervals and the position of the data by global_step",
+                "a loop was asked for %d steps, but %s moved global_step by %d; the run counts"
+                " train_steps, the intervals and the position of the data by global_step",
                 *(end - before, _described(trainer), reached - before),
             )
         return logs or {}, reached
@@ -141,15 +142,17 @@ class StockLoops:
             return
         if self._trainer.data_ended:
             raise DataError(
-                f"task.train_data ended at step {before}; repeat the data, or lower trainer.train_steps"
+                f"task.train_data ended at step {before}; repeat the data, or lower"
+                " trainer.train_steps"
             )
         raise _not_counted(self._trainer, before, before)
 
 
 def _not_counted(trainer: Any, before: int, after: int) -> TrainerKitError:
     return TrainerKitError(
-        f"{_described(trainer)} did not add to global_step: it is {before} before and {after} after a training loop, "
-        "so the run would never end; call self.global_step.assign_add(1) in each training step"
+        f"{_described(trainer)} did not add to global_step: it is {before} before and {after} after"
+        " a training loop, so the run would never end; call self.global_step.assign_add(1) in each"
+        " training step"
     )
 
 
@@ -226,4 +229,7 @@ def loss_message(step: int, saved: int, checkpoint: str | None, alone: bool) -> 
     where = "there is no checkpoint, so the same command starts again from step 0"
     if saved >= 0:
         where = f"the same command resumes from step {saved} ({checkpoint})"
-    return f"nothing was saved after the error: {why}; {where}, and {lost} step{' is' if lost == 1 else 's are'} lost"
+    return (
+        f"nothing was saved after the error: {why}; {where}, and {lost}"
+        f" step{' is' if lost == 1 else 's are'} lost"
+    )

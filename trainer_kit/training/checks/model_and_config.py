@@ -39,8 +39,9 @@ def check_model(model: Any, runtime: Any, strategy: tf.distribute.Strategy) -> N
         )
     if runtime.enable_xla and strategy.num_replicas_in_sync > 1:
         raise UsageError(
-            f"runtime.enable_xla needs one replica, and there are {strategy.num_replicas_in_sync}: XLA "
-            "cannot update mirrored variables; set enable_xla=false or distribution_strategy=one_device"
+            f"runtime.enable_xla needs one replica, and there are {strategy.num_replicas_in_sync}:"
+            " XLA cannot update mirrored variables; set enable_xla=false or"
+            " distribution_strategy=one_device"
         )
     if getattr(runtime, "executor", "default") == "single_threaded" and (
         problem := problem_of_one_thread(strategy)
@@ -54,12 +55,18 @@ def problem_of_one_thread(strategy: tf.distribute.Strategy) -> str:
     That executor does not move tensors between devices.
     """
     if strategy.num_replicas_in_sync > 1:
-        return f"this executor works on one device only, and there are {strategy.num_replicas_in_sync} replicas"
+        return (
+            f"this executor works on one device only, and there are {strategy.num_replicas_in_sync}"
+            " replicas"
+        )
     if accelerators := [
         *tf.config.list_logical_devices("GPU"),
         *tf.config.list_logical_devices("TPU"),
     ]:
-        return f"this executor works on one CPU only, and TensorFlow also sees the device {accelerators[0].name}"
+        return (
+            "this executor works on one CPU only, and TensorFlow also sees the device"
+            f" {accelerators[0].name}"
+        )
     return ""
 
 
@@ -67,8 +74,8 @@ def tell_dropped_assertions(graph: tf.Graph) -> None:
     """Warns when the graph of a fused loop holds assertions, which XLA leaves out."""
     if any(node.op == "Assert" for node in nodes(graph.as_graph_def())):
         _LOG.warning(
-            "the training step has assertions, such as tf.debugging.assert_less, and XLA leaves them out: with "
-            "trainer.fuse_steps above 1 a failed assertion does not stop the run"
+            "the training step has assertions, such as tf.debugging.assert_less, and XLA leaves"
+            " them out: with trainer.fuse_steps above 1 a failed assertion does not stop the run"
         )
 
 
@@ -81,8 +88,8 @@ def tell_slow_convolutions(graph: tf.Graph) -> None:
         for node in nodes(graph.as_graph_def())
     ):
         _LOG.warning(
-            "the training step has convolutions, and on a CPU those of XLA can take ten times as long as those of "
-            "TensorFlow: set trainer.fuse_steps to 1, or measure both"
+            "the training step has convolutions, and on a CPU those of XLA can take ten times as"
+            " long as those of TensorFlow: set trainer.fuse_steps to 1, or measure both"
         )
 
 
@@ -103,8 +110,9 @@ def check_deterministic_kernels(strategy: tf.distribute.Strategy, required: bool
     if is_op_determinism_enabled() or not any("GPU" in name for name in devices):
         return
     text = (
-        "on a GPU TensorFlow adds numbers in an order that differs from run to run, so a resumed run may differ from "
-        "one that was never stopped; set runtime.deterministic_ops=true to prevent that"
+        "on a GPU TensorFlow adds numbers in an order that differs from run to run, so a resumed"
+        " run may differ from one that was never stopped; set runtime.deterministic_ops=true to"
+        " prevent that"
     )
     if required:
         raise UsageError(
@@ -137,9 +145,10 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
     if not found:
         return
     text = (
-        f"the training step uses {', '.join(found)}, whose state is not in a checkpoint: a resumed run may differ from "
-        "one that was never stopped; draw random numbers from a keras.random.SeedGenerator or a tf.random.Generator "
-        "that the model holds, and compute in TensorFlow"
+        f"the training step uses {', '.join(found)}, whose state is not in a checkpoint: a resumed"
+        " run may differ from one that was never stopped; draw random numbers from a"
+        " keras.random.SeedGenerator or a tf.random.Generator that the model holds, and compute in"
+        " TensorFlow"
     )
     if required:
         raise UsageError(
@@ -173,8 +182,8 @@ def check_methods(task: Any, train: bool, evaluate: bool) -> None:
         except TypeError as problem:
             wanted = _declared(inspect.signature(getattr(Task, name)))
             raise TrainerKitError(
-                f"{_place(method)}: {type(task).__name__}.{name}{_declared(signature)} is called with "
-                f"{_described(count, named)}: {problem}; declare it as {name}{wanted}"
+                f"{_place(method)}: {type(task).__name__}.{name}{_declared(signature)} is called"
+                f" with {_described(count, named)}: {problem}; declare it as {name}{wanted}"
             ) from None
 
 

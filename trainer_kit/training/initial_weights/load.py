@@ -110,8 +110,9 @@ def _plan(
     if len(misfits) > len(skipped) or not taken:
         table = differences_table(sorted(misfits, key=lambda row: row[0].rpartition("/")))
         raise UsageError(
-            f"{option}: {len(misfits)} of the {len(chosen)} chosen variables cannot be loaded from {file.path}, "
-            f"{file.kind}; give a list of sections with exclude, rename or other_shapes; nothing was loaded\n{table}"
+            f"{option}: {len(misfits)} of the {len(chosen)} chosen variables cannot be loaded from"
+            f" {file.path}, {file.kind}; give a list of sections with exclude, rename or"
+            f" other_shapes; nothing was loaded\n{table}"
         )
 
     by_order = [f"{path} = {name}" for path, name in taken.items() if path in by_rank]
@@ -123,7 +124,10 @@ def _plan(
         "left new, since they are not chosen": [path for path in weights if path not in chosen],
         "not used of the file": sorted(set(saved_names) - set(names.values())),
     }
-    report = f"initial weights: took {len(taken)} of {len(weights)} variables from {file.path}, {file.kind}"
+    report = (
+        f"initial weights: took {len(taken)} of {len(weights)} variables from {file.path},"
+        f" {file.kind}"
+    )
     for label, listed in notes.items():
         if listed:
             more = f", ... ({len(listed)} in all)" if len(listed) > _LISTED else ""

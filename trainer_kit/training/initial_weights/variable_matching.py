@@ -411,6 +411,6 @@ def _with_averages(
             pairs = [(variable, keys.get(id(variable)) or key) for variable, key in match.pairs]
             return replace(match, pairs=pairs, averaged=True)
     raise UsageError(
-        f"the moving averages in {graph.prefix} belong to other variables than those of this model; use load_model, "
-        "or give averaged=False to load the weights themselves"
+        f"the moving averages in {graph.prefix} belong to other variables than those of this model;"
+        " use load_model, or give averaged=False to load the weights themselves"
     )

@@ -67,8 +67,10 @@ class SideEffects:
             if not _same(_items(container), before):
                 changed.append(name)
                 container.clear()
-                container.extend(before) if isinstance(container, list) else container.update(
-                    before
+                (
+                    container.extend(before)
+                    if isinstance(container, list)
+                    else container.update(before)
                 )
         return sorted(set(changed))
 
@@ -217,12 +219,14 @@ class GraphReduction:
     def _checked(self, old: Sequence[Any], state: Any, changed: Sequence[str]) -> Any:
         if changed:
             raise NotInGraph(
-                f"the aggregation also changes {', '.join(changed)}, besides the state that it returns"
+                f"the aggregation also changes {', '.join(changed)}, besides the state that it"
+                " returns"
             )
         computed = [leaf for leaf in tf.nest.flatten(state) if tf.is_tensor(leaf)]
         if all(any(leaf is before for before in old) for leaf in computed):
             raise NotInGraph(
-                "the state that the aggregation returns holds no tensor that is computed from the logs"
+                "the state that the aggregation returns holds no tensor that is computed from the"
+                " logs"
             )
         return _tensors(state)
 
@@ -440,8 +444,8 @@ class StatefulEvalLoop:
         except NotInGraph as reason:
             self._in_graph = False
             _LOG.warning(
-                "the evaluation runs step by step, because its logs cannot be aggregated in a graph: %s; "
-                "trainer.eval_tf_while_loop=false silences this warning",
+                "the evaluation runs step by step, because its logs cannot be aggregated in a"
+                " graph: %s; trainer.eval_tf_while_loop=false silences this warning",
                 reason,
             )
             return None
@@ -532,7 +536,8 @@ def check_evaluated(done: int, wanted: int, stopped: bool) -> None:
     """Raises DataError when an evaluation found no batch; warns when it found fewer than `wanted`."""
     if done == 0 and not stopped:
         raise DataError(
-            "task.validation_data has no batch: no files, no examples, or fewer examples than one batch"
+            "task.validation_data has no batch: no files, no examples, or fewer examples than one"
+            " batch"
         )
     if 0 <= done < wanted and not stopped:
         _LOG.warning(

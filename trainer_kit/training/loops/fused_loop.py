@@ -42,8 +42,8 @@ _USERS_NAMES = {
 }
 
 _OVERDRAWN = (
-    "trainer.fuse_steps: a training step takes more than one batch from its iterator, and a fused step can take only "
-    "one; set trainer.fuse_steps to 1"
+    "trainer.fuse_steps: a training step takes more than one batch from its iterator, and a fused"
+    " step can take only one; set trainer.fuse_steps to 1"
 )
 
 
@@ -82,7 +82,8 @@ def check_fusing(fuse_steps: int, problem: str) -> None:
     """Raises UsageError when `fuse_steps` is above 1 and `problem` is not empty."""
     if fuse_steps > 1 and problem:
         raise UsageError(
-            f"trainer.fuse_steps={fuse_steps}: {problem}; change that, or set trainer.fuse_steps to 1"
+            f"trainer.fuse_steps={fuse_steps}: {problem}; change that, or set trainer.fuse_steps"
+            " to 1"
         )
 
 
@@ -242,8 +243,8 @@ def _refuse_summaries(graph: tf.Graph) -> None:
     for node in nodes(graph.as_graph_def()):
         if re.fullmatch(r"Write\w*Summary|ImportEvent", node.op):
             raise UsageError(
-                f"trainer.fuse_steps: XLA cannot compile the training step: it writes a tf.summary ({node.name}); "
-                "report the value as a metric, or set trainer.fuse_steps to 1"
+                "trainer.fuse_steps: XLA cannot compile the training step: it writes a tf.summary"
+                f" ({node.name}); report the value as a metric, or set trainer.fuse_steps to 1"
             )
 
 
@@ -257,8 +258,8 @@ def reporting_refusal(size: int) -> Iterator[None]:
         if not reason:
             raise
         raise UsageError(
-            f"trainer.fuse_steps={size}: XLA cannot compile the training step: {reason}; change the step, or set "
-            "trainer.fuse_steps to 1"
+            f"trainer.fuse_steps={size}: XLA cannot compile the training step: {reason}; change the"
+            " step, or set trainer.fuse_steps to 1"
         ) from error
 
 
@@ -267,8 +268,8 @@ def _refusal_of_xla(message: str) -> str:
     variable = re.search(r"Trying to access resource (.+?) located in device \S*CPU", message)
     if variable:
         return (
-            f"it uses the variable {variable[1]}, which is on the CPU, where TensorFlow keeps variables of int32; "
-            "create it as int64, and not under tf.device('CPU:0')"
+            f"it uses the variable {variable[1]}, which is on the CPU, where TensorFlow keeps"
+            " variables of int32; create it as int64, and not under tf.device('CPU:0')"
         )
     if (
         "tf2xla conversion failed" not in message

@@ -246,7 +246,8 @@ class OneElement:
         if not self._left or self._in_an_inner_loop():
             self.overdrawn = True
             raise ValueError(
-                "an evaluation step took two elements from its iterator; set trainer.eval_tf_function=false"
+                "an evaluation step took two elements from its iterator; set"
+                " trainer.eval_tf_function=false"
             )
         return self._left.pop()
 

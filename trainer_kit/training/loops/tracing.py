@@ -103,8 +103,8 @@ class LoopFunction:
         if not any(graph is earlier for earlier in self._graphs):
             if self._graphs:
                 _LOG.warning(
-                    "%s is traced again, which takes as long as the first time: its batches are now %s, and were %s "
-                    "before; give all batches the same shape",
+                    "%s is traced again, which takes as long as the first time: its batches are now"
+                    " %s, and were %s before; give all batches the same shape",
                     *(self._name, _described(elements), _described(self._elements)),
                 )
             if self._check is not None:
@@ -343,6 +343,7 @@ def check_one_thread(graph: tf.Graph) -> None:
     """Raises UsageError when the executor on one thread would wait for ever in a graph. The graph is only read."""
     if has_nested_conditions(graph):
         raise UsageError(
-            "runtime.executor=single_threaded: a step or a metric has a tf.cond, tf.case or tf.switch_case inside of "
-            "another one, and TensorFlow's executor on one thread waits for ever in these; set executor=default"
+            "runtime.executor=single_threaded: a step or a metric has a tf.cond, tf.case or"
+            " tf.switch_case inside of another one, and TensorFlow's executor on one thread waits"
+            " for ever in these; set executor=default"
         )

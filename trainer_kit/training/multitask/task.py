@@ -60,7 +60,8 @@ def model_of_task(model: Any, name: str) -> Any:
     models = getattr(model, "sub_tasks", {name: model})
     if name not in models:
         raise UsageError(
-            f"{type(model).__name__}.sub_tasks has no model for the task {name!r}; it has {[*models]}"
+            f"{type(model).__name__}.sub_tasks has no model for the task {name!r}; it has"
+            f" {[*models]}"
         )
     return models[name]
 
@@ -100,8 +101,9 @@ class MultiTask(Task):
             has_own_step = getattr(type(task), "train_step", None) is not Task.train_step
             if self.is_joint and has_own_step and type(self).train_step is MultiTask.train_step:
                 raise UsageError(
-                    f"task.training=joint does not call the train_step of the task {task_name!r} "
-                    f"({type(task).__name__}); set task.training=interleaving, or override train_step of the MultiTask"
+                    f"task.training=joint does not call the train_step of the task {task_name!r}"
+                    f" ({type(task).__name__}); set task.training=interleaving, or override"
+                    " train_step of the MultiTask"
                 )
         if any(map(has_own_state, self.tasks.values())):
             self.state, self.restore = self._states, self._restore

@@ -213,7 +213,10 @@ def test_a_changed_model_is_refused_or_restored_in_part(
     run = _zeros(make())
     with pytest.raises(UsageError) as error:
         restore(training_checkpoint(**run), path, whole=True)
-    advice = "use the code and the config that it was saved with, another model_dir, or allow_partial_restore"
+    advice = (
+        "use the code and the config that it was saved with, another model_dir, or"
+        " allow_partial_restore"
+    )
     assert str(error.value).startswith(f"{path} does not fit this run; {advice}")
     assert _has_row(str(error.value), layer, row)
 

@@ -169,7 +169,8 @@ def get_trainer(
     kind = options.trainer_type
     if kind not in TRAINERS:
         raise UsageError(
-            f"trainer.trainer_type: there is no trainer type {kind!r}; {suggestion(kind, list(TRAINERS))}"
+            f"trainer.trainer_type: there is no trainer type {kind!r};"
+            f" {suggestion(kind, list(TRAINERS))}"
         )
 
     arguments: dict[str, Any] = {"config": config}

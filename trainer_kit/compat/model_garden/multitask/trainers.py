@@ -80,9 +80,10 @@ class EngineTask:
             return self._model
         if not hasattr(self.multi_task, "build_multitask_model"):
             raise UsageError(
-                f"there is no model for the tasks: {type(self.multi_task).__name__} has no method "
-                "build_multitask_model(), which returns a MultiTaskBaseModel; define it in a subclass of MultiTask, "
-                "registered for the class of its config by official.core.task_factory.register_task_cls"
+                f"there is no model for the tasks: {type(self.multi_task).__name__} has no method"
+                " build_multitask_model(), which returns a MultiTaskBaseModel; define it in a"
+                " subclass of MultiTask, registered for the class of its config by"
+                " official.core.task_factory.register_task_cls"
             )
         return self.multi_task.build_multitask_model()
 
@@ -115,8 +116,8 @@ class EngineTask:
         total = losses.pop(TOTAL, None)
         if unknown := losses.keys() - self.tasks.keys():
             raise UsageError(
-                f"the training step returned losses of unknown names: {', '.join(unknown)}; it may return {TOTAL} and "
-                f"one for each task: {', '.join(self.tasks)}"
+                f"the training step returned losses of unknown names: {', '.join(unknown)}; it may"
+                f" return {TOTAL} and one for each task: {', '.join(self.tasks)}"
             )
         if total is None or type(self.multi_task).joint_train_step is MultiTask.joint_train_step:
             # In float64, so that the order of the sum does not matter.
@@ -367,14 +368,16 @@ def evaluate_tasks(
     if not isinstance(trainer, Trainer):
         kind = type(getattr(trainer, "_inner", trainer))  # an AdoptedTrainer has it as _inner
         raise UsageError(
-            f"{kind.__module__}.{kind.__name__} cannot evaluate several tasks in trainer_kit's run; pass a trainer of "
-            "trainer_kit.compat.model_garden (its arguments are the same), or no trainer"
+            f"{kind.__module__}.{kind.__name__} cannot evaluate several tasks in trainer_kit's run;"
+            " pass a trainer of trainer_kit.compat.model_garden (its arguments are the same), or"
+            " no trainer"
         )
     tasks = list(tasks)
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):
         raise UsageError(
-            f"two tasks to evaluate have the same name: {', '.join(names)}; give each a name of its own"
+            f"two tasks to evaluate have the same name: {', '.join(names)}; give each a name of"
+            " its own"
         )
     trained = list(getattr(trainer.task, "tasks", {}).values())
     sets = []
