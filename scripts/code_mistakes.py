@@ -93,7 +93,7 @@ class CodeMistake:
     head: str = _HEAD
     tail: str = _TAIL
 
-    def module(self) -> str:
+    def format_module(self) -> str:
         """Returns the source of the module."""
         return "".join([self.head, *{**_METHODS, **self.methods}.values(), self.tail])
 

@@ -82,7 +82,7 @@ def read_pages(root: Path = ROOT) -> list[Page]:
     ]
 
 
-def files_of(page: Page, pages: Iterable[Page]) -> dict[str, str]:
+def collect_files(page: Page, pages: Iterable[Page]) -> dict[str, str]:
     """Returns the page's files, and those that it needs from the last of `pages` that has them.
 
     Raises:

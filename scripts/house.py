@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import trainer_kit
-from scripts.private_names import private_uses
-from scripts.source_files import Source, documented, is_annotated
+from scripts.private_names import find_private_uses
+from scripts.source_files import SourceFile, find_undocumented, is_annotated
 
 PACKAGE = "trainer_kit"
 
@@ -80,7 +80,7 @@ class Import:
     at_start: bool
 
 
-def floor_of(module: str) -> str | None:
+def get_floor(module: str) -> str | None:
     """Returns the floor of a module, or of a name in it; None for the package itself and for other packages."""
     return next((floor for floor in FLOORS if is_within(module, f"{PACKAGE}.{floor}")), None)
 
@@ -91,7 +91,7 @@ def is_within(name: str, module: str) -> bool:
 
 
 @functools.cache  # several rules ask
-def imports(source: Source) -> list[Import]:
+def list_imports(source: Source) -> list[Import]:
     """Returns all imports, those inside functions, for type checkers only, or by import_module("...") included."""
     return [
         Import(target, getattr(node, "lineno", 0), at_start)
@@ -103,18 +103,18 @@ def imports(source: Source) -> list[Import]:
 def lower_floors_only(sources: Sequence[Source]) -> list[str]:
     """A module imports from its own folder and from lower ones, and by module, not from the package's front door."""
     breaches = []
-    for source in _inside(sources):
-        floor = floor_of(source.module)
+    for source in _select_package_sources(sources):
+        floor = get_floor(source.module)
         if floor is None:
             breaches += [
                 f"{source.module} is on no floor; put it into a folder of FLOORS in"
                 " scripts/house.py"
             ]
             continue
-        for item in imports(source):
+        for item in list_imports(source):
             if not is_within(item.target, PACKAGE) or item.target == f"{PACKAGE}.__version__":
                 continue
-            other = floor_of(item.target)
+            other = get_floor(item.target)
             if other is None:
                 breaches += [
                     f"{source.module}:{item.line} imports {item.target}, which is on no floor"
@@ -131,8 +131,8 @@ def no_cycles(sources: Sequence[Source]) -> list[str]:
     known = {source.module for source in sources}
     graph = {}
     for source in sources:
-        all_count = floor_of(source.module) == "config"
-        targets = [item.target for item in imports(source) if item.at_start or all_count]
+        all_count = get_floor(source.module) == "config"
+        targets = [item.target for item in list_imports(source) if item.at_start or all_count]
         found = [
             next((name for name in _prefixes(target) if name in known), "") for target in targets
         ]
@@ -149,32 +149,32 @@ def light_lower_floors(sources: Sequence[Source]) -> list[str]:
     return [
         f"{source.module}:{item.line} imports {item.target}; its floor may use"
         f" {sorted(LIGHT_LIBRARIES)}"
-        for source in _inside(sources)
-        if floor_of(source.module) in LIGHT_FLOORS
-        for item in imports(source)
+        for source in _select_package_sources(sources)
+        if get_floor(source.module) in LIGHT_FLOORS
+        for item in list_imports(source)
         if item.target.split(".")[0] not in sys.stdlib_module_names | LIGHT_LIBRARIES | {PACKAGE}
     ]
 
 
-def libraries_in_their_rooms(sources: Sequence[Source]) -> list[str]:
+def restricted_libraries(sources: Sequence[Source]) -> list[str]:
     """orbit, gin, absl.flags and official are imported where ONLY_IN says, and nowhere else."""
     return [
         f"{source.module}:{item.line} imports {item.target}; only {', '.join(rooms)} may"
-        for source in _inside(sources)
-        for item in imports(source)
+        for source in _select_package_sources(sources)
+        for item in list_imports(source)
         for library, rooms in ONLY_IN.items()
         if is_within(item.target, library)
         and not any(is_within(source.module, f"{PACKAGE}.{room}") for room in rooms)
     ]
 
 
-def one_tf_keras_recogniser(sources: Sequence[Source]) -> list[str]:
+def single_tf_keras_importer(sources: Sequence[Source]) -> list[str]:
     """Outside compat.model_garden at most one module, a small one, imports tf_keras."""
     users = [
         source
-        for source in _inside(sources)
+        for source in _select_package_sources(sources)
         if not is_within(source.module, f"{PACKAGE}.compat.model_garden")
-        and any(is_within(item.target, "tf_keras") for item in imports(source))
+        and any(is_within(item.target, "tf_keras") for item in list_imports(source))
     ]
     large = [source.module for source in users if source.code_lines > RECOGNISER_LINES]
     several = [source.module for source in users] if len(users) > 1 else []
@@ -193,7 +193,7 @@ def experiments_use_public_names(sources: Sequence[Source]) -> list[str]:
         if parts[0] != "experiments" or len(parts) < 2:
             continue
         own = ".".join(parts[:2])
-        for item in imports(source):
+        for item in list_imports(source):
             if is_within(item.target, "experiments") and not is_within(item.target, own):
                 breaches += [
                     f"{source.module}:{item.line} imports {item.target}, another experiment"
@@ -207,7 +207,7 @@ def experiments_use_public_names(sources: Sequence[Source]) -> list[str]:
                 breaches += [
                     f"{source.module}:{item.line} imports {item.target}, which is not a public name"
                 ]
-        for name, line in _names_of_package(source):
+        for name, line in _iterate_package_attributes(source):
             if name not in public:
                 breaches += [
                     f"{source.module}:{line} uses {PACKAGE}.{name}, which is not a public name"
@@ -221,7 +221,7 @@ def package_knows_no_experiment(sources: Sequence[Source]) -> list[str]:
         f"{source.module}:{item.line} imports {item.target}"
         for source in sources
         if is_within(source.module, PACKAGE)
-        for item in imports(source)
+        for item in list_imports(source)
         if item.target.split(".")[0] in ("experiments", "tests", "scripts")
     ]
 
@@ -229,7 +229,7 @@ def package_knows_no_experiment(sources: Sequence[Source]) -> list[str]:
 def private_names_in_their_modules(sources: Sequence[Source]) -> list[str]:
     """Unpublished names of libraries, and other modules' private names, are used in INTERNALS only."""
     users: dict[str, str] = {}
-    for use in private_uses(sources):
+    for use in find_private_uses(sources):
         if not any(is_within(use.module, f"{PACKAGE}.{room}") for room in INTERNALS):
             users.setdefault(
                 use.module,
@@ -308,17 +308,17 @@ def annotated_functions(sources: Sequence[Source]) -> list[str]:
 
 def public_docstrings(sources: Sequence[Source]) -> list[str]:
     """At least DOCUMENTED_SHARE of the public modules, classes and functions have a docstring."""
-    count, missing = documented(sources)
+    count, missing = find_undocumented(sources)
     return missing if len(missing) > (1 - DOCUMENTED_SHARE) * count else []
 
 
-Rule = Callable[[Sequence[Source]], list[str]]
+Rule = Callable[[Sequence[SourceFile]], list[str]]
 RULES: tuple[Rule, ...] = (
     lower_floors_only,
     no_cycles,
     light_lower_floors,
-    libraries_in_their_rooms,
-    one_tf_keras_recogniser,
+    restricted_libraries,
+    single_tf_keras_importer,
     experiments_use_public_names,
     package_knows_no_experiment,
     private_names_in_their_modules,
@@ -330,7 +330,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _inside(sources: Sequence[Source]) -> Iterator[Source]:
+def _select_package_sources(sources: Sequence[Source]) -> Iterator[Source]:
     """Returns the package's modules, without the top-level __init__, which names them all."""
     return (source for source in sources if source.module.startswith(PACKAGE + "."))
 
@@ -382,7 +382,7 @@ def _last_name(function: ast.expr) -> str:
     return getattr(function, "attr", "") or getattr(function, "id", "")
 
 
-def _names_of_package(source: Source) -> Iterator[tuple[str, int]]:
+def _iterate_package_attributes(source: Source) -> Iterator[tuple[str, int]]:
     aliases = {
         alias.asname or alias.name
         for node in source.nodes

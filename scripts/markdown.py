@@ -17,11 +17,11 @@ def page(title: str, lines: Iterable[str]) -> str:
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Returns the lines of a table."""
-    cells = [[without_html(cell).replace("|", "\\|") for cell in row] for row in rows]
+    cells = [[escape_html(cell).replace("|", "\\|") for cell in row] for row in rows]
     return [f"| {' | '.join(row)} |" for row in [headers, ["---"] * len(headers), *cells]]
 
 
-def without_html(text: str) -> str:
+def escape_html(text: str) -> str:
     """Returns a text with `<` escaped outside of code, so that `<name>` is not HTML."""
     parts = text.split("`")
     return "`".join(

@@ -26,7 +26,7 @@ BASE = {"experiment": "digits", "mode": "train_and_eval", "model_dir": "{folder}
 
 
 @dataclass(frozen=True)
-class Mistake:
+class CommandMistake:
     """A wrong command.
 
     Attributes:
@@ -48,7 +48,7 @@ class Mistake:
     needs_tensorflow: bool = False
 
 
-def _experiment(name: str, method: str) -> str:
+def _format_experiment_module(name: str, method: str) -> str:
     """Returns the text of a module that registers a tiny experiment whose task overrides a method by `method`."""
     return f"""
 import tensorflow as tf, trainer_kit
@@ -69,7 +69,7 @@ def wrong():
 
 
 def _override(name: str, value: str, expected: str) -> Mistake:
-    return Mistake(name, {"params_override": value}, expected)
+    return CommandMistake(name, {"params_override": value}, expected)
 
 
 # Each line has nine times the values of the one before.
@@ -78,20 +78,20 @@ _BOMB = "a: &a [1]\n" + "".join(
 )
 
 MISTAKES = [
-    Mistake("unknown flag", {"experimnt": "digits"}, "did you mean --experiment?"),
-    Mistake("an argument that is no flag", {"": "train"}, "is not a flag"),
-    Mistake("flag without a value", {"debug": "maybe"}, "it is neither true nor false"),
-    Mistake("no experiment", {"experiment": None}, "--experiment: is needed"),
-    Mistake("no model_dir", {"model_dir": None}, "--model_dir: is needed"),
-    Mistake("unknown experiment", {"experiment": "digitz"}, "did you mean digits"),
-    Mistake("unknown mode", {"mode": "train_eval"}, "did you mean train_and_eval"),
-    Mistake("no window of steps", {"profile": "20:10"}, "--profile: '20:10' ends before it begins"),
-    Mistake(
+    CommandMistake("unknown flag", {"experimnt": "digits"}, "did you mean --experiment?"),
+    CommandMistake("an argument that is no flag", {"": "train"}, "is not a flag"),
+    CommandMistake("flag without a value", {"debug": "maybe"}, "it is neither true nor false"),
+    CommandMistake("no experiment", {"experiment": None}, "--experiment: is needed"),
+    CommandMistake("no model_dir", {"model_dir": None}, "--model_dir: is needed"),
+    CommandMistake("unknown experiment", {"experiment": "digitz"}, "did you mean digits"),
+    CommandMistake("unknown mode", {"mode": "train_eval"}, "did you mean train_and_eval"),
+    CommandMistake("no window of steps", {"profile": "20:10"}, "--profile: '20:10' ends before it begins"),
+    CommandMistake(
         "module that does not exist",
         {"import_module": "no_such_module"},
         "no module is called 'no_such_module'",
     ),
-    Mistake("file that does not exist", {"import_module": "{folder}/my.py"}, "there is no file"),
+    CommandMistake("file that does not exist", {"import_module": "{folder}/my.py"}, "there is no file"),
     _override("unknown key", "trainer.train_step=5", "did you mean trainer.train_steps"),
     _override("unknown section", "trainr.train_steps=5", "did you mean trainer"),
     _override("unknown key of the task", "task.train_data.batch_size=5", "global_batch_size"),
@@ -142,73 +142,73 @@ MISTAKES = [
     _override("unknown strategy", "runtime.distribution_strategy=mirored", "did you mean mirrored"),
     _override("loss scale without float16", "runtime.loss_scale=dynamic", "mixed_precision_dtype"),
     _override("unbalanced list", "task.validation_data.input_path=[a,b", "--params_override"),
-    Mistake("missing config file", {"config_file": "{folder}/no.yaml"}, "no.yaml"),
-    Mistake(
+    CommandMistake("missing config file", {"config_file": "{folder}/no.yaml"}, "no.yaml"),
+    CommandMistake(
         "broken YAML",
         {"config_file": "{folder}/c.yaml"},
         "c.yaml:3",
         files=(("c.yaml", "trainer:\n  a: [1,\n"),),
     ),
-    Mistake(
+    CommandMistake(
         "a key twice in YAML",
         {"config_file": "{folder}/c.yaml"},
         "c.yaml:3",
         files=(("c.yaml", "trainer:\n  train_steps: 1\n  train_steps: 2\n"),),
     ),
-    Mistake(
+    CommandMistake(
         "a YAML bomb",
         {"config_file": "{folder}/c.yaml"},
         "values, aliases counted each time",
         files=(("c.yaml", _BOMB),),
     ),
-    Mistake(
+    CommandMistake(
         "two mistakes of gin",
         {"gin_file": "{folder}/a.gin"},
         "'x' is not a whole number of at least -1, or a duration such as '3 epochs'\n"
         "  TrainrConfig.seed ({folder}/a.gin:1): nothing called TrainrConfig",
         files=(("a.gin", "TrainrConfig.seed = 1\nTrainerConfig.train_steps = 'x'\n"),),
     ),
-    Mistake("missing gin file", {"gin_file": "{folder}/no.gin"}, "no.gin"),
-    Mistake("broken gin", {"gin_params": "TrainerConfig.train_steps ="}, "--gin_params"),
-    Mistake("unknown gin argument", {"gin_params": "TrainerConfig.train_step = 5"}, "train_steps"),
-    Mistake(
+    CommandMistake("missing gin file", {"gin_file": "{folder}/no.gin"}, "no.gin"),
+    CommandMistake("broken gin", {"gin_params": "TrainerConfig.train_steps ="}, "--gin_params"),
+    CommandMistake("unknown gin argument", {"gin_params": "TrainerConfig.train_step = 5"}, "train_steps"),
+    CommandMistake(
         "model_dir below a file",
         {"model_dir": "{folder}/file/run"},
         "is a file",
         6,
         (("file", ""),),
     ),
-    Mistake("model_dir that cannot be written", {"model_dir": "/proc/run"}, "/proc", 6),
-    Mistake(
+    CommandMistake("model_dir that cannot be written", {"model_dir": "/proc/run"}, "/proc", 6),
+    CommandMistake(
         "sidecar that cannot write",
         {"model_dir": "{folder}/file/run", "mode": "continuous_eval"},
         "is a file",
         6,
         (("file", ""),),
     ),
-    Mistake(
+    CommandMistake(
         "fine-tuning from nowhere",
         {"mode": "continuous_train_and_eval"},
         "task.init_checkpoint: mode continuous_train_and_eval needs one folder here",
     ),
-    Mistake(
+    CommandMistake(
         "model_dir of another experiment",
         {},
         "holds a run of the experiment 'char_lm'",
         files=(("run/manifest.json", '{"experiment": "char_lm"}'),),
     ),
-    Mistake(
+    CommandMistake(
         "eval without a checkpoint",
         {"mode": "eval"},
         "nothing to evaluate: {folder}/run holds no checkpoint",
     ),
-    Mistake(
+    CommandMistake(
         "misspelt best metric",
         {"params_override": "trainer.best_checkpoint_eval_metric=acuracy"},
         "did you mean accuracy",
         needs_tensorflow=True,
     ),
-    Mistake(
+    CommandMistake(
         "batch that replicas do not divide",
         {"params_override": "runtime.virtual_cpus=3,task.train_data.global_batch_size=32"},
         "task.train_data.global_batch_size",
@@ -231,7 +231,7 @@ MISTAKES = [
     _override(
         "fewer tries than none", "trainer.recovery_max_trials=-2", "trainer.recovery_max_trials"
     ),
-    Mistake(
+    CommandMistake(
         "module that ends the program",
         {"import_module": "{folder}/my.py"},
         "my.py ends the program when it is imported: {folder}/my.py:2: SystemExit: 0; guard that"
@@ -243,43 +243,43 @@ MISTAKES = [
         "runtime.distribution_strategy=parameter_server",
         "use multi_worker_mirrored",
     ),
-    Mistake(
+    CommandMistake(
         "a path for a step",
         {"from_step": "runs/x/ckpt-500"},
         "such as 500 or ckpt-500, or 0 to start again",
     ),
-    Mistake("a negative step", {"from_step": "-1"}, "it is not a whole number of 0 or more"),
-    Mistake(
+    CommandMistake("a negative step", {"from_step": "-1"}, "it is not a whole number of 0 or more"),
+    CommandMistake(
         "a checkpoint that is not there", {"from_step": "7"}, "there is no checkpoint of step 7"
     ),
-    Mistake(
+    CommandMistake(
         "name of an evaluation that is taken",
         {"eval_name": "validation"},
         "--eval_name: 'validation' is a name",
     ),
-    Mistake(
+    CommandMistake(
         "tf.data service",
         {"tf_data_service": "grpc://host:1"},
         "no reader of this release uses the tf.data",
     ),
-    Mistake(
+    CommandMistake(
         "change of nothing",
         {"allow_config_change": "trainer.train_step"},
         "did you mean trainer.train_steps",
     ),
-    Mistake(
+    CommandMistake(
         "syntax error in a module",
         {"import_module": "{folder}/my.py"},
         "{folder}/my.py:2: SyntaxError: ",
         files=(("my.py", "a = 1\nb = (\n"),),
     ),
-    Mistake(
+    CommandMistake(
         "library that is not there",
         {"import_module": "{folder}/my.py"},
         "my.py:1: No module named 'no_such_library'",
         files=(("my.py", "import no_such_library\n"),),
     ),
-    Mistake(
+    CommandMistake(
         "wrong config in a factory",
         {"import_module": "{folder}/my.py", "experiment": "wrong"},
         "trainer.train_step (my.wrong): there is no such key; did you mean trainer.train_steps?",
@@ -296,7 +296,7 @@ def wrong():
             ),
         ),
     ),
-    Mistake(
+    CommandMistake(
         "wrong key in config.replace",
         {"import_module": "{folder}/my.py"},
         "trainer.train_step: there is no such key; did you mean trainer.train_steps?\n  given in"
@@ -311,13 +311,13 @@ CONFIG = trainer_kit.ExperimentConfig().replace(trainer={"train_step": 5})
             ),
         ),
     ),
-    Mistake(
+    CommandMistake(
         "unknown gin name",
         {"gin_params": "TrainrConfig.train_steps = 5"},
         "TrainrConfig",
         needs_tensorflow=True,
     ),
-    Mistake(
+    CommandMistake(
         "empty dataset",
         {"import_module": "{folder}/empty.py", "experiment": "empty"},
         "task.train_data",
@@ -325,7 +325,7 @@ CONFIG = trainer_kit.ExperimentConfig().replace(trainer={"train_step": 5})
         (
             (
                 "empty.py",
-                _experiment(
+                _format_experiment_module(
                     "empty",
                     """
     def build_inputs(self, params, input_context=None):
@@ -336,7 +336,7 @@ CONFIG = trainer_kit.ExperimentConfig().replace(trainer={"train_step": 5})
         ),
         needs_tensorflow=True,
     ),
-    Mistake(
+    CommandMistake(
         "loss without a gradient",
         {"import_module": "{folder}/constant.py", "experiment": "constant"},
         "no variable has a gradient",
@@ -344,7 +344,7 @@ CONFIG = trainer_kit.ExperimentConfig().replace(trainer={"train_step": 5})
         (
             (
                 "constant.py",
-                _experiment(
+                _format_experiment_module(
                     "constant",
                     """
     def build_losses(self, labels, model_outputs, aux_losses=None):
@@ -355,7 +355,7 @@ CONFIG = trainer_kit.ExperimentConfig().replace(trainer={"train_step": 5})
         ),
         needs_tensorflow=True,
     ),
-    Mistake(
+    CommandMistake(
         "a transform of (x, y)",
         {"import_module": "{folder}/pair.py", "experiment": "pair"},
         "and for examples of (x, y) unpack inside it",
@@ -363,7 +363,7 @@ CONFIG = trainer_kit.ExperimentConfig().replace(trainer={"train_step": 5})
         (
             (
                 "pair.py",
-                _experiment(
+                _format_experiment_module(
                     "pair",
                     """
     def build_inputs(self, params, input_context=None):
@@ -375,7 +375,7 @@ CONFIG = trainer_kit.ExperimentConfig().replace(trainer={"train_step": 5})
         ),
         needs_tensorflow=True,
     ),
-    Mistake(
+    CommandMistake(
         "endless validation data",
         {"import_module": "{folder}/endless.py", "experiment": "endless"},
         "trainer.validation_steps",
@@ -383,7 +383,7 @@ CONFIG = trainer_kit.ExperimentConfig().replace(trainer={"train_step": 5})
         (
             (
                 "endless.py",
-                _experiment(
+                _format_experiment_module(
                     "endless",
                     """
     def build_inputs(self, params, input_context=None):
@@ -394,7 +394,7 @@ CONFIG = trainer_kit.ExperimentConfig().replace(trainer={"train_step": 5})
         ),
         needs_tensorflow=True,
     ),
-    Mistake(
+    CommandMistake(
         "loss for each example",
         {"import_module": "{folder}/vector.py", "experiment": "vector"},
         "build_losses has to return a scalar",
@@ -402,7 +402,7 @@ CONFIG = trainer_kit.ExperimentConfig().replace(trainer={"train_step": 5})
         (
             (
                 "vector.py",
-                _experiment(
+                _format_experiment_module(
                     "vector",
                     """
     def build_losses(self, labels, model_outputs, aux_losses=None):
@@ -443,7 +443,7 @@ def run_command(arguments: list[str]) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def commit(
+def run_mistake(
     mistake: Mistake, folder: Path, run: Callable[[list[str]], tuple[int, str]] = run_command
 ) -> Outcome:
     """Runs the wrong command with `run`, which returns its exit code and its error text."""
@@ -482,7 +482,7 @@ def commit(
     return Outcome(code, text, seconds, written, imported)
 
 
-def is_told(mistake: Mistake, outcome: Outcome, folder: Path) -> bool:
+def is_reported(mistake: Mistake, outcome: Outcome, folder: Path) -> bool:
     """Whether the outcome is as expected: message, exit code, no files written, TensorFlow imported only if needed."""
     expected = mistake.expected.replace("{folder}", str(folder))
     told = (
@@ -498,7 +498,7 @@ def run_module(
 ) -> tuple[int, str]:
     """Writes the module of the mistake into `folder` and trains with it; returns the exit code and the last message."""
     path = folder / "mine.py"
-    path.write_text(mistake.module())
+    path.write_text(mistake.format_module())
     flags = {**BASE, "experiment": "mine", "model_dir": f"{folder}/run", "import_module": str(path)}
     overrides = [f"--params_override={mistake.overrides}"] if mistake.overrides else []
     code, output = run([*(f"--{name}={value}" for name, value in flags.items()), *overrides])
@@ -509,9 +509,9 @@ def run_module(
     return code, text[max(0, text.rfind("\nerror: ") + 1) :]
 
 
-def what_is_missing(mistake: CodeMistake, code: int, text: str, folder: Path) -> list[str]:
+def find_missing_parts(mistake: CodeMistake, code: int, text: str, folder: Path) -> list[str]:
     """Returns what is wrong with the outcome of a mistake in a module; [] when it is reported as expected."""
-    lines, path = mistake.module().splitlines(), folder / "mine.py"
+    lines, path = mistake.format_module().splitlines(), folder / "mine.py"
 
     def place(match: re.Match[str]) -> str:
         return f"{path}:{next(number for number, line in enumerate(lines, 1) if match[1] in line)}"
@@ -529,7 +529,7 @@ def main() -> int:
     for code_mistake in CODE_MISTAKES:
         with tempfile.TemporaryDirectory() as folder:
             code, text = run_module(code_mistake, Path(folder))
-            missing = what_is_missing(code_mistake, code, text, Path(folder))
+            missing = find_missing_parts(code_mistake, code, text, Path(folder))
         wrong += bool(missing)
         mark = f"  <-- WRONG: {'; '.join(missing)}" if missing else ""
         print(
@@ -538,8 +538,8 @@ def main() -> int:
         )
     for mistake in MISTAKES:
         with tempfile.TemporaryDirectory() as folder:
-            outcome = commit(mistake, Path(folder))
-            good = is_told(mistake, outcome, Path(folder))
+            outcome = run_mistake(mistake, Path(folder))
+            good = is_reported(mistake, outcome, Path(folder))
         wrong += not good
         marks = ("" if good else "  <-- WRONG") + (
             "  (needs TensorFlow)" if mistake.needs_tensorflow else ""

@@ -87,7 +87,7 @@ class Outcomes:
     problem: str = ""
     seconds: float = 0.0
 
-    def passed(self) -> set[str]:
+    def get_passed_tests(self) -> set[str]:
         """Returns the names of the tests that passed."""
         return {name for name, outcome in self.tests.items() if outcome == PASSED}
 
@@ -102,44 +102,44 @@ class Row:
     listed: frozenset[str]
 
     @property
-    def differing(self) -> list[str]:
+    def differing_tests(self) -> list[str]:
         """The names of the tests that pass with Model Garden alone, but not with trainer_kit."""
-        return sorted(self.theirs.passed() - self.ours.passed())
+        return sorted(self.theirs.get_passed_tests() - self.ours.get_passed_tests())
 
     @property
-    def meant(self) -> list[str]:
+    def expected_differences(self) -> list[str]:
         """The differing tests that the docs list; a listed name stands for all parameters of a test."""
-        return [name for name in self.differing if any(_is_of(name, one) for one in self.listed)]
+        return [name for name in self.differing_tests if any(_matches_listed_test(name, one) for one in self.listed)]
 
     @property
-    def unexpected(self) -> list[str]:
+    def unexpected_differences(self) -> list[str]:
         """The differing tests that the docs do not list."""
-        return [name for name in self.differing if name not in self.meant]
+        return [name for name in self.differing_tests if name not in self.expected_differences]
 
     @property
-    def outdated(self) -> list[str]:
+    def outdated_entries(self) -> list[str]:
         """The names listed in the docs for which no test differs."""
         return [
             one
             for one in sorted(self.listed)
-            if not any(_is_of(name, one) for name in self.differing)
+            if not any(_matches_listed_test(name, one) for name in self.differing_tests)
         ]
 
-    def cells(self) -> tuple[str, ...]:
+    def format_cells(self) -> tuple[str, ...]:
         """Returns the file's cells in the table."""
         ran = sum(outcome != SKIPPED for outcome in self.theirs.tests.values())
-        both = len(self.theirs.passed() & self.ours.passed())
-        numbers = (ran, len(self.theirs.passed()), both, len(self.meant), len(self.unexpected))
+        both = len(self.theirs.get_passed_tests() & self.ours.get_passed_tests())
+        numbers = (ran, len(self.theirs.get_passed_tests()), both, len(self.expected_differences), len(self.unexpected_differences))
         seconds = f"{self.theirs.seconds:.0f} + {self.ours.seconds:.0f}"
         return (f"`{self.file}`", *map(str, numbers), seconds)
 
 
-def _is_of(name: str, test: str) -> bool:
+def _matches_listed_test(name: str, test: str) -> bool:
     return name == test or name.startswith((f"{test}_", f"{test}0", f"{test}1"))
 
 
 @dataclass(frozen=True)
-class Replaced:
+class ModuleNames:
     """The public names of a Model Garden module: those that were replaced, and those that are still its own."""
 
     ours: list[str]
@@ -155,12 +155,12 @@ def replace_modules() -> dict[str, Replaced]:
         offered = {name: getattr(door, name) for name in public if name in door.__all__}
         replaced = [name for name, value in offered.items() if value is not public[name]]
         own = [name for name, value in public.items() if getattr(value, "__module__", "") == theirs]
-        found[theirs] = Replaced(replaced, [name for name in own if name not in replaced])
+        found[theirs] = ModuleNames(replaced, [name for name in own if name not in replaced])
         vars(module).update(offered)
     return found
 
 
-def tell_names() -> None:
+def print_names() -> None:
     """Prints, for each module, which names are trainer_kit's and which are Model Garden's when the tests run."""
     for module, names in replace_modules().items():
         left = f"; still Model Garden's: {', '.join(names.theirs)}" if names.theirs else ""
@@ -188,7 +188,7 @@ def run_file(file: str, replaced: bool, results: str) -> None:
     with open(results, "a", encoding="utf-8", buffering=1) as stream:
         tests = [
             one
-            for one in _each(unittest.defaultTestLoader.loadTestsFromModule(module))
+            for one in _iterate_tests(unittest.defaultTestLoader.loadTestsFromModule(module))
             if _name(one) not in done
         ]
         runner = unittest.TextTestRunner(
@@ -207,9 +207,9 @@ def read_results(path: str | os.PathLike[str]) -> dict[str, str]:
         return dict(json.loads(line) for line in stream)
 
 
-def _each(suite: Any) -> Iterator[unittest.TestCase]:
+def _iterate_tests(suite: Any) -> Iterator[unittest.TestCase]:
     for one in suite:
-        yield from _each(one) if isinstance(one, unittest.TestSuite) else [one]
+        yield from _iterate_tests(one) if isinstance(one, unittest.TestSuite) else [one]
 
 
 def _name(test: unittest.TestCase) -> str:
@@ -262,7 +262,7 @@ def _one_line(error: Any) -> str:
     return f"{error[0].__name__}: {text[:300]}"
 
 
-def outcomes(server: ForkServer, file: str, replaced: bool, folder: Path) -> Outcomes:
+def run_in_processes(server: ForkServer, file: str, replaced: bool, folder: Path) -> Outcomes:
     """Runs the tests of one file in a separate process, and returns their outcomes.
 
     After a test that ends the process, or takes too long, the remaining tests run in another
@@ -273,7 +273,7 @@ def outcomes(server: ForkServer, file: str, replaced: bool, folder: Path) -> Out
     log, begin, found = results.with_suffix(".log"), time.monotonic(), Outcomes()
     log.write_text("", encoding="utf-8")
     while True:
-        problem, text = _run(server, file, replaced, str(results))
+        problem, text = _run_in_process(server, file, replaced, str(results))
         with log.open("a", encoding="utf-8") as stream:
             stream.write(text)
         known, found.tests = len(found.tests), read_results(results)
@@ -283,7 +283,7 @@ def outcomes(server: ForkServer, file: str, replaced: bool, folder: Path) -> Out
     return found
 
 
-def _run(server: ForkServer, *arguments: Any) -> tuple[str, str]:
+def _run_in_process(server: ForkServer, *arguments: Any) -> tuple[str, str]:
     """Runs tests in one process; returns the problem ("" if none) and the output."""
     try:
         ended = server.run(run_file, *arguments, timeout=TIME_LIMIT)
@@ -292,7 +292,7 @@ def _run(server: ForkServer, *arguments: Any) -> tuple[str, str]:
     return "" if ended.code == 0 else f"ended with {ended.code}", ended.text
 
 
-def listed_in_docs(text: str) -> dict[str, frozenset[str]]:
+def parse_listed_tests(text: str) -> dict[str, frozenset[str]]:
     """Returns the tests that are meant to differ, by file, as Class.method."""
     found = [match.groups() for line in text.splitlines() if (match := _LISTED.match(line))]
     return {file: frozenset(test for other, test in found if other == file) for file, _ in found}
@@ -309,7 +309,7 @@ def table(rows: Sequence[Row]) -> list[str]:
         "unexpected",
         "seconds",
     )
-    cells = [row.cells() for row in rows]
+    cells = [row.format_cells() for row in rows]
     sums = [str(sum(int(one[column]) for one in cells)) for column in range(1, 6)]
     seconds = (
         f"{sum(row.theirs.seconds for row in rows):.0f} +"
@@ -319,7 +319,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def report(row: Row) -> list[str]:
+def describe_problems(row: Row) -> list[str]:
     """Returns lines about a file's problems, unexpected differences and outdated entries in the docs."""
     lines = [
         f"{row.file}: {kind}: {one.problem}"
@@ -327,11 +327,11 @@ def report(row: Row) -> list[str]:
         if one.problem
     ]
     lines += [
-        f"{row.file}: {name}: {row.ours.tests.get(name, 'did not run')}" for name in row.unexpected
+        f"{row.file}: {name}: {row.ours.tests.get(name, 'did not run')}" for name in row.unexpected_differences
     ]
     return lines + [
         f"{row.file}: {name} is listed in {_DOCS.name}, but does not differ"
-        for name in row.outdated
+        for name in row.outdated_entries
     ]
 
 
@@ -360,10 +360,10 @@ def main(arguments: Sequence[str]) -> int:
     files = [one.partition("official/")[2] or one for one in options.files] or list(FILES)
     folder = Path(options.logs or tempfile.mkdtemp(prefix="model_garden_tests_"))
     folder.mkdir(parents=True, exist_ok=True)
-    listed = listed_in_docs(_DOCS.read_text(encoding="utf-8"))
+    listed = parse_listed_tests(_DOCS.read_text(encoding="utf-8"))
     with ForkServer(needs=NEEDS) as server, ThreadPoolExecutor(options.jobs) as pool:
         runs = {
-            (file, ours): pool.submit(outcomes, server, file, ours, folder)
+            (file, ours): pool.submit(run_in_processes, server, file, ours, folder)
             for file in files
             for ours in ((False,) if options.theirs else (False, True))
         }
@@ -372,12 +372,12 @@ def main(arguments: Sequence[str]) -> int:
             theirs = runs[file, False].result()
             ours = theirs if options.theirs else runs[file, True].result()
             rows.append(Row(file, theirs, ours, listed.get(file, frozenset())))
-            for line in report(rows[-1]):
+            for line in describe_problems(rows[-1]):
                 print(line, flush=True)
-        said = "" if options.theirs else server.run(tell_names).text
+        said = "" if options.theirs else server.run(print_names).text
     print("\n".join(line for line in said.splitlines() if line.startswith("official.")))
     print("\n".join(table(rows)))
-    return int(any(row.unexpected for row in rows))
+    return int(any(row.unexpected_differences for row in rows))
 
 
 if __name__ == "__main__":

@@ -74,13 +74,13 @@ class Mutant:
             f" {' '.join(self.after.split())[:90]}"
         )
 
-    def applied(self, text: str) -> str:
+    def apply(self, text: str) -> str:
         """Returns the text of the file with the change."""
         data = text.encode()
         return (data[: self.begin] + self.after.encode() + data[self.end :]).decode()
 
 
-def mutants_of(path: Path, text: str) -> Iterator[Mutant]:
+def generate_mutants(path: Path, text: str) -> Iterator[Mutant]:
     """Yields every mutant of a file, in the order of the file."""
     starts = [0]
     for line in text.encode().splitlines(keepends=True):
@@ -89,7 +89,7 @@ def mutants_of(path: Path, text: str) -> Iterator[Mutant]:
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         before = text.encode()[begin:end].decode()
-        if (after := _changed(node)) is not None:
+        if (after := _mutate_node(node)) is not None:
             yield Mutant(path, node.lineno, begin, end, before, after)
 
 
@@ -108,7 +108,7 @@ def _nodes(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
         yield from _nodes(child)
 
 
-def _changed(node: ast.expr | ast.stmt) -> str | None:
+def _mutate_node(node: ast.expr | ast.stmt) -> str | None:
     """Returns the source of a changed node; None for a node that is not changed."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _SWAPPED:
         swapped: list[ast.cmpop] = [_SWAPPED[type(node.ops[0])](), *node.ops[1:]]  # type: ignore[list-item]
@@ -138,15 +138,15 @@ def _changed(node: ast.expr | ast.stmt) -> str | None:
     return None
 
 
-def drawn(count: int, seed: int) -> list[Mutant]:
+def draw_mutants(count: int, seed: int) -> list[Mutant]:
     """Returns `count` mutants of trainer_kit; the same ones for the same seed and the same source."""
     everything = []
     for path in sorted((ROOT / "trainer_kit").rglob("*.py")):
-        everything += list(mutants_of(path.relative_to(ROOT), path.read_text()))
+        everything += list(generate_mutants(path.relative_to(ROOT), path.read_text()))
     return random.Random(seed).sample(everything, count)
 
 
-def tests_of(path: Path) -> list[str]:
+def find_tests(path: Path) -> list[str]:
     """Returns the test files of a module: its own one, else those that import it, else all of its folder."""
     inside = path.relative_to("trainer_kit")
     module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
@@ -160,7 +160,7 @@ def tests_of(path: Path) -> list[str]:
     return [str(one.relative_to(ROOT)) for one in found or [ROOT / "tests"]]
 
 
-def outcome(mutant: Mutant | None, tests: Sequence[str], limit: float) -> str:
+def try_mutant(mutant: Mutant | None, tests: Sequence[str], limit: float) -> str:
     """Returns how `tests` end within `limit` seconds on a copy of the checkout with the mutant, if there is one."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         for name in _COPIED:
@@ -172,7 +172,7 @@ def outcome(mutant: Mutant | None, tests: Sequence[str], limit: float) -> str:
                 shutil.copy(one, folder)
         if mutant is not None:
             changed = Path(folder, mutant.path)
-            changed.write_text(mutant.applied(changed.read_text()))
+            changed.write_text(mutant.apply(changed.read_text()))
         return run_tests(folder, tests, limit)
 
 
@@ -216,11 +216,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--tests", help="what pytest runs, in place of the tests of the changed module"
     )
     options = parser.parse_args(arguments)
-    chosen = list(enumerate(drawn(options.count, options.seed), 1))
+    chosen = list(enumerate(draw_mutants(options.count, options.seed), 1))
     if options.only:
         chosen = [(number, one) for number, one in chosen if str(number) in options.only.split(",")]
-    tests = [options.tests.split() if options.tests else tests_of(one.path) for _, one in chosen]
-    unchanged = outcome(None, sorted({test for one in tests for test in one}), _LIMITS[True])
+    tests = [options.tests.split() if options.tests else find_tests(one.path) for _, one in chosen]
+    unchanged = try_mutant(None, sorted({test for one in tests for test in one}), _LIMITS[True])
     if unchanged != _SURVIVES:
         parser.error(
             f"the chosen tests do not pass on the source as it is ({unchanged}), so they can judge"
@@ -229,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     counts: Counter[str] = Counter()
     with ThreadPoolExecutor(2) as pool:
         limits = [_LIMITS[bool(options.tests)]] * len(chosen)
-        results = pool.map(outcome, [one for _, one in chosen], tests, limits)
+        results = pool.map(try_mutant, [one for _, one in chosen], tests, limits)
         for (number, mutant), found in zip(chosen, results, strict=True):
             counts[found] += 1
             print(

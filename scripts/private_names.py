@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from scripts.source_files import Source, read_sources
+from scripts.source_files import SourceFile, read_source_files
 
 HIDDEN = (
     "tensorflow.python",
@@ -38,7 +38,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class _Class:
+class _ClassNames:
     """The names that a class defines, and its bases as they are written."""
 
     names: set[str]
@@ -46,42 +46,42 @@ class _Class:
 
 
 @dataclass(frozen=True)
-class _Names:
+class _ModuleNames:
     """A module's defined names, its classes, and its imports: name -> dotted target."""
 
     source: Source
     imports: dict[str, str] = field(default_factory=dict)
 
     @cached_property
-    def defined(self) -> set[str]:
-        return _defined(self.source.tree)
+    def defined_names(self) -> set[str]:
+        return _collect_defined_names(self.source.tree)
 
     @cached_property
     def classes(self) -> dict[str, _Class]:
         found = [node for node in self.source.nodes if isinstance(node, ast.ClassDef)]
         return {
-            node.name: _Class(_defined(node), [ast.unparse(base) for base in node.bases])
+            node.name: _ClassNames(_collect_defined_names(node), [ast.unparse(base) for base in node.bases])
             for node in found
         }
 
 
-def private_uses(sources: Sequence[Source]) -> list[Use]:
+def find_private_uses(sources: Sequence[Source]) -> list[Use]:
     """Returns all uses of names that are not public, in the order of the sources."""
-    known = {source.module: _Names(source, _imports(source)) for source in sources}
+    known = {source.module: _ModuleNames(source, _imports(source)) for source in sources}
     return [use for names in known.values() for use in _uses(names.source.tree, names, known, "")]
 
 
 def _uses(node: ast.AST, names: _Names, known: Mapping[str, _Names], inside: str) -> Iterator[Use]:
     """Yields the uses below a node; `inside` is the class of `self`."""
     for child in ast.iter_child_nodes(node):
-        for name in _private(child, names, known, inside):
+        for name in _find_private_names(child, names, known, inside):
             yield Use(name, names.source.module, getattr(child, "lineno", 0), ast.unparse(child))
         yield from _uses(
             child, names, known, child.name if isinstance(child, ast.ClassDef) else inside
         )
 
 
-def _private(node: ast.AST, names: _Names, known: Mapping[str, _Names], inside: str) -> list[str]:
+def _find_private_names(node: ast.AST, names: _Names, known: Mapping[str, _Names], inside: str) -> list[str]:
     """Returns the names that are not public in one node, without those below it."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return _private_imports(node)
@@ -97,9 +97,9 @@ def _private(node: ast.AST, names: _Names, known: Mapping[str, _Names], inside: 
         or (name == "src" and "keras" in text)
     ):
         return [name]
-    if not name.startswith("_") or name.endswith("__") or name in names.defined:
+    if not name.startswith("_") or name.endswith("__") or name in names.defined_names:
         return []
-    is_own = text in (*_ONESELF, "super()") and name in _names_of(inside, names, known)
+    is_own = text in (*_ONESELF, "super()") and name in _collect_class_names(inside, names, known)
     return [] if is_own else [name]
 
 
@@ -129,7 +129,7 @@ def _attribute(node: ast.AST) -> tuple[ast.expr | None, str]:
     return None, ""
 
 
-def _names_of(name: str, names: _Names, known: Mapping[str, _Names]) -> set[str]:
+def _collect_class_names(name: str, names: _Names, known: Mapping[str, _Names]) -> set[str]:
     """Returns the names that a class and those of its bases that are in the sources define."""
     if name not in names.classes:
         module, _, name = names.imports.get(name, "").rpartition(".")
@@ -137,10 +137,10 @@ def _names_of(name: str, names: _Names, known: Mapping[str, _Names]) -> set[str]
             return set()
         names = known[module]
     one = names.classes[name]
-    return one.names.union(*(_names_of(base, names, known) for base in one.bases if base != name))
+    return one.names.union(*(_collect_class_names(base, names, known) for base in one.bases if base != name))
 
 
-def _defined(node: ast.AST) -> set[str]:
+def _collect_defined_names(node: ast.AST) -> set[str]:
     """Returns the names defined below a node: functions, classes, variables, and attributes of `self`."""
     found = set()
     for child in ast.walk(node):
@@ -164,7 +164,7 @@ def _imports(source: Source) -> dict[str, str]:
 
 if __name__ == "__main__":
     outside = [
-        use for use in private_uses(read_sources("trainer_kit")) if ".compat." not in use.module
+        use for use in find_private_uses(read_source_files("trainer_kit")) if ".compat." not in use.module
     ]
     for one in outside:
         print(f"{one.module}:{one.line}: {one.name}   {one.text[:80]}")

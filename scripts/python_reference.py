@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.markdown import page, table, without_html
+from scripts.markdown import page, table, escape_html
 from scripts.source_files import ROOT, Function
 
 PACKAGES = {
@@ -31,7 +31,7 @@ _COLUMNS = {
 _WIDTH = 100
 
 
-def python_page(config_page: str) -> str:
+def render_python_page(config_page: str) -> str:
     """Returns the page of the public names, package by package; it links to the fields on the page of the config."""
     lines = [
         "The names that programs may rely on. Task, Trainer and Callback are for subclasses of your"
@@ -40,7 +40,7 @@ def python_page(config_page: str) -> str:
     for package, about in PACKAGES.items():
         lines += ["", f"## {package}", "", about]
         for name, module in public_names(package).items():
-            lines += ["", *_described(name, module, f"Class: `{name}`" in config_page)]
+            lines += ["", *_describe_name(name, module, f"Class: `{name}`" in config_page)]
     return page("Python", lines)
 
 
@@ -73,7 +73,7 @@ def _targets(node: ast.stmt) -> list[str]:
     return [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
 
 
-def _described(name: str, module: str, is_linked: bool) -> Iterator[str]:
+def _describe_name(name: str, module: str, is_linked: bool) -> Iterator[str]:
     """Yields the lines of a name: a function, a class with its public methods, or a constant."""
     for node in ast.parse(_path(module).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
@@ -166,7 +166,7 @@ def _docstring(text: str) -> Iterator[str]:
 
 def _section(title: str, lines: list[str]) -> Iterator[str]:
     if title in ("Returns", "Yields"):
-        yield from ("", f"**{title}** {without_html(' '.join(' '.join(lines).split()))}")
+        yield from ("", f"**{title}** {escape_html(' '.join(' '.join(lines).split()))}")
     elif title:
         yield from ("", *table(_COLUMNS[title], _entries(lines)))
     else:
@@ -181,4 +181,4 @@ def _entries(lines: list[str]) -> list[tuple[str, str]]:
 
 
 def _prose(lines: list[str]) -> Iterator[str]:
-    yield from (without_html(line) if not line.startswith("    ") else line for line in lines)
+    yield from (escape_html(line) if not line.startswith("    ") else line for line in lines)

@@ -14,22 +14,22 @@ from types import ModuleType
 from typing import Any
 
 from scripts.markdown import page, table
-from scripts.python_reference import python_page
+from scripts.python_reference import render_python_page
 from scripts.source_files import ROOT
 from trainer_kit.cli.main import CHECKPOINTS, CHECKS, VERBS, add_common_arguments
-from trainer_kit.config.allowed_values import show
-from trainer_kit.config.field_docs import FieldDoc, field_docs, summary
+from trainer_kit.config.allowed_values import format_value
+from trainer_kit.config.field_docs import FieldDoc, read_field_docs, read_class_summary
 from trainer_kit.config.modes import MODES
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.section import Section
 from trainer_kit.errors import EXIT_CODES
-from trainer_kit.run.flag_texts import EXAMPLES, FLAGS, SOURCES_NOTE, described, usage
+from trainer_kit.run.flag_texts import EXAMPLES, FLAGS, SOURCES_NOTE, describe_flag, format_usage
 
 FOLDER = ROOT / "docs" / "reference"
 
 
-def config_page() -> str:
+def render_config_page() -> str:
     """Returns the page of the config: each section with its fields, outer sections first."""
     lines = [
         (
@@ -43,10 +43,10 @@ def config_page() -> str:
     for path, config_class, value in _sections("", ExperimentConfig, ExperimentConfig()):
         lines += ["", f"## `{path}`" if path else "## The whole config", ""]
         if config_class in known:
-            lines += [_as_before(known[config_class], config_class, value)]
+            lines += [_describe_repeated_section(known[config_class], config_class, value)]
         else:
             lines += [
-                f"{summary(config_class)} Class: `{config_class.__name__}`.",
+                f"{read_class_summary(config_class)} Class: `{config_class.__name__}`.",
                 "",
                 *_fields(path, config_class),
             ]
@@ -54,7 +54,7 @@ def config_page() -> str:
     return page("Config", lines)
 
 
-def command_line_page() -> str:
+def render_command_line_page() -> str:
     """Returns the page of the commands: the flags of the training command, then the verbs of trainer-kit."""
     lines = ["## python -m trainer_kit.train", "", "```bash"]
     lines += [
@@ -63,7 +63,7 @@ def command_line_page() -> str:
         "",
     ]
     rows = [
-        (f"`{usage(name)}`{' *' if flag.kind == 'repeated' else ''}", described(name))
+        (f"`{format_usage(name)}`{' *' if flag.kind == 'repeated' else ''}", describe_flag(name))
         for name, flag in FLAGS.items()
     ]
     lines += [
@@ -87,7 +87,7 @@ def command_line_page() -> str:
     return page("Command line", lines)
 
 
-def exit_codes_page() -> str:
+def render_exit_codes_page() -> str:
     """Returns the page of the exit codes."""
     rows = [(str(code.value), f"`{code.name}`", meaning) for code, meaning in EXIT_CODES.items()]
     lines = [
@@ -103,14 +103,14 @@ def exit_codes_page() -> str:
 
 
 PAGES = {
-    "config.md": config_page,
-    "command_line.md": command_line_page,
-    "python.md": lambda: python_page(config_page()),
-    "exit_codes.md": exit_codes_page,
+    "config.md": render_config_page,
+    "command_line.md": render_command_line_page,
+    "python.md": lambda: render_python_page(render_config_page()),
+    "exit_codes.md": render_exit_codes_page,
 }
 
 
-def write(folder: Path = FOLDER) -> None:
+def write_pages(folder: Path = FOLDER) -> None:
     """Writes all pages into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, made in PAGES.items():
@@ -122,19 +122,19 @@ def _sections(
 ) -> Iterator[tuple[str, type[Section], Any]]:
     """Yields path, class and default of a section and of all sections inside it, except a task's model section."""
     yield path, config_class, value
-    for name, doc in field_docs(config_class).items():
+    for name, doc in read_field_docs(config_class).items():
         if doc.section is not None and doc.section is not Config:
             yield from _sections(
-                f"{path}.{name}{_several(doc)}".lstrip("."), doc.section, getattr(value, name, None)
+                f"{path}.{name}{_get_placeholder(doc)}".lstrip("."), doc.section, getattr(value, name, None)
             )
 
 
-def _as_before(path: str, config_class: type[Section], value: Any) -> str:
+def _describe_repeated_section(path: str, config_class: type[Section], value: Any) -> str:
     """Returns the text for a section whose class the page has already, with the defaults that differ."""
     others = {
-        name: show(getattr(value, name))
-        for name, doc in field_docs(config_class).items()
-        if isinstance(value, Config) and doc.default and show(getattr(value, name)) != doc.default
+        name: format_value(getattr(value, name))
+        for name, doc in read_field_docs(config_class).items()
+        if isinstance(value, Config) and doc.default and format_value(getattr(value, name)) != doc.default
     }
     differing = "".join(
         f" Here the default of `{name}` is `{other}`." for name, other in others.items()
@@ -145,27 +145,27 @@ def _as_before(path: str, config_class: type[Section], value: Any) -> str:
     )
 
 
-def _several(doc: FieldDoc) -> str:
+def _get_placeholder(doc: FieldDoc) -> str:
     """Returns the placeholder for the name or the number of one of several sections."""
     return (
         ".<name>"
-        if doc.allowed.startswith("a mapping")
+        if doc.allowed_values.startswith("a mapping")
         else "[<n>]"
-        if "a list" in doc.allowed
+        if "a list" in doc.allowed_values
         else ""
     )
 
 
 def _fields(path: str, config_class: type[Section]) -> list[str]:
     rows = []
-    for name, doc in field_docs(config_class).items():
+    for name, doc in read_field_docs(config_class).items():
         inside = doc.section is not None and doc.section is not Config
         link = (
-            f"[`{name}`](#{_anchor(f'{path}.{name}{_several(doc)}'.lstrip('.'))})"
+            f"[`{name}`](#{_anchor(f'{path}.{name}{_get_placeholder(doc)}'.lstrip('.'))})"
             if inside
             else f"`{name}`"
         )
-        rows.append((link, doc.text, doc.allowed, f"`{doc.default}`" if doc.default else ""))
+        rows.append((link, doc.text, doc.allowed_values, f"`{doc.default}`" if doc.default else ""))
     return table(("field", "meaning", "takes", "default"), rows)
 
 
@@ -174,7 +174,7 @@ def _anchor(heading: str) -> str:
     return "".join(letter for letter in heading.lower() if letter.isalnum() or letter in "_-")
 
 
-class _Recorder(argparse.ArgumentParser):
+class _ArgumentRecorder(argparse.ArgumentParser):
     """A parser that records how its arguments are written and what they mean.
 
     Attributes:
@@ -183,7 +183,7 @@ class _Recorder(argparse.ArgumentParser):
 
     def __init__(self) -> None:
         super().__init__(add_help=False)
-        self.noted: list[tuple[str, str]] = []
+        self.recorded_arguments: list[tuple[str, str]] = []
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """Adds an argument, and records it."""
@@ -200,7 +200,7 @@ class _Recorder(argparse.ArgumentParser):
             if names[0].startswith("-") and not takes_none
             else names[0]
         )
-        self.noted.append(
+        self.recorded_arguments.append(
             (f"`{shown if names[0].startswith('-') else value}`", options.get("help", ""))
         )
         return super().add_argument(*names, **options)
@@ -208,10 +208,10 @@ class _Recorder(argparse.ArgumentParser):
 
 def _arguments(verb: ModuleType) -> list[str]:
     """Returns the table of a verb's arguments."""
-    recorder = _Recorder()
+    recorder = _ArgumentRecorder()
     verb.add_arguments(recorder)
     add_common_arguments(recorder)
-    return table(("argument", "meaning"), recorder.noted)
+    return table(("argument", "meaning"), recorder.recorded_arguments)
 
 
 def _sentence(text: str) -> str:
@@ -219,4 +219,4 @@ def _sentence(text: str) -> str:
 
 
 if __name__ == "__main__":
-    write()
+    write_pages()

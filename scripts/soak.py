@@ -27,9 +27,9 @@ from pathlib import Path
 
 import tensorflow as tf  # noqa: F401  some damages read a checkpoint: its import would take seconds with the lock held
 
-from scripts.soak_faults import ALONE, DAMAGES, STOPS, foreign_kept, halves
-from scripts.soak_losses import WARNINGS, put_back
-from scripts.soak_processes import PATIENCE, Soak, move_folder, odd_ends, step_reached
+from scripts.soak_faults import ALONE, DAMAGES, STOPS, has_foreign_checkpoint, find_partial_saves
+from scripts.soak_losses import WARNINGS, restore_lines
+from scripts.soak_processes import PATIENCE, Soak, move_folder, find_oddities, read_last_step
 from trainer_kit import files
 from trainer_kit.errors import ExitCode
 from trainer_kit.process.run_lock import LOCK, read_heartbeat
@@ -71,8 +71,8 @@ def main() -> int:
 def _run_with_faults(soak: Soak, seconds: float) -> int | None:
     """Trains to the end, with faults in the first `seconds`; returns the supervisor's exit code, None if it hangs."""
     try:
-        while time.monotonic() - soak.begin < seconds and _progress(soak):
-            _fault(soak)
+        while time.monotonic() - soak.begin < seconds and _wait_for_progress(soak):
+            _cause_fault(soak)
         return _wait_for_end(soak)
     finally:
         for process in filter(None, (soak.supervisor, soak.sidecar)):
@@ -83,17 +83,17 @@ def _run_with_faults(soak: Soak, seconds: float) -> int | None:
             process.kill()
 
 
-def _progress(soak: Soak) -> bool:
+def _wait_for_progress(soak: Soak) -> bool:
     """Returns True once the trainer is alive and beyond its current heartbeat; False if the run has ended or hangs."""
     begin, known = time.monotonic(), (read_heartbeat(soak.run) or {}).get("step", 0)
     told: object = None
     while soak.supervisor.poll() is None:
-        soak.keep_sidecar()
+        soak.ensure_sidecar()
         heartbeat = read_heartbeat(soak.run) or {}
         if (
             heartbeat.get("step", 0) > known
             and not heartbeat.get("ended")
-            and _alive(heartbeat["pid"])
+            and _is_alive(heartbeat["pid"])
         ):
             return True
         if heartbeat.get("step", 0) != told:
@@ -105,7 +105,7 @@ def _progress(soak: Soak) -> bool:
     return False
 
 
-def _fault(soak: Soak) -> None:
+def _cause_fault(soak: Soak) -> None:
     """Causes a fault, or several at once, after a random time."""
     end = time.monotonic() + soak.chance.uniform(0, 5)
     while time.monotonic() < end and soak.supervisor.poll() is None:
@@ -120,7 +120,7 @@ def _fault(soak: Soak) -> None:
     if kind == "move":
         return move_folder(soak)
     numbers = soak.draw(STOPS) if kind == "term" else (signal.SIGKILL,)
-    before = len(soak.attempts())
+    before = len(soak.read_attempts())
     with contextlib.suppress(ProcessLookupError):
         for number in numbers:
             os.kill(pid, number)
@@ -133,19 +133,19 @@ def _fault(soak: Soak) -> None:
 def _check_stop(soak: Soak, name: str, attempts: int) -> None:
     """Waits for the end of a trainer that was asked to stop; its exit code has to say that it saved."""
     begin = time.monotonic()
-    while len(soak.attempts()) == attempts:
+    while len(soak.read_attempts()) == attempts:
         if time.monotonic() - begin > PATIENCE:
             soak.oddities.append(f"{name}: the trainer did not stop")
             return
         time.sleep(_POLL_SECONDS)
-    code = soak.attempts()[attempts]["exit_code"]
+    code = soak.read_attempts()[attempts]["exit_code"]
     if code not in (ExitCode.PREEMPTED, ExitCode.DONE):
         soak.oddities.append(f"{name}: the trainer ended with exit code {code}")
 
 
 def _damage(soak: Soak, pid: int) -> None:
     """Damages the files of the killed trainer while holding its lock, so that no trainer starts meanwhile."""
-    while _alive(pid):
+    while _is_alive(pid):
         time.sleep(_POLL_SECONDS / 10)
     with open(soak.run / LOCK, "ab") as lock:
         try:
@@ -164,8 +164,8 @@ def _wait_for_end(soak: Soak) -> int | None:
     print(f"{time.monotonic() - soak.begin:7.1f} s  no more faults", flush=True)
     last, begin = -1, time.monotonic()
     while soak.supervisor.poll() is None:
-        soak.keep_sidecar()
-        if (now := step_reached(soak.run)) != last:
+        soak.ensure_sidecar()
+        if (now := read_last_step(soak.run)) != last:
             last, begin = now, time.monotonic()
         if time.monotonic() - begin > PATIENCE:
             soak.oddities.append(f"the run hangs at step {last}")
@@ -185,20 +185,20 @@ def _judge(soak: Soak, code: int | None) -> bool:
     from trainer_kit.evals.run_comparison import compare_runs
 
     whole = soak.base / "uninterrupted"
-    reference = soak.start("uninterrupted.log", soak.command("train_and_eval", whole)).wait()
-    put_back(soak.run)
-    soak.oddities += odd_ends(soak) if soak.faults else ["the run ended before the first fault"]
+    reference = soak.start("uninterrupted.log", soak.build_command("train_and_eval", whole)).wait()
+    restore_lines(soak.run)
+    soak.oddities += find_oddities(soak) if soak.faults else ["the run ended before the first fault"]
     differences = [f"the uninterrupted run ended with exit code {reference}"] if reference else []
     differences += compare_runs(whole, soak.run) if code == 0 else []
-    differences += _sidecar_differences(soak.run)
-    if soak.faults["foreign checkpoint"] and not foreign_kept(soak.run):
+    differences += _find_sidecar_differences(soak.run)
+    if soak.faults["foreign checkpoint"] and not has_foreign_checkpoint(soak.run):
         differences += ["the foreign checkpoint is gone"]
-    differences += [f"left over: {name}" for name in halves(soak.run)]
+    differences += [f"left over: {name}" for name in find_partial_saves(soak.run)]
     rows = {
         **{f"fault: {kind}": count for kind, count in sorted(soak.faults.items())},
         "faults": sum(soak.faults.values()),
         "kinds that did not occur": ", ".join(sorted(KINDS - soak.faults.keys())) or "none",
-        "restarts of the trainer": len(soak.attempts()) - 1,
+        "restarts of the trainer": len(soak.read_attempts()) - 1,
         "restarts of the sidecar": soak.sidecar_starts - 1,
         "exit code": code,
         "human actions": int(code != 0),
@@ -213,11 +213,11 @@ def _judge(soak: Soak, code: int | None) -> bool:
     return code == 0 and not differences and not soak.oddities
 
 
-def _sidecar_differences(run: Path) -> list[str]:
+def _find_sidecar_differences(run: Path) -> list[str]:
     """Returns the steps for which the sidecar and the trainer have different metrics, or that the sidecar has twice."""
-    validation = files.read_lines(run / "evals" / "validation.jsonl")
+    validation = files.read_json_lines(run / "evals" / "validation.jsonl")
     expected = {record["step"]: record["metrics"] for record in validation}
-    records = list(files.read_lines(run / "evals" / "continuous_eval.jsonl"))
+    records = list(files.read_json_lines(run / "evals" / "continuous_eval.jsonl"))
 
     counts = collections.Counter(record["step"] for record in records)
     differences = [
@@ -237,7 +237,7 @@ def _sidecar_differences(run: Path) -> list[str]:
     return differences
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -17,57 +17,57 @@ from pathlib import Path
 
 from scripts.soak_losses import empty_history, empty_ledger
 from trainer_kit import files
-from trainer_kit.checkpoint_names import RECORD, complete_checkpoints, step_of
-from trainer_kit.checkpoints.commit import problem, read_record
+from trainer_kit.checkpoint_names import RECORD_SUFFIX, complete_checkpoints, parse_step
+from trainer_kit.checkpoints.commit import describe_damage, read_commit_record
 
 Damage = Callable[[Path, random.Random], str]
 
 
 def truncate_data(run: Path, chance: random.Random) -> str:
     """Cuts the newest checkpoint's data."""
-    return _on_newest(run, ".data-00000-of-00001", lambda path: _cut(path, chance))
+    return _damage_newest(run, ".data-00000-of-00001", lambda path: _cut(path, chance))
 
 
 def truncate_index(run: Path, chance: random.Random) -> str:
     """Cuts the newest checkpoint's index."""
-    return _on_newest(run, ".index", lambda path: _cut(path, chance))
+    return _damage_newest(run, ".index", lambda path: _cut(path, chance))
 
 
 def flip_bit(run: Path, chance: random.Random) -> str:
     """Flips one bit of the newest checkpoint's data; its record has the checksum."""
-    prefix = _newest_with_older(run)
-    if prefix is None or read_record(prefix) is None:
+    prefix = _find_replaceable_checkpoint(run)
+    if prefix is None or read_commit_record(prefix) is None:
         return ""
-    return _on_newest(run, ".data-00000-of-00001", lambda path: _flip(path, chance))
+    return _damage_newest(run, ".data-00000-of-00001", lambda path: _flip(path, chance))
 
 
 def remove_index(run: Path, chance: random.Random) -> str:
     """Removes the newest checkpoint's index."""
     del chance
-    return _on_newest(run, ".index", _remove)
+    return _damage_newest(run, ".index", _remove)
 
 
 def remove_data(run: Path, chance: random.Random) -> str:
     """Removes the newest checkpoint's data."""
     del chance
-    return _on_newest(run, ".data-00000-of-00001", _remove)
+    return _damage_newest(run, ".data-00000-of-00001", _remove)
 
 
 def remove_record(run: Path, chance: random.Random) -> str:
     """Removes the newest checkpoint's commit record; the checkpoint itself stays complete."""
     del chance
-    return _on_newest(run, RECORD, _remove)
+    return _damage_newest(run, RECORD_SUFFIX, _remove)
 
 
 def tear_record(run: Path, chance: random.Random) -> str:
     """Cuts the newest checkpoint's commit record."""
-    return _on_newest(run, RECORD, lambda path: _cut(path, chance))
+    return _damage_newest(run, RECORD_SUFFIX, lambda path: _cut(path, chance))
 
 
 def tear_pointer(run: Path, chance: random.Random) -> str:
     """Cuts TensorFlow's pointer file, empties it, or removes it."""
     pointer = run / "checkpoint"
-    if not pointer.exists() or _newest(run) is None:
+    if not pointer.exists() or _find_newest_checkpoint(run) is None:
         return ""
     how = chance.choice(["cut", "empty", "missing"])
     if how == "cut":
@@ -81,9 +81,9 @@ def tear_pointer(run: Path, chance: random.Random) -> str:
 def tear_best(run: Path, chance: random.Random) -> str:
     """Cuts info.json or removes it; the weights, their record and the ledger's line stay."""
     path = run / "best_ckpt" / "info.json"
-    evaluated = {line.get("step") for line in files.read_lines(run / "evals" / "validation.jsonl")}
+    evaluated = {line.get("step") for line in files.read_json_lines(run / "evals" / "validation.jsonl")}
     weights = complete_checkpoints(str(path.parent)).items()
-    whole = [step for step, prefix in weights if read_record(prefix) and not problem(prefix)]
+    whole = [step for step, prefix in weights if read_commit_record(prefix) and not describe_damage(prefix)]
     if not path.exists() or not evaluated.issuperset(whole) or not whole:
         return ""
     if chance.random() < 0.5:
@@ -96,11 +96,11 @@ def tear_ledger(run: Path, chance: random.Random) -> str:
     """Cuts the ledger's last line, if a restart will repeat that evaluation."""
     path = run / "evals" / "validation.jsonl"
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    newest = _newest(run)
+    newest = _find_newest_checkpoint(run)
     if not lines or newest is None or not lines[-1].endswith(b"\n"):
         return ""
     step = json.loads(lines[-1])["step"]
-    if step_of(newest) > step:
+    if parse_step(newest) > step:
         return ""
     kept = chance.randrange(1, len(lines[-1]) - 1)
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][:kept])
@@ -109,13 +109,13 @@ def tear_ledger(run: Path, chance: random.Random) -> str:
 
 def tear_history(run: Path, chance: random.Random) -> str:
     """Cuts the last line of metrics.jsonl, if its step is after the newest checkpoint, so that it comes again."""
-    path, newest = run / "metrics.jsonl", _newest(run)
+    path, newest = run / "metrics.jsonl", _find_newest_checkpoint(run)
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     if (
         not lines
         or newest is None
         or not lines[-1].endswith(b"\n")
-        or json.loads(lines[-1])["step"] <= step_of(newest)
+        or json.loads(lines[-1])["step"] <= parse_step(newest)
     ):
         return ""
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][: chance.randrange(1, len(lines[-1]) - 1)])
@@ -140,7 +140,7 @@ def leave_debris(run: Path, chance: random.Random) -> str:
 def leave_foreign(run: Path, chance: random.Random) -> str:
     """Adds a foreign checkpoint without a record; `foreign_kept` looks for it at the end."""
     del chance
-    prefix = _newest(run)
+    prefix = _find_newest_checkpoint(run)
     if prefix is None or (run / "ckpt-7.index").exists():
         return ""
     for end in FOREIGN_FILES:
@@ -148,9 +148,9 @@ def leave_foreign(run: Path, chance: random.Random) -> str:
     return "foreign checkpoint ckpt-7"
 
 
-def leave_half(run: Path, chance: random.Random) -> str:
+def leave_partial_save(run: Path, chance: random.Random) -> str:
     """Leaves half of a killed removal: a temporary folder, and data without an index."""
-    prefix = _newest(run)
+    prefix = _find_newest_checkpoint(run)
     if prefix is None:
         return ""
     half = run / f"ckpt-{chance.randrange(10**6, 10**7)}"
@@ -159,12 +159,12 @@ def leave_half(run: Path, chance: random.Random) -> str:
     return f"{half.name}: data without an index"
 
 
-def foreign_kept(run: Path) -> bool:
+def has_foreign_checkpoint(run: Path) -> bool:
     """Whether the checkpoint of `leave_foreign` is complete."""
-    return problem(str(run / "ckpt-7")) == ""
+    return describe_damage(str(run / "ckpt-7")) == ""
 
 
-def halves(run: Path) -> list[str]:
+def find_partial_saves(run: Path) -> list[str]:
     """Returns the data files of checkpoints without an index, which killed saves have left."""
     names = {path.name for path in run.glob("ckpt-*")}
     return sorted(
@@ -198,7 +198,7 @@ DAMAGES: dict[str, Damage] = {
     "heartbeat torn": tear_heartbeat,
     "debris left": leave_debris,
     "foreign checkpoint": leave_foreign,
-    "half of a save": leave_half,
+    "half of a save": leave_partial_save,
     "history emptied": empty_history,
     "ledger emptied": empty_ledger,
 }
@@ -208,26 +208,26 @@ ALONE = {
 }  # they need the newest checkpoint, which records what they remove
 
 
-def _newest(run: Path) -> str | None:
+def _find_newest_checkpoint(run: Path) -> str | None:
     """Returns the newest complete checkpoint."""
     return next(
-        (path for path in reversed(complete_checkpoints(str(run)).values()) if not problem(path)),
+        (path for path in reversed(complete_checkpoints(str(run)).values()) if not describe_damage(path)),
         None,
     )
 
 
-def _newest_with_older(run: Path) -> str | None:
+def _find_replaceable_checkpoint(run: Path) -> str | None:
     """Returns the newest complete checkpoint, if an older one is complete too."""
     whole = [
         path
         for step, path in complete_checkpoints(str(run)).items()
-        if step != 7 and not problem(path)
+        if step != 7 and not describe_damage(path)
     ]
     return whole[-1] if len(whole) > 1 else None
 
 
-def _on_newest(run: Path, ending: str, damage: Callable[[Path], str]) -> str:
-    prefix = _newest_with_older(run)
+def _damage_newest(run: Path, ending: str, damage: Callable[[Path], str]) -> str:
+    prefix = _find_replaceable_checkpoint(run)
     if prefix is None or not os.path.exists(prefix + ending):
         return ""
     return f"{os.path.basename(prefix)}{ending}: {damage(Path(prefix + ending))}"

@@ -12,8 +12,8 @@ import random
 from pathlib import Path
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import complete_checkpoints, step_of
-from trainer_kit.checkpoints.commit import problem, read_record
+from trainer_kit.checkpoint_names import complete_checkpoints, parse_step
+from trainer_kit.checkpoints.commit import describe_damage, read_commit_record
 from trainer_kit.evals.best.info_json import read_info
 
 HISTORY, LEDGER = "metrics.jsonl", "evals/validation.jsonl"
@@ -24,7 +24,7 @@ LONG_AGO = 1000  # steps; damaged checkpoints never set the run back further
 def empty_history(run: Path, chance: random.Random) -> str:
     """Empties metrics.jsonl, if the newest checkpoint records that the file had content."""
     del chance
-    return _empty(run, HISTORY) if _recorded(run, "history") else ""
+    return _empty_file(run, HISTORY) if _is_recorded(run, "history") else ""
 
 
 def empty_ledger(run: Path, chance: random.Random) -> str:
@@ -34,54 +34,54 @@ def empty_ledger(run: Path, chance: random.Random) -> str:
     later evaluation.
     """
     del chance
-    info, newest = read_info(str(run / "best_ckpt"), quiet=True), _newest(run)
+    info, newest = read_info(str(run / "best_ckpt"), quiet=True), _find_newest_checkpoint(run)
     if (
-        not _recorded(run, "evaluations")
+        not _is_recorded(run, "evaluations")
         or info is None
-        or step_of(newest) < info["step"] + LONG_AGO
+        or parse_step(newest) < info["step"] + LONG_AGO
     ):
         return ""
-    return _empty(run, LEDGER)
+    return _empty_file(run, LEDGER)
 
 
-def put_back(run: Path) -> None:
+def restore_lines(run: Path) -> None:
     """Puts the removed lines back into their files, in the order of their steps; later lines stay."""
     for name in (HISTORY, LEDGER):
         lines = {}
-        for path in [*sorted(_taken(run, name), key=lambda path: int(path.suffix[1:])), run / name]:
-            for record in files.read_lines(path):
+        for path in [*sorted(_list_backups(run, name), key=lambda path: int(path.suffix[1:])), run / name]:
+            for record in files.read_json_lines(path):
                 lines[record["step"], record.get("kind") == "validation"] = record
-        if _taken(run, name):
+        if _list_backups(run, name):
             text = "".join(f"{json.dumps(lines[key])}\n" for key in sorted(lines))
             (run / name).write_text(text)
 
 
-def _recorded(run: Path, what: str) -> bool:
+def _is_recorded(run: Path, what: str) -> bool:
     """Whether the newest complete checkpoint records that `what`, reports or evaluations, existed."""
-    newest = _newest(run)
-    record = (read_record(newest) or {}) if newest else {}
+    newest = _find_newest_checkpoint(run)
+    record = (read_commit_record(newest) or {}) if newest else {}
     return max(record.get("recorded", {}).get(what, [0])) > 0
 
 
-def _newest(run: Path) -> str:
+def _find_newest_checkpoint(run: Path) -> str:
     return next(
-        (path for path in reversed(complete_checkpoints(str(run)).values()) if not problem(path)),
+        (path for path in reversed(complete_checkpoints(str(run)).values()) if not describe_damage(path)),
         "",
     )
 
 
-def _empty(run: Path, name: str) -> str:
+def _empty_file(run: Path, name: str) -> str:
     text = (run / name).read_bytes() if (run / name).exists() else b""
     if not text:
         return ""
-    kept = _folder(run) / f"{Path(name).name}.{len(_taken(run, name))}"
+    kept = _folder(run) / f"{Path(name).name}.{len(_list_backups(run, name))}"
     kept.parent.mkdir(exist_ok=True)
     kept.write_bytes(text)
     (run / name).write_bytes(b"")
     return f"{name}: {len(text.splitlines())} lines removed"
 
 
-def _taken(run: Path, name: str) -> list[Path]:
+def _list_backups(run: Path, name: str) -> list[Path]:
     return list(_folder(run).glob(f"{Path(name).name}.*"))
 
 

@@ -80,7 +80,7 @@ class Soak:
         """Prints a fault with its time, and counts it."""
         self.faults[kind] += 1
         print(
-            f"{time.monotonic() - self.begin:7.1f} s  step {step_reached(self.run):>7}  {kind}:"
+            f"{time.monotonic() - self.begin:7.1f} s  step {read_last_step(self.run):>7}  {kind}:"
             f" {what}",
             flush=True,
         )
@@ -93,7 +93,7 @@ class Soak:
         kind: _Kind = deck.pop()
         return kind
 
-    def command(self, mode: str, folder: Path) -> list[str]:
+    def build_command(self, mode: str, folder: Path) -> list[str]:
         """Returns the command that trains or evaluates in a folder."""
         return [
             sys.executable,
@@ -118,17 +118,17 @@ class Soak:
 
     def start_supervisor(self) -> subprocess.Popen[bytes]:
         """Starts the supervisor, which starts the trainer."""
-        command = self.command("train_and_eval", self.run)
+        command = self.build_command("train_and_eval", self.run)
         return self.start(_RUN_LOG, [sys.executable, "-c", SUPERVISED, str(self.run), *command])
 
-    def keep_sidecar(self) -> None:
+    def ensure_sidecar(self) -> None:
         """Starts the sidecar, or restarts it if it has died."""
         if self.sidecar is not None and (code := self.sidecar.poll()) is None:
             return
         if self.sidecar is not None and code:
             self.oddities.append(f"the sidecar ended with exit code {code}")
         self.sidecar_starts += 1
-        self.sidecar = self.start(_SIDECAR_LOG, self.command("continuous_eval", self.run))
+        self.sidecar = self.start(_SIDECAR_LOG, self.build_command("continuous_eval", self.run))
 
     def kill_sidecar(self) -> None:
         """Kills the sidecar if it runs."""
@@ -138,9 +138,9 @@ class Soak:
             self.log("sidecar killed", f"pid {self.sidecar.pid}")
             self.sidecar = None
 
-    def attempts(self) -> list[dict[str, Any]]:
+    def read_attempts(self) -> list[dict[str, Any]]:
         """Returns the supervisor's records of the attempts that have ended."""
-        return list(files.read_lines(self.run / "attempts.jsonl"))
+        return list(files.read_json_lines(self.run / "attempts.jsonl"))
 
     def expect(self, text: str) -> None:
         """Notes a text that the trainer has to print from now on."""
@@ -149,7 +149,7 @@ class Soak:
         )
 
 
-def step_reached(run: Path) -> int:
+def read_last_step(run: Path) -> int:
     """Returns the step of the last line of metrics.jsonl; 0 if there is none."""
     with contextlib.suppress(OSError), open(run / "metrics.jsonl", "rb") as stream:
         stream.seek(max(os.fstat(stream.fileno()).st_size - 4096, 0))
@@ -171,8 +171,8 @@ def move_folder(soak: Soak) -> None:
     soak.log("folder moved", elsewhere.name)
     soak.expect(MOVED)
     soak.run.rename(elsewhere)
-    code = _end_of(soak, "supervisor", soak.supervisor)
-    beside = _end_of(soak, "sidecar", soak.sidecar) if soak.sidecar is not None else None
+    code = _wait_for_exit(soak, "supervisor", soak.supervisor)
+    beside = _wait_for_exit(soak, "sidecar", soak.sidecar) if soak.sidecar is not None else None
     if soak.run.exists():
         written = sorted(os.listdir(soak.run))
         soak.oddities.append(
@@ -190,7 +190,7 @@ def move_folder(soak: Soak) -> None:
     soak.sidecar, soak.supervisor = None, soak.start_supervisor()
 
 
-def _end_of(soak: Soak, what: str, process: subprocess.Popen[bytes]) -> int | None:
+def _wait_for_exit(soak: Soak, what: str, process: subprocess.Popen[bytes]) -> int | None:
     try:
         return process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
@@ -199,7 +199,7 @@ def _end_of(soak: Soak, what: str, process: subprocess.Popen[bytes]) -> int | No
         return process.wait()
 
 
-def odd_ends(soak: Soak) -> list[str]:
+def find_oddities(soak: Soak) -> list[str]:
     """Returns events in logs and attempts.jsonl that no fault explains, and expected warnings that are missing."""
     text = (soak.base / _RUN_LOG).read_bytes()
     places = [*(place for place, _ in soak.expected), len(text)]
@@ -212,5 +212,5 @@ def odd_ends(soak: Soak) -> list[str]:
         for sign in (b"Traceback (most recent call last)", b"gave other metrics", b"left at once"):
             if sign in (soak.base / name).read_bytes():
                 odd.append(f"{name} has a line with {sign.decode()!r}")
-    wrong = [one["exit_code"] for one in soak.attempts() if one["exit_code"] not in _EXPLAINED]
+    wrong = [one["exit_code"] for one in soak.read_attempts() if one["exit_code"] not in _EXPLAINED]
     return odd + [f"an attempt of the trainer ended with exit code {code}" for code in wrong]

@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.soak_processes import step_reached
+from scripts.soak_processes import read_last_step
 from trainer_kit.testing import compare_runs
 
 STEPS_PER_KILL, SPARE_STEPS = 400, 600
@@ -43,10 +43,10 @@ def main() -> int:
     base, hosts = Path(tempfile.mkdtemp(prefix="trainer_kit_soak_workers_")), _free_hosts()
     steps = arguments.kills * STEPS_PER_KILL + SPARE_STEPS
     print(f"{steps} steps in {base}; {arguments.kills} kills, seed {arguments.seed}", flush=True)
-    supervisors = _start(base / "hit", hosts, steps)
-    _kill(base / "hit", supervisors, arguments.kills, random.Random(arguments.seed))
-    codes = _ends(base / "hit", supervisors)
-    whole = _ends(base / "whole", _start(base / "whole", hosts, steps))
+    supervisors = _start_all(base / "hit", hosts, steps)
+    _kill_workers(base / "hit", supervisors, arguments.kills, random.Random(arguments.seed))
+    codes = _wait_for_exit_codes(base / "hit", supervisors)
+    whole = _wait_for_exit_codes(base / "whole", _start_all(base / "whole", hosts, steps))
     wrong = [] if codes == whole == [0, 0] else [f"exit codes: {codes}, and without kills {whole}"]
     wrong += wrong or compare_runs(base / "whole", base / "hit")
     print("\n".join(wrong) or "nothing differs", flush=True)
@@ -55,17 +55,17 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _start(folder: Path, hosts: str, steps: int) -> list[subprocess.Popen[bytes]]:
+def _start_all(folder: Path, hosts: str, steps: int) -> list[subprocess.Popen[bytes]]:
     """Starts both supervisors, with commands that differ in the worker's index only."""
     return [
-        _supervised(
+        _start_supervisor(
             folder, index, f"trainer.train_steps={steps},{OVERRIDES},runtime.worker_hosts='{hosts}'"
         )
         for index in (0, 1)
     ]
 
 
-def _supervised(folder: Path, index: int, overrides: str) -> subprocess.Popen[bytes]:
+def _start_supervisor(folder: Path, index: int, overrides: str) -> subprocess.Popen[bytes]:
     command = [
         sys.executable,
         "-m",
@@ -82,40 +82,40 @@ def _supervised(folder: Path, index: int, overrides: str) -> subprocess.Popen[by
         )
 
 
-def _kill(
+def _kill_workers(
     folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], kills: int, chance: random.Random
 ) -> None:
     """Kills one of the two workers `kills` times, each time after some steps."""
     begin = time.monotonic()
     for number in range(kills):
-        target = step_reached(folder) + chance.randrange(60, STEPS_PER_KILL)
-        if not _until(folder, supervisors, target):
+        target = read_last_step(folder) + chance.randrange(60, STEPS_PER_KILL)
+        if not _wait_for_step(folder, supervisors, target):
             print(f"kill {number + 1} is skipped: the run has ended, or hangs", flush=True)
             return
         time.sleep(chance.uniform(0, 0.3))  # anywhere in a loop, a save or an evaluation
         index = number % 2 if number < 2 else chance.randrange(2)
-        pid = _trainer_of(supervisors[index])
+        pid = _find_worker_pid(supervisors[index])
         if pid is None:
             continue
         os.kill(pid, signal.SIGKILL)
         seconds = time.monotonic() - begin
         print(
-            f"{seconds:7.1f} s  step {step_reached(folder):>6}  kill -9 of worker {index}",
+            f"{seconds:7.1f} s  step {read_last_step(folder):>6}  kill -9 of worker {index}",
             flush=True,
         )
 
 
-def _until(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], step: int) -> bool:
+def _wait_for_step(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], step: int) -> bool:
     """Waits for `step`; returns False when the run ends earlier or makes no progress."""
-    seen, since = step_reached(folder), time.monotonic()
+    seen, since = read_last_step(folder), time.monotonic()
     while seen < step and time.monotonic() - since < _PATIENCE and supervisors[0].poll() is None:
         time.sleep(_POLL_SECONDS)
-        if (now := step_reached(folder)) != seen:
+        if (now := read_last_step(folder)) != seen:
             seen, since = now, time.monotonic()
     return seen >= step
 
 
-def _trainer_of(supervisor: subprocess.Popen[bytes]) -> int | None:
+def _find_worker_pid(supervisor: subprocess.Popen[bytes]) -> int | None:
     """Returns the process id of a supervisor's worker; None between two attempts."""
     for child in Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split():
         with contextlib.suppress(OSError):
@@ -124,9 +124,9 @@ def _trainer_of(supervisor: subprocess.Popen[bytes]) -> int | None:
     return None
 
 
-def _ends(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+def _wait_for_exit_codes(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
     """Waits for both supervisors and returns their exit codes; one that makes no progress is terminated."""
-    _until(folder, supervisors, sys.maxsize)
+    _wait_for_step(folder, supervisors, sys.maxsize)
     for supervisor in supervisors:
         try:
             supervisor.wait(_PATIENCE)

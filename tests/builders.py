@@ -20,7 +20,7 @@ import pytest
 
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.telemetry.metrics_jsonl import active_history
+from trainer_kit.telemetry.metrics_jsonl import read_active_history
 from trainer_kit.telemetry.report import Report
 
 # ---- configs
@@ -157,7 +157,7 @@ def report(step: int = 1, kind: str = "train", **values: Any) -> Report:
 
 def curve(path: Path, name: str, kind: str | None = None) -> list[tuple[int, float]]:
     """Returns (step, value) of a metric, or of a rate such as steps_per_second, in each report of a history."""
-    named = [(record, {**record, **record["metrics"]}) for record in active_history(path)]
+    named = [(record, {**record, **record["metrics"]}) for record in read_active_history(path)]
     return [
         (one["step"], values[name])
         for one, values in named

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from trainer_kit.config.merge import Resolved, apply
+from trainer_kit.config.merge import ResolvedConfig, apply_layers
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import (
     DataConfig,
@@ -21,7 +21,7 @@ from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.config.schema.schedules import ConstantLrConfig, LrConfig
 from trainer_kit.config.schema.section import FieldError
 from trainer_kit.config.sources.config_files import read_params_override
-from trainer_kit.config.sources.layer import Layer
+from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import ConfigError, Mistake
 
 
@@ -68,15 +68,15 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 def overridden(setting: str, config: ExperimentConfig | None = None) -> ExperimentConfig:
     """Returns the sample experiment, or `config`, with one --params_override."""
-    return apply(config or sample_experiment(), [read_params_override(setting)]).config
+    return apply_layers(config or sample_experiment(), [read_params_override(setting)]).config
 
 
 def layered(config: ExperimentConfig, *layers: dict[str, Any]) -> Resolved:
     """Returns `config` with layers of values, whose origins are "layer 0", "layer 1" and so on."""
     sources = []
     for number, values in enumerate(layers):
-        sources.append(Layer(values, dict.fromkeys(values, f"layer {number}")))
-    return apply(config, sources)
+        sources.append(ConfigLayer(values, dict.fromkeys(values, f"layer {number}")))
+    return apply_layers(config, sources)
 
 
 def refused(build: Callable[..., object], *arguments: Any, **named: Any) -> dict[str, Mistake]:
@@ -92,4 +92,4 @@ def wrong_fields(config_class: type[Config], values: dict[str, Any]) -> list[str
     """Returns the fields of a section, by their paths inside it, that refuse `values`."""
     with pytest.raises(FieldError) as error:
         config_class(**values)
-    return [mistake.path for mistake in error.value.inner]
+    return [mistake.path for mistake in error.value.relative_mistakes]

@@ -2,12 +2,12 @@
 
 import sys
 
-from trainer_kit.process.startup_signals import leave_when_asked
+from trainer_kit.process.startup_signals import install_exit_handlers
 
 
 def main() -> int:
     """Runs the command and returns its exit code."""
-    leave_when_asked()  # before the imports, which take time
+    install_exit_handlers()  # before the imports, which take time
     from trainer_kit.cli.main import main as run
 
     return run()

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 
 from trainer_kit.errors import UsageError
 
-RECORD = ".commit.json"
+RECORD_SUFFIX = ".commit.json"
 # TensorFlow's file, which names the checkpoint of a folder that `latest_checkpoint` returns
-POINTER = "checkpoint"
+POINTER_FILE = "checkpoint"
 # In the names of files with the state of a tf.data iterator; -<n> if there are several
-ITERATOR = ".iterator"
-UNFINISHED = re.compile(
+ITERATOR_SUFFIX = ".iterator"
+TEMPORARY_NAME_PATTERN = re.compile(
     r"(ckpt-\d+)(\.iterator(-\d+)?)?_temp"
 )  # the folder in which TensorFlow makes the files
 _FILE = re.compile(
@@ -22,23 +22,23 @@ _FILE = re.compile(
 )
 
 
-def owner(file_name: str) -> str | None:
+def parse_checkpoint_name(file_name: str) -> str | None:
     """Returns the name, `ckpt-<step>`, of the checkpoint that a file belongs to; None for any other file."""
     match = _FILE.fullmatch(file_name)
     return (match.group(1) or match.group(2)) if match else None
 
 
-def own_files(prefix: str) -> list[str]:
+def list_checkpoint_files(prefix: str) -> list[str]:
     """Returns the sorted paths of the files of the checkpoint `prefix`, its commit record included."""
     name = os.path.basename(prefix)
     return [
         path
         for path in sorted(glob.glob(f"{glob.escape(prefix)}.*"))
-        if owner(os.path.basename(path)) == name
+        if parse_checkpoint_name(os.path.basename(path)) == name
     ]
 
 
-def step_of(prefix: str) -> int:
+def parse_step(prefix: str) -> int:
     """Returns the step in the name of a checkpoint, `ckpt-<step>`."""
     return int(prefix.rpartition("-")[2])
 
@@ -53,17 +53,17 @@ def complete_checkpoints(directory: str) -> dict[int, str]:
     found = [
         checkpoint
         for name in names
-        if (checkpoint := owner(name)) and name == f"{checkpoint}.index"
+        if (checkpoint := parse_checkpoint_name(name)) and name == f"{checkpoint}.index"
     ]
     return {
-        step_of(checkpoint): os.path.join(directory, checkpoint)
-        for checkpoint in sorted(found, key=step_of)
+        parse_step(checkpoint): os.path.join(directory, checkpoint)
+        for checkpoint in sorted(found, key=parse_step)
     }
 
 
-def require_step(step: int, there: Iterable[int]) -> None:
+def check_step_exists(step: int, existing_steps: Iterable[int]) -> None:
     """Raises UsageError, with the existing steps, when `step`, from --from_step, is not among `there`."""
-    steps = sorted(there)
+    steps = sorted(existing_steps)
     if step not in steps:
         listed = (
             f"there are: {', '.join(map(str, steps))}" if steps else "model_dir holds no checkpoint"

@@ -17,7 +17,7 @@ from typing import Any
 
 from trainer_kit.errors import StorageError, UsageError
 
-_DEEPEST = 100  # levels of a record; walking a deeper one might exceed Python's recursion limit
+_MAX_JSON_DEPTH = 100  # levels of a record; walking a deeper one might exceed Python's recursion limit
 
 # Called with (write point, path) just before each step of a write; fault injection sets it, nothing
 # else does.
@@ -77,7 +77,7 @@ def write_json(path: str | os.PathLike[str], value: Any, point: str = "file") ->
     write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n", point)
 
 
-def append_line(path: str | os.PathLike[str], record: dict[str, Any], point: str = "line") -> None:
+def append_json_line(path: str | os.PathLike[str], record: dict[str, Any], point: str = "line") -> None:
     """Appends `record` as one JSON line, flushed to disk. `read_lines` drops a line that a crash has cut.
 
     Args:
@@ -91,7 +91,7 @@ def append_line(path: str | os.PathLike[str], record: dict[str, Any], point: str
     target = Path(path)
     try:
         os.makedirs(target.parent, exist_ok=True)
-        reach(f"{point}.append", target)
+        report_write_point(f"{point}.append", target)
         with open(target, "ab+") as stream:
             stream.seek(0, os.SEEK_END)
             if stream.tell() > 0:
@@ -105,7 +105,7 @@ def append_line(path: str | os.PathLike[str], record: dict[str, Any], point: str
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
-def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+def read_json_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """Yields the records of a file of JSON lines without damaged lines; yields nothing if there is no file.
 
     Raises:
@@ -141,7 +141,7 @@ def parse_json(text: str | bytes) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     level = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_JSON_DEPTH):
         level = [inner for one in level for inner in _items(one)]
         if not level:
             return value
@@ -173,7 +173,7 @@ def flush_folder(folder: str | os.PathLike[str]) -> None:
             os.close(descriptor)
 
 
-def reach(point: str, path: str | os.PathLike[str]) -> None:
+def report_write_point(point: str, path: str | os.PathLike[str]) -> None:
     """Reports to fault injection that the write point `point` comes next, on the file at `path`."""
     if on_write_point is not None:
         on_write_point(point, os.fspath(path))
@@ -197,14 +197,14 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
 
 def _replace(target: Path, content: bytes, point: str) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    reach(f"{point}.open", temporary)
+    report_write_point(f"{point}.open", temporary)
     try:
         with open(temporary, "wb") as stream:
             stream.write(content)
-            reach(f"{point}.flush", temporary)
+            report_write_point(f"{point}.flush", temporary)
             stream.flush()
             os.fsync(stream.fileno())
-        reach(f"{point}.rename", target)
+        report_write_point(f"{point}.rename", target)
         os.replace(temporary, target)
     except OSError:
         temporary.unlink(missing_ok=True)

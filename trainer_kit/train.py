@@ -6,9 +6,9 @@ Mistakes in flags, files and config are reported before TensorFlow is imported.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from trainer_kit.process.startup_signals import leave_when_asked
+    from trainer_kit.process.startup_signals import install_exit_handlers
 
-    leave_when_asked()  # before the other imports, which take seconds
+    install_exit_handlers()  # before the other imports, which take seconds
 
 import functools
 import gc
@@ -20,20 +20,20 @@ from typing import Any, TextIO, cast
 
 from absl import flags
 
-from trainer_kit.config.experiments import task_class
+from trainer_kit.config.experiments import lookup_task_class
 from trainer_kit.config.modes import MODES
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.sources.gin_source import gin_second_pass, operative_gin
+from trainer_kit.config.sources.gin_source import run_gin_second_pass, get_operative_gin_config
 from trainer_kit.errors import ExitCode
 from trainer_kit.files import follow_links
 from trainer_kit.process.error_report import print_error
 from trainer_kit.process.run_directory import RunDirectory
-from trainer_kit.process.startup_signals import ends_with
-from trainer_kit.run.flag_texts import help_text
-from trainer_kit.run.flags import attempt_flags, parse_flags, request, until_begun
+from trainer_kit.process.startup_signals import record_exit_code
+from trainer_kit.run.flag_texts import format_help_text
+from trainer_kit.run.flags import format_attempt_flags, parse_flags, build_request, format_first_attempt_flags
 from trainer_kit.run.preflight import check_request
 from trainer_kit.run.supervisor import supervise
-from trainer_kit.runtime.tf_config import worker_number
+from trainer_kit.runtime.tf_config import read_worker_index
 
 
 class _CurrentStderr:
@@ -48,14 +48,14 @@ class _CurrentStderr:
 
 def prepare_run(values: flags.FlagValues) -> Callable[[], Any]:
     """Returns a function that runs the experiment; imports TensorFlow after the config is checked."""
-    resolved = check_request(request(values))
+    resolved = check_request(build_request(values))
 
     # The imports make half a million objects that stay. To collect garbage among them, now and at
     # the end of the process, would take a quarter of the start of a run.
     gc.disable()
     from trainer_kit.run.launcher import launch
 
-    task_class(resolved.config.task)
+    lookup_task_class(resolved.config.task)
     gc.freeze()
     gc.enable()
 
@@ -64,7 +64,7 @@ def prepare_run(values: flags.FlagValues) -> Callable[[], Any]:
         resolved.config,
         values.mode,
         values.model_dir,
-        before_task=lambda: gin_second_pass(values.gin_file, values.gin_params),
+        before_task=lambda: run_gin_second_pass(values.gin_file, values.gin_params),
         experiment=values.experiment,
         checkpoint=values.checkpoint,
         eval_name=values.eval_name,
@@ -72,23 +72,23 @@ def prepare_run(values: flags.FlagValues) -> Callable[[], Any]:
         from_step=values.from_step,
         allow_partial_restore=values.allow_partial_restore,
         profile=values.profile,
-        records=lambda: {f"operative_config.{values.mode}.gin": operative_gin()},
+        records=lambda: {f"operative_config.{values.mode}.gin": get_operative_gin_config()},
     )
 
 
 def run_supervised(values: flags.FlagValues) -> int:
     """Runs the same flags under a supervisor and returns its exit code; after a mistake in them starts no attempt."""
-    resolved = check_request(request(values))
+    resolved = check_request(build_request(values))
     return supervise(
-        [sys.executable, "-m", "trainer_kit.train", *attempt_flags(values)],
+        [sys.executable, "-m", "trainer_kit.train", *format_attempt_flags(values)],
         max_restarts=values.max_restarts,
-        log_dir=attempts_folder(values, resolved.config),
-        until_begun=until_begun(values),
+        log_dir=get_attempts_dir(values, resolved.config),
+        first_attempt_arguments=format_first_attempt_flags(values),
         run_dir=values.model_dir,
     )
 
 
-def attempts_folder(values: flags.FlagValues, config: ExperimentConfig) -> str:
+def get_attempts_dir(values: flags.FlagValues, config: ExperimentConfig) -> str:
     """Returns the folder of the supervisor's attempts.jsonl: each process that shares a model_dir has its own.
 
     It is model_dir for the process that trains there, and for the first of its workers. A process
@@ -98,8 +98,8 @@ def attempts_folder(values: flags.FlagValues, config: ExperimentConfig) -> str:
     folder: str = values.model_dir
     if not MODES[values.mode].trains:
         name = "eval" if values.mode == "eval" else values.eval_name
-        folder = RunDirectory(folder, config.trainer, name).own
-    number = worker_number(config.runtime.worker_hosts, config.runtime.task_index)
+        folder = RunDirectory(folder, config.trainer, name).output_dir
+    number = read_worker_index(config.runtime.worker_hosts, config.runtime.task_index)
     return os.path.join(folder, "workers", str(number)) if number else folder
 
 
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         values.model_dir = follow_links(values.model_dir)  # once, before any code of the user runs
         debug, model_dir = values.debug, values.model_dir
         if values.help:
-            print(help_text())
+            print(format_help_text())
         elif values.max_restarts:
             return run_supervised(values)
         else:
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = ends_with(main())
+    code = record_exit_code(main())
     train_data = sys.modules.get("trainer_kit.inputs.train_data")
     if (
         train_data is not None and train_data.is_still_saving()

@@ -41,11 +41,11 @@ class BctDigitsTask(trainer_kit.Task):
         """
         params = self.task_config
         images = keras.Input((8, 8, 1), name="images")
-        encoder, classifier = encoder_and_classifier(params.net, params.embedding_size)
+        encoder, classifier = build_encoder_and_classifier(params.net, params.embedding_size)
         embedding = encoder(images)
         outputs = {"embedding": embedding, "logits": classifier(embedding)}
         if params.old_model.run:
-            old_encoder, old_classifier = self._old_layers()
+            old_encoder, old_classifier = self._build_old_layers()
             outputs["old_embedding"] = old_encoder(images)
             outputs["old_logits"] = old_classifier(embedding)
         return keras.Model(images, outputs, name="bct_digits")
@@ -118,19 +118,19 @@ class BctDigitsTask(trainer_kit.Task):
         )
         found = {}
         for name, (queries, gallery) in pairs.items():
-            found[name] = retrieval(queries[known], gallery[known], digits[known])
-            found[f"{name}_all"] = retrieval(queries, gallery, digits)
+            found[name] = compute_retrieval(queries[known], gallery[known], digits[known])
+            found[f"{name}_all"] = compute_retrieval(queries, gallery, digits)
         return found
 
-    def _old_layers(self) -> list[keras.Layer]:
+    def _build_old_layers(self) -> list[keras.Layer]:
         params = self.task_config
-        layers = encoder_and_classifier(params.old_model.net, params.embedding_size, prefix="old_")
+        layers = build_encoder_and_classifier(params.old_model.net, params.embedding_size, prefix="old_")
         for layer in layers:
             layer.trainable = False  # no optimizer gets its variables
         return layers
 
 
-def encoder_and_classifier(net: Any, embedding_size: int, prefix: str = "") -> list[keras.Layer]:
+def build_encoder_and_classifier(net: Any, embedding_size: int, prefix: str = "") -> list[keras.Layer]:
     """Returns a net from images to embeddings and a layer from embeddings to logits.
 
     Args:
@@ -166,7 +166,7 @@ def masked_cross_entropy(digits: Any, classes: Sequence[int], logits: Any) -> tf
     return -tf.reduce_mean(tf.reduce_sum(targets * tf.nn.log_softmax(logits), axis=1))
 
 
-def retrieval(queries: np.ndarray, gallery: np.ndarray, labels: np.ndarray) -> float:
+def compute_retrieval(queries: np.ndarray, gallery: np.ndarray, labels: np.ndarray) -> float:
     """Returns the share of queries whose most similar example in the gallery has their label; the same one is left out.
 
     Args:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import trainer_kit
 from experiments.char_lm.model import build_transformer
-from experiments.char_lm.text import VOCABULARY, library, read_text, windows
+from experiments.char_lm.text import VOCABULARY, find_standard_library, read_text, cut_windows
 from trainer_kit import DataConfig
 
 
@@ -33,10 +33,10 @@ class CharLmTask(trainer_kit.Task):
         """
         del input_context  # the source gets it when it is asked for its dataset
         config = self.task_config
-        text = read_text(Path(config.folder or library()), held_out=not params.is_training)
+        text = read_text(Path(config.folder or find_standard_library()), held_out=not params.is_training)
         most = 0 if params.is_training else config.evaluated_windows
         return trainer_kit.ArraySource(
-            windows(text, config.model.context, most), params, transform=shifted
+            cut_windows(text, config.model.context, most), params, transform=split_targets
         )
 
     def build_losses(
@@ -48,15 +48,15 @@ class CharLmTask(trainer_kit.Task):
 
     def build_metrics(self, training: bool = True) -> list[Any]:
         """Returns the mean of the bits that a character costs."""
-        return [keras.metrics.MeanMetricWrapper(bits, name="bits_per_character")]
+        return [keras.metrics.MeanMetricWrapper(compute_bits, name="bits_per_character")]
 
 
-def shifted(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def split_targets(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns (characters, next characters), int32 [batch, length] each, of windows [batch, length + 1]; in graph."""
     characters = tf.cast(batch, tf.int32)
     return characters[:, :-1], characters[:, 1:]
 
 
-def bits(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+def compute_bits(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Returns the cross entropy of each character in bits: float [batch, length], for logits [batch, length, n]."""
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits) / math.log(2)

@@ -28,12 +28,12 @@ LEFT_OUT = {
 GENERATED = "_sysconfigdata"  # a file that differs from machine to machine begins so
 
 
-def library() -> Path:
+def find_standard_library() -> Path:
     """Returns the folder of the standard library of this Python."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def source_files(folder: Path) -> list[str]:
+def list_source_files(folder: Path) -> list[str]:
     """Returns the names of the sources in `folder`, relative to it and sorted.
 
     Raises:
@@ -70,7 +70,7 @@ def read_text(folder: Path, held_out: bool) -> np.ndarray:
     Raises:
       DataError: when the part has no file.
     """
-    names = [name for name in source_files(folder) if is_held_out(name) == held_out]
+    names = [name for name in list_source_files(folder) if is_held_out(name) == held_out]
     if not names:
         raise DataError(
             f"char_lm: none of the files in {folder} is for"
@@ -84,7 +84,7 @@ def read_text(folder: Path, held_out: bool) -> np.ndarray:
     return np.frombuffer(b"".join(texts), np.uint8)
 
 
-def windows(text: np.ndarray, length: int, most: int = 0) -> np.ndarray:
+def cut_windows(text: np.ndarray, length: int, most: int = 0) -> np.ndarray:
     """Returns windows of `text`, uint8 [windows, length + 1]: each predicts `length` characters, none of them twice.
 
     Args:

@@ -24,7 +24,7 @@ class LabelTask(trainer_kit.Task):
 
     def build_model(self) -> keras.Model:
         """Returns a net for this task alone: pixels [batch, 64] of float32 in 0..1 to logits [batch, classes]."""
-        return shared_nets({"alone": self.task_config.label}, hidden=64)["alone"]
+        return build_shared_nets({"alone": self.task_config.label}, hidden=64)["alone"]
 
     def build_inputs(
         self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
@@ -52,10 +52,10 @@ class DigitsTasks(trainer_kit.MultiTask):
     def build_models(self) -> dict[str, keras.Model]:
         """Returns the net of each task; the hidden layer is shared."""
         labels = {name: task.task_config.label for name, task in self.tasks.items()}
-        return shared_nets(labels, self.task_config.model.hidden)
+        return build_shared_nets(labels, self.task_config.model.hidden)
 
 
-def shared_nets(labels: Mapping[str, str], hidden: int) -> dict[str, keras.Model]:
+def build_shared_nets(labels: Mapping[str, str], hidden: int) -> dict[str, keras.Model]:
     """Returns a net for each task, with one hidden layer in common.
 
     Args:

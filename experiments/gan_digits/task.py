@@ -67,7 +67,7 @@ class GanDigitsTask(trainer_kit.GanTask):
     ) -> trainer_kit.ArraySource:
         """Returns the images to train on or, if not `params.is_training`, those held out."""
         del input_context  # the source gets it when it is asked for its dataset
-        images = digit_images()
+        images = load_digit_images()
         return trainer_kit.ArraySource(
             images[:-HELD_OUT] if params.is_training else images[-HELD_OUT:], params
         )
@@ -104,7 +104,7 @@ def _distances(images: Any, others: Any) -> tf.Tensor:
     return tf.sqrt(tf.reduce_mean((images[:, None] - others[None]) ** 2, axis=(2, 3, 4)))
 
 
-def digit_images() -> np.ndarray:
+def load_digit_images() -> np.ndarray:
     """Returns the images in an order that does not depend on the digit, float32 [1797, 8, 8, 1] in -1..1."""
     images = (load_digits().images / 8 - 1).astype(np.float32)[..., None]
     return images[np.random.default_rng(0).permutation(len(images))]

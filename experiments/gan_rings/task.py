@@ -28,11 +28,11 @@ class GanRingsTask(trainer_kit.GanTask):
 
     def build_generator(self) -> keras.Model:
         """Returns the net from latents to points, float32 [batch, 2]."""
-        return self._net("generator", inputs=self.task_config.latent_size, outputs=2)
+        return self._build_net("generator", inputs=self.task_config.latent_size, outputs=2)
 
     def build_discriminator(self) -> keras.Model:
         """Returns the net from points to logits, float32 [batch, 1]."""
-        return self._net("discriminator", inputs=2, outputs=1)
+        return self._build_net("discriminator", inputs=2, outputs=1)
 
     def build_inputs(
         self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
@@ -41,17 +41,17 @@ class GanRingsTask(trainer_kit.GanTask):
         del input_context  # the source gets it when it is asked for its dataset
         count, seed = (TRAIN_POINTS, 1) if params.is_training else (VALIDATION_POINTS, 2)
         return trainer_kit.ArraySource(
-            ring_points(self.centers(), self.task_config.sigma, count, seed), params
+            sample_ring_points(self.compute_centers(), self.task_config.sigma, count, seed), params
         )
 
     def build_metrics(self, training: bool = True) -> list[Any]:
         """Returns the metrics of generated points; none for training, whose batches are too small."""
         if training:
             return []
-        centers, sigma = self.centers(), self.task_config.sigma
+        centers, sigma = self.compute_centers(), self.task_config.sigma
         return [CoveredCenters(centers, sigma), NearShare(centers, sigma), EnergyDistance()]
 
-    def centers(self) -> np.ndarray:
+    def compute_centers(self) -> np.ndarray:
         """Returns the centers of the Gaussians, float32 [centers, 2]."""
         angles = 2 * np.pi * np.arange(self.task_config.centers) / self.task_config.centers
         return (
@@ -66,7 +66,7 @@ class GanRingsTask(trainer_kit.GanTask):
         axes.set(xlim=(-limit, limit), ylim=(-limit, limit))
         near = NEAR * self.task_config.sigma
         angles = np.linspace(0, 2 * np.pi, 60)
-        for x, y in self.centers():
+        for x, y in self.compute_centers():
             axes.plot(
                 x + near * np.cos(angles),
                 y + near * np.sin(angles),
@@ -77,7 +77,7 @@ class GanRingsTask(trainer_kit.GanTask):
         canvas.draw()
         return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
-    def _net(self, name: str, inputs: int, outputs: int) -> keras.Model:
+    def _build_net(self, name: str, inputs: int, outputs: int) -> keras.Model:
         hidden = [keras.layers.Dense(self.task_config.hidden, activation="relu") for _ in range(2)]
         return keras.Sequential(
             [keras.Input((inputs,)), *hidden, keras.layers.Dense(outputs)], name=name
@@ -156,7 +156,7 @@ def _mean_distance(points: Any, others: Any) -> tf.Tensor:
     return tf.reduce_mean(tf.norm(points[:, None] - others[None], axis=-1))
 
 
-def ring_points(centers: np.ndarray, sigma: float, count: int, seed: int) -> np.ndarray:
+def sample_ring_points(centers: np.ndarray, sigma: float, count: int, seed: int) -> np.ndarray:
     """Returns points around `centers` with equal shares, float32 [count, 2]; the same ones for the same seed."""
     random = np.random.default_rng(seed)
     places = centers[np.arange(count) % len(centers)]

@@ -148,7 +148,7 @@ def evaluate(pacer: Pacer, folder: str, *, net: str, examples: int) -> None:
     batches = tf.constant(-(-examples // nets.BATCH))
     while True:
         [float(result) for result in run(iter(data), batches)]
-        pacer.done(int(batches))
+        pacer.report_steps(int(batches))
 
 
 def save(pacer: Pacer, folder: str, *, net: str, size: int) -> None:
@@ -162,7 +162,7 @@ def save(pacer: Pacer, folder: str, *, net: str, size: int) -> None:
         [float(result) for result in run(iterator, tf.constant(1))]
         begin = time.perf_counter()
         manager.save()
-        pacer.tell(time.perf_counter() - begin)
+        pacer.report_figure(time.perf_counter() - begin)
 
 
 class LeastLoss:
@@ -190,7 +190,7 @@ def repeat(
         results = [float(result) for result in run(iterator, length)]
         for action in actions:
             action({"training_loss": results[0]})
-        pacer.done(rounds * steps)
+        pacer.report_steps(rounds * steps)
 
 
 class _StepPrinter(Pacer):
@@ -199,7 +199,7 @@ class _StepPrinter(Pacer):
     def __init__(self) -> None:
         self._step = 0
 
-    def done(self, count: int) -> None:
+    def report_steps(self, count: int) -> None:
         """Prints the step."""
         self._step += count
         print(f"train | step {self._step}", flush=True)

@@ -30,7 +30,7 @@ def reach_first_step(pacer: Pacer, folder: str, *, program: Sequence[str]) -> No
         finally:
             process.kill()
             process.communicate()
-        pacer.tell(seconds)
+        pacer.report_figure(seconds)
 
 
 def run_to_end(pacer: Pacer, folder: str, *, command: Sequence[str], code: int = 0) -> None:
@@ -43,7 +43,7 @@ def run_to_end(pacer: Pacer, folder: str, *, command: Sequence[str], code: int =
         seconds = time.perf_counter() - begin
         if process.returncode != code:
             raise RuntimeError(f"{process.returncode} instead of {code}: {last_error(output)}")
-        pacer.tell(seconds)
+        pacer.report_figure(seconds)
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[str]:

@@ -15,7 +15,7 @@ from official.core import base_task, config_definitions, train_lib
 from official.modeling import optimization
 
 from scripts.benchmarks import nets
-from scripts.benchmarks.ours import ENDLESS, constant_rate, endless
+from scripts.benchmarks.ours import ENDLESS, constant_rate, build_endless_settings
 from scripts.benchmarks.pacer import Pacer
 from trainer_kit.compat import keras as keras_door
 from trainer_kit.compat import model_garden as model_garden_door
@@ -30,7 +30,7 @@ class EpochTurns(keras.callbacks.Callback):
         self._steps = steps
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._pacer.done(self._steps)
+        self._pacer.report_steps(self._steps)
 
 
 class BatchLoss(keras.callbacks.Callback):
@@ -126,7 +126,7 @@ def model_garden(
     }
     config = config_definitions.ExperimentConfig(
         trainer=config_definitions.TrainerConfig(
-            **endless(loop), optimizer_config=optimization.OptimizationConfig(optimizer)
+            **build_endless_settings(loop), optimizer_config=optimization.OptimizationConfig(optimizer)
         )
     )
     if is_ours:
@@ -136,7 +136,7 @@ def model_garden(
     with distribution.scope():
         task = PeerTask(config.task, net)
     arguments = (distribution, task, "train", config, f"{folder}/run")
-    turns = [lambda logs: pacer.done(loop)]
+    turns = [lambda logs: pacer.report_steps(loop)]
 
     if is_ours:
         model_garden_door.run_experiment(*arguments, train_actions=turns)

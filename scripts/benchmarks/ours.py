@@ -18,7 +18,7 @@ from scripts.benchmarks import nets
 from scripts.benchmarks.by_hand import LeastLoss
 from scripts.benchmarks.pacer import Pacer
 from trainer_kit.run.controller import Controller
-from trainer_kit.run.launcher import prepare
+from trainer_kit.run.launcher import prepare_runtime
 
 ENDLESS = 10**9  # steps
 
@@ -106,7 +106,7 @@ def train(
     """
     task = {"size": size, "metrics": metrics, "source": source}
     config = make_config(net, loop, task, trainer, {"virtual_cpus": replicas, **(runtime or {})})
-    train_actions = [*(LeastLoss() for _ in range(actions)), lambda logs: pacer.done(loop)]
+    train_actions = [*(LeastLoss() for _ in range(actions)), lambda logs: pacer.report_steps(loop)]
     tk.launch(config, "train", f"{folder}/run", train_actions=train_actions)
 
 
@@ -116,14 +116,14 @@ def evaluate(
     """Evaluates all of the data repeatedly with Trainer.evaluate."""
     del folder
     config = make_config(net, 1, {"examples": examples, "source": source})
-    with prepare(config).scope():
+    with prepare_runtime(config).scope():
         task = BenchTask(config.task)
         evaluator = tk.Trainer(config, task, task.build_model(), None, train=False)
 
     steps = tf.constant(-1)
     while True:
         evaluator.evaluate(steps)
-        pacer.done(-(-examples // nets.BATCH))
+        pacer.report_steps(-(-examples // nets.BATCH))
 
 
 class TimedController(Controller):
@@ -137,7 +137,7 @@ class TimedController(Controller):
         super().save_checkpoint(again)
         stall = time.perf_counter() - begin
         self.sync()
-        self.pacer.tell(stall)
+        self.pacer.report_figure(stall)
 
 
 def save(pacer: Pacer, folder: str, *, net: str, size: int) -> None:
@@ -162,12 +162,12 @@ def make_config(
     }
     return tk.ExperimentConfig(task=BenchConfig()).replace(
         task={"net": net, **(task or {})},
-        trainer={**endless(loop), "optimizer_config": optimizer, **(trainer or {})},
+        trainer={**build_endless_settings(loop), "optimizer_config": optimizer, **(trainer or {})},
         runtime=dict(runtime or {}),
     )
 
 
-def endless(loop: int) -> dict[str, int]:
+def build_endless_settings(loop: int) -> dict[str, int]:
     """Returns the settings of an endless run without checkpoints, for the section `trainer`."""
     return {"train_steps": ENDLESS, "steps_per_loop": loop, "checkpoint_interval": ENDLESS}
 

@@ -43,7 +43,7 @@ class Pacer:
         self._loop_began = 0.0
         self._window_began = 0.0
 
-    def done(self, count: int) -> None:
+    def report_steps(self, count: int) -> None:
         """Counts `count` more steps; at the end of a window, waits until the next one begins.
 
         Raises:
@@ -54,7 +54,7 @@ class Pacer:
         if not self._is_ready:
             self._skip -= count
             if self._skip <= 0:
-                self._report("ready")
+                self._end_window("ready")
             return
 
         settles = self._length > 0 and self._loop_began - self._resumed < SETTLES_WITHIN
@@ -66,13 +66,13 @@ class Pacer:
         self._count += count
         seconds = now - self._window_began
         if seconds >= self._length:
-            self._report((self._count, seconds))
+            self._end_window((self._count, seconds))
 
-    def tell(self, figure: float) -> None:
+    def report_figure(self, figure: float) -> None:
         """Ends the window with one count of `figure`, in seconds or another unit; then waits."""
-        self._report((1, figure) if self._is_ready else "ready")
+        self._end_window((1, figure) if self._is_ready else "ready")
 
-    def _report(self, message: Any) -> None:
+    def _end_window(self, message: Any) -> None:
         self._connection.send(message)
         self._is_ready = True
         self._length = self._connection.recv()

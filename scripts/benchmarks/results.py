@@ -72,7 +72,7 @@ class Section:
         """The row that the others are compared with unless they name another."""
         return self.contenders[0].name
 
-    def reference(self, contender: Contender) -> str:
+    def get_reference(self, contender: Contender) -> str:
         """Returns the row that a contender is compared with."""
         return contender.to or next(iter(contender.goals), self.base)
 
@@ -81,7 +81,7 @@ class Section:
         wanted = {*names, self.base, CONTROL}
         for contender in self.contenders:
             if contender.name in wanted:
-                wanted |= {self.reference(contender), *contender.goals}
+                wanted |= {self.get_reference(contender), *contender.goals}
         rows = [contender for contender in self.contenders if contender.name in wanted]
         return replace(self, contenders=rows)
 
@@ -167,7 +167,7 @@ def table_lines(measurement: Measurement) -> Iterator[str]:
             continue
 
         line = f"{name:<24}" + (f"{median:>11,.0f}" if median >= 100 else f"{median:>11.3g}")
-        reference = section.reference(contender)
+        reference = section.get_reference(contender)
         ratios = measurement.ratios(name, reference)
         if ratios and reference != name:
             line += f"{statistics.median(ratios):>8.2f}{min(ratios):>8.2f}{max(ratios):>8.2f}"

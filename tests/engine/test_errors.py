@@ -15,9 +15,9 @@ from trainer_kit.errors import (
     Mistake,
     TrainerKitError,
     UsageError,
-    explained,
-    near_names,
-    suggestion,
+    find_trainer_kit_error,
+    find_similar_names,
+    suggest_names,
 )
 
 
@@ -95,20 +95,20 @@ def test_a_report_counts_its_mistakes_and_has_a_line_for_each() -> None:
 
 def test_near_names_come_best_first_whatever_their_case() -> None:
     names = ["train_steps", "train_step", "TrainerConfig", "other"]
-    assert near_names("train_step", names)[:2] == ("train_step", "train_steps")
-    assert near_names("trainerconfg", names)[0] == "TrainerConfig"
-    assert near_names("zzz", names) == ()
-    assert near_names("train_step", ["train_steps", "validation_steps", "trainer"]) == (
+    assert find_similar_names("train_step", names)[:2] == ("train_step", "train_steps")
+    assert find_similar_names("trainerconfg", names)[0] == "TrainerConfig"
+    assert find_similar_names("zzz", names) == ()
+    assert find_similar_names("train_step", ["train_steps", "validation_steps", "trainer"]) == (
         "train_steps",
     )
-    assert len(near_names("train", [f"train{i}" for i in range(9)], most=2)) == 2
+    assert len(find_similar_names("train", [f"train{i}" for i in range(9)], limit=2)) == 2
 
 
 def test_a_suggestion_is_the_near_names_or_what_there_is() -> None:
-    assert suggestion("digit", ["digits", "lm"]) == "did you mean digits?"
-    assert suggestion("zzz", ["b", "a"]) == "there are: a, b"
-    assert suggestion("zzz", []) == "there are none"
-    many = suggestion("zzz", [f"name{i:02}" for i in range(20)])
+    assert suggest_names("digit", ["digits", "lm"]) == "did you mean digits?"
+    assert suggest_names("zzz", ["b", "a"]) == "there are: a, b"
+    assert suggest_names("zzz", []) == "there are none"
+    many = suggest_names("zzz", [f"name{i:02}" for i in range(20)])
     assert "name11" in many and "name12" not in many and "20 in all" in many
 
 
@@ -117,7 +117,7 @@ def test_only_an_error_wrapped_by_autograph_is_found() -> None:
     inner.ag_error_metadata = object()  # type: ignore[attr-defined]
     wrapped, later = RuntimeError("in user code: ..."), RuntimeError("a bug")
     wrapped.__context__, later.__context__ = inner, handled
-    assert explained(inner) is inner
-    assert explained(wrapped) is inner
-    assert explained(handled) is handled
-    assert explained(later) is None
+    assert find_trainer_kit_error(inner) is inner
+    assert find_trainer_kit_error(wrapped) is inner
+    assert find_trainer_kit_error(handled) is handled
+    assert find_trainer_kit_error(later) is None

@@ -20,9 +20,9 @@ from trainer_kit.config.schema.optimization import EMAConfig, OptimizationConfig
 from trainer_kit.errors import DataError, TrainerKitError, UsageError
 from trainer_kit.inputs.dataset_iterator import ValidationData
 from trainer_kit.inputs.dataset_resume import ResumePolicy
-from trainer_kit.inputs.fused_batches import stacked
-from trainer_kit.inputs.sources.base import made_inputs
-from trainer_kit.inputs.sources.tfrecord_index import matching_files
+from trainer_kit.inputs.fused_batches import stack_batches
+from trainer_kit.inputs.sources.base import call_build_inputs
+from trainer_kit.inputs.sources.tfrecord_index import find_matching_files
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
@@ -52,7 +52,7 @@ def source(params: tk.DataConfig, arrays: Any = None, **options: Any) -> tk.Arra
 def leave_a_batch_out() -> None:
     """Of a dataset that is ready-made."""
     ready_made = tf.data.Dataset.range(9).batch(4)
-    TrainData(None, None, ResumePolicy(), tf.Variable(0, dtype=tf.int64), ready_made).leave_out(2)
+    TrainData(None, None, ResumePolicy(), tf.Variable(0, dtype=tf.int64), ready_made).skip_batch(2)
 
 
 def apply_outside_of_a_replica() -> None:
@@ -161,7 +161,7 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "autotune_algorithm: 'hil_climb' is not an .*did you mean hill_climb",
     ),
     "no data": (
-        lambda: made_inputs(lambda params: {}, None),
+        lambda: call_build_inputs(lambda params: {}, None),
         UsageError,
         r"returned a dict; return a tf\.data\.Dataset or a Source",
     ),
@@ -171,12 +171,12 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "one argument, the structure.*`x, y = batch`.*parameter named `seed`",
     ),
     "a dict of patterns": (
-        lambda: matching_files({"images": "a*"}),  # type: ignore[arg-type]
+        lambda: find_matching_files({"images": "a*"}),  # type: ignore[arg-type]
         UsageError,
         "takes a path or glob.*it got .*one source for each name of a dict",
     ),
     "remote files": (
-        lambda: matching_files("gs://b/a*"),
+        lambda: find_matching_files("gs://b/a*"),
         UsageError,
         r"gs://b/a\* is remote.*copy the files",
     ),
@@ -190,12 +190,12 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an endless dataset": (
         lambda: ValidationData(
             "validation_data", OneReplica(), None, tf.data.Dataset.range(3).repeat()
-        ).check_ends("x"),
+        ).check_has_end("x"),
         DataError,
         "validation_data never ends",
     ),
     "strings in fused steps": (
-        lambda: stacked(
+        lambda: stack_batches(
             tf.data.Dataset.from_tensor_slices(["a", "b"]).batch(1, drop_remainder=True), 2
         ),
         UsageError,
@@ -220,7 +220,7 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"runtime\.random_seed: -1 is not a seed; use 0 to 4294967295",
     ),
     "a dataset of another TensorFlow": (
-        lambda: tensorflow_internals.inputs_of(object()),  # type: ignore[arg-type]
+        lambda: tensorflow_internals.get_input_datasets(object()),  # type: ignore[arg-type]
         TrainerKitError,
         "does not expose what a object is made of .* return a Source",
     ),

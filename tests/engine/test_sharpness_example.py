@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from scripts.examples import files_of, read_pages
+from scripts.examples import collect_files, read_pages
 from trainer_kit.config.experiments import experiments
 from trainer_kit.training.trainer import Trainer
 
@@ -24,7 +24,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The module of the example."""
     pages, folder = read_pages(), tmp_path_factory.mktemp("example")
     page = next(page for page in pages if "sam.py" in page.files)
-    for name, text in files_of(page, pages).items():
+    for name, text in collect_files(page, pages).items():
         (Path(folder) / name).write_text(text)
     sys.path.insert(0, str(folder))
     try:

@@ -16,10 +16,10 @@ import pytest
 from trainer_kit.config.experiments import register_experiment
 from trainer_kit.config.modes import MODES
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.files import read_lines
-from trainer_kit.run.flags import define_flags, parse_flags, request
+from trainer_kit.files import read_json_lines
+from trainer_kit.run.flags import define_flags, parse_flags, build_request
 from trainer_kit.run.preflight import check_request
-from trainer_kit.train import attempts_folder, main
+from trainer_kit.train import get_attempts_dir, main
 
 _numbers = itertools.count()
 Supervised = tuple["subprocess.CompletedProcess[str]", set[str]]
@@ -154,7 +154,7 @@ def test_the_flag_of_the_tpu_wins_over_every_other_source(name: str) -> None:
             "--params_override=runtime.tpu=other",
         ]
     )
-    resolved = check_request(request(values))
+    resolved = check_request(build_request(values))
     assert resolved.config.runtime.tpu == "local"
     assert resolved.origins["runtime.tpu"] == "--tpu"
 
@@ -234,7 +234,7 @@ def test_with_restarts_the_same_flags_run_in_a_child_process(restarted: Restarte
     assert done.stdout == "import 0\nimport 1\nimport 2\nimport 3\nFalse\n"
     assert "RuntimeError: the crash" in done.stderr and "error: there is no data" in done.stderr
     assert "attempt 3: data after" in done.stderr
-    records = list(read_lines(folder / "run" / "attempts.jsonl"))
+    records = list(read_json_lines(folder / "run" / "attempts.jsonl"))
     assert [record["exit_code"] for record in records] == [75, 1, 5]
     assert records[0]["command"][:3] == [sys.executable, "-m", "trainer_kit.train"]
     # The run has not begun, so each attempt gets --from_step.
@@ -246,7 +246,7 @@ def test_a_supervised_sidecar_has_attempts_of_its_own(restarted: Restarted) -> N
     folder, (done, _) = restarted("sidecar")
     assert done.returncode == 5, done.stderr
     assert not (folder / "run" / "attempts.jsonl").exists()
-    records = list(read_lines(folder / "run" / "evals" / "test_set" / "attempts.jsonl"))
+    records = list(read_json_lines(folder / "run" / "evals" / "test_set" / "attempts.jsonl"))
     assert [record["exit_code"] for record in records] == [1, 1, 5]
 
 
@@ -291,4 +291,4 @@ def test_attempts_of_sidecars_and_workers_have_their_own_folder(
     config = ExperimentConfig().replace(
         runtime={"worker_hosts": "a:1,b:1,c:1", "task_index": worker}
     )
-    assert attempts_folder(values, config) == folder
+    assert get_attempts_dir(values, config) == folder

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scripts import house
-from scripts.source_files import ROOT, Source, documented, read_sources
+from scripts.source_files import ROOT, SourceFile, find_undocumented, read_source_files
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,7 +33,7 @@ HEAVY = {
 
 
 def source(text: str, module: str = "m") -> Source:
-    return Source(module, text)
+    return SourceFile(module, text)
 
 
 Modules = dict[str, str]  # text by name
@@ -72,16 +72,16 @@ BAD: list[tuple[house.Rule, Modules]] = [
         house.light_lower_floors,
         {"trainer_kit.config.sources.gin_source": "def f():\n    from keras import layers"},
     ),
-    (house.libraries_in_their_rooms, {"trainer_kit.training.task": "import orbit"}),
-    (house.libraries_in_their_rooms, {"trainer_kit.config.merge": "from gin import config"}),
-    (house.libraries_in_their_rooms, {"trainer_kit.run.runner": "from absl import flags"}),
-    (house.libraries_in_their_rooms, {"trainer_kit.training.task": "import official.core"}),
+    (house.restricted_libraries, {"trainer_kit.training.task": "import orbit"}),
+    (house.restricted_libraries, {"trainer_kit.config.merge": "from gin import config"}),
+    (house.restricted_libraries, {"trainer_kit.run.runner": "from absl import flags"}),
+    (house.restricted_libraries, {"trainer_kit.training.task": "import official.core"}),
     (
-        house.one_tf_keras_recogniser,
+        house.single_tf_keras_importer,
         {"trainer_kit.a": "import tf_keras", "trainer_kit.b": "import tf_keras"},
     ),
     (
-        house.one_tf_keras_recogniser,
+        house.single_tf_keras_importer,
         {"trainer_kit.a": "import tf_keras\n" + "a = 1\n" * house.RECOGNISER_LINES},
     ),
     (
@@ -160,9 +160,9 @@ GOOD: list[tuple[house.Rule, Modules]] = [
         {"trainer_kit.run.runner": "from trainer_kit.run.controller import Controller"},
     ),
     (house.no_cycles, {"a": "import b", "b": "def f():\n    import a", "c": "import a, b"}),
-    (house.libraries_in_their_rooms, {"trainer_kit.run.controller": "import orbit"}),
-    (house.libraries_in_their_rooms, {"trainer_kit.run.runner": "from absl import logging"}),
-    (house.one_tf_keras_recogniser, {"trainer_kit.a": "import tf_keras"}),
+    (house.restricted_libraries, {"trainer_kit.run.controller": "import orbit"}),
+    (house.restricted_libraries, {"trainer_kit.run.runner": "from absl import logging"}),
+    (house.single_tf_keras_importer, {"trainer_kit.a": "import tf_keras"}),
     (
         house.experiments_use_public_names,
         {"experiments.one.task": "import trainer_kit\nfrom experiments.one import x"},
@@ -223,7 +223,7 @@ def breaches(rule: house.Rule, modules: Modules) -> list[str]:
 @pytest.fixture(scope="module")
 def checkout() -> list[Source]:
     """All that the rules are for; parsed once."""
-    return read_sources("trainer_kit", "experiments", "scripts")
+    return read_source_files("trainer_kit", "experiments", "scripts")
 
 
 @pytest.mark.parametrize("rule", house.RULES, ids=lambda rule: rule.__name__)
@@ -257,7 +257,7 @@ def g():
 class A:
     def i(self): ...
 """
-    assert documented([source(text)]) == (4, ["m", "m.A", "m.A.i"])
+    assert find_undocumented([source(text)]) == (4, ["m", "m.A", "m.A.i"])
 
 
 def heavy_imports(folder: Path, *groups: Iterable[str]) -> list[set[str]]:
@@ -273,15 +273,15 @@ def heavy_imports(folder: Path, *groups: Iterable[str]) -> list[set[str]]:
 
 def test_front_door_flags_commands_and_unit_tests_import_little() -> None:
     """And so do config and the modules that register the experiments. The unit tests import no TensorFlow at least."""
-    modules = [one.module for one in read_sources("trainer_kit")]
-    light = [m for m in modules if house.floor_of(m) in house.LIGHT_FLOORS]
+    modules = [one.module for one in read_source_files("trainer_kit")]
+    light = [m for m in modules if house.get_floor(m) in house.LIGHT_FLOORS]
     doors = [
         m
         for m in modules
-        if m in ("trainer_kit", "trainer_kit.train") or house.floor_of(m) == "cli"
+        if m in ("trainer_kit", "trainer_kit.train") or house.get_floor(m) == "cli"
     ]
-    experiments = [one.module for one in read_sources("experiments") if one.module.count(".") == 1]
-    unit = [one.module for one in read_sources("tests/unit")]
+    experiments = [one.module for one in read_source_files("experiments") if one.module.count(".") == 1]
+    unit = [one.module for one in read_source_files("tests/unit")]
     assert light and doors and experiments and len(unit) > 50
     of_package, with_tests = heavy_imports(ROOT, [*light, *doors, *experiments], unit)
     assert of_package == set()
@@ -336,6 +336,6 @@ def test_names_of_tests_are_sentences_of_at_most_60_characters() -> None:
     definition = re.compile(
         r"^ *def (test_\w*)", re.MULTILINE
     )  # to parse all tests takes two seconds
-    tests = [name for one in read_sources("tests") for name in definition.findall(one.text)]
+    tests = [name for one in read_source_files("tests") for name in definition.findall(one.text)]
     assert len(tests) > 2000
     assert [name for name in tests if len(name) > 60] == []

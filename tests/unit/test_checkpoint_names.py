@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_kit.checkpoint_names import complete_checkpoints, own_files, owner, step_of
+from trainer_kit.checkpoint_names import complete_checkpoints, list_checkpoint_files, parse_checkpoint_name, parse_step
 
 OWN = (
     "ckpt-10.index",
@@ -37,12 +37,12 @@ FOREIGN = (
 
 @pytest.mark.parametrize("name", OWN)
 def test_the_files_of_a_checkpoint_have_an_owner(name: str) -> None:
-    assert owner(name) == "ckpt-10"
+    assert parse_checkpoint_name(name) == "ckpt-10"
 
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_files_of_other_names_have_none(name: str) -> None:
-    assert owner(name) is None
+    assert parse_checkpoint_name(name) is None
 
 
 def test_own_files_are_those_of_exactly_that_checkpoint(tmp_path: Path) -> None:
@@ -50,12 +50,12 @@ def test_own_files_are_those_of_exactly_that_checkpoint(tmp_path: Path) -> None:
     folder.mkdir()
     for name in (*OWN, *FOREIGN, "ckpt-100.index", "ckpt-1.index"):
         (folder / name).touch()
-    assert own_files(str(folder / "ckpt-10")) == sorted(str(folder / name) for name in OWN)
-    assert own_files(str(folder / "ckpt-7")) == []
+    assert list_checkpoint_files(str(folder / "ckpt-10")) == sorted(str(folder / name) for name in OWN)
+    assert list_checkpoint_files(str(folder / "ckpt-7")) == []
 
 
 def test_the_step_is_the_number_at_the_end() -> None:
-    assert step_of("/runs/2026-11-21/ckpt-1200") == 1200
+    assert parse_step("/runs/2026-11-21/ckpt-1200") == 1200
 
 
 def test_checkpoints_with_an_index_are_listed_in_order(tmp_path: Path) -> None:

@@ -124,30 +124,30 @@ def test_a_disk_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path) -> 
 
 def test_records_come_back_in_order(tmp_path: Path) -> None:
     path = tmp_path / "made" / "log.jsonl"
-    assert list(files.read_lines(path)) == []
+    assert list(files.read_json_lines(path)) == []
     for step in range(3):
-        files.append_line(path, {"step": step})
-    assert [record["step"] for record in files.read_lines(path)] == [0, 1, 2]
+        files.append_json_line(path, {"step": step})
+    assert [record["step"] for record in files.read_json_lines(path)] == [0, 1, 2]
 
 
 def test_only_the_line_that_a_crash_cut_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    files.append_line(path, {"step": 0})
+    files.append_json_line(path, {"step": 0})
     with open(path, "a") as stream:
         stream.write('{"step": 1, "lo')
-    assert [record["step"] for record in files.read_lines(path)] == [0]
-    files.append_line(path, {"step": 2})
+    assert [record["step"] for record in files.read_json_lines(path)] == [0]
+    files.append_json_line(path, {"step": 2})
     with open(path, "ab") as raw:
         raw.write(b"[1, 2]\n\xff\xfe\n\n")
-    files.append_line(path, {"step": 3})
-    assert [record["step"] for record in files.read_lines(path)] == [0, 2, 3]
+    files.append_json_line(path, {"step": 3})
+    assert [record["step"] for record in files.read_json_lines(path)] == [0, 2, 3]
 
 
 def test_a_place_that_is_a_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     for act in (
         lambda: files.write_text(tmp_path / "a" / "b.txt", "x"),
-        lambda: files.append_line(tmp_path / "a" / "b.jsonl", {}),
+        lambda: files.append_json_line(tmp_path / "a" / "b.jsonl", {}),
         lambda: files.check_writable(tmp_path / "a" / "b"),
         lambda: files.check_writable(tmp_path / "a"),
     ):
@@ -194,13 +194,13 @@ def test_a_damaged_record_is_none_and_a_damaged_line_is_left_out(tmp_path: Path,
     path.write_bytes(DAMAGED[kind])
     assert files.read_json(path) is None
     path.write_bytes(b'{"step": 0}\n' + DAMAGED[kind] + b'\n{"step": 2}\n')
-    assert [record["step"] for record in files.read_lines(path)] == [0, 2]
+    assert [record["step"] for record in files.read_json_lines(path)] == [0, 2]
 
 
 def test_a_folder_in_the_place_of_a_file_of_lines_is_told(tmp_path: Path) -> None:
     assert files.read_json(tmp_path) is None
     with pytest.raises(StorageError, match="cannot be read: Is a directory"):
-        list(files.read_lines(tmp_path))
+        list(files.read_json_lines(tmp_path))
 
 
 @pytest.fixture
@@ -231,6 +231,6 @@ def test_a_file_is_on_disk_whole_before_it_has_its_name(
 def test_an_appended_record_and_the_names_in_a_folder_are_kept(
     tmp_path: Path, synced: list[tuple[str, bytes | None]]
 ) -> None:
-    files.append_line(tmp_path / "a.jsonl", {"step": 1})
+    files.append_json_line(tmp_path / "a.jsonl", {"step": 1})
     files.flush_folder(tmp_path)
     assert synced == [("a.jsonl", b'{"step": 1}\n'), (tmp_path.name, None)]

@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.training.loops.intervals import Epochs
 
 
@@ -82,18 +82,18 @@ class Evaluation:
     seconds: float = 0.0
     seconds_of_sets: Mapping[str, float] = field(default_factory=dict)
     checkpoint: str | None = None
-    replayed: bool = False
+    is_replayed: bool = False
 
 
 @dataclass
 class Requests:
     """The requests of callbacks that the controller has not carried out yet."""
 
-    stop: str = ""
+    stop_reason: str = ""
     save: bool = False
-    save_again: bool = False
-    evaluate: set[str] = field(default_factory=set)
-    rewind: int | None = None
+    overwrite_checkpoint: bool = False
+    sets_to_evaluate: set[str] = field(default_factory=set)
+    rewind_step: int | None = None
     rewind_reason: str = ""
 
 
@@ -127,24 +127,24 @@ class Run:
         self,
         trainer: Any,
         directory: str = "",
-        chief: bool = True,
+        is_chief: bool = True,
         epochs: Epochs | None = None,
-        stopped_at: int | None = None,
+        previous_stop_step: int | None = None,
     ) -> None:
         self.trainer = trainer
         self.directory = directory
-        self.chief = chief
+        self.is_chief = is_chief
         self.epochs = epochs
-        self.stopped_at = stopped_at
+        self.previous_stop_step = previous_stop_step
         self.step = 0
-        self.total: int | None = None
+        self.total_steps: int | None = None
         self.loop: Loop | None = None
         self.evaluation: Evaluation | None = None
-        self.reported: dict[str, Any] = {}
+        self.reported_metrics: dict[str, Any] = {}
         self.requests = Requests()
         self.stop_reason = ""
         self.error: BaseException | None = None
-        self.in_epoch_begin = False
+        self.is_in_epoch_begin = False
 
     @property
     def task(self) -> Any:
@@ -173,21 +173,21 @@ class Run:
     @property
     def epoch(self) -> int | None:
         """The epoch that the last step belongs to, counted from 1; in epoch_begin the new one. None without epochs."""
-        return self._place[0]
+        return self._epoch_and_step[0]
 
     @property
     def step_in_epoch(self) -> int | None:
         """The number of the last step in its epoch, counted from 1; 0 before its first step; None without epochs."""
-        return self._place[1]
+        return self._epoch_and_step[1]
 
     @property
-    def _place(self) -> tuple[int, int] | tuple[None, None]:
+    def _epoch_and_step(self) -> tuple[int, int] | tuple[None, None]:
         if self.epochs is None:
             return None, None
         return (
-            (self.epochs.ended(self.step) + 1, 0)
-            if self.in_epoch_begin
-            else self.epochs.place(self.step)
+            (self.epochs.count_completed(self.step) + 1, 0)
+            if self.is_in_epoch_begin
+            else self.epochs.locate_step(self.step)
         )
 
     def read_step(self) -> int:
@@ -197,7 +197,7 @@ class Run:
 
     def stop(self, reason: str) -> None:
         """Asks to end the run at this step, which is saved and evaluated like a last step; the first reason counts."""
-        self.requests.stop = self.requests.stop or reason or "a callback asked for it"
+        self.requests.stop_reason = self.requests.stop_reason or reason or "a callback asked for it"
 
     def report(self, name: str, value: Any) -> None:
         """Adds a number to the metrics of the loop or evaluation that has just ended.
@@ -213,7 +213,7 @@ class Run:
                 f"run.report({name!r}): {value!r:.60} is not a single number; report one number per"
                 " name"
             )
-        self.reported[name] = number.reshape(()).item()
+        self.reported_metrics[name] = number.reshape(()).item()
 
     def change(self, parameter: str, value: float, reason: str = "") -> None:
         """Sets a hyper-parameter: the steps after this one use the new value.
@@ -255,7 +255,7 @@ class Run:
             )
         return self.trainer.hyper_parameters
 
-    def save(self, again: bool = False) -> None:
+    def save(self, overwrite: bool = False) -> None:
         """Asks for a checkpoint of this step.
 
         Args:
@@ -264,7 +264,7 @@ class Run:
             repeats the steps.
         """
         self.requests.save = True
-        self.requests.save_again |= again
+        self.requests.overwrite_checkpoint |= overwrite
 
     def evaluate(self, sets: Iterable[str] = ()) -> None:
         """Asks for an evaluation of this step's weights; does nothing in modes that do not evaluate.
@@ -280,9 +280,9 @@ class Run:
             if name not in known:
                 raise UsageError(
                     f"run.evaluate: there is no validation set {name!r};"
-                    f" {suggestion(name, list(known))}"
+                    f" {suggest_names(name, list(known))}"
                 )
-        self.requests.evaluate |= set(names or known)
+        self.requests.sets_to_evaluate |= set(names or known)
 
     def rewind(self, step: int, reason: str) -> None:
         """Asks to restore the checkpoint of an earlier step and to continue from there.
@@ -295,7 +295,7 @@ class Run:
           step: The step of a checkpoint of this run.
           reason: Why the run goes back, for the log.
         """
-        self.requests.rewind, self.requests.rewind_reason = step, reason
+        self.requests.rewind_step, self.requests.rewind_reason = step, reason
 
 
 class Callback:

@@ -19,9 +19,9 @@ import tensorflow as tf
 from trainer_kit.callbacks.base import Callback, Requests, Run
 from trainer_kit.checkpoints.state.python_state import check_state
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
-from trainer_kit.runtime.collectives import broadcast_from_chief, worker_count
-from trainer_kit.telemetry.time_ledger import NAMES, TimeLedger
-from trainer_kit.training.checks.failed_step import is_users
+from trainer_kit.runtime.collectives import broadcast_int, worker_count
+from trainer_kit.telemetry.time_ledger import TIME_CATEGORIES, TimeLedger
+from trainer_kit.training.checks.failed_step import is_user_defined
 from trainer_kit.training.loops.intervals import next_multiple
 from trainer_kit.training.metrics import to_numpy
 
@@ -49,49 +49,49 @@ class EpochEvents:
       training: Whether the run trains at present; an evaluation without training has no epochs.
     """
 
-    def __init__(self, run: Run, wanted: bool) -> None:
+    def __init__(self, run: Run, has_listeners: bool) -> None:
         self._run = run
-        self.wanted = wanted
-        self.training = False
+        self.has_listeners = has_listeners
+        self.is_training = False
         self._logs: dict[
             str, Any
         ] = {}  # of the last loop, and of the evaluations after it as "validation"
-        self._ended_at = -1  # the step of the last epoch_end, while no loop has followed
+        self._last_end_step = -1  # the step of the last epoch_end, while no loop has followed
 
-    def next_cut(self, step: int) -> int | None:
+    def find_next_epoch_end(self, step: int) -> int | None:
         """Returns the step after `step` that ends an epoch; None if no callback has an event of epochs."""
         epochs = self._run.epochs
-        return next_multiple(step, epochs.steps) if self.wanted and epochs else None
+        return next_multiple(step, epochs.steps) if self.has_listeners and epochs else None
 
-    def take_begin(self, event: str, arguments: tuple[Any, ...]) -> int | None:
+    def record_event(self, event: str, arguments: tuple[Any, ...]) -> int | None:
         """Remembers the logs of an event; returns the epoch that begins before it, or None."""
         epochs = self._run.epochs
         step = self._run.step
-        if not self.wanted or epochs is None or not self.training:
+        if not self.has_listeners or epochs is None or not self.is_training:
             return None
         if event == "loop_end" and isinstance(arguments[0], Mapping):
             self._logs |= arguments[0]
         elif event == "evaluation_end" and isinstance(arguments[0], Mapping):
             self._logs["validation"] = {**self._logs.get("validation", {}), **arguments[0]}
         elif event == "rewound":
-            self._ended_at = -1
+            self._last_end_step = -1
         elif event == "loop_begin":
             self._logs = {}
-            self._ended_at = -1
+            self._last_end_step = -1
             if step == 0 or epochs.is_end(step):
-                return epochs.ended(step) + 1
+                return epochs.count_completed(step) + 1
         return None
 
-    def take_end(self) -> tuple[int, dict[str, Any]] | None:
+    def pop_ended_epoch(self) -> tuple[int, dict[str, Any]] | None:
         """Returns the epoch that ends with this step and its logs, once; None if no epoch ends."""
         epochs = self._run.epochs
         step = self._run.step
-        if not self.wanted or epochs is None or not self.training:
+        if not self.has_listeners or epochs is None or not self.is_training:
             return None
-        if not epochs.is_end(step) or self._ended_at == step:
+        if not epochs.is_end(step) or self._last_end_step == step:
             return None
-        self._ended_at = step
-        return epochs.ended(step), self._logs
+        self._last_end_step = step
+        return epochs.count_completed(step), self._logs
 
     def state(self) -> dict[str, float] | None:
         """Returns the numbers of the last loop at the end of an epoch, for the checkpoint: epoch_end comes after it.
@@ -111,7 +111,7 @@ class EpochEvents:
     def restore(self, state: dict[str, float] | None) -> None:
         """Takes the numbers of a checkpoint."""
         self._logs = dict(state or {})
-        self._ended_at = -1
+        self._last_end_step = -1
 
 
 class CallbackList:
@@ -146,31 +146,31 @@ class CallbackList:
         self.members = list(members)
         self.times = times or TimeLedger()
         self.errors: dict[str, int] = {}
-        self._restored: dict[str, Any] = {}  # states of a checkpoint, until train_begin was called
+        self._pending_states: dict[str, Any] = {}  # states of a checkpoint, until train_begin was called
         self._has_begun = False
         self._logs: Mapping[str, Any] = {}  # of the loop or the evaluation that has just ended
         self._reporters: dict[str, Callback] = {}  # which member has reported a name last
         self._strategy = strategy or tf.distribute.get_strategy()
         self.shares_requests = worker_count(self._strategy) > 1
         for member in self.members:
-            _check(member)
+            _check_callback(member)
         wants_epochs = any(
             _overrides(member, name) for member in self.members for name in EPOCH_EVENTS
         )
         self.epochs = EpochEvents(run, wants_epochs)
         self._users_events = {
-            name for name in _EVENTS if any(is_users(type(member), name) for member in self.members)
+            name for name in _EVENTS if any(is_user_defined(type(member), name) for member in self.members)
         }
 
-    def keep_states(self) -> None:
+    def register_states(self) -> None:
         """Adds the states of the callbacks to every checkpoint; to be called before the restore."""
-        if self.epochs.wanted:
-            self.run.trainer.keep_state("epoch", self.epochs.state, self.epochs.restore)
-        for name, member in self._with_states():
-            self.run.trainer.keep_state(
+        if self.epochs.has_listeners:
+            self.run.trainer.register_state("epoch", self.epochs.state, self.epochs.restore)
+        for name, member in self._iter_stateful_members():
+            self.run.trainer.register_state(
                 f"callback {name}",
                 functools.partial(self._read_state, member),
-                self._restorer(name, member),
+                self._create_restore_function(name, member),
             )
 
     def call(self, event: str, *arguments: Any) -> None:
@@ -182,11 +182,11 @@ class CallbackList:
         Raises:
           Exception: the first error of a required member; the members after it are not called.
         """
-        epoch = self.epochs.take_begin(event, arguments)
+        epoch = self.epochs.record_event(event, arguments)
         if epoch is not None:
-            self.run.in_epoch_begin = True
+            self.run.is_in_epoch_begin = True
             self.call("epoch_begin", epoch)
-            self.run.in_epoch_begin = False
+            self.run.is_in_epoch_begin = False
 
         if event.startswith(("loop", "evaluation")):
             logs = arguments[0] if event.endswith("_end") else {}
@@ -199,7 +199,7 @@ class CallbackList:
 
     def end_epoch(self) -> None:
         """Calls epoch_end if an epoch ends with this step, once."""
-        arguments = self.epochs.take_end()
+        arguments = self.epochs.pop_ended_epoch()
         if arguments is not None:
             self.call("epoch_end", *arguments)
 
@@ -219,7 +219,7 @@ class CallbackList:
                     _LOG.exception("%s.%s failed, after another error", member.name, event)
 
     @contextlib.contextmanager
-    def around(self, what: str) -> Iterator[None]:
+    def call_begin_and_end(self, phase: str) -> Iterator[None]:
         """Calls `<what>_begin`, and at the end always `<what>_end` on the members that have begun.
 
         Args:
@@ -231,23 +231,23 @@ class CallbackList:
         """
         begun: list[Callback] = []
         with contextlib.ExitStack() as ends:
-            ends.push(lambda kind, error, trace: self._end(begun, f"{what}_end", error))
+            ends.push(lambda kind, error, trace: self._call_end(begun, f"{phase}_end", error))
             again: dict[str, Any] = {}
             if self._has_begun:
-                again = {name: self._read_state(member) for name, member in self._with_states()}
+                again = {name: self._read_state(member) for name, member in self._iter_stateful_members()}
             for member in self.members:
                 begun.append(member)
-                if self._is_called(member, f"{what}_begin"):
-                    self._call(member, f"{what}_begin")
-            if f"{what}_begin" in self._users_events:
+                if self._is_called(member, f"{phase}_begin"):
+                    self._call(member, f"{phase}_begin")
+            if f"{phase}_begin" in self._users_events:
                 self.run.read_step()
-            if what == "train":
-                self._give_states_back(again)
-            self.epochs.training = what == "train"
+            if phase == "train":
+                self._restore_states(again)
+            self.epochs.is_training = phase == "train"
             yield
-            self.epochs.training = False
+            self.epochs.is_training = False
 
-    def _end(self, members: Sequence[Callback], event: str, error: BaseException | None) -> None:
+    def _call_end(self, members: Sequence[Callback], event: str, error: BaseException | None) -> None:
         first: Exception | None = None
         self.run.error = error
         for member in members:
@@ -261,7 +261,7 @@ class CallbackList:
         if error is None and first is not None:
             raise first
 
-    def next_cut(self, step: int) -> int | None:
+    def find_next_boundary(self, step: int) -> int | None:
         """Returns the next step after `step` at which a loop has to end for a callback; None if there is none."""
         cuts = [
             member.next_boundary(step)
@@ -274,10 +274,10 @@ class CallbackList:
             if member.every and _overrides(member, "loop_end")
         ]
         cuts += [next_multiple(step, every) for every in intervals]
-        cuts.append(self.epochs.next_cut(step))
+        cuts.append(self.epochs.find_next_epoch_end(step))
         return min((cut for cut in cuts if cut is not None), default=None)
 
-    def log_cuts(self, steps_per_loop: int | Callable[[int], int]) -> None:
+    def log_shortened_loops(self, steps_per_loop: int | Callable[[int], int]) -> None:
         """Logs which callbacks make loops shorter than the config says, and what that costs."""
         for member in self.members:
             if member.every and not callable(steps_per_loop) and member.every % steps_per_loop:
@@ -299,8 +299,8 @@ class CallbackList:
         run.requests = Requests()
         if self.shares_requests:
             requests = self._broadcast_requests(requests)
-        if requests.stop and not run.stop_reason:
-            run.stop_reason = requests.stop
+        if requests.stop_reason and not run.stop_reason:
+            run.stop_reason = requests.stop_reason
             _LOG.info("the run ends at step %d: %s", run.step, run.stop_reason)
         return requests
 
@@ -308,42 +308,42 @@ class CallbackList:
         """Sends the chief's requests as one number: bits for stop, saves and each validation set, then the step."""
         sets = list(self.run.trainer.validation_sets)
         bits = [
-            bool(requests.stop),
+            bool(requests.stop_reason),
             requests.save,
-            requests.save_again,
-            *(name in requests.evaluate for name in sets),
+            requests.overwrite_checkpoint,
+            *(name in requests.sets_to_evaluate for name in sets),
         ]
-        number = (0 if requests.rewind is None else requests.rewind + 1) << len(bits)
-        number = broadcast_from_chief(
+        number = (0 if requests.rewind_step is None else requests.rewind_step + 1) << len(bits)
+        number = broadcast_int(
             self._strategy, number + sum(bit << place for place, bit in enumerate(bits))
         )
         stop, save, again, *chosen = (bool(number >> place & 1) for place in range(len(bits)))
         rewind = (number >> len(bits)) - 1
         elsewhere = "the first worker asked for it"
         return Requests(
-            stop=(requests.stop or elsewhere) if stop else "",
+            stop_reason=(requests.stop_reason or elsewhere) if stop else "",
             save=save,
-            save_again=again,
-            evaluate={name for name, is_chosen in zip(sets, chosen, strict=True) if is_chosen},
-            rewind=rewind if rewind >= 0 else None,
+            overwrite_checkpoint=again,
+            sets_to_evaluate={name for name, is_chosen in zip(sets, chosen, strict=True) if is_chosen},
+            rewind_step=rewind if rewind >= 0 else None,
             rewind_reason=requests.rewind_reason or elsewhere,
         )
 
     def _is_called(self, member: Callback, event: str) -> bool:
-        if not _overrides(member, event) or not self._is_here(member):
+        if not _overrides(member, event) or not self._runs_on_this_worker(member):
             return False
         return event != "loop_end" or not member.every or self.run.step % member.every == 0
 
-    def _is_here(self, member: Callback) -> bool:
-        return self.run.chief or not member.chief_only
+    def _runs_on_this_worker(self, member: Callback) -> bool:
+        return self.run.is_chief or not member.chief_only
 
     def _call(self, member: Callback, method: str, *arguments: Any) -> Any:
         """Calls a method with the run and `arguments`; returns its result, or None if an optional callback failed."""
-        row = member.name if member.name in NAMES else f"callbacks/{member.name}"
+        row = member.name if member.name in TIME_CATEGORIES else f"callbacks/{member.name}"
         if method not in ("state", "restore"):
             arguments = (self.run, *arguments)
         returned: Any = None
-        before = set(self.run.reported)
+        before = set(self.run.reported_metrics)
         with self.times.during(row):
             try:
                 returned = getattr(member, method)(*arguments)
@@ -351,11 +351,11 @@ class CallbackList:
                 self.run.stop(str(stop))
             except Exception as error:
                 self._handle_error(member, error)
-        self._reporters |= dict.fromkeys(self.run.reported.keys() - before, member)
+        self._reporters |= dict.fromkeys(self.run.reported_metrics.keys() - before, member)
 
         # A reported number must not have the name of a metric of this loop or evaluation.
-        for name in sorted(self.run.reported.keys() & self._logs.keys()):
-            del self.run.reported[name]
+        for name in sorted(self.run.reported_metrics.keys() & self._logs.keys()):
+            del self.run.reported_metrics[name]
             problem = (
                 f"run.report: the run already has a metric called {name}; report the number under"
                 " another name"
@@ -376,7 +376,7 @@ class CallbackList:
             exc_info=error if count == 1 else None,
         )
 
-    def _with_states(self) -> Iterator[tuple[str, Callback]]:
+    def _iter_stateful_members(self) -> Iterator[tuple[str, Callback]]:
         """Yields the members that have a state, with unique names: the second one called "name" is "name 2"."""
         counts: dict[str, int] = {}
         for member in self.members:
@@ -388,28 +388,28 @@ class CallbackList:
     def _read_state(self, member: Callback) -> Any:
         return self._call(member, "state")
 
-    def _restorer(self, name: str, member: Callback) -> Callable[[Any], None]:
+    def _create_restore_function(self, name: str, member: Callback) -> Callable[[Any], None]:
         def restore(state: Any) -> None:
-            self._restored.pop(name, None)
-            if state is None or not self._is_here(member):
+            self._pending_states.pop(name, None)
+            if state is None or not self._runs_on_this_worker(member):
                 return
             if self._has_begun:
                 self._call(member, "restore", state)
             else:
-                self._restored[name] = member.saved_state = state
+                self._pending_states[name] = member.saved_state = state
 
         return restore
 
-    def _give_states_back(self, again: dict[str, Any]) -> None:
+    def _restore_states(self, previous_states: dict[str, Any]) -> None:
         """Restores the states of a checkpoint, or `again`, the states before a second train_begin.
 
         This runs after train_begin, in which callbacks may reset themselves.
         """
-        states = {**again, **self._restored}
-        self._restored = {}
+        states = {**previous_states, **self._pending_states}
+        self._pending_states = {}
         self._has_begun = True
-        for name, member in self._with_states():
-            if states.get(name) is not None and self._is_here(member):
+        for name, member in self._iter_stateful_members():
+            if states.get(name) is not None and self._runs_on_this_worker(member):
                 self._call(member, "restore", states[name])
             check_state(f"callback {name}", self._read_state(member))
 
@@ -418,7 +418,7 @@ def _overrides(member: Callback, event: str) -> bool:
     return getattr(type(member), event) is not getattr(Callback, event)
 
 
-def _check(member: Callback) -> None:
+def _check_callback(member: Callback) -> None:
     every: Any = member.every
     if every is not None and (not isinstance(every, int) or every < 1):
         raise UsageError(

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.callbacks.recovery import remedy
+from trainer_kit.callbacks.recovery import describe_remedy
 from trainer_kit.errors import DivergedError
-from trainer_kit.telemetry.flops import model_cost
-from trainer_kit.telemetry.scalars import reported_loss
+from trainer_kit.telemetry.flops import describe_model_cost
+from trainer_kit.telemetry.scalars import get_training_loss
 
 
 class CheckProgress(Callback):
@@ -27,13 +27,13 @@ class CheckProgress(Callback):
 
     name = "check"
 
-    def __init__(self, steps: int, alone: bool, announce: Function[[str], None]) -> None:
+    def __init__(self, steps: int, isolate_first_step: bool, announce: Function[[str], None]) -> None:
         self.every = self._steps = steps
-        self._alone, self._announce = alone, announce
+        self._isolate_first_step, self._announce = isolate_first_step, announce
 
     def next_boundary(self, step: int) -> int | None:
         """Returns step 1, if the first step is a loop of its own."""
-        return 1 if self._alone and step < 1 else None
+        return 1 if self._isolate_first_step and step < 1 else None
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """Announces the training."""
@@ -44,13 +44,13 @@ class CheckProgress(Callback):
         """Shows the loss, and ends the run."""
         if run.step < self._steps:
             return
-        print(f"      training_loss {reported_loss(logs):.4g}; {model_cost(run.trainer)}")
-        if run.step < (run.total or run.step + 1):
+        print(f"      training_loss {get_training_loss(logs):.4g}; {describe_model_cost(run.trainer)}")
+        if run.step < (run.total_steps or run.step + 1):
             run.stop("the check ends here")
 
     def checkpoint_begin(self, run: Run) -> None:
         """Announces the checkpoint, but not the one after which a training fails whose data has ended too early."""
-        if run.total is None or run.step >= self._steps:
+        if run.total_steps is None or run.step >= self._steps:
             self._announce("save: a checkpoint")
 
     def evaluation_begin(self, run: Run) -> None:
@@ -71,10 +71,10 @@ class CheckProgress(Callback):
         """
         self._announce = lambda part: None
         if isinstance(error, DivergedError):
-            raise DivergedError(f"{error}; {remedy(error, run)}") from error
+            raise DivergedError(f"{error}; {describe_remedy(error, run)}") from error
 
 
-def asked_after(steps: int, callbacks: Iterable[Callback]) -> list[Callback]:
+def limit_intervals(steps: int, callbacks: Iterable[Callback]) -> list[Callback]:
     """Returns the callbacks, which are asked after `steps` steps if they ask for longer intervals."""
     listed = list(callbacks)
     for one in listed:

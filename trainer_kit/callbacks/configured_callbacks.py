@@ -14,10 +14,10 @@ from trainer_kit.callbacks.sample_pictures import SamplePictures
 from trainer_kit.callbacks.set_from_file import SetFromFile
 from trainer_kit.callbacks.set_value import SetAtSteps, SetByFunction
 from trainer_kit.callbacks.webhook import Webhook
-from trainer_kit.config.imported_names import imported
+from trainer_kit.config.imported_names import import_object
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.experiment import CallbackConfig
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, suggest_names
 
 AnyCallback = TypeVar("AnyCallback", bound=type[Callback])
 
@@ -53,12 +53,12 @@ def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:
     return register
 
 
-def registered_callbacks() -> dict[str, type[Callback]]:
+def get_registered_callbacks() -> dict[str, type[Callback]]:
     """Returns the registered classes by name."""
     return {name: _callbacks.lookup(name) for name in _callbacks.names()}
 
 
-def from_config(sections: Iterable[CallbackConfig]) -> list[Callback]:
+def create_callbacks(sections: Iterable[CallbackConfig]) -> list[Callback]:
     """Returns new callbacks for the entries of trainer.callbacks, in their order.
 
     Raises:
@@ -68,10 +68,10 @@ def from_config(sections: Iterable[CallbackConfig]) -> list[Callback]:
         sections, Sequence
     ):  # a field of this name that a Model Garden program has for itself
         return []
-    return [_made(f"trainer.callbacks[{place}]", section) for place, section in enumerate(sections)]
+    return [_create_callback(f"trainer.callbacks[{place}]", section) for place, section in enumerate(sections)]
 
 
-def checked_callbacks(callbacks: Any) -> list[Callback]:
+def check_callbacks(callbacks: Any) -> list[Callback]:
     """Returns the caller's callbacks as a list.
 
     Raises:
@@ -86,30 +86,30 @@ def checked_callbacks(callbacks: Any) -> list[Callback]:
         )
     for one in callbacks:
         if not isinstance(one, Callback):
-            made = instead_of(one)
+            made = describe_alternative(one)
             raise UsageError(f"callbacks: {one!r:.80} is not a trainer_kit.Callback object{made}")
     return list(callbacks)
 
 
-def instead_of(given: Any) -> str:
+def describe_alternative(value: Any) -> str:
     """Returns advice for an object that is not a Callback."""
-    if hasattr(given, "on_epoch_end"):  # of Keras
+    if hasattr(value, "on_epoch_end"):  # of Keras
         return (
             ": Keras callbacks are called for compiled models only: give it to"
             " trainer_kit.compat.keras.fit or register_keras_experiment; for other tasks write a"
             " trainer_kit.Callback"
         )
-    if isinstance(given, type):
-        return f"; give an object of this class: {given.__name__}()"
-    if isinstance(given, (str, dict)):
+    if isinstance(value, type):
+        return f"; give an object of this class: {value.__name__}()"
+    if isinstance(value, (str, dict)):
         return "; to use a callback by name, set trainer.callbacks in the config"
     return (
-        "; pass a function of the logs in train_actions or eval_actions" if callable(given) else ""
+        "; pass a function of the logs in train_actions or eval_actions" if callable(value) else ""
     )
 
 
-def _made(path: str, section: CallbackConfig) -> Callback:
-    kind = _class_of(f"{path}.name", section.name)
+def _create_callback(path: str, section: CallbackConfig) -> Callback:
+    kind = _resolve_class(f"{path}.name", section.name)
     try:
         inspect.signature(kind).bind(**section.args)
     except TypeError as error:
@@ -117,7 +117,7 @@ def _made(path: str, section: CallbackConfig) -> Callback:
         unknown = [name for name in section.args if name not in known]
         problem: Any = f"there is no argument {unknown[0]!r}" if unknown else error
         near = (
-            suggestion(unknown[0], known)
+            suggest_names(unknown[0], known)
             if unknown
             else f"it takes {', '.join(known) or 'no arguments'}"
         )
@@ -125,9 +125,9 @@ def _made(path: str, section: CallbackConfig) -> Callback:
     return kind(**section.args)
 
 
-def _class_of(path: str, name: str) -> type[Callback]:
+def _resolve_class(path: str, name: str) -> type[Callback]:
     if ":" in name:
-        found: type[Callback] = imported(
+        found: type[Callback] = import_object(
             path, name, _is_callback_class, "subclass of trainer_kit.Callback"
         )
         return found
@@ -138,5 +138,5 @@ def _class_of(path: str, name: str) -> type[Callback]:
         raise UsageError(f"{path}: {error}; {advice}") from None
 
 
-def _is_callback_class(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, Callback)
+def _is_callback_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Callback)

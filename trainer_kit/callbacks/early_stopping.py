@@ -15,15 +15,15 @@ from typing import Any
 
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.evals.ledger import REWIND, Ledger, active_records
-from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.telemetry.scalars import flatten_scalars
 
-_OWN = "validation"
+_DEFAULT_EVAL_NAME = "validation"
 
 
 @dataclass(frozen=True)
-class Standing:
+class MetricProgress:
     """The improvement of a metric over the evaluations up to a step.
 
     Attributes:
@@ -36,10 +36,10 @@ class Standing:
     best: float = math.nan
     best_step: int = -1
     last_step: int = -1
-    without: int = 0
+    evaluations_since_best: int = 0
 
 
-def standing(
+def compute_metric_progress(
     evaluations: Iterable[tuple[int, float]],
     comparison: str,
     min_delta: float = 0.0,
@@ -56,15 +56,15 @@ def standing(
       start_step: Evaluations before this step do not count.
     """
     sign = {"higher": 1.0, "lower": -1.0}[comparison]
-    now = Standing()
+    now = MetricProgress()
     for step, value in evaluations:
         if step < start_step:
             continue
         gain = sign * (value - now.best)
         if math.isfinite(value) and (now.best_step < 0 or gain > min_delta):
-            now = Standing(value, step, step)
+            now = MetricProgress(value, step, step)
         else:
-            now = Standing(now.best, now.best_step, step, now.without + 1)
+            now = MetricProgress(now.best, now.best_step, step, now.evaluations_since_best + 1)
     return now
 
 
@@ -74,7 +74,7 @@ def check_metric(metric: str, names: Iterable[str], where: str) -> None:
     if metric not in known:
         raise UsageError(
             f"trainer.early_stopping.metric: {where} reports no single number called {metric!r}; "
-            f"{suggestion(metric, known)} (all: {', '.join(known)})"
+            f"{suggest_names(metric, known)} (all: {', '.join(known)})"
         )
 
 
@@ -98,19 +98,19 @@ class EarlyStopping(Callback):
 
     def __init__(self, options: EarlyStoppingConfig, ledger: Ledger, evals: str) -> None:
         self._options, self._ledger = options, ledger
-        self._beside = Ledger(
-            os.path.join(evals, f"{options.eval_name or _OWN}.jsonl"), dataset="", config_hash=""
+        self._sidecar_ledger = Ledger(
+            os.path.join(evals, f"{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl"), dataset="", config_hash=""
         )
-        self._read: tuple[Any, list[tuple[int, float]]] = (None, [])
+        self._cached_evaluations: tuple[Any, list[tuple[int, float]]] = (None, [])
 
     def train_begin(self, run: Run) -> None:
         """Ends the run at once if its recorded evaluations already ask for a stop."""
-        self._check(run)
+        self._stop_if_not_improving(run)
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
         """Checks the new evaluations of a sidecar, if the config names one."""
         if self._options.eval_name:
-            self._check(run)
+            self._stop_if_not_improving(run)
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Checks the run's evaluations, unless the config names a sidecar.
@@ -119,34 +119,34 @@ class EarlyStopping(Callback):
           UsageError: when the evaluation did not report the metric.
         """
         if not self._options.eval_name:
-            self._check(run)
+            self._stop_if_not_improving(run)
 
-    def reason(self, step: int) -> str:
+    def find_stop_reason(self, step: int) -> str:
         """Returns why early stopping ends the run at `step`; "" if the run continues.
 
         Raises:
           UsageError: when the last evaluation did not report the metric.
         """
         options = self._options
-        done = [one for one in self._evaluations(options) if one[0] <= step]
-        now = standing(done, options.metric_comp, options.min_delta, options.start_step)
-        if now.without < options.patience:
+        done = [one for one in self._read_evaluations(options) if one[0] <= step]
+        now = compute_metric_progress(done, options.metric_comp, options.min_delta, options.start_step)
+        if now.evaluations_since_best < options.patience:
             return ""
 
         where = f" of {options.eval_name}" if options.eval_name else ""
         much = f" by more than {options.min_delta:g}" if options.min_delta else ""
         before = f" on {now.best:.6g} of step {now.best_step}" if now.best_step >= 0 else ""
-        count = "evaluation" if now.without == 1 else f"{now.without} evaluations"
+        count = "evaluation" if now.evaluations_since_best == 1 else f"{now.evaluations_since_best} evaluations"
         return (
             f"{options.metric}{where} has not improved{before}{much} in the last {count}, up to"
             f" step {now.last_step} (trainer.early_stopping.patience={options.patience})"
         )
 
-    def _check(self, run: Run) -> None:
-        if reason := self.reason(run.step):
+    def _stop_if_not_improving(self, run: Run) -> None:
+        if reason := self.find_stop_reason(run.step):
             run.stop(reason)
 
-    def _evaluations(self, options: EarlyStoppingConfig) -> list[tuple[int, float]]:
+    def _read_evaluations(self, options: EarlyStoppingConfig) -> list[tuple[int, float]]:
         """Returns (step, last value) of each evaluation that counts, in the order of steps; rereads changed ledgers.
 
         A sidecar may record a rewind of the run late, so rewinds are read from the run's ledger.
@@ -155,33 +155,33 @@ class EarlyStopping(Callback):
         if options.eval_name:
             records = [
                 *(item for item in records if item.get("kind") == REWIND),
-                *self._beside.records(),
+                *self._sidecar_ledger.records(),
             ]
-        if records != self._read[0]:
-            found = active_records(records) if options.eval_name else self._ledger.active()
-            active = _of_set(found, options.metric)
+        if records != self._cached_evaluations[0]:
+            found = active_records(records) if options.eval_name else self._ledger.get_current_evaluations()
+            active = _select_set(found, options.metric)
             if found and not active:
-                self._check_set(options, found)
+                self._check_validation_set(options, found)
             if options.eval_name:  # a sidecar with other data or another config starts a new series
                 series = [(record.get("dataset"), record.get("config_hash")) for record in active]
                 active = [
                     record for record, own in zip(active, series, strict=True) if own == series[-1]
                 ]
-            self._read = records, _values(active, options)
-        return self._read[1]
+            self._cached_evaluations = records, _extract_values(active, options)
+        return self._cached_evaluations[1]
 
-    def _check_set(self, options: EarlyStoppingConfig, found: Sequence[Mapping[str, Any]]) -> None:
+    def _check_validation_set(self, options: EarlyStoppingConfig, records: Sequence[Mapping[str, Any]]) -> None:
         """Raises UsageError when the metric's validation set is never evaluated."""
         own = options.metric.partition("|")[0] in self._ledger.sets  # it may have a longer interval
         whole = {
-            item["step"] for item in found
+            item["step"] for item in records
         }  # of a sidecar, which evaluates all of its sets at each step
         if len(whole) > 1 if options.eval_name else not own:
-            names = {name for item in found for name in flat_scalars(item["metrics"], "|")}
-            check_metric(options.metric, names, f"evals/{options.eval_name or _OWN}.jsonl")
+            names = {name for item in records for name in flatten_scalars(item["metrics"], "|")}
+            check_metric(options.metric, names, f"evals/{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl")
 
 
-def _of_set(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
+def _select_set(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
     """Returns the records of the metric's validation set, if there are several sets; else all records."""
     of_sets = [item for item in records if list(item["metrics"]) == [item.get("dataset")]]
     return (
@@ -191,11 +191,11 @@ def _of_set(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
     )
 
 
-def _values(
+def _extract_values(
     records: Sequence[Mapping[str, Any]], options: EarlyStoppingConfig
 ) -> list[tuple[int, float]]:
-    flat = {int(item["step"]): flat_scalars(item["metrics"], "|") for item in records}
+    flat = {int(item["step"]): flatten_scalars(item["metrics"], "|") for item in records}
     if records:
-        where = f"evals/{options.eval_name or _OWN}.jsonl"
+        where = f"evals/{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl"
         check_metric(options.metric, flat[int(records[-1]["step"])], where)
     return [(step, flat[step].get(options.metric, math.nan)) for step in sorted(flat)]

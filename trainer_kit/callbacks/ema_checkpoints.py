@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, suggest_names
 
 FOLDER, AVERAGE = "ema_checkpoints", "average"
 
@@ -51,7 +51,7 @@ class EMACheckpoints(Callback):
         known = list(getattr(run.trainer, "averages", ()))
         if self._average not in known:
             advice = (
-                suggestion(self._average, known) if known else "set trainer.optimizer_config.ema"
+                suggest_names(self._average, known) if known else "set trainer.optimizer_config.ema"
             )
             raise UsageError(
                 f"the callback {FOLDER}: the run keeps no average {self._average!r}; {advice}"
@@ -63,11 +63,11 @@ class EMACheckpoints(Callback):
         place = os.path.join(
             run.directory, FOLDER, *([] if self._average == AVERAGE else [self._average])
         )
-        self._folder = WeightsFolder(place, run.chief)
+        self._folder = WeightsFolder(place, run.is_chief)
 
     def checkpoint_begin(self, run: Run) -> None:
         """Writes the average with a checkpoint of a run that does not evaluate, unless it has to stop quickly."""
-        if not run.trainer.evaluates and not run.trainer.stop_requested:
+        if not run.trainer.evaluates and not run.trainer.is_stop_requested:
             self._write(run)
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.errors import DivergedError
-from trainer_kit.telemetry.scalars import reported_loss
+from trainer_kit.telemetry.scalars import get_training_loss
 
 
-class Divergence(DivergedError):
+class CollectiveDivergedError(DivergedError):
     """A divergence that FiniteCheck has found; all workers raise it at the same step."""
 
 
@@ -40,14 +40,14 @@ class FiniteCheck(Callback):
             that is not finite.
         """
         assert run.loop is not None
-        loss, step = reported_loss(logs), run.loop.end
+        loss, step = get_training_loss(logs), run.loop.end
         if not math.isfinite(loss) or (step >= self._begin_steps and loss > self._bound):
-            raise Divergence(
+            raise CollectiveDivergedError(
                 f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is"
                 f" {self._bound:g})"
             )
         if run.trainer.weights_finite is False:
-            raise Divergence(f"a weight is not finite at step {step}")
+            raise CollectiveDivergedError(f"a weight is not finite at step {step}")
 
     def checkpoint_begin(self, run: Run) -> None:
         """Checks the weights before they are saved, if the last loop did not check them.
@@ -55,7 +55,7 @@ class FiniteCheck(Callback):
         Raises:
           DivergedError: when a weight is not finite.
         """
-        self._require(run)
+        self._check_weights(run)
 
     def evaluation_begin(self, run: Run) -> None:
         """Checks the weights before they are evaluated, if the last loop did not check them.
@@ -63,10 +63,10 @@ class FiniteCheck(Callback):
         Raises:
           DivergedError: when a weight is not finite.
         """
-        self._require(run)
+        self._check_weights(run)
 
-    def _require(self, run: Run) -> None:
+    def _check_weights(self, run: Run) -> None:
         if run.trainer.weights_finite is None:
             run.trainer.weights_finite = run.trainer.state.weights_are_sound()
         if not run.trainer.weights_finite:
-            raise Divergence(f"a weight is not finite at step {run.step}")
+            raise CollectiveDivergedError(f"a weight is not finite at step {run.step}")

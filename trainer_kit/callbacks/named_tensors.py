@@ -17,7 +17,7 @@ from trainer_kit.training.loops.train_loop import SummaryTimer
 _FIELD = "trainer.summaries"
 
 
-def ask_for_tensors(trainer: Any, callbacks: Iterable[Callback]) -> None:
+def request_tensors(trainer: Any, callbacks: Iterable[Callback]) -> None:
     """Asks a trainer for the tensors that callbacks read; on all workers, before the first step is traced.
 
     Raises:
@@ -35,9 +35,9 @@ def ask_for_tensors(trainer: Any, callbacks: Iterable[Callback]) -> None:
                     f"{where}: {trainer.class_name} has steps of its own, which expose no tensors"
                 )
         for name in one.tensors:
-            trainer.train_tensors.ask(name, where)
+            trainer.train_tensors.request_value(name, where)
         for name in one.evaluation_tensors:
-            trainer.eval_tensors.ask(name, where)
+            trainer.eval_tensors.request_value(name, where)
 
 
 class TensorSummaries(Callback):
@@ -57,14 +57,14 @@ class TensorSummaries(Callback):
         self,
         sections: Sequence[SummaryConfig],
         interval: int | SummaryTimer | None,
-        train: Any,
-        evaluation: Any,
+        train_manager: Any,
+        evaluation_manager: Any,
     ) -> None:
-        self._train = [one for one in sections if one.of != "evaluation"]
-        self._evaluation = [one for one in sections if one.of != "training"]
-        self._interval, self._managers = interval, (train, evaluation)
-        self.tensors = [one.tensor for one in self._train]
-        self.evaluation_tensors = [one.tensor for one in self._evaluation]
+        self._train_sections = [one for one in sections if one.of != "evaluation"]
+        self._evaluation_sections = [one for one in sections if one.of != "training"]
+        self._interval, self._managers = interval, (train_manager, evaluation_manager)
+        self.tensors = [one.tensor for one in self._train_sections]
+        self.evaluation_tensors = [one.tensor for one in self._evaluation_sections]
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
         """Writes the tensors of the loop's last step."""
@@ -76,18 +76,18 @@ class TensorSummaries(Callback):
             due = self._interval is not None and is_due(
                 run.loop.begin, run.loop.end, self._interval
             )
-        self._write(run, self._train, run.tensors, self._managers[0] if due else None)
+        self._write(run, self._train_sections, run.tensors, self._managers[0] if due else None)
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Writes the tensors of the evaluation's last batch."""
         del logs
         assert run.evaluation is not None
-        if run.evaluation.replayed:
+        if run.evaluation.is_replayed:
             return
         for name in run.evaluation.sets:
             values = run.evaluation_tensors.get(name, {}) if name else run.evaluation_tensors
             manager = self._managers[1] if self._interval is not None else None
-            self._write(run, self._evaluation, values, manager, name)
+            self._write(run, self._evaluation_sections, values, manager, name)
 
     def _write(
         self,
@@ -102,14 +102,14 @@ class TensorSummaries(Callback):
                 continue
             value = values[one.tensor]
             if one.type == "scalar":
-                run.report("/".join(filter(None, (folder, one.tensor))), _scalar(one.tensor, value))
+                run.report("/".join(filter(None, (folder, one.tensor))), _check_scalar(one.tensor, value))
             elif manager is not None:
                 writer = manager.summary_writer(folder) if folder else manager.summary_writer()
                 with writer.as_default(step=run.step), tf.summary.record_if(True):
                     _write_array(one, value)
 
 
-def _scalar(name: str, value: np.ndarray) -> Any:
+def _check_scalar(name: str, value: np.ndarray) -> Any:
     if np.ndim(value):
         raise UsageError(
             f"{_FIELD}: the tensor {name!r} has the shape {list(value.shape)}, and type=scalar"

@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.runtime.executor import ONE_THREAD
-from trainer_kit.telemetry.profile_window import profile_steps
+from trainer_kit.runtime.executor import SINGLE_THREADED
+from trainer_kit.telemetry.profile_window import parse_profile_steps
 from trainer_kit.training.loops.intervals import next_multiple
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Profile(Callback):
     name = "trace"  # the row of the time ledger
 
     def __init__(self, steps: str, folder: str, steps_per_loop: int) -> None:
-        self._steps = profile_steps(steps)
+        self._steps = parse_profile_steps(steps)
         self._folder = folder
         self._steps_per_loop = steps_per_loop
         self._has_begun = False
@@ -54,7 +54,7 @@ class Profile(Callback):
 
     def train_begin(self, run: Run) -> None:
         """Says if there will be no trace, or one without TensorFlow's operations."""
-        if not run.chief or self._has_begun:
+        if not run.is_chief or self._has_begun:
             return
         if run.step >= self._steps.last:
             _LOG.info(
@@ -64,7 +64,7 @@ class Profile(Callback):
             )
         elif (
             not run.trainer.own.steps
-            and getattr(run.trainer.config.runtime, "executor", "default") == ONE_THREAD
+            and getattr(run.trainer.config.runtime, "executor", "default") == SINGLE_THREADED
         ):
             _LOG.warning(
                 "runtime.executor is single_threaded: the profile will show no TensorFlow"
@@ -75,7 +75,7 @@ class Profile(Callback):
         """Starts the trace before the first step of the window, once."""
         del steps
         if (
-            not run.chief
+            not run.is_chief
             or self._has_begun
             or not self._steps.first - 1 <= run.step < self._steps.last
         ):
@@ -84,7 +84,7 @@ class Profile(Callback):
         try:
             tf.profiler.experimental.start(self._folder)
         except Exception as error:  # the run is worth more than its trace
-            _LOG.warning("no trace is written: %s", _reason(error))
+            _LOG.warning("no trace is written: %s", _describe_error(error))
         else:
             self._is_tracing = True
 
@@ -97,7 +97,7 @@ class Profile(Callback):
     def train_end(self, run: Run) -> None:
         """Writes the trace if the training ends inside the window."""
         self._write()
-        if run.chief and not self._has_begun and run.step < self._steps.first:
+        if run.is_chief and not self._has_begun and run.step < self._steps.first:
             text = "profile=%s: no trace is written, since the run ended before step %d"
             _LOG.info(text, self._steps, self._steps.first)
 
@@ -108,7 +108,7 @@ class Profile(Callback):
         try:
             tf.profiler.experimental.stop()
         except Exception as error:
-            _LOG.warning("the trace cannot be written in %s: %s", self._folder, _reason(error))
+            _LOG.warning("the trace cannot be written in %s: %s", self._folder, _describe_error(error))
             return
         folder = os.path.join(self._folder, "plugins", "profile")
         _LOG.info(
@@ -119,6 +119,6 @@ class Profile(Callback):
         )
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Returns the first line of an error's message."""
     return (str(getattr(error, "message", None) or error).splitlines() or [type(error).__name__])[0]

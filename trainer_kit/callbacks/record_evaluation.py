@@ -34,7 +34,7 @@ class ExportBest(Callback):
         """Exports the evaluation, unless an earlier process or the trainer has done so; on every worker."""
         done = run.evaluation
         assert done is not None
-        if not done.replayed:
+        if not done.is_replayed:
             if run.trainer.checkpoint_exporter is not None:
                 return  # the trainer has exported it, and its logs have the best value
             before = set(run.trainer.validation_sets) - set(
@@ -62,7 +62,7 @@ class RecordEvaluation(Callback):
         """Appends the evaluation to the ledger, on the chief only."""
         done = run.evaluation
         assert done is not None
-        if done.replayed or not run.chief:
+        if done.is_replayed or not run.is_chief:
             return
         found = (
             logs if "" in done.sets else {name: logs[name] for name in done.sets if name in logs}
@@ -77,7 +77,7 @@ class RecordEvaluation(Callback):
         self._history.rewind(step)
 
 
-class SidecarLedger(Callback):
+class RecordSidecarEvaluation(Callback):
     """Records each evaluation of a sidecar in the sidecar's ledger, after the evaluation has been reported.
 
     A sidecar that dies before that evaluates and reports the checkpoint again.

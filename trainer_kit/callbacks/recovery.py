@@ -28,11 +28,11 @@ from trainer_kit.checkpoints.state.variable_names import model_variables
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.optimizers import gradients
-from trainer_kit.runtime.collectives import broadcast_from_chief
-from trainer_kit.telemetry.scalars import reported_loss, to_json_number
+from trainer_kit.runtime.collectives import broadcast_int
+from trainer_kit.telemetry.scalars import get_training_loss, to_json_number
 from trainer_kit.training.checks.failed_step import GradientDivergence
 from trainer_kit.training.hyper_parameters import RECOVERY_FACTOR
-from trainer_kit.training.loops.iterators import OneElement
+from trainer_kit.training.loops.iterators import SingleElementIterator
 
 _LOG = logging.getLogger(__name__)
 SEARCH_SECONDS = (
@@ -60,11 +60,11 @@ class Recovery(Callback):
         self._trainer = trainer
         self._manager = manager
         self._factor = 1.0
-        self._is_going_back = False
-        self._first_bad_step: int | None = None
+        self._is_rewinding = False
+        self._diverging_step: int | None = None
         self._bad_batch: int | None = None
         self.trials = 0
-        trainer.keep_state("recovery", self._state, self._put_state)
+        trainer.register_state("recovery", self._get_state, self._restore_state)
 
     def train_begin(self, run: Run) -> None:
         """Asks for a checkpoint of the initial weights, so that the run can go back to them."""
@@ -83,28 +83,28 @@ class Recovery(Callback):
         end = error.step if isinstance(error, GradientDivergence) else run.step
         begin = run.loop.begin if run.loop is not None and run.loop.end == end else max(end - 1, 0)
         if self.trials >= options.recovery_max_trials:
-            self._give_up(error, begin, end, remedy(error, run))
+            self._give_up(error, begin, end, describe_remedy(error, run))
         self.trials += 1
-        step = self._restore_last_sound()
+        step = self._restore_last_finite()
         trials = options.recovery_max_trials
         _LOG.warning(
             "%s: the run returns to step %d (trial %d of %d)", error, step, self.trials, trials
         )
-        self._is_going_back = True
+        self._is_rewinding = True
         if options.recovery_policy == "skip":
-            self._first_bad_step = self.first_bad_step(step, end)
-            if self._first_bad_step is not None:
-                self._bad_batch = self._trainer.data.batch_of(self._first_bad_step)
+            self._diverging_step = self.find_diverging_step(step, end)
+            if self._diverging_step is not None:
+                self._bad_batch = self._trainer.data.get_batch_index(self._diverging_step)
         run.rewind(step, str(error))
 
     def rewound(self, run: Run, step: int) -> None:
         """Applies the change of recovery_policy after the run has gone back."""
-        if not self._is_going_back:
+        if not self._is_rewinding:
             return
-        self._is_going_back = False
+        self._is_rewinding = False
         change = "nothing is changed"
         if self._options.recovery_policy == "skip":
-            change = self._leave_out_bad_batch()
+            change = self._skip_bad_batch()
         elif self._options.recovery_policy == "lower_learning_rate":
             self._factor *= self._options.recovery_learning_rate_factor
             for name in self._factor_names():
@@ -117,18 +117,18 @@ class Recovery(Callback):
         self._manager.restore(path)
         return self._manager.saved_step
 
-    def _leave_out_bad_batch(self) -> str:
+    def _skip_bad_batch(self) -> str:
         """Leaves the batch of the first bad step out of the training data; returns what has changed."""
-        step = self._first_bad_step
+        step = self._diverging_step
         batch = self._bad_batch
-        self._first_bad_step = None
+        self._diverging_step = None
         self._bad_batch = None
         if step is None or batch is None:
             return "the divergence did not happen again step by step, so no batch is left out"
-        self._trainer.data.leave_out(batch)
+        self._trainer.data.skip_batch(batch)
         return f"batch {batch}, of step {step}, is left out"
 
-    def first_bad_step(self, step: int, end: int, until: float = math.inf) -> int | None:
+    def find_diverging_step(self, step: int, end: int, deadline: float = math.inf) -> int | None:
         """Trains step by step up to `end` and returns the first step that diverges; None if no step does.
 
         Args:
@@ -138,24 +138,24 @@ class Recovery(Callback):
             clock counts.
         """
         options = self._options
-        while step < end and broadcast_from_chief(self._trainer.strategy, time.monotonic() < until):
+        while step < end and broadcast_int(self._trainer.strategy, time.monotonic() < deadline):
             step += 1
             try:
                 logs = self._trainer.train(tf.constant(1, tf.int32))
             except GradientDivergence:
                 return step
-            loss = reported_loss(logs)
+            loss = get_training_loss(logs)
             above = step >= options.recovery_begin_steps and loss > options.loss_upper_bound
-            if above or not math.isfinite(loss) or not self._trainer.state.is_sound():
+            if above or not math.isfinite(loss) or not self._trainer.state.all_finite():
                 return step
-            if self._trainer.stop_requested:
+            if self._trainer.is_stop_requested:
                 break
         return None
 
-    def _restore_last_sound(self) -> int:
+    def _restore_last_finite(self) -> int:
         """Restores the newest checkpoint whose values are all finite, and returns its step."""
-        if self._manager.restore_finite(self._manager.newest()) is None:
-            source = self._manager.source
+        if self._manager.restore_finite(self._manager.find_newest()) is None:
+            source = self._manager.restore_folder
             raise DivergedError(
                 f"no checkpoint in {source} holds only finite values, so the run cannot go back"
                 " to one"
@@ -170,7 +170,7 @@ class Recovery(Callback):
             else ", or set trainer.recovery_max_trials to go back to a checkpoint and retry"
         )
         try:
-            path, advice_for_batch = explain_divergence(
+            path, advice_for_batch = write_divergence_report(
                 self._trainer, self._manager, self, error, begin, end
             )
             more = f" (see {path})"
@@ -203,10 +203,10 @@ class Recovery(Callback):
             ) from error
         return names
 
-    def _state(self) -> dict[str, Any]:
+    def _get_state(self) -> dict[str, Any]:
         return {"trials": self.trials, "learning_rate_factor": self._factor}
 
-    def _put_state(self, state: dict[str, Any] | None) -> None:
+    def _restore_state(self, state: dict[str, Any] | None) -> None:
         # Going back does not give trials back.
         if state is not None and state["trials"] > self.trials:
             self.trials = state["trials"]
@@ -216,9 +216,9 @@ class Recovery(Callback):
                 self._trainer.hyper_parameters.set(name, self._factor)
 
 
-def remedy(error: DivergedError, run: Run) -> str:
+def describe_remedy(error: DivergedError, run: Run) -> str:
     """Returns what to do about a divergence: no learning rate is its cause if the first step had it."""
-    loss = 0.0 if run.loop is None else reported_loss(run.loop.logs)
+    loss = 0.0 if run.loop is None else get_training_loss(run.loop.logs)
     if run.step <= 1 and (isinstance(error, GradientDivergence) or not math.isfinite(loss)):
         return (
             "the weights were still the initial ones, so the cause is the data, the model or the"
@@ -227,7 +227,7 @@ def remedy(error: DivergedError, run: Run) -> str:
     return "lower the learning rate or clip gradients (global_clipnorm)"
 
 
-def explain_divergence(
+def write_divergence_report(
     trainer: Any,
     manager: CheckpointManager,
     recovery: Recovery,
@@ -255,17 +255,17 @@ def explain_divergence(
         "steps": [begin + 1, end],
         "trials": recovery.trials,
     }
-    record["not_finite"] = first_not_finite(trainer.model)
-    record["batches"] = [trainer.data.batch_of(begin + 1), trainer.data.batch_of(end)]
-    path = manager.newest()
+    record["not_finite"] = find_nonfinite_variable(trainer.model)
+    record["batches"] = [trainer.data.get_batch_index(begin + 1), trainer.data.get_batch_index(end)]
+    path = manager.find_newest()
     step: int | None = None
     advice = ""
     if path is not None:
         saved = recovery.restore_checkpoint(path)
         record["checkpoint"] = os.path.basename(path)
-        step = recovery.first_bad_step(saved, end, time.monotonic() + SEARCH_SECONDS)
+        step = recovery.find_diverging_step(saved, end, time.monotonic() + SEARCH_SECONDS)
         if step is not None:
-            record |= {"step": step, "batch": trainer.data.batch_of(step)}
+            record |= {"step": step, "batch": trainer.data.get_batch_index(step)}
             recovery.restore_checkpoint(path)
             if step - saved > 1:
                 trainer.train(tf.constant(step - saved - 1, tf.int32))
@@ -273,29 +273,29 @@ def explain_divergence(
             step is not None and int(trainer.global_step.numpy()) == step - 1
         ):  # else a stop was asked for meanwhile
             batch = trainer.next_batch()
-            if examples := examples_not_finite(trainer.strategy, batch):
+            if examples := find_nonfinite_examples(trainer.strategy, batch):
                 record["examples_not_finite"] = examples
                 advice = (
                     f"values of example {examples[0]} in batch {record['batch']} are not finite:"
                     " repair the data"
                 )
-            norms = gradient_norms(trainer, batch)
+            norms = compute_gradient_norms(trainer, batch)
             record["gradient_norms"] = {name: to_json_number(norm) for name, norm in norms.items()}
-            record["not_finite"] = first_not_finite(trainer.model) or record["not_finite"]
+            record["not_finite"] = find_nonfinite_variable(trainer.model) or record["not_finite"]
     if step is None:
         record["hint"] = (
             "to find the step, its batch and its gradients, the steps since a checkpoint are"
             " repeated: there was no checkpoint, or the search took too long;"
             " trainer.recovery_max_trials=1 saves a checkpoint at the start"
         )
-    record["command"] = command(manager.source, path, step or end)
-    target = os.path.join(manager.source, DIVERGED, f"step-{record.get('step', end)}.json")
+    record["command"] = format_rerun_command(manager.restore_folder, path, step or end)
+    target = os.path.join(manager.restore_folder, DIVERGED, f"step-{record.get('step', end)}.json")
     if trainer.strategy.extended.should_checkpoint:
         files.write_json(target, record, point="divergence")
     return target, advice
 
 
-def examples_not_finite(strategy: tf.distribute.Strategy, batch: Any) -> list[int]:
+def find_nonfinite_examples(strategy: tf.distribute.Strategy, batch: Any) -> list[int]:
     """Returns the places, in the batch of this worker, of the examples with values that are not finite."""
     places: set[int] = set()
     for leaf in tf.nest.flatten(batch):
@@ -309,7 +309,7 @@ def examples_not_finite(strategy: tf.distribute.Strategy, batch: Any) -> list[in
     return sorted(places)
 
 
-def first_not_finite(model: Any) -> str | None:
+def find_nonfinite_variable(model: Any) -> str | None:
     """Returns the name of the model's first variable with a value that is not finite; None if all are finite."""
     for name, variable in _named_variables(model):
         if variable.dtype.is_floating and not np.all(
@@ -328,7 +328,7 @@ def _named_variables(model: Any) -> list[tuple[str, Any]]:
     )
 
 
-def gradient_norms(trainer: Any, batch: Any) -> dict[str, float]:
+def compute_gradient_norms(trainer: Any, batch: Any) -> dict[str, float]:
     """Takes one training step eagerly on a batch and returns the L2 norm of each gradient before clipping, by variable.
 
     The gradients are those of the first replica. The result is empty when the task applies
@@ -349,7 +349,7 @@ def gradient_norms(trainer: Any, batch: Any) -> dict[str, float]:
     gradients.on_gradients = see
     tf.config.run_functions_eagerly(True)
     try:
-        trainer.train_step(OneElement(batch))
+        trainer.train_step(SingleElementIterator(batch))
     except (tf.errors.OpError, RuntimeError, ValueError, TypeError) as error:
         # Some steps cannot run eagerly, under this strategy or by their nature: the rest of the
         # file is still worth it.
@@ -363,7 +363,7 @@ def gradient_norms(trainer: Any, batch: Any) -> dict[str, float]:
     return norms
 
 
-def command(model_dir: str, checkpoint: str | None, step: int) -> str:
+def format_rerun_command(model_dir: str, checkpoint: str | None, step: int) -> str:
     """Returns shell commands that repeat the steps from `checkpoint`, or from 0, to `step` in a separate folder.
 
     If another program than `python -m trainer_kit.train` started the run, a comment describes the
@@ -380,13 +380,13 @@ def command(model_dir: str, checkpoint: str | None, step: int) -> str:
         return f"{begin}true  # then run your program again with model_dir={again} and {overrides}"
     flags = [
         shlex.quote(flag)
-        for flag in _flags_without(sys.argv[1:], "model_dir", "max_restarts", "from_step")
+        for flag in _drop_flags(sys.argv[1:], "model_dir", "max_restarts", "from_step")
     ]
     rerun = ["python -m trainer_kit.train", *flags, f"--model_dir={shlex.quote(again)}"]
     return f"{begin}{' '.join(rerun)} --params_override={overrides}"
 
 
-def _flags_without(arguments: list[str], *names: str) -> Iterator[str]:
+def _drop_flags(arguments: list[str], *names: str) -> Iterator[str]:
     waiting = iter(arguments)
     for argument in waiting:
         name, given, _ = argument.lstrip("-").partition("=")

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.errors import UsageError, suggestion
-from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.errors import UsageError, suggest_names
+from trainer_kit.telemetry.scalars import flatten_scalars
 
 
 class ReduceOnPlateau(Callback):
@@ -73,7 +73,7 @@ class ReduceOnPlateau(Callback):
         self._factor, self._patience, self._min_delta = factor, patience, min_delta
         self._cooldown, self._min_value = cooldown, min_value
         self._best: float | None = None
-        self._wait = self._cools = (
+        self._wait = self._cooldown_counter = (
             0  # evaluations without an improvement; evaluations that do not count yet
         )
         self._last_step = -1
@@ -91,7 +91,7 @@ class ReduceOnPlateau(Callback):
             )
         names = run.trainer.validation_metric_names()
         if names is not None and self._metric not in names:
-            raise self._unknown(names)
+            raise self._unknown_metric_error(names)
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Counts the evaluation, and reduces the hyper-parameter if it is time.
@@ -99,7 +99,7 @@ class ReduceOnPlateau(Callback):
         Raises:
           UsageError: when the evaluation has no such metric.
         """
-        found = flat_scalars(logs, "|")
+        found = flatten_scalars(logs, "|")
         if self._metric in found and run.step > self._last_step:
             self._last_step = run.step
             self._count(run, found[self._metric])
@@ -107,18 +107,18 @@ class ReduceOnPlateau(Callback):
             self._metric not in found
             and self._metric.partition("|")[0] not in run.trainer.validation_sets
         ):
-            raise self._unknown(list(found))
+            raise self._unknown_metric_error(list(found))
 
     def _count(self, run: Run, value: float) -> None:
-        if self._cools > 0:
-            self._cools, self._wait = self._cools - 1, 0
+        if self._cooldown_counter > 0:
+            self._cooldown_counter, self._wait = self._cooldown_counter - 1, 0
         bound = -math.inf if self._best is None else self._sign * self._best + self._min_delta
         if math.isfinite(value) and self._sign * value > bound:
             self._best, self._wait = value, 0
-        elif self._cools == 0:
+        elif self._cooldown_counter == 0:
             self._wait += 1
             if self._wait >= self._patience and self._reduce(run):
-                self._cools, self._wait = self._cooldown, 0
+                self._cooldown_counter, self._wait = self._cooldown, 0
 
     def _reduce(self, run: Run) -> bool:
         """Reduces the value and returns True; returns False at the lower bound."""
@@ -135,8 +135,8 @@ class ReduceOnPlateau(Callback):
         )
         return True
 
-    def _unknown(self, names: list[str]) -> UsageError:
-        known = suggestion(self._metric, names)
+    def _unknown_metric_error(self, names: list[str]) -> UsageError:
+        known = suggest_names(self._metric, names)
         return UsageError(
             f"reduce_on_plateau: an evaluation reports no metric {self._metric!r}; {known}"
         )
@@ -146,14 +146,14 @@ class ReduceOnPlateau(Callback):
         return {
             "best": self._best,
             "wait": self._wait,
-            "cooldown": self._cools,
+            "cooldown": self._cooldown_counter,
             "last_step": self._last_step,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned."""
         self._best, self._wait = state["best"], state["wait"]
-        self._cools, self._last_step = state["cooldown"], state["last_step"]
+        self._cooldown_counter, self._last_step = state["cooldown"], state["last_step"]
 
 
 def _is_number(value: Any) -> bool:

@@ -52,7 +52,7 @@ class SamplePictures(Callback):
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Writes the picture of this step."""
         del logs
-        if run.evaluation is not None and run.evaluation.replayed:
+        if run.evaluation is not None and run.evaluation.is_replayed:
             return
         import tensorflow as tf
 

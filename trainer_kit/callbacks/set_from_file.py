@@ -14,7 +14,7 @@ from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.ledger import REWIND, active_records, read_records
 
-RECORD = "hyper_parameters.jsonl"  # in model_dir
+RECORD_FILE = "hyper_parameters.jsonl"  # in model_dir
 _LOG = logging.getLogger(__name__)
 
 
@@ -43,53 +43,53 @@ class SetFromFile(Callback):
         self._path = path
         self._text = ""  # as it was read last
         self._values: dict[str, float] = {}  # as they were read last
-        self._recorded: list[
+        self._pending_readings: list[
             dict[str, Any]
         ] = []  # readings of a process that was killed, to repeat
 
     def train_begin(self, run: Run) -> None:
         """Takes over the recorded readings."""
-        self._resume(run)
+        self._load_readings(run)
 
     def rewound(self, run: Run, step: int) -> None:
         """Takes over the recorded readings that still count."""
         del step
-        self._resume(run)
+        self._load_readings(run)
 
     def next_boundary(self, step: int) -> int | None:
         """Returns the step of the next reading to repeat."""
-        return next((record["step"] for record in self._recorded if record["step"] > step), None)
+        return next((record["step"] for record in self._pending_readings if record["step"] > step), None)
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """Repeats the recorded readings of this step; reads the file when there is none to repeat."""
         del steps
-        while self._recorded and self._recorded[0]["step"] <= run.step:
-            self._set(run, self._recorded.pop(0)["values"])
-        if not self._recorded:
-            self._set(run, _chiefs(run, self._changed(run) if run.chief else {}))
+        while self._pending_readings and self._pending_readings[0]["step"] <= run.step:
+            self._set(run, self._pending_readings.pop(0)["values"])
+        if not self._pending_readings:
+            self._set(run, _broadcast_json(run, self._read_changes(run) if run.is_chief else {}))
 
-    def _resume(self, run: Run) -> None:
+    def _load_readings(self, run: Run) -> None:
         """Splits the readings that count into those before this step and those to repeat."""
         readings: list[dict[str, Any]] = []
-        if run.chief:
-            records = files.read_lines(os.path.join(run.directory, RECORD))
+        if run.is_chief:
+            records = files.read_json_lines(os.path.join(run.directory, RECORD_FILE))
             of_this_file = [record for record in records if record["file"] == self._path]
-            readings = active_records([*_rewinds(run.directory), *of_this_file])
-        readings = _chiefs(run, readings)
+            readings = active_records([*_read_rewinds(run.directory), *of_this_file])
+        readings = _broadcast_json(run, readings)
 
         self._text = ""
         self._values = {}
         for record in readings:
             if record["step"] < run.step:
                 self._values.update(record["values"])
-        self._recorded = [record for record in readings if record["step"] >= run.step]
+        self._pending_readings = [record for record in readings if record["step"] >= run.step]
 
     def _set(self, run: Run, values: Mapping[str, float]) -> None:
         self._values.update(values)
         for name, value in values.items():
             run.change(name, value, os.path.basename(self._path))
 
-    def _changed(self, run: Run) -> dict[str, float]:
+    def _read_changes(self, run: Run) -> dict[str, float]:
         """Returns and records the values of the file that have changed since the last reading."""
         path = os.path.join(run.directory, self._path)
         try:
@@ -98,7 +98,7 @@ class SetFromFile(Callback):
             if text == self._text:
                 return {}
             self._text = text
-            values = _checked(yaml_loader.parse(text, path).values, run)
+            values = _check_values(yaml_loader.parse(text, path).values, run)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, UsageError) as error:
@@ -108,15 +108,15 @@ class SetFromFile(Callback):
         if changed:
             record = {
                 "step": run.step,
-                "lineage": _lineage(run.directory),
+                "lineage": _read_lineage(run.directory),
                 "file": self._path,
                 "values": changed,
             }
-            files.append_line(os.path.join(run.directory, RECORD), record)
+            files.append_json_line(os.path.join(run.directory, RECORD_FILE), record)
         return changed
 
 
-def _checked(values: Any, run: Run) -> dict[str, float]:
+def _check_values(values: Any, run: Run) -> dict[str, float]:
     """Returns the content of the file.
 
     Raises:
@@ -134,17 +134,17 @@ def _checked(values: Any, run: Run) -> dict[str, float]:
     return {str(name): float(value) for name, value in (values or {}).items()}
 
 
-def _rewinds(directory: str) -> list[dict[str, Any]]:
+def _read_rewinds(directory: str) -> list[dict[str, Any]]:
     ledger = os.path.join(directory, "evals", "validation.jsonl")
     return [record for record in read_records(ledger) if record.get("kind") == REWIND]
 
 
-def _lineage(directory: str) -> int:
-    return max((record["lineage"] for record in _rewinds(directory)), default=0)
+def _read_lineage(directory: str) -> int:
+    return max((record["lineage"] for record in _read_rewinds(directory)), default=0)
 
 
-def _chiefs(run: Run, value: Any) -> Any:
+def _broadcast_json(run: Run, value: Any) -> Any:
     """Returns the chief's value, which JSON can hold, on every worker."""
-    from trainer_kit.runtime.collectives import chiefs_text  # imports TensorFlow
+    from trainer_kit.runtime.collectives import broadcast_text  # imports TensorFlow
 
-    return json.loads(chiefs_text(run.trainer.strategy, json.dumps(value)))
+    return json.loads(broadcast_text(run.trainer.strategy, json.dumps(value)))

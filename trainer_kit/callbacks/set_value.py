@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.config.imported_names import imported
+from trainer_kit.config.imported_names import import_object
 from trainer_kit.config.schema.durations import EPOCHS, Duration
 from trainer_kit.errors import UsageError
 
@@ -32,35 +32,35 @@ class SetAtSteps(Callback):
     chief_only = False  # a variable of several workers is set on each
 
     def __init__(self, parameter: str, steps: Sequence[Sequence[Any]]) -> None:
-        self._parameter, self._given = parameter, _values_of(steps)
-        self.needs_epochs = any(isinstance(place, Duration) for place in self._given)
-        self._values: dict[int, float] = {}  # by step
+        self._parameter, self._values_by_milestone = parameter, _parse_values(steps)
+        self.needs_epochs = any(isinstance(place, Duration) for place in self._values_by_milestone)
+        self._values_by_step: dict[int, float] = {}  # by step
 
     def train_begin(self, run: Run) -> None:
         """Turns epochs into steps, and checks that there is such a hyper-parameter, which can have the values."""
         run.hyper_parameters.variable(self._parameter)
-        self._values = {}
-        for place, value in self._given.items():
+        self._values_by_step = {}
+        for place, value in self._values_by_milestone.items():
             run.hyper_parameters.check(self._parameter, value)
-            step = _step_of(run, place)
-            if step in self._values:
+            step = _resolve_step(run, place)
+            if step in self._values_by_step:
                 places = [
-                    *map(_written, (one for one in self._given if _step_of(run, one) == step))
+                    *map(_format_milestone, (one for one in self._values_by_milestone if _resolve_step(run, one) == step))
                 ]
                 raise UsageError(
                     f"set_at_steps: {' and '.join(places)} are both step {step}; give it one value"
                 )
-            self._values[step] = value
+            self._values_by_step[step] = value
 
     def next_boundary(self, step: int) -> int | None:
         """Returns the next step of the list."""
-        return min((one for one in self._values if one > step), default=None)
+        return min((one for one in self._values_by_step if one > step), default=None)
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """Sets the value of this step, if the list has it."""
         del steps
-        if run.step in self._values:
-            run.change(self._parameter, self._values[run.step], self.name)
+        if run.step in self._values_by_step:
+            run.change(self._parameter, self._values_by_step[run.step], self.name)
 
 
 class SetByFunction(Callback):
@@ -85,7 +85,7 @@ class SetByFunction(Callback):
                 f"set_by_function: every is {every!r:.60}; give a number of steps, 1 or more"
             )
         if isinstance(function, str):
-            function = imported("set_by_function", function, callable, "function")
+            function = import_object("set_by_function", function, callable, "function")
         if not callable(function):
             raise UsageError(
                 f"set_by_function: {function!r:.60} is not a function of the step; give one, or its"
@@ -113,19 +113,19 @@ class SetByFunction(Callback):
             run.change(self._parameter, value, f"{self.name} {function_name}")
 
 
-def _step_of(run: Run, place: int | Duration) -> int:
+def _resolve_step(run: Run, milestone: int | Duration) -> int:
     """Returns the global step of an entry."""
-    if isinstance(place, int):
-        return place
+    if isinstance(milestone, int):
+        return milestone
     assert run.epochs is not None  # needs_epochs
-    return run.epochs.end(place.amount)
+    return run.epochs.get_end_step(milestone.amount)
 
 
-def _written(place: int | Duration) -> str:
-    return f"step {place}" if isinstance(place, int) else f"'{float(place.amount):g} epochs'"
+def _format_milestone(milestone: int | Duration) -> str:
+    return f"step {milestone}" if isinstance(milestone, int) else f"'{float(milestone.amount):g} epochs'"
 
 
-def _values_of(steps: Any) -> dict[int | Duration, float]:
+def _parse_values(steps: Any) -> dict[int | Duration, float]:
     """Returns the values of `set_at_steps`, pairs of a place and a value, by place: a step or a number of epochs."""
     values: dict[int | Duration, float] = {}
     for pair in steps if isinstance(steps, Sequence) else [steps]:
@@ -134,7 +134,7 @@ def _values_of(steps: Any) -> dict[int | Duration, float]:
                 f"set_at_steps: {pair!r:.60} is not a pair of a step and a value; write [[0, 0.1],"
                 " [1000, 0.01]]"
             )
-        step, value = _place_of(pair[0]), pair[1]
+        step, value = _parse_milestone(pair[0]), pair[1]
         if (
             isinstance(value, bool)
             or not isinstance(value, (int, float))
@@ -144,19 +144,19 @@ def _values_of(steps: Any) -> dict[int | Duration, float]:
                 f"set_at_steps: the value {value!r:.60} at step {pair[0]} is not a finite number"
             )
         if step in values:
-            raise UsageError(f"set_at_steps: {_written(step)} is there twice; give it one value")
+            raise UsageError(f"set_at_steps: {_format_milestone(step)} is there twice; give it one value")
         values[step] = float(value)
     return values
 
 
-def _place_of(given: Any) -> int | Duration:
+def _parse_milestone(value: Any) -> int | Duration:
     """Returns the global step of an entry, or its epochs."""
-    if type(given) is int and given >= 0:
-        return given
-    duration = Duration.read(given)
+    if type(value) is int and value >= 0:
+        return value
+    duration = Duration.parse(value)
     if duration is None or duration.unit != EPOCHS:
         raise UsageError(
-            f"set_at_steps: {given!r:.60} is not a step; give a whole number of steps, 0 or more,"
+            f"set_at_steps: {value!r:.60} is not a step; give a whole number of steps, 0 or more,"
             " or epochs such as '3 epochs'"
         )
     return duration

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.errors import ExitCode, UsageError, explained
-from trainer_kit.telemetry.scalars import flat_scalars, to_json_number
+from trainer_kit.errors import ExitCode, UsageError, find_trainer_kit_error
+from trainer_kit.telemetry.scalars import flatten_scalars, to_json_number
 
 _LOG = logging.getLogger(__name__)
-_LONGEST = 500  # characters of an error's message
+_MAX_ERROR_LENGTH = 500  # characters of an error's message
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -86,7 +86,7 @@ class Webhook(Callback):
             else ""
         )
         numbers = ", ".join(
-            f"{name} {value:.4g}" for name, value in flat_scalars(record["metrics"]).items()
+            f"{name} {value:.4g}" for name, value in flatten_scalars(record["metrics"]).items()
         )
         text = " ".join(
             [how or f"finished at step {record['step']}", *([f"({numbers})"] if numbers else [])]
@@ -99,12 +99,12 @@ class Webhook(Callback):
             run.error, Exception
         ):  # also KeyboardInterrupt, and errors that stand for it, are no failure
             return
-        known = explained(run.error)
+        known = find_trainer_kit_error(run.error)
         code = known.exit_code if known else ExitCode.BUG
         if code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED):
             return
         error = f"{'' if known and str(known) else type(run.error).__name__ + ': '}{run.error}"[
-            :_LONGEST
+            :_MAX_ERROR_LENGTH
         ]
         text = f"failed at step {run.step} with exit code {int(code)}: {error.splitlines()[0]}"
         self._post(run, "failed", text, {"step": run.step, "error": error, "exit_code": int(code)})
@@ -123,11 +123,11 @@ class Webhook(Callback):
         )  # of job-1/checkpoints the last part alone says nothing
         told = {"text": f"{name} {text}", "status": status, "model_dir": folder}
         body = json.dumps(
-            _strict({**told, "host": socket.gethostname(), **record}), allow_nan=False, default=str
+            _to_strict_json({**told, "host": socket.gethostname(), **record}), allow_nan=False, default=str
         )
         answer: list[str] = []
         sender = threading.Thread(
-            target=lambda: answer.append(_problem(url, body.encode(), self._timeout)),
+            target=lambda: answer.append(_send_request(url, body.encode(), self._timeout)),
             name="webhook",
             daemon=True,
         )
@@ -146,16 +146,16 @@ def _is_http(url: str) -> bool:
     return url.startswith(("http://", "https://"))
 
 
-def _strict(value: Any) -> Any:
+def _to_strict_json(value: Any) -> Any:
     """Returns a value of JSON with texts in place of the numbers that strict JSON cannot hold."""
     if isinstance(value, Mapping):
-        return {str(name): _strict(one) for name, one in value.items()}
+        return {str(name): _to_strict_json(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_strict(one) for one in value]
+        return [_to_strict_json(one) for one in value]
     return to_json_number(value) if isinstance(value, float) else value
 
 
-def _problem(url: str, body: bytes, timeout: float) -> str:
+def _send_request(url: str, body: bytes, timeout: float) -> str:
     """Sends the request; returns "" or what is wrong, in words that do not hold the address."""
     try:
         request = urllib.request.Request(

@@ -21,7 +21,7 @@ import zlib
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import ITERATOR, POINTER, RECORD, UNFINISHED, own_files, owner
+from trainer_kit.checkpoint_names import ITERATOR_SUFFIX, POINTER_FILE, RECORD_SUFFIX, TEMPORARY_NAME_PATTERN, list_checkpoint_files, parse_checkpoint_name
 from trainer_kit.errors import StorageError
 
 _SAVING = ".saving-"
@@ -39,8 +39,8 @@ def begin_save(prefix: str) -> str:
         moved into place.
     """
     folder = _temporary_folder(prefix)
-    files.reach("checkpoint.begin", prefix)
-    if is_moving(
+    files.report_write_point("checkpoint.begin", prefix)
+    if is_commit_pending(
         prefix
     ):  # else a kill during this save would leave no complete checkpoint of the step
         _move_into_place(prefix)
@@ -62,7 +62,7 @@ def finish_save(prefix: str, point: str = "checkpoint", **entries: Any) -> None:
       OSError: when a file cannot be read back or moved.
     """
     folder = _temporary_folder(prefix)
-    commit(os.path.join(folder, os.path.basename(prefix)), point=f"{point}.record", **entries)
+    write_commit_record(os.path.join(folder, os.path.basename(prefix)), point=f"{point}.record", **entries)
     _move_into_place(prefix)
 
 
@@ -75,17 +75,17 @@ def fail_save(prefix: str, error: Exception | None) -> StorageError:
     """
     folder = _temporary_folder(prefix)
     what = "was not written"
-    if not os.path.isdir(folder) and os.path.exists(prefix + RECORD):
+    if not os.path.isdir(folder) and os.path.exists(prefix + RECORD_SUFFIX):
         what = (
             "was written, but the file that names it was not, or an older checkpoint was not"
             " removed"
         )
-    if not is_moving(prefix):
+    if not is_commit_pending(prefix):
         shutil.rmtree(folder, ignore_errors=True)
-    return not_written(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
+    return create_write_error(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
 
 
-def not_written(what: str, folder: str, error: Exception | None) -> StorageError:
+def create_write_error(what: str, folder: str, error: Exception | None) -> StorageError:
     """Returns the error for a failed write: `what` failed, why, and how much space `folder` has."""
     text = str(getattr(error, "message", None) or getattr(error, "strerror", None) or error or "")
     reason = re.sub(r"\{\{.*?\}\} ?|\[Op:\w+\]", "", text).strip().partition("\n")[0]
@@ -98,14 +98,14 @@ def not_written(what: str, folder: str, error: Exception | None) -> StorageError
     )
 
 
-def is_moving(prefix: str) -> bool:
+def is_commit_pending(prefix: str) -> bool:
     """Whether a save of the checkpoint `prefix` is recorded and not yet in place."""
     return (
-        read_record(os.path.join(_temporary_folder(prefix), os.path.basename(prefix))) is not None
+        read_commit_record(os.path.join(_temporary_folder(prefix), os.path.basename(prefix))) is not None
     )
 
 
-def commit(prefix: str, point: str = "checkpoint.record", **entries: Any) -> None:
+def write_commit_record(prefix: str, point: str = "checkpoint.record", **entries: Any) -> None:
     """Forces the files at `prefix` to the disk, then writes their record.
 
     Raises:
@@ -113,17 +113,17 @@ def commit(prefix: str, point: str = "checkpoint.record", **entries: Any) -> Non
       OSError: when a file cannot be read back.
     """
     recorded = {}
-    for path in own_files(prefix):
-        if not path.endswith(RECORD):
+    for path in list_checkpoint_files(prefix):
+        if not path.endswith(RECORD_SUFFIX):
             recorded[os.path.basename(path)] = {
                 "bytes": os.path.getsize(path),
                 "crc32": _checksum(path, flush=True),
             }
     files.flush_folder(os.path.dirname(prefix))
-    files.write_json(prefix + RECORD, {"files": recorded, **entries}, point=point)
+    files.write_json(prefix + RECORD_SUFFIX, {"files": recorded, **entries}, point=point)
 
 
-def finish_interrupted(directory: str) -> None:
+def finish_interrupted_saves(directory: str) -> None:
     """Finishes or undoes what a dead process has begun, and removes its half-written files.
 
     Only the process that holds the folder's lock may call this.
@@ -138,9 +138,9 @@ def finish_interrupted(directory: str) -> None:
         if _is_half_written(name) and os.path.isfile(path):
             os.remove(path)
         elif name != checkpoint and os.path.isdir(path):
-            if is_moving(prefix):
+            if is_commit_pending(prefix):
                 _move_into_place(prefix)
-            elif read_record(prefix) is None:
+            elif read_commit_record(prefix) is None:
                 remove_checkpoint(prefix)
             else:
                 shutil.rmtree(path)
@@ -148,10 +148,10 @@ def finish_interrupted(directory: str) -> None:
             prefix = os.path.join(directory, mark[1])
             _undo_save_in_place(prefix)
             # Without a record rotation would never remove it.
-            if own_files(prefix) and read_record(prefix) is None:
-                commit(prefix, **({"run_id": mark[2]} if mark[2] else {}))
+            if list_checkpoint_files(prefix) and read_commit_record(prefix) is None:
+                write_commit_record(prefix, **({"run_id": mark[2]} if mark[2] else {}))
             os.remove(path)
-        elif unfinished := UNFINISHED.fullmatch(name):
+        elif unfinished := TEMPORARY_NAME_PATTERN.fullmatch(name):
             _undo_save_in_place(os.path.join(directory, unfinished[1]))
             if os.path.isdir(path):
                 shutil.rmtree(path)
@@ -167,37 +167,37 @@ def remove_checkpoint(prefix: str) -> None:
     """
     begin_save(prefix)
     for path in sorted(
-        own_files(prefix), key=lambda path: (not path.endswith(RECORD), ".data-" in path)
+        list_checkpoint_files(prefix), key=lambda path: (not path.endswith(RECORD_SUFFIX), ".data-" in path)
     ):
-        files.reach("checkpoint.remove", path)
+        files.report_write_point("checkpoint.remove", path)
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)
     os.rmdir(_temporary_folder(prefix))
 
 
-def read_record(prefix: str) -> dict[str, Any] | None:
+def read_commit_record(prefix: str) -> dict[str, Any] | None:
     """Returns the record of the checkpoint at `prefix`; None if there is none or it is damaged."""
-    record = files.read_json(prefix + RECORD)
+    record = files.read_json(prefix + RECORD_SUFFIX)
     return record if record and isinstance(record.get("files"), dict) else None
 
 
-def is_own(prefix: str, run_id: str) -> bool:
+def is_saved_by_run(prefix: str, run_id: str) -> bool:
     """Whether a record says that this run saved the checkpoint at `prefix`; a record without a run_id counts too.
 
     Args:
       prefix: The checkpoint's prefix.
       run_id: The run's identity; for "" any record counts.
     """
-    return read_record(prefix) is not None and not is_foreign(prefix, run_id)
+    return read_commit_record(prefix) is not None and not is_foreign(prefix, run_id)
 
 
 def is_foreign(prefix: str, run_id: str) -> bool:
     """Whether a record says that another run saved the checkpoint at `prefix`."""
-    record = read_record(prefix)
+    record = read_commit_record(prefix)
     return record is not None and bool(run_id) and record.get("run_id", run_id) != run_id
 
 
-def foreign_problem(prefix: str, run_id: str) -> str:
+def describe_foreign_checkpoint(prefix: str, run_id: str) -> str:
     """Returns why this run does not use the checkpoint at `prefix`, if another run saved it; else ""."""
     if not is_foreign(prefix, run_id):
         return ""
@@ -207,15 +207,15 @@ def foreign_problem(prefix: str, run_id: str) -> str:
     )
 
 
-def problem(prefix: str) -> str:
+def describe_damage(prefix: str) -> str:
     """Returns what is wrong with the checkpoint at `prefix`; "" if it is whole. All files are read."""
     if not os.path.exists(prefix + ".index"):
         return f"{os.path.basename(prefix)}.index is missing"
-    record = read_record(prefix)
+    record = read_commit_record(prefix)
     try:
         recorded = record["files"] if record else {}
         if not recorded:  # a record that is damaged itself says nothing about the checkpoint
-            return _unreadable(prefix)
+            return _describe_read_failure(prefix)
         for name in sorted(recorded):
             path = os.path.join(os.path.dirname(prefix), name)
             if not os.path.exists(path):
@@ -226,7 +226,7 @@ def problem(prefix: str) -> str:
                 return f"{name} has a wrong checksum"
         return ""
     except (OSError, ValueError, TypeError, KeyError):
-        return _unreadable(prefix)
+        return _describe_read_failure(prefix)
 
 
 def _temporary_folder(prefix: str) -> str:
@@ -238,20 +238,20 @@ def _move_into_place(prefix: str) -> None:
     """Moves a recorded save into place; after a kill at any moment, the next call moves the rest."""
     directory, checkpoint = os.path.split(prefix)
     folder = _temporary_folder(prefix)
-    recorded = (read_record(os.path.join(folder, checkpoint)) or {"files": {}})["files"]
+    recorded = (read_commit_record(os.path.join(folder, checkpoint)) or {"files": {}})["files"]
 
-    for path in own_files(prefix):  # of an earlier save of this step
-        if path.endswith(RECORD) or os.path.basename(path) not in recorded:
+    for path in list_checkpoint_files(prefix):  # of an earlier save of this step
+        if path.endswith(RECORD_SUFFIX) or os.path.basename(path) not in recorded:
             os.remove(path)
 
     names = [name for name in os.listdir(folder) if name in recorded]
     for name in sorted(names, key=lambda name: (name == f"{checkpoint}.index", name)):
-        files.reach("checkpoint.move", os.path.join(directory, name))
+        files.report_write_point("checkpoint.move", os.path.join(directory, name))
         os.replace(os.path.join(folder, name), os.path.join(directory, name))
     files.flush_folder(directory)
 
-    files.reach("checkpoint.move", prefix + RECORD)
-    os.replace(os.path.join(folder, checkpoint + RECORD), prefix + RECORD)
+    files.report_write_point("checkpoint.move", prefix + RECORD_SUFFIX)
+    os.replace(os.path.join(folder, checkpoint + RECORD_SUFFIX), prefix + RECORD_SUFFIX)
     files.flush_folder(directory)
     shutil.rmtree(folder)
 
@@ -263,22 +263,22 @@ def _is_half_written(name: str) -> bool:
     heartbeat.
     """
     if match := re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name):
-        return int(match[2]) != os.getpid() or owner(match[1]) is not None
-    return re.fullmatch(POINTER + r"\.tmp[0-9a-f]{32}", name) is not None
+        return int(match[2]) != os.getpid() or parse_checkpoint_name(match[1]) is not None
+    return re.fullmatch(POINTER_FILE + r"\.tmp[0-9a-f]{32}", name) is not None
 
 
 def _undo_save_in_place(prefix: str) -> None:
     """Removes what a save of an earlier version, or of TensorFlow's manager, has left; complete checkpoints stay."""
-    if read_record(prefix) is None and problem(prefix):
-        for path in own_files(prefix):
+    if read_commit_record(prefix) is None and describe_damage(prefix):
+        for path in list_checkpoint_files(prefix):
             os.remove(path)
 
 
-def _unreadable(prefix: str) -> str:
+def _describe_read_failure(prefix: str) -> str:
     import tensorflow as tf  # a checkpoint with a record is checked without TensorFlow
 
     iterators = {
-        path.rpartition(".")[0] for path in own_files(prefix) if path.startswith(prefix + ITERATOR)
+        path.rpartition(".")[0] for path in list_checkpoint_files(prefix) if path.startswith(prefix + ITERATOR_SUFFIX)
     }
     try:
         for part in [prefix, *sorted(iterators)]:

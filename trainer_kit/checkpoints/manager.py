@@ -13,34 +13,34 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import complete_checkpoints, own_files, step_of
+from trainer_kit.checkpoint_names import complete_checkpoints, list_checkpoint_files, parse_step
 from trainer_kit.checkpoints.commit import (
     begin_save,
     fail_save,
-    finish_interrupted,
+    finish_interrupted_saves,
     finish_save,
-    foreign_problem,
-    is_moving,
-    read_record,
+    describe_foreign_checkpoint,
+    is_commit_pending,
+    read_commit_record,
 )
 from trainer_kit.checkpoints.retention import Retention, remove_old_checkpoints
 from trainer_kit.checkpoints.startup_scan import (
     ARCHIVED,
     DIVERGED,
-    archive_later,
+    archive_later_checkpoints,
     check_from_step,
-    done_going_back,
-    going_back,
-    newest_whole,
+    finish_rewind,
+    find_unfinished_rewind,
+    recover_newest_checkpoint,
     set_aside,
 )
 from trainer_kit.checkpoints.state.strict_restore import restore
-from trainer_kit.config.schema.durations import is_due, seconds_of
+from trainer_kit.config.schema.durations import is_due, get_seconds
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.errors import DivergedError, StorageError
 from trainer_kit.process.run_directory import RunDirectory
-from trainer_kit.runtime.collectives import broadcast_from_chief, is_chief, worker_index
-from trainer_kit.runtime.tensorflow_internals import end_saver
+from trainer_kit.runtime.collectives import broadcast_int, is_chief, worker_index
+from trainer_kit.runtime.tensorflow_internals import stop_async_saver
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class SavedTrainer(Protocol):
     checkpoint: tf.train.Checkpoint
     global_step: tf.Variable
     strategy: tf.distribute.Strategy
-    trains: bool
+    can_train: bool
     state: Any
 
     def initialize(self) -> None:
@@ -67,7 +67,7 @@ class SavedTrainer(Protocol):
 class Reports(Protocol):
     """The reports of a run, which must not be older than its checkpoints."""
 
-    def settle(self, step: int) -> dict[str, Any]:
+    def flush_to_disk(self, step: int) -> dict[str, Any]:
         """Writes all reports to the disk; returns how far they reach at `step`, for the checkpoint's record."""
 
 
@@ -111,8 +111,8 @@ class CheckpointManager(tf.train.CheckpointManager):
     saved_step: int = -1
     saved_path: str | None = None
     checkpoint_interval: int = 1
-    goes_back_to: int | None = None
-    _start: str | None
+    rewind_step: int | None = None
+    _resume_path: str | None
 
     def __init__(
         self,
@@ -123,17 +123,17 @@ class CheckpointManager(tf.train.CheckpointManager):
         reports: Reports | None = None,
         retention: Retention | None = None,
         asynchronous: bool = True,
-        partial: bool = False,
+        allow_partial: bool = False,
     ) -> None:
-        self.source = run.path
+        self.restore_folder = run.path
         self._trainer = trainer
         if isinstance(options.checkpoint_interval, int):
             self.checkpoint_interval = options.checkpoint_interval
-        self._seconds = seconds_of(options.checkpoint_interval)
+        self._seconds = get_seconds(options.checkpoint_interval)
         self._checks_values = options.recovery_max_trials >= 0
         self._run = run
         self._asynchronous = asynchronous
-        self._partial = partial
+        self._allow_partial = allow_partial
 
         self._is_chief = is_chief(trainer.strategy)
         self._reports = reports if self._is_chief else None
@@ -166,12 +166,12 @@ class CheckpointManager(tf.train.CheckpointManager):
     @property
     def checkpoints(self) -> list[str]:
         """The prefixes of the complete checkpoints, the oldest first; empty where another process removes them."""
-        return list(complete_checkpoints(self._folder).values()) if self._trainer.trains else []
+        return list(complete_checkpoints(self._folder).values()) if self._trainer.can_train else []
 
     @property
     def is_new_run(self) -> bool:
         """Whether there was no checkpoint to resume from."""
-        return self._start is None
+        return self._resume_path is None
 
     def prepare_folder(self, from_step: int | None = None) -> None:
         """Repairs what dead processes have left in the run's folder, and finds the checkpoint to resume from.
@@ -188,24 +188,24 @@ class CheckpointManager(tf.train.CheckpointManager):
           UsageError: when there is no checkpoint of the step to go back to.
           StorageError: when no checkpoint is whole, or another run saved the newest.
         """
-        self._start = None
-        if not self._trainer.trains:
+        self._resume_path = None
+        if not self._trainer.can_train:
             return
         if self._is_chief:
-            finish_interrupted(self.source)
-            from_step = going_back(self.source) if from_step is None else from_step
+            finish_interrupted_saves(self.restore_folder)
+            from_step = find_unfinished_rewind(self.restore_folder) if from_step is None else from_step
             if from_step is not None:
-                check_from_step(self.source, from_step, self._run.run_id)
+                check_from_step(self.restore_folder, from_step, self._run.run_id)
         else:
             self._remove_own_folder()
 
         step = self._broadcast(-1 if from_step is None else from_step)
         if step >= 0:
-            self.goes_back_to = step
-            self._start = os.path.join(self.source, f"ckpt-{step}") if step else None
+            self.rewind_step = step
+            self._resume_path = os.path.join(self.restore_folder, f"ckpt-{step}") if step else None
             return
-        self._start = self.newest()
-        if self._start and self._is_chief:
+        self._resume_path = self.find_newest()
+        if self._resume_path and self._is_chief:
             self._rotate()  # a process that died may have left one too many
 
     # ---- saving
@@ -225,7 +225,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         checkpoint_number: Any = None,
         check_interval: bool = True,
         options: tf.train.CheckpointOptions | None = None,
-        again: bool = False,
+        overwrite: bool = False,
     ) -> str | None:
         """Starts a save unless it is too early or this step is already saved; returns the prefix of its files.
 
@@ -245,7 +245,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         step = self._step
         last = self.saved_step
         is_early = check_interval and last >= 0 and not self.is_due(last, step)
-        if not again and (step == last or is_early):
+        if not overwrite and (step == last or is_early):
             return None
         # Waits for the previous save, so that its failure is reported under its own name
         self.sync()
@@ -254,9 +254,9 @@ class CheckpointManager(tf.train.CheckpointManager):
         prefix = os.path.join(
             self._folder, f"ckpt-{step if checkpoint_number is None else int(checkpoint_number)}"
         )
-        if foreign := foreign_problem(prefix, self._run.run_id):
+        if foreign := describe_foreign_checkpoint(prefix, self._run.run_id):
             raise StorageError(foreign)
-        if own_files(prefix) and read_record(prefix) is None and not is_moving(prefix):
+        if list_checkpoint_files(prefix) and read_commit_record(prefix) is None and not is_commit_pending(prefix):
             folder = set_aside(prefix, ARCHIVED)
             _LOG.warning(
                 "%s already existed, but this run did not save it; it was moved to %s",
@@ -266,9 +266,9 @@ class CheckpointManager(tf.train.CheckpointManager):
 
         try:
             temporary = begin_save(prefix)
-            if self._trainer.trains:
+            if self._trainer.can_train:
                 self._trainer.before_save(temporary)
-            files.reach("checkpoint.save", prefix)
+            files.report_write_point("checkpoint.save", prefix)
 
             # The step counts as saved from here on. `_commit` ends the save, when TensorFlow has
             # written the files.
@@ -288,7 +288,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             ]
             self.checkpoint.write(temporary, options)
         except (tf.errors.OpError, OSError, StorageError) as error:
-            raise self._failed(prefix, error) from error
+            raise self._discard_failed_save(prefix, error) from error
         except BaseException:
             self._in_flight = ""  # nothing is being written that `sync` could wait for
             self.saved_step = last
@@ -304,8 +304,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         """
         self.checkpoint.sync()
         if self._in_flight:
-            error = end_saver(self.checkpoint)
-            raise self._failed(self._in_flight, error) from error
+            error = stop_async_saver(self.checkpoint)
+            raise self._discard_failed_save(self._in_flight, error) from error
 
     def _commit(self, _: str) -> None:
         """Records the written checkpoint, moves it into place and rotates older ones; runs in the save's thread.
@@ -314,14 +314,14 @@ class CheckpointManager(tf.train.CheckpointManager):
         before.
         """
         prefix = self._in_flight
-        files.reach("checkpoint.written", prefix)
+        files.report_write_point("checkpoint.written", prefix)
         entries: dict[str, Any] = {"time": round(time.time())}
         if run_id := self._run.run_id:
             entries["run_id"] = run_id
-        if self._reports is not None and (extent := self._reports.settle(step_of(prefix))):
+        if self._reports is not None and (extent := self._reports.flush_to_disk(parse_step(prefix))):
             entries["recorded"] = extent
         finish_save(prefix, **entries)
-        files.reach("checkpoint.pointer", prefix)
+        files.report_write_point("checkpoint.pointer", prefix)
         self._rotate()
         self._in_flight = ""
 
@@ -331,7 +331,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._folder, self._newest_to_keep, self._run.run_id, self._retention
         )
 
-    def _failed(self, prefix: str, error: Exception | None) -> StorageError:
+    def _discard_failed_save(self, prefix: str, error: Exception | None) -> StorageError:
         """Removes the files of a failed save and returns the error to raise."""
         self._in_flight = ""
         self.saved_step = -1  # else the same step would not be tried again
@@ -349,7 +349,7 @@ class CheckpointManager(tf.train.CheckpointManager):
                 raise
             _LOG.warning("%s", second)
         finally:
-            end_saver(self.checkpoint)
+            stop_async_saver(self.checkpoint)
             self._remove_own_folder()
 
     def _remove_own_folder(self) -> None:
@@ -373,25 +373,25 @@ class CheckpointManager(tf.train.CheckpointManager):
           DivergedError: when no checkpoint has finite values.
         """
         if self._restored_step is not None:
-            if not self._trainer.trains or self._step == self._restored_step:
-                return self._start
-            self._start = self.newest()
+            if not self._trainer.can_train or self._step == self._restored_step:
+                return self._resume_path
+            self._resume_path = self.find_newest()
 
-        if self._start is None:
-            if self._trainer.trains:
+        if self._resume_path is None:
+            if self._trainer.can_train:
                 self._trainer.initialize()
         elif not self._checks_values:
-            self.restore(self._start)
+            self.restore(self._resume_path)
         else:
-            self._start = self.restore_finite(self._start)
-            if self._start is None:
+            self._resume_path = self.restore_finite(self._resume_path)
+            if self._resume_path is None:
                 raise DivergedError(
-                    f"every checkpoint in {self.source} holds weights that are not finite; they"
+                    f"every checkpoint in {self.restore_folder} holds weights that are not finite; they"
                     f" were moved to {DIVERGED}/: start again with --from_step=0, and a lower"
                     " learning rate or gradient clipping"
                 )
         self._restored_step = self._step
-        return self._start
+        return self._resume_path
 
     def restore_finite(self, path: str | None) -> str | None:
         """Restores the checkpoint at `path`, or else the newest one whose values are all finite, and returns its path.
@@ -400,7 +400,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         """
         while path is not None:
             self.restore(path)
-            if self._trainer.state.is_sound():
+            if self._trainer.state.all_finite():
                 return path
             _LOG.warning(
                 "%s holds weights that are not finite; it is moved to %s/ and not used",
@@ -409,45 +409,45 @@ class CheckpointManager(tf.train.CheckpointManager):
             )
             if self._is_chief:
                 set_aside(path, DIVERGED)
-            path = self.newest()
+            path = self.find_newest()
         return None
 
     def restore(self, path: str) -> None:
         """Restores one checkpoint; the next save is due one interval later."""
-        loose = self._trainer.state.loose
+        loose = self._trainer.state.optional_sections
         restore(
-            self.checkpoint, path, whole=self._trainer.trains, partial=self._partial, loose=loose
+            self.checkpoint, path, strict=self._trainer.can_train, allow_partial=self._allow_partial, optional_sections=loose
         )
         self.saved_step = self._step
         self.saved_path = path
         self._saved_at = time.monotonic()
         self._trainer.after_restore(path)
 
-    def newest(self) -> str | None:
+    def find_newest(self) -> str | None:
         """Waits for the save in flight and returns the prefix of the newest whole checkpoint, on every worker."""
         self.sync()
-        newest = newest_whole(self.source, self._run.run_id) if self._is_chief else None
-        step = self._broadcast(step_of(newest) if newest else -1)
-        return os.path.join(self.source, f"ckpt-{step}") if step >= 0 else None
+        newest = recover_newest_checkpoint(self.restore_folder, self._run.run_id) if self._is_chief else None
+        step = self._broadcast(parse_step(newest) if newest else -1)
+        return os.path.join(self.restore_folder, f"ckpt-{step}") if step >= 0 else None
 
-    def archive_later(self) -> None:
+    def archive_later_checkpoints(self) -> None:
         """Moves checkpoints after the step that the run goes back to, if it goes back, to `archived/`.
 
         Raises:
           StorageError: when they cannot be moved.
         """
-        if self.goes_back_to is not None and self._is_chief:
-            archive_later(self.source, self.goes_back_to)
+        if self.rewind_step is not None and self._is_chief:
+            archive_later_checkpoints(self.restore_folder, self.rewind_step)
 
-    def done_going_back(self) -> None:
+    def finish_rewind(self) -> None:
         """Records that the rewind is complete."""
-        if self._is_chief and self.goes_back_to is not None:
-            done_going_back(self.source)
-        self.goes_back_to = None
+        if self._is_chief and self.rewind_step is not None:
+            finish_rewind(self.restore_folder)
+        self.rewind_step = None
 
     @property
     def _step(self) -> int:
         return int(self._trainer.global_step.numpy())
 
     def _broadcast(self, number: int) -> int:
-        return broadcast_from_chief(self._trainer.strategy, number)
+        return broadcast_int(self._trainer.strategy, number)

@@ -12,14 +12,14 @@ import time
 from collections.abc import Sequence
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import POINTER
+from trainer_kit.checkpoint_names import POINTER_FILE
 
 _LISTED = re.compile(r'^(?:all_)?model_checkpoint_paths?: "(?:.*/)?(ckpt-\d+)"$', re.MULTILINE)
 
 
-def listed_names(directory: str) -> list[str]:
+def read_checkpoint_names(directory: str) -> list[str]:
     """Returns the names of the checkpoints in the pointer file, the newest first, whether they exist or not."""
-    return _LISTED.findall(_read(directory))
+    return _LISTED.findall(_read_pointer_text(directory))
 
 
 def write_pointer(
@@ -36,8 +36,8 @@ def write_pointer(
     Raises:
       StorageError: when the file cannot be written.
     """
-    path = os.path.join(directory, POINTER)
-    text = _read(directory)
+    path = os.path.join(directory, POINTER_FILE)
+    text = _read_pointer_text(directory)
     names = [os.path.basename(prefix) for prefix in prefixes]
     if not names:
         if text:
@@ -59,9 +59,9 @@ def write_pointer(
     files.write_text(path, "\n".join(lines) + "\n", point)
 
 
-def _read(directory: str) -> str:
+def _read_pointer_text(directory: str) -> str:
     try:
-        with open(os.path.join(directory, POINTER), encoding="utf-8", errors="replace") as stream:
+        with open(os.path.join(directory, POINTER_FILE), encoding="utf-8", errors="replace") as stream:
             return stream.read()
     except OSError:
         return ""

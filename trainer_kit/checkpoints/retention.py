@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 
-from trainer_kit.checkpoint_names import RECORD, complete_checkpoints, owner, step_of
-from trainer_kit.checkpoints.commit import is_own, read_record, remove_checkpoint
+from trainer_kit.checkpoint_names import RECORD_SUFFIX, complete_checkpoints, parse_checkpoint_name, parse_step
+from trainer_kit.checkpoints.commit import is_saved_by_run, read_commit_record, remove_checkpoint
 from trainer_kit.checkpoints.pointer_file import write_pointer
-from trainer_kit.config.schema.durations import is_due, seconds_of
-from trainer_kit.process.sidecar_lease import Leases
+from trainer_kit.config.schema.durations import is_due, get_seconds
+from trainer_kit.process.sidecar_lease import LeaseReader
 
 
 class Retention:
@@ -33,12 +33,12 @@ class Retention:
 
     def protected_steps(self, steps: Sequence[int]) -> set[int]:
         """Returns those of `steps`, the steps of checkpoints that rotation is about to remove, that have to stay."""
-        needed = self._leases.needed(steps)
+        needed = self._leases.select_protected_steps(steps)
         if self._interval is None:
             return needed
         if isinstance(self._interval, int):
             return needed | first_of_each_interval(self._interval, steps)
-        return needed | first_of_each_period(self._folder, seconds_of(self._interval), steps)
+        return needed | first_of_each_period(self._folder, get_seconds(self._interval), steps)
 
 
 def remove_old_checkpoints(
@@ -57,7 +57,7 @@ def remove_old_checkpoints(
       OSError: when a file cannot be removed.
     """
     checkpoints = complete_checkpoints(folder)
-    own = [step for step, prefix in checkpoints.items() if is_own(prefix, run_id)]
+    own = [step for step, prefix in checkpoints.items() if is_saved_by_run(prefix, run_id)]
     old = [
         step
         for step in own[: max(0, len(own) - keep)]
@@ -68,10 +68,10 @@ def remove_old_checkpoints(
         step: prefix for step, prefix in checkpoints.items() if step not in old or step in protected
     }
     write_pointer(folder, list(kept.values()))
-    remove_others(folder, kept, run_id)
+    remove_checkpoints_except(folder, kept, run_id)
 
 
-def remove_others(folder: str, keep: Collection[int], run_id: str = "") -> None:
+def remove_checkpoints_except(folder: str, keep: Collection[int], run_id: str = "") -> None:
     """Removes the checkpoints of a run except pinned ones and those of the steps `keep`. Runs in any thread.
 
     Those of other runs stay. The pointer file must no longer list what is removed, since a missing
@@ -85,12 +85,12 @@ def remove_others(folder: str, keep: Collection[int], run_id: str = "") -> None:
     Raises:
       OSError: when a file cannot be removed.
     """
-    records = [name for name in os.listdir(folder) if owner(name) and name.endswith(RECORD)]
-    checkpoints = [name.removesuffix(RECORD) for name in records]
-    for checkpoint in sorted(checkpoints, key=step_of):
+    records = [name for name in os.listdir(folder) if parse_checkpoint_name(name) and name.endswith(RECORD_SUFFIX)]
+    checkpoints = [name.removesuffix(RECORD_SUFFIX) for name in records]
+    for checkpoint in sorted(checkpoints, key=parse_step):
         prefix = os.path.join(folder, checkpoint)
-        is_kept = step_of(checkpoint) in keep or os.path.exists(f"{prefix}.pin")
-        if not is_kept and is_own(prefix, run_id):
+        is_kept = parse_step(checkpoint) in keep or os.path.exists(f"{prefix}.pin")
+        if not is_kept and is_saved_by_run(prefix, run_id):
             remove_checkpoint(prefix)
 
 
@@ -124,7 +124,7 @@ def first_of_each_period(folder: str, seconds: float, steps: Sequence[int]) -> s
         prefix = os.path.join(folder, f"ckpt-{step}")
         if not os.path.exists(f"{prefix}.index"):
             continue
-        saved = (read_record(prefix) or {}).get("time") or os.path.getmtime(f"{prefix}.index")
+        saved = (read_commit_record(prefix) or {}).get("time") or os.path.getmtime(f"{prefix}.index")
         if saved >= last + seconds:
             chosen.add(step)
             last = saved

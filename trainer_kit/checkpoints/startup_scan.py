@@ -15,20 +15,20 @@ from collections.abc import Collection
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import (
-    RECORD,
+    RECORD_SUFFIX,
     complete_checkpoints,
-    own_files,
-    owner,
-    require_step,
-    step_of,
+    list_checkpoint_files,
+    parse_checkpoint_name,
+    check_step_exists,
+    parse_step,
 )
 from trainer_kit.checkpoints.commit import (
-    commit,
-    foreign_problem,
-    problem,
-    read_record,
+    write_commit_record,
+    describe_foreign_checkpoint,
+    describe_damage,
+    read_commit_record,
 )
-from trainer_kit.checkpoints.pointer_file import listed_names, write_pointer
+from trainer_kit.checkpoints.pointer_file import read_checkpoint_names, write_pointer
 from trainer_kit.errors import StorageError, UsageError
 
 DAMAGED, DIVERGED, ARCHIVED = "damaged", "diverged", "archived"
@@ -36,7 +36,7 @@ _NOTE = "going_back.json"
 _LOG = logging.getLogger(__name__)
 
 
-def newest_whole(directory: str, run_id: str = "") -> str | None:
+def recover_newest_checkpoint(directory: str, run_id: str = "") -> str | None:
     """Returns the prefix of the newest whole checkpoint; None when none was ever saved. Repairs the pointer file.
 
     Newer damaged checkpoints are moved to `damaged/`.
@@ -45,10 +45,10 @@ def newest_whole(directory: str, run_id: str = "") -> str | None:
       StorageError: when checkpoints were saved but none is whole, or another run saved the newest.
     """
     damaged: dict[str, str] = {}
-    for prefix in reversed(_ever_saved(directory)):
-        if foreign := foreign_problem(prefix, run_id):
+    for prefix in reversed(_list_saved_checkpoints(directory)):
+        if foreign := describe_foreign_checkpoint(prefix, run_id):
             raise StorageError(foreign)
-        if reason := problem(prefix):
+        if reason := describe_damage(prefix):
             damaged[prefix] = reason
             continue
 
@@ -61,13 +61,13 @@ def newest_whole(directory: str, run_id: str = "") -> str | None:
                 moved,
                 prefix,
             )
-        if not os.path.exists(prefix + RECORD):
+        if not os.path.exists(prefix + RECORD_SUFFIX):
             _LOG.info(
                 "%s has no record of its checksums; it was read completely instead and is whole",
                 prefix,
             )
-        elif read_record(prefix) is None:  # rotation would never remove it
-            commit(prefix, **({"run_id": run_id} if run_id else {}))
+        elif read_commit_record(prefix) is None:  # rotation would never remove it
+            write_commit_record(prefix, **({"run_id": run_id} if run_id else {}))
         _repair_pointer(directory)
         return prefix
 
@@ -93,18 +93,18 @@ def check_from_step(directory: str, step: int, run_id: str = "") -> None:
     """
     if step == 0:
         return
-    checkpoints = {step_of(prefix): prefix for prefix in _ever_saved(directory)}
-    require_step(step, checkpoints)
-    if foreign := foreign_problem(checkpoints[step], run_id):
+    checkpoints = {parse_step(prefix): prefix for prefix in _list_saved_checkpoints(directory)}
+    check_step_exists(step, checkpoints)
+    if foreign := describe_foreign_checkpoint(checkpoints[step], run_id):
         raise UsageError(f"--from_step: {foreign}")
-    if reason := problem(checkpoints[step]):
+    if reason := describe_damage(checkpoints[step]):
         raise UsageError(
             f"--from_step: {checkpoints[step]} is damaged: {reason}; give another step, or 0 to"
             " start again"
         )
 
 
-def archive_later(directory: str, step: int) -> None:
+def archive_later_checkpoints(directory: str, step: int) -> None:
     """Moves the checkpoints after `step` (all of them for 0) to `archived/`.
 
     It first writes a note, which `going_back` reports to later processes until `done_going_back`
@@ -114,7 +114,7 @@ def archive_later(directory: str, step: int) -> None:
       StorageError: when a file cannot be written or moved.
     """
     files.write_json(os.path.join(directory, ARCHIVED, _NOTE), {"step": step})
-    later = [prefix for prefix in _ever_saved(directory) if step_of(prefix) > step or step == 0]
+    later = [prefix for prefix in _list_saved_checkpoints(directory) if parse_step(prefix) > step or step == 0]
     moved = [
         os.path.join(set_aside(prefix, ARCHIVED), os.path.basename(prefix)) for prefix in later
     ]
@@ -124,7 +124,7 @@ def archive_later(directory: str, step: int) -> None:
         )
 
 
-def going_back(directory: str) -> int | None:
+def find_unfinished_rewind(directory: str) -> int | None:
     """Returns the step of a rewind that a dead process did not finish; None if there is none.
 
     Raises:
@@ -142,7 +142,7 @@ def going_back(directory: str) -> int | None:
     return step
 
 
-def done_going_back(directory: str) -> None:
+def finish_rewind(directory: str) -> None:
     """Removes the note of `archive_later`, once history, ledger and best checkpoint are rewound too."""
     with contextlib.suppress(FileNotFoundError):
         os.remove(os.path.join(directory, ARCHIVED, _NOTE))
@@ -161,14 +161,14 @@ def set_aside(prefix: str, folder: str) -> str:
     directory, checkpoint = os.path.split(prefix)
     target = top = os.path.join(directory, folder)
     number = 1
-    while own_files(os.path.join(target, checkpoint)):
+    while list_checkpoint_files(os.path.join(target, checkpoint)):
         number += 1
         target = os.path.join(top, str(number))
 
     _repair_pointer(directory, without=[prefix])
     try:
         os.makedirs(target, exist_ok=True)
-        for path in sorted(own_files(prefix), key=lambda path: not path.endswith(RECORD)):
+        for path in sorted(list_checkpoint_files(prefix), key=lambda path: not path.endswith(RECORD_SUFFIX)):
             os.replace(path, os.path.join(target, os.path.basename(path)))
     except OSError as error:
         raise StorageError(
@@ -177,11 +177,11 @@ def set_aside(prefix: str, folder: str) -> str:
     return target
 
 
-def _ever_saved(directory: str) -> list[str]:
+def _list_saved_checkpoints(directory: str) -> list[str]:
     """Returns the prefixes of all saved checkpoints that files or the pointer file show, in the order of steps."""
     names = os.listdir(directory) if os.path.isdir(directory) else []
-    saved = {checkpoint for name in names if (checkpoint := owner(name))} | set(
-        listed_names(directory)
+    saved = {checkpoint for name in names if (checkpoint := parse_checkpoint_name(name))} | set(
+        read_checkpoint_names(directory)
     )
     inside = glob.escape(directory)
     aside = (f"{inside}/{folder}/**/ckpt-*" for folder in (DIVERGED, ARCHIVED))
@@ -193,7 +193,7 @@ def _ever_saved(directory: str) -> list[str]:
             DIVERGED,
             ARCHIVED,
         )
-    return [os.path.join(directory, name) for name in sorted(saved, key=step_of)]
+    return [os.path.join(directory, name) for name in sorted(saved, key=parse_step)]
 
 
 def _repair_pointer(directory: str, without: Collection[str] = ()) -> None:

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.commit import begin_save, fail_save, finish_interrupted, finish_save
+from trainer_kit.checkpoints.commit import begin_save, fail_save, finish_interrupted_saves, finish_save
 from trainer_kit.checkpoints.pointer_file import write_pointer
-from trainer_kit.checkpoints.retention import remove_others
+from trainer_kit.checkpoints.retention import remove_checkpoints_except
 from trainer_kit.errors import StorageError
 
 
@@ -28,11 +28,11 @@ class WeightsFolder:
         variable can involve all workers, but discard what they save.
     """
 
-    def __init__(self, path: str, writes: bool = True) -> None:
+    def __init__(self, path: str, is_writer: bool = True) -> None:
         self.path = path
-        self.writes = writes
-        if writes:
-            finish_interrupted(path)
+        self.is_writer = is_writer
+        if is_writer:
+            finish_interrupted_saves(path)
 
     def prefix(self, step: int) -> str:
         """Returns the path of the weights of `step`, without suffixes."""
@@ -62,7 +62,7 @@ class WeightsFolder:
         Raises:
           StorageError: when a file cannot be written.
         """
-        if not self.writes:
+        if not self.is_writer:
             with tempfile.TemporaryDirectory(prefix="trainer_kit_worker_") as folder:
                 save(os.path.join(folder, f"ckpt-{step}"))
             return
@@ -70,7 +70,7 @@ class WeightsFolder:
         prefix = self.prefix(step)
         try:
             save(begin_save(prefix))
-            files.reach("checkpoint.written", prefix)
+            files.report_write_point("checkpoint.written", prefix)
             finish_save(prefix, point, **entries)
             self.rotate(keep)
         except (tf.errors.OpError, OSError, StorageError) as error:
@@ -79,4 +79,4 @@ class WeightsFolder:
     def rotate(self, keep: Sequence[int]) -> None:
         """Lists the steps `keep` in the pointer file, then removes other weights with a record."""
         write_pointer(self.path, [self.prefix(step) for step in keep])
-        remove_others(self.path, keep)
+        remove_checkpoints_except(self.path, keep)

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer_kit.cli.evals import evaluation_json
+from trainer_kit.cli.evals import evaluation_to_json
 from trainer_kit.cli.view import recorded_evaluations as ledgers
-from trainer_kit.cli.view.recorded_evaluations import Choice, Evaluation
-from trainer_kit.cli.view.run_status import Settings, open_run, read_settings
-from trainer_kit.cli.view.tables import Table, number, show
-from trainer_kit.errors import ExitCode, UsageError, suggestion
+from trainer_kit.cli.view.recorded_evaluations import MetricChoice, RecordedEvaluation
+from trainer_kit.cli.view.run_status import Settings, require_run, read_settings
+from trainer_kit.cli.view.tables import Table, format_number, print_tables
+from trainer_kit.errors import ExitCode, UsageError, suggest_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             " the run."
         ),
     )
-    ledgers.add_choice(parser)
+    ledgers.add_metric_arguments(parser)
     parser.add_argument(
         "--best",
         metavar="NAME",
@@ -52,29 +52,29 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.top is not None and arguments.top < 1:
         raise UsageError(f"--top: must be 1 or more, not {arguments.top}")
-    folder = open_run(arguments.model_dir)
+    folder = require_run(arguments.model_dir)
     settings = read_settings(folder)
-    name = arguments.name = _ledger(folder, arguments.name)
+    name = arguments.name = _select_ledger(folder, arguments.name)
     evaluations = ledgers.read_evaluations(folder, name)
     if arguments.best is not None:
         return _show_named(arguments, folder, name, settings, evaluations)
-    choice = ledgers.choose(arguments.metric, arguments.comparison, settings, evaluations)
+    choice = ledgers.choose_metric(arguments.metric, arguments.comparison, settings, evaluations)
     if choice is None:
         names = ledgers.metric_names(evaluations)
         raise UsageError(
             "--metric: is required, because the run keeps no best checkpoint;"
-            f" {suggestion('', names)}"
+            f" {suggest_names('', names)}"
         )
     ledgers.check_metric(choice.metric, evaluations, "trainer.best_checkpoint_eval_metric")
-    of_datasets = list(ledgers.ranked(evaluations, choice).values())
-    kept = ledgers.best_folder(folder, settings, name)
+    of_datasets = list(ledgers.rank_evaluations(evaluations, choice).values())
+    kept = ledgers.find_best_dir(folder, settings, name)
     shown = [one for of in of_datasets for one in of[: arguments.top or 1]]
-    own = ledgers.best_folder(folder, settings, ledgers.VALIDATION)
-    _show(arguments, folder, choice, of_datasets, shown, [kept, own])
+    own = ledgers.find_best_dir(folder, settings, ledgers.VALIDATION)
+    _print_evaluations(arguments, folder, choice, of_datasets, shown, [kept, own])
     return ExitCode.DONE
 
 
-def _ledger(folder: Path, name: str | None) -> str:
+def _select_ledger(folder: Path, name: str | None) -> str:
     """Returns the named ledger; without a name, the training run's ledger or the only one."""
     names = ledgers.require_ledgers(folder, name)
     if ledgers.VALIDATION in names or len(names) == 1:
@@ -99,22 +99,22 @@ def _show_named(
             "--best: always uses the metric and the comparison in trainer.best_checkpoints; leave"
             " out --metric and --comparison"
         )
-    if arguments.best not in settings.named:
+    if arguments.best not in settings.named_criteria:
         raise UsageError(
             f"--best: the run keeps no best checkpoint {arguments.best!r}; "
-            f"{suggestion(arguments.best, list(settings.named))}"
+            f"{suggest_names(arguments.best, list(settings.named_criteria))}"
         )
-    criterion = settings.named[arguments.best]
+    criterion = settings.named_criteria[arguments.best]
     ledgers.check_metric(
         criterion.metric, evaluations, f"trainer.best_checkpoints.{arguments.best}.metric"
     )
-    of_datasets = list(ledgers.kept(evaluations, criterion).values())
-    place = ledgers.named_folder(folder, name, arguments.best)
+    of_datasets = list(ledgers.select_kept_evaluations(evaluations, criterion).values())
+    place = ledgers.get_named_best_dir(folder, name, arguments.best)
     shown = [one for of in of_datasets for one in of[: arguments.top]]
-    _show(
+    _print_evaluations(
         arguments,
         folder,
-        Choice(criterion.metric, criterion.comparison),
+        MetricChoice(criterion.metric, criterion.comparison),
         of_datasets,
         shown,
         [place],
@@ -122,22 +122,22 @@ def _show_named(
     return ExitCode.DONE
 
 
-def _show(
+def _print_evaluations(
     arguments: argparse.Namespace,
     folder: Path,
     choice: Choice,
-    best: Sequence[Sequence[Evaluation]],
-    shown: Sequence[Evaluation],
-    places: Sequence[Path | None],
+    ranked_evaluations: Sequence[Sequence[Evaluation]],
+    evaluations: Sequence[Evaluation],
+    best_dirs: Sequence[Path | None],
 ) -> None:
     """Prints evaluations with their weights, and whether info.json in the first of `places` names the best."""
-    name, kept = arguments.name, places[0]
-    verdict = ledgers.info_verdict([of[0] for of in best], choice, kept) if kept else (None, "")
-    weights = [_weights(one, folder, [place for place in places if place]) for one in shown]
+    name, kept = arguments.name, best_dirs[0]
+    verdict = ledgers.compare_with_info([of[0] for of in ranked_evaluations], choice, kept) if kept else (None, "")
+    weights = [_weights(one, folder, [place for place in best_dirs if place]) for one in evaluations]
     if arguments.json:
         rows = [
-            {"value": one.metrics[choice.metric], **evaluation_json(one), "weights": place}
-            for one, place in zip(shown, weights, strict=True)
+            {"value": one.metrics[choice.metric], **evaluation_to_json(one), "weights": place}
+            for one, place in zip(evaluations, weights, strict=True)
         ]
         record = {
             "name": name,
@@ -148,12 +148,12 @@ def _show(
         }
         print(json.dumps(record, indent=2, allow_nan=False))
     else:
-        show([_table(name, choice, shown, weights)], sys.stdout)
+        print_tables([_table(name, choice, evaluations, weights)], sys.stdout)
         print(*filter(None, [verdict[1]]))
 
 
-def _weights(evaluation: Evaluation, folder: Path, kept: Sequence[Path]) -> str | None:
-    place = ledgers.weights_of(evaluation, folder, kept)
+def _weights(evaluation: Evaluation, folder: Path, best_dirs: Sequence[Path]) -> str | None:
+    place = ledgers.find_weights(evaluation, folder, best_dirs)
     return None if place is None else os.path.relpath(place, folder)
 
 
@@ -162,7 +162,7 @@ def _table(
 ) -> Table:
     metric = choice.metric
     rows = [
-        [str(one.step), number(one.metrics[metric]), one.dataset, one.checkpoint, place or "gone"]
+        [str(one.step), format_number(one.metrics[metric]), one.dataset, one.checkpoint, place or "gone"]
         for one, place in zip(best, weights, strict=True)
     ]
     found = (
@@ -171,4 +171,4 @@ def _table(
         else f"no evaluation has a finite {metric}"
     )
     headers = ["step", metric, "dataset", "checkpoint", "weights"]
-    return Table(f"{name}: {found}", headers, rows, left=frozenset(headers[2:]))
+    return Table(f"{name}: {found}", headers, rows, left_aligned=frozenset(headers[2:]))

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.sources.gin_source import gin_second_pass
+from trainer_kit.config.sources.gin_source import run_gin_second_pass
 from trainer_kit.errors import ExitCode
 
 _STEPS, _BATCHES = 3, 2  # of training, and of the evaluation of a validation set
@@ -29,10 +29,10 @@ class Checklist:
 
     def begin(self, check: str) -> None:
         """Begins the next check; the one before it has passed."""
-        self._passed()
+        self._print_passed()
         self.current, self._start = check, time.perf_counter()
 
-    def _passed(self) -> None:
+    def _print_passed(self) -> None:
         if self.current:
             print(f"ok    {self.current} ({time.perf_counter() - self._start:.1f} s)", flush=True)
 
@@ -46,7 +46,7 @@ class Checklist:
         trace: TracebackType | None,
     ) -> None:
         if error is None:
-            self._passed()
+            self._print_passed()
         else:
             print(f"FAIL  {self.current}", flush=True)
 
@@ -63,24 +63,24 @@ def run(arguments: argparse.Namespace) -> int:
         checks.begin("config: every value is known and valid")
         config = resolve_arguments(arguments).config
         checks.begin("task: its module can be imported, and gin knows every name that is bound")
-        from trainer_kit.config.experiments import task_class
+        from trainer_kit.config.experiments import lookup_task_class
 
-        task_type = task_class(config.task)
-        gin_second_pass(arguments.gin_file, arguments.gin_params)
+        task_type = lookup_task_class(config.task)
+        run_gin_second_pass(arguments.gin_file, arguments.gin_params)
         checks.begin(
             "machine: the devices and the strategy can be used, and the batch sizes divide among"
             " the replicas"
         )
-        from trainer_kit.run.launcher import prepare
+        from trainer_kit.run.launcher import prepare_runtime
 
-        strategy = prepare(config)
+        strategy = prepare_runtime(config)
         with strategy.scope(), tempfile.TemporaryDirectory() as folder:
             from trainer_kit.run.lengths import resolve_lengths
 
             task = task_type(config.task, logging_dir=folder)
             resolved, _ = resolve_lengths(config, task)
-            short = shortened(resolved)
-            trainer = _built_trainer(config, short, task, folder, checks)
+            short = shorten_config(resolved)
+            trainer = _build_trainer(config, short, task, folder, checks)
             _run(config, short, task, trainer, folder, checks)
     if config.trainer.train_steps == 0:
         print(
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
-def shortened(config: ExperimentConfig) -> ExperimentConfig:
+def shorten_config(config: ExperimentConfig) -> ExperimentConfig:
     """Returns the config of a run that begins like that of `config`, and where all is due after a few steps.
 
     If the run is longer than that, its learning rate and durations stay what they are; a callback
@@ -122,14 +122,14 @@ def shortened(config: ExperimentConfig) -> ExperimentConfig:
     )
 
 
-def _built_trainer(
-    config: ExperimentConfig, short: ExperimentConfig, task: Any, folder: str, checks: Checklist
+def _build_trainer(
+    config: ExperimentConfig, short_config: ExperimentConfig, task: Any, folder: str, checks: Checklist
 ) -> Any:
     """Returns the trainer of the short run, after the checks of the names and the data that `config` asks for."""
     from trainer_kit.callbacks.early_stopping import check_early_stopping_metric
     from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
     from trainer_kit.process.run_directory import RunDirectory
-    from trainer_kit.training.task_inputs import shared_sets
+    from trainer_kit.training.task_inputs import create_validation_sets
     from trainer_kit.training.trainer_creation import (
         check_best_metric,
         check_optimizer_choice,
@@ -139,11 +139,11 @@ def _built_trainer(
 
     checks.begin("model, optimizer and metrics can be built")
     check_optimizer_choice(config, type(task))
-    exporter = create_exporter(short, RunDirectory(folder, short.trainer))
-    trainer = create_trainer(short, task, checkpoint_exporter=exporter)
+    exporter = create_exporter(short_config, RunDirectory(folder, short_config.trainer))
+    trainer = create_trainer(short_config, task, checkpoint_exporter=exporter)
     names, early = trainer.validation_metric_names(), config.trainer.early_stopping
     if exporter is not None and names is not None:
-        best = BestCheckpoints.of(exporter)
+        best = BestCheckpoints.from_exporter(exporter)
         metrics = [kept.metric_name for kept in best]
         checks.begin(
             f"best metric: {', '.join(dict.fromkeys(metrics))} is one of {', '.join(names)}"
@@ -154,8 +154,8 @@ def _built_trainer(
         check_early_stopping_metric(early, trainer)
     checks.begin("data: can be opened, and is not empty")
     trainer.check_data()
-    feeds = {one.name: one.feed for one in getattr(trainer, "validation", ())}
-    shared_sets(feeds, config.trainer).check(
+    feeds = {one.name: one.data for one in getattr(trainer, "validation", ())}
+    create_validation_sets(feeds, config.trainer).check(
         config.trainer.validation_steps
     )  # with the numbers of batches of the run
     return trainer
@@ -163,7 +163,7 @@ def _built_trainer(
 
 def _run(
     config: ExperimentConfig,
-    short: ExperimentConfig,
+    short_config: ExperimentConfig,
     task: Any,
     trainer: Any,
     folder: str,
@@ -171,25 +171,25 @@ def _run(
 ) -> None:
     import tensorflow as tf
 
-    from trainer_kit.callbacks.check_progress import CheckProgress, asked_after
-    from trainer_kit.callbacks.configured_callbacks import from_config
+    from trainer_kit.callbacks.check_progress import CheckProgress, limit_intervals
+    from trainer_kit.callbacks.configured_callbacks import create_callbacks
     from trainer_kit.callbacks.webhook import Webhook
     from trainer_kit.checkpoints.state.strict_restore import restore
     from trainer_kit.run.runner import run_experiment
     from trainer_kit.telemetry.console import ConsoleWriter
 
     checks.begin("start: callbacks, initial weights and the files of the run")
-    steps = short.trainer.steps_per_loop
-    progress = CheckProgress(steps, short.trainer.fuse_steps == 1, checks.begin)
+    steps = short_config.trainer.steps_per_loop
+    progress = CheckProgress(steps, short_config.trainer.fuse_steps == 1, checks.begin)
     configured = [
-        one for one in from_config(config.trainer.callbacks) if not isinstance(one, Webhook)
+        one for one in create_callbacks(config.trainer.callbacks) if not isinstance(one, Webhook)
     ]
-    callbacks = [*asked_after(steps, configured), progress]
+    callbacks = [*limit_intervals(steps, configured), progress]
     run_experiment(
         tf.distribute.get_strategy(),
         task,
         "train_and_eval",
-        short,
+        short_config,
         folder,
         trainer=trainer,
         callbacks=callbacks,
@@ -200,6 +200,6 @@ def _run(
     restore(
         trainer.checkpoint,
         tf.train.latest_checkpoint(folder),
-        whole=True,
-        loose=trainer.state.loose,
+        strict=True,
+        optional_sections=trainer.state.optional_sections,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from trainer_kit.checkpoint_names import owner
+from trainer_kit.checkpoint_names import parse_checkpoint_name
 from trainer_kit.cli.checkpoint_list import PATH, add_output, open_file
 from trainer_kit.errors import ExitCode, UsageError
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder, name = os.path.split(arguments.output)
     parents = (folder, os.path.dirname(folder))  # best weights are in a folder of the run
     is_in_run = any(os.path.exists(os.path.join(parent, "manifest.json")) for parent in parents)
-    if is_in_run and owner(f"{name}.index"):
+    if is_in_run and parse_checkpoint_name(f"{name}.index"):
         raise UsageError(
             f"--output: {arguments.output} would be taken for a checkpoint of the run; give another"
             " name"

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from trainer_kit.cli.checkpoint_list import PATH, open_file
-from trainer_kit.cli.view.tables import Table, show
+from trainer_kit.cli.view.tables import Table, print_tables
 from trainer_kit.errors import ExitCode
 
 
@@ -23,15 +23,15 @@ def run(arguments: argparse.Namespace) -> int:
       UsageError: when there is no such file.
       StorageError: when a file is damaged.
     """
-    from trainer_kit.checkpoints.weight_files.compare import differences  # imports TensorFlow
+    from trainer_kit.checkpoints.weight_files.compare import compare_weights  # imports TensorFlow
 
     first = open_file(arguments.first)
     second = open_file(arguments.second)
-    rows, equal = differences(first, second)
+    rows, equal = compare_weights(first, second)
     if rows:
         headers = ["name", "difference", "detail"]
-        show(
-            [Table(f"{first.path} and {second.path}", headers, rows, left=frozenset(headers))],
+        print_tables(
+            [Table(f"{first.path} and {second.path}", headers, rows, left_aligned=frozenset(headers))],
             sys.stdout,
         )
     print(f"{equal} variables are equal, {len(rows)} differ")

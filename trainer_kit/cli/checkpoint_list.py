@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from trainer_kit.cli.view.tables import Table, show
+from trainer_kit.cli.view.tables import Table, print_tables
 from trainer_kit.errors import ExitCode
 
 PATH = (
@@ -33,8 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     file = open_file(arguments.path)
     rows = [[name, str(list(shape)), file.dtypes[name]] for name, shape in file.shapes.items()]
     headers = ["name", "shape", "dtype"]
-    show(
-        [Table(f"{file.path}, {file.kind}", headers, rows, left=frozenset(["name", "dtype"]))],
+    print_tables(
+        [Table(f"{file.path}, {file.kind}", headers, rows, left_aligned=frozenset(["name", "dtype"]))],
         sys.stdout,
     )
     print(f"{len(rows)} variables with {sum(map(math.prod, file.shapes.values())):,} values")
@@ -44,9 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
 def open_file(path: str) -> Any:
     """Opens a file of weights, the one that is meant in a folder; imports TensorFlow. It raises what `run` raises."""
     from trainer_kit.checkpoints.weight_files.open_file import open_weights
-    from trainer_kit.evals.checkpoint_selection import weights_at
+    from trainer_kit.evals.checkpoint_selection import resolve_weights_path
 
-    return open_weights(weights_at(path))
+    return open_weights(resolve_weights_path(path))
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

@@ -32,11 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
       StorageError: when a file cannot be read or written.
     """
     from trainer_kit.checkpoints.weight_files.write import write_renamed  # imports TensorFlow
-    from trainer_kit.training.initial_weights.variable_matching import replaced_names
+    from trainer_kit.training.initial_weights.variable_matching import apply_renames
 
     file = open_file(arguments.path)
     try:
-        names = replaced_names(file, arguments.rename, "--rename")
+        names = apply_renames(file, arguments.rename, "--rename")
     except (re.error, IndexError) as error:
         raise UsageError(
             f"--rename: {error}; give a regular expression and its replacement"

@@ -6,11 +6,11 @@ import argparse
 from typing import Any
 
 from trainer_kit.config import discovery
-from trainer_kit.config.experiments import task_class
-from trainer_kit.config.merge import Resolved
-from trainer_kit.config.resolve import Sources, resolve
+from trainer_kit.config.experiments import lookup_task_class
+from trainer_kit.config.merge import ResolvedConfig
+from trainer_kit.config.resolve import ConfigSources, resolve_config
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.sources.gin_source import gin_second_pass
+from trainer_kit.config.sources.gin_source import run_gin_second_pass
 
 _REPEATED = {
     "config_file": "Reads config values from a YAML or JSON file.",
@@ -42,8 +42,8 @@ def resolve_arguments(arguments: argparse.Namespace) -> Resolved[ExperimentConfi
     Raises:
       UsageError: for an unknown experiment, and with every mistake in the sources.
     """
-    discovery.find_experiment(arguments.experiment, arguments.import_module)
-    return resolve(arguments.experiment, sources(arguments))
+    discovery.import_experiment(arguments.experiment, arguments.import_module)
+    return resolve_config(arguments.experiment, build_sources(arguments))
 
 
 def resolve_task(arguments: argparse.Namespace) -> tuple[ExperimentConfig, Any]:
@@ -53,14 +53,14 @@ def resolve_task(arguments: argparse.Namespace) -> tuple[ExperimentConfig, Any]:
       UsageError: for an unknown experiment, and with every mistake in the sources.
     """
     config = resolve_arguments(arguments).config
-    task_type = task_class(config.task)
-    gin_second_pass(arguments.gin_file, arguments.gin_params)
+    task_type = lookup_task_class(config.task)
+    run_gin_second_pass(arguments.gin_file, arguments.gin_params)
     return config, task_type
 
 
-def sources(arguments: argparse.Namespace) -> Sources:
+def build_sources(arguments: argparse.Namespace) -> Sources:
     """Returns the sources of config values that the arguments name."""
-    return Sources(
+    return ConfigSources(
         config_files=tuple(arguments.config_file),
         gin_files=tuple(arguments.gin_file),
         gin_params=tuple(arguments.gin_params),

@@ -14,7 +14,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_task
-from trainer_kit.errors import ExitCode, UsageError, suggestion
+from trainer_kit.errors import ExitCode, UsageError, suggest_names
 
 if TYPE_CHECKING:
     from trainer_kit.training.rate_range import RateRange
@@ -50,17 +50,17 @@ def run(arguments: argparse.Namespace) -> int:
     """
     _check(arguments)
     config, task_type = resolve_task(arguments)
-    from trainer_kit.run.launcher import prepare
+    from trainer_kit.run.launcher import prepare_runtime
     from trainer_kit.run.lengths import resolve_lengths
-    from trainer_kit.training.rate_range import measure, range_test_config
+    from trainer_kit.training.rate_range import run_range_test, range_test_config
     from trainer_kit.training.trainer_creation import create_trainer
 
     changed = range_test_config(config, arguments.lowest, arguments.highest, arguments.steps)
-    with tempfile.TemporaryDirectory() as folder, prepare(changed).scope():
+    with tempfile.TemporaryDirectory() as folder, prepare_runtime(changed).scope():
         task = task_type(changed.task, logging_dir=folder)
         resolved, _ = resolve_lengths(changed, task)
         trainer = create_trainer(resolved, task, evaluate=False)
-        found = measure(trainer, arguments.lowest, arguments.steps)
+        found = run_range_test(trainer, arguments.lowest, arguments.steps)
     _print(found)
     if arguments.picture:
         _save_picture(found, arguments.picture)
@@ -86,7 +86,7 @@ def _check(arguments: argparse.Namespace) -> None:
         os.path.splitext(arguments.picture)[1].lower(),
     )
     if suffix and suffix[1:] not in known:
-        formats = suggestion(suffix, [f".{name}" for name in known])
+        formats = suggest_names(suffix, [f".{name}" for name in known])
         raise UsageError(
             f"--picture={arguments.picture}: matplotlib writes no file {suffix}; {formats}"
         )
@@ -94,52 +94,52 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--picture={arguments.picture}: there is no folder {folder}; create it")
 
 
-def _print(found: RateRange) -> None:
-    losses = found.smoothed
+def _print(rate_range: RateRange) -> None:
+    losses = rate_range.smoothed_losses
     low, high = losses.min(), losses.max()
     print(f"{'learning_rate':>13}  {'loss':>8}")
     for place in range(0, len(losses), -(-len(losses) // _LINES)):
         bar = "#" * round(_WIDTH * float((losses[place] - low) / (high - low or 1.0)))
-        print(f"{found.rates[place]:>13.2g}  {losses[place]:>8.4g}  {bar}".rstrip())
-    last = f"{found.rates[-1]:.2g}"
-    if found.ended_by:
-        print(f"stopped after {len(losses)} steps, at the rate {last}: {found.ended_by}")
-    if found.still_falls:
+        print(f"{rate_range.rates[place]:>13.2g}  {losses[place]:>8.4g}  {bar}".rstrip())
+    last = f"{rate_range.rates[-1]:.2g}"
+    if rate_range.ended_by:
+        print(f"stopped after {len(losses)} steps, at the rate {last}: {rate_range.ended_by}")
+    if rate_range.is_still_falling:
         # Fewer steps reach the highest rate before the data ends.
         remedy = (
             f"give --steps={len(losses)}, or more data"
-            if found.ended_by
+            if rate_range.ended_by
             else "try higher ones (--highest)"
         )
         print(
             f"no suggestion: the loss still falls at the highest of these rates, {last}; {remedy}"
         )
         return
-    if found.suggestion is None:
+    if rate_range.suggestion is None:
         print(
             "no suggestion: the loss does not fall by more than its noise; try other rates"
             " (--lowest, --highest) or more steps (--steps)"
         )
         return
     print(
-        f"suggested learning rate: {found.suggestion:.2g}, a tenth of the rate where the loss is"
+        f"suggested learning rate: {rate_range.suggestion:.2g}, a tenth of the rate where the loss is"
         " lowest"
     )
     print(
-        f"upper bound: {found.lowest:.2g}, where the loss is lowest; a schedule such as one_cycle"
+        f"upper bound: {rate_range.lowest_loss_rate:.2g}, where the loss is lowest; a schedule such as one_cycle"
         " may rise that far"
     )
 
 
-def _save_picture(found: RateRange, path: str) -> None:
+def _save_picture(rate_range: RateRange, path: str) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot(xscale="log", xlabel="learning rate", ylabel="training loss")
-    axes.plot(found.rates, found.losses, color="lightgray", label="each step")
-    axes.plot(found.rates, found.smoothed, label="smoothed")
-    if found.suggestion is not None:
-        axes.axvline(found.suggestion, linestyle="--", label=f"suggested: {found.suggestion:.2g}")
+    axes.plot(rate_range.rates, rate_range.losses, color="lightgray", label="each step")
+    axes.plot(rate_range.rates, rate_range.smoothed_losses, label="smoothed")
+    if rate_range.suggestion is not None:
+        axes.axvline(rate_range.suggestion, linestyle="--", label=f"suggested: {rate_range.suggestion:.2g}")
     axes.legend()
     try:
         figure.savefig(path)

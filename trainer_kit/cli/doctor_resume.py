@@ -25,7 +25,7 @@ from trainer_kit.cli.config_arguments import add_config_arguments, resolve_argum
 from trainer_kit.errors import ExitCode, TrainerKitError, UsageError
 
 _MODE = "train_and_eval"
-_PASSED_ON = ("import_module", "config_file", "gin_file", "gin_params", "params_override")
+_FORWARDED_ARGUMENTS = ("import_module", "config_file", "gin_file", "gin_params", "params_override")
 _SIGNALS = {
     "kill": [signal.SIGKILL],
     "term": [signal.SIGTERM],
@@ -33,8 +33,8 @@ _SIGNALS = {
 }
 _POLL_SECONDS = 0.01
 _REPORT = re.compile(rb"train \| step (\d+)")
-_STARTED = re.compile(rf"{_MODE} from step (\d+)")
-_SHOWN = 12  # most differences, or last lines of a failed run, that are printed
+_START_PATTERN = re.compile(rf"{_MODE} from step (\d+)")
+_MAX_SHOWN_LINES = 12  # most differences, or last lines of a failed run, that are printed
 
 
 class DoctorError(TrainerKitError):
@@ -55,8 +55,8 @@ class Kill:
       step: the last step in metrics.jsonl after the process had ended.
     """
 
-    sent: signal.Signals
-    after: int
+    sent_signal: signal.Signals
+    after_step: int
     seconds: float
     code: int
     step: int
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     resolve_arguments(arguments)  # reports mistakes in the config at once
     base = Path(tempfile.mkdtemp(prefix="trainer_kit_doctor_"))
     try:
-        return _resume(arguments, base)
+        return _run_with_kills(arguments, base)
     finally:
         if arguments.keep:
             print(f"kept: {base}")
@@ -107,11 +107,11 @@ def run(arguments: argparse.Namespace) -> int:
             shutil.rmtree(base, ignore_errors=True)
 
 
-def _resume(arguments: argparse.Namespace, base: Path) -> int:
+def _run_with_kills(arguments: argparse.Namespace, base: Path) -> int:
     whole, killed = base / "uninterrupted", base / "killed"
-    seconds = _to_the_end(_command(arguments, whole), whole)
-    warnings = _inexact(whole)
-    steps, reports = _last_step(whole), len(_REPORT.findall(_log(whole).read_bytes()))
+    seconds = _run_to_end(_command(arguments, whole), whole)
+    warnings = _read_inexact_warnings(whole)
+    steps, reports = _last_step(whole), len(_REPORT.findall(_get_log_path(whole).read_bytes()))
     print(
         f"uninterrupted: {steps} steps, {seconds:.1f} s from the first report to the end",
         flush=True,
@@ -131,66 +131,66 @@ def _resume(arguments: argparse.Namespace, base: Path) -> int:
         delay = chance.uniform(0, seconds / max(reports, 1))
         signals = _SIGNALS[arguments.signal]
         sent = signals[len(kills) % len(signals)]
-        kill = _kill(_command(arguments, killed), killed, sent, int(after), delay)
+        kill = _run_until_killed(_command(arguments, killed), killed, sent, int(after), delay)
         starts += _print_last_kill(kills, killed)
         if kill is None:
             break
         kills.append(kill)
     else:
-        _to_the_end(_command(arguments, killed), killed)
+        _run_to_end(_command(arguments, killed), killed)
         starts += _print_last_kill(kills, killed)
-    return _verdict(arguments, whole, killed, len(kills), starts, bool(warnings))
+    return _report_verdict(arguments, whole, killed, len(kills), starts, bool(warnings))
 
 
 def _command(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    given = [f"--{name}={value}" for name in _PASSED_ON for value in getattr(arguments, name)]
+    given = [f"--{name}={value}" for name in _FORWARDED_ARGUMENTS for value in getattr(arguments, name)]
     run_flags = [f"--experiment={arguments.experiment}", f"--mode={_MODE}", f"--model_dir={folder}"]
     return [sys.executable, "-m", "trainer_kit.train", *run_flags, *given]
 
 
 def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    with open(_log(folder), "wb") as log:
+    with open(_get_log_path(folder), "wb") as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
 
 
-def _to_the_end(command: list[str], folder: Path) -> float:
+def _run_to_end(command: list[str], folder: Path) -> float:
     """Runs the command to its end; returns the seconds from the first report to the end.
 
     Raises:
       DoctorError: when the run fails.
     """
-    with _ended_with_us(_start(command, folder)) as process:
+    with _kill_on_exit(_start(command, folder)) as process:
         _wait_for_report(process, folder)
         begin = time.monotonic()
         if process.wait():
-            raise _failed(process.returncode, folder)
+            raise _build_failure(process.returncode, folder)
         return time.monotonic() - begin
 
 
-def _kill(
-    command: list[str], folder: Path, sent: signal.Signals, after: int, seconds: float
+def _run_until_killed(
+    command: list[str], folder: Path, sent_signal: signal.Signals, after_step: int, seconds: float
 ) -> Kill | None:
     """Kills a run `seconds` after its report of step `after` or later; returns None if the run ended before that.
 
     Raises:
       DoctorError: when the run ended with another exit code.
     """
-    with _ended_with_us(_start(command, folder)) as process:
-        _wait_for_report(process, folder, after)
+    with _kill_on_exit(_start(command, folder)) as process:
+        _wait_for_report(process, folder, after_step)
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
-            process.send_signal(sent)
+            process.send_signal(sent_signal)
         code = process.wait()
-    if code not in (ExitCode.DONE, ExitCode.PREEMPTED, -sent):
-        raise _failed(code, folder)
-    return None if code == ExitCode.DONE else Kill(sent, after, seconds, code, _last_step(folder))
+    if code not in (ExitCode.DONE, ExitCode.PREEMPTED, -sent_signal):
+        raise _build_failure(code, folder)
+    return None if code == ExitCode.DONE else Kill(sent_signal, after_step, seconds, code, _last_step(folder))
 
 
 @contextlib.contextmanager
-def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _kill_on_exit(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     """Kills the process if it still runs on exit, for example after Ctrl-C."""
     try:
         yield process
@@ -202,7 +202,7 @@ def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Pope
 def _wait_for_report(process: subprocess.Popen[bytes], folder: Path, step: int = 0) -> None:
     """Waits until the process has reported `step` or a later one, or has ended."""
     while process.poll() is None:
-        reports = _REPORT.findall(_log(folder).read_bytes())
+        reports = _REPORT.findall(_get_log_path(folder).read_bytes())
         if reports and int(reports[-1]) >= step:
             return
         time.sleep(_POLL_SECONDS)
@@ -214,12 +214,12 @@ def _print_last_kill(kills: list[Kill], folder: Path) -> list[int]:
     Returns:
       The step from which that process resumed, in a list; [] if its log does not show one.
     """
-    started = _STARTED.search(_log(folder).read_text(errors="replace"))
+    started = _START_PATTERN.search(_get_log_path(folder).read_text(errors="replace"))
     if not kills or not started:
         return []
     kill, start = kills[-1], int(started[1])
     print(
-        f"kill {len(kills)}: {kill.sent.name} {kill.seconds:.2f} s after a report, at step"
+        f"kill {len(kills)}: {kill.sent_signal.name} {kill.seconds:.2f} s after a report, at step"
         f" {kill.step}; exit code {kill.code}; resumed from step {start},"
         f" {max(kill.step - start, 0)} steps lost",
         flush=True,
@@ -227,31 +227,31 @@ def _print_last_kill(kills: list[Kill], folder: Path) -> list[int]:
     return [start]
 
 
-def _inexact(folder: Path) -> list[str]:
+def _read_inexact_warnings(folder: Path) -> list[str]:
     """Returns the run's own warnings about data or steps whose resume may not be exact."""
-    lines = _log(folder).read_text(errors="replace").splitlines()
+    lines = _get_log_path(folder).read_text(errors="replace").splitlines()
     return [
         line for line in lines if line.startswith(("task.train_data: ", "the training step uses "))
     ]
 
 
-def _verdict(
+def _report_verdict(
     arguments: argparse.Namespace,
-    whole: Path,
-    killed: Path,
+    uninterrupted_dir: Path,
+    killed_dir: Path,
     kills: int,
     starts: list[int],
-    warned: bool,
+    has_warnings: bool,
 ) -> int:
-    from trainer_kit.evals.run_comparison import compare_runs, first_different_step
+    from trainer_kit.evals.run_comparison import compare_runs, find_first_different_step
 
-    differences = compare_runs(whole, killed)
+    differences = compare_runs(uninterrupted_dir, killed_dir)
     if differences:
         print(
             f"the runs differ after {kills} kills; below, the uninterrupted run comes first, the"
             " killed run second"
         )
-        step = first_different_step(whole, killed)
+        step = find_first_different_step(uninterrupted_dir, killed_dir)
         # The likely cause is the experiment itself, or an incomplete checkpoint.
         if step is None:
             print("the reported metrics of all steps are the same")
@@ -267,7 +267,7 @@ def _verdict(
                 f"first different at step {step}, after the resume from step {resumed}: the"
                 " checkpoint does not hold the position in the data, or some state of the task"
             )
-        for difference in differences[:_SHOWN]:
+        for difference in differences[:_MAX_SHOWN_LINES]:
             print(f"different: {difference}")
         return ExitCode.BUG
     if kills < arguments.kills:
@@ -276,24 +276,24 @@ def _verdict(
             " give it more steps (trainer.train_steps) or shorter loops (trainer.steps_per_loop),"
             " or ask for fewer --kills"
         )
-    doubt = "; but the next runs may differ: read the run's warning above" if warned else ""
+    doubt = "; but the next runs may differ: read the run's warning above" if has_warnings else ""
     print(f"the same, bit by bit: {kills} kills, {kills} restarts{doubt}")
     return ExitCode.DONE
 
 
 def _last_step(folder: Path) -> int:
     return max(
-        (int(line.get("step", 0)) for line in files.read_lines(folder / "metrics.jsonl")), default=0
+        (int(line.get("step", 0)) for line in files.read_json_lines(folder / "metrics.jsonl")), default=0
     )
 
 
-def _log(folder: Path) -> Path:
+def _get_log_path(folder: Path) -> Path:
     """Returns the path of the newest process's output, next to the run's folder."""
     return folder.with_suffix(".log")
 
 
-def _failed(code: int, folder: Path) -> DoctorError:
-    lines = _log(folder).read_text(errors="replace").splitlines()[-_SHOWN:]
+def _build_failure(code: int, folder: Path) -> DoctorError:
+    lines = _get_log_path(folder).read_text(errors="replace").splitlines()[-_MAX_SHOWN_LINES:]
     return DoctorError(
         f"the run ended with exit code {code}; its last lines:\n  " + "\n  ".join(lines)
     )

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit.cli.view import recorded_evaluations as ledgers
-from trainer_kit.cli.view.recorded_evaluations import Choice, Evaluation
-from trainer_kit.cli.view.run_status import open_run, read_settings
-from trainer_kit.cli.view.tables import Table, number, show
+from trainer_kit.cli.view.recorded_evaluations import MetricChoice, RecordedEvaluation
+from trainer_kit.cli.view.run_status import require_run, read_settings
+from trainer_kit.cli.view.tables import Table, format_number, print_tables
 from trainer_kit.errors import ExitCode
 from trainer_kit.telemetry.scalars import to_json_number
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", help="The ledger to read, evals/<name>.jsonl. Default: all of them."
     )
-    ledgers.add_choice(parser)
+    ledgers.add_metric_arguments(parser)
     parser.add_argument(
         "--all",
         action="store_true",
@@ -42,43 +42,43 @@ def run(arguments: argparse.Namespace) -> int:
       UsageError: when the run, ledger or metric does not exist.
       StorageError: when a file cannot be read.
     """
-    folder = open_run(arguments.model_dir)
+    folder = require_run(arguments.model_dir)
     found = {
         name: ledgers.read_evaluations(folder, name)
         for name in ledgers.require_ledgers(folder, arguments.name)
     }
     everything = [one for evaluations in found.values() for one in evaluations]
-    choice = ledgers.choose(
+    choice = ledgers.choose_metric(
         arguments.metric, arguments.comparison, read_settings(folder), everything
     )
-    shown = {name: [one for one in of if one.active or arguments.all] for name, of in found.items()}
+    shown = {name: [one for one in of if one.is_active or arguments.all] for name, of in found.items()}
     if arguments.json:
         print(
             json.dumps(
-                [as_json(name, of, choice) for name, of in shown.items()], indent=2, allow_nan=False
+                [ledger_to_json(name, of, choice) for name, of in shown.items()], indent=2, allow_nan=False
             )
         )
     else:
-        show([table(name, of, choice, folder) for name, of in shown.items()], sys.stdout)
+        print_tables([build_table(name, of, choice, folder) for name, of in shown.items()], sys.stdout)
     return ExitCode.DONE
 
 
-def table(
+def build_table(
     name: str, evaluations: Sequence[Evaluation], choice: Choice | None, folder: Path
 ) -> Table:
     """Returns a ledger as a table with one row per evaluation; the best of each dataset is marked."""
-    best, metrics = _best(evaluations, choice), ledgers.metric_names(evaluations)
+    best, metrics = _get_best_ids(evaluations, choice), ledgers.metric_names(evaluations)
     rows = []
     for one in evaluations:
-        mark = "best" if id(one) in best else "" if one.active else "superseded"
-        values = [number(one.metrics.get(metric)) for metric in metrics]
+        mark = "best" if id(one) in best else "" if one.is_active else "superseded"
+        values = [format_number(one.metrics.get(metric)) for metric in metrics]
         rows.append(
             [
                 str(one.step),
                 one.dataset,
                 *values,
-                number(one.seconds),
-                ledgers.checkpoint_cell(one, folder),
+                format_number(one.seconds),
+                ledgers.format_checkpoint_cell(one, folder),
                 mark,
             ]
         )
@@ -88,22 +88,22 @@ def table(
     )
     headers = ["step", "dataset", *metrics, "seconds", "checkpoint", "mark"]
     return Table(
-        title, headers, rows, left=frozenset({"dataset", "checkpoint", "mark"} - {*metrics})
+        title, headers, rows, left_aligned=frozenset({"dataset", "checkpoint", "mark"} - {*metrics})
     )
 
 
-def as_json(name: str, evaluations: Sequence[Evaluation], choice: Choice | None) -> dict[str, Any]:
+def ledger_to_json(name: str, evaluations: Sequence[Evaluation], choice: Choice | None) -> dict[str, Any]:
     """Returns a ledger as JSON values; numbers that are not finite become the text "nan", "inf" or "-inf"."""
-    best = _best(evaluations, choice)
+    best = _get_best_ids(evaluations, choice)
     return {
         "name": name,
         "metric": choice.metric if choice else None,
         "comparison": choice.comparison if choice else None,
-        "evaluations": [{**evaluation_json(one), "best": id(one) in best} for one in evaluations],
+        "evaluations": [{**evaluation_to_json(one), "best": id(one) in best} for one in evaluations],
     }
 
 
-def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
+def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
     """Returns an evaluation as JSON values."""
     return {
         "step": evaluation.step,
@@ -112,14 +112,14 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
         "seconds": None if evaluation.seconds is None else to_json_number(evaluation.seconds),
         "checkpoint": evaluation.checkpoint or None,
         "lineage": evaluation.lineage,
-        "active": evaluation.active,
+        "active": evaluation.is_active,
     }
 
 
-def _best(evaluations: Sequence[Evaluation], choice: Choice | None) -> set[int]:
+def _get_best_ids(evaluations: Sequence[Evaluation], choice: Choice | None) -> set[int]:
     """Returns the id() of each dataset's best evaluation: two evaluations may be equal in every field."""
     return (
         set()
         if choice is None
-        else {id(of[0]) for of in ledgers.ranked(evaluations, choice).values()}
+        else {id(of[0]) for of in ledgers.rank_evaluations(evaluations, choice).values()}
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from trainer_kit.config import discovery
 from trainer_kit.config.experiments import experiments
-from trainer_kit.config.field_docs import first_sentence, summary
+from trainer_kit.config.field_docs import get_first_sentence, read_class_summary
 from trainer_kit.config.schema.experiment import DatasetConfig
 from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
 from trainer_kit.config.schema.metrics import MetricConfig
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "kind",
         nargs="?",
-        choices=[EXPERIMENTS, *_LISTED],
+        choices=[EXPERIMENTS, *_LISTINGS],
         default=EXPERIMENTS,
         help="What is listed.",
     )
@@ -48,21 +48,21 @@ def run(arguments: argparse.Namespace) -> int:
     A package that cannot be imported is reported on standard error; the others are listed, and the
     exit code is 0.
     """
-    names, broken = discovery.find_all_experiments(arguments.import_module)
+    names, broken = discovery.import_all_experiments(arguments.import_module)
     for error in broken:
         print(f"not listed: {str(error).removeprefix('--experiment: ')}", file=sys.stderr)
     if arguments.kind != EXPERIMENTS:
-        _print(_LISTED[arguments.kind]())
+        _print(_LISTINGS[arguments.kind]())
         return ExitCode.DONE
     if arguments.all:
-        discovery.ask_doors()
+        discovery.register_framework_experiments()
         names = experiments.names()
     if not names and not broken:
         print(
             "no experiments here; go to a folder that has experiments/, or name a module with"
             " --import_module"
         )
-    _print({name: _opening(experiments.lookup(name)) for name in names})
+    _print({name: _get_first_line(experiments.lookup(name)) for name in names})
     return ExitCode.DONE
 
 
@@ -76,26 +76,26 @@ def _branches(choice: type[OpenOneOfConfig]) -> dict[str, str]:
     """Returns the first sentence about each branch: of its registered function, else of its config class."""
     found = {}
     for name, config_class in choice.branches().items():
-        registered = _opening(choice.registry.lookup(name).build) if name in choice.registry else ""
-        found[name] = registered or first_sentence(summary(config_class))
+        registered = _get_first_line(choice.registry.lookup(name).build) if name in choice.registry else ""
+        found[name] = registered or get_first_sentence(read_class_summary(config_class))
     return found
 
 
 def _callbacks() -> dict[str, str]:
     from trainer_kit.callbacks.configured_callbacks import (
-        registered_callbacks,
+        get_registered_callbacks,
     )  # imports NumPy, which takes time
 
-    return {name: _opening(kind) for name, kind in registered_callbacks().items()}
+    return {name: _get_first_line(kind) for name, kind in get_registered_callbacks().items()}
 
 
-def _opening(documented: object) -> str:
+def _get_first_line(target: object) -> str:
     """Returns the first line of a docstring."""
-    lines: Sequence[str] = (inspect.getdoc(documented) or "").splitlines()
+    lines: Sequence[str] = (inspect.getdoc(target) or "").splitlines()
     return lines[0] if lines else ""
 
 
-_LISTED: dict[str, Callable[[], dict[str, str]]] = {
+_LISTINGS: dict[str, Callable[[], dict[str, str]]] = {
     "optimizers": lambda: _branches(OptimizerConfig),
     "schedules": lambda: _branches(LrConfig),
     "gradient_processors": lambda: _branches(GradientProcessorConfig),

@@ -31,10 +31,10 @@ from trainer_kit.cli import (
     show,
     tensorboard,
 )
-from trainer_kit.cli.stop_signals import Stops
-from trainer_kit.errors import EXIT_CODES, ExitCode, near_names
-from trainer_kit.process.error_report import print_error, print_line
-from trainer_kit.process.startup_signals import exit_code
+from trainer_kit.cli.stop_signals import StopSignalHandler
+from trainer_kit.errors import EXIT_CODES, ExitCode, find_similar_names
+from trainer_kit.process.error_report import print_error, print_to_stderr
+from trainer_kit.process.startup_signals import get_signal_exit_code
 
 VERBS = {
     "list": list_names,
@@ -68,14 +68,14 @@ class _Parser(argparse.ArgumentParser):
         )
         choices = re.findall(r"[\w-]+", message.partition("choose from")[2])
         near = (
-            near_names(given[1], choices or re.findall(r"--\w+", self.format_help()))
+            find_similar_names(given[1], choices or re.findall(r"--\w+", self.format_help()))
             if given
             else ()
         )
         super().error(f"{message}; did you mean {' or '.join(near)}?" if near else message)
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command."""
     codes = "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
     whole = _Parser(
@@ -131,29 +131,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     # argparse itself takes the paths of `show` only before the flags.
-    arguments, rest = parser().parse_known_args(argv)
+    arguments, rest = build_parser().parse_known_args(argv)
     if rest and (not hasattr(arguments, "paths") or any(text.startswith("-") for text in rest)):
         arguments.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         arguments.paths += rest
 
-    with Stops() as stops:
+    with StopSignalHandler() as stops:
         try:
             code = int(arguments.run(arguments))
             sys.stdout.flush()
             return code
         except BaseException as error:
-            if stops.received is not None:
-                print_line(f"stopped by {stops.received.name}")
-                return exit_code(stops.received)
+            if stops.received_signal is not None:
+                print_to_stderr(f"stopped by {stops.received_signal.name}")
+                return get_signal_exit_code(stops.received_signal)
             if isinstance(error, BrokenPipeError):
-                return _unread(arguments)
+                return _handle_broken_pipe(arguments)
             if not isinstance(error, (Exception, SystemExit)):
                 raise
             return print_error(error, debug=arguments.debug)
 
 
-def _unread(arguments: argparse.Namespace) -> int:
+def _handle_broken_pipe(arguments: argparse.Namespace) -> int:
     """Ends a verb whose output is no longer read, as with `| head`; returns its exit code.
 
     For a verb that only shows something this is no failure: the code is 0. A verb that checks or

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
-from trainer_kit.cli.view.tables import terminal
-from trainer_kit.config.allowed_values import show
+from trainer_kit.cli.view.tables import find_console
+from trainer_kit.config.allowed_values import format_value
 from trainer_kit.config.experiments import get_experiment
-from trainer_kit.config.field_docs import docs_by_path
-from trainer_kit.config.fields import leaves
-from trainer_kit.config.resolve import describe
-from trainer_kit.errors import ExitCode, UsageError, suggestion
+from trainer_kit.config.field_docs import read_docs_by_path
+from trainer_kit.config.fields import flatten_values
+from trainer_kit.config.resolve import list_resolved_values
+from trainer_kit.errors import ExitCode, UsageError, suggest_names
 
 _PATHS = "Values or sections to explain, such as trainer.train_steps."
 Value = tuple[str, Any, str]  # dotted path, plain value, origin
@@ -40,31 +40,31 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints path, value and origin of each value, one per line, and the explanations that were asked for."""
     resolved = resolve_arguments(arguments)
     experiment = get_experiment(arguments.experiment)
-    values = describe(resolved, against=experiment if arguments.diff else None)
-    defaults = leaves(experiment)
+    values = list_resolved_values(resolved, baseline=experiment if arguments.diff else None)
+    defaults = flatten_values(experiment)
     if not values:
         print("every value is the experiment's default")
-    chosen = _chosen(values, arguments.paths)
-    console = terminal(sys.stdout)
-    docs = docs_by_path(resolved.config) if arguments.paths or console else {}
+    chosen = _select_values(values, arguments.paths)
+    console = find_console(sys.stdout)
+    docs = read_docs_by_path(resolved.config) if arguments.paths or console else {}
     left = max((len(f"{path} = {value!r}") for path, value, _ in chosen), default=0)
     for path, value, origin in chosen:
         print(f"{f'{path} = {value!r}':<{min(left, 72)}}  # {origin}")
         if path in docs:
             doc = docs[path]
-            texts = [doc.sentence]
+            texts = [doc.first_sentence]
             if arguments.paths:
-                default = show(defaults[path]) if path in defaults else doc.default
+                default = format_value(defaults[path]) if path in defaults else doc.default
                 texts = [
                     doc.text,
-                    f"It takes {doc.allowed}; the default here is {default or 'not set'}.",
+                    f"It takes {doc.allowed_values}; the default here is {default or 'not set'}.",
                 ]
-            for line in _wrapped(texts, min(console.width if console else 100, 100)):
+            for line in _wrap_texts(texts, min(console.width if console else 100, 100)):
                 console.print(line, style="dim", markup=False) if console else print(line)
     return ExitCode.DONE
 
 
-def _chosen(values: Sequence[Value], paths: Sequence[str]) -> list[Value]:
+def _select_values(values: Sequence[Value], paths: Sequence[str]) -> list[Value]:
     """Returns the values at `paths`, or in the sections at `paths`; without paths, all values.
 
     Raises:
@@ -76,7 +76,7 @@ def _chosen(values: Sequence[Value], paths: Sequence[str]) -> list[Value]:
             inside = {one.rpartition(".")[0] for one in known}
             raise UsageError(
                 f"{path}: there is no such value;"
-                f" {suggestion(path, [*known, *sorted(inside - {''})])}"
+                f" {suggest_names(path, [*known, *sorted(inside - {''})])}"
             )
     return [
         one
@@ -85,7 +85,7 @@ def _chosen(values: Sequence[Value], paths: Sequence[str]) -> list[Value]:
     ]
 
 
-def _wrapped(texts: Sequence[str], width: int) -> Iterator[str]:
+def _wrap_texts(texts: Sequence[str], width: int) -> Iterator[str]:
     """Yields texts as indented lines."""
     for text in texts:
         yield from textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="    ")

@@ -10,11 +10,11 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-from trainer_kit.process.signals import KEY_PRESSES_APART, deciding
-from trainer_kit.process.startup_signals import exit_code, stop_signals
+from trainer_kit.process.signals import MIN_KEY_PRESS_SECONDS, select_deciding_signal
+from trainer_kit.process.startup_signals import get_signal_exit_code, get_stop_signals
 
 
-class Stops:
+class StopSignalHandler:
     """While entered, SIGINT raises KeyboardInterrupt, SIGTERM and SIGHUP raise SystemExit; in the main thread only.
 
     An import of TensorFlow may turn these into an ImportError; `received` keeps the signal that
@@ -25,15 +25,15 @@ class Stops:
     """
 
     def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._at = 0.0
+        self.received_signal: signal.Signals | None = None
+        self._first_signal_time = 0.0
         self._handlers: dict[int, Any] = {}
         self._hook = sys.unraisablehook
 
     def __enter__(self) -> Stops:
         if threading.current_thread() is threading.main_thread():
             self._handlers = {
-                number: signal.signal(number, self._stop) for number in stop_signals()
+                number: signal.signal(number, self._stop) for number in get_stop_signals()
             }
             self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
         return self
@@ -51,19 +51,19 @@ class Stops:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.received is None:
-            self.received, self._at = signal.Signals(number), now
+        if self.received_signal is None:
+            self.received_signal, self._first_signal_time = signal.Signals(number), now
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
-            raise SystemExit(exit_code(number))
-        self.received = deciding(self.received, signal.Signals(number))
-        if now - self._at >= KEY_PRESSES_APART:
-            os._exit(exit_code(self.received))
+            raise SystemExit(get_signal_exit_code(number))
+        self.received_signal = select_deciding_signal(self.received_signal, signal.Signals(number))
+        if now - self._first_signal_time >= MIN_KEY_PRESS_SECONDS:
+            os._exit(get_signal_exit_code(self.received_signal))
 
     def _unraisable(self, unraisable: Any) -> None:
         """Handles an exception that Python would only print and drop, for example in a destructor."""
-        if self.received is not None and issubclass(
+        if self.received_signal is not None and issubclass(
             unraisable.exc_type, (KeyboardInterrupt, SystemExit)
         ):
-            os._exit(exit_code(self.received))
+            os._exit(get_signal_exit_code(self.received_signal))
         self._hook(unraisable)

@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer_kit import files
-from trainer_kit.cli.view.run_status import Process, holds_run, read_trainer, readable
-from trainer_kit.cli.view.tables import Table, show
+from trainer_kit.cli.view.run_status import TrainerHeartbeat, is_run_folder, read_trainer_heartbeat, explain_read_errors
+from trainer_kit.cli.view.tables import Table, print_tables
 from trainer_kit.errors import UsageError
-from trainer_kit.process.run_lock import runs
+from trainer_kit.process.run_lock import is_process_alive
 
 _LAST_PORT = 65535
-_SILENT_AFTER = 20.0  # seconds: four beats
+_SILENT_SECONDS = 20.0  # seconds: four beats
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError("TensorBoard is not installed; run `pip install tensorboard`")
-    show([_table(folder)], sys.stdout)
+    print_tables([_table(folder)], sys.stdout)
     sys.stdout.flush()
     command = ["tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1"]
     command += [] if arguments.port is None else ["--port", str(arguments.port)]
@@ -70,43 +70,43 @@ def run(arguments: argparse.Namespace) -> int:
     )  # so that signals reach TensorBoard itself
 
 
-def runs_in(folder: Path) -> Iterator[Path]:
+def find_runs(folder: Path) -> Iterator[Path]:
     """Yields the folders of the runs in `folder`, which may be one itself, in the order of their names.
 
     Raises:
       StorageError: when `folder` cannot be read.
     """
-    with readable(folder):
+    with explain_read_errors(folder):
         os.listdir(folder)
     for name, folders, _ in os.walk(folder):
         folders.sort()
-        if holds_run(Path(name)):
+        if is_run_folder(Path(name)):
             folders.clear()  # what is in a run belongs to it
             yield Path(name)
 
 
 def _table(folder: Path) -> Table:
     rows = []
-    for path in runs_in(folder):
-        trainer = read_trainer(path)
-        state = _state_of(trainer) if trainer else "no heartbeat"
+    for path in find_runs(folder):
+        trainer = read_trainer_heartbeat(path)
+        state = _describe_state(trainer) if trainer else "no heartbeat"
         step = "" if trainer is None or trainer.step is None else str(trainer.step)
         rows.append([os.path.relpath(path, folder), state, step])
     if not rows:
         return Table(f"{folder} holds no run yet", (), ())
     return Table(
-        f"runs in {folder}", ("run", "state", "step"), rows, left=frozenset({"run", "state"})
+        f"runs in {folder}", ("run", "state", "step"), rows, left_aligned=frozenset({"run", "state"})
     )
 
 
-def _state_of(trainer: Process) -> str:
+def _describe_state(trainer: Process) -> str:
     """Returns "alive", "ended: done", "gone, no end recorded" or "silent for 23 s"."""
-    if trainer.ended:
-        return f"ended: {trainer.ended}"
+    if trainer.end_state:
+        return f"ended: {trainer.end_state}"
 
     # The process table of another machine cannot be read.
-    if trainer.host == socket.gethostname() and trainer.pid is not None and not runs(trainer.pid):
+    if trainer.host == socket.gethostname() and trainer.pid is not None and not is_process_alive(trainer.pid):
         return "gone, no end recorded"
 
-    seconds = time.time() - trainer.written
-    return "alive" if seconds < _SILENT_AFTER else f"silent for {seconds:.0f} s"
+    seconds = time.time() - trainer.write_time
+    return "alive" if seconds < _SILENT_SECONDS else f"silent for {seconds:.0f} s"

@@ -8,13 +8,13 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from trainer_kit.config.schema.durations import TakesDurations
+from trainer_kit.config.schema.durations import DurationField
 from trainer_kit.config.schema.section import Section
-from trainer_kit.errors import near_names, suggestion
+from trainer_kit.errors import find_similar_names, suggest_names
 
 NO_SUCH_KEY = "there is no such key"
 # The values of earlier releases, with the advice for a config that still has them.
-REMOVED = {
+REMOVED_VALUES = {
     "accumulate_steps=auto": (
         "auto was removed; set trainer.accumulate_steps=1, or to the parts that fit into memory"
     ),
@@ -36,30 +36,30 @@ _BOUNDS = (("gt", "above"), ("ge", "of at least"), ("lt", "below"), ("le", "of a
 _NUMBER = re.compile(r"[-+]?\d[\d_]*(\.\d*)?([eE][-+]?\d+)?")
 
 
-def describe(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
+def describe_allowed_values(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     """Returns what an annotation allows: "a whole number of at least 1 or null"."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return describe(args[0], (*args[1:], *metadata))
-    if marks := [item for item in metadata if isinstance(item, TakesDurations)]:
-        return marks[0].allowed
+        return describe_allowed_values(args[0], (*args[1:], *metadata))
+    if marks := [item for item in metadata if isinstance(item, DurationField)]:
+        return marks[0].allowed_values
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(describe(arg) for arg in args)) + _bounds(metadata)
+        return " or ".join(dict.fromkeys(describe_allowed_values(arg) for arg in args)) + _describe_bounds(metadata)
     if origin is Literal:
-        words = [show(arg) if not isinstance(arg, str) else arg for arg in args]
+        words = [format_value(arg) if not isinstance(arg, str) else arg for arg in args]
         return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
     if origin in (tuple, list) or annotation in (tuple, list):
-        return f"a list (each item {describe(args[0])})" if args else "a list"
+        return f"a list (each item {describe_allowed_values(args[0])})" if args else "a list"
     if origin is dict or annotation is dict:
-        return f"a mapping (each value {describe(args[1])})" if args else "a mapping"
+        return f"a mapping (each value {describe_allowed_values(args[1])})" if args else "a mapping"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "a section"
-    return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation))) + _bounds(
+    return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation))) + _describe_bounds(
         metadata
     )
 
 
-def show(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Returns a value as a config file would show it, cut to one short line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -67,11 +67,11 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def hint(annotation: Any, value: Any, metadata: Sequence[Any] = ()) -> str:
+def suggest_correction(annotation: Any, value: Any, metadata: Sequence[Any] = ()) -> str:
     """Returns what the user probably meant by `value` for a field, or ""."""
-    parts = [*metadata, *_parts(annotation)]
+    parts = [*metadata, *_iterate_annotation_parts(annotation)]
     for part in parts:
-        if isinstance(part, TakesDurations) and (advice := part.hint(value)):
+        if isinstance(part, DurationField) and (advice := part.suggest_correction(value)):
             return advice
     if isinstance(value, float) and not math.isfinite(value):
         return "it has to be finite"
@@ -82,11 +82,11 @@ def hint(annotation: Any, value: Any, metadata: Sequence[Any] = ()) -> str:
     ):
         return f"write {value} without quotes"
     words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
-    near = near_names(value, [word for word in words if isinstance(word, str)])
+    near = find_similar_names(value, [word for word in words if isinstance(word, str)])
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
-def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: Iterable[str]) -> str:
+def suggest_key(path: str, name: str, siblings: Sequence[str], known_paths: Iterable[str]) -> str:
     """Returns what the user probably meant by an unknown key.
 
     Args:
@@ -97,29 +97,29 @@ def missing_key_advice(where: str, name: str, siblings: Sequence[str], known: It
     """
     if "." in name:
         return "nest the keys, or write it as a.b=c in --params_override"
-    elsewhere = [path for path in known if path.rpartition(".")[2] == name]
-    near = [where[: -len(name)] + sibling for sibling in near_names(name, siblings)]
+    elsewhere = [path for path in known_paths if path.rpartition(".")[2] == name]
+    near = [path[: -len(name)] + sibling for sibling in find_similar_names(name, siblings)]
     return (
         f"did you mean {' or '.join([*elsewhere, *near][:3])}?"
         if near or elsewhere
-        else suggestion(name, siblings)
+        else suggest_names(name, siblings)
     )
 
 
-def _parts(annotation: Any) -> Iterator[Any]:
+def _iterate_annotation_parts(annotation: Any) -> Iterator[Any]:
     """Yields the types that an annotation allows, and what is annotated about them."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         yield from args[1:]
-        yield from _parts(args[0])
+        yield from _iterate_annotation_parts(args[0])
     elif origin in (Union, types.UnionType):
         for arg in args:
-            yield from _parts(arg)
+            yield from _iterate_annotation_parts(arg)
     else:
         yield annotation
 
 
-def _bounds(metadata: tuple[Any, ...]) -> str:
+def _describe_bounds(metadata: tuple[Any, ...]) -> str:
     flat = [inner for item in metadata for inner in (item, *getattr(item, "metadata", ()))]
     found = {
         key: limit

@@ -17,10 +17,10 @@ from importlib import metadata
 from pathlib import Path
 
 from trainer_kit.config.experiments import experiments
-from trainer_kit.errors import UsageError, near_names, path_suggestion, suggestion
+from trainer_kit.errors import UsageError, find_similar_names, suggest_paths, suggest_names
 
-ENTRY_POINTS = "trainer_kit.experiments"
-DOORS = "trainer_kit.doors"
+EXPERIMENT_ENTRY_POINT_GROUP = "trainer_kit.experiments"
+FRAMEWORK_ENTRY_POINT_GROUP = "trainer_kit.doors"
 
 
 def import_user_module(name: str, option: str = "--import_module") -> None:
@@ -34,8 +34,8 @@ def import_user_module(name: str, option: str = "--import_module") -> None:
       UsageError: when there is no such module or file, or it cannot be imported because its syntax
         is wrong or an import in it fails. Other errors inside the module are raised unchanged.
     """
-    _search_working_directory()
-    with _explained(option, name):
+    _add_working_directory_to_path()
+    with _explain_import_errors(option, name):
         if name.endswith(".py") or os.sep in name:
             _import_file(Path(name), option)
             return
@@ -52,7 +52,7 @@ def import_user_module(name: str, option: str = "--import_module") -> None:
             raise missing from None
 
 
-def find_experiment(
+def import_experiment(
     name: str, modules: Iterable[str] = (), option: str = "--import_module"
 ) -> None:
     """Makes sure that the experiment `name` is registered.
@@ -70,28 +70,28 @@ def find_experiment(
     first = name.split("/")[0]
     for module in modules:
         import_user_module(module, option)
-    if name not in experiments and first in local_experiments():
+    if name not in experiments and first in list_local_experiments():
         _import_local(first)
     if name not in experiments:
-        for point in _entry_points():
+        for point in _get_experiment_entry_points():
             if point.name in (name, first):
-                _load(point)
+                _load_entry_point(point)
     if name not in experiments:
         own = {
             *experiments.names(),
-            *local_experiments(),
-            *(point.name for point in _entry_points()),
+            *list_local_experiments(),
+            *(point.name for point in _get_experiment_entry_points()),
         }
-        ask_doors(name)
+        register_framework_experiments(name)
     if name not in experiments:
-        ask_doors()
+        register_framework_experiments()
         names = sorted({*own, *experiments.names()})
         known = (
             f"there is no folder experiments/ in {os.getcwd()}, and no installed package has"
             " experiments"
         )
-        if own or near_names(name, names):  # of another framework's experiments only near names
-            known = suggestion(name, names if near_names(name, names) else sorted(own))
+        if own or find_similar_names(name, names):  # of another framework's experiments only near names
+            known = suggest_names(name, names if find_similar_names(name, names) else sorted(own))
         flag = "--experiment: " if option.startswith("--") else ""
         advice = f"{known} If not, name" if known.endswith("?") else f"{known}; name"
         raise UsageError(
@@ -100,7 +100,7 @@ def find_experiment(
         )
 
 
-def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[UsageError]]:
+def import_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[UsageError]]:
     """Imports every place that experiments come from.
 
     Returns:
@@ -112,8 +112,8 @@ def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[U
     """
     for module in modules:
         import_user_module(module)
-    loads = [partial(_import_local, name) for name in local_experiments()]
-    loads += [partial(_load, point) for point in _entry_points()]
+    loads = [partial(_import_local, name) for name in list_local_experiments()]
+    loads += [partial(_load_entry_point, point) for point in _get_experiment_entry_points()]
     broken = []
     for load in loads:
         try:
@@ -123,18 +123,18 @@ def find_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list[U
     return experiments.names(), broken
 
 
-def ask_doors(name: str = "") -> None:
+def register_framework_experiments(name: str = "") -> None:
     """Registers the experiment `name` of another framework, if there is one; without a name, all of them.
 
     Raises:
       UsageError: when the module of an entry point cannot be imported.
     """
-    for point in metadata.entry_points(group=DOORS):
-        with _explained("--experiment", f"{point.value} (entry point {point.name})"):
+    for point in metadata.entry_points(group=FRAMEWORK_ENTRY_POINT_GROUP):
+        with _explain_import_errors("--experiment", f"{point.value} (entry point {point.name})"):
             point.load()(name)
 
 
-def local_experiments() -> list[str]:
+def list_local_experiments() -> list[str]:
     """Returns the names of the packages and modules in `experiments/` of the working directory."""
     folder = Path("experiments")
     if not folder.is_dir():
@@ -146,25 +146,25 @@ def local_experiments() -> list[str]:
 
 
 @contextmanager
-def _explained(flag: str, module: str) -> Iterator[None]:
+def _explain_import_errors(option: str, module: str) -> Iterator[None]:
     """Turns a failed import of a user's module into a UsageError that says why and where it failed."""
     try:
         yield
     except SyntaxError as error:
         reason = f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
-        raise UsageError(f"{flag}: {module} cannot be imported: {reason}") from error
+        raise UsageError(f"{option}: {module} cannot be imported: {reason}") from error
     except ImportError as error:
-        reason = f"{_place(error)}: {error}; correct or install it"
-        raise UsageError(f"{flag}: {module} cannot be imported: {reason}") from error
+        reason = f"{_format_error_location(error)}: {error}; correct or install it"
+        raise UsageError(f"{option}: {module} cannot be imported: {reason}") from error
     except SystemExit as error:
-        how = f"{_place(error, '<module>')}: SystemExit: {error}".removesuffix(": ")
+        how = f"{_format_error_location(error, '<module>')}: SystemExit: {error}".removesuffix(": ")
         advice = 'guard that call by `if __name__ == "__main__":`'
         raise UsageError(
-            f"{flag}: {module} ends the program when it is imported: {how}; {advice}"
+            f"{option}: {module} ends the program when it is imported: {how}; {advice}"
         ) from error
 
 
-def _place(error: BaseException, function: str = "") -> str:
+def _format_error_location(error: BaseException, function: str = "") -> str:
     """Returns "file:line" of the deepest frame of an error, preferably of the deepest frame in `function`."""
     frames = [
         f
@@ -176,25 +176,25 @@ def _place(error: BaseException, function: str = "") -> str:
 
 
 def _import_local(name: str) -> None:
-    _search_working_directory()
-    with _explained("--experiment", f"experiments.{name}"):
+    _add_working_directory_to_path()
+    with _explain_import_errors("--experiment", f"experiments.{name}"):
         importlib.import_module(f"experiments.{name}")
 
 
-def _load(point: metadata.EntryPoint) -> None:
-    with _explained("--experiment", f"{point.value} (entry point {point.name})"):
+def _load_entry_point(point: metadata.EntryPoint) -> None:
+    with _explain_import_errors("--experiment", f"{point.value} (entry point {point.name})"):
         point.load()
 
 
-def _entry_points() -> list[metadata.EntryPoint]:
-    return list(metadata.entry_points(group=ENTRY_POINTS))
+def _get_experiment_entry_points() -> list[metadata.EntryPoint]:
+    return list(metadata.entry_points(group=EXPERIMENT_ENTRY_POINT_GROUP))
 
 
 def _import_file(path: Path, option: str) -> None:
     if not path.is_file():
         there = [file.name for file in path.parent.glob("*.py")]
         raise UsageError(
-            f"{option}: there is no file {path}; {path_suggestion(path, there, 'Python files')}"
+            f"{option}: there is no file {path}; {suggest_paths(path, there, 'Python files')}"
         )
     name = path.stem
     if name in sys.modules:
@@ -216,6 +216,6 @@ def _import_file(path: Path, option: str) -> None:
         raise
 
 
-def _search_working_directory() -> None:
+def _add_working_directory_to_path() -> None:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -12,7 +12,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, TypeVar, overload
 from weakref import WeakKeyDictionary
 
-from trainer_kit.config.imported_names import imported
+from trainer_kit.config.imported_names import import_object
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -25,8 +25,8 @@ AnyClass = TypeVar("AnyClass", bound=type)
 
 experiments: Registry[Factory] = Registry("experiment")
 # Weak keys: a config class may be made for one experiment and be freed with it.
-_task_of: MutableMapping[type[Config], Callable[..., Any] | str] = WeakKeyDictionary()
-_trainer_of: MutableMapping[type[Config], type | str] = WeakKeyDictionary()
+_task_classes: MutableMapping[type[Config], Callable[..., Any] | str] = WeakKeyDictionary()
+_trainer_classes: MutableMapping[type[Config], type | str] = WeakKeyDictionary()
 
 
 def register_experiment(name: str) -> Callable[[AnyFactory], AnyFactory]:
@@ -98,14 +98,14 @@ def register_task(
         )
 
     def bind(task_class: Any) -> Any:
-        known = _task_of.setdefault(config_class, task_class)
+        known = _task_classes.setdefault(config_class, task_class)
         if known is not task_class and known != task_class:
             raise UsageError(
                 f"{config_class.__qualname__} is bound to the task {known} already; "
                 f"give {task_class} a config class of its own"
             )
         if trainer is not None:
-            _trainer_of[config_class] = trainer
+            _trainer_classes[config_class] = trainer
         return task_class
 
     if task is None:
@@ -114,19 +114,19 @@ def register_task(
     return None
 
 
-def task_class(config: Config) -> Any:
+def lookup_task_class(config: Config) -> Any:
     """Returns the task class bound to the class of `config`; imports its module if it is named as "module:Class".
 
     Raises:
       UsageError: when no task is bound to exactly this class, or the task lacks a required method.
     """
-    bound = _task_of.get(type(config))
+    bound = _task_classes.get(type(config))
     if bound is None:
         raise UsageError(
             f"no task is registered for {type(config).__qualname__}; decorate the task class with "
             f"@trainer_kit.register_task({type(config).__qualname__})"
         )
-    found = _imported(bound)
+    found = _import_if_named(bound)
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise UsageError(
             f"the task {found.__qualname__} lacks {' and '.join(missing)}; every task has to define"
@@ -135,16 +135,16 @@ def task_class(config: Config) -> Any:
     return found
 
 
-def trainer_class(config: Config) -> Any:
+def find_trainer_class(config: Config) -> Any:
     """Returns the subclass of Trainer bound to the class of `config`, a task's section; None if there is none.
 
     Imports its module if it is named as "module:Class".
     """
-    return _imported(_trainer_of.get(type(config)))
+    return _import_if_named(_trainer_classes.get(type(config)))
 
 
-def _imported(bound: Any) -> Any:
-    return imported("register_task", bound, callable, "class") if isinstance(bound, str) else bound
+def _import_if_named(target: Any) -> Any:
+    return import_object("register_task", target, callable, "class") if isinstance(target, str) else target
 
 
 def _check_decorated(name: str, section: Config, path: str = "") -> None:

@@ -10,10 +10,10 @@ import inspect
 import re
 from dataclasses import dataclass
 
-from trainer_kit.config.allowed_values import describe, show
-from trainer_kit.config.fields import fields_of, listed_class, named_class, section_class, sections
+from trainer_kit.config.allowed_values import describe_allowed_values, format_value
+from trainer_kit.config.fields import get_fields, find_list_item_class, find_dict_value_class, find_section_class, list_sections
 from trainer_kit.config.schema.section import Section
-from trainer_kit.config.sources.layer import join
+from trainer_kit.config.sources.layer import join_keys
 
 _ENTRY = re.compile(r"  (\w+): ")
 _NEXT_SENTENCE = re.compile(r"(?<=\.) (?=[A-Z`])")
@@ -32,59 +32,59 @@ class FieldDoc:
     """
 
     text: str
-    allowed: str
+    allowed_values: str
     default: str
     section: type[Section] | None
 
     @property
-    def sentence(self) -> str:
+    def first_sentence(self) -> str:
         """The first sentence of the text, which makes sense alone."""
-        return first_sentence(self.text)
+        return get_first_sentence(self.text)
 
 
-def first_sentence(text: str) -> str:
+def get_first_sentence(text: str) -> str:
     """Returns the first sentence of a paragraph."""
     return _NEXT_SENTENCE.split(text, maxsplit=1)[0]
 
 
-def field_docs(config_class: type[Section]) -> dict[str, FieldDoc]:
+def read_field_docs(config_class: type[Section]) -> dict[str, FieldDoc]:
     """Returns the docs of a class's fields by name, inherited fields too."""
     texts: dict[str, str] = {}
     for cls in reversed(config_class.__mro__):
-        texts.update(_entries(vars(cls).get("__doc__") or ""))
+        texts.update(_parse_attribute_entries(vars(cls).get("__doc__") or ""))
     docs = {}
-    for name, field in fields_of(config_class).items():
+    for name, field in get_fields(config_class).items():
         annotation = field.annotation
-        section = section_class(annotation) or listed_class(annotation) or named_class(annotation)
+        section = find_section_class(annotation) or find_list_item_class(annotation) or find_dict_value_class(annotation)
         default = ""
         if not field.is_required():
             value = field.get_default(call_default_factory=True)
             default = (
-                "" if isinstance(value, Section) else show(list(value) if value == () else value)
+                "" if isinstance(value, Section) else format_value(list(value) if value == () else value)
             )
         docs[name] = FieldDoc(
-            texts.get(name, ""), describe(annotation, tuple(field.metadata)), default, section
+            texts.get(name, ""), describe_allowed_values(annotation, tuple(field.metadata)), default, section
         )
     return docs
 
 
-def docs_by_path(config: Section) -> dict[str, FieldDoc]:
+def read_docs_by_path(config: Section) -> dict[str, FieldDoc]:
     """Returns the docs of every field of `config` by dotted path, those of branches that are not chosen included."""
     return {
-        join(path, name): doc
-        for path, config_class, _ in sections(config)
-        for name, doc in field_docs(config_class).items()
+        join_keys(path, name): doc
+        for path, config_class, _ in list_sections(config)
+        for name, doc in read_field_docs(config_class).items()
     }
 
 
-def summary(config_class: type[Section]) -> str:
+def read_class_summary(config_class: type[Section]) -> str:
     """Returns what a class's docstring says before its attributes, as one paragraph."""
     return " ".join(
         inspect.cleandoc(config_class.__doc__ or "").split("\n\nAttributes:\n")[0].split()
     )
 
 
-def _entries(docstring: str) -> dict[str, str]:
+def _parse_attribute_entries(docstring: str) -> dict[str, str]:
     """Returns the entries below `Attributes:` by name; an entry continues in lines that are indented further."""
     entries: dict[str, str] = {}
     name = ""

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, suggest_names
 
 
-def imported(field: str, name: str, is_one: Callable[[Any], bool], kind: str) -> Any:
+def import_object(field: str, name: str, is_expected_kind: Callable[[Any], bool], kind: str) -> Any:
     """Returns the object that `name` names; its module is imported.
 
     Args:
@@ -34,9 +34,9 @@ def imported(field: str, name: str, is_one: Callable[[Any], bool], kind: str) ->
         raise UsageError(
             f"{field}: there is no module {module!r} ({error}); write {kind} as module:name"
         ) from None
-    if not is_one(found):
-        names = [each for each, value in vars(sys.modules[module]).items() if is_one(value)]
+    if not is_expected_kind(found):
+        names = [each for each, value in vars(sys.modules[module]).items() if is_expected_kind(value)]
         raise UsageError(
-            f"{field}: {module} has no {kind} called {attribute!r}; {suggestion(attribute, names)}"
+            f"{field}: {module} has no {kind} called {attribute!r}; {suggest_names(attribute, names)}"
         )
     return found

@@ -19,44 +19,44 @@ from pydantic import ValidationError
 
 from trainer_kit.config.allowed_values import (
     NO_SUCH_KEY,
-    REMOVED,
-    describe,
-    hint,
-    missing_key_advice,
-    show,
+    REMOVED_VALUES,
+    describe_allowed_values,
+    suggest_correction,
+    suggest_key,
+    format_value,
 )
 from trainer_kit.config.fields import (
-    checker,
-    fields_advice,
-    fields_of,
-    leaves,
-    listed_class,
-    named_class,
-    section_class,
+    create_field_adapter,
+    suggest_fields,
+    get_fields,
+    flatten_values,
+    find_list_item_class,
+    find_dict_value_class,
+    find_section_class,
 )
 from trainer_kit.config.schema.section import (
     FieldError,
     Section,
-    gives_several,
+    has_several_sections,
     is_configclass,
-    place_of,
+    get_path_in_experiment,
 )
-from trainer_kit.config.sources.layer import Layer, given_inside, is_inside, join
-from trainer_kit.errors import ConfigError, Mistake, suggestion
+from trainer_kit.config.sources.layer import ConfigLayer, list_paths_inside, is_inside, join_keys
+from trainer_kit.errors import ConfigError, Mistake, suggest_names
 
-DEFAULT = "default"
+DEFAULT_ORIGIN = "default"
 ConfigT = TypeVar("ConfigT", bound=Section)
 
 
 @dataclass(frozen=True)
-class Resolved(Generic[ConfigT]):
+class ResolvedConfig(Generic[ConfigT]):
     """A checked config and, by dotted path, where every one of its values comes from ("default": its factory)."""
 
     config: ConfigT
     origins: dict[str, str]
 
 
-def apply(config: ConfigT, layers: Sequence[Layer]) -> Resolved[ConfigT]:
+def apply_layers(config: ConfigT, layers: Sequence[Layer]) -> Resolved[ConfigT]:
     """Returns `config` with the values of `layers` merged into it; the last layer wins.
 
     A section is checked against the class of the section that `config` has there: a task's against
@@ -66,14 +66,14 @@ def apply(config: ConfigT, layers: Sequence[Layer]) -> Resolved[ConfigT]:
       ConfigError: for unknown keys, wrong types, values out of bounds and broken rules; it holds
         all of all layers.
     """
-    merged, origins, mistakes = merge_layers(config, layers, checks_all=True)
+    merged, origins, mistakes = merge_layers(config, layers, check_all_sections=True)
     if mistakes:
         raise ConfigError(mistakes)
-    return Resolved(merged, {path: origins.get(path, DEFAULT) for path in leaves(merged)})
+    return ResolvedConfig(merged, {path: origins.get(path, DEFAULT_ORIGIN) for path in flatten_values(merged)})
 
 
 def merge_layers(
-    config: ConfigT, layers: Sequence[Layer], checks_all: bool = False
+    config: ConfigT, layers: Sequence[Layer], check_all_sections: bool = False
 ) -> tuple[ConfigT, dict[str, str], list[Mistake]]:
     """Returns `config` with the values of `layers`, the origins of the values that they give, and all mistakes.
 
@@ -85,8 +85,8 @@ def merge_layers(
       checks_all: Whether sections that no layer touches are checked too, which gives their values
         the fields' types.
     """
-    merger = _Merger(config, config.place or "", checks_all)
-    root = _Draft.of(config)
+    merger = _Merger(config, config.path_in_experiment or "", check_all_sections)
+    root = _Draft.from_section(config)
     for layer in layers:
         merger.layer = layer
         merger.merge(root, layer.values, "")
@@ -95,8 +95,8 @@ def merge_layers(
 
 def find_mistakes(config_class: type[Section], values: Mapping[str, Any]) -> list[Mistake]:
     """Returns the mistakes in the values that a section is to be made of, with their paths inside the section."""
-    merger = _Merger(config_class, place_of(config_class))
-    draft = _Draft.fresh(config_class)
+    merger = _Merger(config_class, get_path_in_experiment(config_class))
+    draft = _Draft.from_defaults(config_class)
     defaults = {name: value for name, value in draft.values.items() if name not in values}
     merger.merge(draft, values, "")
     if (
@@ -114,21 +114,21 @@ class _Draft:
 
     config_class: type[Section]
     values: dict[str, Any]
-    branches_given: list[str] = field(default_factory=list)
-    type_given: bool = False
+    touched_branches: list[str] = field(default_factory=list)
+    has_explicit_type: bool = False
 
     @classmethod
-    def of(cls, config: Section) -> _Draft:
+    def from_section(cls, config: Section) -> _Draft:
         """The values of `config`."""
         return cls(
-            type(config), {name: getattr(config, name, None) for name in fields_of(type(config))}
+            type(config), {name: getattr(config, name, None) for name in get_fields(type(config))}
         )
 
     @classmethod
-    def fresh(cls, config_class: type[Section]) -> _Draft:
+    def from_defaults(cls, config_class: type[Section]) -> _Draft:
         """The defaults of `config_class`; fields without a default are left out."""
         fields = {
-            name: info for name, info in fields_of(config_class).items() if not info.is_required()
+            name: info for name, info in get_fields(config_class).items() if not info.is_required()
         }
         return cls(
             config_class,
@@ -139,8 +139,8 @@ class _Draft:
     def from_value(cls, value: Any, config_class: type[Section]) -> _Draft:
         """A draft that changes independently of `value`, a section or a draft; any other value: a fresh one."""
         if isinstance(value, Section):
-            return cls.of(value)
-        return copy.deepcopy(value) if isinstance(value, _Draft) else cls.fresh(config_class)
+            return cls.from_section(value)
+        return copy.deepcopy(value) if isinstance(value, _Draft) else cls.from_defaults(config_class)
 
 
 class _Merger:
@@ -158,12 +158,12 @@ class _Merger:
     """
 
     def __init__(
-        self, config: Section | type[Section], place: str, checks_all: bool = False
+        self, config: Section | type[Section], path_prefix: str, check_all_sections: bool = False
     ) -> None:
         self._config = config
-        self._place = place
-        self._checks_all = checks_all
-        self.layer = Layer()
+        self._path_prefix = path_prefix
+        self._check_all_sections = check_all_sections
+        self.layer = ConfigLayer()
         self.mistakes: list[Mistake] = []
         self.origins: dict[str, str] = {}
 
@@ -171,87 +171,87 @@ class _Merger:
         """Puts values on a section, each checked against its field."""
         for key, value in values.items():
             name = str(key)
-            where = join(path, key)
-            info = fields_of(section.config_class).get(name)
+            where = join_keys(path, key)
+            info = get_fields(section.config_class).get(name)
             if info is None:
-                self._refuse_unknown(section, name, where)
+                self._add_unknown_key(section, name, where)
                 continue
             current = section.values.get(name)
-            inner = _class_of(current) or section_class(info.annotation)
-            named = named_class(info.annotation)
-            listed = listed_class(info.annotation)
-            has_names = isinstance(current, dict) and bool(current) and not self.layer.complete
+            inner = _get_value_class(current) or find_section_class(info.annotation)
+            named = find_dict_value_class(info.annotation)
+            listed = find_list_item_class(info.annotation)
+            has_names = isinstance(current, dict) and bool(current) and not self.layer.replaces_named_sections
             if isinstance(value, Section):
                 self._set_leaf(section, name, value, where)
             elif (
                 named is not None
                 and isinstance(value, Mapping)
-                and (inner is None or has_names or gives_several(inner, value))
+                and (inner is None or has_names or has_several_sections(inner, value))
             ):
-                self._merge_named(section, name, inner or named, value, where)
+                self._merge_section_dict(section, name, inner or named, value, where)
             elif (
                 inner is not None
                 and value is not None
                 # A field that takes a section or something else may have got the latter.
-                and (section_class(info.annotation) is not None or isinstance(value, Mapping))
+                and (find_section_class(info.annotation) is not None or isinstance(value, Mapping))
             ):
                 draft = self._merge_section(current, inner, value, where)
                 if draft is not None:
                     section.values[name] = draft
-                    section.branches_given += [name] if section.config_class.is_choice else []
+                    section.touched_branches += [name] if section.config_class.is_choice else []
             elif listed is not None and isinstance(value, (list, tuple)):
-                self._merge_list(section, name, listed, value, where)
+                self._merge_section_list(section, name, listed, value, where)
             else:
                 self._set_leaf(section, name, value, where)
 
     def _merge_section(
-        self, current: Any, config_class: type[Section], value: Any, where: str
+        self, current: Any, config_class: type[Section], value: Any, path: str
     ) -> _Draft | None:
         """Returns the draft of a section with the values of a mapping; None for a value that is refused."""
         if not isinstance(value, Mapping):
-            self._refuse(
-                where, f"{show(value)} is not a section", fields_advice(config_class, where, value)
+            self._add_mistake(
+                path, f"{format_value(value)} is not a section", suggest_fields(config_class, path, value)
             )
             return None
         if not is_configclass(config_class):
             advice = "remove it, or declare its type in the task's config class"
-            self._refuse(where, "this experiment has no such section", advice)
+            self._add_mistake(path, "this experiment has no such section", advice)
             return None
         draft = current if isinstance(current, _Draft) else _Draft.from_value(current, config_class)
-        self.merge(draft, value, where)
+        self.merge(draft, value, path)
         return draft
 
-    def _merge_named(
+    def _merge_section_dict(
         self,
-        around: _Draft,
+        parent: _Draft,
         name: str,
         config_class: type[Section],
         value: Mapping[Any, Any],
-        where: str,
+        path: str,
     ) -> None:
         """Merges sections by name. Each new one starts as the single section before, or as the field's default."""
-        current = around.values.get(name)
+        current = parent.values.get(name)
         before = current if isinstance(current, dict) else {}
         model = (
-            current if _class_of(current) else _Draft.fresh(around.config_class).values.get(name)
+            current if _get_value_class(current) else _Draft.from_defaults(parent.config_class).values.get(name)
         )
-        sections = {} if self.layer.complete else dict(before)
-        around.values[name] = sections
-        fields = fields_of(config_class)
+        sections = {} if self.layer.replaces_named_sections else dict(before)
+        parent.values[name] = sections
+        fields = get_fields(config_class)
         for key, item in value.items():
-            path = join(where, key)
+            path = join_keys(path, key)
             if item is None and key in sections:
                 del sections[key]
-                self._forget_origins(path)
+                self._remove_origins(path)
             elif item is None:
-                advice = suggestion(str(key), [str(name) for name in sections])
-                self._refuse(path, "there is no such section to remove", advice)
+                advice = suggest_names(str(key), [str(name) for name in sections])
+                self._add_mistake(path, "there is no such section to remove", advice)
             elif isinstance(item, Section):
                 sections[key] = item
-                self._note_origin(path)
+                self._set_origin(path)
             elif key in fields:
-                advice = f"name one: {join(where, next(iter(sections), 'NAME'), key)}"
-                self._refuse(path, "there are several sections here", advice)
+                advice = f"name one: {join_keys(path, next(iter(sections), 'NAME'), key)}"
+                self._add_mistake(path, "there are several sections here", advice)
             else:
                 draft = _Draft.from_value(before.get(key, model), config_class)
                 self._merge_section(draft, config_class, item, path)
@@ -265,19 +265,19 @@ class _Merger:
                     problem = (
                         f"there is none of this name (all: {', '.join(names)}), and a new one needs"
                     )
-                    self._refuse(
-                        path, f"{problem} {', '.join(lacking)}", suggestion(str(key), names)
+                    self._add_mistake(
+                        path, f"{problem} {', '.join(lacking)}", suggest_names(str(key), names)
                     )
                 else:
                     sections[key] = draft
 
-    def _merge_list(
-        self, around: _Draft, name: str, config_class: type[Section], value: Any, where: str
+    def _merge_section_list(
+        self, parent: _Draft, name: str, config_class: type[Section], value: Any, path: str
     ) -> None:
         """Replaces a list of sections as a whole, unless its class merges it item by item."""
-        now = around.values.get(name)
+        now = parent.values.get(name)
         merges = (
-            around.config_class.merges_values
+            parent.config_class.merges_values
             and isinstance(now, (list, tuple))
             and len(now) == len(value)
         )
@@ -285,15 +285,15 @@ class _Merger:
         for index, item in enumerate(value):
             if not isinstance(item, Section):
                 current = _Draft.from_value(now[index], config_class) if now and merges else None
-                item = self._merge_section(current, config_class, item, join(where, index))
+                item = self._merge_section(current, config_class, item, join_keys(path, index))
             items.append(item)
         if None not in items:
-            around.values[name] = items
-            self._note_origin(where)
+            parent.values[name] = items
+            self._set_origin(path)
 
-    def _set_leaf(self, section: _Draft, name: str, value: Any, where: str) -> None:
-        section.type_given |= name == "type"
-        info = fields_of(section.config_class)[name]
+    def _set_leaf(self, section: _Draft, name: str, value: Any, path: str) -> None:
+        section.has_explicit_type |= name == "type"
+        info = get_fields(section.config_class)[name]
         current = section.values.get(name)
         if (
             section.config_class.merges_values
@@ -302,38 +302,38 @@ class _Merger:
         ):
             value = {**current, **value}
         try:
-            section.values[name] = checker(section.config_class, name).validate_python(value)
+            section.values[name] = create_field_adapter(section.config_class, name).validate_python(value)
         except ValidationError as error:
             causes = [details.get("ctx", {}).get("error") for details in error.errors()]
             if any(causes):  # of a check of the user's own
-                self._refuse(where, str(next(filter(None, causes))))
+                self._add_mistake(path, str(next(filter(None, causes))))
                 return
-            allowed = describe(info.annotation, tuple(info.metadata))
-            advice = REMOVED.get(f"{name}={value}") or hint(info.annotation, value, info.metadata)
-            self._refuse(where, f"{show(value)} is not {allowed}", advice)
+            allowed = describe_allowed_values(info.annotation, tuple(info.metadata))
+            advice = REMOVED_VALUES.get(f"{name}={value}") or suggest_correction(info.annotation, value, info.metadata)
+            self._add_mistake(path, f"{format_value(value)} is not {allowed}", advice)
         else:
-            self._note_origin(where)
+            self._set_origin(path)
 
-    def _note_origin(self, where: str) -> None:
-        self._forget_origins(where)
-        self.origins[where] = self.layer.origin(where) or "given"
+    def _set_origin(self, path: str) -> None:
+        self._remove_origins(path)
+        self.origins[path] = self.layer.find_origin(path) or "given"
 
-    def _forget_origins(self, where: str) -> None:
-        for path in given_inside(self.origins, where):
+    def _remove_origins(self, path: str) -> None:
+        for path in list_paths_inside(self.origins, path):
             del self.origins[path]
 
-    def _refuse(self, where: str, problem: str, advice: str = "") -> None:
-        self.mistakes.append(Mistake(where, problem, advice, self.layer.origin(where)))
+    def _add_mistake(self, path: str, problem: str, advice: str = "") -> None:
+        self.mistakes.append(Mistake(path, problem, advice, self.layer.find_origin(path)))
 
-    def _refuse_unknown(self, section: _Draft, name: str, where: str) -> None:
+    def _add_unknown_key(self, section: _Draft, name: str, path: str) -> None:
         try:
             config = self._config if isinstance(self._config, Section) else self._config()
-            paths = [join(self._place, path) for path in leaves(config)]
+            paths = [join_keys(self._path_prefix, path) for path in flatten_values(config)]
         except FieldError:  # the class has fields without a default
             paths = []
-        siblings = list(fields_of(section.config_class))
-        self._refuse(
-            where, NO_SUCH_KEY, missing_key_advice(join(self._place, where), name, siblings, paths)
+        siblings = list(get_fields(section.config_class))
+        self._add_mistake(
+            path, NO_SUCH_KEY, suggest_key(join_keys(self._path_prefix, path), name, siblings, paths)
         )
 
     def build(self, value: Any, path: str) -> Any:
@@ -342,33 +342,33 @@ class _Merger:
         A section with a mistake becomes a stand-in with the same values, so that the rules of outer
         sections can be checked.
         """
-        if isinstance(value, (list, tuple)) and any(_class_of(item) for item in value):
-            return [self.build(item, join(path, index)) for index, item in enumerate(value)]
-        if isinstance(value, dict) and any(_class_of(item) for item in value.values()):
-            return {key: self.build(item, join(path, key)) for key, item in value.items()}
-        section = _Draft.of(value) if isinstance(value, Section) and self._checks_all else value
+        if isinstance(value, (list, tuple)) and any(_get_value_class(item) for item in value):
+            return [self.build(item, join_keys(path, index)) for index, item in enumerate(value)]
+        if isinstance(value, dict) and any(_get_value_class(item) for item in value.values()):
+            return {key: self.build(item, join_keys(path, key)) for key, item in value.items()}
+        section = _Draft.from_section(value) if isinstance(value, Section) and self._check_all_sections else value
         if not isinstance(section, _Draft):
             return value
 
         values = dict(section.values)
         if section.config_class.is_choice:
             chosen = values.get("type")
-            for name in () if section.type_given else dict.fromkeys(section.branches_given):
+            for name in () if section.has_explicit_type else dict.fromkeys(section.touched_branches):
                 if name != chosen:
-                    where = join(path, "type")
-                    problem = f"has no effect while {where} is {show(chosen)}"
+                    where = join_keys(path, "type")
+                    problem = f"has no effect while {where} is {format_value(chosen)}"
                     self._add_broken_rule(
-                        join(path, name), problem, f"set {where}={name} too, or remove it"
+                        join_keys(path, name), problem, f"set {where}={name} too, or remove it"
                     )
             for name, value in section.values.items():
-                if _class_of(value) and name != chosen:
+                if _get_value_class(value) and name != chosen:
                     values[name] = None
-        values = {name: self.build(value, join(path, name)) for name, value in values.items()}
+        values = {name: self.build(value, join_keys(path, name)) for name, value in values.items()}
         try:
             return section.config_class(**values)
         except FieldError as error:
-            for mistake in error.inner:
-                self._add_broken_rule(join(path, mistake.path), mistake.problem, mistake.advice)
+            for mistake in error.relative_mistakes:
+                self._add_broken_rule(join_keys(path, mistake.path), mistake.problem, mistake.advice)
         except Exception:
             if not self.mistakes:  # else a rule stumbled over what could not be set
                 raise
@@ -382,7 +382,7 @@ class _Merger:
         section = path.rpartition(".")[0]
         text = f"{problem} {advice}"
         named = [
-            *(join(section, word) for word in re.findall(r"\w+", text)),
+            *(join_keys(section, word) for word in re.findall(r"\w+", text)),
             *re.findall(r"\w+(?:\.\w+)+", text),
         ]
         refused = {mistake.path for mistake in self.mistakes}
@@ -391,19 +391,19 @@ class _Merger:
 
         # The origin to blame is that of the rule's field, or else of another field that the message
         # names.
-        own = given_inside(self.origins, path) or [
+        own = list_paths_inside(self.origins, path) or [
             place for place in self.origins if is_inside(path, place)
         ]
         others = [place for place in named if place in self.origins]
-        origin = DEFAULT
+        origin = DEFAULT_ORIGIN
         if own:
             origin = self.origins[own[0]]
         elif others:
-            origin = f"{DEFAULT}, with {others[0]} from {self.origins[others[0]]}"
+            origin = f"{DEFAULT_ORIGIN}, with {others[0]} from {self.origins[others[0]]}"
         self.mistakes.append(Mistake(path, problem, advice, origin))
 
 
-def _class_of(value: Any) -> type[Section] | None:
+def _get_value_class(value: Any) -> type[Section] | None:
     """Returns the class of a section or a draft; None for any other value."""
     if isinstance(value, _Draft):
         return value.config_class

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, suggest_names
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Mode:
     trains: bool
     evaluates: bool
     meaning: str
-    single: bool = True
+    is_single_run: bool = True
 
 
 CONTINUOUS_FINETUNE = "continuous_train_and_eval"
@@ -40,7 +40,7 @@ MODES: dict[str, Mode] = {
         True,
         True,
         "fine-tune and evaluate each checkpoint of the run in the folder task.init_checkpoint",
-        single=False,
+        is_single_run=False,
     ),
 }
 
@@ -53,6 +53,6 @@ def lookup_mode(name: str) -> Mode:
     """
     if name not in MODES:
         raise UsageError(
-            f"no mode is called {name!r}; {suggestion(name, list(MODES))} (all: {', '.join(MODES)})"
+            f"no mode is called {name!r}; {suggest_names(name, list(MODES))} (all: {', '.join(MODES)})"
         )
     return MODES[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, suggest_names
 
 Entry = TypeVar("Entry")
 
@@ -36,7 +36,7 @@ class Registry(Generic[Entry]):
             if name in self._entries:
                 raise UsageError(
                     f"the {self.kind} {name!r} is registered already, by"
-                    f" {_whence(self._entries[name])}; {_whence(entry)} needs another name"
+                    f" {_format_qualified_name(self._entries[name])}; {_format_qualified_name(entry)} needs another name"
                 )
             self._entries[name] = entry
             return entry
@@ -50,7 +50,7 @@ class Registry(Generic[Entry]):
           UsageError: when there is none; the message has the nearest names.
         """
         if name not in self._entries:
-            raise UsageError(f"no {self.kind} is called {name!r}; {suggestion(name, self.names())}")
+            raise UsageError(f"no {self.kind} is called {name!r}; {suggest_names(name, self.names())}")
         return self._entries[name]
 
     def names(self) -> list[str]:
@@ -61,5 +61,5 @@ class Registry(Generic[Entry]):
         return name in self._entries
 
 
-def _whence(entry: object) -> str:
+def _format_qualified_name(entry: object) -> str:
     return f"{getattr(entry, '__module__', '?')}.{getattr(entry, '__qualname__', type(entry).__name__)}"

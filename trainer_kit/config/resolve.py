@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer_kit.config.experiments import get_experiment
-from trainer_kit.config.fields import fields_of, has_sections, leaves
-from trainer_kit.config.merge import DEFAULT, Resolved, apply
+from trainer_kit.config.fields import get_fields, is_section_mapping, flatten_values
+from trainer_kit.config.merge import DEFAULT_ORIGIN, ResolvedConfig, apply_layers
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.config_files import read_config_file, read_params_override
-from trainer_kit.config.sources.gin_source import FirstPass, gin_first_pass
-from trainer_kit.config.sources.layer import Layer, join
+from trainer_kit.config.sources.gin_source import GinFirstPass, run_gin_first_pass
+from trainer_kit.config.sources.layer import ConfigLayer, join_keys
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 
 
 @dataclass(frozen=True)
-class Sources:
+class ConfigSources:
     """Where the values of a run come from, as the command line names them; later ones win, in the order below.
 
     Attributes:
@@ -32,10 +32,10 @@ class Sources:
     gin_files: tuple[str, ...] = ()
     gin_params: tuple[str, ...] = ()
     params_overrides: tuple[str, ...] = ()
-    flags: Layer = field(default_factory=Layer)
+    flags: Layer = field(default_factory=ConfigLayer)
 
 
-def resolve(name: str, sources: Sources) -> Resolved[ExperimentConfig]:
+def resolve_config(name: str, sources: Sources) -> Resolved[ExperimentConfig]:
     """Returns the config of the experiment `name`: its factory's defaults, changed by all sources.
 
     Names that gin does not know yet are left to `sources.gin_second_pass`. TensorFlow is not
@@ -58,36 +58,36 @@ def resolve(name: str, sources: Sources) -> Resolved[ExperimentConfig]:
                 mistakes += error.mistakes
     try:
         if sources.gin_files or sources.gin_params:
-            first = gin_first_pass(sources.gin_files, sources.gin_params, name)
+            first = run_gin_first_pass(sources.gin_files, sources.gin_params, name)
         else:
-            first = FirstPass(get_experiment(name), Layer())
+            first = GinFirstPass(get_experiment(name), ConfigLayer())
     except ConfigError as error:
         raise ConfigError([*mistakes, *error.mistakes]) from None
     except UsageError as error:
         raise ConfigError([Mistake("experiment", str(error)), *mistakes]) from None
     mistakes += first.mistakes
     try:
-        resolved = apply(first.config, [*files, first.layer, *overrides, sources.flags])
+        resolved = apply_layers(first.config, [*files, first.layer, *overrides, sources.flags])
     except ConfigError as error:
         mistakes += error.mistakes
     if mistakes:
         raise ConfigError([*mistakes, *first.near_misses])
-    if not first.arguments:
+    if not first.argument_origins:
         return resolved
 
     # The origin of what a bound argument of the factory has changed is that argument.
-    defaults = leaves(get_experiment(name))
-    arguments = ", ".join(f"{argument} of {place}" for argument, place in first.arguments.items())
+    defaults = flatten_values(get_experiment(name))
+    arguments = ", ".join(f"{argument} of {place}" for argument, place in first.argument_origins.items())
     origins = dict(resolved.origins)
-    for path, value in leaves(first.config).items():
+    for path, value in flatten_values(first.config).items():
         is_changed = path not in defaults or defaults[path] != value
-        if is_changed and origins.get(path) == DEFAULT:
+        if is_changed and origins.get(path) == DEFAULT_ORIGIN:
             origins[path] = arguments
     return replace(resolved, origins=origins)
 
 
-def describe(
-    resolved: Resolved[ExperimentConfig], against: ExperimentConfig | None = None
+def list_resolved_values(
+    resolved: Resolved[ExperimentConfig], baseline: ExperimentConfig | None = None
 ) -> list[tuple[str, Any, str]]:
     """Returns (dotted path, plain value, origin) of every value, in the order of the config.
 
@@ -99,16 +99,16 @@ def describe(
       against: A config, usually that of `get_experiment(name)`; if given, only values that differ
         from it are returned.
     """
-    known = leaves(against) if against is not None else {}
+    known = flatten_values(baseline) if baseline is not None else {}
     origins = resolved.origins | {
         path: "experiment"
         for path in non_default_paths(resolved.config)
-        if resolved.origins.get(path) == DEFAULT
+        if resolved.origins.get(path) == DEFAULT_ORIGIN
     }
     return [
         (path, value, origins[path])
-        for path, value in leaves(resolved.config).items()
-        if against is None or path not in known or known[path] != value
+        for path, value in flatten_values(resolved.config).items()
+        if baseline is None or path not in known or known[path] != value
     ]
 
 
@@ -121,8 +121,8 @@ def non_default_paths(config: Config, default: Any = None, path: str = "") -> It
         defaults of its own class count.
       path: The dotted path of the section.
     """
-    fields = fields_of(type(config))
-    for name in config.shown_fields():
+    fields = get_fields(type(config))
+    for name in config.get_active_fields():
         value = getattr(config, name)
         other: Any = object()  # which equals no value
         if type(default) is type(config):
@@ -130,10 +130,10 @@ def non_default_paths(config: Config, default: Any = None, path: str = "") -> It
         elif not fields[name].is_required():
             other = fields[name].get_default(call_default_factory=True)
         if isinstance(value, Config):
-            yield from non_default_paths(value, other, join(path, name))
-        elif has_sections(value):
-            others = other if has_sections(other) else {}
+            yield from non_default_paths(value, other, join_keys(path, name))
+        elif is_section_mapping(value):
+            others = other if is_section_mapping(other) else {}
             for key, section in value.items():
-                yield from non_default_paths(section, others.get(key), join(path, name, key))
+                yield from non_default_paths(section, others.get(key), join_keys(path, name, key))
         elif value != other:
-            yield join(path, name)
+            yield join_keys(path, name)

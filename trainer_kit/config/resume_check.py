@@ -12,20 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainer_kit.config.allowed_values import show
-from trainer_kit.config.fields import leaves, sections
+from trainer_kit.config.allowed_values import format_value
+from trainer_kit.config.fields import flatten_values, list_sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.optimization import AVERAGE
-from trainer_kit.config.serialize import read_params
+from trainer_kit.config.serialize import parse_params
 from trainer_kit.config.sources import yaml_loader
-from trainer_kit.config.sources.layer import is_inside, join
-from trainer_kit.errors import ConfigError, Mistake, suggestion
+from trainer_kit.config.sources.layer import is_inside, join_keys
+from trainer_kit.errors import ConfigError, Mistake, suggest_names
 
 ALLOW_FLAG = "--allow_config_change"
 Kind = Literal["safe", "dangerous"]
 
-_NAMED = re.compile(r"^(trainer\.optimizers)\.\w+")  # the name of one of several optimizers
-_OF_TASK = re.compile(r"^task\.task_routines\.[^.]+\.task_config\.")  # one of several tasks
+_OPTIMIZER_NAME = re.compile(r"^(trainer\.optimizers)\.\w+")  # the name of one of several optimizers
+_TASK_ROUTINE_PREFIX = re.compile(r"^task\.task_routines\.[^.]+\.task_config\.")  # one of several tasks
 
 # The longest entry that holds a path decides; * stands for any name.
 _KINDS: dict[str, Kind] = {
@@ -67,10 +67,10 @@ _KINDS: dict[str, Kind] = {
 }
 
 
-_ENGINE = ("trainer.", "runtime.")
+_FRAMEWORK_SECTIONS = ("trainer.", "runtime.")
 # Fields of sections that earlier releases had without them, by the end of the path, with what those
 # releases did.
-_LATER: dict[str, Any] = {
+_DEFAULTS_BY_SUFFIX: dict[str, Any] = {
     ".dataset.type": None,  # of each section of data: the task makes the data
     ".data_is_sharded": False,
     ".gradient_processors": [],
@@ -105,26 +105,26 @@ class Change:
     kind: Kind
 
     def __str__(self) -> str:
-        return f"{self.path}: {show(self.old)} -> {show(self.new)}"
+        return f"{self.path}: {format_value(self.old)} -> {format_value(self.new)}"
 
 
-def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
+def compare_configs(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
     """Returns what differs between `old`, plain nested dicts as in params.yaml, and `new`, sorted by path.
 
     When the chosen branch of a "oneof" changes, its `type` stands for the fields of both branches.
     A field of trainer_kit that `old` lacks, as a record of TF Model Garden does, counts as its
     default.
     """
-    before = dict(_flat(old, "")) if old else {}
-    after = dict(_flat(new.as_dict(), ""))
+    before = dict(_iterate_flattened(old, "")) if old else {}
+    after = dict(_iterate_flattened(new.as_dict(), ""))
     if before:
         defaults = {
             path: value
-            for path, value in _flat(ExperimentConfig().as_dict(), "")
-            if path.startswith(_ENGINE)
+            for path, value in _iterate_flattened(ExperimentConfig().as_dict(), "")
+            if path.startswith(_FRAMEWORK_SECTIONS)
         }
         defaults |= {
-            path: value for end, value in _LATER.items() for path in after if path.endswith(end)
+            path: value for end, value in _DEFAULTS_BY_SUFFIX.items() for path in after if path.endswith(end)
         }
         before = {**{path: value for path, value in defaults.items() if path in after}, **before}
 
@@ -142,7 +142,7 @@ def compare(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
         lists = isinstance(was, list) and isinstance(now, list)
         same_first = path.endswith(".ema.evaluate") and lists and was[:1] == now[:1]
         changes.append(
-            Change(path, was, now, "safe" if both_fused or same_first else kind_of(path))
+            Change(path, was, now, "safe" if both_fused or same_first else get_change_kind(path))
         )
 
     switches = [change for change in changes if change.path.endswith(".type")]
@@ -171,7 +171,7 @@ def check_resume(
       ConfigError: names each dangerous change that is not allowed, and the flag that would allow
         it.
     """
-    changes = compare(read_params(old_yaml_text).values, new)
+    changes = compare_configs(parse_params(old_yaml_text).values, new)
     refused = [
         change
         for change in changes
@@ -182,7 +182,7 @@ def check_resume(
         raise ConfigError(
             Mistake(
                 change.path,
-                f"was {show(change.old)} when this run began and is {show(change.new)} now",
+                f"was {format_value(change.old)} when this run began and is {format_value(change.new)} now",
                 "go back to the old value, use another model_dir, or accept it with"
                 f" {ALLOW_FLAG}={change.path} (run_experiment:"
                 f" allow_config_change=[{change.path!r}])",
@@ -192,7 +192,7 @@ def check_resume(
     return changes
 
 
-def data_mistakes(
+def find_data_mistakes(
     old: Mapping[str, Any],
     new: Mapping[str, Any],
     changes: Sequence[Change],
@@ -232,7 +232,7 @@ def data_mistakes(
             )
 
 
-def unknown_paths(
+def find_unknown_paths(
     allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_text: str = ""
 ) -> list[Mistake]:
     """Returns a mistake for each of `allowed_paths` that neither the new config nor the old one has.
@@ -244,25 +244,25 @@ def unknown_paths(
         mistakes in it.
     """
     try:
-        old = yaml_loader.parse(old_yaml_text, "params.yaml", own=True).values
+        old = yaml_loader.parse(old_yaml_text, "params.yaml", is_trusted=True).values
     except ConfigError:
         return []
-    there = {*leaves(new), *(path for path, _, _ in sections(new) if path)}
-    there.update(path for path, _ in _flat(old if isinstance(old, dict) else {}, ""))
+    there = {*flatten_values(new), *(path for path, _, _ in list_sections(new) if path)}
+    there.update(path for path, _ in _iterate_flattened(old if isinstance(old, dict) else {}, ""))
     return [
-        Mistake(ALLOW_FLAG, f"the config has no {allowed!r}", suggestion(allowed, sorted(there)))
+        Mistake(ALLOW_FLAG, f"the config has no {allowed!r}", suggest_names(allowed, sorted(there)))
         for allowed in allowed_paths
         if not any(is_inside(path, allowed.removesuffix(".identity")) for path in there if allowed)
     ]
 
 
-def kind_of(path: str) -> Kind:
+def get_change_kind(path: str) -> Kind:
     """Returns whether a run stays the same one when the value at the dotted `path` changes."""
-    path = _OF_TASK.sub("task.", _NAMED.sub(r"\1.*", path))
+    path = _TASK_ROUTINE_PREFIX.sub("task.", _OPTIMIZER_NAME.sub(r"\1.*", path))
     return _KINDS[max((entry for entry in _KINDS if is_inside(path, entry)), key=len)]
 
 
-def _flat(values: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _iterate_flattened(values: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yields the plain values by dotted path, also those in lists of sections."""
     if isinstance(values, Mapping) and values:
         items = list(values.items())
@@ -272,4 +272,4 @@ def _flat(values: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, values
         return
     for key, value in items:
-        yield from _flat(value, join(path, key))
+        yield from _iterate_flattened(value, join_keys(path, key))

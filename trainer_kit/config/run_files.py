@@ -5,7 +5,7 @@ from __future__ import annotations
 BEST_CHECKPOINTS = "best_checkpoints"  # the folder of those with names
 
 # What no field of the config may name a folder.
-RUN_NAMES = (
+RESERVED_NAMES = (
     "params.yaml",
     "manifest.json",
     "checkpoint",

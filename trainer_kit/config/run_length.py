@@ -8,17 +8,17 @@ from typing import Any
 from trainer_kit.config.fields import walk_values
 from trainer_kit.config.schema.durations import EPOCHS, SECONDS, SHARE, Duration, RoundedSteps
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
-from trainer_kit.config.sources.layer import nest
+from trainer_kit.config.sources.layer import unflatten_values
 from trainer_kit.errors import ConfigError, Mistake
 
 
-def durations_in(options: TrainerConfig) -> dict[str, Duration]:
+def find_durations(options: TrainerConfig) -> dict[str, Duration]:
     """Returns the durations of epochs and shares in the section trainer, by dotted path inside it."""
     durations = {path: value for path, value in walk_values(options) if isinstance(value, Duration)}
     return {path: duration for path, duration in durations.items() if duration.unit != SECONDS}
 
 
-def share_mistakes(options: TrainerConfig) -> list[Mistake]:
+def find_share_mistakes(options: TrainerConfig) -> list[Mistake]:
     """Returns a mistake for each share of a training run, if the run has no step or ends when its data ends."""
     if isinstance(options.train_steps, Duration) or options.train_steps > 0:
         return []
@@ -33,12 +33,12 @@ def share_mistakes(options: TrainerConfig) -> list[Mistake]:
             f"{duration!r} is a share of a run that {length}",
             "set trainer.train_steps to a number of steps or epochs",
         )
-        for path, duration in durations_in(options).items()
+        for path, duration in find_durations(options).items()
         if duration.unit == SHARE
     ]
 
 
-def with_steps(config: ExperimentConfig, epoch: Fraction | None) -> ExperimentConfig:
+def replace_durations(config: ExperimentConfig, steps_per_epoch: Fraction | None) -> ExperimentConfig:
     """Returns the config with steps in place of epochs and shares; unchanged if it has none.
 
     Steps of schedules and warm-ups of one of several optimizers count its updates.
@@ -51,17 +51,17 @@ def with_steps(config: ExperimentConfig, epoch: Fraction | None) -> ExperimentCo
       ConfigError: when a share has no run of known length, or a rule of the config is broken.
     """
     options = config.trainer
-    if mistakes := share_mistakes(options):
+    if mistakes := find_share_mistakes(options):
         raise ConfigError(mistakes)
 
     # The run comes first: it is what a share is a part of.
-    units: dict[str, Any] = {EPOCHS: epoch, SHARE: options.train_steps}
+    units: dict[str, Any] = {EPOCHS: steps_per_epoch, SHARE: options.train_steps}
     if isinstance(options.train_steps, Duration):
         units[SHARE] = RoundedSteps(options.train_steps.amount * units[EPOCHS])
     steps: dict[str, int] = {}
-    for path, duration in durations_in(options).items():
+    for path, duration in find_durations(options).items():
         steps[path] = RoundedSteps(duration.amount * units[duration.unit])
         if path.startswith("optimizers."):
             period = options.optimizers[path.split(".")[1]].period
             steps[path] = max(1, steps[path] // period)
-    return config.replace(trainer=nest(steps)) if steps else config
+    return config.replace(trainer=unflatten_values(steps)) if steps else config

@@ -16,7 +16,7 @@ _ENDS = {
 }
 
 
-def rate_end_warnings(options: Any) -> list[str]:
+def find_zero_rate_warnings(options: Any) -> list[str]:
     """Returns a warning for each learning rate that is 0 for the last part of a run, with advice.
 
     A schedule that ends above 0 gives no warning: to continue at a small constant rate is a usual
@@ -52,7 +52,7 @@ def rate_end_warnings(options: Any) -> list[str]:
     return warnings
 
 
-def interval_warnings(options: TrainerConfig) -> list[str]:
+def find_interval_warnings(options: TrainerConfig) -> list[str]:
     """Returns a warning if an interval that was set, or a patience, is longer than the run; `options` has steps."""
     total = options.train_steps
     early = options.early_stopping
@@ -76,7 +76,7 @@ def interval_warnings(options: TrainerConfig) -> list[str]:
     )
 
 
-def save_interval_warnings(options: TrainerConfig) -> list[str]:
+def find_save_interval_warnings(options: TrainerConfig) -> list[str]:
     """Returns a warning if loops are longer than the steps between checkpoints; `options` has steps."""
     interval = options.checkpoint_interval
     is_cut = isinstance(

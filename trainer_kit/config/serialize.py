@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from trainer_kit import files
-from trainer_kit.config.allowed_values import REMOVED
-from trainer_kit.config.merge import apply
+from trainer_kit.config.allowed_values import REMOVED_VALUES
+from trainer_kit.config.merge import apply_layers
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources import yaml_loader
-from trainer_kit.config.sources.layer import Layer
+from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import ConfigError, Mistake
 
 
@@ -18,13 +18,13 @@ def to_yaml(config: ExperimentConfig) -> str:
     return yaml_loader.dump(config.as_dict())
 
 
-def read_params(text: str) -> yaml_loader.Parsed:
+def parse_params(text: str) -> yaml_loader.Parsed:
     """Returns the values in the text of a params.yaml, with their lines.
 
     Raises:
       ConfigError: when the text is not YAML, or holds no config.
     """
-    parsed = yaml_loader.parse(text, "params.yaml", own=True)
+    parsed = yaml_loader.parse(text, "params.yaml", is_trusted=True)
     if not isinstance(parsed.values, dict):
         advice = "it needs the sections of an experiment; restore it, or start in another model_dir"
         raise ConfigError([Mistake("", "holds no config", advice, "params.yaml")])
@@ -44,14 +44,14 @@ def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
       ConfigError: when the text is not YAML or does not fit the classes: all mistakes, with their
         lines.
     """
-    parsed = read_params(text)
+    parsed = parse_params(text)
     for section, fields in parsed.values.items():
         if section in ("trainer", "runtime") and isinstance(fields, dict):
             parsed.values[section] = {
-                name: value for name, value in fields.items() if f"{name}={value}" not in REMOVED
+                name: value for name, value in fields.items() if f"{name}={value}" not in REMOVED_VALUES
             }
     origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}
-    return apply(default_config, [Layer(parsed.values, origins, complete=True)]).config
+    return apply_layers(default_config, [ConfigLayer(parsed.values, origins, replaces_named_sections=True)]).config
 
 
 def write_params(path: str | os.PathLike[str], config: ExperimentConfig) -> None:

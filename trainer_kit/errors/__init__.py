@@ -55,7 +55,7 @@ class TrainerKitError(Exception):
     exit_code: ExitCode = ExitCode.BUG
 
 
-def explained(error: BaseException) -> TrainerKitError | None:
+def find_trainer_kit_error(error: BaseException) -> TrainerKitError | None:
     """Returns `error` if it is a TrainerKitError, or the TrainerKitError that TensorFlow's AutoGraph wrapped in it."""
     seen: BaseException | None = error
     while seen is not None:
@@ -182,37 +182,37 @@ class ConfigError(UsageError):
         return ConfigError, (self.mistakes,)
 
 
-_FAR_BEHIND = (
+_MAX_SIMILARITY_GAP = (
     0.15  # the largest gap in similarity (0 to 1) between the best name and another one to suggest
 )
 
 
-def near_names(name: str, candidates: Iterable[str], most: int = 3) -> tuple[str, ...]:
+def find_similar_names(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
     """Returns at most `most` candidates that are similar to `name`, best first; leaves out much weaker ones."""
     by_lower = {candidate.lower(): candidate for candidate in sorted(set(candidates))}
     best = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     if not best:
         return ()
-    cutoff = max(0.6, difflib.SequenceMatcher(None, best[0], name.lower()).ratio() - _FAR_BEHIND)
+    cutoff = max(0.6, difflib.SequenceMatcher(None, best[0], name.lower()).ratio() - _MAX_SIMILARITY_GAP)
     return tuple(
         by_lower[match]
-        for match in difflib.get_close_matches(name.lower(), by_lower, n=most, cutoff=cutoff)
+        for match in difflib.get_close_matches(name.lower(), by_lower, n=limit, cutoff=cutoff)
     )
 
 
-def suggestion(name: str, candidates: Sequence[str], listed: int = 12) -> str:
+def suggest_names(name: str, candidates: Sequence[str], max_listed: int = 12) -> str:
     """Returns the advice for an unknown name: similar candidates if there are any, else the candidates."""
-    near = near_names(name, candidates)
+    near = find_similar_names(name, candidates)
     if near:
         return f"did you mean {' or '.join(near)}?"
     if not candidates:
         return "there are none"
     known = sorted(candidates)
-    more = f", ... ({len(known)} in all)" if len(known) > listed else ""
-    return f"there are: {', '.join(known[:listed])}{more}"
+    more = f", ... ({len(known)} in all)" if len(known) > max_listed else ""
+    return f"there are: {', '.join(known[:max_listed])}{more}"
 
 
-def path_suggestion(missing: Path, names: Sequence[str], kind: str) -> str:
+def suggest_paths(missing: Path, names: Sequence[str], kind: str) -> str:
     """Returns the advice for a path that does not exist: similar paths, or what its folder holds.
 
     Args:
@@ -222,7 +222,7 @@ def path_suggestion(missing: Path, names: Sequence[str], kind: str) -> str:
     """
     if not missing.parent.is_dir():
         return f"there is no folder {missing.parent} either"
-    if near := near_names(missing.name, names):
+    if near := find_similar_names(missing.name, names):
         return f"did you mean {' or '.join(str(missing.parent / name) for name in near)}?"
     place = "here" if missing.parent == Path() else f"in {missing.parent}"
-    return f"{place} {suggestion(missing.name, names)}" if names else f"{place} there are no {kind}"
+    return f"{place} {suggest_names(missing.name, names)}" if names else f"{place} there are no {kind}"

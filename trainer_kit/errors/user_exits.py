@@ -6,17 +6,17 @@ import contextlib
 from collections.abc import Iterator
 
 from trainer_kit.errors import TrainerKitError
-from trainer_kit.errors.user_frames import translated_function, user_frames
+from trainer_kit.errors.user_frames import find_autograph_function, find_user_frames
 
 
-def exit_error(error: SystemExit) -> TrainerKitError:
+def build_exit_error(error: SystemExit) -> TrainerKitError:
     """Returns an error that names the deepest line of the user's code, which ended the program.
 
     In a function that AutoGraph has translated the line is not known, so the error names the
     function.
     """
-    users = user_frames(error)
-    if function := translated_function(error):
+    users = find_user_frames(error)
+    if function := find_autograph_function(error):
         place = f"your code, in {function},"
     else:
         place = f"{users[-1].file}:{users[-1].line}: this line" if users else "your code"
@@ -29,9 +29,9 @@ def exit_error(error: SystemExit) -> TrainerKitError:
 
 
 @contextlib.contextmanager
-def exits_as_errors() -> Iterator[None]:
+def convert_system_exit() -> Iterator[None]:
     """Raises a TrainerKitError instead of a SystemExit of the block."""
     try:
         yield
     except SystemExit as error:
-        raise exit_error(error) from error
+        raise build_exit_error(error) from error

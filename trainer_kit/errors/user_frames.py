@@ -20,7 +20,7 @@ from typing import Any
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
-_INSTALLED = ("/site-packages/", "/dist-packages/")
+_SITE_PACKAGES = ("/site-packages/", "/dist-packages/")
 _FRAMEWORKS = {
     "tensorflow",
     "keras",
@@ -33,8 +33,8 @@ _FRAMEWORKS = {
     "wrapt",
     "six",
 }
-_IN_TEXT = re.compile(r'File "([^"\n]+)", line (\d+), in ([^\s,]+)')
-_OF_AUTOGRAPH = "__autograph_generated_file"
+_FRAME_PATTERN = re.compile(r'File "([^"\n]+)", line (\d+), in ([^\s,]+)')
+_AUTOGRAPH_FILE = "__autograph_generated_file"
 
 
 @dataclass(frozen=True)
@@ -60,49 +60,49 @@ class Frame:
         return f"{self.file}:{self.line}, in {self.function}"
 
 
-def user_frames(error: BaseException) -> list[Frame]:
+def find_user_frames(error: BaseException) -> list[Frame]:
     """Returns the frames of the user's code that `error` comes from, the deepest last; [] if there are none.
 
     The user's code is neither installed nor part of Python or trainer_kit. If there is no such
     frame, code of installed packages counts, except TensorFlow, Keras and the packages that they
     use, since a task may be installed.
     """
-    in_text, in_traceback = frames_in(text_of(error)), list(_traceback_frames(error))
-    for is_users in (is_users_file, _is_installed):
+    in_text, in_traceback = parse_frames(get_error_message(error)), list(_traceback_frames(error))
+    for is_users in (is_user_file, _is_installed):
         for frames in (in_text, in_traceback):
             if found := [frame for frame in frames if is_users(frame.file)]:
                 return found
     return []
 
 
-def is_users_file(file: str) -> bool:
+def is_user_file(file: str) -> bool:
     """Whether a source file is the user's: neither installed nor part of Python or trainer_kit."""
     if (
         file.startswith((_PACKAGE, *_STANDARD))
-        or _OF_AUTOGRAPH in file
-        or any(part in file for part in _INSTALLED)
+        or _AUTOGRAPH_FILE in file
+        or any(part in file for part in _SITE_PACKAGES)
     ):
         return False
     # A notebook's cell has known lines without a file; "<string>" and compiled modules have none.
     return os.path.isfile(file) or (file in linecache.cache and not file.startswith("<"))
 
 
-def frames_in(text: str) -> list[Frame]:
+def parse_frames(text: str) -> list[Frame]:
     """Returns the frames in the text of an error, the deepest last."""
-    return [Frame(file, int(line), name) for file, line, name in _IN_TEXT.findall(text)]
+    return [Frame(file, int(line), name) for file, line, name in _FRAME_PATTERN.findall(text)]
 
 
-def own_frames_in(text: str) -> list[Frame]:
+def parse_user_frames(text: str) -> list[Frame]:
     """Returns the frames in the text of an error that belong to the user's code."""
-    return [frame for frame in frames_in(text) if is_users_file(frame.file)]
+    return [frame for frame in parse_frames(text) if is_user_file(frame.file)]
 
 
-def own_frames(stack: Iterable[Any]) -> list[Frame]:
+def select_user_frames(stack: Iterable[Any]) -> list[Frame]:
     """Returns the frames of the user's code in a stack of Python's or TensorFlow's frame summaries."""
     return [
         Frame(each.filename, each.lineno, each.name or "<lambda>")
         for each in stack
-        if is_users_file(each.filename)
+        if is_user_file(each.filename)
     ]
 
 
@@ -111,11 +111,11 @@ def caller_location(modules: Collection[str]) -> str:
     for frame, line in traceback.walk_stack(None):
         path = frame.f_code.co_filename
         if frame.f_globals.get("__name__") not in (__name__, *modules):
-            return f"{path}:{line}" if is_users_file(path) else ""
+            return f"{path}:{line}" if is_user_file(path) else ""
     return ""
 
 
-def translated_function(error: BaseException) -> str | None:
+def find_autograph_function(error: BaseException) -> str | None:
     """Returns the name of the user's function that `error` comes from, if AutoGraph has translated it; else None.
 
     AutoGraph adds the user's lines to the text of an Exception, not to that of a SystemExit.
@@ -123,28 +123,28 @@ def translated_function(error: BaseException) -> str | None:
     frames = [
         frame
         for frame in _traceback_frames(error)
-        if _OF_AUTOGRAPH in frame.file or is_users_file(frame.file)
+        if _AUTOGRAPH_FILE in frame.file or is_user_file(frame.file)
     ]
-    translated = frames and _OF_AUTOGRAPH in frames[-1].file
+    translated = frames and _AUTOGRAPH_FILE in frames[-1].file
     return frames[-1].function.removeprefix("tf__") if translated else None
 
 
-def our_frames(error: BaseException) -> list[Frame]:
+def find_package_frames(error: BaseException) -> list[Frame]:
     """Returns the frames of trainer_kit in the traceback of `error`, the deepest last."""
     return [frame for frame in _traceback_frames(error) if frame.file.startswith(_PACKAGE)]
 
 
-def values_in(error: BaseException, frame: Frame) -> dict[str, Any]:
+def get_frame_locals(error: BaseException, frame: Frame) -> dict[str, Any]:
     """Returns the local variables of `frame` by name; {} if Python had left the frame before the error."""
     names, found = {frame.function, f"tf__{frame.function}"}, {}
     for each, _ in _walk(error):
         file = each.f_code.co_filename
-        if each.f_code.co_name in names and (file == frame.file or _OF_AUTOGRAPH in file):
+        if each.f_code.co_name in names and (file == frame.file or _AUTOGRAPH_FILE in file):
             found = dict(each.f_locals)
     return found
 
 
-def text_of(error: BaseException) -> str:
+def get_error_message(error: BaseException) -> str:
     """Returns the message of an error; for TensorFlow's errors the attribute `message`, which has no decoration."""
     message = getattr(error, "message", None)
     return message if isinstance(message, str) else str(error)
@@ -163,7 +163,7 @@ def _walk(error: BaseException) -> Iterable[tuple[FrameType, int]]:
 
 
 def _is_installed(file: str) -> bool:
-    part = next((part for part in _INSTALLED if part in file), None)
+    part = next((part for part in _SITE_PACKAGES if part in file), None)
     if part is None or file.startswith(_PACKAGE) or not os.path.isfile(file):
         return False
     return re.split(r"[/.]", file.rsplit(part, 1)[1], maxsplit=1)[0] not in _FRAMEWORKS

@@ -10,9 +10,9 @@ from pathlib import Path
 import tensorflow as tf
 
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.commit import is_foreign, problem
+from trainer_kit.checkpoints.commit import is_foreign, describe_damage
 from trainer_kit.checkpoints.weight_files.keras_file import is_keras_file
-from trainer_kit.errors import StorageError, UsageError, path_suggestion
+from trainer_kit.errors import StorageError, UsageError, suggest_paths
 from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.process.run_directory import read_run_id
 
@@ -21,7 +21,7 @@ _FILE = re.compile(r"\.(index|data-\d{5}-of-\d{5})$")
 _LOG = logging.getLogger(__name__)
 
 
-def newest_checkpoint(directory: str) -> str | None:
+def find_newest_checkpoint(directory: str) -> str | None:
     """Returns the prefix of the newest whole checkpoint; if no file has our names, the one in the pointer file.
 
     The pointer file is not reliable: after the death of a process it may be missing, incomplete or
@@ -34,7 +34,7 @@ def newest_checkpoint(directory: str) -> str | None:
     for prefix in reversed(there):
         if is_foreign(prefix, run_id):
             _LOG.warning("%s was saved by another run; it is not used", prefix)
-        elif not (wrong := problem(prefix)):
+        elif not (wrong := describe_damage(prefix)):
             return prefix
         else:
             _LOG.warning("%s is damaged: %s; it is not used", prefix, wrong)
@@ -52,7 +52,7 @@ def newest_checkpoint(directory: str) -> str | None:
     return None
 
 
-def checkpoint_of_folder(directory: str) -> str | None:
+def find_folder_checkpoint(directory: str) -> str | None:
     """Returns the prefix of the best checkpoint in a folder of best weights, or the newest one in another folder.
 
     Raises:
@@ -60,7 +60,7 @@ def checkpoint_of_folder(directory: str) -> str | None:
     """
     info = read_info(directory)
     best = os.path.join(directory, info["checkpoint"]) if info is not None else ""
-    return best if best and not problem(best) else newest_checkpoint(directory)
+    return best if best and not describe_damage(best) else find_newest_checkpoint(directory)
 
 
 def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
@@ -83,7 +83,7 @@ def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
     ):  # of a Training job
         raise UsageError(f"{listed}, but {inner} does; give that folder")
     if which == "latest":
-        newest = newest_checkpoint(model_dir)
+        newest = find_newest_checkpoint(model_dir)
         if newest is None:
             raise UsageError(
                 f"nothing to evaluate: {listed}; train first, or give another model_dir, or "
@@ -108,7 +108,7 @@ def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
     return which
 
 
-def weights_at(path: str) -> str:
+def resolve_weights_path(path: str) -> str:
     """Returns the path of the Keras file, or the prefix of the checkpoint, at a path.
 
     Args:
@@ -126,7 +126,7 @@ def weights_at(path: str) -> str:
     if tf.io.gfile.isdir(path):
         if tf.io.gfile.exists(os.path.join(path, "saved_model.pb")):
             return os.path.join(path, "variables", "variables")
-        if found := checkpoint_of_folder(path):
+        if found := find_folder_checkpoint(path):
             return found
         there = sorted(os.listdir(path)) if os.path.isdir(path) else []
         raise UsageError(
@@ -135,5 +135,5 @@ def weights_at(path: str) -> str:
     if _FILE.search(path) and tf.io.gfile.exists(path):
         return _FILE.sub("", path)
     known = sorted({_FILE.sub("", one.name) for one in Path(path).parent.glob("*")})
-    advice = "" if "://" in path else f"; {path_suggestion(Path(path), known, 'files')}"
+    advice = "" if "://" in path else f"; {suggest_paths(Path(path), known, 'files')}"
     raise UsageError(f"there is no checkpoint {path}{advice}")

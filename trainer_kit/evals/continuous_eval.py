@@ -14,25 +14,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.config.schema.evaluation import validation_sets
+from trainer_kit.config.schema.evaluation import get_validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.process.run_directory import RunDirectory, has_begun
-from trainer_kit.process.run_lock import read_heartbeat, runs
+from trainer_kit.process.run_lock import read_heartbeat, is_process_alive
 from trainer_kit.process.sidecar_lease import Lease
 
 _LOG = logging.getLogger(__name__)
 _SILENT_SECONDS = 20.0  # four beats
 
 
-def with_chosen_sets(config: ExperimentConfig) -> ExperimentConfig:
+def select_validation_sets(config: ExperimentConfig) -> ExperimentConfig:
     """Returns the config of a sidecar, reduced to the sets of trainer.continuous_eval.validation_sets.
 
     Best checkpoints by metrics of other sets are left out.
     """
-    options, data = config.trainer, validation_sets(config.task)
+    options, data = config.trainer, get_validation_sets(config.task)
     names = options.continuous_eval.validation_sets
     if not names:
         return config
@@ -100,15 +100,15 @@ class Sidecar:
         self._summaries = summaries
         self._train_steps = train_steps
         self._global_step = global_step
-        self._beat: tuple[Any, float] = (None, 0.0)
+        self._last_heartbeat: tuple[Any, float] = (None, 0.0)
         self._has_begun = False  # whether a checkpoint and a manifest were seen
 
     def begin(self) -> None:
         """Sets the best checkpoint and the curves to the last recorded step."""
-        if self.went_back_to() is None:
-            self._follow_records(max(self.evaluated(), default=-1))
+        if self.poll_rewind() is None:
+            self._resume_best_and_summaries(max(self.get_evaluated_steps(), default=-1))
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the run has ended: final.json says so, or the checkpoint of its last step was restored.
 
         While a trainer is alive, the run continues whatever final.json says: it may have started
@@ -121,11 +121,11 @@ class Sidecar:
             self._directory.check_manifest()
         else:
             self._has_begun = has_begun(self._directory.path) and os.path.exists(
-                self._directory.manifest
+                self._directory.manifest_path
             )
-        if self.alive():
+        if self.is_alive():
             return False
-        last_step = self._directory.last_step(
+        last_step = self._directory.read_last_step(
             self._train_steps
         )  # the run's number, which a restart may change
         final = self._directory.read_final()
@@ -136,24 +136,24 @@ class Sidecar:
         newest = max(
             complete_checkpoints(self._directory.path), default=-1
         )  # the restored step may be superseded
-        return last_step is not None and last_step <= min(self.step_reached(), newest)
+        return last_step is not None and last_step <= min(self.get_reached_step(), newest)
 
-    def step_reached(self) -> int:
+    def get_reached_step(self) -> int:
         """Returns the step of the checkpoint that was restored last."""
         return int(self._global_step.numpy())
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the trainer's heartbeat beats."""
         heartbeat = read_heartbeat(self._directory.path)
         if heartbeat is None or heartbeat["ended"]:
             return False
         now = time.monotonic()
-        if heartbeat["beat"] != self._beat[0]:
-            self._beat = (heartbeat["beat"], now)
+        if heartbeat["beat"] != self._last_heartbeat[0]:
+            self._last_heartbeat = (heartbeat["beat"], now)
         here = heartbeat["host"] == socket.gethostname()
-        return now - self._beat[1] < _SILENT_SECONDS and not (here and not runs(heartbeat["pid"]))
+        return now - self._last_heartbeat[1] < _SILENT_SECONDS and not (here and not is_process_alive(heartbeat["pid"]))
 
-    def trainer(self) -> str:
+    def describe_trainer(self) -> str:
         """Describes the trainer: its host and pid, its step, and whether it is alive."""
         heartbeat = read_heartbeat(self._directory.path)
         if heartbeat is None:
@@ -164,29 +164,29 @@ class Sidecar:
         who = f"the trainer ({heartbeat['host']} pid {heartbeat['pid']})"
         if heartbeat["ended"]:
             return f"{who} ended at step {heartbeat['step']}: {heartbeat['ended']}"
-        state = "is alive" if self.alive() else "is gone"
+        state = "is alive" if self.is_alive() else "is gone"
         return (
             f"{who} {state}; its last heartbeat was at step {heartbeat['step']}"
             f" ({heartbeat['phase']})"
         )
 
-    def went_back_to(self) -> int | None:
+    def poll_rewind(self) -> int | None:
         """Follows a rewind of the run: evaluations of later steps no longer count. Returns the step, or None."""
         # The best is rewound before the ledger: a sidecar that dies in between repeats both at its
         # next start.
-        step = self._ledger.follow(self._directory.training_ledger, before=self._rewind_best)
+        step = self._ledger.follow(self._directory.training_ledger_path, before_rewind=self._rewind_best)
         if step is not None:
-            self._follow_records(step)
+            self._resume_best_and_summaries(step)
         return step
 
     def last_metrics(self) -> dict[str, Any]:
         """Returns the metrics of the last recorded step; {} if there is none."""
-        evaluated = self._ledger.evaluated()
+        evaluated = self._ledger.get_metrics_by_step()
         return evaluated[max(evaluated)] if evaluated else {}
 
-    def evaluated(self) -> set[int]:
+    def get_evaluated_steps(self) -> set[int]:
         """Returns the recorded steps for this data and config."""
-        return set(self._ledger.evaluated())
+        return set(self._ledger.get_metrics_by_step())
 
     def record(
         self,
@@ -198,16 +198,16 @@ class Sidecar:
         """Records an evaluation after it was reported; a sidecar that dies in between reports it again."""
         self._ledger.append(step, logs, seconds, os.path.relpath(checkpoint, self._directory.path))
 
-    def need(self, after: int | None, reads: int | None) -> None:
+    def protect_checkpoints(self, after_step: int | None, reading_step: int | None) -> None:
         """Keeps the run from removing checkpoints that are still needed."""
-        self._lease.need(after, reads, self._ledger.lineage)
+        self._lease.protect_checkpoints(after_step, reading_step, self._ledger.lineage)
 
     def _rewind_best(self, step: int) -> None:
         if self._best is not None:
-            self._best.rewind(step, self._ledger.counting())
+            self._best.rewind(step, self._ledger.get_active_evaluations())
 
-    def _follow_records(self, step: int) -> None:
+    def _resume_best_and_summaries(self, step: int) -> None:
         if hasattr(self._summaries, "resume"):
             self._summaries.resume(step)
         if self._best is not None:
-            self._best.resume(None, self._ledger.counting())
+            self._best.resume(None, self._ledger.get_active_evaluations())

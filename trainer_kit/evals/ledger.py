@@ -19,7 +19,7 @@ from typing import Any
 
 from trainer_kit import files
 from trainer_kit.errors import StorageError
-from trainer_kit.telemetry.scalars import as_scalar, flat_scalars, from_json_number, to_json_number
+from trainer_kit.telemetry.scalars import as_scalar, flatten_scalars, from_json_number, to_json_number
 
 REWIND = "rewind"
 _LOG = logging.getLogger(__name__)
@@ -50,11 +50,11 @@ class Ledger:
         self.path = os.fspath(path)
         self.sets = dict(sets)
         self._hashes = self.sets or {dataset: config_hash}
-        self._read: tuple[Any, list[dict[str, Any]]] = (None, [])
-        self._followed: Any = None
+        self._cached_records: tuple[Any, list[dict[str, Any]]] = (None, [])
+        self._followed_signature: Any = None
         self.lineage = max([lineage, *(record["lineage"] for record in self.records())])
-        self._known: dict[tuple[Any, ...], dict[str, Any]] | None = None
-        self._warned, self._size = False, 0
+        self._recorded_metrics: dict[tuple[Any, ...], dict[str, Any]] | None = None
+        self._has_warned, self._size = False, 0
 
     def append(
         self,
@@ -88,14 +88,14 @@ class Ledger:
             (dataset,) = self._hashes
             evaluations = [(dataset, dict(metrics), seconds)]
 
-        if self._known is None:
-            self._known = _first_metrics(self.records())
+        if self._recorded_metrics is None:
+            self._recorded_metrics = _first_metrics(self.records())
         is_new = False
         for dataset, own, spent in evaluations:
-            values = _encoded(without_best(plain(own)))
+            values = _encode_metrics(remove_best_values(extract_scalars(own)))
             key = (self.lineage, int(step), dataset, self._hashes[dataset])
-            if key in self._known:
-                self._compare(int(step), self._known[key], values)
+            if key in self._recorded_metrics:
+                self._warn_of_other_metrics(int(step), self._recorded_metrics[key], values)
                 continue
             is_new = True
             self._warn_of_loss()
@@ -110,7 +110,7 @@ class Ledger:
                     "lineage": self.lineage,
                 }
             )
-            self._known[key] = values
+            self._recorded_metrics[key] = values
             self._size = os.path.getsize(self.path)
         return is_new
 
@@ -118,11 +118,11 @@ class Ledger:
         """Warns when somebody has truncated or removed the file since this process appended its last record."""
         if self._size and (_signature(self.path) or (0, 0))[1] < self._size:
             steps = sorted(
-                {key[1] for key in self._known or ()} - {item["step"] for item in self.records()}
+                {key[1] for key in self._recorded_metrics or ()} - {item["step"] for item in self.records()}
             )
             _LOG.warning(
                 "%s was cut or removed during the run: the evaluations of %d steps are lost (%s)",
-                *(self.path, len(steps), _listed(steps)),
+                *(self.path, len(steps), _format_steps(steps)),
             )
 
     def rewind(self, step: int) -> None:
@@ -135,7 +135,7 @@ class Ledger:
         self.lineage += 1
 
     def follow(
-        self, path: str | os.PathLike[str], before: Callable[[int], None] = lambda _: None
+        self, path: str | os.PathLike[str], before_rewind: Callable[[int], None] = lambda _: None
     ) -> int | None:
         """Copies new rewinds from the run's ledger at `path` to this one.
 
@@ -151,7 +151,7 @@ class Ledger:
           StorageError: when the file cannot be written.
         """
         signature = _signature(path)
-        if signature == self._followed:
+        if signature == self._followed_signature:
             return None
         new = [
             item
@@ -160,19 +160,19 @@ class Ledger:
         ]
         step = min((item["step"] for item in new), default=None)
         if step is not None:
-            before(step)
+            before_rewind(step)
         for item in new:
             self._write({name: item[name] for name in ("kind", "lineage", "step")})
             self.lineage = item["lineage"]
-        self._followed = signature
+        self._followed_signature = signature
         return step
 
     def records(self) -> list[dict[str, Any]]:
         """Returns `read_records` of the file; reads it again only when another object has changed it."""
         signature = _signature(self.path)
-        if signature is None or signature != self._read[0]:
-            self._read = signature, read_records(self.path)
-        return list(self._read[1])
+        if signature is None or signature != self._cached_records[0]:
+            self._cached_records = signature, read_records(self.path)
+        return list(self._cached_records[1])
 
     def _write(self, record: dict[str, Any]) -> None:
         """Appends a line without reading the earlier ones again, since a long run has many."""
@@ -182,15 +182,15 @@ class Ledger:
             raise StorageError(
                 f"{run} was moved or removed during the run; {self.path} cannot be written"
             )
-        files.append_line(self.path, record, point="ledger")
-        self._read = _signature(self.path), [*before, _decoded(record)]
+        files.append_json_line(self.path, record, point="ledger")
+        self._cached_records = _signature(self.path), [*before, _decode_record(record)]
 
-    def extent(self, step: int) -> tuple[int, int]:
+    def read_extent(self, step: int) -> tuple[int, int]:
         """Returns (number of evaluations before `step` that count, their last step); (0, -1) if there is none."""
-        evaluated = [item["step"] for item in _active(self.records()) if item["step"] < step]
+        evaluated = [item["step"] for item in _iterate_active_records(self.records()) if item["step"] < step]
         return len(evaluated), max(evaluated, default=-1)
 
-    def went_back_to(self, lineage: int) -> int | None:
+    def find_rewind_step(self, lineage: int) -> int | None:
         """Returns the earliest step that the run has gone back to since a lineage; None if it has not."""
         rewinds = (
             item
@@ -199,21 +199,21 @@ class Ledger:
         )
         return min((item["step"] for item in rewinds), default=None)
 
-    def active(self) -> list[dict[str, Any]]:
+    def get_current_evaluations(self) -> list[dict[str, Any]]:
         """Returns the evaluations that count, on this data and with this config, in their order."""
         hashes: dict[Any, str] = dict(self._hashes)
         return [
             item
-            for item in self.counting()
+            for item in self.get_active_evaluations()
             if item.get("config_hash")
             in (None, hashes.get(item.get("dataset"), item.get("config_hash")))
         ]
 
-    def evaluated(self) -> dict[int, dict[str, Any]]:
+    def get_metrics_by_step(self) -> dict[int, dict[str, Any]]:
         """Returns the metrics by step, for the steps at which all validation sets were evaluated with this config."""
         found: dict[int, dict[str, Any]] = {}
         of_step: dict[int, set[str]] = {}
-        for item in self.active():
+        for item in self.get_current_evaluations():
             found.setdefault(item["step"], {}).update(item["metrics"])
             of_step.setdefault(item["step"], set()).add(
                 item.get("dataset") or next(iter(self._hashes))
@@ -222,16 +222,16 @@ class Ledger:
             step: metrics for step, metrics in found.items() if of_step[step] >= self._hashes.keys()
         }
 
-    def recorded_sets(self, step: int) -> set[str]:
+    def find_recorded_sets(self, step: int) -> set[str]:
         """Returns the validation sets whose evaluation of `step` counts; a single set without a name is ""."""
-        found = {item.get("dataset") for item in self.counting() if item["step"] == step}
+        found = {item.get("dataset") for item in self.get_active_evaluations() if item["step"] == step}
         return (
             {name for name in self.sets if name in found}
             if self.sets
             else ({""} if found else set())
         )
 
-    def counting(self) -> list[dict[str, Any]]:
+    def get_active_evaluations(self) -> list[dict[str, Any]]:
         """Returns the evaluations that count, on this data and with any config, in their order."""
         return [
             item
@@ -239,14 +239,14 @@ class Ledger:
             if item.get("dataset") in (None, *self._hashes)
         ]
 
-    def _compare(self, step: int, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    def _warn_of_other_metrics(self, step: int, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         # Compared as text, since NaN has to equal NaN.
-        old, new = ({name: str(value) for name, value in _flat(side)} for side in (before, now))
+        old, new = ({name: str(value) for name, value in _flatten_metrics(side)} for side in (before, now))
         both = {**old, **new}
         others = [name for name in both if old.get(name) != new.get(name)]
-        if self._warned or not others:
+        if self._has_warned or not others:
             return
-        self._warned, name = True, others[0]
+        self._has_warned, name = True, others[0]
         _LOG.warning(
             "%s: step %d was evaluated again and gave other metrics (%s: %s, now %s): the data is"
             " other data under the same config, or the resume or the evaluation was not exact; the"
@@ -261,10 +261,10 @@ def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Unknown keys are kept. A record without a lineage has lineage 0. The result is empty if there is
     no file.
     """
-    return [_decoded(record) for record in files.read_lines(path) if _is_record(record)]
+    return [_decode_record(record) for record in files.read_json_lines(path) if _is_record(record)]
 
 
-def other_ledgers(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_sidecar_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the records of all other ledgers in the folder of the one at `path`: those of sidecars."""
     folder, name = os.path.split(os.path.abspath(path))
     others = sorted(set(glob.glob(f"{glob.escape(folder)}/*.jsonl")) - {os.path.join(folder, name)})
@@ -277,10 +277,10 @@ def active_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     Args:
       records: The evaluations and rewinds that `read_records` returns.
     """
-    return [dict(item) for item in _active(list(records))]
+    return [dict(item) for item in _iterate_active_records(list(records))]
 
 
-def _active(records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _iterate_active_records(records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     began = [(item["lineage"], item["step"]) for item in records if item.get("kind") == REWIND]
     for item in records:
         superseded = began and any(
@@ -290,7 +290,7 @@ def _active(records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
             yield item
 
 
-def merged_sets(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def merge_validation_sets(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns the evaluations in their order, with the records of several validation sets at one step merged.
 
     A set that appears again at a step, because its config was changed, starts another evaluation.
@@ -309,17 +309,17 @@ def merged_sets(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, A
     return found
 
 
-def plain(logs: Mapping[str, Any]) -> dict[str, Any]:
+def extract_scalars(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns logs as nested dicts of floats, without values that are not single numbers."""
     found: dict[str, Any] = {}
     for name, value in logs.items():
-        kept = plain(value) if isinstance(value, Mapping) else as_scalar(value)
+        kept = extract_scalars(value) if isinstance(value, Mapping) else as_scalar(value)
         if kept is not None:
             found[str(name)] = kept
     return found
 
 
-def without_best(logs: Mapping[str, Any]) -> dict[str, Any]:
+def remove_best_values(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the logs of an evaluation without the best value so far, which is not a result of that evaluation."""
     own = {
         name: value
@@ -327,12 +327,12 @@ def without_best(logs: Mapping[str, Any]) -> dict[str, Any]:
         if name.removeprefix("best_") not in logs.keys() - {name}
     }
     return {
-        name: without_best(value) if isinstance(value, Mapping) else value
+        name: remove_best_values(value) if isinstance(value, Mapping) else value
         for name, value in own.items()
     }
 
 
-def _listed(steps: Sequence[int]) -> str:
+def _format_steps(steps: Sequence[int]) -> str:
     return ", ".join(map(str, steps)) if len(steps) <= 5 else f"{steps[0]} to {steps[-1]}"
 
 
@@ -350,7 +350,7 @@ def _first_metrics(records: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...]
     for item in records:
         if item.get("kind") != REWIND:
             key = (item["lineage"], item["step"], item.get("dataset"), item.get("config_hash"))
-            known.setdefault(key, _encoded(item["metrics"]))
+            known.setdefault(key, _encode_metrics(item["metrics"]))
     return known
 
 
@@ -367,29 +367,29 @@ def _is_record(record: Mapping[str, Any]) -> bool:
     )
 
 
-def _decoded(record: Mapping[str, Any]) -> dict[str, Any]:
+def _decode_record(record: Mapping[str, Any]) -> dict[str, Any]:
     decoded = {**record, "lineage": record.get("lineage", 0)}
     if record.get("kind") == REWIND:
         return decoded
     return {
         **decoded,
-        "metrics": without_best(_numbers(record["metrics"])),
+        "metrics": remove_best_values(_decode_metrics(record["metrics"])),
     }  # earlier releases recorded the best
 
 
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _decode_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: _numbers(value) if isinstance(value, Mapping) else from_json_number(value)
+        name: _decode_metrics(value) if isinstance(value, Mapping) else from_json_number(value)
         for name, value in metrics.items()
     }
 
 
-def _flat(metrics: Mapping[str, Any]) -> list[tuple[str, float]]:
-    return list(flat_scalars(_numbers(metrics), "|").items())
+def _flatten_metrics(metrics: Mapping[str, Any]) -> list[tuple[str, float]]:
+    return list(flatten_scalars(_decode_metrics(metrics), "|").items())
 
 
-def _encoded(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _encode_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: _encoded(value) if isinstance(value, Mapping) else to_json_number(value)
+        name: _encode_metrics(value) if isinstance(value, Mapping) else to_json_number(value)
         for name, value in metrics.items()
     }

@@ -12,13 +12,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from trainer_kit.checkpoints.commit import read_record
+from trainer_kit.checkpoints.commit import read_commit_record
 from trainer_kit.errors import StorageError
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
-from trainer_kit.evals.ledger import Ledger, active_records, other_ledgers
-from trainer_kit.process.sidecar_lease import lineages_in_evaluation
+from trainer_kit.evals.ledger import Ledger, active_records, read_sidecar_records
+from trainer_kit.process.sidecar_lease import read_lineages_in_evaluation
 from trainer_kit.telemetry.background_writer import BackgroundWriter
-from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter, active_history, extent, reported
+from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter, read_active_history, read_extent, has_report
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,51 +40,51 @@ class RunHistory:
     def __init__(
         self,
         ledger: Ledger,
-        history: JsonLinesWriter | None,
+        history_writer: JsonLinesWriter | None,
         summaries: Sequence[Any],
         best: BestCheckpoints | None,
-        writer: BackgroundWriter | None = None,
-        checkpoints: str = "",
+        background_writer: BackgroundWriter | None = None,
+        checkpoint_folder: str = "",
     ) -> None:
         self.ledger = ledger
         self.best = best
-        self._checkpoints = checkpoints
-        self._history = history
+        self._checkpoint_folder = checkpoint_folder
+        self._history_writer = history_writer
         self._summaries = summaries
-        self._writer = writer
+        self._background_writer = background_writer
 
-    def settle(self, step: int) -> dict[str, Any]:
+    def flush_to_disk(self, step: int) -> dict[str, Any]:
         """Writes all reports to the disk, before a checkpoint; returns `extent`."""
-        if self._writer is not None:
-            self._writer.settle()
-        return self.extent(step)
+        if self._background_writer is not None:
+            self._background_writer.flush_threaded_writers()
+        return self.read_extent(step)
 
-    def extent(self, step: int) -> dict[str, list[int]]:
+    def read_extent(self, step: int) -> dict[str, list[int]]:
         """Returns how much history and ledger hold up to `step`, for the record of its checkpoint.
 
         Returns:
           "history": [the last step, bytes up to it]; "evaluations": [their number before `step`,
           the last step]. {} on workers that are not the chief.
         """
-        if self._history is None:
+        if self._history_writer is None:
             return {}
         return {
-            "history": list(extent(self._history.path, step)),
-            "evaluations": list(self.ledger.extent(step)),
+            "history": list(read_extent(self._history_writer.path, step)),
+            "evaluations": list(self.ledger.read_extent(step)),
         }
 
-    def begin_at(self, step: int, manager: Any) -> None:
+    def begin_or_rewind(self, step: int, manager: Any) -> None:
         """Rewinds all to the step that training resumes from; permanently if the run goes back by request.
 
         Args:
           step: The step of the restored checkpoint.
           manager: The CheckpointManager that restored it.
         """
-        if manager.goes_back_to is None:
+        if manager.rewind_step is None:
             self.begin(step, is_new=manager.is_new_run)
         else:
             self.rewind(step)
-            manager.done_going_back()
+            manager.finish_rewind()
 
     def begin(self, step: int, is_new: bool) -> None:
         """Rewinds all to the step that a run starts at or resumes from.
@@ -107,18 +107,18 @@ class RunHistory:
                 " restore one from a backup, or start again from step 0 with --from_step=0"
             )
         last = (
-            max((line["step"] for line in active_history(self._history.path)), default=0)
-            if self._history
+            max((line["step"] for line in read_active_history(self._history_writer.path)), default=0)
+            if self._history_writer
             else 0
         )
-        if is_new and last and self._history is not None:
+        if is_new and last and self._history_writer is not None:
             _LOG.warning(
                 "%s has reports up to step %d, but there is no checkpoint: the run begins at"
                 " step 0",
-                self._history.path,
+                self._history_writer.path,
                 last,
             )
-        if is_new and self._history is not None and self._sidecars_know_lost_checkpoints():
+        if is_new and self._history_writer is not None and self._sidecars_know_lost_checkpoints():
             _LOG.warning(
                 "%s names evaluations of checkpoints that are gone; sidecars forget them, and the"
                 " run begins at step 0",
@@ -131,14 +131,14 @@ class RunHistory:
 
     def _warn_of_loss(self, step: int) -> None:
         """Warns when history or ledger hold less than when the checkpoint of `step` was saved."""
-        if self._history is None or not self._checkpoints:
+        if self._history_writer is None or not self._checkpoint_folder:
             return
-        record = read_record(os.path.join(self._checkpoints, f"ckpt-{step}")) or {}
+        record = read_commit_record(os.path.join(self._checkpoint_folder, f"ckpt-{step}")) or {}
         before = record.get("recorded")
         if not isinstance(before, dict):
             return
-        now = self.extent(step)
-        (last, size), (last_now, size_now) = _numbers(before, "history"), now["history"]
+        now = self.read_extent(step)
+        (last, size), (last_now, size_now) = _parse_extent(before, "history"), now["history"]
         if size_now < size:
             left = (
                 f"what is left ends at step {last_now}"
@@ -149,14 +149,14 @@ class RunHistory:
                 "%s has lost reports: it held %s bytes up to step %d when ckpt-%d was saved,"
                 " and %s",
                 *(
-                    self._history.path,
+                    self._history_writer.path,
                     f"{size:,}",
                     last,
                     step,
                     left if size_now else "nothing is left",
                 ),
             )
-        (count, last), (count_now, last_now) = _numbers(before, "evaluations"), now["evaluations"]
+        (count, last), (count_now, last_now) = _parse_extent(before, "evaluations"), now["evaluations"]
         if count_now < count:
             left = f"{count_now} are left, up to step {last_now}" if count_now else "none is left"
             _LOG.warning(
@@ -166,25 +166,25 @@ class RunHistory:
 
     def _sidecars_know_lost_checkpoints(self) -> bool:
         """Whether a sidecar has evaluated, or is evaluating, a checkpoint that the run has not taken back itself."""
-        others = active_records(other_ledgers(self.ledger.path))
+        others = active_records(read_sidecar_records(self.ledger.path))
         lineages = [item["lineage"] for item in others if item["step"] > 0]
-        lineages += lineages_in_evaluation(os.path.dirname(self.ledger.path))
+        lineages += read_lineages_in_evaluation(os.path.dirname(self.ledger.path))
         return max(lineages, default=-1) >= self.ledger.lineage
 
     def resume(self, step: int) -> None:
         """Sets all to `step`; reports of later steps are superseded and come again."""
         self._resume_reports(step)
         if self.best is not None:
-            self.best.resume(step, self.ledger.counting())
+            self.best.resume(step, self.ledger.get_active_evaluations())
 
     def _resume_reports(self, step: int) -> None:
         """Sets history and curves to `step`."""
-        if self._history is not None:
-            if self._writer is not None:
-                self._writer.flush()
-            self._history.resume(step)
+        if self._history_writer is not None:
+            if self._background_writer is not None:
+                self._background_writer.flush()
+            self._history_writer.resume(step)
             evaluated = (
-                step if self.recorded_sets(step) else step - 1
+                step if self.find_recorded_sets(step) else step - 1
             )  # a missing evaluation is repeated
             for manager, last in zip(self._summaries, (step, evaluated), strict=True):
                 if hasattr(manager, "resume"):
@@ -195,14 +195,14 @@ class RunHistory:
         if (
             self.best is not None
         ):  # before the ledger, so that no later weights remain without a record
-            self.best.rewind(step, self.ledger.counting())
-        if self._history is not None:
+            self.best.rewind(step, self.ledger.get_active_evaluations())
+        if self._history_writer is not None:
             self.ledger.rewind(step)
         self._resume_reports(step)
 
-    def recorded_logs(self, step: int) -> dict[str, Any]:
+    def get_recorded_logs(self, step: int) -> dict[str, Any]:
         """Returns the metrics of the recorded evaluations of `step` by validation set; a single set is called ""."""
-        sets, metrics = self.recorded_sets(step), self.metrics_at(step)
+        sets, metrics = self.find_recorded_sets(step), self.metrics_at(step)
         return {name: metrics.get(name, {}) if name else metrics for name in sets}
 
     def metrics_at(self, step: int) -> dict[str, Any]:
@@ -213,17 +213,17 @@ class RunHistory:
                 found.update(record["metrics"])
         return found
 
-    def recorded_sets(self, step: int) -> set[str]:
+    def find_recorded_sets(self, step: int) -> set[str]:
         """Returns the validation sets whose evaluation of `step` is in the ledger and the history.
 
         A single set is called "".
         """
-        if self._history is not None and not reported(self._history.path, "validation", step):
+        if self._history_writer is not None and not has_report(self._history_writer.path, "validation", step):
             return set()
-        return self.ledger.recorded_sets(step)
+        return self.ledger.find_recorded_sets(step)
 
 
-def _numbers(extents: dict[str, Any], name: str) -> list[int]:
+def _parse_extent(extents: dict[str, Any], name: str) -> list[int]:
     """Returns the two numbers of an extent; [0, 0], so that nothing seems lost, if the record is damaged."""
     value = extents.get(name)
     whole = (

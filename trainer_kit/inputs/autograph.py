@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.runtime.tensorflow_internals import converted_by_autograph
+from trainer_kit.runtime.tensorflow_internals import convert_with_autograph
 
 
-def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+def apply_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function`, a model or a layer, converted by AutoGraph in a graph, and unchanged in eager mode.
 
     Functions marked `tf.autograph.experimental.do_not_convert` and the layers of Keras 3 behave as
@@ -23,4 +23,4 @@ def converted(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if tf.executing_eagerly():
         return function
-    return converted_by_autograph(function)
+    return convert_with_autograph(function)

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.inputs.dataset_structure import kind_of, transformations
+from trainer_kit.inputs.dataset_structure import get_transformation_kind, iterate_transformations
 
 # They have no number of threads to choose, nor functions, which tf.data may spread over threads if
 # it may tune.
@@ -38,7 +38,7 @@ _NOTHING_TO_TUNE = {
 }
 
 
-def without_idle_tuner(dataset: Any) -> Any:
+def disable_idle_autotune(dataset: Any) -> Any:
     """Returns `dataset` with the tuner turned off if none of its transformations can be tuned; runs on the host.
 
     The elements and their order stay the same, and so does what the user has set in
@@ -51,7 +51,7 @@ def without_idle_tuner(dataset: Any) -> Any:
     """
     if not isinstance(dataset, tf.data.Dataset) or dataset.options().autotune.enabled is not None:
         return dataset
-    parts = [kind_of(part) for part in transformations(dataset)]
+    parts = [get_transformation_kind(part) for part in iterate_transformations(dataset)]
     if (
         not _NOTHING_TO_TUNE.issuperset(parts)
         or next(kind for kind in [*parts, ""] if kind != "Options") != "Prefetch"

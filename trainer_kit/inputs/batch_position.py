@@ -20,31 +20,31 @@ class Position:
     """
 
     batch: int = 0
-    left_out: tuple[int, ...] = ()
+    skipped_batches: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "left_out", tuple(sorted(set(self.left_out))))
+        object.__setattr__(self, "left_out", tuple(sorted(set(self.skipped_batches))))
 
-    def nth(self, count: int) -> int:
+    def get_batch_after(self, count: int) -> int:
         """Returns the index of the batch that is used after `count` more batches."""
         batch = self.batch + count
-        for out in self.left_out:
+        for out in self.skipped_batches:
             if self.batch <= out <= batch:
                 batch += 1
         return batch
 
-    def after(self, steps: int) -> Position:
+    def advance(self, steps: int) -> Position:
         """Returns the position after `steps` batches were used."""
-        return Position(self.nth(steps), self.left_out)
+        return Position(self.get_batch_after(steps), self.skipped_batches)
 
-    def without(self, batch: int) -> Position:
+    def with_skipped_batch(self, batch: int) -> Position:
         """Returns the same position with one more batch left out."""
-        return Position(self.batch, (*self.left_out, batch))
+        return Position(self.batch, (*self.skipped_batches, batch))
 
-    def stretches(self) -> Iterator[tuple[int, int | None]]:
+    def iterate_ranges(self) -> Iterator[tuple[int, int | None]]:
         """Yields (first batch, number of batches) of each range without gaps from here on; None: no end."""
         begin = self.batch
-        for out in self.left_out:
+        for out in self.skipped_batches:
             if out > begin:
                 yield begin, out - begin
             begin = max(begin, out + 1)

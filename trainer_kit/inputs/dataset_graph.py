@@ -9,12 +9,12 @@ import tensorflow as tf
 _IGNORE_STATE = 1  # of tf.data's ExternalStatePolicy: a function with a state does not fail
 
 
-def graph_of(part: Any) -> Any:
+def build_graph_def(dataset: Any) -> Any:
     """Returns the GraphDef of a dataset and of all its inputs, arrays in memory included. Runs eagerly, on the host.
 
     Raises:
       tf.errors.OpError: when TensorFlow cannot make the graph, such as one of 2 GiB or more.
     """
-    variant = tf.data.experimental.to_variant(part)
+    variant = tf.data.experimental.to_variant(dataset)
     text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=_IGNORE_STATE)
     return tf.compat.v1.GraphDef.FromString(text.numpy())

@@ -26,12 +26,12 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from trainer_kit.errors import DataError
-from trainer_kit.errors.user_frames import user_frames
-from trainer_kit.inputs.dataset_structure import never_ends
-from trainer_kit.process.error_report import reason
+from trainer_kit.errors.user_frames import find_user_frames
+from trainer_kit.inputs.dataset_structure import is_infinite
+from trainer_kit.process.error_report import format_reason
 
 _INFINITE = -1  # tf.data.INFINITE_CARDINALITY
-_MISSING = (
+_FILE_ERRORS = (
     FileNotFoundError,
     PermissionError,
     tf.errors.NotFoundError,
@@ -60,9 +60,9 @@ class DatasetIterator(abc.ABC):
       given: The ready-made dataset; None if there is none.
     """
 
-    def __init__(self, name: str, given: Any = None) -> None:
+    def __init__(self, name: str, prebuilt_dataset: Any = None) -> None:
         self.name = name
-        self.given = given
+        self.prebuilt_dataset = prebuilt_dataset
         self._dataset: Any = None
         self._iterator: Any = None
         _ALIVE.add(self)
@@ -78,24 +78,24 @@ class DatasetIterator(abc.ABC):
     @property
     def dataset(self) -> Any:
         """The dataset; a ready-made one is unchanged. Raises DataError when a file that it needs is missing."""
-        return self.open() if self.given is None else self.given
+        return self.open() if self.prebuilt_dataset is None else self.prebuilt_dataset
 
     @property
-    def started(self) -> bool:
+    def has_iterator(self) -> bool:
         """Whether there is an iterator."""
         return self._iterator is not None
 
     def check_not_empty(self) -> None:
         """Raises DataError when the dataset is known to hold no batch; many show it only when they are read."""
         if _cardinality(self.dataset) == 0:
-            raise DataError(no_batch(self.name))
+            raise DataError(describe_empty_data(self.name))
 
     def replace(self, dataset: Any) -> None:
         """Uses `dataset` for the next iterator, which is made at the next call of `iterator`."""
-        self.given = dataset
-        self.forget()
+        self.prebuilt_dataset = dataset
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drops the iterator and the dataset that was opened, because their position is no longer valid."""
         self._dataset = None
         self._release_iterator()
@@ -120,25 +120,25 @@ class ValidationData(DatasetIterator):
       given: A ready-made dataset to use instead; None: there is none.
     """
 
-    def __init__(self, name: str, inputs: Inputs, pipeline: Any, given: Any = None) -> None:
-        super().__init__(name, given)
+    def __init__(self, name: str, inputs: Inputs, pipeline: Any, prebuilt_dataset: Any = None) -> None:
+        super().__init__(name, prebuilt_dataset)
         self._inputs = inputs
         self._pipeline = pipeline
-        self._one_pass = False
+        self._is_single_pass = False
 
     def open(self) -> Any:
         """Returns the dataset over the replicas; see DatasetIterator."""
-        if self.given is not None:
-            return self.given
+        if self.prebuilt_dataset is not None:
+            return self.prebuilt_dataset
         if self._dataset is None:
-            with missing_files_told(self.name):
+            with explain_missing_files(self.name):
                 self._dataset = self._inputs.distribute(self._pipeline)
         return self._dataset
 
-    def check_ends(self, steps_field: str) -> None:
+    def check_has_end(self, steps_field: str) -> None:
         """Raises DataError when the dataset is known to have no end; `steps_field` asks for all of it."""
         if is_endless(self.dataset):
-            raise DataError(endless(self.name, steps_field))
+            raise DataError(describe_endless_data(self.name, steps_field))
 
     def cardinality(self) -> int | None:
         """Returns the number of elements in the dataset made of the task's data; callable from any thread.
@@ -147,14 +147,14 @@ class ValidationData(DatasetIterator):
         made, when its length is unknown, and for a ready-made dataset, which may be distributed in
         any way.
         """
-        if self.given is not None or self._dataset is None:
+        if self.prebuilt_dataset is not None or self._dataset is None:
             return None
         cardinality = _cardinality(self._dataset)
         return None if cardinality is None or cardinality < 0 else cardinality
 
     def iterator(self, *, fresh: bool = False) -> Any:
         """Returns the iterator; if `fresh`, a new one at the first example, which `end_pass` drops."""
-        self._one_pass = fresh
+        self._is_single_pass = fresh
         if fresh:
             self._release_iterator()
         if self._iterator is None:
@@ -163,7 +163,7 @@ class ValidationData(DatasetIterator):
 
     def end_pass(self) -> None:
         """Drops the iterator if it is one for a single evaluation (`fresh`); called after each evaluation."""
-        if self._one_pass:
+        if self._is_single_pass:
             self._release_iterator()
 
 
@@ -175,18 +175,18 @@ def _cardinality(dataset: Any) -> int | None:
 
 def is_endless(dataset: Any) -> bool:
     """Whether a dataset, distributed or not, is known to have no end."""
-    return _cardinality(dataset) == _INFINITE or never_ends(dataset)
+    return _cardinality(dataset) == _INFINITE or is_infinite(dataset)
 
 
 @atexit.register
-def _keep_all() -> None:
+def _leak_iterators_at_exit() -> None:
     """Leaves iterators to the operating system: with one reference more, no destructor runs as Python ends."""
     for alive in list(_ALIVE):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(alive._iterator))
 
 
 @contextlib.contextmanager
-def missing_files_told(section: str, note: str = "") -> Iterator[None]:
+def explain_missing_files(section: str, note: str = "") -> Iterator[None]:
     """Turns an error about a missing or unreadable file into a DataError that names the section of the data.
 
     Args:
@@ -198,24 +198,24 @@ def missing_files_told(section: str, note: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except _MISSING as error:
+    except _FILE_ERRORS as error:
         unmatched = _NO_MATCH.search(str(error))
         if isinstance(error, tf.errors.InvalidArgumentError) and not unmatched:
             raise
-        problem = unmatched.group() if unmatched else reason(error)[0]
-        place = "".join(f"\n  {frame}: {frame.code}" for frame in user_frames(error)[-1:])
+        problem = unmatched.group() if unmatched else format_reason(error)[0]
+        place = "".join(f"\n  {frame}: {frame.code}" for frame in find_user_frames(error)[-1:])
         last = f"\n  {note}" if note else ""
         raise DataError(f"task.{section} cannot be opened: {problem}{place}{last}") from error
 
 
-def no_batch(section: str) -> str:
+def describe_empty_data(section: str) -> str:
     """Returns the message for a section of data without a batch."""
     return (
         f"task.{section} has no batch: it has no files, no examples, or fewer examples than a batch"
     )
 
 
-def endless(section: str, steps_field: str) -> str:
+def describe_endless_data(section: str, steps_field: str) -> str:
     """Returns the message for endless validation data when `steps_field` asks for all of it."""
     return (
         f"task.{section} never ends, but {steps_field}=-1 evaluates all of it; set {steps_field} to"

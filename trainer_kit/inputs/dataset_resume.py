@@ -19,16 +19,16 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
-from trainer_kit.inputs.dataset_structure import kind_named, kind_of, transformations
-from trainer_kit.inputs.op_definitions import op_definition
-from trainer_kit.inputs.sources.batch_function import label_of
-from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
+from trainer_kit.inputs.dataset_structure import parse_transformation_kind, get_transformation_kind, iterate_transformations
+from trainer_kit.inputs.op_definitions import find_op_definition
+from trainer_kit.inputs.sources.batch_function import get_function_label
+from trainer_kit.inputs.stateful_ops import iterate_nodes, find_unsaved_state
 from trainer_kit.runtime.tensorflow_internals import (
-    functions_of,
-    inputs_of,
+    get_dataset_functions,
+    get_input_datasets,
     is_nondeterministic,
     is_unseeded,
-    reshuffles,
+    is_reshuffled_each_iteration,
 )
 
 Method = Literal["iterator", "skip", "inexact"]
@@ -94,12 +94,12 @@ class Examination:
         made.
     """
 
-    python: tuple[str, ...]
+    python_functions: tuple[str, ...]
     random_ops: tuple[str, ...]
-    state: tuple[str, ...]
-    orders: tuple[str, ...]
-    unsafe: tuple[str, ...]
-    new_orders: tuple[str, ...]
+    stateful_ops: tuple[str, ...]
+    nondeterministic_orders: tuple[str, ...]
+    iterator_obstacles: tuple[str, ...]
+    reshuffled_each_iteration: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -117,29 +117,29 @@ class Resumption:
     reasons: tuple[str, ...] = ()
 
 
-def examine(dataset: tf.data.Dataset) -> Examination:
+def examine_dataset(dataset: tf.data.Dataset) -> Examination:
     """Returns what matters for resuming a dataset; reads no element, only its objects and graphs. Runs on the host."""
     facts: dict[str, dict[str, None]] = {field: {} for field in Examination.__dataclass_fields__}
     in_any_order = dataset.options().deterministic is False
-    for part in transformations(dataset):
-        name = label_of(part) or _spelled(kind_of(part))
-        if is_nondeterministic(part) or (in_any_order and kind_of(part).startswith("Parallel")):
+    for part in iterate_transformations(dataset):
+        name = get_function_label(part) or _format_transformation(get_transformation_kind(part))
+        if is_nondeterministic(part) or (in_any_order and get_transformation_kind(part).startswith("Parallel")):
             facts["orders"][f"{name}: deterministic=False"] = None
         if is_unseeded(part):
             facts["orders"][f"{name} without a seed"] = None
-        if reshuffles(part):
+        if is_reshuffled_each_iteration(part):
             facts["new_orders"][name] = None
-        for graph in functions_of(part):
-            for field, operation in _state_of_operations(graph):
+        for graph in get_dataset_functions(part):
+            for field, operation in _find_stateful_operations(graph):
                 facts[field][f"{name}: {operation}"] = None
-    facts["unsafe"] |= dict.fromkeys(_unsafe_in_chain(dataset))
+    facts["unsafe"] |= dict.fromkeys(_find_iterator_obstacles(dataset))
     return Examination(**{field: tuple(texts) for field, texts in facts.items()})
 
 
-def resume_method(
+def choose_resume_method(
     examination: Examination,
     *,
-    no_iterator: str = "",
+    iterator_obstacle: str = "",
     deterministic_ops: bool,
     section: str = _TRAIN_DATA,
 ) -> Resumption:
@@ -152,17 +152,17 @@ def resume_method(
         map in order.
       section: The section of the config, with which each line begins.
     """
-    unsaved = [*examination.python, *examination.state]
+    unsaved = [*examination.python_functions, *examination.stateful_ops]
     if not deterministic_ops:
-        unsaved += [*examination.random_ops, *examination.orders]
+        unsaved += [*examination.random_ops, *examination.nondeterministic_orders]
     if unsaved:
-        return Resumption("inexact", (_inexact(unsaved, section),))
+        return Resumption("inexact", (_describe_inexact_resume(unsaved, section),))
 
-    unsafe = [no_iterator] if no_iterator else [*examination.random_ops, *examination.unsafe]
+    unsafe = [iterator_obstacle] if iterator_obstacle else [*examination.random_ops, *examination.iterator_obstacles]
     if unsafe:
         text = (
             f"{section}: a resumed run reads the data from its start and drops the batches that"
-            f" were used, because of {_listed(unsafe)}; a Source, such as ArraySource or"
+            f" were used, because of {_format_list(unsafe)}; a Source, such as ArraySource or"
             " TFRecordSource, starts at the right batch at once"
         )
         return Resumption("skip", (text,))
@@ -188,27 +188,27 @@ class ResumePolicy:
         self,
         *,
         require_exact: bool = False,
-        one_iterator: bool = False,
+        has_single_iterator: bool = False,
         deterministic_ops: bool = False,
-        restarts: bool = False,
+        repeats_datasets: bool = False,
     ) -> None:
         self._require_exact = require_exact
-        self._one_iterator = one_iterator
+        self._has_single_iterator = has_single_iterator
         self._deterministic_ops = deterministic_ops
-        self.restarts = restarts
+        self.repeats_datasets = repeats_datasets
         self.reasons: set[str] = set()
 
     def can_save_iterator(self, examination: Examination, position: Position) -> bool:
         """Whether a plain dataset gets to a position by the saved state of its iterator; reports it if not."""
         no_iterator = ""
-        if not self._one_iterator:
+        if not self._has_single_iterator:
             no_iterator = "an iterator over several replicas cannot be saved"
-        if position.left_out:
+        if position.skipped_batches:
             no_iterator = "a batch is left out, which the state of an iterator does not record"
-        resumption = resume_method(
-            examination, no_iterator=no_iterator, deterministic_ops=self._deterministic_ops
+        resumption = choose_resume_method(
+            examination, iterator_obstacle=no_iterator, deterministic_ops=self._deterministic_ops
         )
-        self.report(resumption, _level_of(resumption))
+        self.report(resumption, _get_log_level(resumption))
         return resumption.method == "iterator"
 
     def report_source(self, source: Any, dataset: tf.data.Dataset) -> None:
@@ -226,17 +226,17 @@ class ResumePolicy:
         if find_resumption is not None:
             resumption = find_resumption(deterministic_ops=self._deterministic_ops)
             if resumption is not None:
-                self.report(resumption, _level_of(resumption))
+                self.report(resumption, _get_log_level(resumption))
             return
 
-        seen = examine(dataset)
-        labels = tuple(label for part in transformations(dataset) if (label := label_of(part)))
-        unsaved = [text for text in (*seen.python, *seen.random_ops) if text.startswith(labels)]
-        unsaved += seen.state
+        seen = examine_dataset(dataset)
+        labels = tuple(label for part in iterate_transformations(dataset) if (label := get_function_label(part)))
+        unsaved = [text for text in (*seen.python_functions, *seen.random_ops) if text.startswith(labels)]
+        unsaved += seen.stateful_ops
         if not self._deterministic_ops:
-            unsaved += [text for text in (*seen.random_ops, *seen.orders) if text not in unsaved]
+            unsaved += [text for text in (*seen.random_ops, *seen.nondeterministic_orders) if text not in unsaved]
         if unsaved:
-            self.report(Resumption("inexact", (_inexact(unsaved, _TRAIN_DATA),)))
+            self.report(Resumption("inexact", (_describe_inexact_resume(unsaved, _TRAIN_DATA),)))
 
     def report(self, resumption: Resumption, level: int = logging.WARNING) -> None:
         """Logs the reasons that are new.
@@ -252,67 +252,67 @@ class ResumePolicy:
                 _LOG.log(level, "%s", reason)
 
 
-def _level_of(resumption: Resumption) -> int:
+def _get_log_level(resumption: Resumption) -> int:
     """Returns the level of a report: reading from the start is exact, and mostly quick enough."""
     return logging.INFO if resumption.method == "skip" else logging.WARNING
 
 
-def skipped(dataset: tf.data.Dataset, batches: int, replicas_here: int = 1) -> tf.data.Dataset:
+def skip_batches(dataset: tf.data.Dataset, batches: int, local_replicas: int = 1) -> tf.data.Dataset:
     """Returns `dataset`, whose elements are batches for one replica, without its first global batches."""
-    return dataset.skip(batches * replicas_here) if batches else dataset
+    return dataset.skip(batches * local_replicas) if batches else dataset
 
 
-def _unsafe_in_chain(dataset: Any) -> Iterator[str]:
+def _find_iterator_obstacles(dataset: Any) -> Iterator[str]:
     """Yields what keeps a dataset from being a safe chain: the first such transformation from its end on."""
     part = dataset
     below_repeat = ""  # what may hold a pass back, between a repeat and the parts that follow
     is_repeated = False
     while True:
-        kind = kind_of(part)
-        inputs = inputs_of(part)
+        kind = get_transformation_kind(part)
+        inputs = get_input_datasets(part)
         if kind not in _SAFE or len(inputs) > 1:
-            yield _spelled(kind)
+            yield _format_transformation(kind)
             return
-        if below_repeat and reshuffles(part):
-            yield f"{_spelled(kind)} below {below_repeat} and repeat()"
+        if below_repeat and is_reshuffled_each_iteration(part):
+            yield f"{_format_transformation(kind)} below {below_repeat} and repeat()"
             return
         if kind == "Repeat":
             is_repeated = True
         elif is_repeated and kind not in _PASS_ON_AT_ONCE:
-            below_repeat = below_repeat or _spelled(kind)
+            below_repeat = below_repeat or _format_transformation(kind)
         if not inputs:
             return
         (part,) = inputs
 
 
-def _state_of_operations(graph: tf.Graph) -> Iterator[tuple[str, str]]:
+def _find_stateful_operations(graph: tf.Graph) -> Iterator[tuple[str, str]]:
     """Yields (field of Examination, operation) for the stateful operations of a function, and of those it calls."""
-    for node in nodes(graph.as_graph_def()):
-        definition = op_definition(node.op)
-        state = unsaved_state(node.op, definition)
+    for node in iterate_nodes(graph.as_graph_def()):
+        definition = find_op_definition(node.op)
+        state = find_unsaved_state(node.op, definition)
         if state is not None:
             yield ("python" if state == "python" else "random_ops"), node.op
         elif _DATASET.search(node.op):
-            if kind_named(node.op) not in _SAFE_INSIDE:
-                yield "unsafe", _spelled(kind_named(node.op))
+            if parse_transformation_kind(node.op) not in _SAFE_INSIDE:
+                yield "unsafe", _format_transformation(parse_transformation_kind(node.op))
         elif definition is not None and definition.is_stateful and not _HARMLESS.search(node.op):
             yield ("unsafe" if _READS_A_VARIABLE.search(node.op) else "state"), node.op
 
 
-def _inexact(unsaved: Sequence[str], section: str) -> str:
+def _describe_inexact_resume(unsaved: Sequence[str], section: str) -> str:
     return (
-        f"{section}: resume is not exact: no checkpoint contains the state of {_listed(unsaved)};"
+        f"{section}: resume is not exact: no checkpoint contains the state of {_format_list(unsaved)};"
         " use TensorFlow's operations without a state, such as tf.random.stateless_uniform with a"
         " seed made from the example's index, or train on a Source, such as ArraySource, whose"
         " functions get such a seed as a second parameter named `seed`"
     )
 
 
-def _listed(texts: Sequence[str]) -> str:
+def _format_list(texts: Sequence[str]) -> str:
     more = f" and {len(texts) - _LISTED} more" if len(texts) > _LISTED else ""
     return ", ".join(texts[:_LISTED]) + more
 
 
-def _spelled(kind: str) -> str:
+def _format_transformation(kind: str) -> str:
     """Returns "flat_map()" for FlatMap."""
     return f"{re.sub(r'(?<=[a-z])(?=[A-Z])', '_', kind.removeprefix('Parallel')).lower()}()"

@@ -10,13 +10,13 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import TrainerKitError
-from trainer_kit.errors.user_frames import Frame, own_frames
-from trainer_kit.runtime.tensorflow_internals import functions_of, inputs_of
+from trainer_kit.errors.user_frames import Frame, select_user_frames
+from trainer_kit.runtime.tensorflow_internals import get_dataset_functions, get_input_datasets
 
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 # With endless inputs their output has no end either, though TensorFlow calls the length of some of
 # them unknown.
-_ENDLESS_OF_ENDLESS = {
+_INFINITE_IF_INPUTS_ARE = {
     "Batch",
     "Filter",
     "FlatMap",
@@ -39,7 +39,7 @@ _ENDLESS_OF_ENDLESS = {
 }
 
 
-def transformations(dataset: Any) -> Iterator[Any]:
+def iterate_transformations(dataset: Any) -> Iterator[Any]:
     """Yields the dataset and all datasets that it is made from, each once; not those inside its functions.
 
     Raises:
@@ -51,10 +51,10 @@ def transformations(dataset: Any) -> Iterator[Any]:
         if id(part) not in seen:
             seen.add(id(part))
             yield part
-            waiting += inputs_of(part)
+            waiting += get_input_datasets(part)
 
 
-def never_ends(dataset: Any) -> bool:
+def is_infinite(dataset: Any) -> bool:
     """Whether a dataset is known to have no end: by its cardinality, or because of what it is made from.
 
     TensorFlow calls the length of `repeat().filter(...)` and of `repeat().flat_map(...)` unknown.
@@ -65,11 +65,11 @@ def never_ends(dataset: Any) -> bool:
     known = int(dataset.cardinality())
     if known != tf.data.UNKNOWN_CARDINALITY:
         return known == tf.data.INFINITE_CARDINALITY
-    inputs = inputs_of(dataset)
-    return kind_of(dataset) in _ENDLESS_OF_ENDLESS and bool(inputs) and all(map(never_ends, inputs))
+    inputs = get_input_datasets(dataset)
+    return get_transformation_kind(dataset) in _INFINITE_IF_INPUTS_ARE and bool(inputs) and all(map(is_infinite, inputs))
 
 
-def line_of_failed_op(message: str, dataset: Any) -> Frame | None:
+def find_failed_op_line(message: str, dataset: Any) -> Frame | None:
     """Returns the user's line that made the operation which failed in a function of a tf.data.Dataset.
 
     Args:
@@ -80,20 +80,20 @@ def line_of_failed_op(message: str, dataset: Any) -> Frame | None:
     with contextlib.suppress(
         TrainerKitError
     ):  # a TensorFlow that does not tell what a dataset is made of
-        for part in transformations(dataset) if isinstance(dataset, tf.data.Dataset) else ():
+        for part in iterate_transformations(dataset) if isinstance(dataset, tf.data.Dataset) else ():
             for operation in (
-                operation for graph in functions_of(part) for operation in graph.get_operations()
+                operation for graph in get_dataset_functions(part) for operation in graph.get_operations()
             ):
-                if operation.name in names and (frames := own_frames(operation.traceback)):
+                if operation.name in names and (frames := select_user_frames(operation.traceback)):
                     return frames[-1]
     return None
 
 
-def kind_of(dataset: Any) -> str:
+def get_transformation_kind(dataset: Any) -> str:
     """Returns "ParallelMap" for a _ParallelMapDataset."""
-    return kind_named(type(dataset).__name__)
+    return parse_transformation_kind(type(dataset).__name__)
 
 
-def kind_named(name: str) -> str:
+def parse_transformation_kind(name: str) -> str:
     """Returns "ParallelMap" for the class _ParallelMapDataset and for the op ParallelMapDatasetV2."""
     return re.sub(r"Dataset(V\d)?$", "", name.lstrip("_"))

@@ -9,19 +9,19 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import ConfigError, Mistake
-from trainer_kit.inputs.dataset_structure import never_ends
+from trainer_kit.inputs.dataset_structure import is_infinite
 from trainer_kit.inputs.sources.base import Source
-from trainer_kit.inputs.sources.example_order import replicas_here
+from trainer_kit.inputs.sources.example_order import count_local_replicas
 
 _LOG = logging.getLogger(__name__)
 _SET_IT = "set trainer.steps_per_epoch to the number of steps that count as an epoch"
 
 
-def epoch_length(
-    made: Any,
+def compute_epoch_length(
+    data: Any,
     batch_size: int,
     input_context: tf.distribute.InputContext | None = None,
-    wanted_by: str = "an epoch",
+    required_by: str = "an epoch",
 ) -> Fraction:
     """Returns the steps of an epoch; a fraction where batches run over the end of an epoch. Runs eagerly, on the host.
 
@@ -38,34 +38,34 @@ def epoch_length(
     Raises:
       ConfigError: when the data has no end, or does not tell its length.
     """
-    if isinstance(made, Source):
-        if batches := getattr(made, "batches_per_epoch", None):
+    if isinstance(data, Source):
+        if batches := getattr(data, "batches_per_epoch", None):
             return Fraction(batches)
-        examples = getattr(made, "num_examples", None)
+        examples = getattr(data, "num_examples", None)
         if not examples or not batch_size:
             raise _not_known(
-                wanted_by,
-                f"{type(made).__name__} does not tell it by num_examples or batches_per_epoch",
+                required_by,
+                f"{type(data).__name__} does not tell it by num_examples or batches_per_epoch",
             )
         return Fraction(examples, batch_size)
-    if made is None:
-        raise _not_known(wanted_by, "the config has no task.train_data")
-    if not isinstance(made, tf.data.Dataset):
-        raise _not_known(wanted_by, f"a {type(made).__name__} does not tell it")
-    if never_ends(made):
-        raise _not_known(wanted_by, "task.train_data has no end")
-    batches = int(made.cardinality())
+    if data is None:
+        raise _not_known(required_by, "the config has no task.train_data")
+    if not isinstance(data, tf.data.Dataset):
+        raise _not_known(required_by, f"a {type(data).__name__} does not tell it")
+    if is_infinite(data):
+        raise _not_known(required_by, "task.train_data has no end")
+    batches = int(data.cardinality())
     if batches == tf.data.UNKNOWN_CARDINALITY:
-        batches = int(made.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
+        batches = int(data.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
         _LOG.info(
             "task.train_data was read once to count the batches of an epoch: %d; set"
             " trainer.steps_per_epoch to save this time at the next start",
             batches,
         )
     if not batches:
-        raise _not_known(wanted_by, "task.train_data has no batch")
-    return Fraction(batches, replicas_here(input_context))
+        raise _not_known(required_by, "task.train_data has no batch")
+    return Fraction(batches, count_local_replicas(input_context))
 
 
-def _not_known(wanted_by: str, reason: str) -> ConfigError:
-    return ConfigError([Mistake(wanted_by, f"needs the length of an epoch, but {reason}", _SET_IT)])
+def _not_known(required_by: str, reason: str) -> ConfigError:
+    return ConfigError([Mistake(required_by, f"needs the length of an epoch, but {reason}", _SET_IT)])

@@ -10,7 +10,7 @@ import mmap
 _FAILURES = (b"error_message", b"_status_msg")
 
 
-def holds_failed_read(prefix: str) -> bool:
+def has_failed_read(prefix: str) -> bool:
     """Whether an iterator that is restored from these files would fail, although its data can be read by now.
 
     A pipeline reads ahead: a batch that the run has not asked for may have failed in a buffer

@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
-from trainer_kit.inputs.dataset_structure import kind_of
-from trainer_kit.inputs.sources.base import positioned
-from trainer_kit.runtime.tensorflow_internals import inputs_of
+from trainer_kit.inputs.dataset_structure import get_transformation_kind
+from trainer_kit.inputs.sources.base import build_dataset_at
+from trainer_kit.runtime.tensorflow_internals import get_input_datasets
 
 
-def stacked_at(
-    made: Any,
+def build_stacked_dataset_at(
+    data: Any,
     position: Position,
     size: int,
     input_context: tf.distribute.InputContext | None = None,
@@ -33,19 +33,19 @@ def stacked_at(
     Returns:
       A dataset as `stacked` returns it.
     """
-    at_once = getattr(made, "stacked_at", None)
-    made = _without_prefetch(made)
-    begin, length = next(position.stretches())
+    at_once = getattr(data, "stacked_at", None)
+    data = _remove_prefetch(data)
+    begin, length = next(position.iterate_ranges())
     whole = at_once(begin, size) if at_once is not None and length is None else None
     if whole is None:
-        return stacked(positioned(made, position, input_context), size)
+        return stack_batches(build_dataset_at(data, position, input_context), size)
     spec = whole.element_spec
-    if problem := problem_of_stacking(spec):
+    if problem := describe_stacking_problem(spec):
         raise UsageError(f"trainer.fuse_steps: {problem}; set trainer.fuse_steps to 1")
     return whole.map(lambda *parts: (size, _element(parts, spec))).prefetch(tf.data.AUTOTUNE)
 
 
-def stacked(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
+def stack_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     """Returns `dataset` with successive batches of one shape as (number of batches, batches), padded to `size`.
 
     Batches of fewer examples, such as the last of an epoch, end a stack and begin the next. The
@@ -54,22 +54,22 @@ def stacked(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     Raises:
       UsageError: when the batches cannot be stacked.
     """
-    spec, dataset = dataset.element_spec, _without_prefetch(dataset)
-    if problem := problem_of_stacking(spec):
+    spec, dataset = dataset.element_spec, _remove_prefetch(dataset)
+    if problem := describe_stacking_problem(spec):
         raise UsageError(f"trainer.fuse_steps: {problem}; set trainer.fuse_steps to 1")
     if all(part.shape.is_fully_defined() for part in tf.nest.flatten(spec)):
         return (
             dataset.batch(size)
-            .map(lambda *parts: _fill_up(_element(parts, spec), spec, size))
+            .map(lambda *parts: _pad_stack(_element(parts, spec), spec, size))
             .prefetch(tf.data.AUTOTUNE)
         )
     ragged = dataset.ragged_batch(size)
-    return ragged.flat_map(lambda *parts: _runs(_element(parts, spec), spec, size)).prefetch(
+    return ragged.flat_map(lambda *parts: _split_by_size(_element(parts, spec), spec, size)).prefetch(
         tf.data.AUTOTUNE
     )
 
 
-def problem_of_stacking(spec: Any) -> str:
+def describe_stacking_problem(spec: Any) -> str:
     """Returns why batches of this spec cannot be stacked and compiled; "" if they can."""
     for part in tf.nest.flatten(spec):
         if not isinstance(part, tf.TensorSpec):
@@ -87,17 +87,17 @@ def problem_of_stacking(spec: Any) -> str:
     return ""
 
 
-def _without_prefetch(made: Any) -> Any:
+def _remove_prefetch(data: Any) -> Any:
     """Returns a dataset without the prefetch that it ends with, if it does: stacks are prefetched, and a hand-over of
     each batch between threads costs as much as a small step.
     """
-    if not isinstance(made, tf.data.Dataset) or kind_of(made) not in ("Prefetch", "Options"):
-        return made
-    (before,) = inputs_of(made)
+    if not isinstance(data, tf.data.Dataset) or get_transformation_kind(data) not in ("Prefetch", "Options"):
+        return data
+    (before,) = get_input_datasets(data)
     return (
         before
-        if kind_of(made) == "Prefetch"
-        else _without_prefetch(before).with_options(made.options())
+        if get_transformation_kind(data) == "Prefetch"
+        else _remove_prefetch(before).with_options(data.options())
     )
 
 
@@ -108,7 +108,7 @@ def _element(parts: tuple[Any, ...], spec: Any) -> Any:
 
 
 @tf.autograph.experimental.do_not_convert
-def _fill_up(batches: Any, spec: Any, size: int) -> tuple[tf.Tensor, Any]:
+def _pad_stack(batches: Any, spec: Any, size: int) -> tuple[tf.Tensor, Any]:
     """Returns (how many, batches) with zeros in the place of those that lack to `size`."""
     count = tf.shape(tf.nest.flatten(batches)[0])[0]
 
@@ -121,7 +121,7 @@ def _fill_up(batches: Any, spec: Any, size: int) -> tuple[tf.Tensor, Any]:
 
 
 @tf.autograph.experimental.do_not_convert
-def _runs(batches: Any, spec: Any, size: int) -> tf.data.Dataset:
+def _split_by_size(batches: Any, spec: Any, size: int) -> tf.data.Dataset:
     """Returns, of up to `size` batches of several sizes, a ragged tensor each, the runs of equal ones."""
     ragged = [part for part in tf.nest.flatten(batches) if isinstance(part, tf.RaggedTensor)]
     lengths = tf.stack([part.row_lengths() for part in ragged], axis=1)
@@ -138,6 +138,6 @@ def _runs(batches: Any, spec: Any, size: int) -> tf.data.Dataset:
                 else part[begin:end]
             )
 
-        return _fill_up(tf.nest.map_structure(cut, batches), spec, size)
+        return _pad_stack(tf.nest.map_structure(cut, batches), spec, size)
 
     return tf.data.Dataset.from_tensor_slices((begins, ends)).map(run)

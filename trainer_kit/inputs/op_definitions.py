@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 @functools.cache
-def op_definition(op: str) -> Any:
+def find_op_definition(op: str) -> Any:
     """Returns the OpDef of an operation, without its descriptions; None if TensorFlow has none of this name.
 
     The list of operations that an exported graph comes with is the public place of definitions.

@@ -9,7 +9,7 @@ from typing import Any
 from trainer_kit.config.schema.experiment import DatasetConfig
 
 
-def inputs_of(task: Any, params: Any) -> Callable[..., Any]:
+def get_build_inputs(task: Any, params: Any) -> Callable[..., Any]:
     """Returns the function that makes the data of `params`: a registered one if the config names one, or the task's.
 
     Args:

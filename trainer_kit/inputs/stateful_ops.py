@@ -14,12 +14,12 @@ from typing import Any, Literal
 _PYTHON = ("PyFunc", "EagerPyFunc")
 
 
-def nodes(graph: Any) -> Iterator[Any]:
+def iterate_nodes(graph: Any) -> Iterator[Any]:
     """Yields the NodeDefs of a GraphDef, and those of all functions that come with it."""
     return itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
 
 
-def unsaved_state(op: str, definition: Any) -> Literal["python", "random"] | None:
+def find_unsaved_state(op: str, definition: Any) -> Literal["python", "random"] | None:
     """Returns the kind of state that an op keeps outside of checkpoints; None if it has none, or has it in a variable.
 
     Args:

@@ -33,7 +33,7 @@ class TaskSampler:
         self._config, self._weights, self._seed = config.get(), list(weights), seed
         self.number_of_tasks = len(self._weights)
 
-    def tasks(self, position: int) -> tf.data.Dataset:
+    def draw_tasks(self, position: int) -> tf.data.Dataset:
         """Returns the endless dataset of the tasks of all steps from `position` on, counted from 0: int64 scalars."""
         first, used = divmod(position, BLOCK)
         blocks = tf.data.Dataset.range(first, _FOREVER)
@@ -42,7 +42,7 @@ class TaskSampler:
         ).unbatch()
         return drawn.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
-    def counts(self, position: int) -> list[int]:
+    def count_steps_per_task(self, position: int) -> list[int]:
         """Returns how many of the steps before `position` each task has trained; runs eagerly.
 
         All of these draws are made again, at about 40 million a second.

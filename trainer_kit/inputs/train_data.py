@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.inputs.batch_position import Position
-from trainer_kit.inputs.dataset_iterator import DatasetIterator, Inputs, missing_files_told
+from trainer_kit.inputs.dataset_iterator import DatasetIterator, Inputs, explain_missing_files
 from trainer_kit.inputs.dataset_resume import ResumePolicy, Resumption
-from trainer_kit.inputs.failed_read import holds_failed_read
-from trainer_kit.inputs.sources.tfrecords import reporting_damage
+from trainer_kit.inputs.failed_read import has_failed_read
+from trainer_kit.inputs.sources.tfrecords import explain_read_errors
 from trainer_kit.inputs.worker_pipeline import (
     DataSection,
     OpenedData,
@@ -48,8 +48,8 @@ _FAILED_AHEAD = (
     "task.train_data: a batch that was read ahead had failed when this checkpoint was saved; to"
     " read that batch again, this run reads the data from its start"
 )
-_GLANCE = 0.1  # seconds
-_SAVING = "data position"
+_POLL_SECONDS = 0.1  # seconds
+_SAVE_THREAD_NAME = "data position"
 
 
 class TrainData(DatasetIterator):
@@ -79,26 +79,26 @@ class TrainData(DatasetIterator):
         section: DataSection | None,
         policy: ResumePolicy,
         global_step: tf.Variable,
-        given: Any = None,
+        prebuilt_dataset: Any = None,
         *,
         batch_size: int = 0,
-        instead: str = "return the data from build_inputs instead",
+        advice: str = "return the data from build_inputs instead",
     ) -> None:
-        super().__init__("train_data", given)
+        super().__init__("train_data", prebuilt_dataset)
         self._inputs = inputs
         self._section = section
         self._policy = policy
         self._global_step = global_step
         self._batch_size = batch_size
-        self._instead = instead
-        self._start = Position()  # the position that the run had at the step _since
-        self._since = 0
-        self._set_at = 0  # the step at which the dataset took the place of another that was read
-        self._left_out: tuple[int, ...] = ()  # in this process
-        self._saved_iterator = ""  # the path of the state that the next iterator gets
-        self._opened: OpenedData | None = None  # the data that was opened last
-        self._read: Any = None  # the data that the last iterator was made of
-        self.stack = 1
+        self._advice = advice
+        self._start_position = Position()  # the position that the run had at the step _since
+        self._start_step = 0
+        self._replaced_at_step = 0  # the step at which the dataset took the place of another that was read
+        self._skipped_batches: tuple[int, ...] = ()  # in this process
+        self._saved_iterator_path = ""  # the path of the state that the next iterator gets
+        self._opened_data: OpenedData | None = None  # the data that was opened last
+        self._last_read_source: Any = None  # the data that the last iterator was made of
+        self.stack_size = 1
 
     def iterator(self) -> Any:
         """Returns the iterator, at the position. Runs eagerly, on the host.
@@ -112,17 +112,17 @@ class TrainData(DatasetIterator):
             return self._iterator
 
         iterator = iter(self.open())
-        self._read = self.made
-        if self._saved_iterator and self.saves_position:
+        self._last_read_source = self.source
+        if self._saved_iterator_path and self.needs_iterator_state:
             try:
-                tf.train.Checkpoint(iterator=iterator).read(self._saved_iterator).assert_consumed()
+                tf.train.Checkpoint(iterator=iterator).read(self._saved_iterator_path).assert_consumed()
             except (tf.errors.OpError, AssertionError) as error:
                 raise StorageError(
-                    f"{self._saved_iterator} does not hold the state of this data's iterator:"
+                    f"{self._saved_iterator_path} does not hold the state of this data's iterator:"
                     f" {error}; if the data has changed, remove the files of that name: the data is"
                     " then read from its start"
                 ) from error
-        self._saved_iterator = ""
+        self._saved_iterator_path = ""
         self._iterator = iterator
         return iterator
 
@@ -135,95 +135,95 @@ class TrainData(DatasetIterator):
         if self._dataset is not None:
             return self._dataset
 
-        start = TrainingStart(self.position, self.stack, bool(self._saved_iterator), self._read)
-        if self.given is None:
+        start = TrainingStart(self.position, self.stack_size, bool(self._saved_iterator_path), self._last_read_source)
+        if self.prebuilt_dataset is None:
             assert self._inputs is not None and self._section is not None
             pipeline = PositionedPipeline(self._section, start, self._policy)
-            with missing_files_told(self.name):
+            with explain_missing_files(self.name):
                 self._dataset = self._inputs.distribute(pipeline)
-            self._opened = pipeline.opened
+            self._opened_data = pipeline.opened_data
             return self._dataset
 
-        if isinstance(self.given, tf.data.Dataset):
-            self._opened = open_at(self.given, start, self._policy)
+        if isinstance(self.prebuilt_dataset, tf.data.Dataset):
+            self._opened_data = open_at(self.prebuilt_dataset, start, self._policy)
         else:
-            text = _NO_POSITION.format(type(self.given).__name__, self._instead)
+            text = _NO_POSITION.format(type(self.prebuilt_dataset).__name__, self._advice)
             self._policy.report(Resumption("inexact", (text,)))
-            self._opened = OpenedData(self.given, self.given)
-        self._dataset = self._opened.dataset
+            self._opened_data = OpenedData(self.prebuilt_dataset, self.prebuilt_dataset)
+        self._dataset = self._opened_data.dataset
         return self._dataset
 
     @property
-    def made(self) -> Any:
+    def source(self) -> Any:
         """What the data that was opened last is made of: what build_inputs returned, or a ready-made dataset."""
-        return self._opened.source if self._opened is not None else None
+        return self._opened_data.source if self._opened_data is not None else None
 
     @property
-    def saves_position(self) -> bool:
+    def needs_iterator_state(self) -> bool:
         """Whether checkpoints hold the state of the iterator."""
-        return self._opened is not None and self._opened.saves_iterator
+        return self._opened_data is not None and self._opened_data.needs_iterator_state
 
     @property
     def position(self) -> Position:
         """The position of the next batch in the stream of all batches."""
-        return self._start.after(self._read_step() - self._since)
+        return self._start_position.advance(self._read_step() - self._start_step)
 
-    def batch_of(self, step: int) -> int:
+    def get_batch_index(self, step: int) -> int:
         """Returns the index of the batch that step number `step`, counted from 1, uses or has used."""
-        return self._start.nth(step - 1 - self._since)
+        return self._start_position.get_batch_after(step - 1 - self._start_step)
 
-    def reporting_damage(self) -> AbstractContextManager[None]:
+    def explain_read_errors(self) -> AbstractContextManager[None]:
         """Turns an error of data that cannot be read into a DataError; drops the iterator, which may hold it."""
-        return reporting_damage(lambda: (self.made, self.dataset), self.forget)
+        return explain_read_errors(lambda: (self.source, self.dataset), self.reset)
 
     def replace(self, dataset: Any) -> None:
         """Uses `dataset` for the next iterator: at the position if no batch was read, otherwise from its beginning."""
         super().replace(dataset)
-        if self._read is not None:
-            self._begin_at_the_start()
+        if self._last_read_source is not None:
+            self._restart_from_beginning()
 
-    def leave_out(self, batch: int) -> None:
+    def skip_batch(self, batch: int) -> None:
         """Leaves out the batch of this index from now on.
 
         Raises:
           UsageError: for a ready-made dataset: its order may differ when it is read again.
         """
-        if self.given is not None:
+        if self.prebuilt_dataset is not None:
             raise UsageError(
                 "trainer.recovery_policy=skip cannot leave out a batch of a ready-made dataset;"
                 " return the data from build_inputs instead, or set recovery_policy to retry or"
                 " lower_learning_rate"
             )
-        self._left_out = (*self._left_out, batch)
-        self._since, self._start = self._read_step(), self.position.without(batch)
-        self._saved_iterator = ""
-        self.forget()
+        self._skipped_batches = (*self._skipped_batches, batch)
+        self._start_step, self._start_position = self._read_step(), self.position.with_skipped_batch(batch)
+        self._saved_iterator_path = ""
+        self.reset()
 
-    def put_in_stacks(self, size: int) -> None:
+    def set_stack_size(self, size: int) -> None:
         """Puts `size` batches into one element, from the next iterator on; 1 means single batches."""
-        if size != self.stack:
-            self._saved_iterator = ""  # it is of other elements
-        self.stack = size
-        self.forget()
+        if size != self.stack_size:
+            self._saved_iterator_path = ""  # it is of other elements
+        self.stack_size = size
+        self.reset()
 
     def state(self) -> dict[str, Any]:
         """Returns the position, for the checkpoint."""
-        stack = {"stack": self.stack} if self.stack > 1 else {}
+        stack = {"stack": self.stack_size} if self.stack_size > 1 else {}
         size = {"batch_size": self._batch_size} if self._batch_size else {}
         return {
             "batch": self.position.batch,
-            "left_out": list(self.position.left_out),
+            "left_out": list(self.position.skipped_batches),
             **stack,
             **size,
         }
 
-    def put_state(self, state: dict[str, Any] | None) -> None:
+    def restore(self, state: dict[str, Any] | None) -> None:
         """Moves to the position of a checkpoint; without one, to the batch of the global step.
 
         Batches that were left out since that checkpoint stay left out.
         """
-        self._since = self._read_step()
-        here: dict[str, Any] = {"batch": self._since, "left_out": (), "stack": self.stack}
+        self._start_step = self._read_step()
+        here: dict[str, Any] = {"batch": self._start_step, "left_out": (), "stack": self.stack_size}
         if (
             not state or "batch" not in state
         ):  # earlier releases kept a position for each of several tasks
@@ -235,24 +235,24 @@ class TrainData(DatasetIterator):
             size,
         ):  # continue after as many examples; batches are others now
             batch, left_out = batch * size // self._batch_size, ()
-        self._start = Position(batch, (*left_out, *self._left_out))
-        self.forget()
-        if state.get("stack", 1) != self.stack:
-            self._saved_iterator = ""  # it is of other elements
-        if self._since < self._set_at:
-            text = _BEFORE_IT_WAS_SET.format(self._since, self._set_at)
+        self._start_position = Position(batch, (*left_out, *self._skipped_batches))
+        self.reset()
+        if state.get("stack", 1) != self.stack_size:
+            self._saved_iterator_path = ""  # it is of other elements
+        if self._start_step < self._replaced_at_step:
+            text = _BEFORE_IT_WAS_SET.format(self._start_step, self._replaced_at_step)
             self._policy.report(Resumption("inexact", (text,)))
-            self._begin_at_the_start()
+            self._restart_from_beginning()
 
-    def restored(self, path: str | None) -> None:
+    def prepare_iterator_restore(self, path: str | None) -> None:
         """Notes the path of the iterator's state that belongs to the restored checkpoint; None if there is none."""
-        self._saved_iterator = path if path and os.path.exists(f"{path}.index") else ""
-        if self._saved_iterator and holds_failed_read(self._saved_iterator):
-            self._saved_iterator = ""
+        self._saved_iterator_path = path if path and os.path.exists(f"{path}.index") else ""
+        if self._saved_iterator_path and has_failed_read(self._saved_iterator_path):
+            self._saved_iterator_path = ""
             self._policy.report(Resumption("skip", (_FAILED_AHEAD,)))
 
     def save_iterator(
-        self, prefix: str, *, at_place: bool = True, give_up: Callable[[], bool] = lambda: False
+        self, prefix: str, *, is_at_position: bool = True, should_give_up: Callable[[], bool] = lambda: False
     ) -> None:
         """Saves the state of the iterator to files that begin with `prefix`, for data that needs it. Runs eagerly.
 
@@ -266,9 +266,9 @@ class TrainData(DatasetIterator):
           give_up: A function that is called while the save takes long; when it returns True,
             nothing is saved, and a resume reads the data from its start.
         """
-        if not self.saves_position or not self.started:
+        if not self.needs_iterator_state or not self.has_iterator:
             return
-        if not at_place:
+        if not is_at_position:
             self._policy.report(Resumption("skip", (_AHEAD,)))
             return
         checkpoint = tf.train.Checkpoint(iterator=self._iterator)
@@ -282,9 +282,9 @@ class TrainData(DatasetIterator):
             except BaseException as error:  # for the thread that waits, whatever it is
                 done.set_exception(error)
 
-        threading.Thread(target=write, name=_SAVING).start()
-        while not wait((done,), _GLANCE).done:
-            if give_up():
+        threading.Thread(target=write, name=_SAVE_THREAD_NAME).start()
+        while not wait((done,), _POLL_SECONDS).done:
+            if should_give_up():
                 self._policy.report(Resumption("skip", (_TOO_SLOW,)))
                 return
         written = done.result()
@@ -294,11 +294,11 @@ class TrainData(DatasetIterator):
             os.replace(path, prefix + path.removeprefix(written))
         shutil.rmtree(folder)
 
-    def _begin_at_the_start(self) -> None:
-        self._since = self._set_at = self._read_step()
-        self._start = Position()
-        self._left_out = ()
-        self._saved_iterator = ""
+    def _restart_from_beginning(self) -> None:
+        self._start_step = self._replaced_at_step = self._read_step()
+        self._start_position = Position()
+        self._skipped_batches = ()
+        self._saved_iterator_path = ""
 
     def _read_step(self) -> int:
         return int(self._global_step.numpy())
@@ -306,4 +306,4 @@ class TrainData(DatasetIterator):
 
 def is_still_saving() -> bool:
     """Whether a thread still waits for batches, to save an iterator that was given up; it cannot be stopped."""
-    return any(thread.name == _SAVING for thread in threading.enumerate())
+    return any(thread.name == _SAVE_THREAD_NAME for thread in threading.enumerate())

@@ -13,16 +13,16 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.autotune_off import without_idle_tuner
+from trainer_kit.inputs.autotune_off import disable_idle_autotune
 from trainer_kit.inputs.batch_position import Position
-from trainer_kit.inputs.dataset_resume import ResumePolicy, Resumption, examine
-from trainer_kit.inputs.dataset_structure import never_ends
-from trainer_kit.inputs.fused_batches import stacked_at
-from trainer_kit.inputs.registered_datasets import inputs_of
-from trainer_kit.inputs.sources.base import Source, made_inputs, positioned
+from trainer_kit.inputs.dataset_resume import ResumePolicy, Resumption, examine_dataset
+from trainer_kit.inputs.dataset_structure import is_infinite
+from trainer_kit.inputs.fused_batches import build_stacked_dataset_at
+from trainer_kit.inputs.registered_datasets import get_build_inputs
+from trainer_kit.inputs.sources.base import Source, call_build_inputs, build_dataset_at
 from trainer_kit.inputs.sources.first_batches import FirstBatches
-from trainer_kit.runtime.datasets import with_threads
-from trainer_kit.runtime.global_batch import tell_uneven_batch
+from trainer_kit.runtime.datasets import with_private_threadpool
+from trainer_kit.runtime.global_batch import explain_uneven_batch
 
 _BEGUN_AGAIN = (
     "task.train_data: resume is not exact: the same dataset is read a second time, and {} then "
@@ -46,7 +46,7 @@ class DataSection:
     params: Any
     task: Any
     runtime: Any
-    first_batches: int | None = None
+    batch_limit: int | None = None
 
 
 class _WatchedContext(tf.distribute.InputContext):
@@ -75,7 +75,7 @@ class WorkerPipeline(abc.ABC):
 
     def __init__(self, section: DataSection) -> None:
         self.section = section
-        self.built: Any = None
+        self.source: Any = None
 
     def __call__(self, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
         """Returns the dataset of one worker; runs on the host, eagerly or in graph.
@@ -93,11 +93,11 @@ class WorkerPipeline(abc.ABC):
             worker = input_context.input_pipeline_id
             context = _WatchedContext(workers, worker, input_context.num_replicas_in_sync)
 
-        build_inputs = inputs_of(section.task, section.params)
-        data = self.built = made_inputs(build_inputs, section.params, context)
-        if section.first_batches:
-            data = FirstBatches(data, section.first_batches, self.repeats)
-        dataset = with_threads(self.begin(data, context), section.runtime)
+        build_inputs = get_build_inputs(section.task, section.params)
+        data = self.source = call_build_inputs(build_inputs, section.params, context)
+        if section.batch_limit:
+            data = FirstBatches(data, section.batch_limit, self.repeats)
+        dataset = with_private_threadpool(self.build_dataset(data, context), section.runtime)
 
         if isinstance(context, _WatchedContext) and not context.was_read:
             name = getattr(build_inputs, "__qualname__", "build_inputs")
@@ -112,7 +112,7 @@ class WorkerPipeline(abc.ABC):
         return dataset
 
     @abc.abstractmethod
-    def begin(self, data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+    def build_dataset(self, data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
         """Returns the dataset of one worker.
 
         Args:
@@ -138,25 +138,25 @@ class OnePassPipeline(WorkerPipeline):
         """
         batch_size = getattr(self.section.params, "global_batch_size", 0)
         replicas = input_context.num_replicas_in_sync if input_context is not None else 1
-        with tell_uneven_batch(batch_size, replicas, f"task.{self.section.path}.global_batch_size"):
+        with explain_uneven_batch(batch_size, replicas, f"task.{self.section.path}.global_batch_size"):
             return super().__call__(input_context)
 
-    def begin(self, data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+    def build_dataset(self, data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
         """Returns one pass over the data of one worker."""
-        return one_pass(data, input_context)
+        return build_one_pass(data, input_context)
 
 
-def one_pass(data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+def build_one_pass(data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
     """Returns one pass over the data of one worker, from its beginning.
 
     Args:
       data: The Source or tf.data.Dataset.
       input_context: The worker's place among the others.
     """
-    data = without_idle_tuner(data)
-    if never_ends(data):  # a strategy's dataset of several tells only their cardinality
+    data = disable_idle_autotune(data)
+    if is_infinite(data):  # a strategy's dataset of several tells only their cardinality
         data = data.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return positioned(data, Position(), input_context)
+    return build_dataset_at(data, Position(), input_context)
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,9 @@ class TrainingStart:
     """
 
     position: Position
-    stack: int = 1
+    stack_size: int = 1
     has_saved_iterator: bool = False
-    read_before: Any = None
+    previous_source: Any = None
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class OpenedData:
 
     dataset: Any
     source: Any
-    saves_iterator: bool = False
+    needs_iterator_state: bool = False
 
 
 def open_at(
@@ -212,22 +212,22 @@ def open_at(
     position = start.position
     saves_iterator = False
     if not isinstance(data, Source):
-        if policy.restarts and not never_ends(data):
+        if policy.repeats_datasets and not is_infinite(data):
             data = data.repeat()
-        examination = examine(data)
+        examination = examine_dataset(data)
         can_be_saved = policy.can_save_iterator(examination, position)
         if can_be_saved and start.has_saved_iterator:
             position = Position()  # the saved state moves the iterator
-        elif source is start.read_before and examination.new_orders:
-            text = _BEGUN_AGAIN.format(", ".join(examination.new_orders))
+        elif source is start.previous_source and examination.reshuffled_each_iteration:
+            text = _BEGUN_AGAIN.format(", ".join(examination.reshuffled_each_iteration))
             policy.report(Resumption("inexact", (text,)))
         # The state of an iterator that began elsewhere would not fit the dataset as it is made.
         saves_iterator = can_be_saved and position.batch == 0
 
-    if start.stack > 1:
-        dataset = stacked_at(without_idle_tuner(data), position, start.stack, input_context)
+    if start.stack_size > 1:
+        dataset = build_stacked_dataset_at(disable_idle_autotune(data), position, start.stack_size, input_context)
     else:
-        dataset = positioned(data, position, input_context)
+        dataset = build_dataset_at(data, position, input_context)
     if isinstance(data, Source):
         policy.report_source(data, dataset)
     return OpenedData(dataset, source, saves_iterator)
@@ -251,9 +251,9 @@ class PositionedPipeline(WorkerPipeline):
         super().__init__(section)
         self._start = start
         self._policy = policy
-        self.opened: OpenedData | None = None
+        self.opened_data: OpenedData | None = None
 
-    def begin(self, data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+    def build_dataset(self, data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
         """Returns the dataset of one worker from the position on; see `open_at`."""
-        self.opened = open_at(data, self._start, self._policy, input_context)
-        return self.opened.dataset
+        self.opened_data = open_at(data, self._start, self._policy, input_context)
+        return self.opened_data.dataset

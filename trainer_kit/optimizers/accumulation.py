@@ -17,14 +17,14 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers import gradients as updates
-from trainer_kit.runtime.keras_internals import trained_variables
+from trainer_kit.runtime.keras_internals import get_trained_variables
 
 Apply: TypeAlias = Callable[[list[tuple[Any, Any]]], Any]
 Key: TypeAlias = tuple[
     Any, ...
 ]  # of a call: the `id` of optimizer and variables, and how often it was made before
 
-_READ = ("learning_rate", "iterations", "variables", "dynamic_scale", "uses_every_gradient")
+_FORWARDED_ATTRIBUTES = ("learning_rate", "iterations", "variables", "dynamic_scale", "uses_every_gradient")
 _OFFERED = "apply_gradients, apply, scale_loss, learning_rate, iterations and variables"
 _LOW = (tf.float16, tf.bfloat16)  # gradients of these dtypes are summed in float32
 _BRANCHES = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
@@ -50,7 +50,7 @@ class GradientSums:
 
     @tf.autograph.experimental.do_not_convert
     def add(
-        self, key: Key, pairs: Sequence[tuple[Any, Any]], apply: Apply, weight: Any, first: Any
+        self, key: Key, pairs: Sequence[tuple[Any, Any]], apply: Apply, weight: Any, is_first: Any
     ) -> None:
         """Adds weighted gradients to their sums; runs on a replica.
 
@@ -69,12 +69,12 @@ class GradientSums:
         for place, (gradient, variable) in enumerate(pairs):
             if gradient is None:
                 continue
-            total = self._sum((key, place), gradient, variable)
+            total = self._get_or_create_sum((key, place), gradient, variable)
             product = tf.multiply if isinstance(weight, float) else tf.math.multiply_no_nan
             weighted = product(
                 tf.cast(tf.convert_to_tensor(gradient), total.dtype), tf.cast(weight, total.dtype)
             )
-            total.assign(tf.where(first, weighted, total + weighted))
+            total.assign(tf.where(is_first, weighted, total + weighted))
 
     @tf.autograph.experimental.do_not_convert
     def update(self) -> None:
@@ -94,7 +94,7 @@ class GradientSums:
                 ]
             )
 
-    def _sum(self, key: tuple[Key, int], gradient: Any, variable: Any) -> tf.Variable:
+    def _get_or_create_sum(self, key: tuple[Key, int], gradient: Any, variable: Any) -> tf.Variable:
         """Returns the variable for the sum of a gradient, the same one on all replicas; creates it if it is new."""
         if key not in self.variables:
             with tf.init_scope():
@@ -122,10 +122,10 @@ class GradientAccumulator:
       first: See `GradientSums.add`.
     """
 
-    def __init__(self, sums: GradientSums, optimizer: Any, weight: Any, first: Any) -> None:
-        self._sums, self._optimizer, self._weight, self._first = sums, optimizer, weight, first
+    def __init__(self, sums: GradientSums, optimizer: Any, weight: Any, is_first: Any) -> None:
+        self._sums, self._optimizer, self._weight, self._is_first = sums, optimizer, weight, is_first
         self._graph = tf.compat.v1.get_default_graph()
-        self._seen: Counter[Any] = (
+        self._call_counts: Counter[Any] = (
             Counter()
         )  # calls by the graph in which they are traced, and their variables
 
@@ -173,7 +173,7 @@ class GradientAccumulator:
             built with.
         """
         variables = (
-            trained_variables(self._optimizer)
+            get_trained_variables(self._optimizer)
             if trainable_variables is None
             else trainable_variables
         )
@@ -183,7 +183,7 @@ class GradientAccumulator:
         )
 
     def __getattr__(self, name: str) -> Any:
-        if name in _READ and hasattr(self._optimizer, name):
+        if name in _FORWARDED_ATTRIBUTES and hasattr(self._optimizer, name):
             return getattr(self._optimizer, name)
         raise UnavailableError(
             f"trainer.accumulate_steps: the training step uses optimizer.{name}; with micro-batches"
@@ -197,8 +197,8 @@ class GradientAccumulator:
             tf.compat.v1.get_default_graph(),
             names,
         )  # a tf.function in the step may be traced more than once
-        self._sums.add((names, self._seen[of_graph]), pairs, apply, self._weight, self._first)
-        self._seen[of_graph] += 1
+        self._sums.add((names, self._call_counts[of_graph]), pairs, apply, self._weight, self._is_first)
+        self._call_counts[of_graph] += 1
 
 
 def _check_unconditional(outer: Any) -> None:

@@ -13,21 +13,21 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.per_variable import variable_path
-from trainer_kit.optimizers.weight_decay import DecaysByRule
+from trainer_kit.optimizers.weight_decay import DecoupledDecayMixin
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
-class AdamW(DecaysByRule, keras.optimizers.AdamW):
+class AdamW(DecoupledDecayMixin, keras.optimizers.AdamW):
     """Keras' AdamW with a rule for which variables get weight decay."""
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
-class Nadam(DecaysByRule, keras.optimizers.Nadam):
+class Nadam(DecoupledDecayMixin, keras.optimizers.Nadam):
     """Keras' Nadam with a rule for which variables get weight decay."""
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
-class Adamax(DecaysByRule, keras.optimizers.Adamax):
+class Adamax(DecoupledDecayMixin, keras.optimizers.Adamax):
     """Keras' Adamax with a rule for which variables get weight decay."""
 
 
@@ -37,22 +37,22 @@ class _AdadeltaOfAnyGradient(keras.optimizers.Adadelta):
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
-class Adadelta(DecaysByRule, _AdadeltaOfAnyGradient):
+class Adadelta(DecoupledDecayMixin, _AdadeltaOfAnyGradient):
     """Keras' Adadelta with a rule for which variables get weight decay. With XLA it takes sparse gradients, too."""
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
-class Ftrl(DecaysByRule, keras.optimizers.Ftrl):
+class Ftrl(DecoupledDecayMixin, keras.optimizers.Ftrl):
     """Keras' FTRL with a rule for which variables get weight decay."""
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
-class Lion(DecaysByRule, keras.optimizers.Lion):
+class Lion(DecoupledDecayMixin, keras.optimizers.Lion):
     """Keras' Lion with a rule for which variables get weight decay."""
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
-class Lamb(DecaysByRule, keras.optimizers.Lamb):
+class Lamb(DecoupledDecayMixin, keras.optimizers.Lamb):
     """Keras' Lamb with a rule for which variables get weight decay.
 
     Keras subtracts the decay before the update; in the paper (arXiv 1904.00962) and in Model Garden
@@ -66,7 +66,7 @@ class _AdafactorOfAnyModel(keras.optimizers.Adafactor):
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
-class Adafactor(DecaysByRule, _AdafactorOfAnyModel):
+class Adafactor(DecoupledDecayMixin, _AdafactorOfAnyModel):
     """Keras' Adafactor with a rule for which variables get weight decay. It takes variables of tf_keras models, too."""
 
 
@@ -80,7 +80,7 @@ def _flat_name(variable: Any) -> Any:
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
-class Muon(DecaysByRule, keras.optimizers.Muon):
+class Muon(DecoupledDecayMixin, keras.optimizers.Muon):
     """Keras' Muon with a rule for which variables get weight decay.
 
     Variables that Muon leaves to Adam decay by `adam_weight_decay`.
@@ -100,7 +100,7 @@ class Muon(DecaysByRule, keras.optimizers.Muon):
             )
         super().build(variables)
 
-    def decay_rate(self, index: int) -> float:
+    def get_decay_rate(self, index: int) -> float:
         """Returns the weight decay of the variable at `index`, if the rule says that it decays; after `build`."""
         is_for_adam = self.adam_velocities[index] is not None
         return float((self.adam_weight_decay if is_for_adam else self.weight_decay) or 0.0)

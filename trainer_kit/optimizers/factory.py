@@ -28,9 +28,9 @@ from trainer_kit.optimizers.gradients import Clipping
 from trainer_kit.optimizers.lars import Lars
 from trainer_kit.optimizers.learning_rate import create_learning_rate
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
-from trainer_kit.optimizers.rate_groups import RateGroups, with_rate_groups
+from trainer_kit.optimizers.rate_groups import RateGroups, apply_rate_groups
 from trainer_kit.optimizers.schedule_free import ScheduleFreeAdamW
-from trainer_kit.optimizers.weight_decay import DecayRates, DecayRule
+from trainer_kit.optimizers.weight_decay import DecayRuleMixin, DecayRule
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def create_optimizer(
             "no optimizer was chosen; set trainer.optimizer_config.optimizer.type to one of "
             f"{', '.join(OptimizerConfig.branches())}"
         )
-    optimizer = with_rate_groups(_build(config), RateGroups.from_config(config))
+    optimizer = apply_rate_groups(_build(config), RateGroups.from_config(config))
     optimizer.clipping = Clipping.from_config(config)
     if config.gradient_processors:
         optimizer.gradient_processing = GradientProcessing(config.gradient_processors, random_seed)
@@ -90,10 +90,10 @@ def _build(config: OptimizationConfig) -> keras.Optimizer:
         return optimizer(rate, **_arguments(optimizer, names, chosen))
     if kind in _BUILDERS:
         return _BUILDERS[kind](chosen, rate)
-    return _registered(kind, OptimizerConfig.registry.lookup(kind).build(chosen, rate))
+    return _check_registered_optimizer(kind, OptimizerConfig.registry.lookup(kind).build(chosen, rate))
 
 
-def _registered(kind: str, optimizer: Any) -> keras.Optimizer:
+def _check_registered_optimizer(kind: str, optimizer: Any) -> keras.Optimizer:
     if not isinstance(optimizer, keras.Optimizer):
         raise UsageError(
             f"the registered optimizer {kind!r} built a"
@@ -172,7 +172,7 @@ def _arguments(optimizer: type[keras.Optimizer], names: str, config: Any) -> dic
     """Returns the arguments of an optimizer; "a=b" in `names` is the argument a with the value of the field b."""
     pairs = [name.split("=") for name in names.split()]
     arguments = {pair[0]: getattr(config, pair[-1]) for pair in pairs}
-    if issubclass(optimizer, DecayRates):
+    if issubclass(optimizer, DecayRuleMixin):
         include = getattr(config, "include_in_weight_decay", None) or ()
         arguments["decay_rule"] = DecayRule(include, config.exclude_from_weight_decay or ())
     return arguments

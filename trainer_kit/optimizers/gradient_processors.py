@@ -21,8 +21,8 @@ from trainer_kit.config.schema.gradient_processors import (
     GradientProcessorConfig,
 )
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.autograph import converted
-from trainer_kit.optimizers.gradients import Clipping, Gradient, clip, scaled
+from trainer_kit.inputs.autograph import apply_autograph
+from trainer_kit.optimizers.gradients import Clipping, Gradient, clip, scale_gradient
 from trainer_kit.optimizers.per_variable import similar_paths, variable_path
 
 # A function of gradients, their variables and the number of updates so far, an integer scalar
@@ -30,11 +30,11 @@ from trainer_kit.optimizers.per_variable import similar_paths, variable_path
 Processor: TypeAlias = Callable[[list[Gradient], list[Any], Any], Sequence[Gradient]]
 
 _log = logging.getLogger(__name__)
-_REFUSED = (
+_NOT_FINITE_MESSAGE = (
     "trainer_kit: a gradient is not finite; variables, whether each gradient is finite, and the"
     " step:"
 )
-_NOT_FINITE = re.compile(re.escape(_REFUSED) + r" ([^\]]*)\] \[([01 ]+)\] \[(\d+)\]")
+_NOT_FINITE_PATTERN = re.compile(re.escape(_NOT_FINITE_MESSAGE) + r" ([^\]]*)\] \[([01 ]+)\] \[(\d+)\]")
 
 
 class GradientProcessing:
@@ -61,7 +61,7 @@ class GradientProcessing:
         self.global_step: Any = None
         seeds = (f"{random_seed}/{place}" for place in range(len(sections)))
         self._processors = [
-            (self._make(one, seed), one.variables)
+            (self._build_processor(one, seed), one.variables)
             for one, seed in zip(sections, seeds, strict=True)
         ]
 
@@ -79,7 +79,7 @@ class GradientProcessing:
         paths = [variable_path(variable) for variable in variables]
         results = list(gradients)
         if not self.is_used:
-            self._warn_of_idle_patterns(paths)
+            self._warn_about_unused_patterns(paths)
         self.is_used = True
 
         for process, patterns in self._processors:
@@ -100,9 +100,9 @@ class GradientProcessing:
 
         return results
 
-    def _make(self, section: GradientProcessorConfig, seed: str) -> Processor:
+    def _build_processor(self, section: GradientProcessorConfig, seed: str) -> Processor:
         if section.type == "check":
-            return self._check
+            return self._check_gradients
         if section.type == "noise":
             config = section.get()
             return lambda gradients, variables, updates: _with_noise(
@@ -111,16 +111,16 @@ class GradientProcessing:
                 gradients,
                 updates,
             )
-        return _make(section)
+        return _build_stateless_processor(section)
 
-    def _check(
+    def _check_gradients(
         self, gradients: list[Gradient], variables: list[Any], updates: Any
     ) -> list[Gradient]:
-        return _check(
+        return _check_finite(
             gradients, variables, (updates if self.global_step is None else self.global_step) + 1
         )
 
-    def _warn_of_idle_patterns(self, paths: Sequence[str]) -> None:
+    def _warn_about_unused_patterns(self, paths: Sequence[str]) -> None:
         for pattern in dict.fromkeys(
             pattern for _, patterns in self._processors for pattern in patterns
         ):
@@ -133,22 +133,22 @@ class GradientProcessing:
                 )
 
 
-def refused_gradient(error: tf.errors.OpError) -> tuple[str, int] | None:
+def parse_non_finite_gradient(error: tf.errors.OpError) -> tuple[str, int] | None:
     """Returns variable and step of a gradient that the processor `check` has refused; None for other errors."""
-    found = _NOT_FINITE.search(error.message)
+    found = _NOT_FINITE_PATTERN.search(error.message)
     if found is None:
         return None
     names, finite, step = found[1].split("|"), found[2].split(), int(found[3])
     return names[finite.index("0")], step
 
 
-def _make(section: GradientProcessorConfig) -> Processor:
+def _build_stateless_processor(section: GradientProcessorConfig) -> Processor:
     kind, chosen = str(section.type), section.get()
     if kind in GradientProcessorConfig.registry:
-        return _registered(kind, GradientProcessorConfig.registry.lookup(kind).build(chosen))
+        return _wrap_registered_processor(kind, GradientProcessorConfig.registry.lookup(kind).build(chosen))
     if kind == "scale":
         return lambda gradients, variables, updates: [
-            scaled(one, chosen.factor) for one in gradients
+            scale_gradient(one, chosen.factor) for one in gradients
         ]
     if kind in _BOUNDS:
         bounds = Clipping(**{_BOUNDS[kind]: chosen.bound})
@@ -209,7 +209,7 @@ def _centralize(gradients: list[Gradient], variables: list[Any], updates: Any) -
     return centralized
 
 
-def _check(gradients: list[Gradient], variables: list[Any], step: Any) -> list[Gradient]:
+def _check_finite(gradients: list[Gradient], variables: list[Any], step: Any) -> list[Gradient]:
     """Fails unless all gradients are finite; `refused_gradient` reads the variable and the step from the error.
 
     There is one assertion for all gradients, and no branch, which would cost a small step more.
@@ -219,7 +219,7 @@ def _check(gradients: list[Gradient], variables: list[Any], step: Any) -> list[G
         tf.cast(tf.stack(finite), tf.int32),
         "|".join(variable_path(one) for one in variables),
     )
-    data = [f"{_REFUSED} {names}", flags, step]
+    data = [f"{_NOT_FINITE_MESSAGE} {names}", flags, step]
     made = tf.raw_ops.Assert(
         condition=tf.reduce_all(tf.stack(finite)), data=data, summarize=len(finite)
     )
@@ -245,7 +245,7 @@ def _summarize(gradients: list[Gradient], variables: list[Any], updates: Any) ->
     return gradients
 
 
-def _registered(name: str, function: Any) -> Processor:
+def _wrap_registered_processor(name: str, function: Any) -> Processor:
     """Returns a processor that calls the function that a user's function has made."""
     count = -1  # of the parameters without a default
     if callable(function):
@@ -265,32 +265,32 @@ def _registered(name: str, function: Any) -> Processor:
         dense = [
             tf.convert_to_tensor(one) for one in gradients
         ]  # so that the function may do with them what it wants
-        call = converted(function)
+        call = apply_autograph(function)
         given = [call(one) for one in dense] if count == 1 else call(dense, list(variables))
-        return _checked(name, given, dense, variables)
+        return _check_results(name, given, dense, variables)
 
     return process
 
 
-def _checked(
-    name: str, given: Any, dense: Sequence[tf.Tensor], variables: Sequence[Any]
+def _check_results(
+    name: str, results: Any, dense: Sequence[tf.Tensor], variables: Sequence[Any]
 ) -> list[tf.Tensor]:
     """Returns what a user's function returned, in the dtypes of the gradients.
 
     Raises:
       UsageError: when these are not as many gradients of the same shapes.
     """
-    if not isinstance(given, (list, tuple)) or len(given) != len(dense):
+    if not isinstance(results, (list, tuple)) or len(results) != len(dense):
         count = (
-            f"{len(given)} gradients"
-            if isinstance(given, (list, tuple))
-            else f"a {type(given).__name__}"
+            f"{len(results)} gradients"
+            if isinstance(results, (list, tuple))
+            else f"a {type(results).__name__}"
         )
         raise UsageError(
             f"the gradient processor {name!r} returned {count}; return a list of {len(dense)}"
             " gradients"
         )
-    for one, gradient, variable in zip(given, dense, variables, strict=True):
+    for one, gradient, variable in zip(results, dense, variables, strict=True):
         if one is None or not tf.TensorShape(getattr(one, "shape", None)).is_compatible_with(
             gradient.shape
         ):
@@ -299,7 +299,7 @@ def _checked(
                 f"the gradient processor {name!r} returned {kind} for {variable_path(variable)},"
                 f" whose shape is {gradient.shape}; return a gradient of the same shape"
             )
-    return [tf.cast(one, gradient.dtype) for one, gradient in zip(given, dense, strict=True)]
+    return [tf.cast(one, gradient.dtype) for one, gradient in zip(results, dense, strict=True)]
 
 
 def _values(gradient: Gradient) -> tf.Tensor:

@@ -65,7 +65,7 @@ class Clipping:
         )
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Whether there is any bound."""
         return any(
             bound is not None for bound in (self.clipnorm, self.clipvalue, self.global_clipnorm)
@@ -87,7 +87,7 @@ def clip(gradients: Sequence[Gradient], clipping: Clipping) -> list[Gradient]:
     if clipping.global_clipnorm is not None:
         norm = global_norm(clipped)
         factor = clipping.global_clipnorm / tf.maximum(norm, clipping.global_clipnorm)
-        clipped = [scaled(gradient, factor) for gradient in clipped]
+        clipped = [scale_gradient(gradient, factor) for gradient in clipped]
     if clipping.clipnorm is not None:
         clipped = [tf.clip_by_norm(gradient, clipping.clipnorm) for gradient in clipped]
     if clipping.clipvalue is not None:
@@ -158,7 +158,7 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
     ) is not None:  # of a GradientAccumulator
         add_gradients(pairs)
         return
-    present = _with_gradient(pairs)
+    present = _drop_missing_gradients(pairs)
     if not getattr(
         optimizer, "built", True
     ):  # with all variables, so that one frozen for now can join later
@@ -171,10 +171,10 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
         unscaled = (
             gradients
             if scale is None
-            else [scaled(gradient, 1.0 / float(scale)) for gradient in gradients]
+            else [scale_gradient(gradient, 1.0 / float(scale)) for gradient in gradients]
         )
         on_gradients(list(zip(unscaled, variables, strict=True)))
-    update(optimizer, gradients, variables)
+    update_variables(optimizer, gradients, variables)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -190,7 +190,7 @@ def needs_gradients(optimizer: Any) -> tf.Tensor:
     return tf.constant(True) if periodic is None else periodic()
 
 
-def update(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
+def update_variables(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
     """Updates variables by gradients, none of which is None; in a replica. See `apply_gradients`, which prepares them.
 
     An optimizer around another one (for a loss scale, or for an update in every n-th step) calls
@@ -208,14 +208,14 @@ def clip_and_apply(optimizer: Any, gradients: Sequence[Gradient], variables: Seq
     """Sums over replicas, processes, clips and applies unscaled gradients, none of which is None; in a replica."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     process = getattr(optimizer, "gradient_processing", None)
-    norms = getattr(optimizer, "gradient_norms", None)
+    norms = getattr(optimizer, "compute_gradient_norms", None)
     clipping = getattr(optimizer, "clipping", None)
     if (
         clipping is None
     ):  # with several replicas, the bounds are those of the Keras optimizer itself
         names = [field.name for field in dataclasses.fields(Clipping)] if replicas > 1 else []
         clipping = Clipping(**{name: getattr(optimizer, name, None) for name in names})
-    changes = clipping.active or process
+    changes = clipping.is_active or process
 
     summed = list(gradients)
     if replicas > 1 and (changes or norms is not None):
@@ -224,12 +224,12 @@ def clip_and_apply(optimizer: Any, gradients: Sequence[Gradient], variables: Seq
         norms.update(summed)
     if process is not None:
         summed = process(summed, variables, optimizer.iterations)
-    if clipping.active:
+    if clipping.is_active:
         summed = clip(summed, clipping)
     # Else Keras gets what it would get without a report of norms, so that its sum has the same bits
     if changes:
         gradients = (
-            summed if replicas == 1 else [scaled(one, 1.0 / replicas) for one in summed]
+            summed if replicas == 1 else [scale_gradient(one, 1.0 / replicas) for one in summed]
         )  # Keras sums once more
     _apply_in_order(optimizer, gradients, variables)
 
@@ -258,7 +258,7 @@ def _apply_in_order(
     )  # where Keras sums nothing, and joins nothing
 
 
-def scaled(gradient: Gradient, factor: Any) -> Gradient:
+def scale_gradient(gradient: Gradient, factor: Any) -> Gradient:
     """Returns `gradient` times a scalar, in its own dtype and form."""
     values = _values(gradient)
     values = values * tf.cast(factor, values.dtype)
@@ -267,7 +267,7 @@ def scaled(gradient: Gradient, factor: Any) -> Gradient:
     return values
 
 
-def _with_gradient(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def _drop_missing_gradients(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
     missing = ", ".join(variable_path(variable) for gradient, variable in pairs if gradient is None)
     if not present:

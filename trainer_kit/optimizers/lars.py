@@ -10,10 +10,10 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.optimizers.per_variable import PerVariable, SlotOptimizer, variable_path
-from trainer_kit.optimizers.weight_decay import DecayRates, DecayRule
+from trainer_kit.optimizers.weight_decay import DecayRuleMixin, DecayRule
 
 
-class _Lars(SlotOptimizer):
+class _LarsWithoutDecay(SlotOptimizer):
     """LARS without weight decay; see Lars."""
 
     slot_names = ("momentum",)
@@ -36,7 +36,7 @@ class _Lars(SlotOptimizer):
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
-class Lars(DecayRates, _Lars):
+class Lars(DecayRuleMixin, _LarsWithoutDecay):
     """LARS (You, Gitman and Ginsburg, arXiv 1708.03888), with the arguments and formulas of TF Model Garden's class.
 
     With g = gradient + weight_decay * weight and trust(x) = eeta * |weight| / |x| (1 where a norm
@@ -72,16 +72,16 @@ class Lars(DecayRates, _Lars):
         if not self.built:
             super().build(variables)
             paths = [variable_path(variable) for variable in variables]
-            self.adapted = PerVariable(tuple(map(self.adaptation_rule.decays, paths)))
+            self.is_adapted = PerVariable(tuple(map(self.adaptation_rule.applies_to, paths)))
             if not self.weight_decay or self.adaptation_rule != self.decay_rule:
-                self.adaptation_rule.warn_of_idle_patterns(paths, "layer adaptation")
+                self.adaptation_rule.warn_about_unused_patterns(paths, "layer adaptation")
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates one variable; on each replica, with gradients that are summed over them."""
-        (slot,) = self.slots_of(variable)
+        (slot,) = self.get_slots(variable)
         rate, velocity = tf.cast(learning_rate, variable.dtype), tf.convert_to_tensor(slot)
         added = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
-        if weight_decay := self.decay_rates.of(self, variable):
+        if weight_decay := self.decay_rates.get_value(self, variable):
             added += weight_decay * variable
         if self.classic_momentum:
             added *= rate * self._trust(variable, added)
@@ -94,7 +94,7 @@ class Lars(DecayRates, _Lars):
 
     def _trust(self, variable: Any, step: tf.Tensor) -> Any:
         """Returns the trust ratio: how far the step may go, as a share of the length of the weight."""
-        if not self.adapted.of(self, variable):
+        if not self.is_adapted.get_value(self, variable):
             return 1.0
         weight_norm, step_norm = tf.norm(tf.convert_to_tensor(variable)), tf.norm(step)
         return tf.where(

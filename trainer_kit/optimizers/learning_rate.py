@@ -21,7 +21,7 @@ from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.schedules import LrConfig, WarmupConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.rate_schedules import (
-    FunctionOfStep,
+    FunctionSchedule,
     LinearWarmup,
     OneCycle,
     PolynomialWarmup,
@@ -31,7 +31,7 @@ from trainer_kit.optimizers.rate_schedules import (
     StepCosineDecay,
     WithOffset,
 )
-from trainer_kit.runtime.keras_internals import learning_rate_of, replace_learning_rate
+from trainer_kit.runtime.keras_internals import get_learning_rate_or_schedule, replace_learning_rate
 
 _SCHEDULES: dict[str, Callable[[Any], Schedule]] = {
     "stepwise": lambda c: PiecewiseConstantDecay(list(c.boundaries), list(c.values), name=c.name),
@@ -76,7 +76,7 @@ _SCHEDULES: dict[str, Callable[[Any], Schedule]] = {
         c.initial_learning_rate, c.decay_steps, c.decay_rate, staircase=c.staircase, name=c.name
     ),
 }
-_WAITING = (
+_CONSTANT_BEFORE_OFFSET = (
     "cosine_restarts",
     "one_cycle",
     "inverse_time",
@@ -114,8 +114,8 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
     """
     if isinstance(optimizer, Mapping):
         return {name: current_learning_rate(one, step) for name, one in optimizer.items()}
-    optimizer = innermost(optimizer)
-    schedule = learning_rate_of(optimizer)
+    optimizer = unwrap_optimizer(optimizer)
+    schedule = get_learning_rate_or_schedule(optimizer)
     if step is None or not isinstance(schedule, Schedule):
         schedule = getattr(optimizer, "learning_rate", None)
     if schedule is None and (parts := getattr(optimizer, "optimizers", None)):
@@ -129,7 +129,7 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
     return tf.cast(tf.convert_to_tensor(schedule), tf.float32)
 
 
-def innermost(optimizer: Any) -> Any:
+def unwrap_optimizer(optimizer: Any) -> Any:
     """Returns the optimizer that updates the weights, without those around it for a loss scale or a period."""
     while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         optimizer = inner
@@ -150,23 +150,23 @@ class ConfiguredRates:
 
     def __init__(self, optimizer: Any) -> None:
         named = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
-        inner = {name: innermost(one) for name, one in named.items()}
-        rates = {name: learning_rate_of(one) for name, one in inner.items()}
+        inner = {name: unwrap_optimizer(one) for name, one in named.items()}
+        rates = {name: get_learning_rate_or_schedule(one) for name, one in inner.items()}
         self._variables = {
             name: rate
             for name, rate in rates.items()
             if isinstance(rate, (keras.Variable, tf.Variable))
         }
-        self._configured = {name: float(rate.numpy()) for name, rate in self._variables.items()}
+        self._configured_rates = {name: float(rate.numpy()) for name, rate in self._variables.items()}
 
     def state(self) -> dict[str, float]:
         """Returns the rates of the config, for the checkpoint; runs eagerly, on the host."""
-        return self._configured
+        return self._configured_rates
 
-    def restore(self, before: Mapping[str, float] | None) -> None:
+    def restore(self, saved_rates: Mapping[str, float] | None) -> None:
         """Assigns the rates of the config that differ from `before`; runs eagerly, after the variables are restored."""
-        for name, rate in self._configured.items():
-            if before is not None and before.get(name) != rate:
+        for name, rate in self._configured_rates.items():
+            if saved_rates is not None and saved_rates.get(name) != rate:
                 self._variables[name].assign(rate)
 
 
@@ -197,15 +197,15 @@ class ScaledRate(Schedule):
         return {"rate": self.rate}
 
 
-def configured_rate(optimizer: Any) -> Any:
+def get_base_rate(optimizer: Any) -> Any:
     """Returns the schedule or the variable of a constant rate of an optimizer of either Keras, without its factors."""
-    rate = learning_rate_of(innermost(optimizer))
+    rate = get_learning_rate_or_schedule(unwrap_optimizer(optimizer))
     return rate.rate if isinstance(rate, ScaledRate) else rate
 
 
 def learning_rate_factors(optimizer: Any) -> dict[str, tf.Variable]:
     """Returns the factors of an optimizer's learning rate by name."""
-    rate = learning_rate_of(innermost(optimizer))
+    rate = get_learning_rate_or_schedule(unwrap_optimizer(optimizer))
     return dict(rate.factors) if isinstance(rate, ScaledRate) else {}
 
 
@@ -217,8 +217,8 @@ def add_learning_rate_factor(optimizer: Any, name: str) -> None:
     Raises:
       UsageError: when the optimizer is not a Keras 3 optimizer.
     """
-    optimizer = innermost(optimizer)
-    rate = learning_rate_of(optimizer) if isinstance(optimizer, keras.Optimizer) else None
+    optimizer = unwrap_optimizer(optimizer)
+    rate = get_learning_rate_or_schedule(optimizer) if isinstance(optimizer, keras.Optimizer) else None
     scaled = rate if isinstance(rate, ScaledRate) else ScaledRate(rate)
     if rate is None or not replace_learning_rate(optimizer, scaled):
         kind = type(optimizer).__name__
@@ -240,25 +240,25 @@ def _schedule(config: LrConfig) -> float | Schedule:
     if config.type == "stepwise" and not chosen.boundaries:
         return float(chosen.values[0])  # Keras' class cannot do without a boundary
     if config.type in LrConfig.registry:
-        return _registered(
+        return _convert_registered_schedule(
             str(config.type), LrConfig.registry.lookup(str(config.type)).build(chosen)
         )
     schedule = _SCHEDULES[str(config.type)](chosen)
     keeps_its_own_offset = isinstance(schedule, PowerDecayWithOffset)
     offset = 0 if keeps_its_own_offset else getattr(chosen, "offset", 0)
-    return WithOffset(schedule, offset, waits=config.type in _WAITING) if offset else schedule
+    return WithOffset(schedule, offset, waits=config.type in _CONSTANT_BEFORE_OFFSET) if offset else schedule
 
 
-def _registered(name: str, built: Any) -> float | Schedule:
+def _convert_registered_schedule(name: str, result: Any) -> float | Schedule:
     """Returns what a registered schedule built; a function of the step becomes a schedule."""
-    if isinstance(built, Schedule):
-        return built
-    if isinstance(built, (int, float)) and not isinstance(built, bool):
-        return float(built)
-    if callable(built):
-        return FunctionOfStep(built)
+    if isinstance(result, Schedule):
+        return result
+    if isinstance(result, (int, float)) and not isinstance(result, bool):
+        return float(result)
+    if callable(result):
+        return FunctionSchedule(result)
     raise UsageError(
-        f"the registered schedule {name!r} built {built!r:.80}; return a keras"
+        f"the registered schedule {name!r} built {result!r:.80}; return a keras"
         " LearningRateSchedule, a function of the step, or a number"
     )
 

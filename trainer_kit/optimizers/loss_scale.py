@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.optimizers.gradients import Gradient, clip_and_apply, scaled
+from trainer_kit.optimizers.gradients import Gradient, clip_and_apply, scale_gradient
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
@@ -42,8 +42,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         name: str = "LossScale",
     ) -> None:
         super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name)
-        self.changes = dynamic
-        self._built_with: Callable[[], list[Any]] = list
+        self.is_dynamic = dynamic
+        self._get_built_variables: Callable[[], list[Any]] = list
         first = {"aggregation": "only_first_replica"}
         self.step_counter = self.add_variable((), "zeros", "int", name="step_counter", **first)
         initial = keras.initializers.Constant(initial_scale)
@@ -54,7 +54,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the inner optimizer's variables for `variables`; called in strategy scope."""
         given = list(variables)
-        self._built_with = lambda: (
+        self._get_built_variables = lambda: (
             given
         )  # a list as an attribute would be tracked, and so be part of checkpoints
         self.inner_optimizer.build(variables)
@@ -76,7 +76,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
           trainable_variables: The variables, one for each gradient; None means those it was built
             with.
         """
-        given = list(self._built_with() if trainable_variables is None else trainable_variables)
+        given = list(self._get_built_variables() if trainable_variables is None else trainable_variables)
         if not self.built:
             self.build(given)
         inverse = 1.0 / tf.convert_to_tensor(self.dynamic_scale)
@@ -85,7 +85,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             for grad, variable in zip(grads, given, strict=True)
             if grad is not None
         ]
-        gradients = [scaled(gradient, inverse) for gradient, _ in pairs]
+        gradients = [scale_gradient(gradient, inverse) for gradient, _ in pairs]
         variables = [variable for _, variable in pairs]
 
         def update(strategy: tf.distribute.Strategy, finite: Any, gradients: Any) -> None:
@@ -103,16 +103,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self._adapt(finite)
 
         tf.distribute.get_replica_context().merge_call(
-            update, args=(_finite_everywhere(gradients), gradients)
+            update, args=(_is_finite_on_all_replicas(gradients), gradients)
         )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {**super().get_config(), "dynamic": self.changes}
+        return {**super().get_config(), "dynamic": self.is_dynamic}
 
     def _adapt(self, finite: tf.Tensor) -> None:
         """Halves the scale after a step that was not finite, doubles it after enough that were."""
-        if not self.changes:
+        if not self.is_dynamic:
             return
         scale = tf.convert_to_tensor(self.dynamic_scale)
         good_steps = tf.where(finite, tf.convert_to_tensor(self.step_counter) + 1, 0)
@@ -122,7 +122,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.step_counter.assign(tf.where(grows, tf.zeros_like(good_steps), good_steps))
 
 
-def _finite_everywhere(gradients: Sequence[Gradient]) -> tf.Tensor:
+def _is_finite_on_all_replicas(gradients: Sequence[Gradient]) -> tf.Tensor:
     """Returns a bool scalar, the same on all replicas: whether all gradients of all of them are finite."""
     dense = [
         gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

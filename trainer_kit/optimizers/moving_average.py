@@ -15,7 +15,7 @@ from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.per_variable import native_variable, variable_path
 
 
-def averaged_variables(model: Any, config: EMAConfig, trainable: Sequence[Any] = ()) -> list[Any]:
+def select_averaged_variables(model: Any, config: EMAConfig, trainable: Sequence[Any] = ()) -> list[Any]:
     """Returns the variables of `model` that are averaged: the trainable ones, or all of floating point.
 
     Args:
@@ -44,7 +44,7 @@ def create_average(
     """
     if config is None:
         return None
-    variables = averaged_variables(model, config, trainable)
+    variables = select_averaged_variables(model, config, trainable)
     kept = {
         id(one)
         for one in (model.trainable_variables if config.trainable_weights_only else variables)
@@ -58,12 +58,12 @@ def average_keys(variables: Sequence[Any]) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Averaged:
+class _AveragedVariable:
     """A variable with its averages by name, its key in checkpoints, and the place of its config among the configs."""
 
     source: tf.Variable
     key: str
-    place: int
+    config_index: int
     averages: dict[str, tf.Variable]
 
 
@@ -100,23 +100,23 @@ class MovingAverage:
         if not configs:
             raise UsageError("there are no variables to average; build the model first")
         self._configs = [one for place, one in enumerate(configs) if one not in configs[:place]]
-        self.evaluated = tuple(configs[0].evaluate)
+        self.weights_to_evaluate = tuple(configs[0].evaluate)
         self._strategy = tf.distribute.get_strategy()
-        self._averaged = [
+        self._averaged_variables = [
             self._new_averages(native_variable(variable), key, one)
             for variable, key, one in zip(variables, average_keys(variables), each, strict=True)
             if one is not None
         ]
-        self._swapped = ""
-        self._exchange_all = {
+        self._active_average = ""
+        self._exchange_functions = {
             name: self._in_graph(self._exchange_each, name) for name in self.names
         }
-        self._copy_all = {name: self._in_graph(self._copy_each, name) for name in self.names}
+        self._copy_functions = {name: self._in_graph(self._copy_each, name) for name in self.names}
 
     @property
     def names(self) -> list[str]:
         """The names of the averages: "average" for that of average_decay, and those of more_decays."""
-        return list(dict.fromkeys(name for one in self._averaged for name in one.averages))
+        return list(dict.fromkeys(name for one in self._averaged_variables for name in one.averages))
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
@@ -129,9 +129,9 @@ class MovingAverage:
         return {name: self._by_key(name) for name in self.names if name != AVERAGE}
 
     @property
-    def swapped(self) -> str:
+    def active_average(self) -> str:
         """The name of the average that the model holds now; "" while it holds the weights."""
-        return self._swapped
+        return self._active_average
 
     def update(self, step: Any) -> None:
         """Moves the averages towards the variables; runs eagerly or in graph, in a replica or in cross-replica context.
@@ -148,7 +148,7 @@ class MovingAverage:
             with self._strategy.scope():
                 self._move_each(self._strategy, decays)
 
-    def begin(self) -> None:
+    def initialize(self) -> None:
         """Sets the averages to the weights; called when there was no checkpoint to restore; runs eagerly."""
         self.reset()
 
@@ -163,7 +163,7 @@ class MovingAverage:
         """
         for name in self.names if names is None else names:
             if keys is None:
-                self._copy_all[name]()
+                self._copy_functions[name]()
             else:
                 self._copy_each(name, keys)
 
@@ -175,12 +175,12 @@ class MovingAverage:
         Args:
           name: The name of the average; a variable without such an average keeps its value.
         """
-        assert self._swapped in (
+        assert self._active_average in (
             "",
             name,
-        ), f"{self._swapped} is in place of the weights, not {name}"
-        self._exchange_all[name]()
-        self._swapped = "" if self._swapped else name
+        ), f"{self._active_average} is in place of the weights, not {name}"
+        self._exchange_functions[name]()
+        self._active_average = "" if self._active_average else name
 
     def _new_averages(self, source: tf.Variable, key: str, config: EMAConfig) -> _Averaged:
         if not self._strategy.extended.variable_created_in_scope(source):
@@ -190,31 +190,31 @@ class MovingAverage:
             )
         value = tf.convert_to_tensor(source)
         made = {name: tf.Variable(value, trainable=False, name=name) for name in _decays(config)}
-        return _Averaged(source, key, self._configs.index(config), made)
+        return _AveragedVariable(source, key, self._configs.index(config), made)
 
     def _by_key(self, name: str) -> dict[str, tf.Variable]:
-        return {one.key: one.averages[name] for one in self._averaged if name in one.averages}
+        return {one.key: one.averages[name] for one in self._averaged_variables if name in one.averages}
 
     def _in_graph(self, function: Callable[[str], None], name: str) -> Callable[[], None]:
         return tf.function(functools.partial(function, name), autograph=False)
 
     def _move_each(self, strategy: tf.distribute.Strategy, decays: Sequence[Sequence[Any]]) -> None:
-        for one in self._averaged:
+        for one in self._averaged_variables:
             first, *others = one.averages.values()
-            arguments = (others, _one_value(one.source), decays[one.place])
+            arguments = (others, _merge_replica_values(one.source), decays[one.config_index])
             strategy.extended.update(first, _move, args=arguments, group=False)
 
     def _copy_each(self, name: str, keys: Collection[str] | None = None) -> None:
         with self._strategy.scope():
-            for one in self._averaged:
+            for one in self._averaged_variables:
                 if name in one.averages and (keys is None or one.key in keys):
-                    value = _one_value(one.source)
+                    value = _merge_replica_values(one.source)
                     self._strategy.extended.update(
                         one.averages[name], _copy, args=(value,), group=False
                     )
 
     def _exchange_each(self, name: str) -> None:
-        held = [one for one in self._averaged if name in one.averages]
+        held = [one for one in self._averaged_variables if name in one.averages]
         exchange(self._strategy, [one.averages[name] for one in held], [one.source for one in held])
 
 
@@ -253,14 +253,14 @@ def _copy(average: tf.Variable, value: Any) -> None:
 
 
 def exchange(
-    strategy: tf.distribute.Strategy, ones: Sequence[tf.Variable], others: Sequence[tf.Variable]
+    strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable], others: Sequence[tf.Variable]
 ) -> None:
     """Exchanges the values of variables, one by one, on every replica, exactly.
 
     Runs in graph, in cross-replica context.
     """
     with strategy.scope():
-        for one, other in zip(ones, others, strict=True):
+        for one, other in zip(variables, others, strict=True):
             strategy.extended.update(one, _exchange, args=(other,), group=False)
 
 
@@ -270,7 +270,7 @@ def _exchange(average: tf.Variable, source: tf.Variable) -> None:
     source.assign(held)
 
 
-def _one_value(source: tf.Variable) -> Any:
+def _merge_replica_values(source: tf.Variable) -> Any:
     """Returns the value to average: the mean of a variable that differs between replicas; else the variable itself."""
     differs = source.synchronization == tf.VariableSynchronization.ON_READ
     return tf.convert_to_tensor(source) if differs else source

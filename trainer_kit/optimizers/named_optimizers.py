@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.config.schema.optimization import NamedOptimizerConfig
-from trainer_kit.errors import UsageError, near_names
+from trainer_kit.errors import UsageError, find_similar_names
 from trainer_kit.optimizers import gradients as updates
 from trainer_kit.optimizers.per_variable import native_variable, similar_paths, variable_path
 
@@ -30,13 +30,13 @@ class NamedOptimizers(Mapping[str, Any]):
       owned: The variables of each optimizer, by its name.
     """
 
-    def __init__(self, optimizers: Mapping[str, Any], owned: Mapping[str, Sequence[Any]]) -> None:
-        self._optimizers, self._owned = (
+    def __init__(self, optimizers: Mapping[str, Any], variables_by_optimizer: Mapping[str, Sequence[Any]]) -> None:
+        self._optimizers, self._variables_by_optimizer = (
             dict(optimizers),
-            {name: list(owned[name]) for name in optimizers},
+            {name: list(variables_by_optimizer[name]) for name in optimizers},
         )
-        self._owner = {
-            _key(one): name for name, variables in self._owned.items() for one in variables
+        self._optimizer_names = {
+            _key(one): name for name, variables in self._variables_by_optimizer.items() for one in variables
         }
 
     def __getitem__(self, name: str) -> Any:
@@ -62,43 +62,43 @@ class NamedOptimizers(Mapping[str, Any]):
                     " their own have to be of Keras 3"
                 )
             if not optimizer.built:
-                optimizer.build(self._owned[name])
+                optimizer.build(self._variables_by_optimizer[name])
 
-    def replaced(self, optimizers: Mapping[str, Any]) -> NamedOptimizers:
+    def with_optimizers(self, optimizers: Mapping[str, Any]) -> NamedOptimizers:
         """Returns other optimizers for the same variables, such as those that add up micro-batches."""
-        return NamedOptimizers(optimizers, self._owned)
+        return NamedOptimizers(optimizers, self._variables_by_optimizer)
 
     @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss: Any) -> Any:
         """Returns the loss times the smallest loss scale of all optimizers, for a loss that all of them lower."""
-        scale = self._common_scale()
+        scale = self._get_smallest_loss_scale()
         return loss if scale is None else tf.cast(loss, tf.float32) * scale
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
         """Gives each optimizer the gradients of its variables; in a replica. Use `trainer_kit.apply_gradients`."""
-        common, parts = self._common_scale(), dict[str, list[tuple[Any, Any]]]()
+        common, parts = self._get_smallest_loss_scale(), dict[str, list[tuple[Any, Any]]]()
         for gradient, variable in grads_and_vars:
-            if (name := self._owner.get(_key(variable))) is not None:
+            if (name := self._optimizer_names.get(_key(variable))) is not None:
                 parts.setdefault(name, []).append((gradient, variable))
         for name, pairs in parts.items():
             own = _scale(self._optimizers[name])
             if common is not None:  # for the optimizer to divide by its own scale
                 factor = (1.0 if own is None else own) / common
                 pairs = [
-                    (None if one is None else updates.scaled(one, factor), of) for one, of in pairs
+                    (None if one is None else updates.scale_gradient(one, factor), of) for one, of in pairs
                 ]
             updates.apply_gradients(self._optimizers[name], pairs)
 
-    def _common_scale(self) -> Any:
+    def _get_smallest_loss_scale(self) -> Any:
         scales = [scale for one in self._optimizers.values() if (scale := _scale(one)) is not None]
         return tf.reduce_min(tf.stack(scales)) if scales else None
 
 
-def owned_variables(
+def partition_variables(
     names: Iterable[str],
     sections: Mapping[str, NamedOptimizerConfig],
-    given: Mapping[str, Sequence[Any]],
+    task_variables: Mapping[str, Sequence[Any]],
     model: Any,
 ) -> dict[str, list[Any]]:
     """Returns the variables that each of several optimizers updates, by its name; runs eagerly.
@@ -118,13 +118,13 @@ def owned_variables(
       UsageError: when an optimizer has no variables, or a variable has two optimizers.
     """
     names = list(names)
-    unknown = sorted(given.keys() - set(names))
+    unknown = sorted(task_variables.keys() - set(names))
     if unknown:
-        free_names = [name for name in names if name not in given]
+        free_names = [name for name in names if name not in task_variables]
         renames = [
             f"rename {near[0]} to {name}"
             for name in unknown
-            if (near := near_names(name, free_names))
+            if (near := find_similar_names(name, free_names))
         ]
         advice = " and ".join(renames) or f"the optimizers are: {', '.join(names)}"
         raise UsageError(
@@ -143,33 +143,33 @@ def owned_variables(
             ]
             owned[name] = [free[key] for key in matched]
         else:
-            owned[name] = list(given.get(name, ()))
+            owned[name] = list(task_variables.get(name, ()))
         if not owned[name]:
-            raise UsageError(_without_variables(name, patterns, paths, owned, model))
+            raise UsageError(_describe_missing_variables(name, patterns, paths, owned, model))
         for variable in owned[name]:
             if free.pop(_key(variable), None) is None:
-                raise UsageError(_not_free(name, variable, owned))
+                raise UsageError(_describe_ownership_conflict(name, variable, owned))
     return owned
 
 
-def log_ownership(owned: Mapping[str, Sequence[Any]], trainable: Sequence[Any]) -> None:
+def log_ownership(variables_by_optimizer: Mapping[str, Sequence[Any]], trainable: Sequence[Any]) -> None:
     """Logs how many variables each optimizer updates, and warns of trainable variables that none updates."""
-    taken = {_key(one) for variables in owned.values() for one in variables}
+    taken = {_key(one) for variables in variables_by_optimizer.values() for one in variables}
     if left := [variable_path(one) for one in trainable if _key(one) not in taken]:
         _log.warning(
             "no optimizer updates these trainable variables, which keep their values: %s",
             ", ".join(left),
         )
     _log.info(
-        "variables of each optimizer: %s", ", ".join(f"{name} {len(owned[name])}" for name in owned)
+        "variables of each optimizer: %s", ", ".join(f"{name} {len(variables_by_optimizer[name])}" for name in variables_by_optimizer)
     )
 
 
-def _without_variables(
+def _describe_missing_variables(
     name: str,
     patterns: Sequence[str],
     paths: Mapping[int, str],
-    owned: Mapping[str, Sequence[Any]],
+    variables_by_optimizer: Mapping[str, Sequence[Any]],
     model: Any,
 ) -> str:
     """Returns why an optimizer has no variables, and what to do; `paths` are those of the trainable variables."""
@@ -183,7 +183,7 @@ def _without_variables(
         key for key, path in paths.items() if any(re.search(pattern, path) for pattern in patterns)
     }
     if matched:
-        owners = [other for other in owned if any(_key(one) in matched for one in owned[other])]
+        owners = [other for other in variables_by_optimizer if any(_key(one) in matched for one in variables_by_optimizer[other])]
         return (
             f"{section}.variables: {', '.join(owners)}, which"
             f" {'comes' if len(owners) == 1 else 'come'} first, already updates all variables that"
@@ -200,11 +200,11 @@ def _without_variables(
     )
 
 
-def _not_free(name: str, variable: Any, owned: Mapping[str, Sequence[Any]]) -> str:
+def _describe_ownership_conflict(name: str, variable: Any, variables_by_optimizer: Mapping[str, Sequence[Any]]) -> str:
     owners = [
         other
-        for other in owned
-        if other != name and any(_key(one) == _key(variable) for one in owned[other])
+        for other in variables_by_optimizer
+        if other != name and any(_key(one) == _key(variable) for one in variables_by_optimizer[other])
     ]
     path = variable_path(variable)
     if owners:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import keras
 import tensorflow as tf
 
-from trainer_kit.errors import UsageError, near_names
-from trainer_kit.runtime.keras_internals import variable_index
+from trainer_kit.errors import UsageError, find_similar_names
+from trainer_kit.runtime.keras_internals import get_variable_index
 
 Value = TypeVar("Value")
 
@@ -25,9 +25,9 @@ class PerVariable(Generic[Value]):
 
     values: tuple[Value, ...]
 
-    def of(self, optimizer: keras.Optimizer, variable: Any) -> Value:
+    def get_value(self, optimizer: keras.Optimizer, variable: Any) -> Value:
         """Returns the value of `variable`; also of a replica's part of it, inside `update_step`."""
-        return self.values[variable_index(optimizer, variable)]
+        return self.values[get_variable_index(optimizer, variable)]
 
 
 def native_variable(variable: Any) -> tf.Variable:
@@ -40,17 +40,17 @@ def variable_path(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name.split(":")[0])
 
 
-def similar_paths(pattern: str, paths: Sequence[str], most: int = 8) -> list[str]:
+def similar_paths(pattern: str, paths: Sequence[str], limit: int = 8) -> list[str]:
     """Returns the paths that a pattern without a match was most likely meant for; the first ones if none is similar."""
     parts = {part for path in paths for part in (path, *path.split("/"))}
     words = [word for word in re.split(r"[^\w/]+", pattern) if word]
-    near = {name for word in words for name in near_names(word, parts)}
+    near = {name for word in words for name in find_similar_names(word, parts)}
     found = [path for path in paths if path in near or near & set(path.split("/"))]
-    return list(found or paths)[:most]
+    return list(found or paths)[:limit]
 
 
 def check_patterns(
-    option: str, patterns: Iterable[str], paths: Sequence[str], of: str = "the model"
+    option: str, patterns: Iterable[str], paths: Sequence[str], owner: str = "the model"
 ) -> None:
     """Checks that each pattern is found in one of the paths.
 
@@ -67,7 +67,7 @@ def check_patterns(
         if not any(re.search(pattern, path) for path in paths):
             near = ", ".join(similar_paths(pattern, paths))
             raise UsageError(
-                f"{option}: no variable of {of} matches {pattern!r}; similar ones are: {near}"
+                f"{option}: no variable of {owner} matches {pattern!r}; similar ones are: {near}"
             )
 
 
@@ -92,9 +92,9 @@ class SlotOptimizer(keras.optimizers.Optimizer):
             list(slots) for slots in self.add_optimizer_variables(variables, list(self.slot_names))
         ]
 
-    def slots_of(self, variable: Any) -> list[Any]:
+    def get_slots(self, variable: Any) -> list[Any]:
         """Returns the slots of a variable, in the order of `slot_names`; also inside `update_step`, on a replica."""
-        index = variable_index(self, variable)
+        index = get_variable_index(self, variable)
         return [slots[index] for slots in self.slots]
 
     def get_config(self) -> dict[str, Any]:

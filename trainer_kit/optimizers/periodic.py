@@ -36,7 +36,7 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
         self.steps_done = self.add_variable(
             (), "zeros", "int64", name="steps_done", aggregation="only_first_replica"
         )
-        self._built_with: Callable[[], list[Any]] = list
+        self._get_built_variables: Callable[[], list[Any]] = list
         self._sums: dict[int, Any] = {}  # by the id of the variable
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -44,7 +44,7 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
         if self.built:
             return
         given = list(variables)
-        self._built_with = lambda: (
+        self._get_built_variables = lambda: (
             given
         )  # a list as an attribute would be tracked, and so be part of checkpoints
         self.inner_optimizer.build(given)
@@ -103,7 +103,7 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
           trainable_variables: The variables, one for each gradient; None means those it was built
             with.
         """
-        given = list(self._built_with() if trainable_variables is None else trainable_variables)
+        given = list(self._get_built_variables() if trainable_variables is None else trainable_variables)
         if not self.built:
             self.build(given)
         pairs = [
@@ -140,15 +140,15 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
         share = 1.0 / (self.period * strategy.num_replicas_in_sync)
 
         def mean_update() -> None:
-            means = [updates.scaled(tf.convert_to_tensor(one), share) for one in sums]
-            updates.update(self.inner_optimizer, means, variables)
+            means = [updates.scale_gradient(tf.convert_to_tensor(one), share) for one in sums]
+            updates.update_variables(self.inner_optimizer, means, variables)
 
         def update() -> tf.Tensor:
             if sums:
                 strategy.run(mean_update)
             else:
                 strategy.run(
-                    lambda replica: updates.update(self.inner_optimizer, replica, variables),
+                    lambda replica: updates.update_variables(self.inner_optimizer, replica, variables),
                     (gradients,),
                 )
             for one in sums:

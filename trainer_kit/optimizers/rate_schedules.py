@@ -17,7 +17,7 @@ from keras.optimizers.schedules import LearningRateSchedule as Schedule
 from trainer_kit.errors import UsageError
 
 
-class FunctionOfStep(Schedule):
+class FunctionSchedule(Schedule):
     """A schedule of a user's function, which maps a step to a learning rate. Keras cannot serialize it."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -270,7 +270,7 @@ class _Warmup(Schedule):
         self.after = after
         self.warmup_steps = warmup_steps
         with tf.init_scope():
-            self.final = float(_value(after, warmup_steps))
+            self.target_rate = float(_value(after, warmup_steps))
 
     def _then_after(self, rising: tf.Tensor, step: Any) -> tf.Tensor:
         """Returns `rising` below warmup_steps, else the value of `after` at `step`."""
@@ -310,7 +310,7 @@ class LinearWarmup(_Warmup):
         """Returns the learning rate at `step`."""
         part = tf.cast(step, tf.float32) / self.warmup_steps
         return self._then_after(
-            self.warmup_learning_rate + part * (self.final - self.warmup_learning_rate), step
+            self.warmup_learning_rate + part * (self.target_rate - self.warmup_learning_rate), step
         )
 
     def get_config(self) -> dict[str, Any]:
@@ -329,7 +329,7 @@ class PolynomialWarmup(_Warmup):
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         part = tf.maximum(tf.cast(step, tf.float32), 1.0) / self.warmup_steps
-        return self._then_after(self.final * tf.pow(part, self.power), step)
+        return self._then_after(self.target_rate * tf.pow(part, self.power), step)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.optimizers.per_variable import SlotOptimizer
-from trainer_kit.optimizers.weight_decay import DecayRates
+from trainer_kit.optimizers.weight_decay import DecayRuleMixin
 
 
 class _ScheduleFree(SlotOptimizer):
@@ -42,7 +42,7 @@ class _ScheduleFree(SlotOptimizer):
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
-class ScheduleFreeAdamW(DecayRates, _ScheduleFree):
+class ScheduleFreeAdamW(DecayRuleMixin, _ScheduleFree):
     """Schedule-free AdamW (Defazio et al., arXiv 2405.15682), with the arguments of Keras' class.
 
     It has three weights for each one: fast weights z (the slot "momentum"), their mean x, and the
@@ -65,7 +65,7 @@ class ScheduleFreeAdamW(DecayRates, _ScheduleFree):
         step, rate = tf.cast(self.iterations + 1, dtype), tf.cast(learning_rate, dtype)
         if self.warmup_steps:
             rate *= tf.minimum(step / self.warmup_steps, 1.0)
-        fast, velocity = self.slots_of(variable)
+        fast, velocity = self.get_slots(variable)
         weight = tf.convert_to_tensor(variable)
         before = tf.where(
             step == 1.0, weight, tf.convert_to_tensor(fast)
@@ -74,7 +74,7 @@ class ScheduleFreeAdamW(DecayRates, _ScheduleFree):
         self.assign_add(velocity, (tf.square(gradient) - velocity) * (1.0 - self.beta_2))
         size = tf.sqrt(velocity / (1.0 - tf.cast(self.beta_2, dtype) ** step)) + self.epsilon
         direction = gradient / size
-        if weight_decay := self.decay_rates.of(self, variable):
+        if weight_decay := self.decay_rates.get_value(self, variable):
             direction += weight_decay * weight
         after = before - rate * direction
         mean += (after - mean) / step

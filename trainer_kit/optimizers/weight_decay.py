@@ -52,13 +52,13 @@ class DecayRule:
                     f" as it is, use {re.escape(pattern)!r}"
                 ) from error
 
-    def decays(self, path: str) -> bool:
+    def applies_to(self, path: str) -> bool:
         """Whether the variable at `path` is decayed."""
         if any(re.search(pattern, path) for pattern in self.include):
             return True
         return self.rest and not any(re.search(pattern, path) for pattern in self.exclude)
 
-    def warn_of_idle_patterns(self, paths: Sequence[str], subject: str = "weight decay") -> None:
+    def warn_about_unused_patterns(self, paths: Sequence[str], subject: str = "weight decay") -> None:
         """Logs a warning for each pattern that finds none of `paths`; most likely it is misspelt."""
         for pattern in (*self.include, *self.exclude):
             if not any(re.search(pattern, path) for path in paths):
@@ -68,7 +68,7 @@ class DecayRule:
                 )
 
 
-class DecayRates:
+class DecayRuleMixin:
     """A base of optimizers that finds out which variables decay, and by how much. Keras itself decays none of them.
 
     Args:
@@ -92,14 +92,14 @@ class DecayRates:
         super().build(variables)  # type: ignore[misc]
         paths = [variable_path(variable) for variable in variables]
         rates = [
-            self.decay_rate(i) if self.decay_rule.decays(path) else 0.0
+            self.get_decay_rate(i) if self.decay_rule.applies_to(path) else 0.0
             for i, path in enumerate(paths)
         ]
         self.decay_rates = PerVariable(tuple(rates))
-        if any(self.decay_rate(i) for i in range(len(paths))):
-            self.decay_rule.warn_of_idle_patterns(paths)
+        if any(self.get_decay_rate(i) for i in range(len(paths))):
+            self.decay_rule.warn_about_unused_patterns(paths)
 
-    def decay_rate(self, index: int) -> float:
+    def get_decay_rate(self, index: int) -> float:
         """Returns the weight decay of the variable at `index`, if the rule says that it decays; after `build`."""
         return float(self.weight_decay or 0.0)  # type: ignore[attr-defined]
 
@@ -108,16 +108,16 @@ class DecayRates:
         return {**super().get_config(), "decay_rule": dataclasses.asdict(self.decay_rule)}  # type: ignore[misc]
 
 
-class DecaysByRule(DecayRates):
+class DecoupledDecayMixin(DecayRuleMixin):
     """A base of optimizers that subtracts weight decay * learning rate * weight from a weight before its update."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Decays and updates one variable; on each replica, with gradients that are summed over them."""
-        decay(variable, self.decay_rates.of(self, variable), learning_rate)
+        apply_weight_decay(variable, self.decay_rates.get_value(self, variable), learning_rate)
         super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
 
 
-def decay(variable: Any, rate: float, learning_rate: Any) -> None:
+def apply_weight_decay(variable: Any, rate: float, learning_rate: Any) -> None:
     """Subtracts rate * learning_rate * weight from a weight; with a rate of 0 it does nothing."""
     if rate:
         variable.assign_sub(

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.errors import ConfigError, ExitCode, StorageError, explained
-from trainer_kit.errors.user_exits import exit_error
-from trainer_kit.errors.user_frames import our_frames, text_of, user_frames, values_in
+from trainer_kit.errors import ConfigError, ExitCode, StorageError, find_trainer_kit_error
+from trainer_kit.errors.user_exits import build_exit_error
+from trainer_kit.errors.user_frames import find_package_frames, get_error_message, find_user_frames, get_frame_locals
 
 LINES = 15
 _WIDTH = 300  # characters of a line
@@ -65,32 +65,32 @@ def print_error(
       model_dir: The folder of the run, if there is one.
     """
     if isinstance(error, SystemExit):
-        error = exit_error(error)
-    mistake = explained(error)
+        error = build_exit_error(error)
+    mistake = find_trainer_kit_error(error)
     if debug:
         traceback.print_exception(error)
     if mistake is not None:
         # The notes of a config error name the code that set the wrong values.
         causes = [cause for cause in (mistake, mistake.__cause__) if isinstance(cause, ConfigError)]
         notes = [note for cause in causes for note in getattr(cause, "__notes__", ())]
-        print_line("\n  ".join([f"error: {mistake}", *notes]))
+        print_to_stderr("\n  ".join([f"error: {mistake}", *notes]))
         return mistake.exit_code
-    place = "above" if debug else _keep(error, model_dir)
+    place = "above" if debug else _save_traceback(error, model_dir)
     lines = [*list(_describe(error))[: LINES - 1], f"  the whole traceback: {place}"]
-    print_line("error: " + "\n".join(lines))
+    print_to_stderr("error: " + "\n".join(lines))
     return ExitCode.BUG
 
 
-def print_line(text: str) -> None:
+def print_to_stderr(text: str) -> None:
     """Prints to standard error; does nothing when its reader is gone, as after `2>&1 | head`."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr)
 
 
-def reason(error: BaseException) -> list[str]:
+def format_reason(error: BaseException) -> list[str]:
     """Returns the reason in one or two lines: the error's type and text without stacks, node names and colours."""
-    text = _END.split(_COLOURS.sub("", text_of(error)), maxsplit=1)[0]
-    found = [_plain(line) for line in _without_stacks(text.splitlines())]
+    text = _END.split(_COLOURS.sub("", get_error_message(error)), maxsplit=1)[0]
+    found = [_remove_noise(line) for line in _remove_stacks(text.splitlines())]
     kind = type(error).__name__
     if not found:
         return [kind]
@@ -99,8 +99,8 @@ def reason(error: BaseException) -> list[str]:
 
 
 def _describe(error: BaseException) -> Iterator[str]:
-    frames = user_frames(error)
-    ours = our_frames(error)
+    frames = find_user_frames(error)
+    ours = find_package_frames(error)
     last = traceback.extract_tb(error.__traceback__)[-1:]
     if frames:
         yield str(frames[-1])
@@ -109,10 +109,10 @@ def _describe(error: BaseException) -> Iterator[str]:
         yield "no line of your code is in this traceback, so it may be a bug in trainer_kit"
     else:
         yield "no line of your code is in this traceback; trainer_kit called the code that failed"
-    yield from (f"  {line}"[:_WIDTH] for line in reason(error))
-    yield from (f"  {advice}" for words, advice in _ADVICE.items() if words in text_of(error))
+    yield from (f"  {line}"[:_WIDTH] for line in format_reason(error))
+    yield from (f"  {advice}" for words, advice in _ADVICE.items() if words in get_error_message(error))
     if frames:
-        if values := described_values(values_in(error, frames[-1])):
+        if values := describe_values(get_frame_locals(error, frames[-1])):
             yield f"  where {values}"[:_WIDTH]
         # The user's functions that called the deepest one.
         callers = [
@@ -127,23 +127,23 @@ def _describe(error: BaseException) -> Iterator[str]:
         yield from (f"  {line}"[:_WIDTH] for line in note.splitlines())
 
 
-def described_values(values: Mapping[str, Any]) -> str:
+def describe_values(values: Mapping[str, Any]) -> str:
     """Returns names, dtypes and shapes of the values that hold arrays or tensors: "x is float32 [20, 8], y is ..."."""
-    found = {name: described(value) for name, value in values.items()}
+    found = {name: describe_structure(value) for name, value in values.items()}
     return ", ".join(f"{name} is {text}" for name, text in list(found.items())[:8] if text)
 
 
-def described(value: Any, depth: int = 0) -> str:
+def describe_structure(value: Any, depth: int = 0) -> str:
     """Returns structure, dtypes and shapes of nested tensors, arrays or their specs; "" for any other value."""
     if isinstance(value, Mapping) and value and depth < 4:
-        parts = {key: described(one, depth + 1) for key, one in list(value.items())[:12]}
+        parts = {key: describe_structure(one, depth + 1) for key, one in list(value.items())[:12]}
         return (
             f"{{{', '.join(f'{key}: {text}' for key, text in parts.items())}}}"
             if all(parts.values())
             else ""
         )
     if isinstance(value, (tuple, list)) and value and depth < 4:
-        texts = [described(one, depth + 1) for one in value[:12]]
+        texts = [describe_structure(one, depth + 1) for one in value[:12]]
         return f"({', '.join(texts)})" if all(texts) else ""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is None or shape is None or callable(shape) or hasattr(value, "assign"):
@@ -153,7 +153,7 @@ def described(value: Any, depth: int = 0) -> str:
     return f"{name} [?]" if rank is None else f"{name} [{', '.join(str(size) for size in shape)}]"
 
 
-def _without_stacks(lines: list[str]) -> Iterator[str]:
+def _remove_stacks(lines: list[str]) -> Iterator[str]:
     """Yields the lines without frames, the code below frames, and lines that only announce a stack."""
     inside: int | None = None  # the indentation of the current frame, whose code follows
     for line in lines:
@@ -166,13 +166,13 @@ def _without_stacks(lines: list[str]) -> Iterator[str]:
             yield line
 
 
-def _plain(line: str) -> str:
+def _remove_noise(line: str) -> str:
     for pattern, instead in _NOISE:
         line = pattern.sub(instead, line)
     return line.strip()
 
 
-def _keep(error: BaseException, model_dir: str | None) -> str:
+def _save_traceback(error: BaseException, model_dir: str | None) -> str:
     """Writes the whole traceback to a file and returns its path; prints it if no file can be written."""
     text = "".join([f"command: {' '.join(sys.argv)}\n\n", *traceback.format_exception(error)])
     name = f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{os.getpid()}.txt"

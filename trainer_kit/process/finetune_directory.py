@@ -17,25 +17,25 @@ from trainer_kit.errors import Mistake
 from trainer_kit.process.run_directory import FINETUNE
 
 
-def run_folder(model_dir: str, step: int) -> str:
+def get_finetune_dir(model_dir: str, step: int) -> str:
     """Returns the folder of the run that begins with the checkpoint of `step`."""
     return os.path.join(model_dir, f"{FINETUNE}{step}")
 
 
-def metrics_file(model_dir: str, step: int) -> str:
+def get_metrics_path(model_dir: str, step: int) -> str:
     """Returns the path of the metrics of `step`, which is finished when the file exists."""
     return os.path.join(model_dir, f"metrics-{step}.json")
 
 
-def finished_steps(model_dir: str) -> list[int]:
+def list_finished_steps(model_dir: str) -> list[int]:
     """Returns the steps whose metrics are written, in order."""
     return _steps(model_dir, r"metrics-(\d+)\.json")
 
 
-def unfinished_steps(model_dir: str) -> list[int]:
+def list_unfinished_steps(model_dir: str) -> list[int]:
     """Returns the steps whose runs have saved a checkpoint and are not finished, in order."""
-    steps = set(_steps(model_dir, rf"{FINETUNE}(\d+)")) - set(finished_steps(model_dir))
-    return [step for step in sorted(steps) if complete_checkpoints(run_folder(model_dir, step))]
+    steps = set(_steps(model_dir, rf"{FINETUNE}(\d+)")) - set(list_finished_steps(model_dir))
+    return [step for step in sorted(steps) if complete_checkpoints(get_finetune_dir(model_dir, step))]
 
 
 def _steps(model_dir: str, pattern: str) -> list[int]:
@@ -44,7 +44,7 @@ def _steps(model_dir: str, pattern: str) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def pretraining_mistakes(config: ExperimentConfig, model_dir: str) -> list[Mistake]:
+def find_pretraining_mistakes(config: ExperimentConfig, model_dir: str) -> list[Mistake]:
     """Returns the mistakes in task.init_checkpoint, which has to name the folder of the run to fine-tune from."""
     folder = config.task.init_checkpoint
     problem = ""

@@ -16,10 +16,10 @@ from importlib import metadata
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import RECORD, complete_checkpoints
+from trainer_kit.checkpoint_names import RECORD_SUFFIX, complete_checkpoints
 from trainer_kit.config.resume_check import Change, check_resume
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
-from trainer_kit.config.schema.evaluation import validation_sets
+from trainer_kit.config.schema.evaluation import get_validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.config.schema.optimization import AVERAGE, OptimizationConfig
@@ -56,25 +56,25 @@ class RunDirectory:
                 f"model_dir: {model_dir!r} is a remote folder; only local and mounted folders are"
                 " allowed: mount it (gcsfuse, s3fs, ...) and give the path of the mount"
             )
-        self.evals = os.path.join(model_dir, "evals")
-        own = os.path.join(self.evals, sidecar) if sidecar else ""
+        self.evals_dir = os.path.join(model_dir, "evals")
+        own = os.path.join(self.evals_dir, sidecar) if sidecar else ""
         self.path = model_dir
-        self.own = own or model_dir
-        self.best = os.path.join(model_dir, trainer.best_checkpoint_export_subdir)
-        self.own_best = (
-            os.path.join(own, trainer.best_checkpoint_export_subdir) if own else self.best
+        self.output_dir = own or model_dir
+        self.best_dir = os.path.join(model_dir, trainer.best_checkpoint_export_subdir)
+        self.output_best_dir = (
+            os.path.join(own, trainer.best_checkpoint_export_subdir) if own else self.best_dir
         )
-        self.own_named_bests = os.path.join(self.own, BEST_CHECKPOINTS)
-        self.train_summaries = os.path.join(model_dir, "train")
-        self.eval_summaries = own or os.path.join(model_dir, trainer.validation_summary_subdir)
-        self.training_ledger = os.path.join(self.evals, "validation.jsonl")
-        self.ledger = (
-            os.path.join(self.evals, f"{sidecar}.jsonl") if sidecar else self.training_ledger
+        self.output_named_bests_dir = os.path.join(self.output_dir, BEST_CHECKPOINTS)
+        self.train_summary_dir = os.path.join(model_dir, "train")
+        self.eval_summary_dir = own or os.path.join(model_dir, trainer.validation_summary_subdir)
+        self.training_ledger_path = os.path.join(self.evals_dir, "validation.jsonl")
+        self.ledger_path = (
+            os.path.join(self.evals_dir, f"{sidecar}.jsonl") if sidecar else self.training_ledger_path
         )
-        self.metrics = os.path.join(model_dir, "metrics.jsonl")
-        self.params = os.path.join(model_dir, "params.yaml")
-        self.manifest = os.path.join(model_dir, "manifest.json")
-        self.final = os.path.join(model_dir, "final.json")
+        self.metrics_path = os.path.join(model_dir, "metrics.jsonl")
+        self.params_path = os.path.join(model_dir, "params.yaml")
+        self.manifest_path = os.path.join(model_dir, "manifest.json")
+        self.final_path = os.path.join(model_dir, "final.json")
         self._run_id = ""
 
     def write_record(
@@ -82,7 +82,7 @@ class RunDirectory:
         config: ExperimentConfig,
         experiment: str,
         mode: str,
-        texts: Mapping[str, str],
+        extra_files: Mapping[str, str],
         threads: Mapping[str, int] | None = None,
         setup: Mapping[str, Any] | None = None,
     ) -> None:
@@ -93,15 +93,15 @@ class RunDirectory:
         bits. `setup` has the numbers of replicas and workers, the kind of device, what describes
         the data, the steps of the run, and what `read_layer_names` returns.
         """
-        if os.path.exists(self.final):
-            os.remove(self.final)
+        if os.path.exists(self.final_path):
+            os.remove(self.final_path)
         before = read_manifest(self.path)
-        write_params(self.params, config)
+        write_params(self.params_path, config)
         run_id = read_run_id(self.path)
         if not run_id:
             # A run that resumes from copied checkpoints in another folder owns these checkpoints.
             newest = next(reversed(complete_checkpoints(self.path).values()), "")
-            adopted = (files.read_json(newest + RECORD) or {}).get("run_id") if newest else None
+            adopted = (files.read_json(newest + RECORD_SUFFIX) or {}).get("run_id") if newest else None
             run_id = adopted if adopted and isinstance(adopted, str) else uuid.uuid4().hex
         starts = before.get("starts")
         now = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "mode": mode}
@@ -111,17 +111,17 @@ class RunDirectory:
             "mode": mode,
             "command": sys.argv,
             "starts": [*(starts if isinstance(starts, list) else []), now],
-            **versions(),
+            **get_versions(),
             "platform": platform.platform(),
             "threads": dict(threads or {}),
             "random_seed": config.runtime.random_seed,
             **(setup or {}),
         }
-        for difference in differences(before, record):
+        for difference in describe_differences(before, record):
             _LOG.warning("%s; results may differ", difference)
-        files.write_json(self.manifest, record, point="manifest")
+        files.write_json(self.manifest_path, record, point="manifest")
         self._run_id = run_id
-        for name, text in texts.items():
+        for name, text in extra_files.items():
             files.write_text(os.path.join(self.path, name), text)
 
     @property
@@ -139,7 +139,7 @@ class RunDirectory:
           StorageError: when the manifest is gone.
         """
         try:
-            os.stat(self.manifest)
+            os.stat(self.manifest_path)
         except (FileNotFoundError, NotADirectoryError):
             raise StorageError(
                 f"{self.path} was moved or removed during the run: its manifest.json is gone. Move"
@@ -168,14 +168,14 @@ class RunDirectory:
 
     def is_recorded(self) -> bool:
         """Whether a run is recorded here, which can be resumed."""
-        return os.path.exists(self.params)
+        return os.path.exists(self.params_path)
 
-    def missing_records(self, names: Iterable[str]) -> list[str]:
+    def list_missing_records(self, names: Iterable[str]) -> list[str]:
         """Returns the missing ones of the files that write_record writes, with the further files `names`."""
-        records = (self.params, self.manifest, *(os.path.join(self.path, name) for name in names))
+        records = (self.params_path, self.manifest_path, *(os.path.join(self.path, name) for name in names))
         return [path for path in records if not os.path.exists(path)]
 
-    def withdraw_record(self, paths: Iterable[str]) -> None:
+    def remove_records(self, paths: Iterable[str]) -> None:
         """Removes the records at `paths`, for a run that never took a step, unless there is a checkpoint."""
         if has_begun(self.path) or read_run_id(self.path) != self._run_id:
             return
@@ -189,8 +189,8 @@ class RunDirectory:
         mode: str,
         metrics: Mapping[str, Any],
         best: Any,
-        stopped: str = "",
-        time: Mapping[str, Any] | None = None,
+        stop_reason: str = "",
+        time_account: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Writes final.json and returns it: the final metrics of a run, and the best value, if any.
 
@@ -203,38 +203,38 @@ class RunDirectory:
           time: The time account of the process that ended the run; None: not known.
         """
         record: dict[str, Any] = {"step": step, "mode": mode, "metrics": metrics}
-        if stopped:
-            record["stopped"] = stopped
+        if stop_reason:
+            record["stopped"] = stop_reason
         if best is not None and best.best is not None:
             metric, value, best_step = best.best
             record["best"] = {"metric": metric, "value": value, "step": best_step}
-        if time:
-            record["time"] = time
-        files.write_json(self.final, record, point="final")
+        if time_account:
+            record["time"] = time_account
+        files.write_json(self.final_path, record, point="final")
         return record
 
     def read_final(self) -> dict[str, Any] | None:
         """Returns final.json: step, mode, metrics and more; None if it is missing or, with a warning, damaged."""
-        if not os.path.exists(self.final):
+        if not os.path.exists(self.final_path):
             return None
         try:
-            with open(self.final, "rb") as stream:
+            with open(self.final_path, "rb") as stream:
                 final = files.parse_json(stream.read())
             known = {
                 key: kind(final[key])
                 for key, kind in (("step", int), ("mode", str), ("metrics", dict))
             }
         except (OSError, ValueError, TypeError, KeyError) as error:
-            _warn_once(f"{self.final} cannot be read ({error!r}); the run counts as not finished")
+            _warn_once(f"{self.final_path} cannot be read ({error!r}); the run counts as not finished")
             return None
         return {**final, **known}
 
-    def stopped_step(self) -> int | None:
+    def read_stopped_step(self) -> int | None:
         """Returns the step at which a callback or early stopping ended the run; None if none of them did."""
         final = self.read_final() or {}
         return final["step"] if final.get("stopped") else None
 
-    def last_step(self, default: int | str) -> int | None:
+    def read_last_step(self, default: int | str) -> int | None:
         """Returns the last step of the run that trains here; None if it trains until the data ends, or is not known.
 
         Of a run that counts epochs it is the number of steps in the manifest.
@@ -243,24 +243,24 @@ class RunDirectory:
           default: The value of trainer.train_steps if params.yaml has none.
         """
         try:
-            steps = self._trainer_value("train_steps")
+            steps = self._read_trainer_value("train_steps")
         except (ConfigError, StorageError, KeyError, TypeError):
             steps = default
         if not isinstance(steps, int):  # epochs: the manifest has what the run has made of them
             steps = read_manifest(self.path).get("train_steps")
         return steps if isinstance(steps, int) and steps >= 0 else None
 
-    def steps_per_epoch(self) -> int | None:
+    def read_steps_per_epoch(self) -> int | None:
         """Returns trainer.steps_per_epoch of the run that trains here; None if params.yaml has no such value."""
         try:
-            return int(self._trainer_value("steps_per_epoch"))
+            return int(self._read_trainer_value("steps_per_epoch"))
         except (ConfigError, StorageError, KeyError, TypeError, ValueError):
             return None
 
-    def _trainer_value(self, name: str) -> Any:
-        if not os.path.isfile(self.params):
+    def _read_trainer_value(self, name: str) -> Any:
+        if not os.path.isfile(self.params_path):
             raise KeyError(name)
-        return yaml_loader.parse(_read_params(self.params), self.params, own=True).values[
+        return yaml_loader.parse(_read_params(self.params_path), self.params_path, is_trusted=True).values[
             "trainer"
         ][name]
 
@@ -275,7 +275,7 @@ class RunDirectory:
 
 
 def check_model_dir(
-    directory: RunDirectory, config: ExperimentConfig, experiment: str, allowed: Iterable[str]
+    directory: RunDirectory, config: ExperimentConfig, experiment: str, allowed_paths: Iterable[str]
 ) -> list[Change]:
     """Checks before a training run that model_dir can be written and that the run in it, if any, fits this config.
 
@@ -294,21 +294,21 @@ def check_model_dir(
             " without *, ? and ["
         )
     for path in (
-        directory.params,
-        directory.manifest,
-        directory.final,
-        directory.metrics,
-        directory.ledger,
+        directory.params_path,
+        directory.manifest_path,
+        directory.final_path,
+        directory.metrics_path,
+        directory.ledger_path,
     ):
         # To read a FIFO or a device may never end.
         if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
             raise StorageError(f"{path} is not a file; remove it, or give another model_dir")
     files.check_writable(directory.path)
-    files.check_writable(directory.best)
+    files.check_writable(directory.best_dir)
     directory.check_experiment(experiment)
     if not (directory.is_recorded() and has_begun(directory.path)):
         return []
-    return check_resume(_read_params(directory.params), config, tuple(allowed))
+    return check_resume(_read_params(directory.params_path), config, tuple(allowed_paths))
 
 
 def read_manifest(model_dir: str | os.PathLike[str]) -> dict[str, Any]:
@@ -335,7 +335,7 @@ def read_layer_names(prefix: str) -> dict[str, str] | None:
       not record it.
     """
     folder = os.path.dirname(os.path.abspath(prefix))
-    for _ in range(_FOLDERS_UP if os.path.exists(prefix + RECORD) else 0):
+    for _ in range(_FOLDERS_UP if os.path.exists(prefix + RECORD_SUFFIX) else 0):
         if manifest := read_manifest(folder):
             names = manifest.get("layer_names")
             return names if isinstance(names, dict) else None
@@ -343,7 +343,7 @@ def read_layer_names(prefix: str) -> dict[str, str] | None:
     return None
 
 
-def kept_threads(model_dir: str) -> dict[str, int] | None:
+def read_thread_counts(model_dir: str) -> dict[str, int] | None:
     """Returns the thread counts that the run in `model_dir` was started with; None without a record of them."""
     threads = read_manifest(model_dir).get("threads")
     valid = isinstance(threads, dict) and all(
@@ -367,7 +367,7 @@ def has_begun(model_dir: str) -> bool:
     )
 
 
-def versions() -> dict[str, Any]:
+def get_versions() -> dict[str, Any]:
     """Returns the versions of Python and of the packages, for the manifest."""
     return {
         "python": platform.python_version(),
@@ -375,7 +375,7 @@ def versions() -> dict[str, Any]:
     }
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Returns a phrase for each difference of two manifests that may change the last bits of a run."""
     return [
         f"{name}: {before[name]} when the run was started, {now[name]} now"
@@ -384,7 +384,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
+def compute_config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
     """Returns twelve hex digits that change with the config values that the result of an evaluation depends on.
 
     The number of training steps and the training data are not among them, so a longer run is not
@@ -400,19 +400,19 @@ def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
     overfit = getattr(
         config.trainer, "overfit_batches", None
     )  # evaluations then use the training data
-    evaluated = _evaluated_task(config.task, validation_set)
+    evaluated = _select_task_values(config.task, validation_set)
     if overfit:
         evaluated["train_data"] = config.task.as_dict()["train_data"]
-    task = _without_later_fields(evaluated)
+    task = _remove_later_fields(evaluated)
     steps = config.trainer.validation_steps
     if validation_set:
         own = config.trainer.validation_sets.get(validation_set)
         steps = steps if own is None or own.steps is None else own.steps
-    average = _evaluated_average(config.trainer.optimizer_config)
+    average = _select_average_values(config.trainer.optimizer_config)
     if several := {
         name: ema
         for name, one in config.trainer.optimizers.items()
-        if (ema := _evaluated_average(one))
+        if (ema := _select_average_values(one))
     }:
         average = several
     values = [task, average, steps, config.runtime.mixed_precision_dtype]
@@ -423,18 +423,18 @@ def config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
     return hashlib.sha256(yaml_loader.dump({"evaluation": values}).encode()).hexdigest()[:12]
 
 
-def _evaluated_task(task: Any, validation_set: str) -> dict[str, Any]:
+def _select_task_values(task: Any, validation_set: str) -> dict[str, Any]:
     """Returns the section `task` as far as an evaluation depends on it."""
     if isinstance(task, MultiTaskConfig):
-        return task.evaluated_values(validation_set)
+        return task.get_evaluation_values(validation_set)
     values: dict[str, Any] = task.as_dict()
     values.pop("train_data", None)
-    if validation_set and validation_set in validation_sets(task):
+    if validation_set and validation_set in get_validation_sets(task):
         values["validation_data"] = {validation_set: values["validation_data"][validation_set]}
     return values
 
 
-def _evaluated_average(options: OptimizationConfig) -> dict[str, Any] | None:
+def _select_average_values(options: OptimizationConfig) -> dict[str, Any] | None:
     """Returns the section `ema` as far as evaluations depend on it.
 
     Fields that earlier releases did not have are left out unless they are used: the hash stays
@@ -452,10 +452,10 @@ def _evaluated_average(options: OptimizationConfig) -> dict[str, Any] | None:
     return average
 
 
-def _without_later_fields(values: dict[str, Any]) -> dict[str, Any]:
+def _remove_later_fields(values: dict[str, Any]) -> dict[str, Any]:
     """Leaves out fields with values that mean the same as their absence in earlier releases: the hash stays theirs."""
     return {
-        name: _without_later_fields(value) if isinstance(value, dict) else value
+        name: _remove_later_fields(value) if isinstance(value, dict) else value
         for name, value in values.items()
         if (name, value) not in (("dataset", {"type": None}), ("data_is_sharded", False))
     }

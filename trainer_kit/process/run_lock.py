@@ -44,8 +44,8 @@ _GRACE = (
     1.0  # seconds in which the holder of the lock writes its first heartbeat, or finishes ending
 )
 _LAST_BEAT = 10.0  # seconds that the last heartbeat may take on a disk that hangs
-_LAST_MOMENT = 2.0  # seconds that all locks may take before the process is ended
-_TIMES = 3  # tries to open the lock at once, when its last holder has just removed it
+_RELEASE_SECONDS = 2.0  # seconds that all locks may take before the process is ended
+_OPEN_TRIES = 3  # tries to open the lock at once, when its last holder has just removed it
 
 
 def read_heartbeat(
@@ -72,7 +72,7 @@ def read_heartbeat(
     return value if valid and "ended" in value else None
 
 
-def runs(pid: int) -> bool:
+def is_process_alive(pid: int) -> bool:
     """Whether this machine has a process with this pid; True if that cannot be found out."""
     try:
         os.kill(pid, 0)
@@ -83,7 +83,7 @@ def runs(pid: int) -> bool:
     return True
 
 
-def check_not_held(model_dir: str | os.PathLike[str]) -> None:
+def check_not_in_use(model_dir: str | os.PathLike[str]) -> None:
     """Raises ModelDirInUseError when another process of this machine trains in `model_dir` now; takes no lock.
 
     This is an early check. Only RunLock is sure.
@@ -94,7 +94,7 @@ def check_not_held(model_dir: str | os.PathLike[str]) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise lock._in_use(read_heartbeat(model_dir)) from None
+            raise lock._build_in_use_error(read_heartbeat(model_dir)) from None
         finally:
             os.close(descriptor)
 
@@ -128,23 +128,23 @@ class RunLock:
         *,
         host: str | None = None,
         beat_seconds: float = 5.0,
-        record: str | os.PathLike[str] | None = None,
+        record_path: str | os.PathLike[str] | None = None,
         names: tuple[str, str] = (LOCK, HEARTBEAT),
     ) -> None:
         self._folder = Path(model_dir)
         self._lock_name, self._heartbeat_name = names
-        self._writing = threading.Lock()
+        self._write_lock = threading.Lock()
         self._host = host or socket.gethostname()
         self._seconds = beat_seconds
-        self._record = record
-        self._started = _now()
-        self._ended: Ended | None = None
-        self._failed = False
+        self._record_path = record_path
+        self._start_time = _now()
+        self._end_state: Ended | None = None
+        self._has_failed = False
         self._descriptor = -1
-        self._locked = False
-        self._left = threading.Event()
-        self._releasing = threading.Lock()
-        self._reader = ProgressReader(lambda: _typed(*progress()), min(1.0, beat_seconds))
+        self._uses_flock = False
+        self._stop_event = threading.Event()
+        self._release_lock = threading.Lock()
+        self._reader = ProgressReader(lambda: _convert_progress(*progress()), min(1.0, beat_seconds))
         self._thread = threading.Thread(target=self._serve, name="heartbeat", daemon=True)
 
     @property
@@ -168,11 +168,11 @@ class RunLock:
           StorageError: when the folder cannot be written.
         """
         self._descriptor = _open(self._folder / self._lock_name)
-        _held.add(self)
+        _held_locks.add(self)
         try:
             self._claim()
             call_within(_GRACE, self._reader.read)
-            self._write()
+            self._write_heartbeat()
         except BaseException:
             self._close()
             raise
@@ -186,13 +186,13 @@ class RunLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.release(_end_of(error), withdraw=error is not None and not self.is_recorded())
+        self.release(_get_end_state(error), remove_files=error is not None and not self.is_recorded())
 
     def is_recorded(self) -> bool:
         """Whether there is something to resume, so that lock and heartbeat stay after an error."""
-        return self._record is None or os.path.exists(self._record)
+        return self._record_path is None or os.path.exists(self._record_path)
 
-    def release(self, ended: Ended, *, withdraw: bool = False) -> None:
+    def release(self, end_state: Ended, *, remove_files: bool = False) -> None:
         """Writes the last heartbeat, which says how the run ended, and releases the lock; once, in any thread.
 
         Args:
@@ -201,21 +201,21 @@ class RunLock:
             They stay if the file system has no locks, since they may already belong to another
             trainer.
         """
-        with self._releasing:
+        with self._release_lock:
             if self._descriptor < 0:
                 return
             self._reader.stop()
             call_within(_GRACE, self._reader.read)
-            self._ended = ended
-            self._left.set()
+            self._end_state = end_state
+            self._stop_event.set()
             self._thread.join(_LAST_BEAT)
-            if withdraw and not self._thread.is_alive() and self._locked:
+            if remove_files and not self._thread.is_alive() and self._uses_flock:
                 # Another trainer may have replaced the lock file.
                 if _is_at(self._folder / self._lock_name, self._descriptor):
                     self._remove()
             self._close()
 
-    def _heartbeat(self) -> dict[str, Any] | None:
+    def _read_heartbeat(self) -> dict[str, Any] | None:
         return read_heartbeat(self._folder, self._heartbeat_name)
 
     def _remove(self) -> None:
@@ -228,11 +228,11 @@ class RunLock:
 
     def _claim(self) -> None:
         """Returns once the folder is ours: it is locked, and no heartbeat shows a trainer that the lock misses."""
-        self._locked = self._lock()
-        there = self._heartbeat()
+        self._uses_flock = self._acquire_lock()
+        there = self._read_heartbeat()
         if there is not None and not there["ended"]:
             who = f"{there['host']} pid {there['pid']}"
-            if (not self._locked or there["host"] != self._host) and not self._falls_silent(
+            if (not self._uses_flock or there["host"] != self._host) and not self._watch_for_silence(
                 there, who
             ):
                 return
@@ -243,19 +243,19 @@ class RunLock:
         for path in self._folder.glob(f".{self._heartbeat_name}.*.tmp"):
             path.unlink(missing_ok=True)
 
-    def _lock(self) -> bool:
+    def _acquire_lock(self) -> bool:
         """Takes the lock; returns whether the file system has locks."""
         give_up = time.monotonic() + _GRACE
         try:
             while not self._try_lock():
-                holder = self._heartbeat()
+                holder = self._read_heartbeat()
                 known = (
                     holder is not None
                     and not holder["ended"]
-                    and (holder["host"] != self._host or runs(holder["pid"]))
+                    and (holder["host"] != self._host or is_process_alive(holder["pid"]))
                 )
                 if known or time.monotonic() > give_up:
-                    raise self._in_use(holder if known else None)
+                    raise self._build_in_use_error(holder if known else None)
                 time.sleep(0.05)
         except OSError as error:
             if error.errno not in _NOT_SUPPORTED:
@@ -274,7 +274,7 @@ class RunLock:
 
     def _try_lock(self) -> bool:
         """Locks the file that has the name now, even if it was replaced; returns False if another process holds it."""
-        for _ in range(_TIMES):
+        for _ in range(_OPEN_TRIES):
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -286,26 +286,26 @@ class RunLock:
             os.close(removed)
         return False
 
-    def _falls_silent(self, there: dict[str, Any], who: str) -> bool:
+    def _watch_for_silence(self, heartbeat: dict[str, Any], owner: str) -> bool:
         """Watches a heartbeat: returns True if it has stopped, False if its run ends meanwhile; raises if it beats."""
         seconds = _BEATS_TO_WATCH * self._seconds
         _LOG.warning(
             "%s was in use by %s; watching for %g s whether it is still in use",
             self._folder,
-            who,
+            owner,
             seconds,
         )
         give_up = time.monotonic() + seconds
         while time.monotonic() < give_up:
             time.sleep(self._seconds / 10)
-            now = self._heartbeat()
+            now = self._read_heartbeat()
             if now is not None and now["ended"]:
                 return False
-            if now is not None and now["beat"] != there["beat"]:
-                raise self._in_use(now)
+            if now is not None and now["beat"] != heartbeat["beat"]:
+                raise self._build_in_use_error(now)
         return True
 
-    def _in_use(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
+    def _build_in_use_error(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
         other = "or give another model_dir"
         if holder is None:
             return ModelDirInUseError(
@@ -321,27 +321,27 @@ class RunLock:
         )
 
     def _serve(self) -> None:
-        while not self._left.wait(self._seconds):
-            self.beat()
-        self.beat()
+        while not self._stop_event.wait(self._seconds):
+            self.refresh_heartbeat()
+        self.refresh_heartbeat()
 
-    def beat(self) -> None:
+    def refresh_heartbeat(self) -> None:
         """Writes the heartbeat now; logs the first error."""
         if not self._folder.is_dir():
             return  # somebody has moved it, and the heartbeat would make it again
         try:
-            self._write()
+            self._write_heartbeat()
         except StorageError as error:
-            if not self._failed:
+            if not self._has_failed:
                 _LOG.warning(
                     "the heartbeat cannot be written, so others cannot see that this run is"
                     " alive: %s",
                     error,
                 )
-            self._failed = True
+            self._has_failed = True
 
-    def _write(self) -> None:
-        with self._writing:
+    def _write_heartbeat(self) -> None:
+        with self._write_lock:
             files.write_json(
                 self._folder / self._heartbeat_name, self._entries(), point="heartbeat"
             )
@@ -350,45 +350,45 @@ class RunLock:
         return {
             "host": self._host,
             "pid": os.getpid(),
-            "started": self._started,
+            "started": self._start_time,
             "step": self.step,
             "phase": self.phase,
             "beat": _now(),
-            "ended": self._ended,
+            "ended": self._end_state,
         }
 
     def _close(self) -> None:
-        _held.discard(self)
+        _held_locks.discard(self)
         os.close(self._descriptor)
         self._descriptor = -1
 
 
-_held: set[RunLock] = set()
+_held_locks: set[RunLock] = set()
 
 
-def release_all() -> None:
+def release_all_locks() -> None:
     """Releases all locks of this process, which a signal is about to end; in any thread, within two seconds.
 
     Locks of runs that are not recorded are removed with their heartbeats.
     """
 
     def release() -> None:
-        for lock in list(_held):
-            lock.release("stopped", withdraw=not lock.is_recorded())
+        for lock in list(_held_locks):
+            lock.release("stopped", remove_files=not lock.is_recorded())
 
-    call_within(_LAST_MOMENT, release)
+    call_within(_RELEASE_SECONDS, release)
 
 
 def _drop_in_child() -> None:
     # Closing keeps the parent's lock: it lasts as long as any descriptor of the same open file.
-    for lock in list(_held):
+    for lock in list(_held_locks):
         lock._close()
 
 
 os.register_at_fork(after_in_child=_drop_in_child)
 
 
-def _open(path: Path, times: int = _TIMES) -> int:
+def _open(path: Path, times: int = _OPEN_TRIES) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -408,7 +408,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _end_of(error: BaseException | None) -> Ended:
+def _get_end_state(error: BaseException | None) -> Ended:
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return "done"
     if isinstance(error, SystemExit):
@@ -420,7 +420,7 @@ def _end_of(error: BaseException | None) -> Ended:
     )
 
 
-def _typed(phase: str, step: int) -> tuple[str, int]:
+def _convert_progress(phase: str, step: int) -> tuple[str, int]:
     return str(phase), int(step)
 
 

@@ -38,19 +38,19 @@ class Lease(RunLock):
 
     def __init__(
         self,
-        evals: str | os.PathLike[str],
+        evals_dir: str | os.PathLike[str],
         name: str,
         progress: Callable[[], tuple[str, int]],
         **options: Any,
     ) -> None:
         file = f"{name}{LEASE}"
-        before = read_heartbeat(evals, file) or {}
+        before = read_heartbeat(evals_dir, file) or {}
         self.name = name
         # The needs of the previous process, until this one knows its own.
-        self._needs = {"after": before.get("after", -1), "reads": None, "lineage": _lineage(before)}
-        super().__init__(evals, progress, names=(f"{name}.lock", file), **options)
+        self._needed_checkpoints = {"after": before.get("after", -1), "reads": None, "lineage": _lineage(before)}
+        super().__init__(evals_dir, progress, names=(f"{name}.lock", file), **options)
 
-    def need(self, after: int | None, reads: int | None, lineage: int = 0) -> None:
+    def protect_checkpoints(self, after_step: int | None, reading_step: int | None, lineage: int = 0) -> None:
         """Writes the needed checkpoints to the lease, before one of them is read.
 
         Args:
@@ -58,13 +58,13 @@ class Lease(RunLock):
           reads: The step of the checkpoint that is read now; None: no checkpoint.
           lineage: The lineage of the run that the sidecar has followed so far.
         """
-        needs = {"after": after, "reads": reads, "lineage": lineage}
-        if needs != self._needs:
-            self._needs = needs
-            self.beat()
+        needs = {"after": after_step, "reads": reading_step, "lineage": lineage}
+        if needs != self._needed_checkpoints:
+            self._needed_checkpoints = needs
+            self.refresh_heartbeat()
 
     def _entries(self) -> dict[str, Any]:
-        return {**super()._entries(), **self._needs}
+        return {**super()._entries(), **self._needed_checkpoints}
 
     def _remove(self) -> None:
         super()._remove()
@@ -72,7 +72,7 @@ class Lease(RunLock):
         if not self._folder.exists() and parent.is_dir() and not any(parent.iterdir()):
             parent.rmdir()
 
-    def _in_use(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
+    def _build_in_use_error(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
         who = (
             f"{holder['host']} pid {holder['pid']}, since {holder['started']}"
             if holder
@@ -84,12 +84,12 @@ class Lease(RunLock):
         )
 
 
-class _Rewinds(Protocol):
-    def went_back_to(self, lineage: int) -> int | None:
+class _RewindLedger(Protocol):
+    def find_rewind_step(self, lineage: int) -> int | None:
         """Returns the earliest step that the run was rewound to after a lineage; None without a rewind."""
 
 
-class Leases:
+class LeaseReader:
     """Reads the leases of a run's sidecars, for its trainer when it removes old checkpoints.
 
     Args:
@@ -100,30 +100,30 @@ class Leases:
     """
 
     def __init__(
-        self, evals: str | os.PathLike[str], max_wait: int, ledger: _Rewinds | None = None
+        self, evals_dir: str | os.PathLike[str], max_wait_checkpoints: int, ledger: _Rewinds | None = None
     ) -> None:
-        self._folder, self._max_wait, self._ledger = Path(evals), max_wait, ledger
-        self._seen: dict[str, tuple[Any, float]] = {}
-        self._reported: set[str] = set()
+        self._folder, self._max_wait_checkpoints, self._ledger = Path(evals_dir), max_wait_checkpoints, ledger
+        self._last_beats: dict[str, tuple[Any, float]] = {}
+        self._reported_leases: set[str] = set()
 
-    def needed(self, steps: Sequence[int]) -> set[int]:
+    def select_protected_steps(self, steps: Sequence[int]) -> set[int]:
         """Returns those of `steps`, the steps of checkpoints to remove, oldest first, that have to stay."""
         reads: set[int] = set()
         waiting: dict[int, str] = {}
         for path in sorted(self._folder.glob(f"*{LEASE}")):
             lease = read_heartbeat(self._folder, path.name)
-            if lease is None or not self._counts(path, lease):
+            if lease is None or not self._is_active(path, lease):
                 continue
-            after = self._after(lease)
+            after = self._compute_protected_after(lease)
             reads |= {step for step in steps if step == lease.get("reads")}
             waiting |= {
                 step: path.name for step in steps if isinstance(after, int) and step > after
             }
-        kept = sorted(waiting)[-self._max_wait :] if self._max_wait else []
+        kept = sorted(waiting)[-self._max_wait_checkpoints :] if self._max_wait_checkpoints else []
         for step, name in waiting.items():
-            if step in kept or step in reads or name in self._reported:
+            if step in kept or step in reads or name in self._reported_leases:
                 continue
-            self._reported.add(name)
+            self._reported_leases.add(name)
             sidecar = name.removesuffix(LEASE)
             _LOG.warning(
                 "ckpt-%d is removed before %s has evaluated it: %s is more than %d checkpoints"
@@ -132,36 +132,36 @@ class Leases:
                 step,
                 sidecar,
                 sidecar,
-                self._max_wait,
+                self._max_wait_checkpoints,
             )
         return reads | set(kept)
 
-    def _after(self, lease: Mapping[str, Any]) -> Any:
+    def _compute_protected_after(self, lease: Mapping[str, Any]) -> Any:
         """Returns the step after which a sidecar needs all; an earlier one if it has not noticed a rewind yet."""
         after, back = (
             lease.get("after"),
-            self._ledger.went_back_to(_lineage(lease)) if self._ledger else None,
+            self._ledger.find_rewind_step(_lineage(lease)) if self._ledger else None,
         )
         return min(after, back - 1) if isinstance(after, int) and back is not None else after
 
-    def _counts(self, path: Path, lease: Mapping[str, Any]) -> bool:
+    def _is_active(self, path: Path, lease: Mapping[str, Any]) -> bool:
         """Whether the sidecar may still need its checkpoints, by its last beat and this machine's clock."""
         if lease["ended"] == "done":
             return False
         now = time.monotonic()
-        beat, since = self._seen.get(path.name, (None, now))
+        beat, since = self._last_beats.get(path.name, (None, now))
         if beat != lease["beat"]:
             since = now
             if beat is None:  # seen for the first time: the file tells how old the beat is
                 with contextlib.suppress(OSError):
                     since = now - max(0.0, time.time() - path.stat().st_mtime)
-            self._seen[path.name] = (lease["beat"], since)
+            self._last_beats[path.name] = (lease["beat"], since)
         return now - since < LEASE_SECONDS
 
 
-def lineages_in_evaluation(evals: str | os.PathLike[str]) -> list[int]:
+def read_lineages_in_evaluation(evals_dir: str | os.PathLike[str]) -> list[int]:
     """Returns the lineages of the checkpoints that sidecars are reading, or were reading when they were killed."""
-    leases = [read_heartbeat(evals, path.name) or {} for path in Path(evals).glob(f"*{LEASE}")]
+    leases = [read_heartbeat(evals_dir, path.name) or {} for path in Path(evals_dir).glob(f"*{LEASE}")]
     return [_lineage(lease) for lease in leases if isinstance(lease.get("reads"), int)]
 
 

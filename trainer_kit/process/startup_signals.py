@@ -14,11 +14,11 @@ from types import FrameType
 
 _PREEMPTED = os.EX_TEMPFAIL  # those of errors.ExitCode, which takes longer to import
 _INTERRUPTED = 128 + signal.SIGINT
-_TOGETHER = 0.3  # seconds between two signals that a launcher forwards together
-_command_code: int | None = None
+_FORWARD_SECONDS = 0.3  # seconds between two signals that a launcher forwards together
+_command_exit_code: int | None = None
 
 
-def stop_signals() -> tuple[signal.Signals, ...]:
+def get_stop_signals() -> tuple[signal.Signals, ...]:
     """Returns the signals that ask a process to stop; without SIGHUP if it is ignored, as under nohup."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return (
@@ -28,43 +28,43 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     )
 
 
-def exit_code(number: int) -> int:
+def get_signal_exit_code(number: int) -> int:
     """Returns the exit code of a process that a signal stopped: 130 for SIGINT, which is Ctrl-C, else 75."""
     return _INTERRUPTED if number == signal.SIGINT else _PREEMPTED
 
 
-def leave_when_asked() -> None:
+def install_exit_handlers() -> None:
     """From now on a stop signal ends this process at once; commands call it first.
 
     A run sets other signal handlers and restores these at its end.
     """
-    for number in stop_signals():
-        signal.signal(number, _leave)
+    for number in get_stop_signals():
+        signal.signal(number, _exit_on_signal)
 
 
-def ends_with(code: int) -> int:
+def record_exit_code(code: int) -> int:
     """Records that the work of the command is done, and returns `code`, its exit code."""
-    global _command_code
-    _command_code = code
+    global _command_exit_code
+    _command_exit_code = code
     return code
 
 
-def code_of_command() -> int | None:
+def get_command_exit_code() -> int | None:
     """Returns the exit code of a command whose work is done; None before that, and in a program of the user."""
-    return _command_code
+    return _command_exit_code
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    if _command_code is not None:
-        os._exit(_command_code)
+def _exit_on_signal(number: int, frame: FrameType | None) -> None:
+    if _command_exit_code is not None:
+        os._exit(_command_exit_code)
     if number == signal.SIGINT:
         # A SIGTERM that comes with it decides the exit code. Python calls handlers in the order of
         # the numbers, so one that is already here is answered only when another signal arrives.
         signal.signal(signal.SIGINT, lambda *_: None)
-        time.sleep(_TOGETHER)
+        time.sleep(_FORWARD_SECONDS)
         signal.raise_signal(signal.SIGINT)
     try:
         name = signal.Signals(number).name
         os.write(2, f"stopped by {name}; there was nothing to save\n".encode())
     finally:  # the terminal may be gone
-        os._exit(exit_code(number))
+        os._exit(get_signal_exit_code(number))

@@ -29,11 +29,11 @@ from trainer_kit.errors import ExitCode
 _LOG = logging.getLogger(__name__)
 # The descriptor: sys.stderr may be in the hands of a progress display, or of the stalled thread
 _STANDARD_ERROR = 2
-_PATIENCE = (
+_ACTION_TIMEOUT_SECONDS = (
     3.0  # seconds for each action at the end: the disk or the terminal may be what has stalled
 )
 # Polls; a longer time between two checks does not count, since the process was stopped meanwhile
-_LONGEST_POLL = 5
+_MAX_COUNTED_POLLS = 5
 
 # Where faulthandler's timer goes by the time of day, a suspended machine or a corrected clock would
 # end a sound run.
@@ -87,8 +87,8 @@ class ProgressReader:
         self.changes = 0
         self._progress = progress
         self._seconds = seconds
-        self._failed = False
-        self._left = threading.Event()
+        self._has_failed = False
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="progress reader", daemon=True)
 
     def start(self) -> None:
@@ -97,7 +97,7 @@ class ProgressReader:
 
     def stop(self) -> None:
         """Ends the thread; waits at most a second for a call that hangs."""
-        self._left.set()
+        self._stop_event.set()
         self._thread.join(1)
 
     def read(self) -> None:
@@ -109,14 +109,14 @@ class ProgressReader:
                 self.latest = answer
                 self.changes += 1
         except BaseException as error:  # SystemExit too: the thread has to live
-            if not self._failed:
+            if not self._has_failed:
                 _LOG.warning("the progress of the run cannot be read: %r", error)
-            self._failed = True
+            self._has_failed = True
 
     def _serve(self) -> None:
-        while not self._left.is_set():
+        while not self._stop_event.is_set():
             self.read()
-            self._left.wait(self._seconds)
+            self._stop_event.wait(self._seconds)
 
 
 class Watchdog:
@@ -159,7 +159,7 @@ class Watchdog:
         self._poll = poll_seconds
         self._exit = exit
         self._last_resort = last_resort_seconds
-        self._left = threading.Event()
+        self._stop_event = threading.Event()
         self._reader = ProgressReader(progress, poll_seconds)
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -175,21 +175,21 @@ class Watchdog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._left.set()
+        self._stop_event.set()
         self._thread.join()  # before the timer is cancelled: it could set it again
         _TIMER.cancel()
         self._reader.stop()
 
     def _watch(self) -> None:
         idle, before, seen, warned = 0.0, time.monotonic(), 0, False
-        while not self._left.wait(self._poll):
+        while not self._stop_event.wait(self._poll):
             self._arm()
             now = time.monotonic()
-            idle += min(now - before, _LONGEST_POLL * self._poll)
+            idle += min(now - before, _MAX_COUNTED_POLLS * self._poll)
             before = now
             if seen != self._reader.changes:
                 if warned:
-                    self._say(f"progress again after {idle:.0f} s in {self._where()}")
+                    self._log_warning(f"progress again after {idle:.0f} s in {self._describe_phase()}")
                 idle, seen, warned = 0.0, self._reader.changes, False
             elif self._timeout is not None and idle >= self._timeout:
                 self._end(idle)
@@ -205,15 +205,15 @@ class Watchdog:
                         f"the process ends with {code} after {self._timeout:g} s"
                         " (trainer.hang_timeout_seconds)"
                     )
-                self._say(f"no progress for {self._warn_after:g} s in {self._where()}; {prospect}")
+                self._log_warning(f"no progress for {self._warn_after:g} s in {self._describe_phase()}; {prospect}")
 
-    def _where(self) -> str:
+    def _describe_phase(self) -> str:
         phase, token = self._reader.latest
         return f"phase {phase!r} (step {token})"
 
-    def _say(self, text: str) -> None:
+    def _log_warning(self, text: str) -> None:
         # The stalled thread may hold the lock of the log.
-        call_within(_PATIENCE, lambda: _LOG.warning("%s", text))
+        call_within(_ACTION_TIMEOUT_SECONDS, lambda: _LOG.warning("%s", text))
 
     def _arm(self) -> None:
         if self._timeout is not None and _TIMER_IS_STEADY:
@@ -221,11 +221,11 @@ class Watchdog:
 
     def _end(self, idle: float) -> None:
         try:
-            what = f"no progress for {idle:.0f} s in {self._where()}"
+            what = f"no progress for {idle:.0f} s in {self._describe_phase()}"
             path = self._folder / f"stacks-{datetime.now(timezone.utc):%Y%m%dT%H%M%S.%fZ}.txt"
             stacks = _stacks()
             kept = call_within(
-                _PATIENCE, lambda: files.write_text(path, f"{what}\n\n{stacks}", point="stacks")
+                _ACTION_TIMEOUT_SECONDS, lambda: files.write_text(path, f"{what}\n\n{stacks}", point="stacks")
             )
             where = f"are in {path}" if kept else f"cannot be written to {path}:\n{stacks}"
             text = (
@@ -233,7 +233,7 @@ class Watchdog:
                 f" (trainer.hang_timeout_seconds is {self._timeout:g}); the stacks of all threads"
                 f" {where}\n"
             )
-            call_within(_PATIENCE, lambda: os.write(_STANDARD_ERROR, text.encode()))
+            call_within(_ACTION_TIMEOUT_SECONDS, lambda: os.write(_STANDARD_ERROR, text.encode()))
         finally:
             self._exit(ExitCode.STALLED)
 

@@ -12,34 +12,34 @@ import tensorflow as tf
 from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
-from trainer_kit.callbacks.named_tensors import TensorSummaries, ask_for_tensors
+from trainer_kit.callbacks.named_tensors import TensorSummaries, request_tensors
 from trainer_kit.callbacks.profile import Profile
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.retention import Retention
 from trainer_kit.checkpoints.state.variable_names import layer_names
-from trainer_kit.config.resume_check import data_mistakes
-from trainer_kit.config.schema.durations import RoundedSteps, seconds_of
+from trainer_kit.config.resume_check import find_data_mistakes
+from trainer_kit.config.schema.durations import RoundedSteps, get_seconds
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
-from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.evals.continuous_eval import Sidecar
-from trainer_kit.evals.ledger import Ledger, other_ledgers
+from trainer_kit.evals.ledger import Ledger, read_sidecar_records
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_directory import (
-    config_hash,
-    differences,
+    compute_config_hash,
+    describe_differences,
     has_begun,
     read_manifest,
-    versions,
+    get_versions,
 )
-from trainer_kit.process.sidecar_lease import Lease, Leases
+from trainer_kit.process.sidecar_lease import Lease, LeaseReader
 from trainer_kit.process.signals import StopSignals
-from trainer_kit.run.callback_order import callbacks_of_run
+from trainer_kit.run.callback_order import assemble_callbacks
 from trainer_kit.run.controller import Controller
-from trainer_kit.run.orbit_adapters import Actions, OrbitController, keep_states, list_actions
+from trainer_kit.run.orbit_adapters import Actions, OrbitController, register_states, list_actions
 from trainer_kit.run.plan import RunPlan
-from trainer_kit.run.preflight import early_stopping_mistakes
-from trainer_kit.runtime.collectives import barrier, chiefs_text, worker_count
+from trainer_kit.run.preflight import find_early_stopping_mistakes
+from trainer_kit.runtime.collectives import barrier, broadcast_text, worker_count
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.telemetry.time_ledger import TimeLedger
@@ -48,12 +48,12 @@ from trainer_kit.training.loops.train_loop import SummaryTimer
 from trainer_kit.training.trainer_creation import (
     check_accumulation,
     check_best_metric,
-    check_cut_data,
+    check_overfit_batches,
     check_freeze,
     check_trainer,
     create_exporter,
     create_trainer,
-    trainer_class_of,
+    get_trainer_class,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -75,13 +75,13 @@ def build_trainer(plan: RunPlan, task: Any) -> tuple[Any, BestCheckpoints | None
     """
     config = plan.config
     keeps_best = plan.evaluates and plan.mode != "eval"
-    exporter = create_exporter(config, plan.directory, plan.chief) if keeps_best else None
-    trainer_class = trainer_class_of(config)
+    exporter = create_exporter(config, plan.directory, plan.is_chief) if keeps_best else None
+    trainer_class = get_trainer_class(config)
     run_exports = (
         plan.options.trainer is None
         and issubclass(plan.options.controller_cls, Controller)
         and issubclass(trainer_class, Evaluator)
-        and trainer_class.best_checkpoint is BestCheckpoint
+        and trainer_class.best_checkpoint_class is BestWeightsExporter
     )
     trainer = plan.options.trainer or create_trainer(
         config, task, plan.trains, plan.evaluates, None if run_exports else exporter
@@ -94,15 +94,15 @@ def build_trainer(plan: RunPlan, task: Any) -> tuple[Any, BestCheckpoints | None
             )
         exporter = trainer.checkpoint_exporter
 
-    best = None if exporter is None else BestCheckpoints.of(exporter)
+    best = None if exporter is None else BestCheckpoints.from_exporter(exporter)
     check_best_metric(trainer, best)
     _check_controller(plan)
     if plan.trains:
         check_accumulation(trainer, config.trainer.accumulate_steps)
-        check_cut_data(trainer, config.trainer)
+        check_overfit_batches(trainer, config.trainer)
         check_freeze(trainer, config.trainer.freeze)
         if early := config.trainer.early_stopping:
-            if mistakes := early_stopping_mistakes(config.trainer, plan.mode):
+            if mistakes := find_early_stopping_mistakes(config.trainer, plan.mode):
                 raise ConfigError(mistakes)
             check_early_stopping_metric(early, trainer)
     return trainer, best
@@ -128,7 +128,7 @@ def _check_controller(plan: RunPlan) -> None:
             " subclass of trainer_kit.run.controller.Controller as controller_cls, or trace by"
             " functions of train_actions"
         )
-    if seconds_of(options.summary_interval):
+    if get_seconds(options.summary_interval):
         raise UsageError(
             f"trainer.summary_interval={options.summary_interval}: {kind.__name__} counts steps;"
             " give a number of them"
@@ -151,7 +151,7 @@ def build_writers(plan: RunPlan, console: Writer | None) -> ReportWriters:
     """Returns what the run reports its numbers to."""
     return ReportWriters.open(
         plan.directory,
-        chief=plan.chief,
+        is_chief=plan.is_chief,
         trains=plan.trains,
         save_summary=plan.options.save_summary,
         console=console,
@@ -164,35 +164,35 @@ def build_history(
 ) -> RunHistory:
     """Returns the run's history, which keeps reports, curves, ledger and best checkpoint at the same step."""
     directory, config = plan.directory, plan.config
-    sets = {name: config_hash(config, name) for name in trainer.validation_sets if name}
+    sets = {name: compute_config_hash(config, name) for name in trainer.validation_sets if name}
     # If the run's ledger was lost, sidecars may know later lineages, and they follow only a lineage
     # after those.
-    known = other_ledgers(directory.ledger) if plan.writes_records else []
+    known = read_sidecar_records(directory.ledger_path) if plan.writes_records else []
     ledger = Ledger(
-        directory.ledger,
+        directory.ledger_path,
         dataset="validation" if plan.trains else "eval",
-        config_hash=config_hash(config),
+        config_hash=compute_config_hash(config),
         lineage=max((record["lineage"] for record in known), default=0),
         sets=sets,
     )
     # A folder with copied checkpoints only has neither manifest nor history: that is no loss of
     # reports.
-    has_reports = os.path.exists(directory.manifest) or os.path.exists(directory.metrics)
+    has_reports = os.path.exists(directory.manifest_path) or os.path.exists(directory.metrics_path)
     return RunHistory(
         ledger,
         writers.history,
         (writers.train_summaries, writers.eval_summaries),
         best,
         writers.writer,
-        checkpoints=directory.path if has_reports else "",
+        checkpoint_folder=directory.path if has_reports else "",
     )
 
 
 def build_manager(plan: RunPlan, trainer: Any, history: RunHistory) -> CheckpointManager:
     """Returns the manager of the run's checkpoints; it writes all earlier reports to disk before a checkpoint."""
     options = plan.config.trainer
-    leases = Leases(
-        plan.directory.evals, options.continuous_eval.max_wait_checkpoints, history.ledger
+    leases = LeaseReader(
+        plan.directory.evals_dir, options.continuous_eval.max_wait_checkpoints, history.ledger
     )
     if plan.options.allow_partial_restore:
         trainer.state.allow_partial_restore()
@@ -203,7 +203,7 @@ def build_manager(plan: RunPlan, trainer: Any, history: RunHistory) -> Checkpoin
         reports=history,
         retention=Retention(plan.directory.path, leases, options.keep_interval),
         asynchronous=plan.options.enable_async_checkpointing,
-        partial=plan.options.allow_partial_restore,
+        allow_partial=plan.options.allow_partial_restore,
     )
 
 
@@ -211,7 +211,7 @@ def build_early_stopping(plan: RunPlan, history: RunHistory) -> EarlyStopping | 
     """Returns the early stopping of a training run; None when the config has none."""
     options = plan.config.trainer.early_stopping
     return (
-        EarlyStopping(options, history.ledger, plan.directory.evals)
+        EarlyStopping(options, history.ledger, plan.directory.evals_dir)
         if options and plan.trains
         else None
     )
@@ -234,7 +234,7 @@ def build_sidecar(
     )
 
 
-def checked_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
+def check_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
     """Returns what the manifest records of devices, data and layers, once the trainer has opened its data.
 
     Runs eagerly.
@@ -256,17 +256,17 @@ def checked_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
     begun = plan.trains and has_begun(plan.directory.path)
     before = read_manifest(plan.directory.path) if begun else {}
     mistakes = list(
-        data_mistakes(
+        find_data_mistakes(
             before.get("data", {}), data, plan.changes, tuple(plan.options.allow_config_change)
         )
     )
     if plan.config.trainer.require_exact_resume:
         advice = "go back, or set it to false to continue with other last bits"
-        problems = differences(before, {**versions(), **setup})
+        problems = describe_differences(before, {**get_versions(), **setup})
         mistakes += [
             Mistake("trainer.require_exact_resume", problem, advice) for problem in problems
         ]
-    if text := chiefs_text(plan.strategy, str(ConfigError(mistakes))):
+    if text := broadcast_text(plan.strategy, str(ConfigError(mistakes))):
         barrier(plan.strategy)  # no worker ends before the others have the text
         raise UsageError(text)
     return {
@@ -283,7 +283,7 @@ def build_controller(
     manager: CheckpointManager,
     writers: ReportWriters,
     history: RunHistory,
-    early: EarlyStopping | None,
+    early_stopping: EarlyStopping | None,
     sidecar: Sidecar | None,
     signals: StopSignals,
     times: TimeLedger,
@@ -291,7 +291,7 @@ def build_controller(
     """Returns the controller of the trainer, with the callbacks of the run: ours, or the caller's orbit.Controller."""
     options = plan.config.trainer
     directory = plan.directory
-    run = Run(trainer, directory.path, plan.chief, plan.epochs, directory.stopped_step())
+    run = Run(trainer, directory.path, plan.is_chief, plan.epochs, directory.read_stopped_step())
     actions = build_actions(plan, trainer, manager)
     # What a controller of any kind takes.
     arguments: dict[str, Any] = {
@@ -317,8 +317,8 @@ def build_controller(
             actions=actions,
             history=history,
             summary_interval=interval,
-            summary_dir=directory.train_summaries,
-            eval_summary_dir=directory.eval_summaries,
+            summary_dir=directory.train_summary_dir,
+            eval_summary_dir=directory.eval_summary_dir,
             **arguments,
         )
 
@@ -326,11 +326,11 @@ def build_controller(
     if options.summaries:
         managers = (writers.train_summaries, writers.eval_summaries)
         users.append(TensorSummaries(options.summaries, _summary_interval(plan), *managers))
-    ask_for_tensors(trainer, users)
+    request_tensors(trainer, users)
     profile = None
     if plan.options.profile:
-        profile = Profile(plan.options.profile, directory.train_summaries, options.steps_per_loop)
-    members = callbacks_of_run(
+        profile = Profile(plan.options.profile, directory.train_summary_dir, options.steps_per_loop)
+    members = assemble_callbacks(
         plan.config,
         trainer,
         manager,
@@ -338,13 +338,13 @@ def build_controller(
         writers.writer,
         users,
         actions,
-        early=early,
+        early_stopping=early_stopping,
         profile=profile,
         sidecar=sidecar,
         trains=plan.trains,
     )
     callbacks = CallbackList(run, members, times, plan.strategy)
-    callbacks.keep_states()
+    callbacks.register_states()
     loop_ends = (options.steps_per_loop, options.checkpoint_interval, options.summary_interval)
     return controller_cls(
         callbacks=callbacks,
@@ -361,14 +361,14 @@ def _summary_interval(plan: RunPlan) -> int | SummaryTimer | None:
     interval = plan.config.trainer.summary_interval
     if not plan.trains or not plan.options.save_summary:
         return None
-    return interval if isinstance(interval, int) else SummaryTimer(seconds_of(interval))
+    return interval if isinstance(interval, int) else SummaryTimer(get_seconds(interval))
 
 
 def build_actions(plan: RunPlan, trainer: Any, manager: CheckpointManager) -> Actions:
     """Returns the actions of the run: the caller's, the trainer's, and the save on a TPU's preemption notice."""
-    own_train = trainer.own_train_actions(plan.config, manager.source, manager)
+    own_train = trainer.build_train_actions(plan.config, manager.restore_folder, manager)
     train = [*plan.train_actions, *list_actions("own_train_actions", own_train)]
-    keep_states(trainer, train)
+    register_states(trainer, train)
     resolver = getattr(plan.strategy, "cluster_resolver", None)
     if plan.config.trainer.preemption_on_demand_checkpoint and isinstance(
         resolver, tf.distribute.cluster_resolver.TPUClusterResolver
@@ -377,5 +377,5 @@ def build_actions(plan: RunPlan, trainer: Any, manager: CheckpointManager) -> Ac
             orbit.actions.SaveCheckpointIfPreempted(resolver, manager, trainer.global_step)
         )
     return Actions(
-        train, [*plan.eval_actions, *trainer.own_eval_actions(plan.config, plan.directory.own)]
+        train, [*plan.eval_actions, *trainer.build_eval_actions(plan.config, plan.directory.output_dir)]
     )

@@ -9,9 +9,9 @@ from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.finite_check import FiniteCheck
 from trainer_kit.callbacks.profile import Profile
-from trainer_kit.callbacks.record_evaluation import ExportBest, RecordEvaluation, SidecarLedger
+from trainer_kit.callbacks.record_evaluation import ExportBest, RecordEvaluation, RecordSidecarEvaluation
 from trainer_kit.callbacks.recovery import Recovery
-from trainer_kit.callbacks.reports import Reports
+from trainer_kit.callbacks.reports import MetricsReporter
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.evals.continuous_eval import Sidecar
@@ -21,16 +21,16 @@ from trainer_kit.telemetry.report import Writer
 from trainer_kit.training.trainer import Trainer
 
 
-def callbacks_of_run(
+def assemble_callbacks(
     config: ExperimentConfig,
     trainer: Any,
     manager: CheckpointManager,
     history: RunHistory,
     writer: Writer,
-    users: Sequence[Callback],
+    user_callbacks: Sequence[Callback],
     actions: Actions,
     *,
-    early: EarlyStopping | None = None,
+    early_stopping: EarlyStopping | None = None,
     profile: Profile | None = None,
     sidecar: Sidecar | None = None,
     trains: bool = True,
@@ -45,9 +45,9 @@ def callbacks_of_run(
     batch_size = getattr(getattr(config.task, "train_data", None), "global_batch_size", 0)
     best = history.best
     exports = [ExportBest(best)] if best is not None else []
-    shown = [*users, actions, *([early] if early else []), Reports(writer, batch_size, best)]
+    shown = [*user_callbacks, actions, *([early_stopping] if early_stopping else []), MetricsReporter(writer, batch_size, best)]
     if sidecar is not None:
-        return [*exports, *shown, SidecarLedger(sidecar, writer)]
+        return [*exports, *shown, RecordSidecarEvaluation(sidecar, writer)]
     checks = _divergence_checks(config, trainer, manager) if trains else []
     return [*exports, RecordEvaluation(history), *([profile] if profile else []), *shown, *checks]
 

@@ -14,9 +14,9 @@ from trainer_kit.errors import (
     StorageError,
     TrainerKitError,
 )
-from trainer_kit.errors.user_exits import exits_as_errors
+from trainer_kit.errors.user_exits import convert_system_exit
 from trainer_kit.runtime.collectives import worker_count
-from trainer_kit.training.checks.failed_step import is_between_steps, loss_message
+from trainer_kit.training.checks.failed_step import is_state_complete, describe_lost_steps
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def save_after_errors(controller: Any) -> Iterator[None]:
       TrainerKitError: when code other than a callback or an action raised StopTraining.
     """
     try:
-        with exits_as_errors():
+        with convert_system_exit():
             yield
     except StopTraining as stop:
         raise TrainerKitError(
@@ -41,7 +41,7 @@ def save_after_errors(controller: Any) -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if not isinstance(error, (DivergedError, StorageError)):
             try:
-                _save_if_finite(controller, error, alone=worker_count(controller.strategy) == 1)
+                _save_if_finite(controller, error, is_single_worker=worker_count(controller.strategy) == 1)
             except Exception as second:
                 _LOG.warning("nothing could be saved after the error: %s", second)
         if isinstance(error, Exception):
@@ -51,7 +51,7 @@ def save_after_errors(controller: Any) -> Iterator[None]:
         ) from error
 
 
-def _save_if_finite(controller: Any, error: BaseException, alone: bool) -> None:
+def _save_if_finite(controller: Any, error: BaseException, is_single_worker: bool) -> None:
     """Saves after an error if the state is that of a step's end and the weights are finite.
 
     After an error inside a step it saves only if that step has written no variable. Otherwise it
@@ -71,14 +71,14 @@ def _save_if_finite(controller: Any, error: BaseException, alone: bool) -> None:
     if step <= max(manager.saved_step, 0):
         return
     begin, end = controller.running
-    if controller.phase == "train" or not alone:
-        if not alone or not begin <= step <= end or not is_between_steps(trainer, error):
-            if alone:
+    if controller.phase == "train" or not is_single_worker:
+        if not is_single_worker or not begin <= step <= end or not is_state_complete(trainer, error):
+            if is_single_worker:
                 controller.sync()
-            _LOG.warning("%s", loss_message(step, manager.saved_step, manager.saved_path, alone))
+            _LOG.warning("%s", describe_lost_steps(step, manager.saved_step, manager.saved_path, is_single_worker))
             return
         if begin < step < end:
-            controller.interrupt_loop()
+            controller.mark_loop_interrupted()
         trainer.weights_finite = None
     controller.save_checkpoint()
     controller.sync()

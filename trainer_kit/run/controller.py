@@ -21,20 +21,20 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Evaluation, Loop, Requests
 from trainer_kit.callbacks.callback_list import CallbackList
-from trainer_kit.callbacks.finite_check import Divergence
+from trainer_kit.callbacks.finite_check import CollectiveDivergedError
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema.durations import is_due
 from trainer_kit.errors import DataError, DivergedError, StorageError, UsageError
-from trainer_kit.errors.user_exits import exits_as_errors
+from trainer_kit.errors.user_exits import convert_system_exit
 from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, UnmonitoredRun, WatchedRun
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.signals import StopSignals
-from trainer_kit.run.progress import BETWEEN, Phases
-from trainer_kit.runtime.collectives import broadcast_from_chief, chiefs_text, is_chief
+from trainer_kit.run.progress import REPORT_PHASE, Phases
+from trainer_kit.runtime.collectives import broadcast_int, broadcast_text, is_chief
 from trainer_kit.telemetry.tensorboard import SummaryManager
 from trainer_kit.telemetry.time_ledger import TimeLedger
-from trainer_kit.training.checks.failed_step import CountedLoops
+from trainer_kit.training.checks.failed_step import LoopChecker
 from trainer_kit.training.loops.intervals import InterruptedLoop, StepsPerLoop, next_stop
 from trainer_kit.training.loops.iterators import is_stopping
 from trainer_kit.training.loops.train_loop import SummaryTimer, summary_condition
@@ -43,16 +43,16 @@ from trainer_kit.training.metrics import to_numpy
 _LOG = logging.getLogger(__name__)
 
 
-class Rewound(Exception):
+class RunRewound(Exception):
     """The run has gone back to an earlier step: the rest of the boundary is skipped, and training resumes there."""
 
 
-class Stopped(Exception):
+class RunStopped(Exception):
     """A stop was requested: the rest of the boundary is skipped, and the run ends."""
 
 
 @dataclass(frozen=True)
-class Goal:
+class BoundaryOptions:
     """What happens on the way to the last step of a training run.
 
     Attributes:
@@ -63,7 +63,7 @@ class Goal:
     """
 
     eval_steps: int
-    intervals: Mapping[str, int | None]
+    eval_intervals: Mapping[str, int | None]
     saves_last: bool
 
     def due_sets(
@@ -72,7 +72,7 @@ class Goal:
         """Returns the validation sets to evaluate after a loop from `begin` to `step`; all at the last step."""
         return [
             name
-            for name, interval in self.intervals.items()
+            for name, interval in self.eval_intervals.items()
             if is_last or name in requested or (interval and is_due(begin, step, interval))
         ]
 
@@ -122,7 +122,7 @@ class Controller:
         signals: StopSignals | None = None,
         save_on_stop: bool = True,
         history: RunHistory | None = None,
-        cuts: Sequence[int] = (),
+        boundary_intervals: Sequence[int] = (),
     ) -> None:
         self.trainer = trainer
         self.evaluator = evaluator
@@ -141,26 +141,26 @@ class Controller:
         # By validation set, the step of its last evaluation in this process, and of the last one
         # that callbacks saw. The second one is in the checkpoint, like the sets that callbacks have
         # asked for.
-        self._evaluated_at: dict[str, int] = {}
-        self._shown_at: dict[str, int] = {}
+        self._last_eval_steps: dict[str, int] = {}
+        self._announced_eval_steps: dict[str, int] = {}
         self._requested_sets: set[str] = set()
-        self._catches_up = False  # whether the run begins, or has gone back
+        self._needs_catch_up = False  # whether the run begins, or has gone back
         self._interrupted_loop = InterruptedLoop()
-        self._num_steps = (0, tf.constant(0))
-        self.running = (0, 0)
-        self._cuts = cuts
+        self._cached_steps_tensor = (0, tf.constant(0))
+        self.loop_range = (0, 0)
+        self._boundary_intervals = boundary_intervals
         self._phases = Phases(callbacks.times)
-        self._saving = threading.RLock()  # a late save comes from another thread
-        self._announced_step = (
+        self._save_lock = threading.RLock()  # a late save comes from another thread
+        self._announced_checkpoint_step = (
             checkpoint_manager.saved_step
         )  # of the last checkpoint that callbacks know
-        self._loops = CountedLoops(trainer, lambda: self.stopping or bool(self.run.requests.stop))
+        self._loops = LoopChecker(trainer, lambda: self.should_stop or bool(self.run.requests.stop_reason))
         if trainer is not None:
-            trainer.keep_state(
-                "loop", self._interrupted_loop.state, self._interrupted_loop.put_back
+            trainer.register_state(
+                "loop", self._interrupted_loop.state, self._interrupted_loop.restore
             )
-            trainer.keep_state("evaluated", lambda: self._shown_at or None, self._restore_shown)
-            trainer.keep_state(
+            trainer.register_state("evaluated", lambda: self._announced_eval_steps or None, self._restore_announced_eval_steps)
+            trainer.register_state(
                 "evaluations asked for",
                 lambda: sorted(self._requested_sets) or None,
                 self._restore_requested_sets,
@@ -169,11 +169,11 @@ class Controller:
         self.run.read_step()
 
     @property
-    def stopping(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether a stop was requested; with several workers, whether they have agreed to stop."""
         signals = self._signals
         return is_stopping(
-            self.trainer or self.evaluator, lambda: signals is not None and signals.have_arrived()
+            self.trainer or self.evaluator, lambda: signals is not None and signals.is_stop_requested()
         )
 
     @property
@@ -225,62 +225,62 @@ class Controller:
           StorageError: when a checkpoint or a record of an evaluation cannot be written.
           TrainerKitError: when a training loop does not advance global_step.
         """
-        self.run.total = train_steps if train_steps >= 0 else None
+        self.run.total_steps = train_steps if train_steps >= 0 else None
         intervals = self.evaluator.validation_intervals(eval_interval) if evaluates else {}
-        goal = Goal(eval_steps, intervals, checkpoint_at_completion)
+        goal = BoundaryOptions(eval_steps, intervals, checkpoint_at_completion)
         output: dict[str, Any] = {}
         evaluated_step = -1
         writer = self.summary_manager.summary_writer()
-        self.callbacks.log_cuts(self.steps_per_loop)
+        self.callbacks.log_shortened_loops(self.steps_per_loop)
 
-        with self._phases.at_work(), self.callbacks.around("train"), writer.as_default():
-            self._catches_up = True
-            while self._catches_up or not (self._is_last() or self.stopping):
+        with self._phases.during_run(), self.callbacks.call_begin_and_end("train"), writer.as_default():
+            self._needs_catch_up = True
+            while self._needs_catch_up or not (self._is_last() or self.should_stop):
                 try:
-                    with exits_as_errors():
+                    with convert_system_exit():
                         logs = (
                             self._catch_up(goal)
-                            if self._catches_up
+                            if self._needs_catch_up
                             else self.boundary(self._train_loop(goal), goal)
                         )
                     if logs:  # validation sets of one step may be evaluated one after another
                         output = {**output, **logs} if evaluated_step == self.run.step else logs
                         evaluated_step = self.run.step
-                except (Rewound, Stopped):
+                except (RunRewound, RunStopped):
                     continue
                 except Exception as error:
-                    self._rewind_after(error)
+                    self._rewind_after_error(error)
 
             saves_last = checkpoint_at_completion or bool(self.run.stop_reason)
-            if self._save_on_stop if self.stopping else saves_last:
+            if self._save_on_stop if self.should_stop else saves_last:
                 self.save_checkpoint()
             self.sync()
         return output
 
-    def _train_loop(self, goal: Goal) -> Loop | None:
+    def _train_loop(self, options: Goal) -> Loop | None:
         """Runs one training loop; returns None if it took no step, or if a stop interrupted it."""
         step = self.run.step
         pause = next_stop(
             step,
-            self.run.total,
-            *goal.intervals.values(),
-            *self._cuts,
-            self.callbacks.next_cut(step),
+            self.run.total_steps,
+            *options.eval_intervals.values(),
+            *self._boundary_intervals,
+            self.callbacks.find_next_boundary(step),
         )
         begin, end = self._interrupted_loop.next(step, pause, self.steps_per_loop)
         self.callbacks.call("loop_begin", end - step)
 
-        self.running = (begin, end)
+        self.loop_range = (begin, end)
         start = time.perf_counter()
         logs: Any = None
         records_summaries = summary_condition(self.summary_interval, self.global_step, end)
         with (
             self._phases.during("train"),
             tf.summary.record_if(records_summaries),
-            self._loops.out_of_data(),
+            self._loops.catch_end_of_data(),
         ):
             logs = self.trainer.train(self._steps_tensor(end - step))
-        logs, reached = self._loops.counted(step, end, logs)
+        logs, reached = self._loops.check_loop(step, end, logs)
         self.run.step = reached
 
         seconds = time.perf_counter() - start
@@ -290,13 +290,13 @@ class Controller:
 
         # A resumed run ends and reports an interrupted loop at the step at which it would have
         # ended.
-        is_interrupted = begin < reached < end and self.stopping
-        self._interrupted_loop.steps = self.running if is_interrupted else None
+        is_interrupted = begin < reached < end and self.should_stop
+        self._interrupted_loop.steps = self.loop_range if is_interrupted else None
         if reached == step or is_interrupted:
             return None
         return Loop(step, reached, seconds, logs)
 
-    def boundary(self, loop: Loop | None, goal: Goal) -> dict[str, Any]:
+    def boundary(self, loop: Loop | None, options: Goal) -> dict[str, Any]:
         """Does what is due at the step between two training loops.
 
         Args:
@@ -315,11 +315,11 @@ class Controller:
         self._end_loop(loop)  # 1. loop_end
         requests = self._take_requests()  # 2. rewind
         self._begin_boundary()  # 3. boundary_begin
-        self._save_if_due(requests, goal)  # 4. checkpoint
-        logs = self._evaluate_if_due(goal)  # 5. evaluation
+        self._save_if_due(requests, options)  # 4. checkpoint
+        logs = self._evaluate_if_due(options)  # 5. evaluation
         self.callbacks.end_epoch()  # 6. epoch_end
         self.callbacks.call("boundary_end")  # 7. boundary_end
-        return self._stop_if_requested(logs, goal)  # 8. stop
+        return self._stop_if_requested(logs, options)  # 8. stop
 
     def _end_loop(self, loop: Loop | None) -> None:
         """Shows the loop to the callbacks, which report it."""
@@ -334,15 +334,15 @@ class Controller:
           Rewound: after it has carried out a rewind.
         """
         requests = self.callbacks.take_requests()
-        if requests.rewind is not None and self.trainer is None:
+        if requests.rewind_step is not None and self.trainer is None:
             _LOG.warning(
                 "a callback asked to go back to step %d, in a mode that does not train",
-                requests.rewind,
+                requests.rewind_step,
             )
-        elif requests.rewind is not None:
-            self._rewind(requests.rewind, requests.rewind_reason)
-            raise Rewound
-        self._requested_sets |= requests.evaluate
+        elif requests.rewind_step is not None:
+            self._rewind(requests.rewind_step, requests.rewind_reason)
+            raise RunRewound
+        self._requested_sets |= requests.sets_to_evaluate
         return requests
 
     def _begin_boundary(self) -> None:
@@ -351,38 +351,38 @@ class Controller:
         if loop is not None and loop.end == self.run.step:
             self.callbacks.call("boundary_begin", loop.logs)
 
-    def _save_if_due(self, requests: Requests, goal: Goal) -> None:
+    def _save_if_due(self, requests: Requests, options: Goal) -> None:
         """Saves a checkpoint if one is due or asked for, or if the run ends here."""
-        if self.stopping:
+        if self.should_stop:
             if self._save_on_stop:
                 # Inside the boundary, where a divergence may still rewind the run
                 self.save_checkpoint()
-            raise Stopped
+            raise RunStopped
         step = self.run.step
-        data_ended = self.trainer.data_ended
-        saves_last = goal.saves_last or data_ended or bool(self.run.stop_reason)
+        data_ended = self.trainer.has_data_ended
+        saves_last = options.saves_last or data_ended or bool(self.run.stop_reason)
         is_wanted = requests.save or (saves_last and self._is_last())
-        if is_wanted or self.checkpoint_manager.is_due(self.running[0], step):
-            self.save_checkpoint(requests.save_again)
+        if is_wanted or self.checkpoint_manager.is_due(self.loop_range[0], step):
+            self.save_checkpoint(requests.overwrite_checkpoint)
 
-        if data_ended and self.run.total is not None and not self.run.stop_reason:
+        if data_ended and self.run.total_steps is not None and not self.run.stop_reason:
             self.sync()
             raise DataError(
-                f"task.train_data ended at step {step} of {self.run.total}; repeat the data (an"
+                f"task.train_data ended at step {step} of {self.run.total_steps}; repeat the data (an"
                 " ArraySource does with task.train_data.is_training=true), or set"
                 " trainer.train_steps to -1 to train until it ends (the checkpoint of this step is"
                 " saved)"
             )
 
-    def _evaluate_if_due(self, goal: Goal) -> dict[str, Any]:
+    def _evaluate_if_due(self, options: Goal) -> dict[str, Any]:
         """Evaluates the validation sets that are due or asked for; returns their logs."""
         step = self.run.step
-        due = goal.due_sets(self.running[0], step, self._is_last(), self._requested_sets)
+        due = options.due_sets(self.loop_range[0], step, self._is_last(), self._requested_sets)
         return self._evaluate_sets(
-            [name for name in due if self._evaluated_at.get(name) != step], {}, goal
+            [name for name in due if self._last_eval_steps.get(name) != step], {}, options
         )
 
-    def _stop_if_requested(self, logs: dict[str, Any], goal: Goal) -> dict[str, Any]:
+    def _stop_if_requested(self, logs: dict[str, Any], options: Goal) -> dict[str, Any]:
         """Ends the boundary, and the run if boundary_end asked for that: all sets are evaluated at the last step.
 
         Args:
@@ -392,17 +392,17 @@ class Controller:
         while True:
             requests = self._take_requests()
             if requests.save:
-                self.save_checkpoint(requests.save_again)
-            due = self._not_evaluated(goal.intervals) if requests.stop else []
-            if self.stopping:
-                raise Stopped
+                self.save_checkpoint(requests.overwrite_checkpoint)
+            due = self._select_unevaluated_sets(options.eval_intervals) if requests.stop_reason else []
+            if self.should_stop:
+                raise RunStopped
             if not due:
                 return logs
-            logs = self._evaluate_sets(due, logs, goal)
+            logs = self._evaluate_sets(due, logs, options)
             self.callbacks.call("boundary_end")
 
     def _evaluate_sets(
-        self, due: Collection[str], logs: dict[str, Any], goal: Goal
+        self, sets: Collection[str], logs: dict[str, Any], options: Goal
     ) -> dict[str, Any]:
         """Evaluates sets, and those that callbacks ask for meanwhile; all sets if a callback ends the run here.
 
@@ -414,51 +414,51 @@ class Controller:
         Returns:
           All logs of this step.
         """
-        while due and not self.stopping:
-            logs = self._evaluate(goal.eval_steps, due, logs)
+        while sets and not self.should_stop:
+            logs = self._run_evaluation(options.eval_steps, sets, logs)
             requests = self._take_requests()
             if requests.save:
-                self.save_checkpoint(requests.save_again)
-            requested = goal.intervals if self.run.stop_reason else self._requested_sets
-            due = self._not_evaluated(name for name in goal.intervals if name in requested)
+                self.save_checkpoint(requests.overwrite_checkpoint)
+            requested = options.eval_intervals if self.run.stop_reason else self._requested_sets
+            sets = self._select_unevaluated_sets(name for name in options.eval_intervals if name in requested)
         return logs
 
     def _is_last(self) -> bool:
         """Whether the run ends at this step: it is the last step, the data has ended, or a callback ends the run."""
-        is_at_end = self.run.total is not None and self.run.step >= self.run.total
-        return is_at_end or bool(self.run.stop_reason) or self.trainer.data_ended
+        is_at_end = self.run.total_steps is not None and self.run.step >= self.run.total_steps
+        return is_at_end or bool(self.run.stop_reason) or self.trainer.has_data_ended
 
-    def _catch_up(self, goal: Goal) -> dict[str, Any]:
+    def _catch_up(self, options: Goal) -> dict[str, Any]:
         """Catches up on saves and evaluations that are due at the first step of the run, or after a rewind.
 
         It is a boundary without a loop. Callbacks receive the recorded logs of evaluations that
         came after the checkpoint. Returns the logs of all evaluations of this step, recorded and
         new ones.
         """
-        self._catches_up = False
+        self._needs_catch_up = False
         step = self.run.step
-        recorded = self._recorded_logs(step) if goal.intervals and step > 0 else {}
+        recorded = self._broadcast_recorded_logs(step) if options.eval_intervals and step > 0 else {}
         self._requested_sets -= recorded.keys()
-        unseen = {name: logs for name, logs in recorded.items() if self._shown_at.get(name) != step}
+        unseen = {name: logs for name, logs in recorded.items() if self._announced_eval_steps.get(name) != step}
         if unseen:
-            self.run.evaluation = Evaluation(step, tuple(unseen), replayed=True)
+            self.run.evaluation = Evaluation(step, tuple(unseen), is_replayed=True)
             self.callbacks.call("evaluation_end", unseen.get("", unseen))
-            self._shown_at.update(dict.fromkeys(unseen, step))
+            self._announced_eval_steps.update(dict.fromkeys(unseen, step))
             if (
-                step == self.run.stopped_at
+                step == self.run.previous_stop_step
             ):  # a recorded evaluation ended the earlier start; this start continues
-                self.run.requests.stop = ""
+                self.run.requests.stop_reason = ""
 
         requests = self._take_requests()
         if requests.save:
-            self.save_checkpoint(requests.save_again)
+            self.save_checkpoint(requests.overwrite_checkpoint)
         due: list[str] = []
         if step > 0:
-            due = goal.due_sets(step - 1, step, self._is_last(), self._requested_sets)
-        logs = self._evaluate_sets(self._not_evaluated(due), {}, goal)
+            due = options.due_sets(step - 1, step, self._is_last(), self._requested_sets)
+        logs = self._evaluate_sets(self._select_unevaluated_sets(due), {}, options)
         self.callbacks.end_epoch()
         self.callbacks.call("boundary_end")
-        return {**recorded.get("", recorded), **self._stop_if_requested(logs, goal)}
+        return {**recorded.get("", recorded), **self._stop_if_requested(logs, options)}
 
     def evaluate(self, steps: int = -1, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates and returns the logs as NumPy values; returns {} when a stop cut the evaluation short.
@@ -474,10 +474,10 @@ class Controller:
           StorageError: when the record of the evaluation, or the save before it, cannot be written.
         """
         try:
-            logs = self._evaluate(
+            logs = self._run_evaluation(
                 steps, sets or list(self.evaluator.validation_intervals(None)), {}
             )
-        except Stopped:
+        except RunStopped:
             return {}
         saves = self._take_requests().save
         self.callbacks.call("boundary_end")
@@ -485,10 +485,10 @@ class Controller:
         if saves and self.trainer is not None:
             self.save_checkpoint()
             self.sync()
-        return {} if self.stopping else logs
+        return {} if self.should_stop else logs
 
-    def _evaluate(
-        self, steps: int, sets: Collection[str], before: Mapping[str, Any]
+    def _run_evaluation(
+        self, steps: int, sets: Collection[str], other_logs: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Evaluates, and shows the evaluation to the callbacks: the engine's own export the best and record it.
 
@@ -513,12 +513,12 @@ class Controller:
             options = {} if "" in sets else {"sets": list(sets)}
             logs = dict(self.evaluator.evaluate(tf.constant(steps, tf.int32), **options) or {})
         seconds = time.perf_counter() - start
-        if self.stopping:  # the evaluation may have been cut short
-            raise Stopped
+        if self.should_stop:  # the evaluation may have been cut short
+            raise RunStopped
 
         self._requested_sets -= set(sets)
-        self._evaluated_at.update(dict.fromkeys(sets, step))
-        self._shown_at.update(dict.fromkeys(sets, step))
+        self._last_eval_steps.update(dict.fromkeys(sets, step))
+        self._announced_eval_steps.update(dict.fromkeys(sets, step))
         self.sync()  # an evaluation is recorded after its checkpoint is on the disk
         manager = self.checkpoint_manager
         seconds_of_sets = {
@@ -526,30 +526,30 @@ class Controller:
         }
         path = manager.saved_path if step == manager.saved_step else None
         self.run.evaluation = Evaluation(step, tuple(sets), seconds, seconds_of_sets, path)
-        merged = {**before, **logs}
+        merged = {**other_logs, **logs}
         self.callbacks.call("evaluation_end", merged)
         # An action, or eval_end of the user's trainer, may have restored a checkpoint
         self.run.read_step()
         return dict(tf.nest.map_structure(to_numpy, merged))
 
-    def _not_evaluated(self, sets: Iterable[str]) -> list[str]:
+    def _select_unevaluated_sets(self, sets: Iterable[str]) -> list[str]:
         """Returns those of `sets` that no process has evaluated at this step, by memory or by the record."""
         step = self.run.step
         names = list(sets)
-        recorded = self._recorded_logs(step) if names else {}
+        recorded = self._broadcast_recorded_logs(step) if names else {}
         return [
-            name for name in names if self._evaluated_at.get(name) != step and name not in recorded
+            name for name in names if self._last_eval_steps.get(name) != step and name not in recorded
         ]
 
-    def _recorded_logs(self, step: int) -> dict[str, Any]:
+    def _broadcast_recorded_logs(self, step: int) -> dict[str, Any]:
         """Returns the logs of a step that the chief has recorded, on every worker, by validation set.
 
         A single set is called "".
         """
         if self._history is None:
             return {}
-        text = json.dumps(self._history.recorded_logs(step)) if is_chief(self.strategy) else ""
-        logs: dict[str, Any] = json.loads(chiefs_text(self.strategy, text))
+        text = json.dumps(self._history.get_recorded_logs(step)) if is_chief(self.strategy) else ""
+        logs: dict[str, Any] = json.loads(broadcast_text(self.strategy, text))
         return logs
 
     def evaluate_continuously(
@@ -558,7 +558,7 @@ class Controller:
         timeout: float | None = None,
         timeout_fn: Callable[[], bool] | None = None,
         *,
-        watched: WatchedRun | None = None,
+        watched_run: WatchedRun | None = None,
         newest_only: bool = False,
     ) -> dict[str, Any]:
         """Evaluates the checkpoints in the manager's folder and those that appear there; skips recorded ones.
@@ -579,11 +579,11 @@ class Controller:
           NothingToWaitForError: when no checkpoint came in time although the run was not finished.
         """
         output: dict[str, Any] = {}
-        run = watched or UnmonitoredRun(timeout_fn or (lambda: False))
-        watcher = CheckpointWatcher(self.checkpoint_manager.source, timeout, run, newest_only)
+        run = watched_run or UnmonitoredRun(timeout_fn or (lambda: False))
+        watcher = CheckpointWatcher(self.checkpoint_manager.restore_folder, timeout, run, newest_only)
 
         def is_over() -> bool:
-            return self.stopping or bool(self.run.stop_reason)
+            return self.should_stop or bool(self.run.stop_reason)
 
         for path in watcher.follow(is_over, lambda: self._phases.during("wait")):
             try:
@@ -603,11 +603,11 @@ class Controller:
                 path = manager.restore_or_initialize()
             else:
                 manager.restore(path)
-        self._announced_step = manager.saved_step
+        self._announced_checkpoint_step = manager.saved_step
         self.run.read_step()
         return path
 
-    def save_checkpoint(self, again: bool = False) -> None:
+    def save_checkpoint(self, overwrite: bool = False) -> None:
         """Saves a checkpoint of the current step, unless there is one already.
 
         Args:
@@ -618,13 +618,13 @@ class Controller:
         """
         manager = self.checkpoint_manager
         step = self.run.read_step()  # another thread may save before the loop's steps are counted
-        with self._saving:
-            if step == manager.saved_step and not again:
+        with self._save_lock:
+            if step == manager.saved_step and not overwrite:
                 return
             self.sync()
             self.callbacks.call("checkpoint_begin")
             with self._phases.during("save"):
-                manager.save(checkpoint_number=step, check_interval=False, again=again)
+                manager.save(checkpoint_number=step, check_interval=False, overwrite=overwrite)
 
     def sync(self) -> None:
         """Waits for the save in flight, and calls checkpoint_saved for it.
@@ -633,31 +633,31 @@ class Controller:
           StorageError: when that save failed.
         """
         manager = self.checkpoint_manager
-        with self._saving:
+        with self._save_lock:
             with self._phases.during("save"):
                 manager.sync()
-            if self._announced_step != manager.saved_step:
-                self._announced_step = manager.saved_step
+            if self._announced_checkpoint_step != manager.saved_step:
+                self._announced_checkpoint_step = manager.saved_step
                 self.callbacks.call("checkpoint_saved", manager.saved_path, manager.saved_step)
 
-    def interrupt_loop(self) -> None:
+    def mark_loop_interrupted(self) -> None:
         """Notes the current loop as interrupted, after an error inside it; the next checkpoint stores its end."""
-        self._interrupted_loop.steps = self.running
-        self.trainer.metrics_continue = True
+        self._interrupted_loop.steps = self.loop_range
+        self.trainer.should_continue_metrics = True
 
-    def _rewind_after(self, error: Exception) -> None:
+    def _rewind_after_error(self, error: Exception) -> None:
         """Lets callbacks rewind the run after an error; raises the error when no callback requests that."""
         self.run.read_step()
         self.run.requests = Requests()  # earlier requests are dropped with the loop
         self.callbacks.call_after_error("exception", error)
-        if self.callbacks.shares_requests and not isinstance(error, Divergence):
+        if self.callbacks.shares_requests and not isinstance(error, CollectiveDivergedError):
             raise error  # which other workers may not have
         requests = self.callbacks.take_requests()
-        if requests.rewind is None:
+        if requests.rewind_step is None:
             raise error
         if not isinstance(error, DivergedError):
             _LOG.warning("%s: %s", type(error).__name__, error)
-        self._rewind(requests.rewind, requests.rewind_reason)
+        self._rewind(requests.rewind_step, requests.rewind_reason)
 
     def _rewind(self, step: int, reason: str) -> None:
         """Restores the checkpoint of an earlier step in the middle of a run, which then resumes from there.
@@ -666,31 +666,31 @@ class Controller:
           UsageError: when that step has no checkpoint.
         """
         self.sync()
-        folder = self.checkpoint_manager.source
+        folder = self.checkpoint_manager.restore_folder
         exists = int(step in complete_checkpoints(folder))  # the chief decides
-        if not broadcast_from_chief(self.strategy, exists):
+        if not broadcast_int(self.strategy, exists):
             raise UsageError(
                 f"the run cannot go back to step {step} ({reason}): {folder} holds no checkpoint of"
                 " that step; request a step that has a checkpoint"
             )
         _LOG.warning("the run goes back to step %d: %s", step, reason)
-        self._phases.now = BETWEEN  # after an error it is still that of the error
+        self._phases.now = REPORT_PHASE  # after an error it is still that of the error
         with self.times.during("recovery"):
             self.restore_checkpoint(os.path.join(folder, f"ckpt-{step}"))
             self._interrupted_loop.steps = None
             self.run.stop_reason = ""
-            self._evaluated_at.clear()  # evaluations of the dropped steps no longer count
+            self._last_eval_steps.clear()  # evaluations of the dropped steps no longer count
             self.callbacks.call("rewound", step)
-        self._catches_up = True
+        self._needs_catch_up = True
 
-    def _restore_shown(self, state: dict[str, int] | None) -> None:
-        self._shown_at = dict(state or {})
+    def _restore_announced_eval_steps(self, state: dict[str, int] | None) -> None:
+        self._announced_eval_steps = dict(state or {})
 
     def _restore_requested_sets(self, state: list[str] | None) -> None:
         self._requested_sets = set(state or ())
 
     def _steps_tensor(self, steps: int) -> tf.Tensor:
         """Returns `steps` as an int32 scalar; the same tensor while the number stays the same."""
-        if self._num_steps[0] != steps:
-            self._num_steps = steps, tf.constant(steps, tf.int32)
-        return self._num_steps[1]
+        if self._cached_steps_tensor[0] != steps:
+            self._cached_steps_tensor = steps, tf.constant(steps, tf.int32)
+        return self._cached_steps_tensor[1]

@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import step_of
+from trainer_kit.checkpoint_names import parse_step
 from trainer_kit.checkpoints.retention import remove_old_checkpoints
 from trainer_kit.config.modes import CONTINUOUS_FINETUNE
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
@@ -43,7 +43,7 @@ from trainer_kit.runtime.precision import set_precision
 from trainer_kit.telemetry.tensorboard import SummaryManager
 
 _LOG = logging.getLogger(__name__)
-_BETWEEN = "between two checkpoints; the same command continues with the next one"
+_STOP_PLACE = "between two checkpoints; the same command continues with the next one"
 
 
 def finetune_checkpoints(
@@ -79,7 +79,7 @@ def finetune_checkpoints(
         raise UsageError(
             f"{CONTINUOUS_FINETUNE} runs on one worker; start it without TF_CONFIG and worker_hosts"
         )
-    if mistakes := finetune_directory.pretraining_mistakes(config, model_dir):
+    if mistakes := finetune_directory.find_pretraining_mistakes(config, model_dir):
         raise ConfigError(mistakes)
     directory = RunDirectory(model_dir, config.trainer)
     check_model_dir(directory, config, options.experiment, options.allow_config_change)
@@ -87,18 +87,18 @@ def finetune_checkpoints(
 
     with signals, TimeLimit(config.trainer.max_time, signals), contextlib.ExitStack() as run:
         pretraining = Pretraining(str(config.task.init_checkpoint), model_dir, run)
-        run.enter_context(RunLock(model_dir, pretraining.progress, record=directory.params))
+        run.enter_context(RunLock(model_dir, pretraining.get_phase_and_step, record_path=directory.params_path))
         run.enter_context(
             record_run(
                 directory, config, options.experiment, CONTINUOUS_FINETUNE, options.records()
             )
         )
-        curves = run.enter_context(contextlib.closing(SummaryManager(directory.eval_summaries)))
+        curves = run.enter_context(contextlib.closing(SummaryManager(directory.eval_summary_dir)))
 
         model = None
-        for step, checkpoint in pretraining.checkpoints(config.trainer, signals):
-            signals.check(_BETWEEN)
-            folder = finetune_directory.run_folder(model_dir, step)
+        for step, checkpoint in pretraining.follow_checkpoints(config.trainer, signals):
+            signals.check_not_stopped(_STOP_PLACE)
+            folder = finetune_directory.get_finetune_dir(model_dir, step)
             _LOG.info("fine-tuning %s in %s", checkpoint, folder)
             model = None  # frees the model before the next one is built
             forget_models(config.runtime)
@@ -115,16 +115,16 @@ def finetune_checkpoints(
             record = {"step": step, "checkpoint": checkpoint, "metrics": metrics}
             record |= {"finetune_steps": final.get("step"), "best": final.get("best")}
             files.write_json(
-                finetune_directory.metrics_file(model_dir, step), record, point="metrics"
+                finetune_directory.get_metrics_path(model_dir, step), record, point="metrics"
             )
             remove_old_checkpoints(
                 folder, keep=0 if "best" in final else 1, run_id=read_run_id(folder)
             )
 
-        signals.check(_BETWEEN)
-        last = max(finetune_directory.finished_steps(model_dir), default=0)
+        signals.check_not_stopped(_STOP_PLACE)
+        last = max(finetune_directory.list_finished_steps(model_dir), default=0)
         last_metrics = (
-            files.read_json(finetune_directory.metrics_file(model_dir, last)) or {}
+            files.read_json(finetune_directory.get_metrics_path(model_dir, last)) or {}
         ).get("metrics", {})
         directory.write_final(last, CONTINUOUS_FINETUNE, last_metrics, None)
         return model, last_metrics
@@ -139,59 +139,59 @@ class Pretraining(Sidecar):
       run: Gets the lease in `folder`, once a heartbeat shows that trainer_kit runs there.
     """
 
-    def __init__(self, folder: str, model_dir: str, run: contextlib.ExitStack) -> None:
+    def __init__(self, folder: str, model_dir: str, exit_stack: contextlib.ExitStack) -> None:
         directory = RunDirectory(os.path.abspath(folder), TrainerConfig())
         name = f"finetune-{hashlib.sha256(os.path.realpath(model_dir).encode()).hexdigest()[:8]}"
         super().__init__(
             directory=directory,
-            ledger=Ledger(directory.training_ledger, dataset="", config_hash=""),
+            ledger=Ledger(directory.training_ledger_path, dataset="", config_hash=""),
             best=None,
             summaries=None,
-            lease=Lease(directory.evals, name, self.progress),
+            lease=Lease(directory.evals_dir, name, self.get_phase_and_step),
             train_steps=-1,
         )
         self._path = directory.path
         self._model_dir = model_dir
-        self._run = run
+        self._exit_stack = exit_stack
         self._has_lease = False
 
-    def step_reached(self) -> int:
+    def get_reached_step(self) -> int:
         """Returns the last step whose fine-tuning is finished; -1 before the first."""
-        return max(self.evaluated(), default=-1)
+        return max(self.get_evaluated_steps(), default=-1)
 
-    def checkpoints(
+    def follow_checkpoints(
         self, options: TrainerConfig, signals: StopSignals
     ) -> Iterator[tuple[int, str]]:
         """Yields the step and the prefix of each checkpoint to fine-tune, interrupted ones first, until a signal."""
         newest_only = options.continuous_eval.policy == "latest"
-        for step in finetune_directory.unfinished_steps(self._model_dir):
+        for step in finetune_directory.list_unfinished_steps(self._model_dir):
             # The checkpoint may be gone by now: the interrupted run has saved its own.
-            self.need(None if newest_only else step - 1, step)
+            self.protect_checkpoints(None if newest_only else step - 1, step)
             yield step, os.path.join(self._path, f"ckpt-{step}")
 
         watcher = CheckpointWatcher(self._path, options.continuous_eval_timeout, self, newest_only)
-        for prefix in watcher.follow(signals.have_arrived, contextlib.nullcontext):
-            yield step_of(prefix), prefix
+        for prefix in watcher.follow(signals.is_stop_requested, contextlib.nullcontext):
+            yield parse_step(prefix), prefix
 
-    def progress(self) -> tuple[str, int]:
+    def get_phase_and_step(self) -> tuple[str, int]:
         """Returns (phase, last finished step), for the heartbeat; from any thread."""
-        return "fine-tune", max(self.evaluated(), default=0)
+        return "fine-tune", max(self.get_evaluated_steps(), default=0)
 
-    def went_back_to(self) -> int | None:
+    def poll_rewind(self) -> int | None:
         """Returns None: finished fine-tunings stay when the other run is rewound."""
         return None
 
-    def evaluated(self) -> set[int]:
+    def get_evaluated_steps(self) -> set[int]:
         """Returns the steps that are finished."""
-        return set(finetune_directory.finished_steps(self._model_dir))
+        return set(finetune_directory.list_finished_steps(self._model_dir))
 
-    def need(self, after: int | None, reads: int | None) -> None:
+    def protect_checkpoints(self, after_step: int | None, reading_step: int | None) -> None:
         """Writes a lease, so that the run keeps the checkpoints that are needed, if it reads leases."""
         if not self._has_lease and os.access(os.path.join(self._path, HEARTBEAT), os.W_OK):
-            self._run.enter_context(self._lease)
+            self._exit_stack.enter_context(self._lease)
             self._has_lease = True
         if self._has_lease:
-            super().need(after, reads)
+            super().protect_checkpoints(after_step, reading_step)
 
 
 def forget_models(runtime: RuntimeConfig) -> None:

@@ -20,7 +20,7 @@ EXAMPLES = {
         " --params_override=trainer.train_steps=2000"
     ),
 }
-NEEDED = ("experiment", "mode", "model_dir")
+REQUIRED_FLAGS = ("experiment", "mode", "model_dir")
 _WIDTH = 100
 
 
@@ -122,7 +122,7 @@ SOURCES_NOTE = (
 )
 
 
-def help_text() -> str:
+def format_help_text() -> str:
     """Returns the text of --help: two commands to copy, the flags and the modes."""
     lines = [
         line
@@ -132,30 +132,30 @@ def help_text() -> str:
     lines += ["flags:"]
     for name, flag in FLAGS.items():
         lines += [
-            f"  {usage(name)}{' *' if flag.kind == 'repeated' else ''}",
-            *_indented(described(name), 6),
+            f"  {format_usage(name)}{' *' if flag.kind == 'repeated' else ''}",
+            *_indent_text(describe_flag(name), 6),
         ]
-    lines += ["", *_indented(SOURCES_NOTE, 2), "", "modes:"]
+    lines += ["", *_indent_text(SOURCES_NOTE, 2), "", "modes:"]
     for mode, needs in MODES.items():
-        lines += [f"  {mode}", *_indented(f"{needs.meaning[0].upper()}{needs.meaning[1:]}.", 6)]
+        lines += [f"  {mode}", *_indent_text(f"{needs.meaning[0].upper()}{needs.meaning[1:]}.", 6)]
     return "\n".join(["Runs an experiment:", "", *lines])
 
 
-def usage(name: str) -> str:
+def format_usage(name: str) -> str:
     """Returns a flag as it is written on the command line, such as --model_dir=FOLDER."""
     if name == "help":
         return "--help, -h"
     return f"--{name}={FLAGS[name].value}" if FLAGS[name].value else f"--{name}"
 
 
-def described(name: str) -> str:
+def describe_flag(name: str) -> str:
     """Returns the sentence of a flag, and whether it is required or which default it has."""
     flag = FLAGS[name]
-    more = " Required." if name in NEEDED else ""
+    more = " Required." if name in REQUIRED_FLAGS else ""
     if flag.default and flag.kind != "switch":
         more = f" Default: {flag.default}."
     return flag.sentence + more
 
 
-def _indented(text: str, by: int) -> Iterator[str]:
-    yield from textwrap.wrap(text, _WIDTH, initial_indent=" " * by, subsequent_indent=" " * by)
+def _indent_text(text: str, spaces: int) -> Iterator[str]:
+    yield from textwrap.wrap(text, _WIDTH, initial_indent=" " * spaces, subsequent_indent=" " * spaces)

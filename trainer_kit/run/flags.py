@@ -8,14 +8,14 @@ from typing import Any
 
 from absl import flags
 
-from trainer_kit.config.resolve import Sources
-from trainer_kit.config.sources.layer import Layer
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.config.resolve import ConfigSources
+from trainer_kit.config.sources.layer import ConfigLayer
+from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.run.flag_texts import FLAGS
-from trainer_kit.run.preflight import Request
+from trainer_kit.run.preflight import RunRequest
 
 REPEATED = tuple(name for name, flag in FLAGS.items() if flag.kind == "repeated")
-SUPERVISION, ONCE = "max_restarts", "from_step"
+SUPERVISOR_FLAG, FIRST_ATTEMPT_FLAG = "max_restarts", "from_step"
 
 
 class _StepParser(flags.ArgumentParser):
@@ -74,7 +74,7 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
     try:
         rest = values(list(argv))[1:]
     except flags.UnrecognizedFlagError as error:
-        known = suggestion(f"--{error.flagname}", [f"--{name}" for name in values])
+        known = suggest_names(f"--{error.flagname}", [f"--{name}" for name in values])
         raise UsageError(f"--{error.flagname}: no such flag; {known}") from error
     except flags.Error as error:
         text = str(error).replace("invalid literal for int() with base 10", "not a whole number")
@@ -89,7 +89,7 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
     return values
 
 
-def attempt_flags(values: flags.FlagValues) -> list[str]:
+def format_attempt_flags(values: flags.FlagValues) -> list[str]:
     """Returns the arguments of each attempt under the supervisor: the same flags without --max_restarts.
 
     They lack --from_step too, which would rewind the run at each restart; `until_begun` returns it.
@@ -97,7 +97,7 @@ def attempt_flags(values: flags.FlagValues) -> list[str]:
     arguments: list[str] = []
     for name in values:
         flag = values[name]
-        if not flag.present or name in (SUPERVISION, ONCE, flag.short_name):
+        if not flag.present or name in (SUPERVISOR_FLAG, FIRST_ATTEMPT_FLAG, flag.short_name):
             continue
         if flag.boolean:
             arguments.append(f"--{name}" if flag.value else f"--no{name}")
@@ -108,15 +108,15 @@ def attempt_flags(values: flags.FlagValues) -> list[str]:
     return arguments
 
 
-def until_begun(values: flags.FlagValues) -> list[str]:
+def format_first_attempt_flags(values: flags.FlagValues) -> list[str]:
     """Returns --from_step for the supervised attempts up to the first one that begins to train.
 
     With it, every later restart would rewind the run again.
     """
-    return [] if values.from_step is None else [f"--{ONCE}={values.from_step}"]
+    return [] if values.from_step is None else [f"--{FIRST_ATTEMPT_FLAG}={values.from_step}"]
 
 
-def sources(values: flags.FlagValues) -> Sources:
+def build_sources(values: flags.FlagValues) -> Sources:
     """Returns the sources of config values; --tpu and --tf_data_service win over every other source."""
     set_by_flags: dict[str, Any] = (
         {"runtime": {"tpu": values.tpu}} if values.tpu is not None else {}
@@ -126,22 +126,22 @@ def sources(values: flags.FlagValues) -> Sources:
         address = {"tf_data_service_address": values.tf_data_service}
         set_by_flags["task"] = {"train_data": address, "validation_data": address}
         origins["task"] = "--tf_data_service"
-    return Sources(
+    return ConfigSources(
         config_files=tuple(values.config_file),
         gin_files=tuple(values.gin_file),
         gin_params=tuple(values.gin_params),
         params_overrides=tuple(values.params_override),
-        flags=Layer(set_by_flags, origins),
+        flags=ConfigLayer(set_by_flags, origins),
     )
 
 
-def request(values: flags.FlagValues) -> Request:
+def build_request(values: flags.FlagValues) -> Request:
     """Returns the run that the flags ask for."""
-    return Request(
+    return RunRequest(
         experiment=values.experiment,
         mode=values.mode,
         model_dir=values.model_dir,
-        sources=sources(values),
+        sources=build_sources(values),
         import_modules=tuple(values.import_module),
         allow_config_change=tuple(values.allow_config_change),
         checkpoint=values.checkpoint,

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer_kit.config.experiments import task_class
+from trainer_kit.config.experiments import lookup_task_class
 from trainer_kit.config.modes import CONTINUOUS_FINETUNE, lookup_mode
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.files import follow_links
-from trainer_kit.process.run_directory import kept_threads
+from trainer_kit.process.run_directory import read_thread_counts
 from trainer_kit.run.finetune import finetune_checkpoints
-from trainer_kit.run.monitoring import only_run_of_process
+from trainer_kit.run.monitoring import forbid_concurrent_runs
 from trainer_kit.run.plan import RunOptions
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.runtime.determinism import seed_everything
 from trainer_kit.runtime.devices import configure_devices
-from trainer_kit.runtime.global_batch import check_global_batch
-from trainer_kit.runtime.lost_workers import peers_needed
+from trainer_kit.runtime.global_batch import split_global_batch
+from trainer_kit.runtime.lost_workers import convert_lost_worker_errors
 from trainer_kit.runtime.precision import set_precision
 from trainer_kit.runtime.strategy import create_strategy
-from trainer_kit.runtime.tf_config import configure_cluster, parameter_server_mistakes, read_cluster
+from trainer_kit.runtime.tf_config import configure_cluster, find_parameter_server_mistakes, read_cluster
 from trainer_kit.training.trainer_creation import check_optimizer_choice
 
 
@@ -69,12 +69,12 @@ def launch(
             f"chief and workers train, but TF_CONFIG calls this process {cluster.task_type}; start"
             " an evaluator with mode continuous_eval, and no process for a ps"
         )
-    task_type = task_class(config.task)
+    task_type = lookup_task_class(config.task)
     before_task()
     if lookup_mode(mode).trains:
         check_optimizer_choice(config, task_type)
-    with only_run_of_process(), peers_needed():
-        strategy = prepare(config, kept_threads(model_dir))
+    with forbid_concurrent_runs(), convert_lost_worker_errors():
+        strategy = prepare_runtime(config, read_thread_counts(model_dir))
 
         def create_task(config: ExperimentConfig, model_dir: str) -> Any:
             with strategy.scope():
@@ -86,7 +86,7 @@ def launch(
     return run_experiment(strategy, task, mode, config, model_dir, **vars(run_options))
 
 
-def prepare(config: ExperimentConfig, threads: Mapping[str, int] | None = None) -> Any:
+def prepare_runtime(config: ExperimentConfig, threads: Mapping[str, int] | None = None) -> Any:
     """Configures devices, seeds and precision, and returns the strategy.
 
     Args:
@@ -99,13 +99,13 @@ def prepare(config: ExperimentConfig, threads: Mapping[str, int] | None = None) 
       StalledError: when another worker did not start within trainer.hang_timeout_seconds.
     """
     runtime = config.runtime
-    if mistakes := parameter_server_mistakes(runtime):
+    if mistakes := find_parameter_server_mistakes(runtime):
         raise ConfigError(mistakes)
     configure_cluster(runtime.worker_hosts, runtime.task_index)
     configure_devices(runtime, threads)
     seed_everything(runtime.random_seed)
     set_precision(runtime)
     strategy = create_strategy(runtime, config.trainer.hang_timeout_seconds)
-    for path, batch in config.equal_batches():
-        check_global_batch(batch, strategy.num_replicas_in_sync, path)
+    for path, batch in config.get_training_batch_sizes():
+        split_global_batch(batch, strategy.num_replicas_in_sync, path)
     return strategy

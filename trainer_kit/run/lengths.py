@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.callback_list import EPOCH_EVENTS
-from trainer_kit.config.run_length import durations_in, with_steps
+from trainer_kit.config.run_length import find_durations, replace_durations
 from trainer_kit.config.schema.durations import EPOCHS
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.inputs.epoch_length import epoch_length
-from trainer_kit.inputs.registered_datasets import inputs_of
-from trainer_kit.inputs.sources.base import made_inputs
-from trainer_kit.runtime.collectives import broadcast_from_chief, worker_count, worker_index
+from trainer_kit.inputs.epoch_length import compute_epoch_length
+from trainer_kit.inputs.registered_datasets import get_build_inputs
+from trainer_kit.inputs.sources.base import call_build_inputs
+from trainer_kit.runtime.collectives import broadcast_int, worker_count, worker_index
 from trainer_kit.training.loops.intervals import Epochs
 
 
@@ -41,10 +41,10 @@ def resolve_lengths(
     """
     options = config.trainer
     if steps := options.overfit_batches or options.steps_per_epoch:
-        return with_steps(config, Fraction(steps)), Epochs(Fraction(steps))
+        return replace_durations(config, Fraction(steps)), Epochs(Fraction(steps))
 
     # What counts epochs: fields of the config, and callbacks.
-    durations = durations_in(options)
+    durations = find_durations(options)
     users = [f"trainer.{path}" for path, duration in durations.items() if duration.unit == EPOCHS]
     for callback in callbacks:
         has_events = any(
@@ -53,7 +53,7 @@ def resolve_lengths(
         if callback.needs_epochs or has_events:
             users.append(f"callback {callback.name}")
     if not users:
-        return with_steps(config, None), None
+        return replace_durations(config, None), None
 
     strategy = tf.distribute.get_strategy()
     context = tf.distribute.InputContext(
@@ -61,10 +61,10 @@ def resolve_lengths(
     )
     data = getattr(config.task, "train_data", None)
     if dataset is None and data is not None:
-        dataset = made_inputs(inputs_of(task, data), data, context)
-    length = epoch_length(dataset, getattr(data, "global_batch_size", 0), context, users[0])
+        dataset = call_build_inputs(get_build_inputs(task, data), data, context)
+    length = compute_epoch_length(dataset, getattr(data, "global_batch_size", 0), context, users[0])
     # Workers read different files, so that one may have a batch more: the chief's number counts.
-    numerator = broadcast_from_chief(strategy, length.numerator)
-    denominator = broadcast_from_chief(strategy, length.denominator)
+    numerator = broadcast_int(strategy, length.numerator)
+    denominator = broadcast_int(strategy, length.denominator)
     epoch = Fraction(numerator, denominator)
-    return with_steps(config, epoch), Epochs(epoch)
+    return replace_durations(config, epoch), Epochs(epoch)

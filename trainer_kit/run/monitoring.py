@@ -8,22 +8,22 @@ import threading
 from collections.abc import Iterator
 from types import TracebackType
 
-from trainer_kit.config.schema.durations import seconds_of
+from trainer_kit.config.schema.durations import get_seconds
 from trainer_kit.errors import UsageError
 from trainer_kit.process.signals import StopSignals
 
 _LOG = logging.getLogger(__name__)
-_running = threading.RLock()
+_single_run_lock = threading.RLock()
 
 
 @contextlib.contextmanager
-def only_run_of_process() -> Iterator[None]:
+def forbid_concurrent_runs() -> Iterator[None]:
     """Raises UsageError while another thread runs an experiment; one thread may run one inside another.
 
     The loops of two threads can wait for each other for ever, since both need the threads of
     TensorFlow's only pool.
     """
-    if not _running.acquire(blocking=False):
+    if not _single_run_lock.acquire(blocking=False):
         raise UsageError(
             "another thread of this process runs an experiment; run one after the other, or in"
             " processes"
@@ -31,7 +31,7 @@ def only_run_of_process() -> Iterator[None]:
     try:
         yield
     finally:
-        _running.release()
+        _single_run_lock.release()
 
 
 class TimeLimit:
@@ -49,7 +49,7 @@ class TimeLimit:
         self._signals = signals
         self._timer: threading.Timer | None = None
         if max_time is not None:
-            self._timer = threading.Timer(seconds_of(max_time), self._stop)
+            self._timer = threading.Timer(get_seconds(max_time), self._stop)
 
     def _stop(self) -> None:
         _LOG.warning("trainer.max_time=%s is over: stopping", self._max_time)

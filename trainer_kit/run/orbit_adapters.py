@@ -12,7 +12,7 @@ from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.errors import StopTraining, UsageError
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.signals import StopSignals
-from trainer_kit.training.checks.failed_step import StockLoops
+from trainer_kit.training.checks.failed_step import OrbitLoopCheck
 
 
 class Actions(Callback):
@@ -47,7 +47,7 @@ class Actions(Callback):
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Calls the actions after evaluations."""
         assert run.evaluation is not None
-        if not run.evaluation.replayed:
+        if not run.evaluation.is_replayed:
             _call_actions(self.eval_actions, run, logs, run.evaluation.step)
 
 
@@ -64,7 +64,7 @@ def _call_actions(
         run.rewind(step, f"an action has taken the run back from step {before} to step {step}")
 
 
-def keep_states(trainer: Any, actions: Sequence[Any], kind: str = "action") -> None:
+def register_states(trainer: Any, actions: Sequence[Any], kind: str = "action") -> None:
     """Adds the states of actions to every checkpoint; to be called before the restore.
 
     Args:
@@ -75,7 +75,7 @@ def keep_states(trainer: Any, actions: Sequence[Any], kind: str = "action") -> N
     for number, action in enumerate(actions):
         if hasattr(action, "state") and hasattr(action, "restore"):
             restore = action.restore
-            trainer.keep_state(
+            trainer.register_state(
                 f"{kind} {number} {type(action).__name__}",
                 action.state,
                 lambda state, restore=restore: None if state is None else restore(state),
@@ -120,12 +120,12 @@ class OrbitController:
     """
 
     phase = "start"
-    running = (0, 0)
+    loop_range = (0, 0)
     saves_after_errors = False  # the state after an error is not known
 
     def __init__(
         self,
-        kind: type[orbit.Controller],
+        controller_cls: type[orbit.Controller],
         *,
         trainer: Any,
         evaluator: Any,
@@ -142,24 +142,24 @@ class OrbitController:
         self.callbacks = callbacks
         self.times = callbacks.times
         self.run = callbacks.run
-        self.stopping = False
+        self.should_stop = False
         self._signals = signals
         self._history = history
 
         train_actions = list(actions.train_actions)
         if trainer is not None:
             train_actions.insert(
-                0, StockLoops(trainer, lambda: signals.have_arrived() or trainer.stop_requested)
+                0, OrbitLoopCheck(trainer, lambda: signals.is_stop_requested() or trainer.is_stop_requested)
             )
-        self._inner = kind(
+        self._orbit_controller = controller_cls(
             trainer=trainer,
             evaluator=evaluator,
             train_actions=train_actions,
             eval_actions=actions.eval_actions,
             **arguments,
         )
-        self.restore_checkpoint = self._inner.restore_checkpoint
-        self.save_checkpoint = self._inner.save_checkpoint
+        self.restore_checkpoint = self._orbit_controller.restore_checkpoint
+        self.save_checkpoint = self._orbit_controller.save_checkpoint
         self.sync = self.checkpoint_manager.sync
 
     def train_and_evaluate(
@@ -167,12 +167,12 @@ class OrbitController:
     ) -> dict[str, Any]:
         """Trains up to global step `train_steps`, with evaluations if it `evaluates`; returns the logs of the last."""
         if not evaluates:
-            return self._until_stopped(self._inner.train, steps=train_steps)
+            return self._call_until_stopped(self._orbit_controller.train, steps=train_steps)
 
-        logs = self._until_stopped(
-            self._inner.train_and_evaluate, train_steps=train_steps, **arguments
+        logs = self._call_until_stopped(
+            self._orbit_controller.train_and_evaluate, train_steps=train_steps, **arguments
         )
-        if logs or self.stopping or self._history is None:
+        if logs or self.should_stop or self._history is None:
             return logs
         # No step was left to train. An earlier start with a Controller may have evaluated the last
         # one.
@@ -180,25 +180,25 @@ class OrbitController:
 
     def evaluate(self, steps: int = -1) -> dict[str, Any]:
         """Evaluates `steps` batches, -1 for all; returns the logs."""
-        return self._until_stopped(self._inner.evaluate, steps=steps)
+        return self._call_until_stopped(self._orbit_controller.evaluate, steps=steps)
 
     def evaluate_continuously(
         self, steps: int, timeout: float | None, timeout_fn: Callable[[], bool], **_: Any
     ) -> dict[str, Any]:
         """Evaluates the checkpoints that appear in the manager's folder; returns the last logs."""
-        return self._until_stopped(
-            self._inner.evaluate_continuously, steps=steps, timeout=timeout, timeout_fn=timeout_fn
+        return self._call_until_stopped(
+            self._orbit_controller.evaluate_continuously, steps=steps, timeout=timeout, timeout_fn=timeout_fn
         )
 
-    def _until_stopped(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    def _call_until_stopped(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
         """Calls a method of the orbit.Controller. When an action stops the run, saves a checkpoint."""
         try:
             return dict(method(**arguments) or {})
         except StopTraining as stop:
-            self.stopping = True
+            self.should_stop = True
             if self.trainer is not None:
                 self.save_checkpoint()
-            if not self._signals.have_arrived():
+            if not self._signals.is_stop_requested():
                 self.run.stop_reason = str(stop)
             return {}
         finally:

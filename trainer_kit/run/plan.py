@@ -15,16 +15,16 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
-from trainer_kit.callbacks.configured_callbacks import checked_callbacks, from_config
-from trainer_kit.config.fields import leaves
+from trainer_kit.callbacks.configured_callbacks import check_callbacks, create_callbacks
+from trainer_kit.config.fields import flatten_values
 from trainer_kit.config.modes import Mode, lookup_mode
 from trainer_kit.config.resume_check import Change
-from trainer_kit.config.schema.evaluation import evaluation_name
+from trainer_kit.config.schema.evaluation import get_evaluation_name
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.layer import is_inside
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.checkpoint_selection import select_checkpoint
-from trainer_kit.evals.continuous_eval import with_chosen_sets
+from trainer_kit.evals.continuous_eval import select_validation_sets
 from trainer_kit.files import follow_links
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 from trainer_kit.process.run_lock import RunLock, read_heartbeat
@@ -32,21 +32,21 @@ from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.run.controller import Controller
 from trainer_kit.run.lengths import resolve_lengths
 from trainer_kit.run.orbit_adapters import list_actions
-from trainer_kit.run.preflight import profile_mistakes
+from trainer_kit.run.preflight import find_profile_mistakes
 from trainer_kit.run.progress import Progress
 from trainer_kit.runtime.collectives import (
     all_gather,
     barrier,
     is_chief,
-    strategy_of_run,
+    resolve_strategy,
     worker_count,
 )
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.training.loops.intervals import Epochs
 
 _LOG = logging.getLogger(__name__)
-_OF_ONE_WORKER = ("runtime.task_index", "runtime.worker_hosts")  # each worker may have others
-_SEEN_WITHIN = 60.0  # seconds; a network file system may hide a new file as long as that
+_PER_WORKER_PATHS = ("runtime.task_index", "runtime.worker_hosts")  # each worker may have others
+_VISIBILITY_TIMEOUT_SECONDS = 60.0  # seconds; a network file system may hide a new file as long as that
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class RunPlan:
     """
 
     mode: str
-    kind: Mode
+    mode_properties: Mode
     config: ExperimentConfig
     options: RunOptions
     strategy: tf.distribute.Strategy
@@ -106,19 +106,19 @@ class RunPlan:
     train_actions: Sequence[Any]
     eval_actions: Sequence[Any]
     callbacks: Sequence[Callback]
-    written: ExperimentConfig
+    original_config: ExperimentConfig
     changes: Sequence[Change] = ()
     epochs: Epochs | None = None
 
     @property
     def trains(self) -> bool:
         """Whether the run trains."""
-        return self.kind.trains
+        return self.mode_properties.trains
 
     @property
     def evaluates(self) -> bool:
         """Whether the run evaluates."""
-        return self.kind.evaluates or self.options.run_post_eval
+        return self.mode_properties.evaluates or self.options.run_post_eval
 
     @property
     def last_step(self) -> int | None:
@@ -131,16 +131,16 @@ class RunPlan:
         return self.last_step is not None and step >= self.last_step
 
     @property
-    def chief(self) -> bool:
+    def is_chief(self) -> bool:
         """Whether this process writes the run's files."""
         return is_chief(self.strategy)
 
     @property
     def writes_records(self) -> bool:
         """Whether this process writes params.yaml, manifest.json, metrics.jsonl and final.json."""
-        return self.trains and self.chief
+        return self.trains and self.is_chief
 
-    def lock(self, progress: Progress) -> AbstractContextManager[Any]:
+    def create_lock(self, progress: Progress) -> AbstractContextManager[Any]:
         """Returns the lock that makes this process the only trainer in model_dir, or the only sidecar of its name.
 
         The lock file is removed if the process ends before it has recorded a run or an evaluation.
@@ -157,14 +157,14 @@ class RunPlan:
                     " worker_hosts)"
                 )
             return Lease(
-                directory.evals,
+                directory.evals_dir,
                 self.options.eval_name,
-                progress.phase_and_step,
-                record=directory.ledger,
+                progress.get_phase_and_step,
+                record=directory.ledger_path,
             )
-        if not self.chief or not self.trains:
+        if not self.is_chief or not self.trains:
             return contextlib.nullcontext()
-        return RunLock(directory.path, progress.phase_and_step, record=directory.params)
+        return RunLock(directory.path, progress.get_phase_and_step, record_path=directory.params_path)
 
 
 def plan_run(
@@ -183,21 +183,21 @@ def plan_run(
         steps to profile.
     """
     kind = lookup_mode(mode)
-    if not kind.single:
+    if not kind.is_single_run:
         raise UsageError(
             f"mode {mode} needs a new task for each checkpoint: start it with"
             f" trainer_kit.launch(config, {mode!r}, model_dir) or with python -m trainer_kit.train"
         )
-    if mistakes := profile_mistakes(options.profile, mode):
+    if mistakes := find_profile_mistakes(options.profile, mode):
         raise ConfigError(mistakes)
 
-    config = with_chosen_sets(config) if mode == "continuous_eval" else config
+    config = select_validation_sets(config) if mode == "continuous_eval" else config
     train_actions = list_actions("train_actions", options.train_actions)
     eval_actions = list_actions("eval_actions", options.eval_actions)
     directory = RunDirectory(
-        follow_links(model_dir), config.trainer, sidecar=evaluation_name(mode, options.eval_name)
+        follow_links(model_dir), config.trainer, sidecar=get_evaluation_name(mode, options.eval_name)
     )
-    strategy = strategy_of_run(strategy)
+    strategy = resolve_strategy(strategy)
     changes = list[Change]()
     if kind.trains:
         changes = check_model_dir(
@@ -207,11 +207,11 @@ def plan_run(
         _LOG.info("changed since the run was started: %s", change)
     checkpoint = options.checkpoint
     if mode == "eval":
-        checkpoint = select_checkpoint(directory.path, checkpoint, directory.best)
-    callbacks = [*from_config(config.trainer.callbacks), *checked_callbacks(options.callbacks)]
+        checkpoint = select_checkpoint(directory.path, checkpoint, directory.best_dir)
+    callbacks = [*create_callbacks(config.trainer.callbacks), *check_callbacks(options.callbacks)]
     return RunPlan(
         mode=mode,
-        kind=kind,
+        mode_properties=kind,
         config=config,
         options=options,
         strategy=strategy,
@@ -220,7 +220,7 @@ def plan_run(
         train_actions=train_actions,
         eval_actions=eval_actions,
         callbacks=callbacks,
-        written=config,
+        original_config=config,
         changes=changes,
     )
 
@@ -239,7 +239,7 @@ def resolve_plan(plan: RunPlan, task: Any) -> RunPlan:
     if not plan.trains:
         return plan
     build_callbacks = getattr(task, "build_callbacks", list)
-    callbacks = [*checked_callbacks(list(build_callbacks())), *plan.callbacks]
+    callbacks = [*check_callbacks(list(build_callbacks())), *plan.callbacks]
     dataset = getattr(getattr(plan.options.trainer, "data", None), "given", None)
     config, epochs = resolve_lengths(plan.config, task, callbacks, dataset)
     return dataclasses.replace(plan, config=config, callbacks=callbacks, epochs=epochs)
@@ -254,10 +254,10 @@ def check_agreement(plan: RunPlan) -> None:
     """
     if worker_count(plan.strategy) == 1:
         return
-    exempt, folder = (*_OF_ONE_WORKER, *plan.options.allow_config_change), plan.directory.path
+    exempt, folder = (*_PER_WORKER_PATHS, *plan.options.allow_config_change), plan.directory.path
     values = {
         path: repr(value)
-        for path, value in leaves(plan.config).items()
+        for path, value in flatten_values(plan.config).items()
         if not any(is_inside(path, section) for section in exempt if section)
     }
     texts = all_gather(plan.strategy, json.dumps([values, read_heartbeat(folder)]))
@@ -277,7 +277,7 @@ def check_agreement(plan: RunPlan) -> None:
 
     if not plan.trains:
         return
-    give_up = time.monotonic() + _SEEN_WITHIN
+    give_up = time.monotonic() + _VISIBILITY_TIMEOUT_SECONDS
     while not (is_shared := (read_heartbeat(folder) or {}).get("started") == heartbeat["started"]):
         if time.monotonic() > give_up:
             break

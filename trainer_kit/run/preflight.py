@@ -7,27 +7,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import complete_checkpoints, require_step
+from trainer_kit.checkpoint_names import complete_checkpoints, check_step_exists
 from trainer_kit.config import discovery
-from trainer_kit.config.merge import Resolved
+from trainer_kit.config.merge import ResolvedConfig
 from trainer_kit.config.modes import CONTINUOUS_FINETUNE, MODES, lookup_mode
-from trainer_kit.config.resolve import Sources, resolve
-from trainer_kit.config.resume_check import unknown_paths
-from trainer_kit.config.run_length import share_mistakes
-from trainer_kit.config.schema.evaluation import OWN_EVALUATIONS, folder_name_problem
+from trainer_kit.config.resolve import ConfigSources, resolve_config
+from trainer_kit.config.resume_check import find_unknown_paths
+from trainer_kit.config.run_length import find_share_mistakes
+from trainer_kit.config.schema.evaluation import RESERVED_EVAL_NAMES, describe_folder_name_problem
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.errors import ConfigError, Mistake, UsageError
-from trainer_kit.process.finetune_directory import pretraining_mistakes
+from trainer_kit.process.finetune_directory import find_pretraining_mistakes
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
-from trainer_kit.process.run_lock import check_not_held
-from trainer_kit.runtime.tf_config import parameter_server_mistakes, worker_number
-from trainer_kit.telemetry.profile_window import profile_steps
+from trainer_kit.process.run_lock import check_not_in_use
+from trainer_kit.runtime.tf_config import find_parameter_server_mistakes, read_worker_index
+from trainer_kit.telemetry.profile_window import parse_profile_steps
 
 _SERVICE_FLAG = "--tf_data_service"  # whose address the readers of a DataConfig do not use
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """A requested run; the attributes are the values of the flags.
 
     Attributes:
@@ -45,7 +45,7 @@ class Request:
     experiment: str | None
     mode: str | None
     model_dir: str | None
-    sources: Sources = field(default_factory=Sources)
+    sources: Sources = field(default_factory=ConfigSources)
     import_modules: tuple[str, ...] = ()
     allow_config_change: tuple[str, ...] = ()
     checkpoint: str = "latest"
@@ -68,11 +68,11 @@ def check_request(request: Request) -> Resolved[ExperimentConfig]:
     cause: UsageError | None = None
     try:
         if request.experiment:
-            discovery.find_experiment(request.experiment, request.import_modules)
-            resolved = resolve(request.experiment, request.sources)
+            discovery.import_experiment(request.experiment, request.import_modules)
+            resolved = resolve_config(request.experiment, request.sources)
             directory = RunDirectory(request.model_dir or "", resolved.config.trainer)
-            record = _text(directory.params) if request.model_dir else ""
-            mistakes += unknown_paths(request.allow_config_change, resolved.config, record)
+            record = _read_text(directory.params_path) if request.model_dir else ""
+            mistakes += find_unknown_paths(request.allow_config_change, resolved.config, record)
             data = getattr(resolved.config.task, "train_data", None)
             if _SERVICE_FLAG in resolved.origins.values() and isinstance(data, DataConfig):
                 advice = (
@@ -81,12 +81,12 @@ def check_request(request: Request) -> Resolved[ExperimentConfig]:
                 )
                 problem = "no reader of this release uses the tf.data service yet"
                 mistakes.append(Mistake(_SERVICE_FLAG, problem, advice))
-            mistakes += parameter_server_mistakes(resolved.config.runtime)
-            mistakes += early_stopping_mistakes(resolved.config.trainer, request.mode or "")
+            mistakes += find_parameter_server_mistakes(resolved.config.runtime)
+            mistakes += find_early_stopping_mistakes(resolved.config.trainer, request.mode or "")
             if request.mode in MODES and MODES[request.mode].trains:
-                mistakes += share_mistakes(resolved.config.trainer)
+                mistakes += find_share_mistakes(resolved.config.trainer)
             if request.mode == CONTINUOUS_FINETUNE:
-                mistakes += pretraining_mistakes(resolved.config, request.model_dir or "")
+                mistakes += find_pretraining_mistakes(resolved.config, request.model_dir or "")
     except ConfigError as error:
         mistakes += error.mistakes
         cause = error
@@ -99,7 +99,7 @@ def check_request(request: Request) -> Resolved[ExperimentConfig]:
     return resolved
 
 
-def early_stopping_mistakes(options: TrainerConfig, mode: str) -> list[Mistake]:
+def find_early_stopping_mistakes(options: TrainerConfig, mode: str) -> list[Mistake]:
     """Returns a mistake when the config has early stopping but the mode evaluates nothing during training, else []."""
     early = options.early_stopping
     if early is None or early.eval_name or mode not in ("train", "train_and_post_eval"):
@@ -112,12 +112,12 @@ def early_stopping_mistakes(options: TrainerConfig, mode: str) -> list[Mistake]:
     return [Mistake("trainer.early_stopping", problem, advice)]
 
 
-def profile_mistakes(profile: str | None, mode: str) -> list[Mistake]:
+def find_profile_mistakes(profile: str | None, mode: str) -> list[Mistake]:
     """Returns a mistake when `profile` is malformed or the mode does not train, else []."""
     if profile is None:
         return []
     try:
-        profile_steps(profile)
+        parse_profile_steps(profile)
     except UsageError as error:
         return [Mistake("--profile", str(error))]
     if mode in MODES and not MODES[mode].trains:
@@ -142,7 +142,7 @@ def _flag_mistakes(request: Request) -> Iterator[Mistake]:
             yield Mistake("--mode", str(error))
         else:
             step = request.from_step
-            if step is not None and not mode.single:
+            if step is not None and not mode.is_single_run:
                 problem = (
                     f"it belongs to a single run, but {request.mode} starts one for each checkpoint"
                 )
@@ -160,12 +160,12 @@ def _flag_mistakes(request: Request) -> Iterator[Mistake]:
                     else "leave it out"
                 )
                 yield Mistake("--from_step", problem, instead)
-    yield from profile_mistakes(request.profile, request.mode or "")
-    if problem := folder_name_problem(request.eval_name, OWN_EVALUATIONS):
+    yield from find_profile_mistakes(request.profile, request.mode or "")
+    if problem := describe_folder_name_problem(request.eval_name, RESERVED_EVAL_NAMES):
         yield Mistake("--eval_name", problem)
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as stream:
             return stream.read()
@@ -179,11 +179,11 @@ def _check_directory(request: Request, resolved: Resolved[ExperimentConfig]) -> 
         directory = RunDirectory(model_dir, resolved.config.trainer)
         runtime = resolved.config.runtime
         if (
-            worker_number(runtime.worker_hosts, runtime.task_index) == 0
+            read_worker_index(runtime.worker_hosts, runtime.task_index) == 0
         ):  # other workers take no lock
-            check_not_held(model_dir)
+            check_not_in_use(model_dir)
         if request.from_step:
-            require_step(request.from_step, complete_checkpoints(model_dir))
+            check_step_exists(request.from_step, complete_checkpoints(model_dir))
         check_model_dir(directory, resolved.config, experiment, request.allow_config_change)
         return
     if request.mode == "eval" and request.checkpoint == "latest":

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from trainer_kit.process.run_lock import release_all
+from trainer_kit.process.run_lock import release_all_locks
 from trainer_kit.process.signals import StoppableRun
 from trainer_kit.telemetry.report import EVALUATING, TRAINING
 from trainer_kit.telemetry.time_ledger import TimeLedger
 
-BETWEEN = "report"  # the phase between loops: actions, reports and decisions
+REPORT_PHASE = "report"  # the phase between loops: actions, reports and decisions
 _LOG = logging.getLogger(__name__)
 
 
@@ -43,11 +43,11 @@ class Phases:
         self.now = before
 
     @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
+    def during_run(self) -> Iterator[None]:
         """Sets the phase between loops for a block, and the phase "end" after it."""
         self.times.end_start()
-        self.now = BETWEEN
-        with self.times.during(BETWEEN):
+        self.now = REPORT_PHASE
+        with self.times.during(REPORT_PHASE):
             yield
         self.now = "end"
 
@@ -66,18 +66,18 @@ class Progress(StoppableRun):
         self.times = TimeLedger()
         self.controller: Any = None
         self.trainer: Any = None
-        self.doing = "building the model"
+        self.startup_activity = "building the model"
         self._has_trained = False
 
-    def follow(self, controller: Any) -> None:
+    def attach_controller(self, controller: Any) -> None:
         """Reports on this controller from now on."""
         self.controller = controller
-        self.doing = "preparing the data"
+        self.startup_activity = "preparing the data"
 
-    def withdraw(self) -> bool:
+    def abort_startup(self) -> bool:
         """Releases the locks if the run is still being built; returns whether it is, so that the process may end."""
         if self.controller is None:
-            release_all()
+            release_all_locks()
         return self.controller is None
 
     def stop(self) -> None:
@@ -89,16 +89,16 @@ class Progress(StoppableRun):
     def _phase(self) -> str:
         return "start" if self.controller is None else self.controller.phase
 
-    def phase_and_step(self) -> tuple[str, int]:
+    def get_phase_and_step(self) -> tuple[str, int]:
         """Returns (phase, global step), for the heartbeat."""
         return self._phase, 0 if self.trainer is None else int(self.trainer.global_step.numpy())
 
-    def work_mark(self) -> tuple[str, object]:
+    def get_progress_token(self) -> tuple[str, object]:
         """Returns (phase, token): the token changes with every training and evaluation step, for the watchdog.
 
         Waiting for a checkpoint has its own limit and counts as progress.
         """
-        phase, step = self.phase_and_step()
+        phase, step = self.get_phase_and_step()
         if phase == "wait":
             return phase, time.monotonic()
         return (
@@ -114,7 +114,7 @@ class Progress(StoppableRun):
         """Returns the activity of the run, for the console; see RunProgress."""
         phase = self._phase
         activities = {
-            "start": self.doing,
+            "start": self.startup_activity,
             "evaluate": EVALUATING,
             "train": TRAINING,
             "save": "saving",
@@ -122,7 +122,7 @@ class Progress(StoppableRun):
         activity = activities.get(phase, "")
         if self.trainer is None:
             return activity, 0, 0, 0
-        _, step = self.phase_and_step()
+        _, step = self.get_phase_and_step()
         begin = self.controller.running[0] if phase == "train" else step
         if phase == "train" and not self._has_trained:
             self._has_trained = step > begin
@@ -150,9 +150,9 @@ class Progress(StoppableRun):
         """
         controller = self.controller
         trainer = self.trainer
-        if self._phase not in ("train", "evaluate", BETWEEN):
+        if self._phase not in ("train", "evaluate", REPORT_PHASE):
             return False
-        if trainer.stop_agreed is not None:
+        if trainer.is_stop_agreed is not None:
             _LOG.warning(
                 "the workers have not finished a step together, so no checkpoint is saved now"
             )
@@ -167,7 +167,7 @@ class Progress(StoppableRun):
                     saved,
                 )
             return False
-        trainer.end_averaging()
+        trainer.restore_trained_weights()
         if step > max(saved, 0):
             controller.save_checkpoint()
             _LOG.warning("stopped in the middle of an evaluation or a report; saved step %d", step)

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.errors import PreemptedError, explained
+from trainer_kit.errors import PreemptedError, find_trainer_kit_error
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
-from trainer_kit.evals.ledger import plain
+from trainer_kit.evals.ledger import extract_scalars
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.plan import RunPlan
-from trainer_kit.run.progress import BETWEEN
+from trainer_kit.run.progress import REPORT_PHASE
 from trainer_kit.runtime.collectives import all_gather
-from trainer_kit.runtime.devices import only_cpus, thread_counts
-from trainer_kit.telemetry.flops import model_cost
-from trainer_kit.telemetry.report_lines import best_text
+from trainer_kit.runtime.devices import has_only_cpus, get_thread_counts
+from trainer_kit.telemetry.flops import describe_model_cost
+from trainer_kit.telemetry.report_lines import format_best
 from trainer_kit.telemetry.report_writers import ReportWriters
-from trainer_kit.telemetry.time_advice import RunSettings, verdict
+from trainer_kit.telemetry.time_advice import RunSettings, advise_on_time
 from trainer_kit.telemetry.time_ledger import TimeLedger
-from trainer_kit.training.checks.model_and_config import problem_of_one_thread
+from trainer_kit.training.checks.model_and_config import find_single_thread_problem
 from trainer_kit.training.loops.iterators import is_stopping
 
 _LOG = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def record_run(
     config: ExperimentConfig,
     experiment: str,
     mode: str,
-    texts: Mapping[str, str],
+    extra_files: Mapping[str, str],
     global_step: Any = None,
     setup: Mapping[str, Any] | None = None,
 ) -> Iterator[None]:
@@ -47,13 +47,13 @@ def record_run(
       global_step: The variable of the global step; once it is above 0 the record stays. None: any
         explained error removes the record.
     """
-    missing = directory.missing_records(texts)
+    missing = directory.list_missing_records(extra_files)
     try:
-        directory.write_record(config, experiment, mode, texts, thread_counts(), setup)
+        directory.write_record(config, experiment, mode, extra_files, get_thread_counts(), setup)
         yield
     except Exception as error:
-        if explained(error) and (global_step is None or int(global_step.numpy()) == 0):
-            directory.withdraw_record(missing)
+        if find_trainer_kit_error(error) and (global_step is None or int(global_step.numpy()) == 0):
+            directory.remove_records(missing)
         raise
 
 
@@ -145,21 +145,21 @@ def finish_run(
 
     if plan.mode == "continuous_eval":
         value = best.best if best is not None else None
-        ending = best_text(value) if value else "it keeps no best"
+        ending = format_best(value) if value else "it keeps no best"
         _LOG.info("continuous_eval finished; %s", ending)
 
     with controller.times.during("save"):
         controller.sync()
     if not plan.writes_records:
         return
-    with controller.times.during(BETWEEN):
+    with controller.times.during(REPORT_PHASE):
         writers.writer.flush()
         step = controller.run.step
-        cost = model_cost(trainer)
+        cost = describe_model_cost(trainer)
 
     time, lines = _account_for_time(plan, trainer, controller.times)
     reason = "" if plan.is_complete(step) else controller.run.stop_reason
-    record = plan.directory.write_final(step, plan.mode, plain(logs), best, reason, time)
+    record = plan.directory.write_final(step, plan.mode, extract_scalars(logs), best, reason, time)
     ending = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
     for line in (f"{ending}; {cost}", *lines):
         _LOG.info("%s", line)
@@ -168,15 +168,15 @@ def finish_run(
 
 def was_stopped(signals: StopSignals, trainer: Any) -> bool:
     """Whether the run was stopped early; several workers stop together or finish together."""
-    return is_stopping(trainer, signals.have_arrived)
+    return is_stopping(trainer, signals.is_stop_requested)
 
 
 def _raise_stopped(signals: StopSignals, trainer: Any, step: int, reason: str) -> None:
     where = f"at step {step}; the same command resumes from the last checkpoint"
     if reason:
         raise PreemptedError(f"stopped by {reason} {where}")
-    signals.check(where)
-    if trainer.stopping_for > 0:  # this process was asked to, and not by a signal
+    signals.check_not_stopped(where)
+    if trainer.seconds_since_stop_request > 0:  # this process was asked to, and not by a signal
         raise PreemptedError(f"stopped by trainer.request_stop() {where}")
     raise PreemptedError(f"another worker was asked to stop; this one stopped {where}")
 
@@ -185,7 +185,7 @@ def _account_for_time(
     plan: RunPlan, trainer: Any, ledger: TimeLedger
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the time account of this process, for final.json and as lines; both empty if no step was trained."""
-    times = ledger.account()
+    times = ledger.build_account()
     if not times.steps:
         return {}, []
 
@@ -199,11 +199,11 @@ def _account_for_time(
     settings = RunSettings(
         steps_per_loop=options.steps_per_loop,
         to_compile=tuple(setting for setting, is_set in compiling.items() if not is_set),
-        fused=trainer.fuse_steps > 1,
-        can_fuse=options.fuse_steps == 1 and not trainer.problem_of_fusing(),
+        is_fused=trainer.fuse_steps > 1,
+        can_fuse=options.fuse_steps == 1 and not trainer.find_fusing_problem(),
         can_use_one_thread=config.runtime.executor == "default"
-        and not problem_of_one_thread(trainer.strategy),
-        on_cpu=only_cpus(),
+        and not find_single_thread_problem(trainer.strategy),
+        is_on_cpu=has_only_cpus(),
     )
-    advice = verdict(times, settings)
-    return {**times.record(), "verdict": advice}, [f"time of this process: {times.line()}", advice]
+    advice = advise_on_time(times, settings)
+    return {**times.to_record(), "verdict": advice}, [f"time of this process: {times.format_shares()}", advice]

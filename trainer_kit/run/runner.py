@@ -13,21 +13,21 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
-from trainer_kit.callbacks.reports import epoch_place
+from trainer_kit.callbacks.reports import get_epoch_progress
 from trainer_kit.config.run_warnings import (
-    interval_warnings,
-    rate_end_warnings,
-    save_interval_warnings,
+    find_interval_warnings,
+    find_zero_rate_warnings,
+    find_save_interval_warnings,
 )
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError
-from trainer_kit.errors.user_exits import exits_as_errors
+from trainer_kit.errors.user_exits import convert_system_exit
 from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
 from trainer_kit.process.watchdog import Watchdog
 from trainer_kit.run import assembly
 from trainer_kit.run.checkpointing import save_after_errors
-from trainer_kit.run.controller import Controller, Rewound
-from trainer_kit.run.monitoring import TimeLimit, only_run_of_process
+from trainer_kit.run.controller import Controller, RunRewound
+from trainer_kit.run.monitoring import TimeLimit, forbid_concurrent_runs
 from trainer_kit.run.plan import RunOptions, RunPlan, check_agreement, plan_run, resolve_plan
 from trainer_kit.run.progress import Progress
 from trainer_kit.run.run_record import (
@@ -36,13 +36,13 @@ from trainer_kit.run.run_record import (
     record_run,
     was_stopped,
 )
-from trainer_kit.runtime.collectives import barrier, chiefs_text
-from trainer_kit.runtime.lost_workers import peers_needed
+from trainer_kit.runtime.collectives import barrier, broadcast_text
+from trainer_kit.runtime.lost_workers import convert_lost_worker_errors
 from trainer_kit.telemetry.console import ConsoleWriter
-from trainer_kit.telemetry.current_activity import CurrentActivity
+from trainer_kit.telemetry.current_activity import ActivityWatcher
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
-from trainer_kit.telemetry.report_lines import epoch_text
+from trainer_kit.telemetry.report_lines import format_epoch_progress
 from trainer_kit.training.named_tensors import check_evaluation_tensors
 from trainer_kit.training.trainer import Trainer
 
@@ -154,18 +154,18 @@ def run_experiment(
         signals = run.enter_context(
             StopSignals(progress, plan.config.trainer.preemption_grace_seconds)
         )
-        run.enter_context(only_run_of_process())
+        run.enter_context(forbid_concurrent_runs())
         run.enter_context(TimeLimit(plan.config.trainer.max_time, signals))
-        lock = run.enter_context(plan.lock(progress))
-        run.enter_context(peers_needed())
-        run.enter_context(exits_as_errors())
+        lock = run.enter_context(plan.create_lock(progress))
+        run.enter_context(convert_lost_worker_errors())
+        run.enter_context(convert_system_exit())
         check_agreement(plan)
 
         # The trainer, with model and optimizer. It sees steps in place of epochs and shares.
-        console = (console or ConsoleWriter(sys.stdout)) if plan.chief else None
+        console = (console or ConsoleWriter(sys.stdout)) if plan.is_chief else None
         show_activity = getattr(console, "show_activity", None)
         display = (
-            run.enter_context(CurrentActivity(progress, show_activity))
+            run.enter_context(ActivityWatcher(progress, show_activity))
             if show_activity is not None
             else None
         )
@@ -174,16 +174,16 @@ def run_experiment(
             trainer, best = assembly.build_trainer(plan, task)
         config = plan.config
         progress.trainer = trainer  # a signal stops it from now on
-        signals.check(BEFORE_FIRST_STEP)
+        signals.check_not_stopped(BEFORE_FIRST_STEP)
         timeout_seconds = config.trainer.hang_timeout_seconds
-        run.enter_context(Watchdog(progress.work_mark, plan.directory.own, timeout_seconds))
+        run.enter_context(Watchdog(progress.get_progress_token, plan.directory.output_dir, timeout_seconds))
 
         # What it is reported to, saved by and driven by.
         writers = assembly.build_writers(plan, console)
         run.enter_context(contextlib.closing(writers.writer))
         if display is not None:
-            run.callback(display.leave)  # before the writer of the console is closed
-        progress.doing = "restoring the checkpoint"
+            run.callback(display.stop)  # before the writer of the console is closed
+        progress.startup_activity = "restoring the checkpoint"
         history = assembly.build_history(plan, writers, trainer, best)
         manager = run.enter_context(assembly.build_manager(plan, trainer, history))
         manager.prepare_folder(plan.options.from_step)
@@ -200,23 +200,23 @@ def run_experiment(
             signals,
             progress.times,
         )
-        progress.follow(controller)
+        progress.attach_controller(controller)
 
         # The step at which it starts. There may be nothing left to do.
         controller.restore_checkpoint()
         start = int(trainer.global_step.numpy())
         _log_start(plan, trainer, start)
         stop_reason = (
-            early_stopping.reason(start) if early_stopping is not None and plan.chief else ""
+            early_stopping.find_stop_reason(start) if early_stopping is not None and plan.is_chief else ""
         )
-        stop_reason = chiefs_text(plan.strategy, stop_reason)
+        stop_reason = broadcast_text(plan.strategy, stop_reason)
         final = plan.directory.read_final()
         if final is not None and final["step"] != start:
             final = None  # the run went on after that start, or goes back
         finished_run = None if final is None else find_finished_run(plan, final, stop_reason)
         try:
             trainer.check_data()
-            setup = assembly.checked_setup(plan, trainer)
+            setup = assembly.check_setup(plan, trainer)
         except DataError:
             if finished_run is None:  # else the data may be gone
                 raise
@@ -226,17 +226,17 @@ def run_experiment(
 
         check_evaluation_tensors(trainer)
         if plan.trains:
-            for find_warnings in (save_interval_warnings, rate_end_warnings, interval_warnings):
+            for find_warnings in (find_save_interval_warnings, find_zero_rate_warnings, find_interval_warnings):
                 for warning in find_warnings(config.trainer):
                     _LOG.warning("%s", warning)
-        manager.archive_later()
+        manager.archive_later_checkpoints()
 
         # The work, recorded before its first step and saved after an error.
         record: AbstractContextManager[None] = contextlib.nullcontext()
         if plan.writes_records:
             record = record_run(
                 plan.directory,
-                plan.written,
+                plan.original_config,
                 experiment,
                 mode,
                 records(),
@@ -250,13 +250,13 @@ def run_experiment(
             contextlib.ExitStack() as work,
         ):
             if plan.trains:
-                history.begin_at(start, manager)
-            work.enter_context(controller.callbacks.around("run"))
+                history.begin_or_rewind(start, manager)
+            work.enter_context(controller.callbacks.call_begin_and_end("run"))
             evaluates_last = run_post_eval or mode == "train_and_post_eval"
             is_done = False
             while not is_done:
                 with contextlib.suppress(
-                    Rewound
+                    RunRewound
                 ):  # after the last evaluation; then training goes on
                     if plan.trains:
                         logs = controller.train_and_evaluate(
@@ -274,7 +274,7 @@ def run_experiment(
                         logs = controller.evaluate_continuously(
                             steps=config.trainer.validation_steps,
                             timeout=config.trainer.continuous_eval_timeout,
-                            timeout_fn=sidecar.finished,
+                            timeout_fn=sidecar.is_finished,
                             watched=sidecar,
                             newest_only=config.trainer.continuous_eval.policy == "latest",
                         )
@@ -306,5 +306,5 @@ def _log_start(plan: RunPlan, trainer: Any, start: int) -> None:
     else:
         place = f"from step {start}"
         if plan.epochs and start:
-            place += f" ({epoch_text(epoch_place(plan.epochs, start, plan.last_step))})"
+            place += f" ({format_epoch_progress(get_epoch_progress(plan.epochs, start, plan.last_step))})"
     _LOG.info("%s %s; %s", plan.mode, place, count_parameters(trainer.model))

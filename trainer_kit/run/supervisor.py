@@ -21,8 +21,8 @@ from typing import IO
 from trainer_kit import files
 from trainer_kit.errors import ExitCode, StorageError, UsageError
 from trainer_kit.process.run_directory import count_starts
-from trainer_kit.process.signals import deciding
-from trainer_kit.process.startup_signals import exit_code, stop_signals
+from trainer_kit.process.signals import select_deciding_signal
+from trainer_kit.process.startup_signals import get_signal_exit_code, get_stop_signals
 
 _MAX_TIME_IS_OVER = "stopped by trainer.max_time"  # as StopSignals says it
 _LOG_BYTES = 4000  # the end of the output of an attempt
@@ -39,7 +39,7 @@ class Decision(enum.Enum):
     RETRY = "restart, counted"
 
 
-def outcome(code: int) -> tuple[str, Decision]:
+def classify_exit_code(code: int) -> tuple[str, Decision]:
     """Returns the cause and the decision for an exit code; a negative code is minus the number of a signal."""
     if code < 0:
         return f"killed by signal {-code} ({signal.strsignal(-code)})", Decision.RETRY
@@ -57,9 +57,9 @@ def supervise(
     max_restarts: int,
     log_dir: str | os.PathLike[str],
     backoff_seconds: float = 1.0,
-    most_backoff_seconds: float = 60.0,
+    max_backoff_seconds: float = 60.0,
     grace_seconds: float = 30.0,
-    until_begun: Sequence[str] = (),
+    first_attempt_arguments: Sequence[str] = (),
     run_dir: str | os.PathLike[str] | None = None,
 ) -> int:
     """Runs `command` until it is done, and restarts it after a preemption or a crash; in the main thread only.
@@ -103,24 +103,24 @@ def supervise(
     crashes = 0
     number = 0
 
-    with _stop_signals_received() as received:
+    with _collect_stop_signals() as received:
         while True:
             number += 1
             has_begun = count_starts(run_dir) > starts_before
-            arguments = [*command] if has_begun else [*command, *until_begun]
+            arguments = [*command] if has_begun else [*command, *first_attempt_arguments]
             started = datetime.now(timezone.utc)
             code, log = _run(arguments, received, grace_seconds)
 
             seconds = (datetime.now(timezone.utc) - started).total_seconds()
-            if seconds > most_backoff_seconds:
+            if seconds > max_backoff_seconds:
                 wait = backoff_seconds
-            cause, decision = outcome(code)
+            cause, decision = classify_exit_code(code)
             if decision is Decision.RETRY:
                 crashes += 1
 
             end = ""
             if received:  # a launcher may send several
-                end = f"asked to stop by {functools.reduce(deciding, received).name}"
+                end = f"asked to stop by {functools.reduce(select_deciding_signal, received).name}"
             elif code == ExitCode.PREEMPTED and any(_MAX_TIME_IS_OVER in line for line in log):
                 end = "trainer.max_time is over"
             elif decision is Decision.END:
@@ -144,7 +144,7 @@ def supervise(
             # A run that did not begin leaves nothing behind.
             if os.path.exists(log_dir) or code not in (ExitCode.USAGE, ExitCode.STORAGE):
                 try:
-                    files.append_line(os.path.join(log_dir, "attempts.jsonl"), record)
+                    files.append_json_line(os.path.join(log_dir, "attempts.jsonl"), record)
                 except StorageError as error:
                     _LOG.warning("%s", error)
 
@@ -157,19 +157,19 @@ def supervise(
             while not received and time.monotonic() < next_start:
                 time.sleep(_POLL_SECONDS)
             if received:
-                return exit_code(functools.reduce(deciding, received))
-            wait = min(most_backoff_seconds, 2 * wait)
+                return get_signal_exit_code(functools.reduce(select_deciding_signal, received))
+            wait = min(max_backoff_seconds, 2 * wait)
 
 
 @contextlib.contextmanager
-def _stop_signals_received() -> Iterator[list[signal.Signals]]:
+def _collect_stop_signals() -> Iterator[list[signal.Signals]]:
     """Yields a list to which each stop signal is added as it arrives; SIGHUP stays ignored if it was."""
     received: list[signal.Signals] = []
 
     def receive(number: int, frame: object) -> None:
         received.append(signal.Signals(number))
 
-    handlers = {number: signal.signal(number, receive) for number in stop_signals()}
+    handlers = {number: signal.signal(number, receive) for number in get_stop_signals()}
     try:
         yield received
     finally:
@@ -178,7 +178,7 @@ def _stop_signals_received() -> Iterator[list[signal.Signals]]:
 
 
 def _run(
-    command: list[str], received: list[signal.Signals], grace_seconds: float
+    command: list[str], received_signals: list[signal.Signals], grace_seconds: float
 ) -> tuple[int, list[str]]:
     """Returns a command's exit code and the last lines of its errors; passes on the signals that arrive."""
     process = subprocess.Popen(
@@ -196,7 +196,7 @@ def _run(
     kill_at = 0.0  # after the first signal
     while (code := process.poll()) is None:
         time.sleep(_POLL_SECONDS)
-        for number in received[passed_on:]:
+        for number in received_signals[passed_on:]:
             _signal_group(process.pid, number)
             kill_at = kill_at or time.monotonic() + grace_seconds
             passed_on += 1

@@ -20,13 +20,13 @@ _LOG = logging.getLogger(__name__)
 _EXIT_DELAY = 1.0  # seconds
 
 
-def strategy_of_run(given: tf.distribute.Strategy | None) -> tf.distribute.Strategy:
+def resolve_strategy(strategy: tf.distribute.Strategy | None) -> tf.distribute.Strategy:
     """Returns `given`, or else the current strategy; warns when a multi-worker strategy has only one worker.
 
     Raises:
       UsageError: for parameter servers.
     """
-    strategy = given or tf.distribute.get_strategy()
+    strategy = strategy or tf.distribute.get_strategy()
     if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
         raise UsageError(f"distribution_strategy: {NO_PARAMETER_SERVERS}")
     if (
@@ -63,7 +63,7 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
     return bool(strategy.extended.should_checkpoint)
 
 
-def chiefs_text(strategy: tf.distribute.Strategy, text: str) -> str:
+def broadcast_text(strategy: tf.distribute.Strategy, text: str) -> str:
     """Returns the chief's `text` on every worker."""
     return all_gather(strategy, text)[0] if worker_count(strategy) > 1 else text
 
@@ -79,9 +79,9 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.T
     return strategy.reduce("SUM", strategy.run(value_once), axis=None)
 
 
-def broadcast_from_chief(strategy: tf.distribute.Strategy, number: int) -> int:
+def broadcast_int(strategy: tf.distribute.Strategy, number: int) -> int:
     """Returns the chief's `number` on every worker."""
-    return int(_summed(strategy, np.array(number if worker_index(strategy) == 0 else 0)))
+    return int(_sum_array(strategy, np.array(number if worker_index(strategy) == 0 else 0)))
 
 
 def barrier(strategy: tf.distribute.Strategy) -> None:
@@ -90,7 +90,7 @@ def barrier(strategy: tf.distribute.Strategy) -> None:
     Without it, a worker that exits first would interrupt the last sum of a slower worker.
     """
     if worker_count(strategy) > 1:
-        broadcast_from_chief(strategy, 0)
+        broadcast_int(strategy, 0)
         time.sleep(_EXIT_DELAY)
 
 
@@ -99,23 +99,23 @@ def all_gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     count, index, data = worker_count(strategy), worker_index(strategy), text.encode()
     lengths = np.zeros(count, np.int64)
     lengths[index] = len(data)
-    lengths = _summed(strategy, lengths)
+    lengths = _sum_array(strategy, lengths)
     rows = np.zeros((count, max(lengths)), np.int64)
     rows[index, : len(data)] = np.frombuffer(data, np.uint8)
-    rows = _summed(strategy, rows).astype(np.uint8)
+    rows = _sum_array(strategy, rows).astype(np.uint8)
     return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
 
 
-def _summed(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
+def _sum_array(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
     return (
         value
         if worker_count(strategy) == 1
-        else _summing(strategy)(tf.constant(value, tf.int64)).numpy()
+        else _build_sum_function(strategy)(tf.constant(value, tf.int64)).numpy()
     )
 
 
 @functools.cache
-def _summing(strategy: tf.distribute.Strategy) -> Any:
+def _build_sum_function(strategy: tf.distribute.Strategy) -> Any:
     """Traced once, for all shapes."""
     return tf.function(
         functools.partial(sum_over_workers, strategy),

@@ -87,7 +87,7 @@ def distribute_dataset(
     return strategy.distribute_datasets_from_function(make, input_options)
 
 
-def whole_steps(
+def drop_partial_steps(
     dataset: tf.data.Dataset, input_context: tf.distribute.InputContext | None
 ) -> tf.data.Dataset:
     """Returns a dataset of full batches without the last ones that cannot give every replica a batch.
@@ -120,7 +120,7 @@ def whole_steps(
     return whole.apply(tf.data.experimental.assert_cardinality(whole_batches))
 
 
-def with_threads(dataset: tf.data.Dataset, runtime: RuntimeConfig) -> tf.data.Dataset:
+def with_private_threadpool(dataset: tf.data.Dataset, runtime: RuntimeConfig) -> tf.data.Dataset:
     """Returns `dataset` with a thread pool of its own of runtime.dataset_num_private_threads; unchanged without it."""
     if runtime.dataset_num_private_threads is None:
         return dataset

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import ConfigError, Mistake
 
-SEEDS = 2**32  # NumPy takes no larger one
+SEED_LIMIT = 2**32  # NumPy takes no larger one
 
 
 def seed_everything(seed: int) -> None:
@@ -27,9 +27,9 @@ def seed_everything(seed: int) -> None:
     Raises:
       ConfigError: when the seed is outside of this range.
     """
-    if not 0 <= seed < SEEDS:
+    if not 0 <= seed < SEED_LIMIT:
         raise ConfigError(
-            [Mistake("runtime.random_seed", f"{seed} is not a seed", f"use 0 to {SEEDS - 1}")]
+            [Mistake("runtime.random_seed", f"{seed} is not a seed", f"use 0 to {SEED_LIMIT - 1}")]
         )
     keras_2 = sys.modules.get("tf_keras")
     if keras_2 is not None:

@@ -14,16 +14,16 @@ from trainer_kit.errors import ConfigError, Mistake
 
 _LOG = logging.getLogger(__name__)
 
-NOT_AT_IMPORT = "make variables and tensors in build_model, not when a module is imported"
+IMPORT_TIME_ADVICE = "make variables and tensors in build_model, not when a module is imported"
 THREADS_PER_GPU = 2  # TensorFlow's own default
-_ARENA_MAX, _ARENAS = (
+_ARENA_MAX, _ARENA_COUNT = (
     -8,
     64,
 )  # M_ARENA_MAX of glibc's mallopt, and as many as glibc allows on 8 cores
 
 
 def configure_devices(
-    runtime: RuntimeConfig, kept_threads: Mapping[str, int] | None = None
+    runtime: RuntimeConfig, recorded_thread_counts: Mapping[str, int] | None = None
 ) -> None:
     """Sets up devices as `runtime` says; runs eagerly, on the host, before TensorFlow is used. May be called again.
 
@@ -44,7 +44,7 @@ def configure_devices(
         os.environ["TF_GPU_THREAD_COUNT"] = str(runtime.per_gpu_thread_count or THREADS_PER_GPU)
     if runtime.batchnorm_spatial_persistent:
         os.environ["TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"] = "1"
-    _set_threads(runtime, kept_threads or {})
+    _set_threads(runtime, recorded_thread_counts or {})
     _raise_arena_limit()
     _split_cpu(runtime.virtual_cpus)
     for gpu in tf.config.list_physical_devices("GPU"):
@@ -61,7 +61,7 @@ def configure_devices(
         tf.config.experimental.enable_op_determinism()
 
 
-def thread_counts() -> dict[str, int]:
+def get_thread_counts() -> dict[str, int]:
     """Returns TensorFlow's thread counts, for the record of a run; 0: as many as TensorFlow chooses."""
     threading = tf.config.threading
     return {
@@ -70,22 +70,22 @@ def thread_counts() -> dict[str, int]:
     }
 
 
-def _set_threads(runtime: RuntimeConfig, kept: Mapping[str, int]) -> None:
+def _set_threads(runtime: RuntimeConfig, recorded_counts: Mapping[str, int]) -> None:
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    threading, now = tf.config.threading, thread_counts()
+    threading, now = tf.config.threading, get_thread_counts()
     for name, asked, change in (
         ("inter_op", runtime.inter_op_threads, threading.set_inter_op_parallelism_threads),
         ("intra_op", runtime.intra_op_threads, threading.set_intra_op_parallelism_threads),
     ):
-        wanted = asked or kept.get(name, 0) or cores
+        wanted = asked or recorded_counts.get(name, 0) or cores
         if wanted == now[name]:
             continue
         try:
             change(wanted)
         except RuntimeError:  # TensorFlow is in use in this process
-            if asked or kept.get(name):
+            if asked or recorded_counts.get(name):
                 _LOG.warning(
                     "%s threads stay at %d, not %d: TensorFlow is already in use",
                     name,
@@ -105,10 +105,10 @@ def _raise_arena_limit() -> None:
     """
     is_set = "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")
     if (
-        not is_set and (os.cpu_count() or 1) * 8 < _ARENAS
+        not is_set and (os.cpu_count() or 1) * 8 < _ARENA_COUNT
     ):  # glibc counts all cores, whatever the affinity
         # Other C libraries, which have no such limit, have no mallopt.
-        getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(_ARENA_MAX, _ARENAS)
+        getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(_ARENA_MAX, _ARENA_COUNT)
 
 
 def _split_cpu(count: int) -> None:
@@ -125,12 +125,12 @@ def _split_cpu(count: int) -> None:
             "runtime.virtual_cpus",
             f"TensorFlow is already in use in this process, with {there} CPU device(s) instead of"
             f" {count}",
-            f"{NOT_AT_IMPORT}; in your own program call configure_devices before any other use of"
+            f"{IMPORT_TIME_ADVICE}; in your own program call configure_devices before any other use of"
             " TensorFlow, or run this in a new process",
         )
         raise ConfigError([mistake]) from error
 
 
-def only_cpus() -> bool:
+def has_only_cpus() -> bool:
     """Whether TensorFlow has no other devices than CPUs; of several hosts, on this one."""
     return {device.device_type for device in tf.config.list_logical_devices()} <= {"CPU"}

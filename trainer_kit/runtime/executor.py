@@ -7,10 +7,10 @@ from typing import Any
 
 from trainer_kit.runtime.tensorflow_internals import single_threaded_executor
 
-ONE_THREAD = "single_threaded"
+SINGLE_THREADED = "single_threaded"
 
 
-def executor(name: str) -> AbstractContextManager[Any]:
+def use_executor(name: str) -> AbstractContextManager[Any]:
     """Returns a context in which TensorFlow functions called by this thread run on an executor.
 
     Runs eagerly, on the host.
@@ -25,4 +25,4 @@ def executor(name: str) -> AbstractContextManager[Any]:
     Raises:
       UsageError: when this TensorFlow has no other executor than the default.
     """
-    return single_threaded_executor() if name == ONE_THREAD else nullcontext()
+    return single_threaded_executor() if name == SINGLE_THREADED else nullcontext()

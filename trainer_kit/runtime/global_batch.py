@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer_kit.config.schema.number_types import uneven_batch_message
+from trainer_kit.config.schema.number_types import describe_uneven_batch
 from trainer_kit.errors import ConfigError, Mistake
 
 
-def check_global_batch(global_batch_size: int, num_replicas: int, path: str) -> int:
+def split_global_batch(global_batch_size: int, num_replicas: int, path: str) -> int:
     """Returns the number of examples that each replica gets of a global batch.
 
     Args:
@@ -28,12 +28,12 @@ def check_global_batch(global_batch_size: int, num_replicas: int, path: str) -> 
             [Mistake(path, f"a batch of {global_batch_size} examples is empty", advice)]
         )
     if rest:
-        raise ConfigError([Mistake(path, uneven_batch_message(global_batch_size, num_replicas))])
+        raise ConfigError([Mistake(path, describe_uneven_batch(global_batch_size, num_replicas))])
     return per_replica
 
 
 @contextmanager
-def tell_uneven_batch(global_batch_size: int, num_replicas: int, path: str) -> Iterator[None]:
+def explain_uneven_batch(global_batch_size: int, num_replicas: int, path: str) -> Iterator[None]:
     """A context that turns TensorFlow's error about an uneven batch into a config mistake with its path and advice.
 
     TensorFlow's `get_per_replica_batch_size` raises that error. Only tf.data pipelines need an even
@@ -46,5 +46,5 @@ def tell_uneven_batch(global_batch_size: int, num_replicas: int, path: str) -> I
         yield
     except ValueError as error:
         if "not divisible" in str(error):
-            check_global_batch(global_batch_size, num_replicas, path)
+            split_global_batch(global_batch_size, num_replicas, path)
         raise

@@ -20,13 +20,13 @@ import keras
 import tensorflow as tf
 
 _LOG = logging.getLogger(__name__)
-_LOSSES_ARE_UNDIVIDED = contextvars.ContextVar(
+_SKIP_REPLICA_LOSS_SCALING = contextvars.ContextVar(
     "losses are undivided", default=False
 )  # each replica has a thread
-_GENERATOR, _COUNTS = "global_seed_generator", "object_name_uids"
+_SEED_GENERATOR_KEY, _NAME_COUNTS_KEY = "global_seed_generator", "object_name_uids"
 
 
-def global_seed_generator() -> keras.random.SeedGenerator | None:
+def get_global_seed_generator() -> keras.random.SeedGenerator | None:
     """Returns the generator that serves keras.random functions without a seed; None if none was made yet.
 
     Keras does not expose it: `keras.utils.set_random_seed` only drops it. Without the name the
@@ -35,7 +35,7 @@ def global_seed_generator() -> keras.random.SeedGenerator | None:
     try:
         from keras.src.backend.common import global_state
 
-        return global_state.get_global_attribute(_GENERATOR)
+        return global_state.get_global_attribute(_SEED_GENERATOR_KEY)
     except (ImportError, AttributeError):
         return None
 
@@ -50,7 +50,7 @@ def set_global_seed_generator(generator: keras.random.SeedGenerator) -> None:
     try:
         from keras.src.backend.common import global_state
 
-        global_state.set_global_attribute(_GENERATOR, generator)
+        global_state.set_global_attribute(_SEED_GENERATOR_KEY, generator)
     except (ImportError, AttributeError) as error:
         _LOG.warning(
             "Keras %s does not take a global seed generator (%s): after a resume, keras.random"
@@ -59,7 +59,7 @@ def set_global_seed_generator(generator: keras.random.SeedGenerator) -> None:
         )
 
 
-class LayerNumbers:
+class LayerNumbering:
     """Has Keras 3 number the layers of each model of a process as those of the first one; runs eagerly, on the host.
 
     Patterns of a config are searched in the names of layers, and so hold for each run of a process.
@@ -68,34 +68,34 @@ class LayerNumbers:
     Keras goes on counting, and a pattern with a number matches the first model only.
     """
 
-    _first: Mapping[str, int] = {}  # the number of names of each kind before the first model
-    _left: Mapping[str, int] | None = (
+    _counts_before_first_model: Mapping[str, int] = {}  # the number of names of each kind before the first model
+    _counts_after_last_model: Mapping[str, int] | None = (
         None  # after the last model; another object is there after clear_session
     )
 
     @classmethod
     @contextlib.contextmanager
-    def of_first_model(cls) -> Iterator[None]:
+    def restart(cls) -> Iterator[None]:
         """Numbers the layers that are made inside as in the first such block; no later layer gets such a number."""
-        before = _layer_counts()
-        if before is not cls._left:
-            cls._first = dict(before)
-        _set_layer_counts(cls._first)
+        before = _get_layer_counts()
+        if before is not cls._counts_after_last_model:
+            cls._counts_before_first_model = dict(before)
+        _set_layer_counts(cls._counts_before_first_model)
         try:
             yield
         finally:
-            after = _layer_counts()
+            after = _get_layer_counts()
             highest = {
                 name: max(before.get(name, 0), after.get(name, 0)) for name in {*before, *after}
             }
-            cls._left = _set_layer_counts(highest)
+            cls._counts_after_last_model = _set_layer_counts(highest)
 
 
-def _layer_counts() -> Mapping[str, int]:
+def _get_layer_counts() -> Mapping[str, int]:
     try:
         from keras.src.backend.common import global_state
 
-        return global_state.get_global_attribute(_COUNTS) or {}
+        return global_state.get_global_attribute(_NAME_COUNTS_KEY) or {}
     except (ImportError, AttributeError):
         return {}
 
@@ -105,13 +105,13 @@ def _set_layer_counts(counts: Mapping[str, int]) -> Mapping[str, int]:
     try:
         from keras.src.backend.common import global_state
 
-        global_state.set_global_attribute(_COUNTS, new)
+        global_state.set_global_attribute(_NAME_COUNTS_KEY, new)
     except (ImportError, AttributeError):
         _LOG.debug("Keras %s goes on to number layers", keras.version())
     return new
 
 
-def learning_rate_of(optimizer: Any) -> Any:
+def get_learning_rate_or_schedule(optimizer: Any) -> Any:
     """Returns the variable or schedule of the learning rate of an optimizer of either Keras; None if it has no rate.
 
     The public property shows only the value of a schedule at the optimizer's own iterations.
@@ -134,7 +134,7 @@ def replace_learning_rate(optimizer: keras.Optimizer, rate: Any) -> bool:
     return True
 
 
-def trained_variables(optimizer: keras.Optimizer) -> list[Any]:
+def get_trained_variables(optimizer: keras.Optimizer) -> list[Any]:
     """Returns the variables that an optimizer was built with, in order.
 
     No public attribute leads from a slot to its variable. Without the name there are none: in
@@ -144,7 +144,7 @@ def trained_variables(optimizer: keras.Optimizer) -> list[Any]:
     return list(getattr(optimizer, "_trainable_variables", ()))
 
 
-def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
+def get_variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
     """Returns the position of a variable among those that an optimizer was built with.
 
     Keras' guide for own optimizers calls this method in `update_step`, where `variable` is a
@@ -154,7 +154,7 @@ def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
     return int(optimizer._get_variable_index(variable))
 
 
-def keras_decays(optimizer: keras.Optimizer, variable: Any) -> bool:
+def uses_weight_decay(optimizer: keras.Optimizer, variable: Any) -> bool:
     """Whether Keras applies the `weight_decay` of an optimizer to a variable, as `exclude_from_weight_decay` has set.
 
     Keras has a public way to exclude variables and none to read which are. Without the name the
@@ -164,7 +164,7 @@ def keras_decays(optimizer: keras.Optimizer, variable: Any) -> bool:
     return True if decays is None else bool(decays(variable))
 
 
-def data_adapter(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
+def get_data_adapter(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
     """Returns the object with which `Model.fit` reads data of any kind: `get_tf_dataset()`, `num_batches`.
 
     Keras exposes the adapters of no data, and they decide what its dtypes, weights and orders are.
@@ -205,7 +205,7 @@ def train_validation_split(arrays: Any, validation_split: float) -> tuple[Any, A
     return train, validation
 
 
-def clip_after_sum(optimizer: keras.Optimizer) -> None:
+def install_global_clipping(optimizer: keras.Optimizer) -> None:
     """Makes an optimizer clip the sum of the gradients of all replicas; a second call changes nothing. In scope.
 
     Keras 3 clips the gradients of each replica and adds them up afterwards, so that the update
@@ -241,7 +241,7 @@ def clip_after_sum(optimizer: keras.Optimizer) -> None:
     setattr(optimizer, name, clip_sum)
 
 
-def traces_batches(tensorboard: Any) -> bool:
+def should_trace_batches(tensorboard: Any) -> bool:
     """Whether a TensorBoard callback profiles batches, which it then has to be told of.
 
     Its argument `profile_batch` is kept under private names only. Without them the answer is False,
@@ -250,7 +250,7 @@ def traces_batches(tensorboard: Any) -> bool:
     return bool(getattr(tensorboard, "_should_trace", False))
 
 
-def choose_comparison(callback: Any) -> None:
+def set_monitor_op(callback: Any) -> None:
     """Makes a callback of Keras 3 that monitors a log choose whether lower or higher values are better.
 
     Keras does so at the end of the first epoch of a process, so that a callback of a process that
@@ -262,13 +262,13 @@ def choose_comparison(callback: Any) -> None:
         choose()
 
 
-def of_keras_2(model: Any) -> bool:
+def is_keras_2_model(model: Any) -> bool:
     """Whether a model is one of tf_keras, which need not be installed."""
     keras_2 = sys.modules.get("tf_keras")
     return keras_2 is not None and isinstance(model, keras_2.Model)
 
 
-def compile_arguments(model: Any) -> dict[str, Any]:
+def get_compile_arguments(model: Any) -> dict[str, Any]:
     """Returns the arguments that a model of either Keras was compiled with, as they were given; empty if unknown.
 
     `get_compile_config` returns them serialized, which loses functions that are not registered.
@@ -276,13 +276,13 @@ def compile_arguments(model: Any) -> dict[str, Any]:
     return dict(getattr(getattr(model, "_compile_config", None), "config", None) or {})
 
 
-def compilation(model: Any) -> Any:
+def get_compilation_token(model: Any) -> Any:
     """Returns an object that each `compile` of either Keras makes anew; without the name None: no change is seen."""
     return getattr(model, "_compile_config", None)
 
 
 @contextlib.contextmanager
-def undivided_losses() -> Iterator[None]:
+def skip_replica_loss_scaling() -> Iterator[None]:
     """Has Loss objects and `compute_loss` of either Keras return the mean loss of a replica; runs in graph, on one.
 
     On several replicas they divide it by the number of replicas; functions of keras.losses do not.
@@ -293,18 +293,18 @@ def undivided_losses() -> Iterator[None]:
         for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
             function = getattr(module, name, None)
             if function is not None and not hasattr(function, "__wrapped__"):
-                setattr(module, name, _divides_where_it_should(function))
-    token = _LOSSES_ARE_UNDIVIDED.set(True)
+                setattr(module, name, _make_scaling_optional(function))
+    token = _SKIP_REPLICA_LOSS_SCALING.set(True)
     try:
         yield
     finally:
-        _LOSSES_ARE_UNDIVIDED.reset(token)
+        _SKIP_REPLICA_LOSS_SCALING.reset(token)
 
 
-def _divides_where_it_should(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _make_scaling_optional(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(function)
     def divide(value: Any) -> Any:
-        return value if _LOSSES_ARE_UNDIVIDED.get() else function(value)
+        return value if _SKIP_REPLICA_LOSS_SCALING.get() else function(value)
 
     return divide
 

@@ -16,31 +16,31 @@ import tensorflow as tf
 
 from trainer_kit.errors import InterruptedRunError, PreemptedError
 
-_KINDS = (
+_ERROR_TYPES = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,  # the worker was started again
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
 )
-_SIGNS = ("Collective ops is aborted by", "coordination service")
-_TASK = re.compile(r"(?:reported from|remote target) /job:(\w+)(?:/replica:\d+)?/task:(\d+)")
+_MESSAGE_PARTS = ("Collective ops is aborted by", "coordination service")
+_TASK_PATTERN = re.compile(r"(?:reported from|remote target) /job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 
 
-def lost_peer(error: BaseException) -> str | None:
+def find_lost_worker(error: BaseException) -> str | None:
     """Returns the lost worker that an error comes from, such as "worker 1"; None for any other error. Pure."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
         seen.add(id(one))
-        if isinstance(one, _KINDS) and any(sign in one.message for sign in _SIGNS):
-            found = _TASK.search(one.message)
+        if isinstance(one, _ERROR_TYPES) and any(sign in one.message for sign in _MESSAGE_PARTS):
+            found = _TASK_PATTERN.search(one.message)
             return f"{found[1]} {found[2]}" if found else "another worker"
         one = one.__cause__ or one.__context__
     return None
 
 
 @contextlib.contextmanager
-def peers_needed() -> Iterator[None]:
+def convert_lost_worker_errors() -> Iterator[None]:
     """Turns an error that comes from a lost worker into one that asks for a restart.
 
     Raises:
@@ -51,7 +51,7 @@ def peers_needed() -> Iterator[None]:
     except (PreemptedError, InterruptedRunError):
         raise
     except Exception as error:
-        who = lost_peer(error)
+        who = find_lost_worker(error)
         if who is None:
             raise
         raise PreemptedError(

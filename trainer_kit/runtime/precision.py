@@ -34,7 +34,7 @@ def set_precision(runtime: RuntimeConfig) -> None:
 
 
 @contextlib.contextmanager
-def precision(runtime: RuntimeConfig) -> Iterator[None]:
+def precision_scope(runtime: RuntimeConfig) -> Iterator[None]:
     """Sets the policy as `set_precision` does for what is made inside; afterwards it is what it was before."""
     before = keras.config.dtype_policy()
     keras_2 = sys.modules.get("tf_keras")

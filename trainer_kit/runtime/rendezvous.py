@@ -20,10 +20,10 @@ from trainer_kit.errors import StalledError
 from trainer_kit.runtime.tf_config import Cluster
 
 _LOG = logging.getLogger(__name__)
-_PAUSE = 0.2  # seconds between two calls
-_ANSWERS_WITHIN = 2.0  # seconds
-_AT_ONCE = 64  # calls
-_TELL_AFTER = 10.0  # seconds, and twice as long each time
+_RETRY_SECONDS = 0.2  # seconds between two calls
+_CONNECT_TIMEOUT = 2.0  # seconds
+_MAX_CONCURRENT_CALLS = 64  # calls
+_FIRST_WARNING_SECONDS = 10.0  # seconds, and twice as long each time
 
 
 def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> None:
@@ -45,11 +45,11 @@ def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> 
         for index, address in enumerate(cluster.tasks.get(job, ()))
     }
     own_address = addresses.pop((cluster.task_type, cluster.task_index), "")
-    begin, tell_after = time.monotonic(), _TELL_AFTER
+    begin, tell_after = time.monotonic(), _FIRST_WARNING_SECONDS
     # All are called at once: one that does not even refuse takes the whole time for an answer.
-    with _listening(own_address), ThreadPoolExecutor(_AT_ONCE, "rendezvous") as calls:
+    with _listen(own_address), ThreadPoolExecutor(_MAX_CONCURRENT_CALLS, "rendezvous") as calls:
         while addresses:
-            answers = dict(zip(addresses, calls.map(_answers, addresses.values()), strict=True))
+            answers = dict(zip(addresses, calls.map(_is_reachable, addresses.values()), strict=True))
             addresses = {who: address for who, address in addresses.items() if not answers[who]}
             waited = time.monotonic() - begin
             missing = ", ".join(
@@ -71,11 +71,11 @@ def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> 
                 )
                 tell_after *= 2
             if addresses:
-                time.sleep(_PAUSE)
+                time.sleep(_RETRY_SECONDS)
 
 
 @contextlib.contextmanager
-def _listening(address: str) -> Iterator[None]:
+def _listen(address: str) -> Iterator[None]:
     """Answers at the port of `address`; if the port cannot be opened, TensorFlow reports why later."""
     port = address.rpartition(":")[2]
     try:
@@ -98,10 +98,10 @@ def _listening(address: str) -> Iterator[None]:
                 server.shutdown(socket.SHUT_RDWR)  # wakes the thread, which would keep the port
 
 
-def _answers(address: str) -> bool:
+def _is_reachable(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_WITHIN).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT).close()
     except (OSError, ValueError):
         return False
     return True

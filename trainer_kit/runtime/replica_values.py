@@ -19,19 +19,19 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.runtime.collectives import all_gather, chiefs_text, worker_count, worker_index
+from trainer_kit.runtime.collectives import all_gather, broadcast_text, worker_count, worker_index
 
 _LOG = logging.getLogger(__name__)
 
 
-def own_to_each_replica(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> list[Any]:
+def select_replica_local(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> list[Any]:
     """Returns the variables that a step may set to different values on different replicas; [] for a single replica."""
     if strategy.num_replicas_in_sync == 1:
         return []
     return [variable for variable in variables if not _native(variable).trainable]
 
 
-def are_alike(state: list[Any]) -> bool:
+def are_replicas_equal(state: list[Any]) -> bool:
     """Whether all replicas have the same bits of each variable, in the return value of `replica_values`."""
     for by_worker in zip(*state, strict=True):
         bits = {value.tobytes() for values in by_worker for value in values}
@@ -40,7 +40,7 @@ def are_alike(state: list[Any]) -> bool:
     return True
 
 
-def replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Any]:
+def read_replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Any]:
     """Returns the values of all replicas as NumPy arrays: a list of workers, of variables, of replicas.
 
     Runs eagerly. All workers call it.
@@ -53,7 +53,7 @@ def replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy) -
     return [[[decode_array(value) for value in values] for values in worker] for worker in gathered]
 
 
-def put_replica_values(
+def restore_replica_values(
     variables: Sequence[Any], strategy: tf.distribute.Strategy, state: list[Any]
 ) -> bool:
     """Restores what `replica_values` returned; returns False and changes nothing if the replicas are not the same."""
@@ -71,7 +71,7 @@ def put_replica_values(
     return fits
 
 
-class ReplicasState:
+class ReplicaLocalState:
     """The values that differ between replicas, such as averages of batch normalization, for the checkpoint.
 
     Args:
@@ -83,16 +83,16 @@ class ReplicasState:
         self, variables: Callable[[], Iterable[Any]], strategy: tf.distribute.Strategy
     ) -> None:
         self._variables, self._strategy = variables, strategy
-        self._own_values: list[tuple[tf.Variable, tf.Tensor]] = []
+        self._replaced_values: list[tuple[tf.Variable, tf.Tensor]] = []
 
     def state(self) -> list[Any] | None:
         """Returns the values of all replicas; None if all replicas have the same.
 
         Runs eagerly. All workers call it.
         """
-        variables = own_to_each_replica(self._variables(), self._strategy)
-        state = replica_values(variables, self._strategy) if variables else []
-        return None if are_alike(state) else state
+        variables = select_replica_local(self._variables(), self._strategy)
+        state = read_replica_values(variables, self._strategy) if variables else []
+        return None if are_replicas_equal(state) else state
 
     def restore(self, state: list[Any] | None) -> None:
         """Gives each replica the values that `state` returned for it; None changes nothing.
@@ -100,24 +100,24 @@ class ReplicasState:
         If they were saved on another number of replicas, or on other workers, it changes nothing
         and warns.
         """
-        variables = own_to_each_replica(self._variables(), self._strategy)
+        variables = select_replica_local(self._variables(), self._strategy)
         if (
             variables
             and state is not None
-            and not put_replica_values(variables, self._strategy, state)
+            and not restore_replica_values(variables, self._strategy, state)
         ):
             _LOG.warning(
                 "the checkpoint was saved on other replicas: each replica continues with the values"
                 " of the first one, such as the moving averages of batch normalization"
             )
 
-    def share(self) -> None:
+    def share_values(self) -> None:
         """Gives all replicas the values that a checkpoint would hold, for an evaluation, unless they have them.
 
         Runs eagerly. All workers call it.
         """
         candidates = (
-            [] if self._own_values else own_to_each_replica(self._variables(), self._strategy)
+            [] if self._replaced_values else select_replica_local(self._variables(), self._strategy)
         )
         variables = [variable for variable in candidates if _is_moving_average(_native(variable))]
         if not variables:
@@ -126,16 +126,16 @@ class ReplicasState:
             encode_array(tf.convert_to_tensor(_native(variable)).numpy()) for variable in variables
         ]
         values = json.loads(
-            chiefs_text(self._strategy, json.dumps(values))
+            broadcast_text(self._strategy, json.dumps(values))
         )  # the chief writes the checkpoint
         for parts, value in zip(_parts(variables, self._strategy), values, strict=True):
             for part in parts:
-                self._own_values.append((part, part.read_value()))
+                self._replaced_values.append((part, part.read_value()))
                 part.assign(decode_array(value))
 
-    def put_back(self) -> None:
+    def unshare_values(self) -> None:
         """Gives each replica its own values again; runs eagerly, from any thread."""
-        own_values, self._own_values = self._own_values, []
+        own_values, self._replaced_values = self._replaced_values, []
         for part, value in own_values:
             part.assign(value)
 
@@ -186,7 +186,7 @@ def local_tensors(inputs: Any, strategy: tf.distribute.Strategy) -> list[tf.Tens
     ]
 
 
-def run_options(runtime: RuntimeConfig) -> tf.distribute.RunOptions | None:
+def build_run_options(runtime: RuntimeConfig) -> tf.distribute.RunOptions | None:
     """Returns the options of strategy.run that the config asks for; None if it asks for none."""
     padder = runtime.tpu_enable_xla_dynamic_padder
     if padder is None:

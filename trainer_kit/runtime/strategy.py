@@ -16,10 +16,10 @@ import tensorflow as tf
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake
 from trainer_kit.process.watchdog import Watchdog
-from trainer_kit.runtime.devices import NOT_AT_IMPORT
+from trainer_kit.runtime.devices import IMPORT_TIME_ADVICE
 from trainer_kit.runtime.rendezvous import wait_for_workers
 from trainer_kit.runtime.strategy_choice import (
-    TPU_VARIABLES,
+    TPU_ENV_VARS,
     Machine,
     choose_strategy,
     local_devices,
@@ -29,7 +29,7 @@ from trainer_kit.runtime.tf_config import read_cluster
 _LOG = logging.getLogger(__name__)
 
 HANG_TIMEOUT = 60 * 60.0  # seconds, as trainer.hang_timeout_seconds is by default
-TPU_ANSWERS_WITHIN = 10.0  # seconds; TensorFlow itself waits for ever
+TPU_CONNECT_TIMEOUT = 10.0  # seconds; TensorFlow itself waits for ever
 
 
 def create_strategy(
@@ -58,23 +58,23 @@ def create_strategy(
             len(tf.config.get_logical_device_configuration(gpu) or (None,))
             for gpu in tf.config.list_physical_devices("GPU")
         ),
-        tpu_variable=next((name for name in TPU_VARIABLES if os.environ.get(name)), ""),
+        tpu_env_var=next((name for name in TPU_ENV_VARS if os.environ.get(name)), ""),
         cluster=read_cluster(),
     )
     policy = choose_strategy(runtime, machine)
     if (
         policy in ("off", "one_device", "mirrored")
         and machine.cluster
-        and machine.cluster.trains_with_others
+        and machine.cluster.is_multi_worker
     ):
         _LOG.warning("TF_CONFIG is not used: %s trains on this machine alone", policy)
-    if policy == "multi_worker_mirrored" and machine.cluster and machine.cluster.trains_with_others:
+    if policy == "multi_worker_mirrored" and machine.cluster and machine.cluster.is_multi_worker:
         cluster = machine.cluster
         _LOG.info(
             "%s %d waits for all %d workers to start",
             cluster.task_type,
             cluster.task_index,
-            cluster.workers,
+            cluster.worker_count,
         )
         if not runtime_has_started():  # else it is too late, and TensorFlow says so at once
             wait_for_workers(cluster, hang_timeout_seconds)
@@ -84,7 +84,7 @@ def create_strategy(
         with Watchdog(
             connecting, tempfile.gettempdir(), hang_timeout_seconds, last_resort_seconds=5.0
         ):
-            strategy = _multi_worker_mirrored(runtime, machine)
+            strategy = _create_multi_worker_mirrored(runtime, machine)
     else:
         strategy = _BUILDERS[policy](runtime, machine)
     _LOG.info(
@@ -96,16 +96,16 @@ def create_strategy(
     return strategy
 
 
-def _off(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
+def _create_default(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
     del runtime, machine
     return tf.distribute.get_strategy()
 
 
-def _one_device(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
+def _create_one_device(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
     return tf.distribute.OneDeviceStrategy(local_devices(runtime, machine)[0])
 
 
-def _mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
+def _create_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
     devices = local_devices(runtime, machine)
     if len(devices) == 1:
         _LOG.info("nothing is mirrored, because there is one device: %s", devices[0])
@@ -158,29 +158,29 @@ def runtime_has_started() -> bool:
     return False
 
 
-def _multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
+def _create_multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
     del machine
     implementation = tf.distribute.experimental.CommunicationImplementation(
         (runtime.all_reduce_alg or "auto").upper()
     )
     options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
     try:
-        with _interruptible():
+        with _allow_interrupts():
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:  # its collective ops have to come first
         first = "create the strategy before any other use of TensorFlow, or in a new process"
-        advice = f"{NOT_AT_IMPORT}; in your own program {first}"
-        raise _failed("multi_worker_mirrored", error, advice) from error
+        advice = f"{IMPORT_TIME_ADVICE}; in your own program {first}"
+        raise _build_strategy_error("multi_worker_mirrored", error, advice) from error
     except tf.errors.OpError as error:
         advice = (
             "check that this worker's address is of this machine, that its port is free, and that"
             " all workers run"
         )
-        raise _failed("multi_worker_mirrored", error, advice) from error
+        raise _build_strategy_error("multi_worker_mirrored", error, advice) from error
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
+def _allow_interrupts() -> Iterator[None]:
     """Lets Ctrl-C end a process in the moment in which TensorFlow, holding Python's lock, connects the workers.
 
     TensorFlow takes SIGTERM as well, for good, and does nothing when it comes: the handlers of
@@ -198,19 +198,19 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _parameter_server(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
+def _create_parameter_server(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
     del runtime, machine
     return tf.distribute.ParameterServerStrategy(
         tf.distribute.cluster_resolver.TFConfigClusterResolver()
     )
 
 
-def _tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
-    address = runtime.tpu or (None if machine.tpu_variable else "local")
+def _create_tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
+    address = runtime.tpu or (None if machine.tpu_env_var else "local")
     named = (
         f"runtime.tpu={runtime.tpu}"
         if runtime.tpu
-        else machine.tpu_variable or "a TPU of this machine"
+        else machine.tpu_env_var or "a TPU of this machine"
     )
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
@@ -218,7 +218,7 @@ def _tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
         host, _, port = resolver.master().rpartition("//")[2].rpartition(":")
         if host:
             socket.create_connection(
-                (host.strip("[]"), int(port)), timeout=TPU_ANSWERS_WITHIN
+                (host.strip("[]"), int(port)), timeout=TPU_CONNECT_TIMEOUT
             ).close()
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
@@ -226,11 +226,11 @@ def _tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
         advice = (
             "give the name or address of a TPU in runtime.tpu, or use another distribution_strategy"
         )
-        raise _failed("tpu", error, advice, where=f" ({named})") from error
+        raise _build_strategy_error("tpu", error, advice, where=f" ({named})") from error
     return tf.distribute.TPUStrategy(resolver)
 
 
-def _failed(policy: str, error: Exception, advice: str, where: str = "") -> ConfigError:
+def _build_strategy_error(policy: str, error: Exception, advice: str, where: str = "") -> ConfigError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return ConfigError(
         [Mistake("runtime.distribution_strategy", f"{policy}{where} failed: {reason}", advice)]
@@ -238,10 +238,10 @@ def _failed(policy: str, error: Exception, advice: str, where: str = "") -> Conf
 
 
 _BUILDERS: dict[str, Callable[[RuntimeConfig, Machine], tf.distribute.Strategy]] = {
-    "off": _off,
-    "one_device": _one_device,
-    "mirrored": _mirrored,
-    "multi_worker_mirrored": _multi_worker_mirrored,
-    "parameter_server": _parameter_server,
-    "tpu": _tpu,
+    "off": _create_default,
+    "one_device": _create_one_device,
+    "mirrored": _create_mirrored,
+    "multi_worker_mirrored": _create_multi_worker_mirrored,
+    "parameter_server": _create_parameter_server,
+    "tpu": _create_tpu,
 }

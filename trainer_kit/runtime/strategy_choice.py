@@ -9,7 +9,7 @@ from trainer_kit.errors import ConfigError, Mistake
 from trainer_kit.runtime.tf_config import Cluster
 
 # Environment variables in which a platform announces its TPU.
-TPU_VARIABLES = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR", "TPU_CONFIG")
+TPU_ENV_VARS = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR", "TPU_CONFIG")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Machine:
     """
 
     gpus: int = 0
-    tpu_variable: str = ""
+    tpu_env_var: str = ""
     cluster: Cluster | None = None
 
 
@@ -37,7 +37,7 @@ def choose_strategy(runtime: RuntimeConfig, machine: Machine) -> str:
       ConfigError: when the machine lacks what the config asks for.
     """
     asked = runtime.distribution_strategy
-    policy = _automatic(runtime, machine) if asked == "auto" else asked
+    policy = _choose_automatically(runtime, machine) if asked == "auto" else asked
     _check_gpus(policy, runtime, machine)
     _check_cluster(policy, runtime, machine.cluster)
     _check_all_reduce(policy, runtime, machine)
@@ -51,18 +51,18 @@ def local_devices(runtime: RuntimeConfig, machine: Machine) -> tuple[str, ...]:
     return tuple(f"GPU:{index}" for index in range(runtime.num_gpus or machine.gpus))
 
 
-def _automatic(runtime: RuntimeConfig, machine: Machine) -> str:
+def _choose_automatically(runtime: RuntimeConfig, machine: Machine) -> str:
     cluster = machine.cluster
     if runtime.tpu:
         return "tpu"
     if runtime.virtual_cpus > 1:
         return "mirrored"
-    if machine.tpu_variable and not runtime.num_gpus:
+    if machine.tpu_env_var and not runtime.num_gpus:
         return "tpu"
-    if cluster is not None and cluster.trains:
-        if cluster.parameter_servers:
+    if cluster is not None and cluster.is_training_task:
+        if cluster.parameter_server_count:
             return "parameter_server"
-        if cluster.trains_with_others:
+        if cluster.is_multi_worker:
             return "multi_worker_mirrored"
     return "mirrored" if runtime.virtual_cpus or len(local_devices(runtime, machine)) > 1 else "off"
 
@@ -70,13 +70,13 @@ def _automatic(runtime: RuntimeConfig, machine: Machine) -> str:
 def _check_gpus(policy: str, runtime: RuntimeConfig, machine: Machine) -> None:
     if runtime.num_gpus > machine.gpus and policy != "parameter_server":
         there = {0: "no GPU", 1: "1 GPU"}.get(machine.gpus, f"{machine.gpus} GPUs")
-        raise _mistake(
+        raise _build_config_error(
             "num_gpus",
             f"the config requests {runtime.num_gpus}, but TensorFlow sees {there} on this machine",
             "set it to 0 to use what there is, or check the driver and CUDA_VISIBLE_DEVICES",
         )
     if policy == "multi_worker_mirrored" and 0 < runtime.num_gpus < machine.gpus:
-        raise _mistake(
+        raise _build_config_error(
             "num_gpus",
             f"multi_worker_mirrored uses all {machine.gpus} GPUs of a machine, not"
             f" {runtime.num_gpus}",
@@ -85,15 +85,15 @@ def _check_gpus(policy: str, runtime: RuntimeConfig, machine: Machine) -> None:
 
 
 def _check_cluster(policy: str, runtime: RuntimeConfig, cluster: Cluster | None) -> None:
-    if runtime.virtual_cpus > 1 and cluster is not None and cluster.trains_with_others:
-        raise _mistake(
+    if runtime.virtual_cpus > 1 and cluster is not None and cluster.is_multi_worker:
+        raise _build_config_error(
             "virtual_cpus",
             f"{runtime.virtual_cpus} devices of one machine cannot train together with other"
             " workers",
             "set it to 0, or unset TF_CONFIG and runtime.worker_hosts",
         )
-    if policy == "multi_worker_mirrored" and (cluster is None or not cluster.workers):
-        raise _mistake(
+    if policy == "multi_worker_mirrored" and (cluster is None or not cluster.worker_count):
+        raise _build_config_error(
             "distribution_strategy",
             "multi_worker_mirrored needs the addresses of the workers",
             "set runtime.worker_hosts (host:port of each, separated by commas) and"
@@ -101,14 +101,14 @@ def _check_cluster(policy: str, runtime: RuntimeConfig, cluster: Cluster | None)
         )
     if policy != "parameter_server":
         return
-    if cluster is None or not cluster.parameter_servers or not cluster.workers:
-        raise _mistake(
+    if cluster is None or not cluster.parameter_server_count or not cluster.worker_count:
+        raise _build_config_error(
             "distribution_strategy",
             "parameter_server needs a cluster",
             "set TF_CONFIG, with a chief, workers and ps tasks",
         )
     if cluster.task_type != "chief":
-        raise _mistake(
+        raise _build_config_error(
             "distribution_strategy",
             "parameter_server is directed by the chief, but TF_CONFIG says that this process is"
             f" {cluster.task_type} {cluster.task_index}",
@@ -124,16 +124,16 @@ def _check_all_reduce(policy: str, runtime: RuntimeConfig, machine: Machine) -> 
         return
     if algorithm not in known:
         chosen = "" if runtime.distribution_strategy == policy else ", which auto chose"
-        raise _mistake(
+        raise _build_config_error(
             "all_reduce_alg",
             f"{algorithm!r} is not an algorithm of {policy}{chosen}",
             f"it has: auto, {', '.join(known)}",
         )
     if policy == "multi_worker_mirrored" and algorithm == "nccl" and not machine.gpus:
-        raise _mistake(
+        raise _build_config_error(
             "all_reduce_alg", "nccl needs GPUs, and this machine has none", "use ring or auto"
         )
 
 
-def _mistake(field: str, problem: str, advice: str) -> ConfigError:
+def _build_config_error(field: str, problem: str, advice: str) -> ConfigError:
     return ConfigError([Mistake(f"runtime.{field}", problem, advice)])

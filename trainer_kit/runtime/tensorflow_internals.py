@@ -24,7 +24,7 @@ import tensorflow as tf
 from trainer_kit.errors import TrainerKitError, UsageError
 
 _LOG = logging.getLogger(__name__)
-_WITHOUT_SEED = (
+_DEFAULT_GRAPH_SEED = (
     87654321  # the global seed of an op that has a seed of its own, while no global one is set
 )
 _MISSING = "missing"  # of a setting that a dataset does not have
@@ -50,7 +50,7 @@ def single_threaded_executor() -> AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def operation_seeds_from_the_start() -> Iterator[None]:
+def restart_operation_seeds() -> Iterator[None]:
     """Restarts the seeds of operations from the global seed inside, and restores their generator afterwards.
 
     Runs eagerly, on the host. `tf.random.set_seed` does the first, but then later operations draw
@@ -87,11 +87,11 @@ def has_global_seed() -> bool:
     TensorFlow has no public way to read the global seed; with a seed of its own, an op gets a
     constant in its place while none is set. In a release with another constant the answer is True.
     """
-    return bool(tf.compat.v1.get_seed(1)[0] != _WITHOUT_SEED)
+    return bool(tf.compat.v1.get_seed(1)[0] != _DEFAULT_GRAPH_SEED)
 
 
-def converted_by_autograph(
-    function: Callable[..., Any], *, itself: bool = True
+def convert_with_autograph(
+    function: Callable[..., Any], *, convert_own_code: bool = True
 ) -> Callable[..., Any]:
     """Returns a function, model or layer as AutoGraph makes a graph of it, in code that is itself not converted.
 
@@ -110,52 +110,52 @@ def converted_by_autograph(
         # not called.
         function = functools.partial(function)
     try:
-        neither_on_nor_off = _outside_of_functions()
+        neither_on_nor_off = _get_outer_control_status()
         convert = functools.partial(tf.__internal__.autograph.tf_convert, ctx=neither_on_nor_off)
         return (
             convert(function)
-            if itself
+            if convert_own_code
             else convert(functools.partial(function), convert_by_default=False)
         )
     except AttributeError:
         return (
-            tf.autograph.to_graph(function) if itself and inspect.isroutine(function) else function
+            tf.autograph.to_graph(function) if convert_own_code and inspect.isroutine(function) else function
         )
 
 
 @functools.cache
-def _outside_of_functions() -> Any:
+def _get_outer_control_status() -> Any:
     """AutoGraph's state as it is outside of every tf.function."""
     with concurrent.futures.ThreadPoolExecutor(1) as thread:  # where no function is traced
         return thread.submit(tf.__internal__.autograph.control_status_ctx).result()
 
 
-def trackable_class() -> type:
+def get_trackable_class() -> type:
     """Returns the base class of all objects that a checkpoint can hold; without the name tf.Module, which covers fewer.
 
     Hash tables, optimizers and loaded models have no other class in common that is public. Without
     the name their variables are not found where a task holds them in an attribute.
     """
-    return _tracking("Trackable")
+    return _get_tracking_class("Trackable")
 
 
-def plain_node_class() -> type:
+def get_auto_trackable_class() -> type:
     """Returns the class of objects whose attributes a checkpoint holds, and which have no others.
 
     Without the name tf.Module is used: best weights of a model with an attribute of the same name
     as one of tf.Module, such as `name`, could not be written.
     """
-    return _tracking("AutoTrackable")
+    return _get_tracking_class("AutoTrackable")
 
 
-def _tracking(name: str) -> type:
+def _get_tracking_class(name: str) -> type:
     try:
         return getattr(tf.__internal__.tracking, name)
     except AttributeError:
         return tf.Module
 
 
-def end_saver(checkpoint: tf.train.Checkpoint) -> Exception | None:
+def stop_async_saver(checkpoint: tf.train.Checkpoint) -> Exception | None:
     """Ends the thread of asynchronous saves after the save in flight, and frees its objects; a later save starts one.
 
     TensorFlow leaves the thread to the end of the process: it would keep the model, and its copy of
@@ -186,7 +186,7 @@ def end_saver(checkpoint: tf.train.Checkpoint) -> Exception | None:
     return failure
 
 
-def functions_called(graph: Any) -> dict[str, tf.Graph]:
+def get_called_functions(graph: Any) -> dict[str, tf.Graph]:
     """Returns the graphs of the functions that a traced graph knows, by the names that its operations call them by.
 
     A graph's GraphDef has the functions too, but not the tensors that they capture. Without the
@@ -201,7 +201,7 @@ def functions_called(graph: Any) -> dict[str, tf.Graph]:
     }
 
 
-def run_after(operation: tf.Operation, others: Sequence[tf.Operation]) -> None:
+def add_control_inputs(operation: tf.Operation, others: Sequence[tf.Operation]) -> None:
     """Makes an existing operation of a graph wait for other operations.
 
     `tf.control_dependencies` is for operations that are yet to be made, and around the whole step
@@ -313,7 +313,7 @@ def _is_inside(graph: Any, outer: tf.Graph) -> bool:
 # holds all arrays of a dataset in memory, fails above 2 GiB, and has lost the Python functions.
 
 
-def inputs_of(dataset: Any) -> list[Any]:
+def get_input_datasets(dataset: Any) -> list[Any]:
     """Returns the datasets that a dataset is made from directly.
 
     Raises:
@@ -323,10 +323,10 @@ def inputs_of(dataset: Any) -> list[Any]:
     try:
         return list(dataset._inputs())
     except AttributeError as error:
-        raise _gone(dataset, error) from error
+        raise _build_not_exposed_error(dataset, error) from error
 
 
-def functions_of(dataset: Any) -> list[tf.Graph]:
+def get_dataset_functions(dataset: Any) -> list[tf.Graph]:
     """Returns the graphs of the functions that a dataset calls itself, such as that of a map.
 
     Raises:
@@ -336,7 +336,7 @@ def functions_of(dataset: Any) -> list[tf.Graph]:
     try:
         return [wrapper.function.graph for wrapper in dataset._functions()]
     except AttributeError as error:
-        raise _gone(dataset, error) from error
+        raise _build_not_exposed_error(dataset, error) from error
 
 
 def is_nondeterministic(dataset: Any) -> bool:
@@ -369,7 +369,7 @@ def is_unseeded(dataset: Any) -> bool:
     return all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds)
 
 
-def reshuffles(dataset: Any) -> bool:
+def is_reshuffled_each_iteration(dataset: Any) -> bool:
     """Whether a dataset is a shuffle that draws another order each time that an iterator of it is made.
 
     The graph of the dataset has it too, but holds all arrays in memory.
@@ -382,15 +382,15 @@ def reshuffles(dataset: Any) -> bool:
     return setting is not False and setting is not _MISSING
 
 
-def _check_exposed(dataset: Any, kinds: str, *settings: Any) -> None:
+def _check_exposed(dataset: Any, class_names: str, *settings: Any) -> None:
     """Raises TrainerKitError when a dataset of one of these classes lacks a setting; others have none."""
-    if type(dataset).__name__.lstrip("_") in kinds.split() and any(
+    if type(dataset).__name__.lstrip("_") in class_names.split() and any(
         one is _MISSING for one in settings
     ):
-        raise _gone(dataset, "a setting is gone")
+        raise _build_not_exposed_error(dataset, "a setting is gone")
 
 
-def _gone(dataset: Any, error: AttributeError | str) -> TrainerKitError:
+def _build_not_exposed_error(dataset: Any, error: AttributeError | str) -> TrainerKitError:
     return TrainerKitError(
         f"TensorFlow {tf.__version__} does not expose what a {type(dataset).__name__} is made of"
         f" ({error}), so trainer_kit cannot check whether a resume is exact; install the TensorFlow"
@@ -407,36 +407,36 @@ class SummaryState:
     end of the training.
     """
 
-    _NAMES = ("is_recording", "is_recording_distribution_strategy", "writer", "step")
+    _FIELDS = ("is_recording", "is_recording_distribution_strategy", "writer", "step")
 
     def __init__(self) -> None:
-        self._own = self._current()
+        self._values = self._read_values()
 
     @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
+    def activate(self) -> Iterator[None]:
         """Has the code inside see and change this state; its thread has the engine's again afterwards."""
-        before = self._current()
-        self._put(self._own)
+        before = self._read_values()
+        self._write_values(self._values)
         try:
             yield
         finally:
-            self._own = self._current()
-            self._put(before)
+            self._values = self._read_values()
+            self._write_values(before)
 
-    def _current(self) -> dict[str, Any]:
+    def _read_values(self) -> dict[str, Any]:
         return {
-            name: getattr(self._state(), name)
-            for name in self._NAMES
-            if hasattr(self._state(), name)
+            name: getattr(self._get_tensorflow_state(), name)
+            for name in self._FIELDS
+            if hasattr(self._get_tensorflow_state(), name)
         }
 
-    def _put(self, values: dict[str, Any]) -> None:
+    def _write_values(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
-            setattr(self._state(), name, value)
+            setattr(self._get_tensorflow_state(), name, value)
 
     @staticmethod
     @functools.cache
-    def _state() -> Any:
+    def _get_tensorflow_state() -> Any:
         try:
             from tensorflow.python.ops import summary_ops_v2
 

@@ -37,30 +37,30 @@ class Cluster:
     task_index: int = 0
 
     @property
-    def workers(self) -> int:
+    def worker_count(self) -> int:
         """How many tasks train: the chief and the workers."""
         return len(self.tasks.get("chief", ())) + len(self.tasks.get("worker", ()))
 
     @property
-    def worker_number(self) -> int:
+    def worker_index(self) -> int:
         """The index of this process among the tasks that train; chiefs come first. 0 for a process that works alone."""
         chiefs = len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0
-        return self.task_index + chiefs if self.trains_with_others else 0
+        return self.task_index + chiefs if self.is_multi_worker else 0
 
     @property
-    def parameter_servers(self) -> int:
+    def parameter_server_count(self) -> int:
         """How many tasks hold variables for the others."""
         return len(self.tasks.get("ps", ()))
 
     @property
-    def trains(self) -> bool:
+    def is_training_task(self) -> bool:
         """Whether this process is one of those that train together; an evaluator works alone."""
         return self.task_type != "evaluator"
 
     @property
-    def trains_with_others(self) -> bool:
+    def is_multi_worker(self) -> bool:
         """Whether this process is one of several that train together."""
-        return self.trains and self.workers > 1
+        return self.is_training_task and self.worker_count > 1
 
 
 def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
@@ -79,18 +79,18 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
     """
     existing = read_cluster()
     if existing is not None:
-        if worker_hosts and existing.tasks.get("worker") != _addresses(worker_hosts):
+        if worker_hosts and existing.tasks.get("worker") != _parse_worker_hosts(worker_hosts):
             _LOG.warning(
                 "runtime.worker_hosts is not used: TF_CONFIG is set, with %d worker(s)",
-                existing.workers,
+                existing.worker_count,
             )
-        return max(existing.workers, 1)
+        return max(existing.worker_count, 1)
     if not worker_hosts:
         return 1
-    workers = _addresses(worker_hosts)
+    workers = _parse_worker_hosts(worker_hosts)
     index = 0 if len(workers) == 1 and task_index < 0 else task_index
     if not 0 <= index < len(workers):
-        raise _mistake(
+        raise _build_config_error(
             "runtime.task_index",
             f"{task_index} is not one of {len(workers)} worker(s)",
             f"each needs its own index, 0 to {len(workers) - 1}, in the order of"
@@ -101,7 +101,7 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
     return len(workers)
 
 
-def worker_number(worker_hosts: str | None, task_index: int) -> int:
+def read_worker_index(worker_hosts: str | None, task_index: int) -> int:
     """Returns the index of this process among the workers, also before `configure_cluster` is called.
 
     Raises:
@@ -109,11 +109,11 @@ def worker_number(worker_hosts: str | None, task_index: int) -> int:
     """
     cluster = read_cluster()
     if cluster is not None:
-        return cluster.worker_number
+        return cluster.worker_index
     return max(task_index, 0) if worker_hosts else 0
 
 
-def parameter_server_mistakes(runtime: RuntimeConfig) -> list[Mistake]:
+def find_parameter_server_mistakes(runtime: RuntimeConfig) -> list[Mistake]:
     """Returns why a run cannot have parameter servers; [] when it asks for none.
 
     Raises:
@@ -123,7 +123,7 @@ def parameter_server_mistakes(runtime: RuntimeConfig) -> list[Mistake]:
     asks_cluster = strategy == "auto" and not runtime.tpu and runtime.virtual_cpus <= 1
     cluster = read_cluster() if asks_cluster else None
     if strategy != "parameter_server" and not (
-        cluster and cluster.trains and cluster.parameter_servers
+        cluster and cluster.is_training_task and cluster.parameter_server_count
     ):
         return []
     origin = "" if cluster is None else "TF_CONFIG has ps tasks"
@@ -143,45 +143,45 @@ def read_cluster() -> Cluster | None:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise _bad_tf_config(f"it is not JSON ({error})") from error
+        raise _build_tf_config_error(f"it is not JSON ({error})") from error
     if not isinstance(content, dict):
-        raise _bad_tf_config(f"it is a {type(content).__name__}, not a JSON object")
+        raise _build_tf_config_error(f"it is a {type(content).__name__}, not a JSON object")
     if not content.get("cluster"):
         return None
-    tasks = _tasks(content["cluster"])
+    tasks = _parse_tasks(content["cluster"])
     task = content.get("task")
     if not isinstance(task, dict) or not {"type", "index"} <= set(task):
-        raise _bad_tf_config(f"'task' is {task!r}, without the type and index of this process")
+        raise _build_tf_config_error(f"'task' is {task!r}, without the type and index of this process")
     try:
         index = int(task["index"])  # some platforms write it as text
     except (TypeError, ValueError) as error:
-        raise _bad_tf_config(
+        raise _build_tf_config_error(
             f"the task's index is {task['index']!r}, not a whole number"
         ) from error
     cluster = Cluster(tasks=tasks, task_type=str(task["type"]), task_index=index)
     known = tasks.get(cluster.task_type, ())
-    if cluster.trains and not 0 <= cluster.task_index < len(known):
+    if cluster.is_training_task and not 0 <= cluster.task_index < len(known):
         there = ", ".join(
             f"{name} 0 to {len(addresses) - 1}" for name, addresses in tasks.items() if addresses
         )
-        raise _bad_tf_config(
+        raise _build_tf_config_error(
             f"this process is {cluster.task_type} {cluster.task_index}, but the cluster has {there}"
         )
     return cluster
 
 
-def _addresses(worker_hosts: str) -> tuple[str, ...]:
+def _parse_worker_hosts(worker_hosts: str) -> tuple[str, ...]:
     addresses = tuple(address.strip() for address in worker_hosts.split(","))
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise _mistake(
+            raise _build_config_error(
                 "runtime.worker_hosts",
                 f"{address!r} is not host:port",
                 "write them like 'a:2222,b:2222'",
             )
         if addresses.count(address) > 1:
-            raise _mistake(
+            raise _build_config_error(
                 "runtime.worker_hosts",
                 f"{address!r} is listed twice",
                 "each worker needs its own address",
@@ -189,26 +189,26 @@ def _addresses(worker_hosts: str) -> tuple[str, ...]:
     return addresses
 
 
-def _tasks(cluster: Any) -> dict[str, tuple[str, ...]]:
+def _parse_tasks(cluster: Any) -> dict[str, tuple[str, ...]]:
     if not isinstance(cluster, dict) or not all(
         isinstance(addresses, list) for addresses in cluster.values()
     ):
-        raise _bad_tf_config(f"'cluster' is {cluster!r}, not lists of addresses by task type")
+        raise _build_tf_config_error(f"'cluster' is {cluster!r}, not lists of addresses by task type")
     tasks = {
         name: tuple(str(address) for address in addresses) for name, addresses in cluster.items()
     }
     for address in (*tasks.get("chief", ()), *tasks.get("worker", ())):
         if not address.rpartition(":")[2].isdecimal():
-            raise _bad_tf_config(f"the address {address!r} has no port")
+            raise _build_tf_config_error(f"the address {address!r} has no port")
     return tasks
 
 
-def _bad_tf_config(problem: str) -> ConfigError:
+def _build_tf_config_error(problem: str) -> ConfigError:
     example = (
         '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
     )
-    return _mistake("TF_CONFIG", problem, f"unset it, or write it like {example}")
+    return _build_config_error("TF_CONFIG", problem, f"unset it, or write it like {example}")
 
 
-def _mistake(path: str, problem: str, advice: str) -> ConfigError:
+def _build_config_error(path: str, problem: str, advice: str) -> ConfigError:
     return ConfigError([Mistake(path, problem, advice)])

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def traced(function: Callable[..., Any], *specs: Any) -> Any:
+def trace_concrete_function(function: Callable[..., Any], *specs: Any) -> Any:
     """Traces a function on specs, so that the variables that it creates exist afterwards; runs nothing.
 
     A tf.function creates the variables that replicas share with a value for the first replica only,

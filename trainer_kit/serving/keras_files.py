@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer_kit.checkpoints.state.strict_restore import differences_table
+from trainer_kit.checkpoints.state.strict_restore import format_differences
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.optimizers.per_variable import variable_path
 
@@ -29,7 +29,7 @@ def load_keras_file(model: Any, path: str) -> tuple[int, int]:
     variables = list(model.variables)
     before = [variable.numpy() for variable in variables]
     try:
-        _load_all(model, path, before)
+        _load_strictly(model, path, before)
     except BaseException as error:  # Ctrl-C too
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
@@ -45,13 +45,13 @@ def load_keras_file(model: Any, path: str) -> tuple[int, int]:
     return len(variables), sum(int(value.size) for value in before)
 
 
-def _load_all(model: Any, path: str, before: list[Any]) -> None:
+def _load_strictly(model: Any, path: str, old_values: list[Any]) -> None:
     """Loads with Keras; raises ValueError for variables that Keras leaves out, perhaps with only a warning.
 
     All variables are set to NaN first; those that are still NaN afterwards were left out.
     """
     numbers = [
-        (v, old) for v, old in zip(model.variables, before, strict=True) if old.dtype.kind == "f"
+        (v, old) for v, old in zip(model.variables, old_values, strict=True) if old.dtype.kind == "f"
     ]
     for variable, old in numbers:
         variable.assign(np.full_like(old, np.nan))
@@ -63,4 +63,4 @@ def _load_all(model: Any, path: str, before: list[Any]) -> None:
         rows = [
             (variable_path(one), "missing in the file", None, tuple(one.shape)) for one in missing
         ]
-        raise ValueError(differences_table(sorted(rows, key=lambda row: row[0].rpartition("/"))))
+        raise ValueError(format_differences(sorted(rows, key=lambda row: row[0].rpartition("/"))))

@@ -9,21 +9,21 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, readable
-from trainer_kit.checkpoints.state.strict_restore import differences_table
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, parse_attribute_path
+from trainer_kit.checkpoints.state.strict_restore import format_differences
 from trainer_kit.checkpoints.weight_files.keras_file import is_keras_file
-from trainer_kit.config.experiments import task_class
+from trainer_kit.config.experiments import lookup_task_class
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.evals.checkpoint_selection import weights_at
-from trainer_kit.runtime.precision import precision
+from trainer_kit.evals.checkpoint_selection import resolve_weights_path
+from trainer_kit.runtime.precision import precision_scope
 from trainer_kit.serving.keras_files import load_keras_file
-from trainer_kit.serving.recorded_run import recorded_config, run_folder
-from trainer_kit.serving.run_checkpoint import run_checkpoint
+from trainer_kit.serving.recorded_run import read_run_config, resolve_run_dir
+from trainer_kit.serving.run_checkpoint import resolve_run_checkpoint
 from trainer_kit.training.checks.batch_spec import is_built
-from trainer_kit.training.initial_weights.variable_matching import Match, match
-from trainer_kit.training.trainer_creation import trainer_class_of
+from trainer_kit.training.initial_weights.variable_matching import Match, find_best_match
+from trainer_kit.training.trainer_creation import get_trainer_class
 
-_LISTED = 3  # names in a report
+_MAX_LISTED_NAMES = 3  # names in a report
 _Loaded = TypeVar("_Loaded")
 
 
@@ -55,7 +55,7 @@ class LoadedWeights:
             f"loaded {kind}{self.variables} variables ({self.parameters:,} parameters) from"
             f" {self.path}{where}"
         )
-        return f"{text}; not used: {_by_section(self.unused)}" if self.unused else text
+        return f"{text}; not used: {_format_by_section(self.unused)}" if self.unused else text
 
 
 def load_model(
@@ -84,15 +84,15 @@ def load_model(
       UsageError: when there is no such run, checkpoint or average, or the experiment is not known.
       StorageError: when the files are damaged.
     """
-    folder = run_folder(run_dir)
-    config = recorded_config(folder, import_modules, "import_modules")
-    find = lambda: run_checkpoint(folder, which, config.trainer, weights_at)  # noqa: E731
+    folder = resolve_run_dir(run_dir)
+    config = read_run_config(folder, import_modules, "import_modules")
+    find = lambda: resolve_run_checkpoint(folder, which, config.trainer, resolve_weights_path)  # noqa: E731
     find()  # a miss is reported before the model is built
-    with precision(config.runtime):
-        task = task_class(config.task)(config.task, logging_dir=os.fspath(folder))
-        trainer = trainer_class_of(config).create(config, task, False, True)
-    prefix, _ = _retried(find, trainer.state.restore_weights)
-    if weights and not trainer.state.holds_averages(prefix):
+    with precision_scope(config.runtime):
+        task = lookup_task_class(config.task)(config.task, logging_dir=os.fspath(folder))
+        trainer = get_trainer_class(config).create(config, task, False, True)
+    prefix, _ = _load_with_retry(find, trainer.state.restore_weights)
+    if weights and not trainer.state.has_averages(prefix):
         raise UsageError(
             f"weights: {prefix} holds one kind of weights, those that were evaluated; leave"
             f' weights={weights!r} out, or load a checkpoint of the run, such as which="latest"'
@@ -134,8 +134,8 @@ def load_weights(
     if is_keras_file(place):
         loaded = LoadedWeights(place, "", *load_keras_file(model, place))
     else:
-        _, loaded = _retried(
-            lambda: weights_at(place), lambda prefix: _load(model, prefix, part, averaged)
+        _, loaded = _load_with_retry(
+            lambda: resolve_weights_path(place), lambda prefix: _load_checkpoint(model, prefix, part, averaged)
         )
     print(loaded)
     return loaded
@@ -156,36 +156,36 @@ def check_built(model: Any) -> None:
         )
 
 
-def _load(model: Any, prefix: str, part: str | None, averaged: bool | str) -> LoadedWeights:
+def _load_checkpoint(model: Any, prefix: str, part: str | None, averaged: bool | str) -> LoadedWeights:
     graph = CheckpointGraph(prefix)
-    found = match(model, graph, part, averaged)
+    found = find_best_match(model, graph, part, averaged)
     used = {key for _, key in found.pairs}
-    _check(model, graph, found, used)
+    _check_match(model, graph, found, used)
     values = [
         graph.value(key) for _, key in found.pairs
     ]  # reads all values before it assigns the first
     for (variable, _), value in zip(found.pairs, values, strict=True):
         variable.assign(tf.cast(value, variable.dtype))
-    unused = tuple(sorted(readable(key) for key in graph.shapes.keys() - used))
+    unused = tuple(sorted(parse_attribute_path(key) for key in graph.shapes.keys() - used))
     parameters = sum(int(tf.size(value)) for value in values)
-    return LoadedWeights(prefix, found.part, len(values), parameters, found.averaged, unused)
+    return LoadedWeights(prefix, found.part, len(values), parameters, found.is_averaged, unused)
 
 
-def _check(model: Any, graph: CheckpointGraph, found: Match, used: set[str]) -> None:
-    if found.misfits:
+def _check_match(model: Any, graph: CheckpointGraph, variable_match: Match, used_keys: set[str]) -> None:
+    if variable_match.misfits:
         part = (
-            f"its part {found.part!r}, which fits best"
-            if found.part
+            f"its part {variable_match.part!r}, which fits best"
+            if variable_match.part
             else "its root, which fits best"
         )
         fits = (
-            f"{part}: {len(found.misfits)} variables do not fit" if found.pairs else "nothing fits"
+            f"{part}: {len(variable_match.misfits)} variables do not fit" if variable_match.pairs else "nothing fits"
         )
-        rows = sorted(found.misfits, key=lambda row: row[0].rpartition("/"))
+        rows = sorted(variable_match.misfits, key=lambda row: row[0].rpartition("/"))
         raise UsageError(
             f"{graph.prefix} does not fit the model {type(model).__name__} ({fits}); build the"
             " model as it was when the checkpoint was saved; no weight was"
-            f" changed:\n{differences_table(rows)}"
+            f" changed:\n{format_differences(rows)}"
         )
     parts = {
         id(one): one for one in tf.train.TrackableView(model).descendants() if one is not model
@@ -194,9 +194,9 @@ def _check(model: Any, graph: CheckpointGraph, found: Match, used: set[str]) -> 
         one for one in parts if hasattr(one, "call") and hasattr(one, "built")
     ]  # no optimizers, no metrics
     unbuilt = [type(one).__name__ for one in layers if not one.built]
-    left = sorted(readable(key) for key in graph.below(found.node) - used)
+    left = sorted(parse_attribute_path(key) for key in graph.collect_keys_below(variable_match.node) - used_keys)
     if (
-        unbuilt and left and not found.averaged
+        unbuilt and left and not variable_match.is_averaged
     ):  # after averages were loaded, the rest are the weights themselves
         raise UsageError(
             f"{graph.prefix} holds {left[0]} and the like, for which the model has no variable, and"
@@ -205,19 +205,19 @@ def _check(model: Any, graph: CheckpointGraph, found: Match, used: set[str]) -> 
         )
 
 
-def _retried(find: Callable[[], str], load: Callable[[str], _Loaded]) -> tuple[str, _Loaded]:
+def _load_with_retry(find_checkpoint: Callable[[], str], load_checkpoint: Callable[[str], _Loaded]) -> tuple[str, _Loaded]:
     """Loads the checkpoint that `find` returns; tries again if the run has meanwhile replaced it by a newer one."""
-    prefix = find()
+    prefix = find_checkpoint()
     while True:
         try:
-            return prefix, load(prefix)
+            return prefix, load_checkpoint(prefix)
         except StorageError:
-            before, prefix = prefix, find()
+            before, prefix = prefix, find_checkpoint()
             if prefix == before:
                 raise
 
 
-def _by_section(names: Sequence[str]) -> str:
+def _format_by_section(names: Sequence[str]) -> str:
     """Returns the names as text, grouped by their first part: "optimizer (9), global_step"."""
     sections: dict[str, list[str]] = {}
     for name in names:
@@ -225,6 +225,6 @@ def _by_section(names: Sequence[str]) -> str:
     single = len(sections) == 1 and len(names) > 1
     listed = [f"{name} ({len(of)})" if of != [name] else name for name, of in sections.items()]
     more = (
-        f": {', '.join(names[:_LISTED])}{' ...' if len(names) > _LISTED else ''}" if single else ""
+        f": {', '.join(names[:_MAX_LISTED_NAMES])}{' ...' if len(names) > _MAX_LISTED_NAMES else ''}" if single else ""
     )
     return ", ".join(listed) + more

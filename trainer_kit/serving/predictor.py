@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.errors import UsageError, suggestion
-from trainer_kit.inputs.autograph import converted
+from trainer_kit.errors import UsageError, suggest_names
+from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.serving.load import check_built, load_model
 from trainer_kit.training.named_tensors import LayerOutputs, unknown_tensor
 
@@ -57,25 +57,25 @@ def get_predictor(
                 f" {[names or 'name']}"
             )
     if isinstance(model, (str, os.PathLike)):
-        model = _of_run(Path(model), which, import_modules)
+        model = _load_run_model(Path(model), which, import_modules)
     elif which is not None:
         raise UsageError(
             f"get_predictor: which={which!r} is for the folder of a run; leave it out for a live"
             " model"
         )
     check_built(model)
-    arguments, layers = _arguments(model, list(inputs)), LayerOutputs(model)
+    arguments, layers = _make_argument_builder(model, list(inputs)), LayerOutputs(model)
 
     @tf.function(reduce_retracing=True, autograph=False)
     def traced(values: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         with layers.collect(outputs) as found:
-            returned = converted(model)(arguments(values), training=False)
+            returned = apply_autograph(model)(arguments(values), training=False)
         own = returned if isinstance(returned, Mapping) else {getattr(model, "name", ""): returned}
         known = {**own, **found.tensors}
         for name in outputs:
             if name not in known:
                 raise unknown_tensor(
-                    name, {*known, *found.known, *layers.names}, "get_predictor: the model"
+                    name, {*known, *found.exposed_names, *layers.names}, "get_predictor: the model"
                 )
         return {name: known[name] for name in outputs}
 
@@ -93,7 +93,7 @@ def get_predictor(
     return predict
 
 
-def _of_run(path: Path, which: str | int | None, import_modules: str | Sequence[str]) -> Any:
+def _load_run_model(path: Path, which: str | int | None, import_modules: str | Sequence[str]) -> Any:
     """Returns the model of a run's folder, or of a checkpoint in it."""
     if (path / "params.yaml").is_file():
         return load_model(path, "best" if which is None else which, import_modules)
@@ -107,7 +107,7 @@ def _of_run(path: Path, which: str | int | None, import_modules: str | Sequence[
     return load_model(folder, os.fspath(path), import_modules)
 
 
-def _arguments(model: Any, names: list[str]) -> Callable[[Mapping[str, tf.Tensor]], Any]:
+def _make_argument_builder(model: Any, names: list[str]) -> Callable[[Mapping[str, tf.Tensor]], Any]:
     """Returns a function that makes the argument of the model's call from values by name."""
     structure = getattr(model, "input", None) if getattr(model, "inputs", None) else None
     if structure is None:  # no functional model
@@ -121,7 +121,7 @@ def _arguments(model: Any, names: list[str]) -> Callable[[Mapping[str, tf.Tensor
     for name in names:
         if name not in known:
             raise UsageError(
-                f"get_predictor: the model has no input {name!r}; {suggestion(name, known)}"
+                f"get_predictor: the model has no input {name!r}; {suggest_names(name, known)}"
             )
     if missing := [name for name in known if name not in names]:
         raise UsageError(

@@ -13,12 +13,12 @@ from trainer_kit.config.experiments import experiments, get_experiment
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.config.serialize import from_yaml
-from trainer_kit.errors import UsageError, path_suggestion
+from trainer_kit.errors import UsageError, suggest_paths
 
-_FLAG = "--import_module"
+_IMPORT_FLAG = "--import_module"
 
 
-def run_folder(run_dir: str | os.PathLike[str]) -> Path:
+def resolve_run_dir(run_dir: str | os.PathLike[str]) -> Path:
     """Returns the folder of a recorded run.
 
     Raises:
@@ -30,7 +30,7 @@ def run_folder(run_dir: str | os.PathLike[str]) -> Path:
     if not folder.is_dir():
         folders = [path.name for path in folder.parent.glob("[!.]*") if path.is_dir()]
         raise UsageError(
-            f"there is no folder {folder}; {path_suggestion(folder, folders, 'folders')}"
+            f"there is no folder {folder}; {suggest_paths(folder, folders, 'folders')}"
         )
     runs = sorted(str(path.parent) for path in folder.glob("*/params.yaml"))
     inside = (
@@ -41,14 +41,14 @@ def run_folder(run_dir: str | os.PathLike[str]) -> Path:
     raise UsageError(f"{folder} is not the folder of a run: it has no params.yaml; {inside}")
 
 
-def recorded_experiment(folder: Path) -> str:
+def read_experiment_name(run_dir: Path) -> str:
     """Returns the name of the experiment in manifest.json; "" if there is none."""
-    name = (files.read_json(folder / "manifest.json") or {}).get("experiment")
+    name = (files.read_json(run_dir / "manifest.json") or {}).get("experiment")
     return name if isinstance(name, str) else ""
 
 
-def recorded_config(
-    folder: Path, import_modules: str | Sequence[str] = (), option: str = _FLAG
+def read_run_config(
+    run_dir: Path, import_modules: str | Sequence[str] = (), option_name: str = _IMPORT_FLAG
 ) -> ExperimentConfig:
     """Returns the config of a run, changed to one device, since the weights do not depend on the devices.
 
@@ -61,13 +61,13 @@ def recorded_config(
     Raises:
       UsageError: when the experiment is not recorded or not known, or a module cannot be imported.
     """
-    name = recorded_experiment(folder)
+    name = read_experiment_name(run_dir)
     if not name:
         raise UsageError(
-            f"{folder / 'manifest.json'} names no experiment, since the run was started from Python"
+            f"{run_dir / 'manifest.json'} names no experiment, since the run was started from Python"
             " without one; build its model yourself and call trainer_kit.load_weights(model,"
-            f" {str(folder)!r}), or, after a fit of trainer_kit.compat.keras,"
-            f" compat.keras.load(model, {str(folder)!r})"
+            f" {str(run_dir)!r}), or, after a fit of trainer_kit.compat.keras,"
+            f" compat.keras.load(model, {str(run_dir)!r})"
         )
     if import_modules or name not in experiments:
         given = (
@@ -77,23 +77,23 @@ def recorded_config(
         )
         recorded: list[str] = []
         if not given:  # the modules that the command of the run imports first
-            command = (files.read_json(folder / "manifest.json") or {}).get("command")
+            command = (files.read_json(run_dir / "manifest.json") or {}).get("command")
             words = [str(word) for word in command] if isinstance(command, list) else []
-            recorded = [word.partition("=")[2] for word in words if word.startswith(f"{_FLAG}=")]
+            recorded = [word.partition("=")[2] for word in words if word.startswith(f"{_IMPORT_FLAG}=")]
             recorded += [
-                following for word, following in itertools.pairwise(words) if word == _FLAG
+                following for word, following in itertools.pairwise(words) if word == _IMPORT_FLAG
             ]
         try:
-            discovery.find_experiment(name, given or recorded, option)
+            discovery.import_experiment(name, given or recorded, option_name)
         except UsageError as error:
             if not recorded:
                 raise
-            flags = " ".join(f"{_FLAG}={module}" for module in recorded)
+            flags = " ".join(f"{_IMPORT_FLAG}={module}" for module in recorded)
             raise UsageError(
                 f"{error}\n  The run was started with {flags}. Go to the folder where it was"
-                f" started, or name its module by {option}."
+                f" started, or name its module by {option_name}."
             ) from error
-    text = (folder / "params.yaml").read_text(encoding="utf-8")
+    text = (run_dir / "params.yaml").read_text(encoding="utf-8")
     config = from_yaml(text, get_experiment(name))
     kept = ("mixed_precision_dtype", "loss_scale", "random_seed")
     plain, of_run = RuntimeConfig(distribution_strategy="off").as_dict(), config.runtime.as_dict()

@@ -30,18 +30,18 @@ class BackgroundWriter:
     """
 
     def __init__(
-        self, writers: Sequence[Writer], capacity: int = 256, together: float = 0.2
+        self, writers: Sequence[Writer], capacity: int = 256, batching_seconds: float = 0.2
     ) -> None:
-        self._at_once = tuple(
+        self._direct_writers = tuple(
             writer for writer in writers if getattr(writer, "in_caller_thread", False)
         )
-        self._writers = tuple(writer for writer in writers if writer not in self._at_once)
+        self._threaded_writers = tuple(writer for writer in writers if writer not in self._direct_writers)
         self._queue: queue.Queue[Report | _Request] = queue.Queue(maxsize=capacity)
-        self._together = together
-        self._hurry = threading.Event()  # something waits for the thread
+        self._batching_seconds = batching_seconds
+        self._wake_event = threading.Event()  # something waits for the thread
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
-        self._closed = False
+        self._start_lock = threading.Lock()
+        self._is_closed = False
         self._error: BaseException | None = None
         self._error_lock = threading.Lock()
 
@@ -52,8 +52,8 @@ class BackgroundWriter:
           RuntimeError: after `close`.
           Exception: the first error of a writer since the last call.
         """
-        self._put(report)
-        for writer in self._at_once:
+        self._enqueue(report)
+        for writer in self._direct_writers:
             self._guard(writer.write, report)
         self._raise_error()
 
@@ -64,16 +64,16 @@ class BackgroundWriter:
           RuntimeError: after `close`.
           Exception: the first error of a writer since the last call.
         """
-        self._ask(lambda writer: writer.flush())
+        self._run_on_writers(lambda writer: writer.flush())
         self._raise_error()
 
-    def settle(self) -> None:
+    def flush_threaded_writers(self) -> None:
         """Waits like `flush`, in any thread; the next call of another method raises errors of writers.
 
         Writers with a true `in_caller_thread` are left out. Returns at once after `close`.
         """
-        if not self._closed:
-            self._ask(lambda writer: writer.flush(), in_thread_only=True)
+        if not self._is_closed:
+            self._run_on_writers(lambda writer: writer.flush(), threaded_only=True)
 
     def close(self) -> None:
         """Writes all waiting reports, closes all writers and ends the thread; a second call does nothing.
@@ -82,17 +82,17 @@ class BackgroundWriter:
           Exception: the first error of a writer since the last call or in its `close`, after all
             were closed.
         """
-        if not self._closed:
-            self._ask(lambda writer: writer.close(), last=True)
-            self._closed = True
+        if not self._is_closed:
+            self._run_on_writers(lambda writer: writer.close(), is_last=True)
+            self._is_closed = True
             if self._thread is not None:
                 self._thread.join()
         self._raise_error()
 
-    def _put(self, item: Report | _Request) -> None:
-        if self._closed:
+    def _enqueue(self, item: Report | _Request) -> None:
+        if self._is_closed:
             raise RuntimeError("this BackgroundWriter is closed; write before close()")
-        with self._starting:
+        with self._start_lock:
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._serve, name="trainer_kit telemetry", daemon=True
@@ -100,14 +100,14 @@ class BackgroundWriter:
                 self._thread.start()
         self._queue.put(item)
         if isinstance(item, _Request) or self._queue.qsize() >= self._queue.maxsize // 2:
-            self._hurry.set()
+            self._wake_event.set()
 
-    def _ask(
-        self, action: Callable[[Writer], None], *, last: bool = False, in_thread_only: bool = False
+    def _run_on_writers(
+        self, action: Callable[[Writer], None], *, is_last: bool = False, threaded_only: bool = False
     ) -> None:
-        request = _Request(action, last)
-        self._put(request)
-        for writer in () if in_thread_only else self._at_once:
+        request = _Request(action, is_last)
+        self._enqueue(request)
+        for writer in () if threaded_only else self._direct_writers:
             self._guard(action, writer)
         # Ctrl-C in an earlier close() may have left a thread that has ended since.
         while not request.done.wait(0.5) and self._thread is not None and self._thread.is_alive():
@@ -125,15 +125,15 @@ class BackgroundWriter:
             item = self._queue.get()
             if isinstance(item, Report):
                 if self._queue.empty():
-                    self._hurry.wait(self._together)
-                    self._hurry.clear()
-                for writer in self._writers:
+                    self._wake_event.wait(self._batching_seconds)
+                    self._wake_event.clear()
+                for writer in self._threaded_writers:
                     self._guard(writer.write, item)
                 continue
-            for writer in self._writers:
+            for writer in self._threaded_writers:
                 self._guard(item.action, writer)
             item.done.set()
-            if item.last:
+            if item.is_last:
                 return
 
     def _guard(self, call: Callable[..., None], *arguments: object) -> None:
@@ -154,7 +154,7 @@ class BackgroundWriter:
 class _Request:
     """An action that every writer carries out after all earlier reports were written."""
 
-    def __init__(self, action: Callable[[Writer], None], last: bool) -> None:
+    def __init__(self, action: Callable[[Writer], None], is_last: bool) -> None:
         self.action = action
-        self.last = last
+        self.is_last = is_last
         self.done = threading.Event()

@@ -56,7 +56,7 @@ class ConsoleWriter:
     ) -> None:
         self._stream = stream
         self._interactive = _can_draw(stream) if interactive is None else interactive
-        self._output = _Output(stream)
+        self._output = _ClosableStream(stream)
         self._console = Console(
             file=cast("IO[str]", self._output),
             force_terminal=self._interactive,
@@ -83,14 +83,14 @@ class ConsoleWriter:
                 self._newest = (report, self._clock())
                 self._live = self._live or self._start()
         else:
-            self.log("\n".join(lines.report_lines(report)))
+            self.log("\n".join(lines.format_report_lines(report)))
 
     def log(self, text: str) -> None:
         """Prints `text` on a separate line, above the display if there is one. Line breaks are kept.
 
         May be called from any thread. Control characters become spaces.
         """
-        text = lines.printable(text, keep="\n")
+        text = lines.replace_unprintable(text, keep="\n")
         with self._lock:
             if self._interactive:
                 self._console.print(Text(text), soft_wrap=True)
@@ -108,20 +108,20 @@ class ConsoleWriter:
             before = self._activity
             if activity is None:
                 self._activity = None
-            elif activity.seconds < self._after(activity):
+            elif activity.seconds < self._get_delay(activity):
                 return
             elif self._interactive:
                 self._activity = activity  # before the first drawing
                 self._live = self._live or self._start()
             elif before is None or activity.seconds - before.seconds >= self._activity_every:
                 self._activity = activity
-                self.log(lines.activity_line(activity))
+                self.log(lines.format_activity(activity))
         if activity is None and before is not None and self._newest is None:
             self.close()  # the display showed nothing else
 
-    def _after(self, activity: Activity) -> float:
+    def _get_delay(self, activity: Activity) -> float:
         first = self._activity_after
-        return min(first, _LOOP_AFTER) if self._interactive and activity.what == TRAINING else first
+        return min(first, _LOOP_AFTER) if self._interactive and activity.name == TRAINING else first
 
     def flush(self) -> None:
         """Updates the display."""
@@ -157,19 +157,19 @@ class ConsoleWriter:
         parts: list[Group | Text] = []
         if self._newest is not None:
             report, since = self._newest
-            parts.append(_display(report, self._clock() - since, self._best))
+            parts.append(_render_report(report, self._clock() - since, self._best))
         activity = self._activity
         if activity is not None:
-            parts.append(Text(lines.activity_line(activity), no_wrap=True, overflow="ellipsis"))
+            parts.append(Text(lines.format_activity(activity), no_wrap=True, overflow="ellipsis"))
         return Group(*parts)
 
 
-class _Output:
+class _ClosableStream:
     """A stream that may be closed by others: later output is dropped, with one warning."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._gone = False
+        self._is_closed = False
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
@@ -187,13 +187,13 @@ class _Output:
         return self._stream.fileno()
 
     def _attempt(self, action: Callable[[], object]) -> None:
-        if self._gone:
+        if self._is_closed:
             return
         try:
             action()
         # ValueError is what a closed Python file raises.
         except (OSError, ValueError) as error:
-            self._gone = True
+            self._is_closed = True
             _LOG.warning("progress is no longer shown: the output is closed (%s)", error)
 
 
@@ -205,11 +205,11 @@ def _can_draw(stream: TextIO) -> bool:
     )
 
 
-def _display(report: Report, elapsed: float, best: tuple[str, float, int] | None) -> Group:
+def _render_report(report: Report, elapsed: float, best: tuple[str, float, int] | None) -> Group:
     """Returns the report as a bar above its figures, `elapsed` seconds after it came."""
     cells: list[Text | ProgressBar] = [
         Text(report.kind, style="bold"),
-        Text(f"step {lines.progress_text(report)}"),
+        Text(f"step {lines.format_progress(report)}"),
     ]
     grid = Table.grid(padding=(0, 2, 0, 0), expand=report.total_steps is not None)
     grid.add_column(no_wrap=True)
@@ -217,12 +217,12 @@ def _display(report: Report, elapsed: float, best: tuple[str, float, int] | None
     if report.total_steps is not None:
         grid.add_column(ratio=1, min_width=4)
         cells.append(ProgressBar(total=max(report.total_steps, 1), completed=report.step))
-    for text in lines.left_texts(report, elapsed):
+    for text in lines.format_time_left(report, elapsed):
         grid.add_column(no_wrap=True)
         cells.append(Text(text))
     grid.add_row(*cells)
-    figures = lines.rate_texts(report) + lines.metric_texts(report)
-    figures += [] if best is None else [lines.best_text(best)]
+    figures = lines.format_rates(report) + lines.format_metrics(report)
+    figures += [] if best is None else [lines.format_best(best)]
     return Group(
-        grid, Columns([Text(lines.printable(figure)) for figure in figures], padding=(0, 2, 0, 0))
+        grid, Columns([Text(lines.replace_unprintable(figure)) for figure in figures], padding=(0, 2, 0, 0))
     )

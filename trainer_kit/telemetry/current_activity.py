@@ -31,7 +31,7 @@ class RunProgress(Protocol):
         ...
 
 
-class CurrentActivity:
+class ActivityWatcher:
     """While entered, shows the run's current activity, without any work of the main thread.
 
     After an error, which is logged once, nothing more is shown.
@@ -54,12 +54,12 @@ class CurrentActivity:
         self._show = show
         self._poll_seconds = poll_seconds
         self._clock = clock
-        self._before = 0  # batches, when the last evaluation was over
-        self._since: tuple[str, int, float] | None = (
+        self._batches_before = 0  # batches, when the last evaluation was over
+        self._activity_start: tuple[str, int, float] | None = (
             None  # the activity, its first step, and when it was first seen
         )
-        self._known: int | None = None
-        self._left = threading.Event()
+        self._total: int | None = None
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="activity watch", daemon=True)
 
     def __enter__(self) -> CurrentActivity:
@@ -72,33 +72,33 @@ class CurrentActivity:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.leave()
+        self.stop()
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """Stops showing activities; a second call does nothing."""
-        self._left.set()
+        self._stop_event.set()
         self._thread.join()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Polls once and shows the activity, if there is one."""
         what, begun, step, batches = self._run.describe_activity()
-        if self._since is not None and (what, begun) != self._since[:2]:
-            self._since, self._known, self._before = None, None, batches
+        if self._activity_start is not None and (what, begun) != self._activity_start[:2]:
+            self._activity_start, self._total, self._batches_before = None, None, batches
             self._show(None)
         if what != EVALUATING:
-            self._before = batches
+            self._batches_before = batches
         if not what:
             return
-        if self._since is None:
-            self._since = what, begun, self._clock()
-        self._known = self._run.find_total(what) if self._known is None else self._known
-        done = {EVALUATING: batches - self._before, TRAINING: step - begun}.get(what, 0)
-        self._show(Activity(what, step, done, self._known, self._clock() - self._since[2]))
+        if self._activity_start is None:
+            self._activity_start = what, begun, self._clock()
+        self._total = self._run.find_total(what) if self._total is None else self._total
+        done = {EVALUATING: batches - self._batches_before, TRAINING: step - begun}.get(what, 0)
+        self._show(Activity(what, step, done, self._total, self._clock() - self._activity_start[2]))
 
     def _watch(self) -> None:
         try:
-            while not self._left.wait(self._poll_seconds):
-                self.look()
+            while not self._stop_event.wait(self._poll_seconds):
+                self.poll()
             self._show(None)
         except Exception as error:
             _LOG.warning("the run's current activity is no longer shown: %r", error)

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.runtime.tensorflow_internals import functions_called
+from trainer_kit.runtime.tensorflow_internals import get_called_functions
 from trainer_kit.telemetry.model_stats import count_parameters
 
 # Operations whose work is in another function, which the profiler does not count.
@@ -67,10 +67,10 @@ def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
     if not getattr(model, "built", True):
         return FlopsResult(None, "the model is not built yet; call it on a batch first")
     try:
-        spec = tf.nest.map_structure(_one_example, inputs_spec)
+        spec = tf.nest.map_structure(_set_batch_size_to_one, inputs_spec)
         flops, left_out = _count_graph(_trace(model, spec))
     except Exception as error:
-        return FlopsResult(None, _plain(f"{type(error).__name__}: {error}"))
+        return FlopsResult(None, _to_plain_line(f"{type(error).__name__}: {error}"))
 
     if not left_out:
         return FlopsResult(flops)
@@ -78,12 +78,12 @@ def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
     return FlopsResult(flops, f"a lower bound, these operations are not counted: {names}")
 
 
-def _plain(text: str, longest: int = 300) -> str:
+def _to_plain_line(text: str, longest: int = 300) -> str:
     """Returns the text as one line, without the colours of Keras's messages."""
     return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())[:longest]
 
 
-def _one_example(spec: Any) -> tf.TensorSpec:
+def _set_batch_size_to_one(spec: Any) -> tf.TensorSpec:
     shape = tf.TensorShape(spec.shape)
     if shape.rank is None or shape.rank == 0 or not shape[1:].is_fully_defined():
         raise ValueError(f"the input {spec} needs a known size in every dimension after the batch")
@@ -105,9 +105,9 @@ def _count_graph(graph: tf.Graph) -> tuple[int, Counter[str]]:
     profile = _profile(graph)
     # Importing Model Garden adds a rule for Einsum to the profiler; the number must not depend on
     # that.
-    flops = int(profile.total_float_ops) - _profiled_flops(profile, "Einsum")
+    flops = int(profile.total_float_ops) - _sum_profiled_flops(profile, "Einsum")
     left_out = Counter[str]()
-    functions = functions_called(graph)
+    functions = get_called_functions(graph)
 
     for operation in graph.get_operations():
         is_call = operation.type in _CALLS
@@ -150,13 +150,13 @@ def _profile(graph: tf.Graph) -> Any:
         logger.setLevel(level)
 
 
-def _profiled_flops(node: Any, name: str) -> int:
+def _sum_profiled_flops(node: Any, name: str) -> int:
     """Returns the FLOPs of all operations of type `name` below `node` of the profile."""
     flops = 0
     for child in node.children:
         if child.name == name:
             flops += int(child.float_ops)
-        flops += _profiled_flops(child, name)
+        flops += _sum_profiled_flops(child, name)
     return flops
 
 
@@ -176,7 +176,7 @@ def _einsum_flops(operation: tf.Operation) -> int:
     return 2 * operation.outputs[0].shape.num_elements() * summed
 
 
-def model_cost(trainer: Any) -> str:
+def describe_model_cost(trainer: Any) -> str:
     """Returns the size of the trainer's model and, after training, its FLOPs for one example, for the log.
 
     It traces the model again, so call it last.

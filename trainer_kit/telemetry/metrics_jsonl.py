@@ -31,7 +31,7 @@ from typing import IO, Any
 from trainer_kit import files
 from trainer_kit.errors import StorageError
 from trainer_kit.telemetry.report import CHANGE, Report
-from trainer_kit.telemetry.scalars import flat_scalars, from_json_number, to_json_number
+from trainer_kit.telemetry.scalars import flatten_scalars, from_json_number, to_json_number
 
 RESUME = "resume"
 WALL_CLOCK_FIELDS = (
@@ -69,22 +69,22 @@ class JsonLinesWriter:
         """
         kind, step = report.kind, int(report.step)
         record: dict[str, Any] = {"kind": kind, "step": step}
-        if report.epoch is not None:
-            record["epoch"], record["step_in_epoch"] = report.epoch.epoch, report.epoch.step
+        if report.epoch_progress is not None:
+            record["epoch"], record["step_in_epoch"] = report.epoch_progress.epoch, report.epoch_progress.step
         for name in WALL_CLOCK_FIELDS:
             value = getattr(report, name)
             record[name] = None if value is None else to_json_number(value)
         record["metrics"] = {
-            name: to_json_number(value) for name, value in flat_scalars(report.metrics).items()
+            name: to_json_number(value) for name, value in flatten_scalars(report.metrics).items()
         }
         if report.reason:
             record["reason"] = report.reason
-        if kind == "train" and step < self._last():
+        if kind == "train" and step < self._read_last_step():
             self.resume(step - 1)
-        if step > self._last():
+        if step > self._read_last_step():
             self._append(record)
-        elif not reported(self.path, kind, step, record["metrics"] if kind == CHANGE else None):
-            self._append(record) if step == self._last() else self._put(record)
+        elif not has_report(self.path, kind, step, record["metrics"] if kind == CHANGE else None):
+            self._append(record) if step == self._read_last_step() else self._insert_record(record)
 
     def resume(self, step: int) -> None:
         """Moves the lines of steps after `step`, and a last line that was cut, to metrics.superseded.jsonl.
@@ -128,34 +128,34 @@ class JsonLinesWriter:
                 if stream is not None:
                     stream.close()
 
-    def _last(self) -> int:
+    def _read_last_step(self) -> int:
         """Returns the step of the last line; -1 if there is none."""
         if self._last_step is None:
-            with _mapped(self.path) as data:
-                self._last_step = next((record["step"] for _, _, record in _from_end(data)), -1)
+            with _map_file(self.path) as data:
+                self._last_step = next((record["step"] for _, _, record in _iter_records_reversed(data)), -1)
         return self._last_step
 
     def _append(self, record: dict[str, Any]) -> None:
         try:
             if self._stream is None:
                 self._stream = _open_to_append(self.path)
-            self._stream.write(_line(record))
+            self._stream.write(_encode_line(record))
             self._stream.flush()
         except Exception as error:
             raise _storage_error(self.path, error) from error
         self._last_step = record["step"]
 
-    def _put(self, record: dict[str, Any]) -> None:
+    def _insert_record(self, record: dict[str, Any]) -> None:
         self.close()
-        with _mapped(self.path) as data:
+        with _map_file(self.path) as data:
             place = next(
-                (end for _, end, other in _from_end(data) if other["step"] <= record["step"]), 0
+                (end for _, end, other in _iter_records_reversed(data) if other["step"] <= record["step"]), 0
             )
-            text = data[:place] + _line(record) + data[place:]
+            text = data[:place] + _encode_line(record) + data[place:]
         files.write_text(self.path, text.decode(errors="replace"), point="history")
 
 
-def active_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_active_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the reports in the file at `path` that count: each (kind, step) once, in the order of steps.
 
     A record has the content of its line; every metric is a float.
@@ -168,10 +168,10 @@ def active_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     versions wrote, the later counts. Lines that a crash cut, and lines without a report, are left
     out. Without a file the history is empty.
     """
-    return _active(record for record in files.read_lines(path) if _is_report(record))
+    return _select_active(record for record in files.read_json_lines(path) if _is_report(record))
 
 
-def reported(
+def has_report(
     path: str | os.PathLike[str], kind: str, step: int, metrics: Mapping[str, Any] | None = None
 ) -> bool:
     """Whether the history at `path` has a line of this kind for this step; superseded lines do not count.
@@ -187,11 +187,11 @@ def reported(
     Raises:
       StorageError: when the file cannot be read.
     """
-    with _mapped(path) as data:
+    with _map_file(path) as data:
         # A resume at an earlier step, in a file of an earlier version, ends the search like a
         # report.
         near = itertools.takewhile(
-            lambda record: record["step"] >= step, (record for _, _, record in _from_end(data))
+            lambda record: record["step"] >= step, (record for _, _, record in _iter_records_reversed(data))
         )
         found = [
             record.get("metrics") or {}
@@ -201,7 +201,7 @@ def reported(
     return any((metrics or {}).items() <= one.items() for one in found)
 
 
-def extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
+def read_extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
     """Returns (step of the last line up to `step`, bytes up to its end); (-1, 0) if there is none.
 
     A run never changes these lines later, so fewer bytes mean a loss.
@@ -209,9 +209,9 @@ def extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
     Raises:
       StorageError: when the file cannot be read.
     """
-    with _mapped(path) as data:
+    with _map_file(path) as data:
         return next(
-            ((record["step"], end) for _, end, record in _from_end(data) if record["step"] <= step),
+            ((record["step"], end) for _, end, record in _iter_records_reversed(data) if record["step"] <= step),
             (-1, 0),
         )
 
@@ -222,7 +222,7 @@ def superseded_path(path: str | os.PathLike[str]) -> str:
     return f"{root}.superseded{suffix}"
 
 
-def _active(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _select_active(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     history: list[dict[str, Any]] = []
     for record in records:
         kind, step = record["kind"], record["step"]
@@ -257,19 +257,19 @@ def _identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _split(path: str, step: int) -> tuple[bytes, list[bytes]]:
     """Returns (remaining content, superseded lines) for a resume at `step`; (b"", []) if no line is superseded."""
-    with _mapped(path) as data:
+    with _map_file(path) as data:
         # Steps never go back, so reading the end is enough, except in a file of an earlier version.
         old = data.find(_MARKER) >= 0
         start = (
             0
             if old
-            else next((start for start, _, record in _from_end(data) if record["step"] <= step), 0)
+            else next((start for start, _, record in _iter_records_reversed(data) if record["step"] <= step), 0)
         )
         *lines, cut = data[start:].split(b"\n")
         found = {
-            number: record for number, line in enumerate([*lines, cut]) if (record := _parse(line))
+            number: record for number, line in enumerate([*lines, cut]) if (record := _parse_line(line))
         }
-        active = _active(
+        active = _select_active(
             [
                 *({**record, "line": number} for number, record in found.items()),
                 _resume_record(step),
@@ -285,12 +285,12 @@ def _split(path: str, step: int) -> tuple[bytes, list[bytes]]:
         return data[:start] + staying, [lines[number] for number in sorted(going)]
 
 
-def _from_end(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, dict[str, Any]]]:
+def _iter_records_reversed(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Yields (start, end, record) of the lines with a record, the last first."""
     end = len(data)
     while end > 0:
         start = data.rfind(b"\n", 0, end - 1) + 1
-        record = _parse(data[start:end])
+        record = _parse_line(data[start:end])
         if record is not None:
             yield start, end, record
         end = start
@@ -303,20 +303,20 @@ def _resume_record(step: int) -> dict[str, Any]:
 def _supersede(path: str, step: int, lines: list[bytes]) -> None:
     mark = {**_resume_record(step), "superseded": len(lines)}
     try:
-        files.reach("history.supersede", path)
+        files.report_write_point("history.supersede", path)
         with _open_to_append(path) as stream:
-            stream.write(_line(mark) + b"".join(line + b"\n" for line in lines))
+            stream.write(_encode_line(mark) + b"".join(line + b"\n" for line in lines))
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
         raise _storage_error(path, error) from error
 
 
-def _line(record: Mapping[str, Any]) -> bytes:
+def _encode_line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def _parse_line(line: bytes) -> dict[str, Any] | None:
     """Returns the report or the resume in a line; None if it holds neither."""
     try:
         record = files.parse_json(line)
@@ -333,7 +333,7 @@ def _is_report(record: Mapping[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def _mapped(path: str | os.PathLike[str]) -> Iterator[bytes | mmap.mmap]:
+def _map_file(path: str | os.PathLike[str]) -> Iterator[bytes | mmap.mmap]:
     """Yields the content of a file, of which only the used parts are read; b"" without a file."""
     with contextlib.ExitStack() as stack:
         data: bytes | mmap.mmap = b""

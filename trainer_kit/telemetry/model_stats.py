@@ -46,11 +46,11 @@ def count_parameters(model: Any) -> ParameterCount:
     """
     if not getattr(model, "built", True):
         return ParameterCount(0, 0, "the model is not built yet; call it on a batch first")
-    trainable, frozen = _weights(model)
+    trainable, frozen = _split_weights(model)
     return ParameterCount(sum(map(_size, trainable)), sum(map(_size, frozen)))
 
 
-def _weights(model: Any) -> tuple[list[Any], list[Any]]:
+def _split_weights(model: Any) -> tuple[list[Any], list[Any]]:
     if hasattr(model, "trainable_weights"):
         trainable, every = (
             model.trainable_weights,
@@ -58,12 +58,12 @@ def _weights(model: Any) -> tuple[list[Any], list[Any]]:
         )
     else:
         trainable, every = model.trainable_variables, model.variables
-    trainable = _unique(trainable)
+    trainable = _deduplicate(trainable)
     seen = {id(variable) for variable in trainable}
-    return trainable, [variable for variable in _unique(every) if id(variable) not in seen]
+    return trainable, [variable for variable in _deduplicate(every) if id(variable) not in seen]
 
 
-def _unique(variables: Iterable[Any]) -> list[Any]:
+def _deduplicate(variables: Iterable[Any]) -> list[Any]:
     return list({id(variable): variable for variable in variables}.values())
 
 

@@ -19,7 +19,7 @@ class ProfileSteps:
         return f"{self.first}:{self.last}"
 
 
-def profile_steps(text: str) -> ProfileSteps:
+def parse_profile_steps(text: str) -> ProfileSteps:
     """Returns the steps that "10:20" names: 10, 20 and those between.
 
     Raises:

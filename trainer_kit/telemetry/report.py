@@ -13,7 +13,7 @@ CHANGE = "change"
 
 
 @dataclass(frozen=True)
-class EpochPlace:
+class EpochProgress:
     """Where in the epochs of its run a step is; all numbers count from 1.
 
     Attributes:
@@ -63,7 +63,7 @@ class Report:
     seconds: float = 0.0
     seconds_left: float | None = None
     best: tuple[str, float, int] | None = None
-    epoch: EpochPlace | None = None
+    epoch_progress: EpochPlace | None = None
     reason: str = ""
     seconds_of_sets: Mapping[str, float] = field(default_factory=dict)
 
@@ -84,9 +84,9 @@ class Activity:
       seconds: The seconds since the activity began.
     """
 
-    what: str
+    name: str
     step: int
-    done: int
+    completed: int
     total: int | None
     seconds: float
 

@@ -34,7 +34,7 @@ class ReportWriters:
         cls,
         directory: RunDirectory,
         *,
-        chief: bool = True,
+        is_chief: bool = True,
         trains: bool = True,
         save_summary: bool = True,
         console: Writer | None = None,
@@ -50,12 +50,12 @@ class ReportWriters:
           console: The writer that shows progress; None shows none.
           summary_managers: The managers for training and validation summaries, instead of our own.
         """
-        folders = (directory.train_summaries, directory.eval_summaries)
-        own = (SummaryManager(folder if save_summary and chief else None) for folder in folders)
+        folders = (directory.train_summary_dir, directory.eval_summary_dir)
+        own = (SummaryManager(folder if save_summary and is_chief else None) for folder in folders)
         train, evaluation = (
             given or made for given, made in zip(summary_managers, own, strict=True)
         )
         writers: list[Writer] = [TensorBoardWriter(train, evaluation)]
-        history = JsonLinesWriter(directory.metrics) if chief and trains else None
+        history = JsonLinesWriter(directory.metrics_path) if is_chief and trains else None
         writers += [one for one in (history, console) if one is not None]
         return cls(BackgroundWriter(writers), train, evaluation, history)

@@ -31,7 +31,7 @@ def as_scalar(value: Any) -> float | None:
     return _to_float(array) if kind in _NUMBER_KINDS else None
 
 
-def flat_scalars(values: Mapping[str, Any], separator: str = "/") -> dict[str, float]:
+def flatten_scalars(values: Mapping[str, Any], separator: str = "/") -> dict[str, float]:
     """Returns the scalars of nested `values` in their order, with names of groups and scalars joined by `separator`.
 
     Other values (arrays, lists, text, None) are left out.
@@ -39,7 +39,7 @@ def flat_scalars(values: Mapping[str, Any], separator: str = "/") -> dict[str, f
     flat: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            inside = flat_scalars(value, separator)
+            inside = flatten_scalars(value, separator)
             flat.update({f"{name}{separator}{inner}": number for inner, number in inside.items()})
         elif (number := as_scalar(value)) is not None:
             flat[str(name)] = number
@@ -68,12 +68,12 @@ def _to_float(value: Any) -> float | None:
         return None
 
 
-def reported_loss(logs: Mapping[str, Any]) -> float:
+def get_training_loss(logs: Mapping[str, Any]) -> float:
     """Returns the training loss from the logs of a loop; 0 if there is none.
 
     With several tasks, it is the first loss that is not finite, else the largest.
     """
     if LOSS in logs:
         return float(logs[LOSS])
-    losses = [loss for name, loss in flat_scalars(logs).items() if name.endswith(f"/{LOSS}")]
+    losses = [loss for name, loss in flatten_scalars(logs).items() if name.endswith(f"/{LOSS}")]
     return next((loss for loss in losses if not math.isfinite(loss)), max(losses, default=0.0))

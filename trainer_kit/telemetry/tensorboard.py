@@ -32,7 +32,7 @@ from trainer_kit.telemetry.report import CHANGE, Report
 from trainer_kit.telemetry.scalars import as_scalar
 
 _LOG = logging.getLogger(__name__)
-_SCALARS = tf.compat.v1.SummaryMetadata(
+_SCALAR_METADATA = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
 )
 _FLOAT = tf.float32.as_datatype_enum
@@ -53,8 +53,8 @@ class SummaryManager:
         self._handles: weakref.WeakKeyDictionary[tf.summary.SummaryWriter, tf.Tensor] = (
             weakref.WeakKeyDictionary()
         )
-        self._skipped: set[str] = set()
-        self._newest: dict[tuple[str, str], int] = {}
+        self._warned_names: set[str] = set()
+        self._newest_steps: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
 
     def summary_writer(self, relative_path: str = "") -> tf.summary.SummaryWriter:
@@ -104,7 +104,7 @@ class SummaryManager:
         Raises:
           StorageError: when the events cannot be written.
         """
-        self._newest.clear()
+        self._newest_steps.clear()
         for relative_path in self._folders_with_events():
             # The event makes readers forget the events of its step and of later steps.
             start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
@@ -147,7 +147,7 @@ class SummaryManager:
             found = [
                 os.path.relpath(folder, self._directory)
                 for folder, _, names in tf.io.gfile.walk(self._directory)
-                if any(_opening_second(name) is not None for name in names)
+                if any(_parse_opening_second(name) is not None for name in names)
             ]
         return ["" if relative_path == "." else relative_path for relative_path in found]
 
@@ -158,7 +158,7 @@ class SummaryManager:
         except tf.errors.OpError as error:
             folder = os.path.join(self._directory or "", relative_path).rstrip(os.sep)
             raise StorageError(
-                f"no TensorBoard summary can be written in {folder}: {_reason(error)}"
+                f"no TensorBoard summary can be written in {folder}: {_describe_error(error)}"
             ) from error
 
     def _write(self, values: Mapping[str, Any], step: int, relative_path: str) -> None:
@@ -168,8 +168,8 @@ class SummaryManager:
             if isinstance(value, Mapping):
                 self._write(value, step, os.path.join(relative_path, name))
             elif (number := as_scalar(value)) is not None:
-                if self._newest.get((relative_path, name)) != step:
-                    scalar = summary.value.add(tag=name, metadata=_SCALARS)
+                if self._newest_steps.get((relative_path, name)) != step:
+                    scalar = summary.value.add(tag=name, metadata=_SCALAR_METADATA)
                     scalar.tensor.dtype = _FLOAT
                     scalar.tensor.tensor_shape.SetInParent()
                     scalar.tensor.float_val.append(number)
@@ -177,7 +177,7 @@ class SummaryManager:
                 self._warn(os.path.join(relative_path, name), value)
         if summary.value:
             self._append(relative_path, event)
-            self._newest.update({(relative_path, value.tag): step for value in summary.value})
+            self._newest_steps.update({(relative_path, value.tag): step for value in summary.value})
 
     def _append(self, relative_path: str, event: tf.compat.v1.Event, times: int = 1) -> None:
         with self._storage_errors(relative_path):
@@ -186,14 +186,14 @@ class SummaryManager:
             # passed as a tensor, because the operation converts other values slowly.
             serialized = tf.constant(event.SerializeToString())
             if writer not in self._handles:
-                self._handles[writer] = _handle(writer)
+                self._handles[writer] = _get_resource_handle(writer)
             for _ in range(times):
                 tf.raw_ops.ImportEvent(writer=self._handles[writer], event=serialized)
             writer.flush()
 
     def _warn(self, name: str, value: Any) -> None:
-        if name not in self._skipped:
-            self._skipped.add(name)
+        if name not in self._warned_names:
+            self._warned_names.add(name)
             shape = getattr(value, "shape", None)
             what = type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
             _LOG.warning(
@@ -213,12 +213,12 @@ class TensorBoardWriter:
       validation: The manager that gets the others; may be the same object.
     """
 
-    def __init__(self, train: Any, validation: Any) -> None:
-        self._managers = {"train": train, "validation": validation}
+    def __init__(self, train_manager: Any, validation_manager: Any) -> None:
+        self._managers = {"train": train_manager, "validation": validation_manager}
         self._takes_step = {kind: _takes_step(manager) for kind, manager in self._managers.items()}
 
     @property
-    def in_caller_thread(self) -> bool:
+    def needs_caller_thread(self) -> bool:
         """Whether a manager takes no step: it then reads the run's counter, which is right only until the next loop."""
         return not all(self._takes_step.values())
 
@@ -251,7 +251,7 @@ class TensorBoardWriter:
             getattr(manager, "close", manager.flush)()
 
 
-def _handle(writer: tf.summary.SummaryWriter) -> tf.Tensor:
+def _get_resource_handle(writer: tf.summary.SummaryWriter) -> tf.Tensor:
     """Returns TensorFlow's resource of a writer, by the public way: a function that flushes the writer captures it."""
 
     @tf.function(autograph=False)
@@ -270,7 +270,7 @@ def _wait_for_a_later_name(folder: str) -> None:
     """
     names = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
     newest = max(
-        (second for name in names if (second := _opening_second(name)) is not None), default=0
+        (second for name in names if (second := _parse_opening_second(name)) is not None), default=0
     )
     if newest > time.time():
         _LOG.warning(
@@ -283,13 +283,13 @@ def _wait_for_a_later_name(folder: str) -> None:
         time.sleep(wait)
 
 
-def _opening_second(name: str) -> int | None:
+def _parse_opening_second(name: str) -> int | None:
     """Returns when the event file of this name was opened, in seconds since 1970; None if it is not an event file."""
     found = re.search(r"\.tfevents\.(\d+)", name)
     return int(found.group(1)) if found else None
 
 
-def _reason(error: tf.errors.OpError) -> str:
+def _describe_error(error: tf.errors.OpError) -> str:
     """Returns the first line of TensorFlow's message without the names of its operations."""
     first = (str(error.message).splitlines() or [""])[0]
     return re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", first) or type(error).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer_kit.telemetry.report_lines import number_text
+from trainer_kit.telemetry.report_lines import format_number
 from trainer_kit.telemetry.time_ledger import TimeAccount, percent
 
 _SHORT_STEP = 0.5e-3  # seconds; in a shorter step, the host's work for each op is a large part
@@ -12,7 +12,7 @@ _TINY_STEP = 0.2e-3  # seconds; one thread runs a shorter step faster than sever
 _SHORT_LOOP = 5e-3  # seconds; a loop costs the host about half a millisecond besides its steps
 _NEW_RUN = ", in a new model_dir"  # a run keeps the value it was started with
 _FUSE = "trainer.fuse_steps=20"
-_START = 0.5  # the share of the start above which no other advice is given
+_START_SHARE = 0.5  # the share of the start above which no other advice is given
 # For each activity, the share above which it is worth a change, how its time was spent, and what to
 # try.
 _ADVICE: dict[str, tuple[float, str, str]] = {
@@ -57,13 +57,13 @@ class RunSettings:
 
     steps_per_loop: int
     to_compile: tuple[str, ...] = ()
-    fused: bool = False
+    is_fused: bool = False
     can_fuse: bool = False
     can_use_one_thread: bool = False
-    on_cpu: bool = False
+    is_on_cpu: bool = False
 
 
-def verdict(times: TimeAccount, settings: RunSettings) -> str:
+def advise_on_time(times: TimeAccount, settings: RunSettings) -> str:
     """Returns the activity whose time could be saved and the setting to try; "" for a run without steps.
 
     Args:
@@ -72,12 +72,12 @@ def verdict(times: TimeAccount, settings: RunSettings) -> str:
     """
     if not times.steps:
         return ""
-    if times.share("start") >= _START:
+    if times.share("start") >= _START_SHARE:
         return (
             f"start-up dominates: {percent(times.share('start'))} of {times.wall:.1f} s passed"
             " before the first step was done; for advice on what to change, make a longer run"
         )
-    shares = {name: _share_to_save(times, name) for name in _ADVICE}
+    shares = {name: _compute_avoidable_share(times, name) for name in _ADVICE}
     large = [name for name, share in shares.items() if share >= _ADVICE[name][0]]
     if not large:
         return _advise_on_steps(times, settings)
@@ -90,27 +90,27 @@ def verdict(times: TimeAccount, settings: RunSettings) -> str:
     return f"{name}: {percent(times.share(name))} of the time was spent {activity}; {advice}"
 
 
-def _share_to_save(times: TimeAccount, name: str) -> float:
+def _compute_avoidable_share(times: TimeAccount, name: str) -> float:
     """Returns the share of `name`; for evaluations without the tracing of the first, and 0 for a single one."""
     if name != "evaluation":
         return times.share(name)
     if times.evaluations < 2 or not times.wall:
         return 0.0
-    later = (times.seconds.get(name, 0.0) - times.first_evaluation) / (times.evaluations - 1)
+    later = (times.seconds.get(name, 0.0) - times.first_evaluation_seconds) / (times.evaluations - 1)
     return later * times.evaluations / times.wall
 
 
 def _advise_on_steps(times: TimeAccount, settings: RunSettings) -> str:
     """Returns the advice for a run that spends most of its time in the steps themselves."""
     share, each = times.share("step"), times.seconds.get("step", 0.0) / times.steps
-    took = f"{percent(share)} of the time was spent in steps of {number_text(1000 * each, 2)} ms"
+    took = f"{percent(share)} of the time was spent in steps of {format_number(1000 * each, 2)} ms"
     if settings.to_compile:
         return f"eager steps: {took}; try {' and '.join(settings.to_compile)}"
     if each * settings.steps_per_loop < _SHORT_LOOP:
         return f"short loops: {took}; raise trainer.steps_per_loop"
     if each < _SHORT_STEP and settings.can_fuse:
         return f"short steps: {took}; try {_FUSE}{_NEW_RUN}"
-    if each < _TINY_STEP and not settings.fused and settings.can_use_one_thread:
+    if each < _TINY_STEP and not settings.is_fused and settings.can_use_one_thread:
         return f"short steps: {took}; try runtime.executor=single_threaded{_NEW_RUN}"
     waits = "" if "input" in times.seconds else ", which include their unmeasured wait for data"
     if share < times.share("start") == max(times.share(name) for name in times.seconds):
@@ -120,12 +120,12 @@ def _advise_on_steps(times: TimeAccount, settings: RunSettings) -> str:
         )
     if share < max(times.share(name) for name in times.seconds):
         return f"nothing stands out: {took}{waits}"
-    if settings.on_cpu and settings.fused:
+    if settings.is_on_cpu and settings.is_fused:
         return (
             f"compute-bound: {took}{waits}; if the model has convolutions, try"
             f" trainer.fuse_steps=1{_NEW_RUN}"
         )
-    if settings.on_cpu:
+    if settings.is_on_cpu:
         return f"compute-bound: {took}{waits}; a faster device or more devices would help"
     return (
         f"compute-bound: {took}{waits}; if the device supports it, try"

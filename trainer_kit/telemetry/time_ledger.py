@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-NAMES = ("start", "input", "step", "callbacks", "evaluation", "save", "report", "recovery", "trace")
-_REPORTED_AS = {
+TIME_CATEGORIES = ("start", "input", "step", "callbacks", "evaluation", "save", "report", "recovery", "trace")
+_PHASE_TO_CATEGORY = {
     "train": "step",
     "evaluate": "evaluation",
 }  # phases that are reported under another name
-_NOTHING = ""  # the name for time outside of all names
+_UNACCOUNTED = ""  # the name for time outside of all names
 
 
 class TimeLedger:
@@ -29,12 +29,12 @@ class TimeLedger:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._owner = clock, threading.get_ident()
-        self._begun = self._since = clock()
-        self._name = NAMES[0]
+        self._begin_time = self._last_switch_time = clock()
+        self._category = TIME_CATEGORIES[0]
         self._seconds: dict[str, float] = {}
-        self._input: float | None = None
+        self._input_seconds: float | None = None
         self._steps = self._evaluations = 0
-        self._first_evaluation = 0.0
+        self._first_evaluation_seconds = 0.0
 
     @contextlib.contextmanager
     def during(self, name: str) -> Iterator[None]:
@@ -44,19 +44,19 @@ class TimeLedger:
         ):  # a late save in another thread: the main thread's time counts
             yield
             return
-        before = self._turn_to(name)
+        before = self._switch_to(name)
         try:
             yield
         finally:
-            self._turn_to(before)
+            self._switch_to(before)
             if name == "evaluate":
                 self._evaluations += 1
-                self._first_evaluation = self._first_evaluation or self._seconds[name]
+                self._first_evaluation_seconds = self._first_evaluation_seconds or self._seconds[name]
 
     def end_start(self) -> None:
         """Ends the name "start"; a second call does nothing."""
-        if self._name == NAMES[0]:
-            self._turn_to(_NOTHING)
+        if self._category == TIME_CATEGORIES[0]:
+            self._switch_to(_UNACCOUNTED)
 
     def add_loop(self, steps: int, input_seconds: float | None, first_seconds: float) -> None:
         """Splits the seconds of a training loop, which were counted for "train".
@@ -68,29 +68,29 @@ class TimeLedger:
             it; else 0 or less.
         """
         self._steps += steps
-        self._move("train", NAMES[0], first_seconds)
+        self._move("train", TIME_CATEGORIES[0], first_seconds)
         if input_seconds is not None:
-            self._input = (self._input or 0.0) + self._move("train", "input", input_seconds)
+            self._input_seconds = (self._input_seconds or 0.0) + self._move("train", "input", input_seconds)
 
-    def account(self) -> TimeAccount:
+    def build_account(self) -> TimeAccount:
         """Returns the account up to now; counting continues."""
-        self._turn_to(self._name)
-        named = dict.fromkeys(NAMES, 0.0)
+        self._switch_to(self._category)
+        named = dict.fromkeys(TIME_CATEGORIES, 0.0)
         for name, seconds in self._seconds.items():
-            if name != _NOTHING:
-                row = _REPORTED_AS.get(name, name)
+            if name != _UNACCOUNTED:
+                row = _PHASE_TO_CATEGORY.get(name, name)
                 named[row] = named.get(row, 0.0) + seconds
-        if self._input is None:
+        if self._input_seconds is None:
             del named["input"]
         return TimeAccount(
-            named, self._since - self._begun, self._steps, self._evaluations, self._first_evaluation
+            named, self._last_switch_time - self._begin_time, self._steps, self._evaluations, self._first_evaluation_seconds
         )
 
-    def _turn_to(self, name: str) -> str:
+    def _switch_to(self, name: str) -> str:
         now = self._clock()
-        before = self._name
-        self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
-        self._name, self._since = name, now
+        before = self._category
+        self._seconds[before] = self._seconds.get(before, 0.0) + now - self._last_switch_time
+        self._category, self._last_switch_time = name, now
         return before
 
     def _move(self, source: str, target: str, seconds: float) -> float:
@@ -118,7 +118,7 @@ class TimeAccount:
     wall: float
     steps: int = 0
     evaluations: int = 0
-    first_evaluation: float = 0.0
+    first_evaluation_seconds: float = 0.0
 
     @property
     def unaccounted(self) -> float:
@@ -129,12 +129,12 @@ class TimeAccount:
         """Returns the share of `name` in the wall time, 0 to 1."""
         return self.seconds.get(name, 0.0) / self.wall if self.wall > 0 else 0.0
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Returns the account for final.json, in seconds rounded to the millisecond."""
         seconds = {"seconds": self.wall, **self.seconds, "unaccounted": self.unaccounted}
         return {**{name: round(value, 3) for name, value in seconds.items()}, "steps": self.steps}
 
-    def line(self) -> str:
+    def format_shares(self) -> str:
         """Returns the shares as text, the largest first, without those below half a per cent.
 
         For example "61.2 s: step 70 %, start 16 %, input 9 %, save 4 %, unaccounted 1 %".

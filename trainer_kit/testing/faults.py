@@ -14,30 +14,30 @@ from collections.abc import Iterator
 from typing import Literal
 
 from trainer_kit import files
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, suggest_names
 
-_WHOLE = (".open", ".flush", ".rename")  # of a file that is replaced as a whole
+_REPLACE_STEPS = (".open", ".flush", ".rename")  # of a file that is replaced as a whole
 
 # Every write point of a local run of train_and_eval that keeps the best, rotates, is killed,
 # resumes and ends.
 WRITE_POINTS: tuple[str, ...] = (
-    *(name + step for name in ("heartbeat", "params", "manifest", "file") for step in _WHOLE),
+    *(name + step for name in ("heartbeat", "params", "manifest", "file") for step in _REPLACE_STEPS),
     "checkpoint.begin",
     "checkpoint.save",
     "checkpoint.written",
-    *("checkpoint.record" + step for step in _WHOLE),
+    *("checkpoint.record" + step for step in _REPLACE_STEPS),
     "checkpoint.move",
     "checkpoint.pointer",
-    *("checkpoint.pointer_file" + step for step in _WHOLE),
+    *("checkpoint.pointer_file" + step for step in _REPLACE_STEPS),
     "checkpoint.remove",
     "best.weights",
-    *("best.record" + step for step in _WHOLE),
-    *("best.info" + step for step in _WHOLE),
-    *("best.pointer" + step for step in _WHOLE),
+    *("best.record" + step for step in _REPLACE_STEPS),
+    *("best.info" + step for step in _REPLACE_STEPS),
+    *("best.pointer" + step for step in _REPLACE_STEPS),
     "ledger.append",
     "history.supersede",
-    *("history" + step for step in _WHOLE),
-    *("final" + step for step in _WHOLE),
+    *("history" + step for step in _REPLACE_STEPS),
+    *("final" + step for step in _REPLACE_STEPS),
 )
 
 
@@ -57,7 +57,7 @@ def stop_at(point: str, occurrence: int = 1, how: Literal["kill", "raise"] = "ki
       UsageError: for an unknown point, or an occurrence below 1.
     """
     if point not in WRITE_POINTS:
-        raise UsageError(f"there is no write point {point!r}; {suggestion(point, WRITE_POINTS)}")
+        raise UsageError(f"there is no write point {point!r}; {suggest_names(point, WRITE_POINTS)}")
     if occurrence < 1:
         raise UsageError(f"occurrence is {occurrence}; use 1 or more")
     lock, count = threading.Lock(), 0

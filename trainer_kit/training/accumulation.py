@@ -19,8 +19,8 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.accumulation import GradientAccumulator, GradientSums
 from trainer_kit.optimizers.named_optimizers import NamedOptimizers
-from trainer_kit.process.error_report import described
-from trainer_kit.training.base_trainer import OwnParts
+from trainer_kit.process.error_report import describe_structure
+from trainer_kit.training.base_trainer import CustomParts
 from trainer_kit.training.metrics import MetricSet
 from trainer_kit.training.trained_variables import layers_below
 
@@ -29,7 +29,7 @@ _PATH = "trainer.accumulate_steps"
 Size: TypeAlias = Any  # an int, or an int32 scalar
 
 
-def check_accumulating(class_name: str, own: OwnParts, optimizer: Any, steps: int) -> None:
+def check_micro_batch_support(class_name: str, custom_parts: OwnParts, optimizer: Any, steps: int) -> None:
     """Raises an error when a trainer cannot split its batches; called in its strategy's scope.
 
     Args:
@@ -47,12 +47,12 @@ def check_accumulating(class_name: str, own: OwnParts, optimizer: Any, steps: in
             "workers of a ParameterServerStrategy update by themselves; set it to 1, or take"
             " another strategy"
         )
-    elif own.loop:
+    elif custom_parts.has_train_loop:
         problem = (
             f"{class_name} builds its own training loop in create_train_loop_fn; set it to 1, or"
             " remove that method"
         )
-    elif own.replica_step:
+    elif custom_parts.has_replica_step:
         problem = (
             f"{class_name} has a training step of its own on each replica, which is not split into"
             " micro-batches; set it to 1"
@@ -124,12 +124,12 @@ class MicroBatches:
         strategy: tf.distribute.Strategy,
         step: Callable[[Any, Any, Any], None],
         update: Callable[[], Any],
-        metrics: Callable[[], Sequence[Any]] = list,
+        get_metric_variables: Callable[[], Sequence[Any]] = list,
         options: Any = None,
-        in_xla: bool = False,
+        uses_xla: bool = False,
     ) -> None:
         self._parts, self._strategy, self._step, self._update = parts, strategy, step, update
-        self._metrics, self._options, self._in_xla = metrics, options, in_xla
+        self._get_metric_variables, self._options, self._uses_xla = get_metric_variables, options, uses_xla
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, inputs: Any) -> None:
@@ -143,11 +143,11 @@ class MicroBatches:
           UsageError: when the batch cannot be split.
         """
         replicas = _by_replica(inputs, self._strategy)
-        sizes = {check_batch(leaves) for leaves in replicas}
-        if self._in_xla or (len(sizes) == 1 and None not in sizes):
+        sizes = {find_static_batch_size(leaves) for leaves in replicas}
+        if self._uses_xla or (len(sizes) == 1 and None not in sizes):
             n = batch_size(replicas[0])
             count = n // self._equal_size(n)
-            step = self._part_of_equal_size
+            step = self._run_equal_part
         else:
             is_single = self._strategy.num_replicas_in_sync == 1
             count = (
@@ -155,7 +155,7 @@ class MicroBatches:
                 if is_single
                 else self._parts
             )
-            step = functools.partial(self._part_of_any_size, count=count)
+            step = functools.partial(self._run_dynamic_part, count=count)
 
         def run_part(number: Any) -> tuple[Any]:
             with tf.name_scope(
@@ -177,13 +177,13 @@ class MicroBatches:
         return tf.where(n % self._parts == 0, tf.maximum(n // self._parts, 1), 1)
 
     @tf.autograph.experimental.do_not_convert
-    def _part_of_equal_size(self, inputs: Any, number: Any) -> None:
+    def _run_equal_part(self, inputs: Any, number: Any) -> None:
         n = batch_size(tf.nest.flatten(inputs))
         size = self._equal_size(n)
-        self._step(part_of(inputs, number * size, size), _share(size, n), tf.equal(number, 0))
+        self._step(slice_batch(inputs, number * size, size), _share(size, n), tf.equal(number, 0))
 
     @tf.autograph.experimental.do_not_convert
-    def _part_of_any_size(self, inputs: Any, number: Any, count: Size) -> None:
+    def _run_dynamic_part(self, inputs: Any, number: Any, count: Size) -> None:
         """Runs the step on a part of a batch whose size is known only then.
 
         Replicas take the same number of parts. One with fewer examples repeats some of them, with a
@@ -191,10 +191,10 @@ class MicroBatches:
         """
         n = batch_size(tf.nest.flatten(inputs))
         start, end = number * n // count, (number + 1) * n // count
-        part = part_of(inputs, start, tf.maximum(end - start, tf.minimum(n, 1)))
+        part = slice_batch(inputs, start, tf.maximum(end - start, tf.minimum(n, 1)))
         repeats = self._strategy.num_replicas_in_sync > 1
         with (
-            kept_where(tf.equal(start, end), self._metrics())
+            restore_variables_where(tf.equal(start, end), self._get_metric_variables())
             if repeats
             else contextlib.nullcontext()
         ):
@@ -202,7 +202,7 @@ class MicroBatches:
 
 
 @tf.autograph.experimental.do_not_convert
-def check_batch(leaves: Sequence[Any]) -> int | None:
+def find_static_batch_size(leaves: Sequence[Any]) -> int | None:
     """Returns the static number of examples in a replica's batch; None if it is not known before the step runs.
 
     Args:
@@ -214,7 +214,7 @@ def check_batch(leaves: Sequence[Any]) -> int | None:
     split = [leaf for leaf in leaves if _has_examples(leaf)]
     sizes = {leaf.shape[0] if leaf.shape.rank else None for leaf in split}
     if not split or len(sizes - {None}) > 1:
-        specs = described([tf.type_spec_from_value(leaf) for leaf in leaves])
+        specs = describe_structure([tf.type_spec_from_value(leaf) for leaf in leaves])
         raise UsageError(
             "trainer.accumulate_steps: the tensors of a batch need first axes of one size, along"
             f" which to split it: {specs}; give each tensor an entry for each example, or set"
@@ -226,22 +226,22 @@ def check_batch(leaves: Sequence[Any]) -> int | None:
 @tf.autograph.experimental.do_not_convert
 def batch_size(leaves: Sequence[Any]) -> Size:
     """Returns the number of examples in a replica's batch: an int if it is static, else an int32 scalar."""
-    if (size := check_batch(leaves)) is not None:
+    if (size := find_static_batch_size(leaves)) is not None:
         return size
     first = next(leaf for leaf in leaves if _has_examples(leaf))
     return tf.cast(tf.shape(first)[0], tf.int32)
 
 
 @tf.autograph.experimental.do_not_convert
-def part_of(inputs: Any, start: Size, size: Size) -> Any:
+def slice_batch(inputs: Any, start: Size, size: Size) -> Any:
     """Returns `size` examples of a nested batch from `start` on; what has no first axis stays as it is."""
     return tf.nest.map_structure(
-        lambda value: _part(value, start, size) if _has_examples(value) else value, inputs
+        lambda value: _slice_tensor(value, start, size) if _has_examples(value) else value, inputs
     )
 
 
 @contextlib.contextmanager
-def kept_where(condition: tf.Tensor, variables: Sequence[Any]) -> Iterator[None]:
+def restore_variables_where(condition: tf.Tensor, variables: Sequence[Any]) -> Iterator[None]:
     """A context after which variables have their earlier values if `condition` is true; runs in graph, on a replica."""
     native = [one.value if isinstance(one, keras.Variable) else one for one in variables]
     before = [tf.identity(one.read_value()) for one in native]
@@ -250,7 +250,7 @@ def kept_where(condition: tf.Tensor, variables: Sequence[Any]) -> Iterator[None]
         one.assign(tf.where(condition, value, one.read_value()))
 
 
-def _part(value: Any, start: Size, size: Size) -> Any:
+def _slice_tensor(value: Any, start: Size, size: Size) -> Any:
     if isinstance(value, tf.RaggedTensor):
         return value[start : start + size]
     if isinstance(value, tf.SparseTensor):
@@ -303,13 +303,13 @@ class Accumulation:
     """
 
     def __init__(
-        self, steps: int, class_name: str, task: Any, metrics: MetricSet, *, fused: bool
+        self, steps: int, class_name: str, task: Any, metrics: MetricSet, *, is_fused: bool
     ) -> None:
         self.steps = steps
         self._class_name = class_name
         self._task = task
         self._metrics = metrics
-        self._fused = fused
+        self._is_fused = is_fused
         self._strategy = tf.distribute.get_strategy()
         self._sums = GradientSums()
         self._is_used = False
@@ -319,7 +319,7 @@ class Accumulation:
         """The variables of the gradients' sums, which no checkpoint needs."""
         return list(self._sums.variables.values())
 
-    def first_step_done(self) -> None:
+    def check_first_step(self) -> None:
         """Raises UsageError when a step was not split: a subclass has a train_step of its own.
 
         Runs eagerly, on the host.
@@ -347,24 +347,24 @@ class Accumulation:
         part_step = functools.partial(self._part_step, step, optimizer)
         metrics = self._metrics.variables
         batches = MicroBatches(
-            self.steps, self._strategy, part_step, self._update, metrics, options, self._fused
+            self.steps, self._strategy, part_step, self._update, metrics, options, self._is_fused
         )
         batches(inputs)
 
     @tf.autograph.experimental.do_not_convert
     def _part_step(
-        self, step: Callable[..., None], optimizer: Any, part: Any, share: Any, first: Any
+        self, step: Callable[..., None], optimizer: Any, part: Any, share: Any, is_first: Any
     ) -> None:
         if not isinstance(optimizer, Mapping):
-            step(part, GradientAccumulator(self._sums, optimizer, share, first), share)
+            step(part, GradientAccumulator(self._sums, optimizer, share, is_first), share)
             return
         parts = {
-            name: GradientAccumulator(self._sums, one, share, first)
+            name: GradientAccumulator(self._sums, one, share, is_first)
             for name, one in optimizer.items()
         }
         step(
             part,
-            optimizer.replaced(parts) if isinstance(optimizer, NamedOptimizers) else parts,
+            optimizer.with_optimizers(parts) if isinstance(optimizer, NamedOptimizers) else parts,
             share,
         )
 

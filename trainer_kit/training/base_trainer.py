@@ -12,7 +12,7 @@ from trainer_kit.training.loops.iterators import StopFlag
 
 
 @dataclass(frozen=True)
-class OwnParts:
+class CustomParts:
     """The parts of a trainer that are not those of a trainer_kit.Trainer, so that the engine cannot change them.
 
     Attributes:
@@ -25,12 +25,12 @@ class OwnParts:
       replica_step: The step on each replica, which is not split into micro-batches.
     """
 
-    steps: bool = False
-    loop: bool = False
-    train: bool = False
-    loop_begin: bool = False
-    loop_end: bool = False
-    replica_step: bool = False
+    has_steps: bool = False
+    has_train_loop: bool = False
+    has_train_method: bool = False
+    has_loop_begin: bool = False
+    has_loop_end: bool = False
+    has_replica_step: bool = False
 
 
 class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
@@ -60,16 +60,16 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
       batch_spec: The spec of a replica's training batch; None before it is known.
     """
 
-    own: OwnParts = OwnParts(steps=True, loop=True, train=True)
+    custom_parts: OwnParts = CustomParts(has_steps=True, has_train_loop=True, has_train_method=True)
     stop_flag: StopFlag | None = None
-    trains: bool = True
-    evaluates: bool = True
-    data_ended: bool = False
-    reached: int | None = None
+    can_train: bool = True
+    can_evaluate: bool = True
+    has_data_ended: bool = False
+    reached_step: int | None = None
     loop_steps: int | None = 0
     weights_finite: bool | None = True
-    metrics_continue: bool = False
-    between_steps: bool = False
+    should_continue_metrics: bool = False
+    is_at_step_boundary: bool = False
     input_seconds: float | None = None
     eval_seconds: dict[str, float] = {}  # noqa: RUF012
     batch_spec: Any = None
@@ -85,22 +85,22 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         return 0.0
 
     @property
-    def stop_requested(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Whether running loops stop before their next step."""
-        return self.stop_flag is not None and self.stop_flag.requested
+        return self.stop_flag is not None and self.stop_flag.is_requested
 
     @property
-    def stop_agreed(self) -> bool | None:
+    def is_stop_agreed(self) -> bool | None:
         """Whether all workers have agreed to stop; None where there is only one."""
-        return self.stop_flag.agreed if self.stop_flag else None
+        return self.stop_flag.is_agreed if self.stop_flag else None
 
     @property
-    def stopping_for(self) -> float:
+    def seconds_since_stop_request(self) -> float:
         """The seconds since this process was asked to stop; 0 if it was not."""
-        return self.stop_flag.seconds if self.stop_flag else 0.0
+        return self.stop_flag.seconds_since_request if self.stop_flag else 0.0
 
     @property
-    def validation_sets(self) -> tuple[str, ...]:
+    def validation_set_names(self) -> tuple[str, ...]:
         """The names of the validation sets; a single set has the name ""."""
         return ("",)
 
@@ -114,22 +114,22 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """The exporter with which `evaluate` exports the best weights; None: it exports nothing."""
         return None
 
-    def keep_state(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+    def register_state(self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]) -> None:
         """Adds the state that `get` returns, in JSON types, to checkpoints; `put` receives it after a restore."""
 
     def validation_intervals(self, default: int | None) -> dict[str, int | None]:
         """Returns the steps between evaluations, by validation set; `default` for sets without an interval."""
-        return dict.fromkeys(self.validation_sets, default)
+        return dict.fromkeys(self.validation_set_names, default)
 
-    def weights_of_metric(self, metric: str) -> str:
+    def get_metric_weights_name(self, metric: str) -> str:
         """Returns which weights a metric of an evaluation is of: the name of an average, or ""."""
         return ""
 
-    def place_of_metric(self, metric: str) -> tuple[list[str], str]:
+    def locate_metric(self, metric: str) -> tuple[list[str], str]:
         """Returns where the logs of an evaluation have a metric: the names of nested logs, and its name in them."""
         return [], metric
 
-    def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
+    def build_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
         """Returns the trainer's actions after training loops, in addition to the run's.
 
         Args:
@@ -139,7 +139,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """
         return []
 
-    def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
+    def build_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
         """Returns the trainer's actions after evaluations, in addition to the run's.
 
         Args:
@@ -172,7 +172,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """Whether the training data has ended, even if the loop did not report it."""
         return False
 
-    def problem_of_fusing(self) -> str:
+    def find_fusing_problem(self) -> str:
         """Returns why training steps cannot be fused in one XLA program; "" if they can."""
         return f"{self.class_name} builds its own training loops"
 
@@ -180,7 +180,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """Returns the number of batches of an evaluation; None if not known."""
         return None
 
-    def end_averaging(self) -> None:
+    def restore_trained_weights(self) -> None:
         """Restores the trained weights if the moving average has replaced them."""
 
     def _is_inside_epoch(self) -> bool:

@@ -13,33 +13,33 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.config.schema.optimization import WEIGHTS
-from trainer_kit.errors import TrainerKitError, UsageError, suggestion
+from trainer_kit.errors import TrainerKitError, UsageError, suggest_names
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
-from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.inputs.autograph import converted
-from trainer_kit.inputs.sources.tfrecords import reporting_damage
-from trainer_kit.runtime.collectives import strategy_of_run, worker_count
+from trainer_kit.evals.best.exporter import BestWeightsExporter
+from trainer_kit.inputs.autograph import apply_autograph
+from trainer_kit.inputs.sources.tfrecords import explain_read_errors
+from trainer_kit.runtime.collectives import resolve_strategy, worker_count
 from trainer_kit.runtime.datasets import distribute_dataset
-from trainer_kit.runtime.executor import ONE_THREAD, executor
+from trainer_kit.runtime.executor import SINGLE_THREADED, use_executor
 from trainer_kit.runtime.replica_values import local_tensors
 from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
 from trainer_kit.training.base_trainer import BaseTrainer
-from trainer_kit.training.checks.batch_spec import batch_described
+from trainer_kit.training.checks.batch_spec import explain_batch_errors
 from trainer_kit.training.loops.eval_loop import (
     EagerEvalLoop,
     EvalLoop,
     EvaluationHooks,
     SplitEvalLoop,
     StatefulEvalLoop,
-    check_evaluated,
-    reporting_end,
+    check_evaluated_batches,
+    explain_end_of_data,
 )
 from trainer_kit.training.loops.iterators import StopFlag, batch_counter, is_stopping
-from trainer_kit.training.loops.tracing import writes_after
+from trainer_kit.training.loops.tracing import control_dependencies_for_writes
 from trainer_kit.training.loops.train_loop import TrainLoop
-from trainer_kit.training.metrics import MetricSet, to_numpy, validation_metrics
+from trainer_kit.training.metrics import MetricSet, to_numpy, create_validation_metrics
 from trainer_kit.training.named_tensors import StepTensors
-from trainer_kit.training.task import kept_states
+from trainer_kit.training.task import preserve_task_states
 from trainer_kit.training.task_inputs import ValidationSet, ValidationSets
 
 _LOG = logging.getLogger(__name__)
@@ -57,9 +57,9 @@ class AsyncWorkers:
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy
-        self.are_there = isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
+        self.uses_parameter_servers = isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
         make = tf.distribute.experimental.coordinator.ClusterCoordinator
-        self._coordinator = make(strategy) if self.are_there else None
+        self._coordinator = make(strategy) if self.uses_parameter_servers else None
 
     @property
     def coordinator(self) -> Any:
@@ -81,7 +81,7 @@ class AsyncWorkers:
         if self._coordinator is not None:
             self._coordinator.join()
 
-    def scheduled(self, loop: TrainLoop) -> Callable[[Any, Any], Any]:
+    def create_scheduled_loop(self, loop: TrainLoop) -> Callable[[Any, Any], Any]:
         """Returns `loop_fn(iterator, num_steps)`, which schedules a training loop on a worker.
 
         Args:
@@ -90,7 +90,7 @@ class AsyncWorkers:
         Raises:
           UsageError: when only single steps are compiled.
         """
-        function = loop.compiled.function if loop.is_whole and loop.compiled is not None else None
+        function = loop.loop_function.function if loop.is_loop_compiled and loop.loop_function is not None else None
         if function is None:
             raise UsageError(
                 "asynchronous training needs trainer.train_tf_while_loop=true: workers run whole"
@@ -101,7 +101,7 @@ class AsyncWorkers:
         )
 
 
-class EvaluatedWeights:
+class WeightSelector:
     """Replaces the weights by a moving average for an evaluation, and restores the state after it.
 
     Runs eagerly, on the host.
@@ -122,36 +122,36 @@ class EvaluatedWeights:
         evaluated: tuple[str, ...] = average.evaluated if average is not None else (WEIGHTS,)
         self.main = evaluated[0]
         self.others = evaluated[1:]
-        self._selected = self.main
+        self._selected_name = self.main
 
     @property
-    def averages(self) -> list[str]:
+    def average_names(self) -> list[str]:
         """The names of all averages."""
         return [] if self._average is None else list(self._average.names)
 
-    def use_average(self) -> None:
+    def apply_selected_weights(self) -> None:
         """Replaces the weights by the selected average, if it is one."""
-        with self._state.in_use:
-            self._hold(self._selected)
+        with self._state.variables_lock:
+            self._swap_weights(self._selected_name)
 
-    def put_back(self) -> None:
+    def restore_trained_weights(self) -> None:
         """Restores the weights, and the states that the random generators had before the evaluation."""
-        with self._state.in_use:
-            self._state.put_generators_back()
-            self._hold(WEIGHTS)
+        with self._state.variables_lock:
+            self._state.restore_generators()
+            self._swap_weights(WEIGHTS)
 
     @contextlib.contextmanager
-    def selected(self, name: str) -> Iterator[None]:
+    def select_weights(self, name: str) -> Iterator[None]:
         """Selects what `use_average` uses inside this context; the weights are back after it."""
-        self._selected = name
+        self._selected_name = name
         try:
             yield
         finally:
-            self._selected = self.main
-            self.put_back()
+            self._selected_name = self.main
+            self.restore_trained_weights()
 
     @contextlib.contextmanager
-    def averaged(self, name: str = "") -> Iterator[None]:
+    def use_weights(self, name: str = "") -> Iterator[None]:
         """Replaces the weights by an average inside this context; a late save waits meanwhile.
 
         Args:
@@ -160,19 +160,19 @@ class EvaluatedWeights:
         Raises:
           UsageError: when there is no such average.
         """
-        names = [WEIGHTS, *self.averages]
+        names = [WEIGHTS, *self.average_names]
         if name and name not in names:
             raise UsageError(
-                f"the run keeps no average {name!r} of the weights; {suggestion(name, names)}"
+                f"the run keeps no average {name!r} of the weights; {suggest_names(name, names)}"
             )
-        with self._state.in_use:
-            self._hold(name or self._selected)
+        with self._state.variables_lock:
+            self._swap_weights(name or self._selected_name)
             try:
                 yield
             finally:
-                self.put_back()
+                self.restore_trained_weights()
 
-    def of_metric(self, metric: str, sets: Collection[str]) -> tuple[str, str]:
+    def split_metric_name(self, metric: str, sets: Collection[str]) -> tuple[str, str]:
         """Returns the weights of a metric of an evaluation, and its name without theirs.
 
         Args:
@@ -185,10 +185,10 @@ class EvaluatedWeights:
         name, _, inner = rest.partition("|")
         return (name, f"{own}{bar}{inner}") if name in self.others else (self.main, metric)
 
-    def _hold(self, name: str) -> None:
+    def _swap_weights(self, name: str) -> None:
         """Gives the model the average of this name, or the weights; each replica has its own values then."""
-        self._state.model_replicas.put_back()
-        held = "" if self._average is None else self._average.swapped
+        self._state.model_replicas.unshare_values()
+        held = "" if self._average is None else self._average.active_average
         if self._average is None or held == ("" if name == WEIGHTS else name):
             return
         if held:
@@ -220,7 +220,7 @@ class EvaluationSteps:
 
     def after_step(self) -> None:
         """Stops all workers at the same batch if one of them was asked to stop."""
-        self._evaluator.stop_flag.agree(self._evaluator.evaluated_batches)
+        self._evaluator.stop_flag.sync_workers(self._evaluator.evaluated_batches)
 
     def results(self) -> dict[str, Any]:
         """Returns the results of the metrics; called in cross-replica context."""
@@ -250,7 +250,7 @@ class Evaluator(BaseTrainer):
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
     """
 
-    best_checkpoint: Any = BestCheckpoint
+    best_checkpoint_class: Any = BestWeightsExporter
     _evaluation_hooks: EvaluationHooks | None = None  # None: an evaluation has no parts
     stop_flag: StopFlag
 
@@ -273,19 +273,19 @@ class Evaluator(BaseTrainer):
         self._model = model
         self._global_step = global_step
         self.state = state
-        self._weights = EvaluatedWeights(state, average)
+        self._weights = WeightSelector(state, average)
         self._checkpoint_exporter = checkpoint_exporter
         self.stop_flag = StopFlag(self._strategy)
         self._workers = AsyncWorkers(self._strategy)
         self.evaluated_batches = batch_counter()
-        self._validation_set = metrics
+        self._validation_metric_set = metrics
         self.eval_tensors = StepTensors("evaluation", config, metrics)
         self.set_validation_sets(sets)
 
     def set_validation_sets(self, sets: ValidationSets) -> None:
         """Replaces the validation sets; takes effect with the next evaluation."""
         self.validation = sets
-        self.evaluates = True
+        self.can_evaluate = True
         self._results: dict[
             str, Any
         ] = {}  # of the metrics in the last evaluation, by set, as NumPy values
@@ -297,7 +297,7 @@ class Evaluator(BaseTrainer):
         ] = {}  # one per set, traced with the set's task and metrics
         self.eval_seconds: dict[str, float] = {}
 
-    def split_evaluations(self, hooks: EvaluationHooks) -> None:
+    def set_evaluation_hooks(self, hooks: EvaluationHooks) -> None:
         """Has evaluations run batch by batch, with work on the host between two; called before the first evaluation.
 
         Args:
@@ -310,11 +310,11 @@ class Evaluator(BaseTrainer):
         """The tf.train.Checkpoint with all state of the run."""
         return self.state.checkpoint
 
-    def weights_of_metric(self, metric: str) -> str:
+    def get_metric_weights_name(self, metric: str) -> str:
         """Returns which weights a metric of an evaluation is of: the name of an average, or "weights"."""
-        return self._weights.of_metric(metric, [name for name in self.validation_sets if name])[0]
+        return self._weights.split_metric_name(metric, [name for name in self.validation_set_names if name])[0]
 
-    def averaged_weights(self, name: str = "") -> AbstractContextManager[None]:
+    def use_weights(self, name: str = "") -> AbstractContextManager[None]:
         """Replaces the weights by a moving average, if any, and makes late saves wait; runs eagerly, on the host.
 
         Args:
@@ -324,12 +324,12 @@ class Evaluator(BaseTrainer):
         Raises:
           UsageError: when the run keeps no such average.
         """
-        return self._weights.averaged(name)
+        return self._weights.use_weights(name)
 
     @property
-    def averages(self) -> list[str]:
+    def average_names(self) -> list[str]:
         """The names of the moving averages that the run keeps."""
-        return self._weights.averages
+        return self._weights.average_names
 
     def write_weights(self, prefix: str, name: str = "") -> None:
         """Writes a checkpoint of weights alone, as the best checkpoint is one.
@@ -340,25 +340,25 @@ class Evaluator(BaseTrainer):
           prefix: The path of the checkpoint, without suffixes.
           name: Which weights; see `averaged_weights`.
         """
-        if self.trains:
-            self.state.keep_attributes(self._without_state())
-        with self.averaged_weights(name):
-            self.state.weights.write(prefix)
+        if self.can_train:
+            self.state.track_attributes(self._get_transient_variables())
+        with self.use_weights(name):
+            self.state.weights_checkpoint.write(prefix)
 
     @contextlib.contextmanager
-    def evaluated_weights(self, metric: str) -> Iterator[tf.train.Checkpoint]:
+    def use_metric_weights(self, metric: str) -> Iterator[tf.train.Checkpoint]:
         """Gives the checkpoint of the weights that a metric of an evaluation is of, for an exporter of the best ones.
 
         Runs eagerly, on the host, on every worker. A late save, in another thread, waits meanwhile.
         """
-        if self.trains:
-            self.state.keep_attributes(self._without_state())
-        with self.averaged_weights(self.weights_of_metric(metric)):
-            yield self.state.weights
+        if self.can_train:
+            self.state.track_attributes(self._get_transient_variables())
+        with self.use_weights(self.get_metric_weights_name(metric)):
+            yield self.state.weights_checkpoint
 
-    def end_averaging(self) -> None:
+    def restore_trained_weights(self) -> None:
         """Restores the weights and the states of random generators after an evaluation; any thread may call it."""
-        self._weights.put_back()
+        self._weights.restore_trained_weights()
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
@@ -391,12 +391,12 @@ class Evaluator(BaseTrainer):
     @property
     def validation_loss(self) -> Any:
         """The metric of the validation loss, a mean over examples."""
-        return self._metrics_of(self.validation.current).loss
+        return self._get_metrics(self.validation.current).loss
 
     @property
     def validation_metrics(self) -> list[Any]:
         """All validation metrics but the loss."""
-        return self._metrics_of(self.validation.current).metrics
+        return self._get_metrics(self.validation.current).metrics
 
     @property
     def checkpoint_exporter(self) -> Any:
@@ -408,7 +408,7 @@ class Evaluator(BaseTrainer):
         self._checkpoint_exporter = exporter
 
     @property
-    def validation_sets(self) -> tuple[str, ...]:
+    def validation_set_names(self) -> tuple[str, ...]:
         """The names of the validation sets; a single set has the name ""."""
         return self.validation.names
 
@@ -424,9 +424,9 @@ class Evaluator(BaseTrainer):
     def eval_dataset(self, dataset: Any) -> None:
         self.validation.replace(dataset)
 
-    def keep_state(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+    def register_state(self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]) -> None:
         """Adds the state that `get` returns, in JSON types, to checkpoints; `put` receives it after a restore."""
-        self.state.python_state.add(name, get, put)
+        self.state.python_state.add(name, get_state, restore_state)
 
     def distribute_dataset(self, dataset_or_fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns a dataset distributed over the replicas.
@@ -441,7 +441,7 @@ class Evaluator(BaseTrainer):
 
     def init_async(self) -> None:
         """Does nothing, as Model Garden's method without parameter servers; raises UsageError with them."""
-        strategy_of_run(self._strategy)
+        resolve_strategy(self._strategy)
 
     def coordinator_for_async(self) -> Any:
         """Returns the coordinator of asynchronous training.
@@ -474,8 +474,8 @@ class Evaluator(BaseTrainer):
         names: list[str] = []
         for validation_set in self.validation:
             metrics = None
-            if not self._aggregates(self._task_of(validation_set)):
-                metrics = self._metrics_of(validation_set).names()
+            if not self._aggregates(self._get_task(validation_set)):
+                metrics = self._get_metrics(validation_set).names()
             if metrics is None or type(self).eval_end is not Evaluator.eval_end:
                 return None
             for weights in ("", *self._weights.others):  # the main ones add no part to a name
@@ -505,36 +505,36 @@ class Evaluator(BaseTrainer):
         self.eval_seconds = {}
         self.eval_tensors.values = {}
         try:
-            self.validation.evaluated = self.validation.names if sets is None else tuple(sets)
-            self._other_logs = self._logs_of_others(num_steps) if self._weights.others else {}
+            self.validation.evaluated_names = self.validation.names if sets is None else tuple(sets)
+            self._other_logs = self._evaluate_other_weights(num_steps) if self._weights.others else {}
             states = self._evaluate_sets(num_steps)
-            logs = dict(self.eval_end(states if self.validation.have_names else states[""]) or {})
+            logs = dict(self.eval_end(states if self.validation.has_names else states[""]) or {})
             if self._checkpoint_exporter is not None:
-                best = BestCheckpoints.of(self._checkpoint_exporter)
+                best = BestCheckpoints.from_exporter(self._checkpoint_exporter)
                 if not is_stopping(self, lambda: False):  # else it may have been cut short
-                    best.export(self, logs, self.validation.evaluated)
+                    best.export(self, logs, self.validation.evaluated_names)
                 best.add_best(self, logs)
             return logs
         finally:
-            self.end_averaging()
+            self.restore_trained_weights()
             for one in self.validation:
-                one.feed.end_pass()
+                one.data.end_pass()
 
     def _evaluate_sets(self, num_steps: Any) -> dict[str, Any]:
         """Evaluates each validation set with the selected weights; returns the states by the names of the sets."""
         states = {}
         self._results = {}
-        for name in self.validation.evaluated:
+        for name in self.validation.evaluated_names:
             start = time.perf_counter()
-            validation_set = self.turn_to(name)
+            validation_set = self.select_validation_set(name)
             state = self.eval_begin()
-            with self.state.in_use:
-                self.state.model_replicas.share()
+            with self.state.variables_lock:
+                self.state.model_replicas.share_values()
             states[name] = self._evaluate_set(validation_set, num_steps, state)
             self.eval_seconds[name] = self.eval_seconds.get(name, 0.0) + time.perf_counter() - start
         return states
 
-    def _logs_of_others(self, num_steps: Any) -> dict[str, dict[str, Any]]:
+    def _evaluate_other_weights(self, num_steps: Any) -> dict[str, dict[str, Any]]:
         """Evaluates with the weights that `ema.evaluate` names after the first; returns logs by set and by weights.
 
         The state of the task and of all random generators is then as before. Summaries that
@@ -542,50 +542,50 @@ class Evaluator(BaseTrainer):
         names.
         """
         found: dict[str, dict[str, Any]] = {}
-        with self.state.undisturbed(), kept_states(map(self._task_of, self.validation)):
+        with self.state.preserve_variables(), preserve_task_states(map(self._get_task, self.validation)):
             for weights in self._weights.others:
-                with self._weights.selected(weights):
+                with self._weights.select_weights(weights):
                     states = self._evaluate_sets(num_steps)
                     with tf.summary.record_if(
                         False
                     ):  # not around the loops: their graphs are used for all weights
                         for name, state in states.items():
-                            found.setdefault(name, {})[weights] = self._logs_of(name, state)
+                            found.setdefault(name, {})[weights] = self._compute_set_logs(name, state)
         return found
 
-    def _evaluate_set(self, one: ValidationSet, num_steps: Any, state: Any) -> Any:
-        if one.has_own_steps:
-            num_steps = tf.constant(one.steps(-1), tf.int32)
-        task, metrics = self._task_of(one), self._metrics_of(one)
-        one.check_ends(int(num_steps))
-        iterator = one.feed.iterator(fresh=self.config.trainer.eval_recreate_iterator)
+    def _evaluate_set(self, validation_set: ValidationSet, num_steps: Any, state: Any) -> Any:
+        if validation_set.has_own_steps:
+            num_steps = tf.constant(validation_set.steps(-1), tf.int32)
+        task, metrics = self._get_task(validation_set), self._get_metrics(validation_set)
+        validation_set.check_ends(int(num_steps))
+        iterator = validation_set.data.iterator(fresh=self.config.trainer.eval_recreate_iterator)
         has_state = state is not None or self._aggregates(task)
-        if (one.name, has_state) not in self._eval_loops:
-            self._eval_loops[one.name, has_state] = self.create_eval_loop_fn(has_state)
-        loop = self._eval_loops[one.name, has_state]
-        section = f"task.{one.feed.name}"
-        described = batch_described(
-            section, lambda: iterator.element_spec, task, self._model_of(one)
+        if (validation_set.name, has_state) not in self._eval_loops:
+            self._eval_loops[validation_set.name, has_state] = self.create_eval_loop_fn(has_state)
+        loop = self._eval_loops[validation_set.name, has_state]
+        section = f"task.{validation_set.data.name}"
+        described = explain_batch_errors(
+            section, lambda: iterator.element_spec, task, self._get_model(validation_set)
         )
         self.state.remember_generators()
-        chosen = executor(getattr(self.config.runtime, "executor", "default"))
+        chosen = use_executor(getattr(self.config.runtime, "executor", "default"))
         with (
-            reporting_end(section),
+            explain_end_of_data(section),
             chosen,
             described,
-            reporting_damage(lambda: [one.feed.dataset]),
+            explain_read_errors(lambda: [validation_set.data.dataset]),
         ):
             if has_state:
                 state = loop(iterator, num_steps, state, self.eval_reduce)
             else:
                 loop(iterator, num_steps)
         self._workers.join()
-        with self.state.in_use:
-            self.state.put_generators_back()
-        if one.name not in self._results:  # the loop has not read them
-            self._results[one.name] = to_numpy(metrics.results())
-        self.eval_tensors.read(one.name)
-        metrics.reset_returned()
+        with self.state.variables_lock:
+            self.state.restore_generators()
+        if validation_set.name not in self._results:  # the loop has not read them
+            self._results[validation_set.name] = to_numpy(metrics.results())
+        self.eval_tensors.read_values(validation_set.name)
+        metrics.reset_returned_metrics()
         return state
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
@@ -599,14 +599,14 @@ class Evaluator(BaseTrainer):
         Raises:
           UsageError: when asynchronous training asks for a state.
         """
-        if self._workers.are_there and has_state:
+        if self._workers.uses_parameter_servers and has_state:
             raise UsageError(
                 "an evaluation that aggregates logs cannot be asynchronous; use Keras metrics"
                 " instead"
             )
         validation_set = self.validation.current
         assert validation_set is not None
-        steps = EvaluationSteps(self, self._metrics_of(validation_set))
+        steps = EvaluationSteps(self, self._get_metrics(validation_set))
         stop = self.stop_flag.variable
         options = self.config.trainer
         hooks = self._evaluation_hooks
@@ -621,45 +621,45 @@ class Evaluator(BaseTrainer):
                 steps,
                 stop,
                 use_tf_function=options.eval_tf_function,
-                in_graph=options.eval_tf_while_loop,
-                watched=(self, self._task_of(validation_set)),
+                use_tf_while_loop=options.eval_tf_while_loop,
+                watched=(self, self._get_task(validation_set)),
             )
 
             def stateful_loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
                 done, state = stateful_loop(iterator, num_steps, state, reduce_fn)
-                self._check_evaluated(done, num_steps, stateful_loop.newest_graph, steps.metrics)
+                self._check_evaluation_loop(done, num_steps, stateful_loop.newest_graph, steps.metrics)
                 return state
 
             return stateful_loop_fn
 
         loop: EvalLoop | EagerEvalLoop | SplitEvalLoop
         if options.eval_tf_function:
-            one_thread = getattr(self.config.runtime, "executor", "default") == ONE_THREAD
-            loop = EvalLoop(steps, stop, resets=hooks is None, one_thread=one_thread)
+            one_thread = getattr(self.config.runtime, "executor", "default") == SINGLE_THREADED
+            loop = EvalLoop(steps, stop, reset_metrics=hooks is None, one_thread=one_thread)
         else:
-            loop = EagerEvalLoop(steps, stop, resets=hooks is None)
+            loop = EagerEvalLoop(steps, stop, reset_metrics=hooks is None)
         if hooks is not None:
-            loop = SplitEvalLoop(loop, hooks, validation_set.feed)
+            loop = SplitEvalLoop(loop, hooks, validation_set.data)
 
         def loop_fn(iterator: Any, num_steps: Any) -> None:
             done, results = loop(iterator, num_steps)
             self._results[validation_set.name] = results
-            self._check_evaluated(done, num_steps, loop.newest_graph, steps.metrics)
+            self._check_evaluation_loop(done, num_steps, loop.newest_graph, steps.metrics)
 
         return loop_fn
 
-    def _check_evaluated(
+    def _check_evaluation_loop(
         self, done: int, num_steps: Any, graph: tf.Graph | None, metrics: MetricSet
     ) -> None:
-        check_evaluated(done, int(num_steps), self.stop_requested)
-        self.state.check_evaluation(graph, [*self._without_state(), *metrics.returned_variables])
+        check_evaluated_batches(done, int(num_steps), self.is_stop_requested)
+        self.state.check_evaluation(graph, [*self._get_transient_variables(), *metrics.returned_variables])
 
     def eval_begin(self) -> Any:
         """Replaces the weights by the moving average, if there is one; called before each validation set.
 
         An override may return an initial state, a new one each time.
         """
-        self._weights.use_average()
+        self._weights.apply_selected_weights()
 
     @tf.autograph.experimental.do_not_convert
     def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
@@ -676,13 +676,13 @@ class Evaluator(BaseTrainer):
 
         Runs in graph.
         """
-        inputs, passthrough = converted(self.next_eval_inputs)(iterator)
+        inputs, passthrough = apply_autograph(self.next_eval_inputs)(iterator)
         # Else, where the size of a batch is known beforehand, metrics may count one more when the
         # data has ended.
         random = stateless_random_operations(
             self.state.random_generator
         )  # put back after the evaluation
-        with writes_after(local_tensors(inputs, self._strategy)), random:
+        with control_dependencies_for_writes(local_tensors(inputs, self._strategy)), random:
             self.evaluated_batches.assign_add(1)
             outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
         logs = tf.nest.map_structure(self._strategy.experimental_local_results, outputs)
@@ -695,12 +695,12 @@ class Evaluator(BaseTrainer):
     @tf.autograph.experimental.do_not_convert
     def _replica_eval_step(self, inputs: Any) -> Mapping[str, Any]:
         one = self.validation.current
-        task, model, metrics = self._task_of(one), self._model_of(one), self._metrics_of(one)
+        task, model, metrics = self._get_task(one), self._get_model(one), self._get_metrics(one)
         # A subclass may have metrics of its own in place of those that it was made with.
-        updated = self.validation_metrics if metrics is self._validation_set else metrics.metrics
-        with self.eval_tensors.captured(model) as tensors:
-            logs = converted(task.validation_step)(inputs, model=model, metrics=updated)
-        logs = metrics.take_metrics(task, logs, model)
+        updated = self.validation_metrics if metrics is self._validation_metric_set else metrics.metrics
+        with self.eval_tensors.capture_tensors(model) as tensors:
+            logs = apply_autograph(task.validation_step)(inputs, model=model, metrics=updated)
+        logs = metrics.extract_metrics(task, logs, model)
         self.eval_tensors.update_metrics(tensors, "" if one is None else one.name)
         if not isinstance(logs, Mapping):
             raise TrainerKitError(
@@ -716,7 +716,7 @@ class Evaluator(BaseTrainer):
     @tf.autograph.experimental.do_not_convert
     def eval_reduce(self, state: Any = None, step_outputs: Any = None) -> Any:
         """Returns the state of the evaluation with one step's outputs added; state is None for the first step."""
-        return converted(self._task_of(self.validation.current).aggregate_logs)(state, step_outputs)
+        return apply_autograph(self._get_task(self.validation.current).aggregate_logs)(state, step_outputs)
 
     def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
         """Returns the logs of the evaluation. Runs eagerly, on the host.
@@ -725,18 +725,18 @@ class Evaluator(BaseTrainer):
           aggregated_logs: The state that `eval_reduce` returned, if any; with several validation
             sets, a dict by name.
         """
-        if self.validation.have_names:
+        if self.validation.has_names:
             states = dict(aggregated_logs or {})
             logs = {name: self._with_others(name, states.get(name)) for name in self._results}
         else:
             logs = self._with_others("", aggregated_logs)
-        self.end_averaging()
+        self.restore_trained_weights()
         return logs
 
-    def place_of_metric(self, metric: str) -> tuple[list[str], str]:
+    def locate_metric(self, metric: str) -> tuple[list[str], str]:
         """Returns where the logs of an evaluation have a metric: the names of validation set and weights; its own."""
-        sets = self.validation.names if self.validation.have_names else ()
-        weights, name = self._weights.of_metric(metric, sets)
+        sets = self.validation.names if self.validation.has_names else ()
+        weights, name = self._weights.split_metric_name(metric, sets)
         groups = []
         if sets:
             own, _, name = name.partition("|")
@@ -751,7 +751,7 @@ class Evaluator(BaseTrainer):
         Raises:
           UsageError: when a metric has the name of weights.
         """
-        logs = self._logs_of(name, state)
+        logs = self._compute_set_logs(name, state)
         others = self._other_logs.get(name, {})
         if taken := ", ".join(sorted(logs.keys() & others.keys())):
             raise UsageError(
@@ -760,17 +760,17 @@ class Evaluator(BaseTrainer):
             )
         return {**logs, **others}
 
-    def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
+    def _compute_set_logs(self, name: str, state: Any) -> dict[str, Any]:
         """Returns the logs of a validation set: the results of its loop, and the task's metrics of its state."""
-        one, results = self.turn_to(name), self._results.get(name)
-        logs = to_numpy(self._metrics_of(one).results()) if results is None else dict(results)
+        one, results = self.select_validation_set(name), self._results.get(name)
+        logs = to_numpy(self._get_metrics(one).results()) if results is None else dict(results)
         if state is not None:
             logs.update(
-                self._task_of(one).reduce_aggregated_logs(state, global_step=self.global_step)
+                self._get_task(one).reduce_aggregated_logs(state, global_step=self.global_step)
             )
         return logs
 
-    def _without_state(self) -> list[Any]:
+    def _get_transient_variables(self) -> list[Any]:
         """Returns the variables that steps write and no checkpoint needs, such as those of metrics, which are reset."""
         of_model = [
             variable
@@ -779,34 +779,34 @@ class Evaluator(BaseTrainer):
         ]
         metrics = [
             *of_model,
-            *self._validation_set.variables(),
+            *self._validation_metric_set.variables(),
             *self.validation.metric_variables(),
         ]
         counters = [*self.stop_flag.variables, self.evaluated_batches]
         return [*metrics, *counters, *self.eval_tensors.value_variables]
 
-    def _evaluation_metrics(self, config: Any, task: Any, model: Any, wanted: bool) -> Any:
-        return validation_metrics(task, model, config, wanted=wanted)
+    def _evaluation_metrics(self, config: Any, task: Any, model: Any, enabled: bool) -> Any:
+        return create_validation_metrics(task, model, config, enabled=enabled)
 
-    def turn_to(self, name: str) -> ValidationSet:
+    def select_validation_set(self, name: str) -> ValidationSet:
         """Makes a validation set the current one, and sets the attribute `validation_set` of its task."""
-        one = self.validation.turn_to(name)
-        self._task_of(one).validation_set = name
+        one = self.validation.select(name)
+        self._get_task(one).validation_set = name
         return one
 
-    def _task_of(self, one: ValidationSet | None) -> Any:
-        return self.task if one is None or one.task is None else one.task
+    def _get_task(self, validation_set: ValidationSet | None) -> Any:
+        return self.task if validation_set is None or validation_set.task is None else validation_set.task
 
-    def _model_of(self, one: ValidationSet | None) -> Any:
-        return self.model if one is None or one.model is None else one.model
+    def _get_model(self, validation_set: ValidationSet | None) -> Any:
+        return self.model if validation_set is None or validation_set.model is None else validation_set.model
 
-    def _metrics_of(self, one: ValidationSet | None) -> MetricSet:
-        return self._validation_set if one is None or one.metrics is None else one.metrics
+    def _get_metrics(self, validation_set: ValidationSet | None) -> MetricSet:
+        return self._validation_metric_set if validation_set is None or validation_set.metrics is None else validation_set.metrics
 
     def check_aggregation(self) -> None:
         """Raises UsageError when logs are aggregated on several workers: each has those of its own replicas only."""
         for one in self.validation:
-            if self._aggregates(task := self._task_of(one)) and worker_count(self._strategy) > 1:
+            if self._aggregates(task := self._get_task(one)) and worker_count(self._strategy) > 1:
                 raise UsageError(
                     f"{type(task).__name__}.aggregate_logs gets only the logs of one worker's"
                     " replicas; on several workers use Keras metrics in build_metrics, which count"

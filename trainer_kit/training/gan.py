@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.autograph import converted
+from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.optimizers.gradients import apply_gradients, needs_gradients, scale_loss
 from trainer_kit.training.task import Task, full_precision, scalar_loss, split_batch
 
@@ -168,7 +168,7 @@ class GanTask(Task):
         step = self._joint_step if self.task_config.updates == "joint" else self._step_in_turns
         losses, fake = step(real, model, optimizer[GENERATOR], optimizer[DISCRIMINATOR])
         if metrics:
-            converted(self.process_metrics)(metrics, real, fake)
+            apply_autograph(self.process_metrics)(metrics, real, fake)
         return self._logs(*losses)
 
     @tf.autograph.experimental.do_not_convert
@@ -181,11 +181,11 @@ class GanTask(Task):
         """
         real, _ = split_batch(inputs)
         fake = full_precision(
-            converted(self.inference_step)(model.latents(tf.shape(real)[0]), model)
+            apply_autograph(self.inference_step)(model.latents(tf.shape(real)[0]), model)
         )
         losses = self._losses(model.discriminator, real, fake, training=False)
         if metrics:
-            converted(self.process_metrics)(metrics, real, fake)
+            apply_autograph(self.process_metrics)(metrics, real, fake)
         return self._logs(*losses)
 
     @tf.autograph.experimental.do_not_convert
@@ -195,16 +195,16 @@ class GanTask(Task):
         """Updates the discriminator, then the generator with new examples; returns both losses, and the first ones."""
         # One draw for both nets: each reads and writes the state of the random generator.
         latents, new_latents = tf.split(model.latents(2 * tf.shape(real)[0]), 2)
-        with unchanged_averages(model.generator):
-            fake = converted(model.generator)(latents, training=True)
+        with preserve_moving_averages(model.generator):
+            fake = apply_autograph(model.generator)(latents, training=True)
 
         def losses_before_update() -> tuple[Any, Any, Any]:
             losses = self._losses(model.discriminator, real, fake, training=True)
-            return *losses, losses[0] + self._added_to_discriminator(model, real, fake)
+            return *losses, losses[0] + self._compute_added_discriminator_loss(model, real, fake)
 
         def loss_of_generator() -> tuple[Any]:
-            new_fake = converted(model.generator)(new_latents, training=True)
-            with unchanged_averages(model.discriminator):
+            new_fake = apply_autograph(model.generator)(new_latents, training=True)
+            with preserve_moving_averages(model.discriminator):
                 logits = _logits(model.discriminator, new_fake, training=True)
             return (self._loss_of_generator(logits) + _layer_losses(model.generator),)
 
@@ -220,12 +220,12 @@ class GanTask(Task):
     ) -> tuple[Any, Any]:
         """Updates both nets by the gradients at the same weights; returns both losses and the generated examples."""
         with tf.GradientTape(persistent=True) as tape:
-            fake = converted(model.generator)(model.latents(tf.shape(real)[0]), training=True)
+            fake = apply_autograph(model.generator)(model.latents(tf.shape(real)[0]), training=True)
             of_discriminator, of_generator = self._losses(
                 model.discriminator, real, fake, training=True
             )
             generator_share = _loss_share(generator, of_generator + _layer_losses(model.generator))
-            penalized = of_discriminator + self._added_to_discriminator(model, real, fake)
+            penalized = of_discriminator + self._compute_added_discriminator_loss(model, real, fake)
             discriminator_share = _loss_share(discriminator, penalized)
 
         # All gradients come before the first update.
@@ -246,19 +246,19 @@ class GanTask(Task):
         """Returns the losses of discriminator and generator, float32 scalars."""
         real_logits = _logits(discriminator, real, training)
         fake_logits = _logits(discriminator, fake, training)
-        loss = converted(self.discriminator_loss)(real_logits, fake_logits)
+        loss = apply_autograph(self.discriminator_loss)(real_logits, fake_logits)
         name = f"{type(self).__name__}.discriminator_loss"
         return tf.cast(scalar_loss(loss, name), tf.float32), self._loss_of_generator(fake_logits)
 
     @tf.autograph.experimental.do_not_convert
     def _loss_of_generator(self, fake_logits: tf.Tensor) -> tf.Tensor:
         """Returns the loss of the generator, a float32 scalar."""
-        loss = converted(self.generator_loss)(fake_logits)
+        loss = apply_autograph(self.generator_loss)(fake_logits)
         return tf.cast(scalar_loss(loss, f"{type(self).__name__}.generator_loss"), tf.float32)
 
     @tf.autograph.experimental.do_not_convert
-    def _added_to_discriminator(self, model: Gan, real: Any, fake: Any) -> Any:
-        penalty = converted(self.discriminator_penalty)(model.discriminator, real, fake)
+    def _compute_added_discriminator_loss(self, model: Gan, real: Any, fake: Any) -> Any:
+        penalty = apply_autograph(self.discriminator_penalty)(model.discriminator, real, fake)
         return tf.cast(penalty, tf.float32) + _layer_losses(model.discriminator)
 
     def _logs(self, discriminator: tf.Tensor, generator: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -278,7 +278,7 @@ def squared_gradient(discriminator: Any, examples: tf.Tensor) -> tf.Tensor:
       discriminator: The net, which returns a logit for each example.
       examples: Float examples, [batch, ...].
     """
-    with tf.GradientTape() as tape, unchanged_averages(discriminator):
+    with tf.GradientTape() as tape, preserve_moving_averages(discriminator):
         tape.watch(examples)
         total = tf.reduce_sum(discriminator(examples, training=True))
     gradient = tape.gradient(total, examples)
@@ -288,7 +288,7 @@ def squared_gradient(discriminator: Any, examples: tf.Tensor) -> tf.Tensor:
 
 
 @contextlib.contextmanager
-def unchanged_averages(net: Any) -> Iterator[None]:
+def preserve_moving_averages(net: Any) -> Iterator[None]:
     """Keeps the averages of a net's batch normalization as they are, whatever is computed in this context.
 
     Runs in graph.
@@ -332,7 +332,7 @@ def _minimize(losses: Callable[[], tuple[Any, ...]], optimizer: Any, net: Any) -
         )
 
     def without_gradients() -> Any:
-        with unchanged_averages(net):
+        with preserve_moving_averages(net):
             return losses(), [tf.zeros_like(variable) for variable in variables]
 
     if getattr(optimizer, "uses_every_gradient", True):
@@ -354,7 +354,7 @@ def _loss_share(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
 
 @tf.autograph.experimental.do_not_convert
 def _logits(discriminator: Any, examples: Any, training: bool) -> tf.Tensor:
-    return full_precision(converted(discriminator)(examples, training=training))
+    return full_precision(apply_autograph(discriminator)(examples, training=training))
 
 
 @tf.autograph.experimental.do_not_convert

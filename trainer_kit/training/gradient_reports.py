@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.gradient_processors import GradientProcessing
 from trainer_kit.optimizers.gradients import Gradient, global_norm
-from trainer_kit.optimizers.learning_rate import innermost
+from trainer_kit.optimizers.learning_rate import unwrap_optimizer
 from trainer_kit.training.metrics import MetricSet, StepMean
 
 _NAME = "gradient_norm"
@@ -65,7 +65,7 @@ class GradientReports:
             optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
         )  # "" for a single one
         optimizers = {
-            name: innermost(outer) for name, outer in by_name.items() if outer is not None
+            name: unwrap_optimizer(outer) for name, outer in by_name.items() if outer is not None
         }
         self._is_traced: bool = getattr(options, "train_tf_function", True)
 
@@ -107,7 +107,7 @@ class GradientReports:
                     " them; call super().create_optimizer, or remove the processors"
                 )
 
-    def read(self, results: dict[str, Any]) -> None:
+    def update_results(self, results: dict[str, Any]) -> None:
         """Gives the mean norms in the results of a loop their place; leaves out optimizers without an update.
 
         Args:
@@ -121,7 +121,7 @@ class GradientReports:
         if norms:
             results[_NAME] = norms.get("", norms)
 
-    def first_step_done(self) -> None:
+    def check_first_step(self) -> None:
         """Checks, after the first step, that it has recorded norms and run processors as the config asks.
 
         Raises:

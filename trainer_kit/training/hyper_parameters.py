@@ -11,11 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.python_state import PythonState
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.optimizers.learning_rate import (
     add_learning_rate_factor,
-    configured_rate,
-    innermost,
+    get_base_rate,
+    unwrap_optimizer,
     learning_rate_factors,
 )
 
@@ -61,12 +61,12 @@ class HyperParameters:
     @property
     def names(self) -> list[str]:
         """The names of all hyper-parameters that can be changed."""
-        found = list(self._of_task())
-        for name, optimizer in self._optimizers().items():
-            if _is_float(configured_rate(optimizer)):
-                found.append(_joined(name, RATE))
+        found = list(self._get_task_variables())
+        for name, optimizer in self._get_optimizers().items():
+            if _is_float(get_base_rate(optimizer)):
+                found.append(_join_name(name, RATE))
             if isinstance(optimizer, keras.Optimizer):
-                found.append(_joined(name, FACTOR))
+                found.append(_join_name(name, FACTOR))
             public = {
                 key: value for key, value in vars(optimizer).items() if not key.startswith("_")
             }
@@ -80,7 +80,7 @@ class HyperParameters:
         """The factors of all learning rates."""
         return [
             one
-            for optimizer in self._optimizers().values()
+            for optimizer in self._get_optimizers().values()
             for one in learning_rate_factors(optimizer).values()
         ]
 
@@ -90,39 +90,39 @@ class HyperParameters:
         Raises:
           UsageError: when there is no such hyper-parameter, or it is not a variable.
         """
-        of_task = self._of_task()
+        of_task = self._get_task_variables()
         if name in of_task:
             return of_task[name]
         place, _, attribute = name.rpartition(".")
-        optimizers = self._optimizers()
+        optimizers = self._get_optimizers()
         optimizer = optimizers.get("" if place == "optimizer" else place)
         if optimizer is None:
             raise UsageError(
-                f"there is no hyper-parameter {name!r}; {suggestion(name, self.names)}"
+                f"there is no hyper-parameter {name!r}; {suggest_names(name, self.names)}"
             )
         if attribute in (FACTOR, RECOVERY_FACTOR):
             return self._factor(optimizer, attribute)
         value = (
-            configured_rate(optimizer) if attribute == RATE else getattr(optimizer, attribute, None)
+            get_base_rate(optimizer) if attribute == RATE else getattr(optimizer, attribute, None)
         )
         if _is_float(value):
             return value
         if attribute == RATE and callable(value):
             raise UsageError(
                 f"{name} is a schedule, which the training step computes; change"
-                f" {_joined(place, FACTOR)}, which multiplies it"
+                f" {_join_name(place, FACTOR)}, which multiplies it"
             )
         if isinstance(value, (bool, int, float)):
             raise UsageError(
                 f"{name} is the Python number {value} in {type(optimizer).__name__}, a constant of"
                 " the training step and not a variable, so it cannot be changed;"
-                f" {suggestion(name, self.names)}"
+                f" {suggest_names(name, self.names)}"
             )
-        raise UsageError(f"there is no hyper-parameter {name!r}; {suggestion(name, self.names)}")
+        raise UsageError(f"there is no hyper-parameter {name!r}; {suggest_names(name, self.names)}")
 
     def factor_names(self, factor: str) -> list[str]:
         """Returns the name of a factor for each optimizer."""
-        return [_joined(name, factor) for name in self._optimizers()]
+        return [_join_name(name, factor) for name in self._get_optimizers()]
 
     def value(self, name: str) -> float:
         """Returns the current value of a hyper-parameter."""
@@ -162,7 +162,7 @@ class HyperParameters:
             )
         if (
             value < 0
-            and name not in self._of_task()
+            and name not in self._get_task_variables()
             and name.rpartition(".")[2] in (RATE, FACTOR, RECOVERY_FACTOR)
         ):
             raise UsageError(
@@ -190,16 +190,16 @@ class HyperParameters:
             self.has_new_factor = True
         return learning_rate_factors(optimizer)[name]
 
-    def _optimizers(self) -> dict[str, Any]:
+    def _get_optimizers(self) -> dict[str, Any]:
         """Returns the optimizers by name, without those around them; a single one has the name ""."""
         by_name = self._optimizer if isinstance(self._optimizer, Mapping) else {"": self._optimizer}
         return {
-            name: innermost(optimizer)
+            name: unwrap_optimizer(optimizer)
             for name, optimizer in by_name.items()
             if optimizer is not None
         }
 
-    def _of_task(self) -> dict[str, Any]:
+    def _get_task_variables(self) -> dict[str, Any]:
         """Returns the variables of the task by name.
 
         Raises:
@@ -218,8 +218,8 @@ class HyperParameters:
 
     def _changed_factors(self) -> dict[str, float]:
         of_optimizers = {
-            _joined(name, FACTOR): learning_rate_factors(one)
-            for name, one in self._optimizers().items()
+            _join_name(name, FACTOR): learning_rate_factors(one)
+            for name, one in self._get_optimizers().items()
         }
         return {
             name: float(tf.convert_to_tensor(one[FACTOR]))
@@ -249,7 +249,7 @@ class HyperParameters:
             self.set(name, value)
 
 
-def _joined(optimizer: str, attribute: str) -> str:
+def _join_name(optimizer: str, attribute: str) -> str:
     return f"{optimizer}.{attribute}" if optimizer else attribute
 
 

@@ -16,10 +16,10 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.config.schema.metrics import KerasMetricConfig, MetricConfig
-from trainer_kit.errors import UsageError, suggestion
-from trainer_kit.inputs.autograph import converted
-from trainer_kit.process.error_report import described
-from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.errors import UsageError, suggest_names
+from trainer_kit.inputs.autograph import apply_autograph
+from trainer_kit.process.error_report import describe_structure
+from trainer_kit.telemetry.scalars import flatten_scalars
 from trainer_kit.training.task import Task, step_loss
 
 _LOG = logging.getLogger(__name__)
@@ -135,11 +135,11 @@ class MetricSet:
 
         self._names = frozenset(counts)
         self._reserved: dict[str, str] = {}
-        self._scalars = ScalarMeans(dtype)
-        self._own_metrics: list[Any] = [
-            self._scalars
+        self._scalar_means = ScalarMeans(dtype)
+        self._engine_metrics: list[Any] = [
+            self._scalar_means
         ]  # of the engine, which the task's steps do not see
-        self.returned: dict[str, Any] = {}
+        self.returned_metrics: dict[str, Any] = {}
         self._warned: set[str] = set()
 
     def add_metric(self, metric: Any, field: str) -> None:
@@ -153,7 +153,7 @@ class MetricSet:
           UsageError: when another metric has its name.
         """
         self.reserve(metric.name, field)
-        self._own_metrics.append(metric)
+        self._engine_metrics.append(metric)
 
     def reserve(self, name: str, field: str) -> None:
         """Keeps a name for a result of the engine's own: a step that returns such a scalar is refused.
@@ -172,7 +172,7 @@ class MetricSet:
         self._reserved[name] = field
 
     @tf.autograph.experimental.do_not_convert
-    def take_metrics(self, task: Any, logs: Any, model: Any = None) -> Any:
+    def extract_metrics(self, task: Any, logs: Any, model: Any = None) -> Any:
         """Records the metrics that a step returned, and returns what else it returned; runs in graph, on a replica.
 
         Warns of a scalar that has the name of a metric in an attribute of the task, or of a metric
@@ -194,7 +194,7 @@ class MetricSet:
                 scalars[name] = value
             elif (
                 str(name) not in self._names
-                and self.returned.setdefault(str(name), value) is not value
+                and self.returned_metrics.setdefault(str(name), value) is not value
             ):
                 raise UsageError(
                     f"a step returned a new metric object named {str(name)!r}; create it once, in"
@@ -270,49 +270,49 @@ class MetricSet:
             )
 
         if weight is None and (scalars or task.loss in logs):
-            weight = _examples(inputs)
+            weight = _count_examples(inputs)
         if task.loss in logs:
             loss = tf.convert_to_tensor(logs[task.loss])
             self.loss.update_state(loss, None if loss.shape.rank else weight)
         if scalars:
-            self._scalars.update_state(scalars, weight)
+            self._scalar_means.update_state(scalars, weight)
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
         """Resets all metrics but those that steps return; runs eagerly or in graph, in cross-replica context."""
-        for metric in [*self._own_metrics, *self.metrics, self.loss]:
+        for metric in [*self._engine_metrics, *self.metrics, self.loss]:
             metric.reset_state()
 
-    def reset_returned(self) -> None:
+    def reset_returned_metrics(self) -> None:
         """Resets the metrics that steps return, after the results of a whole loop; runs eagerly, on the host."""
-        for metric in self.returned.values():
+        for metric in self.returned_metrics.values():
             metric.reset_state()
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
         """Returns all results by name, with the loss if a step reported one; called in cross-replica context."""
         logs: dict[str, Any] = {}
-        metrics = [(metric.name, metric) for metric in [*self._own_metrics, *self.metrics]]
-        for name, metric in [*metrics, *self.returned.items()]:
-            result = converted(metric.result)()
+        metrics = [(metric.name, metric) for metric in [*self._engine_metrics, *self.metrics]]
+        for name, metric in [*metrics, *self.returned_metrics.items()]:
+            result = apply_autograph(metric.result)()
             logs.update(result if isinstance(result, Mapping) else {name: result})
         if self.loss.is_updated:
             logs[self.loss.name] = tf.cast(self.loss.result(), tf.float32)
         return logs
 
-    def reported(self, results: Mapping[str, Any]) -> dict[str, Any]:
+    def convert_to_logs(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what is reported of the results of a training loop, as NumPy values; runs eagerly, on the host."""
         return dict(results)
 
     def variables(self) -> list[Any]:
         """Returns the variables of all metrics but those that steps return, always in the same order."""
-        metrics = [*self._own_metrics, *self.metrics, self.loss]
+        metrics = [*self._engine_metrics, *self.metrics, self.loss]
         return [variable for metric in metrics for variable in metric.variables]
 
     @property
     def returned_variables(self) -> list[Any]:
         """The variables of the metrics that steps return; a checkpoint has them as other state of the step."""
-        return [variable for metric in self.returned.values() for variable in metric.variables]
+        return [variable for metric in self.returned_metrics.values() for variable in metric.variables]
 
     def names(self) -> list[str] | None:
         """Returns the names of the scalars in `results`, nested names joined by `|`; runs eagerly.
@@ -322,11 +322,11 @@ class MetricSet:
         """
         if any(getattr(metric, "built", True) is False for metric in self.metrics):
             return None
-        scalars = flat_scalars(to_numpy(self.results()), "|")
+        scalars = flatten_scalars(to_numpy(self.results()), "|")
         return [*(name for name in scalars if name != self.loss.name), self.loss.name]
 
 
-def training_metrics(task: Any, model: Any, config: Any, *, wanted: bool) -> MetricSet:
+def create_training_metrics(task: Any, model: Any, config: Any, *, enabled: bool) -> MetricSet:
     """Returns the metrics of training: the task's, those of the config, and those of a compiled model; called in scope.
 
     Args:
@@ -336,18 +336,18 @@ def training_metrics(task: Any, model: Any, config: Any, *, wanted: bool) -> Met
       wanted: Whether the trainer will train; if not, the set holds only the loss.
     """
     return MetricSet(
-        "training_loss", _metrics(task, model, config, training=True) if wanted else []
+        "training_loss", _metrics(task, model, config, training=True) if enabled else []
     )
 
 
-def validation_metrics(task: Any, model: Any, config: Any, *, wanted: bool) -> MetricSet:
+def create_validation_metrics(task: Any, model: Any, config: Any, *, enabled: bool) -> MetricSet:
     """Returns the metrics of evaluation, with the loss summed in float64; see `training_metrics`."""
-    metrics = _metrics(task, model, config, training=False) if wanted else []
+    metrics = _metrics(task, model, config, training=False) if enabled else []
     return MetricSet("validation_loss", metrics, exact=True)
 
 
 def _metrics(task: Any, model: Any, config: Any, training: bool) -> list[Any]:
-    configured = [metric for metric, _, _ in configured_metrics(config)]
+    configured = [metric for metric, _, _ in create_configured_metrics(config)]
     return [*task_metrics(task, training), *configured, *model_metrics(model)]
 
 
@@ -373,7 +373,7 @@ def task_metrics(task: Any, training: bool) -> list[Any]:
     return list(metrics)
 
 
-def configured_metrics(config: Any, of_tensors: bool = False) -> list[tuple[Any, str, str]]:
+def create_configured_metrics(config: Any, for_tensors: bool = False) -> list[tuple[Any, str, str]]:
     """Returns new metrics for entries of `trainer.metrics`, each with its tensor and its field; called in scope.
 
     Args:
@@ -386,7 +386,7 @@ def configured_metrics(config: Any, of_tensors: bool = False) -> list[tuple[Any,
     """
     metrics = []
     for place, section in enumerate(getattr(config.trainer, "metrics", ())):
-        if bool(section.tensor) == of_tensors:
+        if bool(section.tensor) == for_tensors:
             field = f"trainer.metrics[{place}]"
             registered = section.type in MetricConfig.registry
             build = (
@@ -408,7 +408,7 @@ def _keras_metric(config: KerasMetricConfig) -> Any:
         ]
         raise UsageError(
             f"trainer.metrics: keras.metrics has no {config.metric!r};"
-            f" {suggestion(config.metric, known)}"
+            f" {suggest_names(config.metric, known)}"
         )
     try:
         return kind(**config.args)
@@ -428,7 +428,7 @@ def check_metric(metric: Any, where: str) -> None:
         )
 
 
-def reported_values(results: Mapping[str, Any]) -> dict[str, Any]:
+def remove_engine_results(results: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the results of a loop without those that the engine reads itself."""
     return {name: value for name, value in results.items() if not name.startswith("trainer_kit/")}
 
@@ -461,7 +461,7 @@ def _without_nan_of_no_examples(values: tf.Tensor, weight: Any) -> tf.Tensor:
     )
 
 
-def _examples(inputs: Any) -> tf.Tensor | float:
+def _count_examples(inputs: Any) -> tf.Tensor | float:
     """Returns the number of examples in a replica's batch: the first dimension of its labels, or of the whole batch.
 
     It is a float if it is known beforehand and not 0, else a float32 scalar. Features may contain
@@ -476,7 +476,7 @@ def _examples(inputs: Any) -> tf.Tensor | float:
     if len(sizes) > 1:
         message = (
             "the tensors of a batch differ in their first dimension, so its examples cannot be"
-            f" counted: {described(inputs)}; return (features, labels) from build_inputs: the"
+            f" counted: {describe_structure(inputs)}; return (features, labels) from build_inputs: the"
             " labels are then counted"
         )
         tf.debugging.assert_equal(tf.stack(sizes), sizes[0], message)

@@ -17,9 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.errors import UsageError, suggestion
-from trainer_kit.inputs.autograph import converted
-from trainer_kit.training.metrics import MetricSet, configured_metrics
+from trainer_kit.errors import UsageError, suggest_names
+from trainer_kit.inputs.autograph import apply_autograph
+from trainer_kit.training.metrics import MetricSet, create_configured_metrics
 
 _collector: ContextVar[TensorCollector | None] = ContextVar("collector", default=None)
 
@@ -65,17 +65,17 @@ class TensorCollector:
         raised at once, since Keras would add the arguments of the layer to the message.
     """
 
-    def __init__(self, wanted: Collection[str]) -> None:
-        self._wanted = wanted
+    def __init__(self, requested_names: Collection[str]) -> None:
+        self._requested_names = requested_names
         self._graph = tf.compat.v1.get_default_graph()
         self.tensors: dict[str, tf.Tensor] = {}
-        self.known: set[str] = set()
+        self.exposed_names: set[str] = set()
         self.problem = ""
 
     def add(self, name: str, tensor: Any) -> None:
         """Records a tensor if its name is asked for, or the problem if it cannot be had."""
-        self.known.add(name)
-        if name not in self._wanted:
+        self.exposed_names.add(name)
+        if name not in self._requested_names:
             return
         if tf.compat.v1.get_default_graph() is not self._graph:
             self.problem = (
@@ -130,7 +130,7 @@ class LayerOutputs:
         return list(self._layers)
 
     @contextlib.contextmanager
-    def collect(self, wanted: Collection[str]) -> Iterator[TensorCollector]:
+    def collect(self, requested_names: Collection[str]) -> Iterator[TensorCollector]:
         """A context that collects the tensors of these names; a context inside it hides it.
 
         Raises:
@@ -138,7 +138,7 @@ class LayerOutputs:
             tensor that is asked for cannot be had.
         """
         layers = []
-        for name in wanted:
+        for name in requested_names:
             namesakes = self._layers.get(name, [])
             if len(namesakes) > 1:
                 raise UsageError(
@@ -146,12 +146,12 @@ class LayerOutputs:
                     " its own"
                 )
             layers += namesakes
-        collector = TensorCollector(wanted)
+        collector = TensorCollector(requested_names)
         token = _collector.set(collector)
         self._open_contexts += 1
         if self._open_contexts == 1:
             for layer in layers:
-                layer.call = _exposing(layer.name, layer.call)
+                layer.call = _wrap_layer_call(layer.name, layer.call)
         try:
             yield collector
         finally:
@@ -164,7 +164,7 @@ class LayerOutputs:
             raise UsageError(collector.problem)
 
 
-def unknown_tensor(name: str, known: Collection[str], where: str, advice: str = "") -> UsageError:
+def unknown_tensor(name: str, known_names: Collection[str], where: str, advice: str = "") -> UsageError:
     """Returns the error for a name that nothing exposes.
 
     Args:
@@ -175,7 +175,7 @@ def unknown_tensor(name: str, known: Collection[str], where: str, advice: str = 
     """
     return UsageError(
         f"{where} exposes no tensor {name!r}, and no layer has this name;"
-        f" {suggestion(name, list(known))}{advice}"
+        f" {suggest_names(name, list(known_names))}{advice}"
     )
 
 
@@ -191,12 +191,12 @@ def check_evaluation_tensors(trainer: Any) -> None:
     Raises:
       UsageError: when the step exposes no tensor of such a name.
     """
-    if trainer.own.steps or not trainer.eval_tensors.is_asked:
+    if trainer.own.steps or not trainer.eval_tensors.has_requests:
         return
     if not (trainer.evaluates and trainer.config.trainer.eval_tf_function):
         return
     for validation_set in trainer.validation:
-        iterator = trainer.turn_to(validation_set.name).feed.iterator(fresh=False)
+        iterator = trainer.turn_to(validation_set.name).data.iterator(fresh=False)
         tf.function(trainer.eval_step, autograph=False).get_concrete_function(iterator)
 
 
@@ -261,7 +261,7 @@ class LastValue:
         ):
             local.assign(tf.cast(part, local.dtype))
 
-    def read(self, strategy: tf.distribute.Strategy) -> np.ndarray:
+    def read_value(self, strategy: tf.distribute.Strategy) -> np.ndarray:
         """Returns the value over the replicas of this worker: scalars are averaged, others concatenated.
 
         Runs eagerly, on the host.
@@ -298,27 +298,27 @@ class StepTensors:
       UsageError: when two of its metrics have the same name.
     """
 
-    def __init__(self, what: str, config: Any, metrics: MetricSet) -> None:
-        self._what = what
+    def __init__(self, phase: str, config: Any, metrics: MetricSet) -> None:
+        self._phase = phase
         self._metric_set = metrics
         self._strategy = tf.distribute.get_strategy()
-        self._is_fused = what == "training" and getattr(config.trainer, "fuse_steps", 1) > 1
-        self._metrics: list[
+        self._is_fused = phase == "training" and getattr(config.trainer, "fuse_steps", 1) > 1
+        self._tensor_metrics: list[
             tuple[Any, str, str]
         ] = []  # each with its tensor, and with who asks for it
         self._fields: dict[str, str] = {}  # by the tensor whose last value is asked for: who asks
         # By validation set and tensor: steps of other sets may expose another dtype by the same
         # name.
-        self._last: dict[tuple[str, str], LastValue] = {}
+        self._last_values: dict[tuple[str, str], LastValue] = {}
         self._layers: LayerOutputs | None = None
         self._is_traced = False
         self.values: dict[str, Any] = {}
 
-        for metric, name, field in configured_metrics(config, of_tensors=True):
+        for metric, name, field in create_configured_metrics(config, for_tensors=True):
             metrics.add_metric(metric, field)
-            self._metrics.append((metric, name, field))
+            self._tensor_metrics.append((metric, name, field))
 
-    def ask(self, name: str, where: str) -> None:
+    def request_value(self, name: str, where: str) -> None:
         """Asks for the value of a tensor in the last step of each loop; called before the step is traced.
 
         Args:
@@ -332,7 +332,7 @@ class StepTensors:
             return
         if self._is_traced:
             raise UsageError(
-                f"{where}: the tensor {name!r} is asked for after the first {self._what} step; ask"
+                f"{where}: the tensor {name!r} is asked for after the first {self._phase} step; ask"
                 " before"
             )
         if isinstance(self._strategy, tf.distribute.experimental.ParameterServerStrategy):
@@ -343,16 +343,16 @@ class StepTensors:
         self._fields[name] = where
 
     @property
-    def is_asked(self) -> bool:
+    def has_requests(self) -> bool:
         """Whether any tensor is asked for."""
-        return bool(self._wanted)
+        return bool(self._requested_fields)
 
     @property
     def value_variables(self) -> list[tf.Variable]:
         """The variables that hold the values, which no checkpoint needs."""
-        return [last.variable for last in self._last.values() if last.variable is not None]
+        return [last.variable for last in self._last_values.values() if last.variable is not None]
 
-    def read(self, validation_set: str = "") -> None:
+    def read_values(self, validation_set: str = "") -> None:
         """Reads the values after a loop; runs eagerly, on the host.
 
         Args:
@@ -364,18 +364,18 @@ class StepTensors:
         """
         values = {}
         for name, field in self._fields.items():
-            last = self._last.get((validation_set, name))
+            last = self._last_values.get((validation_set, name))
             if last is not None:
-                values[name] = last.read(self._strategy)
+                values[name] = last.read_value(self._strategy)
             elif self._metric_set.loss.is_updated:
                 raise UsageError(
-                    f"{field}: the tensor {name!r} has no value, because the trainer's {self._what}"
+                    f"{field}: the tensor {name!r} has no value, because the trainer's {self._phase}"
                     " step is its own; call the method of the superclass there"
                 )
         self.values = {**self.values, validation_set: values} if validation_set else values
 
     @contextlib.contextmanager
-    def captured(self, model: Any) -> Iterator[Mapping[str, tf.Tensor]]:
+    def capture_tensors(self, model: Any) -> Iterator[Mapping[str, tf.Tensor]]:
         """A context of a step on a replica, which yields a mapping for `update_metrics`.
 
         After the context it has the tensors that are asked for, by name.
@@ -387,7 +387,7 @@ class StepTensors:
           UsageError: at the end of the context, when a tensor that is asked for cannot be had.
         """
         self._is_traced = True
-        wanted = self._wanted
+        wanted = self._requested_fields
         if not wanted:
             yield {}
             return
@@ -403,9 +403,9 @@ class StepTensors:
                     "; a tensor of train_step has to be exposed in validation_step, too, for"
                     " evaluations"
                 )
-                advice = advice if self._what == "evaluation" else ""
-                known = {*collector.known, *layers.names}
-                raise unknown_tensor(name, known, f"{field}: the {self._what} step", advice)
+                advice = advice if self._phase == "evaluation" else ""
+                known = {*collector.exposed_names, *layers.names}
+                raise unknown_tensor(name, known, f"{field}: the {self._phase} step", advice)
 
     @tf.autograph.experimental.do_not_convert
     def update_metrics(self, tensors: Mapping[str, tf.Tensor], validation_set: str = "") -> None:
@@ -415,26 +415,26 @@ class StepTensors:
           tensors: The tensors of `captured`.
           validation_set: The name of the evaluated set, if there are several.
         """
-        for metric, name, _ in self._metrics:
+        for metric, name, _ in self._tensor_metrics:
             metric.update_state(tensors[name])
         for name, field in self._fields.items():
-            last = self._last.setdefault(
+            last = self._last_values.setdefault(
                 (validation_set, name), LastValue(name, field, is_fused=self._is_fused)
             )
             last.update_state(tensors[name])
 
     @property
-    def _wanted(self) -> dict[str, str]:
+    def _requested_fields(self) -> dict[str, str]:
         """The names that are asked for, each with who asks."""
-        return {**{name: field for _, name, field in self._metrics}, **self._fields}
+        return {**{name: field for _, name, field in self._tensor_metrics}, **self._fields}
 
 
-def _exposing(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_layer_call(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the `call` of a layer, which also exposes what it returns."""
 
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(call)
     def exposing(*args: Any, **kwargs: Any) -> Any:
-        return expose(name, converted(call)(*args, **kwargs))
+        return expose(name, apply_autograph(call)(*args, **kwargs))
 
     return exposing

@@ -17,7 +17,7 @@ import tensorflow as tf
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError, DivergedError, UsageError
 from trainer_kit.optimizers.learning_rate import current_learning_rate
-from trainer_kit.telemetry.scalars import reported_loss
+from trainer_kit.telemetry.scalars import get_training_loss
 
 _FEWEST = 20  # steps that show a curve
 _FACTOR = 4  # times the lowest mean loss is a divergence
@@ -40,7 +40,7 @@ class RateRange:
     ended_by: str = ""
 
     @property
-    def smoothed(self) -> np.ndarray:
+    def smoothed_losses(self) -> np.ndarray:
         """The mean loss of the steps around each step, a twentieth of all steps or 5."""
         sums = np.concatenate([[0.0], np.cumsum(self.losses)])
         places = np.arange(len(self.losses))
@@ -50,20 +50,20 @@ class RateRange:
         return (sums[ends] - sums[begins]) / (ends - begins)
 
     @property
-    def lowest(self) -> float:
+    def lowest_loss_rate(self) -> float:
         """The rate at which the smoothed loss is lowest."""
-        return float(self.rates[np.argmin(self.smoothed)])
+        return float(self.rates[np.argmin(self.smoothed_losses)])
 
     @property
-    def still_falls(self) -> bool:
+    def is_still_falling(self) -> bool:
         """Whether the loss is lowest at the highest rate that was tried, so that a higher one may be better."""
         last = len(self.losses) - 1 - _window(len(self.losses)) // 2
-        return self.falls and self.ended_by != DIVERGED and int(np.argmin(self.smoothed)) >= last
+        return self.is_falling and self.ended_by != DIVERGED and int(np.argmin(self.smoothed_losses)) >= last
 
     @property
-    def falls(self) -> bool:
+    def is_falling(self) -> bool:
         """Whether the lowest smoothed loss is below the first one by more than five standard errors of such a mean."""
-        smoothed, window = self.smoothed, _window(len(self.losses))
+        smoothed, window = self.smoothed_losses, _window(len(self.losses))
         lowest = int(np.argmin(smoothed))
         noise = np.std((self.losses - smoothed)[: max(lowest, window) + 1]) / math.sqrt(
             window // 2 + 1
@@ -78,7 +78,7 @@ class RateRange:
         where the loss falls fastest; that was 250 times too low for a transformer, whose loss falls
         at all rates. None: it does not fall, or still falls at the highest rate.
         """
-        return self.lowest / 10 if self.falls and not self.still_falls else None
+        return self.lowest_loss_rate / 10 if self.is_falling and not self.is_still_falling else None
 
 
 def range_test_config(
@@ -109,7 +109,7 @@ def range_test_config(
     return config.replace(trainer={"optimizer_config": rate, "fuse_steps": 1})
 
 
-def measure(trainer: Any, lowest: float, steps: int) -> RateRange:
+def run_range_test(trainer: Any, lowest: float, steps: int) -> RateRange:
     """Trains for up to `steps` steps and returns the measured curve. Runs eagerly, on the host, in strategy scope.
 
     It stops when the loss is not finite, or its mean over some steps is four times its lowest mean.
@@ -125,13 +125,13 @@ def measure(trainer: Any, lowest: float, steps: int) -> RateRange:
       DivergedError: when training diverges in fewer than 20 steps.
     """
     trainer.initialize()
-    rate = _checked_rate(trainer, lowest)
+    rate = _read_initial_rate(trainer, lowest)
     rates, losses, ended_by = list[float](), list[float](), ""
     while not ended_by and len(losses) < steps:
         logs = trainer.train(tf.constant(1, tf.int32))
-        if trainer.data_ended:
+        if trainer.has_data_ended:
             ended_by = DATA_ENDED
-        elif not math.isfinite(loss := reported_loss(logs)):
+        elif not math.isfinite(loss := get_training_loss(logs)):
             ended_by = DIVERGED
         else:
             rates.append(rate)
@@ -158,7 +158,7 @@ def measure(trainer: Any, lowest: float, steps: int) -> RateRange:
     return RateRange(np.array(rates), np.array(losses), ended_by)
 
 
-def _checked_rate(trainer: Any, lowest: float) -> float:
+def _read_initial_rate(trainer: Any, lowest: float) -> float:
     optimizer = trainer.optimizer
     _refuse_several(optimizer if isinstance(optimizer, Mapping) else ())
     rate = float(current_learning_rate(optimizer))

@@ -19,12 +19,12 @@ from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import TrainerKitError, UsageError, add_note
-from trainer_kit.inputs.autograph import converted
+from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.inputs.sources.base import Source
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
-from trainer_kit.process.error_report import described_values
-from trainer_kit.runtime.keras_internals import undivided_losses
+from trainer_kit.process.error_report import describe_values
+from trainer_kit.runtime.keras_internals import skip_replica_loss_scaling
 from trainer_kit.training.initial_weights.load import load_initial_weights
 
 
@@ -178,9 +178,9 @@ class Task(abc.ABC):
         del kwargs
         for metric in metrics:
             try:
-                converted(metric.update_state)(labels, model_outputs)
+                apply_autograph(metric.update_state)(labels, model_outputs)
             except Exception as error:
-                given = described_values({"labels": labels, "model_outputs": model_outputs})
+                given = describe_values({"labels": labels, "model_outputs": model_outputs})
                 add_note(
                     error,
                     f"the metric {metric.name} ({type(metric).__name__}) got this batch: {given}",
@@ -192,7 +192,7 @@ class Task(abc.ABC):
         self, model: Any, features: Any, labels: Any, model_outputs: Any, sample_weight: Any = None
     ) -> None:
         """Updates the metrics of the model's `compile` with one batch; runs in graph, on a replica."""
-        converted(model.compute_metrics)(
+        apply_autograph(model.compute_metrics)(
             x=features, y=labels, y_pred=model_outputs, sample_weight=sample_weight
         )
 
@@ -221,7 +221,7 @@ class Task(abc.ABC):
         """
         features, labels, weights = _split_weighted(inputs, model)
         with tf.GradientTape() as tape:
-            outputs = full_precision(converted(model)(features, training=True))
+            outputs = full_precision(apply_autograph(model)(features, training=True))
             loss = self.batch_loss(model, features, labels, outputs, **weights)
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
             share = (
@@ -245,7 +245,7 @@ class Task(abc.ABC):
           examples, unless the task aggregates logs.
         """
         features, labels, weights = _split_weighted(inputs, model)
-        outputs = full_precision(converted(self.inference_step)(features, model))
+        outputs = full_precision(apply_autograph(self.inference_step)(features, model))
         loss = self.batch_loss(model, features, labels, outputs, **weights)
         self.update_metrics(metrics, model, features, labels, outputs, **weights)
         return {self.loss: loss}
@@ -253,7 +253,7 @@ class Task(abc.ABC):
     @tf.autograph.experimental.do_not_convert
     def inference_step(self, inputs: Any, model: Any) -> Any:
         """Returns the model's outputs for `inputs` (features only) in inference mode; runs in graph, on a replica."""
-        return converted(model)(inputs, training=False)
+        return apply_autograph(model)(inputs, training=False)
 
     def aggregate_logs(self, state: Any, step_logs: Mapping[str, Any]) -> Any:
         """Returns `state` with the logs of a validation step added; it is None at first. Runs eagerly, on the host.
@@ -294,18 +294,18 @@ class Task(abc.ABC):
         """
         added, build_losses = (
             list(getattr(model, "losses", None) or []),
-            converted(self.build_losses),
+            apply_autograph(self.build_losses),
         )
-        with undivided_losses():
+        with skip_replica_loss_scaling():
             if is_compiled(model):  # Keras' own loss holds what the layers added
                 weights = {} if sample_weight is None else {"sample_weight": sample_weight}
-                loss = converted(model.compute_loss)(
+                loss = apply_autograph(model.compute_loss)(
                     x=features, y=labels, y_pred=outputs, **weights
                 )
                 loss += build_losses(labels=labels, model_outputs=outputs, aux_losses=None)
             else:
                 loss = build_losses(labels=labels, model_outputs=outputs, aux_losses=added)
-        return _scalar(loss, type(self).__name__)
+        return _cast_scalar_loss(loss, type(self).__name__)
 
     @tf.autograph.experimental.do_not_convert
     def update_metrics(
@@ -338,15 +338,15 @@ class Task(abc.ABC):
             else metrics
         )
         if others:
-            converted(self.process_metrics)(others, labels, outputs)
+            apply_autograph(self.process_metrics)(others, labels, outputs)
         if compiled:
-            converted(self.process_compiled_metrics)(model, features, labels, outputs, **weights)
+            apply_autograph(self.process_compiled_metrics)(model, features, labels, outputs, **weights)
 
 
 @tf.autograph.experimental.do_not_convert
-def _scalar(loss: Any, task: str) -> tf.Tensor:
+def _cast_scalar_loss(loss: Any, task_name: str) -> tf.Tensor:
     """Returns the scalar loss in float32. A loss per example is refused: its gradient would be that of the sum."""
-    return tf.cast(scalar_loss(loss, f"{task}.build_losses"), tf.float32)
+    return tf.cast(scalar_loss(loss, f"{task_name}.build_losses"), tf.float32)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -431,23 +431,23 @@ def full_precision(outputs: Any) -> Any:
 @tf.autograph.experimental.do_not_convert
 def is_compiled(model: Any) -> bool:
     """Whether `model` is a Keras model, of either version, that has a loss from `compile`."""
-    if hasattr(model, "compiled"):  # Keras 3
-        return bool(model.compiled)
+    if hasattr(model, "loop_function"):  # Keras 3
+        return bool(model.loop_function)
     return getattr(model, "compiled_loss", None) is not None  # tf_keras
 
 
-def has_own_state(task: Any) -> bool:
+def has_state_methods(task: Any) -> bool:
     """Whether a task has methods `state()` and `restore(state)`, which save its plain values in checkpoints."""
     return all(callable(getattr(task, name, None)) for name in ("state", "restore"))
 
 
 @contextlib.contextmanager
-def kept_states(tasks: Iterable[Any]) -> Iterator[None]:
+def preserve_task_states(tasks: Iterable[Any]) -> Iterator[None]:
     """Restores the own state of tasks at the end of this context; tasks without methods for it stay as they are."""
     before = [
         (task, copy.deepcopy(task.state()))
         for task in {id(task): task for task in tasks}.values()
-        if has_own_state(task)
+        if has_state_methods(task)
     ]
     yield
     for task, state in before:

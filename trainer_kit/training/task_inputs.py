@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.config.schema.durations import Duration, RoundedSteps
-from trainer_kit.config.schema.evaluation import ValidationSetConfig, validation_sets
+from trainer_kit.config.schema.evaluation import ValidationSetConfig, get_validation_sets
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_iterator import ValidationData
 from trainer_kit.inputs.dataset_resume import ResumePolicy
@@ -35,7 +35,7 @@ class ValidationSet:
     """
 
     name: str
-    feed: ValidationData
+    data: ValidationData
     options: ValidationSetConfig | None = None
     task: Any = None
     model: Any = None
@@ -66,7 +66,7 @@ class ValidationSet:
             field = (
                 f"validation_sets.{self.name}.steps" if self.has_own_steps else "validation_steps"
             )
-            self.feed.check_ends(f"trainer.{field}")
+            self.data.check_has_end(f"trainer.{field}")
 
     def batches(self, default: int, replicas: int) -> int | None:
         """Returns the number of batches that this process evaluates; None if not known. Safe from any thread.
@@ -75,7 +75,7 @@ class ValidationSet:
           default: The number of batches if the config sets none for this set.
           replicas: The number of replicas of this process; each takes an element of the data.
         """
-        steps, elements = self.steps(default), self.feed.cardinality()
+        steps, elements = self.steps(default), self.data.cardinality()
         if elements is None:
             return steps if steps > 0 else None
         batches = -(-elements // replicas)
@@ -97,7 +97,7 @@ class ValidationSets:
     def __init__(self, sets: Iterable[ValidationSet]) -> None:
         self._sets = {one.name: one for one in sets}
         self.current: ValidationSet | None = next(iter(self._sets.values()), None)
-        self.evaluated = self.names
+        self.evaluated_names = self.names
 
     def __iter__(self) -> Iterator[ValidationSet]:
         return iter(self._sets.values())
@@ -108,22 +108,22 @@ class ValidationSets:
         return tuple(self._sets)
 
     @property
-    def have_names(self) -> bool:
+    def has_names(self) -> bool:
         """Whether the sets have names; logs are then nested under these names."""
         return "" not in self._sets
 
     @property
     def dataset(self) -> Any:
         """The dataset, created when first needed; if the sets have names, a dict of datasets by name."""
-        datasets = {one.name: one.feed.dataset for one in self}
-        return datasets if self.have_names else datasets[""]
+        datasets = {one.name: one.data.dataset for one in self}
+        return datasets if self.has_names else datasets[""]
 
     def replace(self, dataset: Any) -> None:
         """Replaces the data from the next evaluation on; if the sets have names, `dataset` is a dict by name."""
-        for name, one in dataset.items() if self.have_names else [("", dataset)]:
-            self._sets[name].feed.replace(one)
+        for name, one in dataset.items() if self.has_names else [("", dataset)]:
+            self._sets[name].data.replace(one)
 
-    def turn_to(self, name: str) -> ValidationSet:
+    def select(self, name: str) -> ValidationSet:
         """Makes the set of this name the current one, and returns it."""
         self.current = self._sets[name]
         return self._sets[name]
@@ -135,12 +135,12 @@ class ValidationSets:
           default: The number of batches for sets without one in the config.
         """
         for one in self:
-            one.feed.check_not_empty()
+            one.data.check_not_empty()
             one.check_ends(default)
 
     def batches(self, default: int, replicas: int) -> int | None:
         """Returns the number of batches of the evaluation; None if not known. See ValidationSet.batches."""
-        found = [self._sets[name].batches(default, replicas) for name in self.evaluated]
+        found = [self._sets[name].batches(default, replicas) for name in self.evaluated_names]
         return None if None in found else sum(batches for batches in found if batches is not None)
 
     def metric_variables(self) -> list[Any]:
@@ -153,7 +153,7 @@ class ValidationSets:
         ]
 
 
-def shared_sets(feeds: Mapping[str, ValidationData], options: Any) -> ValidationSets:
+def create_validation_sets(data_by_name: Mapping[str, ValidationData], options: Any) -> ValidationSets:
     """Returns validation sets that differ only in their data; the trainer's task evaluates all of them.
 
     Args:
@@ -162,7 +162,7 @@ def shared_sets(feeds: Mapping[str, ValidationData], options: Any) -> Validation
         for each set.
     """
     own = getattr(options, "validation_sets", {})
-    return ValidationSets(ValidationSet(name, feed, own.get(name)) for name, feed in feeds.items())
+    return ValidationSets(ValidationSet(name, feed, own.get(name)) for name, feed in data_by_name.items())
 
 
 class TaskInputs:
@@ -176,22 +176,22 @@ class TaskInputs:
       pass_pipeline: The class that makes the validation data of a worker.
     """
 
-    pass_pipeline: type[OnePassPipeline] = OnePassPipeline
+    pass_pipeline_class: type[OnePassPipeline] = OnePassPipeline
 
     def __init__(self, config: Any, task: Any) -> None:
         self._config = config
         self._task = task
         self._strategy = tf.distribute.get_strategy()
-        self._overfit: int | None = getattr(config.trainer, "overfit_batches", None)
+        self._overfit_batches: int | None = getattr(config.trainer, "overfit_batches", None)
         self._validation_pipelines: list[OnePassPipeline] = []
 
     @property
-    def validation_data(self) -> dict[str, Any]:
+    def opened_validation_data(self) -> dict[str, Any]:
         """What build_inputs has returned for each validation set that was opened, by its section."""
-        opened = [pipeline for pipeline in self._validation_pipelines if pipeline.built is not None]
-        return {pipeline.section.path: pipeline.built for pipeline in opened}
+        opened = [pipeline for pipeline in self._validation_pipelines if pipeline.source is not None]
+        return {pipeline.section.path: pipeline.source for pipeline in opened}
 
-    def train_data(self, global_step: tf.Variable, given: Any) -> TrainData:
+    def create_train_data(self, global_step: tf.Variable, ready_made_dataset: Any) -> TrainData:
         """Returns the training data of the trainer's task; it is not opened yet.
 
         Args:
@@ -205,33 +205,33 @@ class TaskInputs:
         params = getattr(config.task, "train_data", None)
         policy = ResumePolicy(
             require_exact=getattr(config.trainer, "require_exact_resume", False),
-            one_iterator=has_plain_iterator(self._strategy),
+            has_single_iterator=has_plain_iterator(self._strategy),
             deterministic_ops=getattr(config.runtime, "deterministic_ops", False)
             or is_op_determinism_enabled(),
-            restarts=isinstance(config.trainer.train_steps, (Duration, RoundedSteps)),
+            repeats_datasets=isinstance(config.trainer.train_steps, (Duration, RoundedSteps)),
         )
-        section = self._section("train_data", params, self._task, given)
+        section = self._section("train_data", params, self._task, ready_made_dataset)
         batch_size = getattr(params, "global_batch_size", 0)
-        return TrainData(self, section, policy, global_step, given, batch_size=batch_size)
+        return TrainData(self, section, policy, global_step, ready_made_dataset, batch_size=batch_size)
 
-    def validation_feeds(self, given: Any) -> dict[str, ValidationData]:
+    def create_all_validation_data(self, ready_made_dataset: Any) -> dict[str, ValidationData]:
         """Returns the data of each validation set, by name; none is opened yet.
 
         Args:
           given: A ready-made dataset that replaces the task's, or a dict of datasets by name; None:
             there is none.
         """
-        sets = validation_sets(self._config.task)
-        if isinstance(given, Mapping):
-            sets = {**dict.fromkeys(given), **{name: data for name, data in sets.items() if name}}
-        given = given if isinstance(given, Mapping) else {"": given}
+        sets = get_validation_sets(self._config.task)
+        if isinstance(ready_made_dataset, Mapping):
+            sets = {**dict.fromkeys(ready_made_dataset), **{name: data for name, data in sets.items() if name}}
+        ready_made_dataset = ready_made_dataset if isinstance(ready_made_dataset, Mapping) else {"": ready_made_dataset}
         return {
-            name: self.validation_feed(name, data, self._task, given.get(name))
+            name: self.create_validation_data(name, data, self._task, ready_made_dataset.get(name))
             for name, data in sets.items()
         }
 
-    def validation_feed(
-        self, name: str, params: Any, task: Any, given: Any = None
+    def create_validation_data(
+        self, name: str, params: Any, task: Any, ready_made_dataset: Any = None
     ) -> ValidationData:
         """Returns the data of one validation set; see `validation_feeds`.
 
@@ -245,10 +245,10 @@ class TaskInputs:
           UsageError: when the config asks to overfit batches, but the dataset is ready-made.
         """
         path = self.validation_section(name)
-        params = self._config.task.train_data if self._overfit else params
-        pipeline = self.pass_pipeline(self._section(path, params, task, given))
+        params = self._config.task.train_data if self._overfit_batches else params
+        pipeline = self.pass_pipeline_class(self._section(path, params, task, ready_made_dataset))
         self._validation_pipelines.append(pipeline)
-        return ValidationData(path, self, pipeline, given)
+        return ValidationData(path, self, pipeline, ready_made_dataset)
 
     def validation_section(self, name: str) -> str:
         """Returns the dotted path of a validation set's data below the section `task`."""
@@ -258,11 +258,11 @@ class TaskInputs:
         """Returns the dataset of a pipeline over the replicas; runs eagerly."""
         return distribute_dataset(self._strategy, pipeline)
 
-    def _section(self, path: str, params: Any, task: Any, given: Any) -> DataSection:
-        if given is not None and self._overfit:
+    def _section(self, path: str, params: Any, task: Any, ready_made_dataset: Any) -> DataSection:
+        if ready_made_dataset is not None and self._overfit_batches:
             raise UsageError(
                 f"task.{path}: trainer.overfit_batches cuts the data that build_inputs makes, but"
-                f" this dataset is ready-made; cut it with take({self._overfit}), and remove"
+                f" this dataset is ready-made; cut it with take({self._overfit_batches}), and remove"
                 " trainer.overfit_batches"
             )
-        return DataSection(path, params, task, self._config.runtime, self._overfit)
+        return DataSection(path, params, task, self._config.runtime, self._overfit_batches)

@@ -13,11 +13,11 @@ import tensorflow as tf
 from trainer_kit.config.schema.optimization import EMAConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import build_optimizers
-from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables, create_average
-from trainer_kit.optimizers.named_optimizers import NamedOptimizers, log_ownership, owned_variables
+from trainer_kit.optimizers.moving_average import MovingAverage, select_averaged_variables, create_average
+from trainer_kit.optimizers.named_optimizers import NamedOptimizers, log_ownership, partition_variables
 from trainer_kit.optimizers.per_variable import check_patterns, native_variable
 from trainer_kit.optimizers.periodic import PeriodicOptimizer
-from trainer_kit.training.initial_weights.variable_matching import layers_of, weights_by_path
+from trainer_kit.training.initial_weights.variable_matching import get_child_layers, weights_by_path
 
 _LOG = logging.getLogger(__name__)
 _LISTED = 4  # names in a message
@@ -88,7 +88,7 @@ def layers_below(model: Any) -> Iterator[Any]:
         return
     waiting, seen = [model], {id(model)}
     while waiting:
-        inner = [layer for layer in layers_of(waiting.pop()) if id(layer) not in seen]
+        inner = [layer for layer in get_child_layers(waiting.pop()) if id(layer) not in seen]
         seen |= {id(layer) for layer in inner}
         waiting += inner
         yield from inner
@@ -158,7 +158,7 @@ def create_optimizers(task: Any, options: Any, runtime: Any) -> Any:
     return made
 
 
-def built_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -> Any:
+def build_task_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -> Any:
     """Creates the slots of an optimizer, or of several, each for its own variables; called in strategy scope.
 
     Several get variables of their own if the config or the task's `optimizer_variables` says which.
@@ -176,9 +176,9 @@ def built_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -> Any
     Raises:
       UsageError: when an optimizer has no variables, or a variable has two optimizers.
     """
-    given = _given(task, model) if optimizer is not None else {}
+    given = _get_optimizer_variables(task, model) if optimizer is not None else {}
     if isinstance(optimizer, Mapping) and (given or _sections(options)):
-        owned = owned_variables(optimizer, _sections(options), given, model)
+        owned = partition_variables(optimizer, _sections(options), given, model)
         several = NamedOptimizers(optimizer, owned)
         several.build()
         log_ownership(owned, model.trainable_variables)
@@ -209,13 +209,13 @@ def moving_average(
     """
     sections = _sections(options)
     if averaged := {name: one.ema for name, one in sections.items() if one.ema is not None}:
-        owned = owned_variables(sections, sections, _given(task, model), model)
+        owned = partition_variables(sections, sections, _get_optimizer_variables(task, model), model)
         configs = {
             id(native_variable(variable)): ema
             for name, ema in averaged.items()
             for variable in owned[name]
         }
-        variables = averaged_variables(model, EMAConfig(), trainable)
+        variables = select_averaged_variables(model, EMAConfig(), trainable)
         return MovingAverage(
             variables, [configs.get(id(native_variable(variable))) for variable in variables]
         )
@@ -226,6 +226,6 @@ def _sections(options: Any) -> dict[str, Any]:
     return dict(getattr(options, "optimizers", None) or {})
 
 
-def _given(task: Any, model: Any) -> dict[str, Any]:
+def _get_optimizer_variables(task: Any, model: Any) -> dict[str, Any]:
     method = getattr(task, "optimizer_variables", None)
     return {} if method is None else dict(method(model))

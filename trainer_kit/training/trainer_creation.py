@@ -7,16 +7,16 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from trainer_kit.config.experiments import trainer_class
-from trainer_kit.config.imported_names import imported
+from trainer_kit.config.experiments import find_trainer_class
+from trainer_kit.config.imported_names import import_object
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizers import OptimizerConfig
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
-from trainer_kit.evals.best.criterion import comparison_by_name
-from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.criterion import guess_comparison
+from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.multitask.trainer import MultiTaskTrainer
@@ -34,10 +34,10 @@ def create_trainer(
     checkpoint_exporter: Any = None,
 ) -> Any:
     """Returns a trainer of the class registered with the task, with model and optimizer. Called in strategy scope."""
-    return trainer_class_of(config).create(config, task, train, evaluate, checkpoint_exporter)
+    return get_trainer_class(config).create(config, task, train, evaluate, checkpoint_exporter)
 
 
-def trainer_class_of(config: ExperimentConfig) -> Any:
+def get_trainer_class(config: ExperimentConfig) -> Any:
     """Returns the class of the trainer: the config's, the one that the task is registered with, or Trainer.
 
     Without a name, several tasks are trained by a MultiTaskTrainer.
@@ -48,18 +48,18 @@ def trainer_class_of(config: ExperimentConfig) -> Any:
     name = getattr(config.trainer, "trainer_class", "")
     if not name:
         several_tasks = isinstance(config.task, MultiTaskConfig)
-        return trainer_class(config.task) or (MultiTaskTrainer if several_tasks else Trainer)
-    return imported(
+        return find_trainer_class(config.task) or (MultiTaskTrainer if several_tasks else Trainer)
+    return import_object(
         "trainer.trainer_class", name, _is_trainer_class, "subclass of trainer_kit.Trainer"
     )
 
 
-def _is_trainer_class(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, BaseTrainer) and hasattr(found, "create")
+def _is_trainer_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseTrainer) and hasattr(value, "create")
 
 
 def create_exporter(
-    config: ExperimentConfig, directory: RunDirectory, keeps: bool = True
+    config: ExperimentConfig, directory: RunDirectory, is_chief: bool = True
 ) -> BestCheckpoint | BestCheckpoints | None:
     """Returns the exporter that keeps the best checkpoints in their folders; None when the config names no metric.
 
@@ -74,17 +74,17 @@ def create_exporter(
         _warn_of_other_comparison(
             "trainer.best_checkpoint_metric_comp", metric, options.best_checkpoint_metric_comp
         )
-        primary = trainer_class_of(config).best_checkpoint(
-            directory.own_best, metric, options.best_checkpoint_metric_comp, keeps=keeps
+        primary = get_trainer_class(config).best_checkpoint_class(
+            directory.output_best_dir, metric, options.best_checkpoint_metric_comp, keeps=is_chief
         )
     named = {
-        name: BestCheckpoint(
-            os.path.join(directory.own_named_bests, name),
+        name: BestWeightsExporter(
+            os.path.join(directory.output_named_bests_dir, name),
             one.metric,
             one.metric_comp,
             keep=one.keep,
             min_delta=one.min_delta,
-            keeps=keeps,
+            is_chief=is_chief,
             option=f"trainer.best_checkpoints.{name}.metric",
         )
         for name, one in options.best_checkpoints.items()
@@ -98,7 +98,7 @@ def create_exporter(
 
 def _warn_of_other_comparison(field: str, metric: str, comparison: str) -> None:
     """Warns where the name of a metric tells that the other values are better, as the lower ones of a loss."""
-    by_name = comparison_by_name(metric)
+    by_name = guess_comparison(metric)
     if by_name not in (None, comparison):
         _LOG.warning(
             "%s is %s, so that the weights with the %s %s are kept as the best; set it to %s if %s"
@@ -125,7 +125,7 @@ def check_optimizer_choice(config: ExperimentConfig, task_type: Any) -> None:
         return
     methods = [
         getattr(task_type, "create_optimizer", None),
-        getattr(trainer_class_of(config), "create", None),
+        getattr(get_trainer_class(config), "create", None),
     ]
     functions = [getattr(method, "__func__", None) for method in methods]
     if functions != [Task.create_optimizer.__func__, Trainer.create.__func__]:  # type: ignore[attr-defined]
@@ -162,16 +162,16 @@ def check_accumulation(trainer: BaseTrainer, steps: int) -> None:
 
     A Trainer of trainer_kit checks more when it is created.
     """
-    if steps != 1 and trainer.own.steps:
+    if steps != 1 and trainer.custom_parts.has_steps:
         raise UsageError(
             f"trainer.accumulate_steps={steps}: {trainer.class_name} has training loops of its own,"
             " which do not split batches; set it to 1, or inherit from the Trainer of trainer_kit"
         )
 
 
-def check_cut_data(trainer: BaseTrainer, options: Any) -> None:
+def check_overfit_batches(trainer: BaseTrainer, options: Any) -> None:
     """Raises UsageError when the config cuts the data, but the trainer opens its data itself."""
-    if getattr(options, "overfit_batches", None) and trainer.own.steps:
+    if getattr(options, "overfit_batches", None) and trainer.custom_parts.has_steps:
         raise UsageError(
             f"trainer.overfit_batches: {trainer.class_name} opens its data itself, which would not"
             " be cut; leave it out, or inherit from the Trainer of trainer_kit"
@@ -180,7 +180,7 @@ def check_cut_data(trainer: BaseTrainer, options: Any) -> None:
 
 def check_freeze(trainer: BaseTrainer, patterns: Sequence[str]) -> None:
     """Raises UsageError when variables are to be frozen and the trainer, one of another framework, does not do it."""
-    if patterns and trainer.own.steps:
+    if patterns and trainer.custom_parts.has_steps:
         raise UsageError(
             f"trainer.freeze: {trainer.class_name} freezes no variables; remove freeze, or inherit"
             " from the Trainer of trainer_kit"

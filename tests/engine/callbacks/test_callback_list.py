@@ -14,7 +14,7 @@ from trainer_kit.callbacks.base import Callback, Requests, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
 from trainer_kit.telemetry.time_ledger import TimeLedger
-from trainer_kit.training.base_trainer import OwnParts
+from trainer_kit.training.base_trainer import CustomParts
 
 
 class _Noting(Callback):
@@ -63,7 +63,7 @@ class _Counting(Callback):
 def _listed(*members: Callback, chief: bool = True, **trainer: Any) -> CallbackList:
     step = tf.Variable(7, dtype=tf.int64)
     parts = SimpleNamespace(
-        own=OwnParts(steps=True), validation_sets=("",), global_step=step, **trainer
+        own=CustomParts(has_steps=True), validation_sets=("",), global_step=step, **trainer
     )
     run = Run(parts, "", chief)
     run.step = 7
@@ -73,7 +73,7 @@ def _listed(*members: Callback, chief: bool = True, **trainer: Any) -> CallbackL
 def test_callbacks_are_called_in_their_order_and_end_in_any_case() -> None:
     called: list[str] = []
     listed = _listed(_Noting(called, "a"), _Noting(called, "b"))
-    with pytest.raises(KeyError), listed.around("train"):
+    with pytest.raises(KeyError), listed.call_begin_and_end("train"):
         listed.call("loop_end", {})
         raise KeyError
     events = ["train_begin", "loop_end", "train_end"]
@@ -110,7 +110,7 @@ def test_a_callback_that_fails_after_an_error_does_not_hide_it(
             raise ValueError("at the end")
 
     listed = _listed(Bad())
-    with pytest.raises(KeyError), listed.around("train"):
+    with pytest.raises(KeyError), listed.call_begin_and_end("train"):
         listed.call_after_error("exception", KeyError())
         raise KeyError
     assert "Bad.exception failed, after another error" in caplog.text
@@ -151,7 +151,7 @@ def test_requests_are_taken_once() -> None:
     listed.run.save()
     listed.run.evaluate()
     asked = listed.take_requests()
-    assert (asked.save, asked.evaluate, asked.rewind) == (True, {""}, None)
+    assert (asked.save, asked.sets_to_evaluate, asked.rewind_step) == (True, {""}, None)
     assert listed.take_requests() == Requests()
 
 
@@ -160,7 +160,7 @@ def test_requests_of_the_chief_reach_all_workers_whole() -> None:
     listed.shares_requests = True
     listed.run.rewind(0, "the loss is not finite")
     requests = listed.take_requests()
-    assert (requests.rewind, requests.save, requests.stop) == (0, False, "")
+    assert (requests.rewind_step, requests.save, requests.stop_reason) == (0, False, "")
 
 
 def test_states_are_restored_after_train_begin_or_at_once() -> None:
@@ -169,12 +169,12 @@ def test_states_are_restored_after_train_begin_or_at_once() -> None:
     listed = _listed(
         first, second, keep_state=lambda name, get, put: kept.update({name: (get, put)})
     )
-    listed.keep_states()
+    listed.register_states()
     assert list(kept) == ["callback _Counting", "callback _Counting 2"]
     kept["callback _Counting"][1](5)
     kept["callback _Counting 2"][1](None)
     assert first.count == 0
-    with listed.around("train"):
+    with listed.call_begin_and_end("train"):
         assert (first.count, second.count) == (5, 0)
         listed.call("loop_end", {})
         assert kept["callback _Counting"][0]() == 6
@@ -205,7 +205,7 @@ def test_loops_end_where_a_callback_wants_them_to(
     for steps in every:
         members.append(_Choosing() if steps == "choosing" else _Counting())
         members[-1].every = None if steps == "choosing" else steps
-    assert _listed(*members).next_cut(step) == cut
+    assert _listed(*members).find_next_boundary(step) == cut
 
 
 class _WithoutLogs(Callback):
@@ -226,7 +226,7 @@ class _Unsavable(Callback):
     "member", [_WithoutLogs(), _NoMethod(), _Unsavable()], ids=lambda member: member.name
 )
 def test_an_unusable_callback_is_refused_before_training(member: Callback) -> None:
-    with pytest.raises(UsageError), _listed(member).around("train"):
+    with pytest.raises(UsageError), _listed(member).call_begin_and_end("train"):
         raise AssertionError
 
 
@@ -249,7 +249,7 @@ def test_what_each_callback_takes_is_counted_under_its_name() -> None:
     CallbackList(_listed().run, [_Noting([], "a"), _Noting([], "report")], times).call(
         "loop_end", {}
     )
-    seconds = times.account().seconds
+    seconds = times.build_account().seconds
     assert seconds["callbacks/a"] == 1 and seconds["report"] == 1
 
 
@@ -272,7 +272,7 @@ def test_the_state_of_an_optional_callback_that_fails_is_none() -> None:
 
     kept: dict[str, Any] = {}
     listed = _listed(Bad(), keep_state=lambda name, get, put: kept.update({name: get}))
-    listed.keep_states()
+    listed.register_states()
     assert kept["callback Bad"]() is None and listed.errors == {"Bad": 1}
 
 
@@ -284,7 +284,7 @@ def test_all_members_end_although_one_of_them_fails_at_the_end() -> None:
     called: list[str] = []
     with (
         pytest.raises(OSError, match="at the end"),
-        _listed(Bad(), _Noting(called, "a")).around("train"),
+        _listed(Bad(), _Noting(called, "a")).call_begin_and_end("train"),
     ):
         pass
     assert called == ["a.train_begin", "a.train_end"]
@@ -293,9 +293,9 @@ def test_all_members_end_although_one_of_them_fails_at_the_end() -> None:
 def test_a_second_training_goes_on_with_the_state_of_the_first() -> None:
     counting = _Counting()
     listed = _listed(counting)
-    with listed.around("train"):
+    with listed.call_begin_and_end("train"):
         listed.call("loop_end", {})
-    with listed.around("train"):
+    with listed.call_begin_and_end("train"):
         assert counting.count == 1
 
 
@@ -305,7 +305,7 @@ def test_other_workers_do_what_the_chiefs_callbacks_ask_for(
     told: list[int] = []
     monkeypatch.setattr(
         callback_list,
-        "broadcast_from_chief",
+        "broadcast_int",
         lambda strategy, number: told.append(number) or told[0],
     )
     monkeypatch.setattr(callback_list, "worker_count", lambda strategy: 2)
@@ -315,7 +315,7 @@ def test_other_workers_do_what_the_chiefs_callbacks_ask_for(
     chief.run.rewind(40, "again")
     other.run.save()  # the chief has not
     asked = [one.take_requests() for one in (chief, other)]
-    assert [(one.save, one.evaluate, one.rewind) for one in asked] == [(False, {""}, 40)] * 2
+    assert [(one.save, one.sets_to_evaluate, one.rewind_step) for one in asked] == [(False, {""}, 40)] * 2
     assert chief.run.stop_reason == "enough" and other.run.stop_reason
 
 
@@ -332,7 +332,7 @@ class _Reporting(Callback):
 def test_who_reports_under_the_name_of_a_metric_is_named(caplog: pytest.LogCaptureFixture) -> None:
     run = _listed().run
     CallbackList(run, [_Reporting()]).call("loop_end", {"accuracy": 0.5})
-    assert "the callback _Reporting failed" in caplog.text and run.reported == {}
+    assert "the callback _Reporting failed" in caplog.text and run.reported_metrics == {}
     assert "the run already has a metric called accuracy" in caplog.text
 
 
@@ -361,7 +361,7 @@ def test_a_loop_may_use_a_metric_name_of_the_next_evaluation() -> None:
     listed.call("evaluation_end", {"accuracy": 0.5})
     listed.call("loop_begin", 10)
     listed.call("loop_end", {"training_loss": 0.5})
-    assert run.reported == {"accuracy": 7.0}
+    assert run.reported_metrics == {"accuracy": 7.0}
 
 
 class _Moving(Callback):

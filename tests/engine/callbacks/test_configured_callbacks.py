@@ -8,9 +8,9 @@ import keras
 import pytest
 
 import trainer_kit
-from trainer_kit.callbacks.configured_callbacks import checked_callbacks, from_config
+from trainer_kit.callbacks.configured_callbacks import check_callbacks, create_callbacks
 from trainer_kit.config.experiments import register_experiment
-from trainer_kit.config.resolve import Sources, resolve
+from trainer_kit.config.resolve import ConfigSources, resolve_config
 from trainer_kit.config.schema.experiment import CallbackConfig, ExperimentConfig
 from trainer_kit.errors import UsageError
 
@@ -22,7 +22,7 @@ class Samples(trainer_kit.Callback):
 
 
 def _made(name: str, **args: Any) -> Any:
-    return from_config([CallbackConfig(name=name, args=args)])[0]
+    return create_callbacks([CallbackConfig(name=name, args=args)])[0]
 
 
 @register_experiment("tests_with_callbacks")
@@ -32,8 +32,8 @@ def with_callbacks() -> ExperimentConfig:
 
 def test_gin_names_a_callback_and_its_arguments() -> None:
     binding = "TrainerConfig.callbacks = [{'name': 'test/samples', 'args': {'count': 7}}]"
-    config = resolve("tests_with_callbacks", Sources(gin_params=(binding,))).config
-    (callback,) = from_config(config.trainer.callbacks)
+    config = resolve_config("tests_with_callbacks", ConfigSources(gin_params=(binding,))).config
+    (callback,) = create_callbacks(config.trainer.callbacks)
     assert type(callback) is Samples and callback.count == 7
 
 
@@ -69,9 +69,9 @@ def test_only_subclasses_of_callback_can_be_registered() -> None:
 @pytest.mark.parametrize("given", [Samples(), [Samples], ["samples"], "samples"])
 def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
     with pytest.raises(UsageError, match=r"^callbacks: "):
-        checked_callbacks(given)
+        check_callbacks(given)
 
 
 def test_a_keras_callback_of_another_task_is_refused() -> None:
     with pytest.raises(UsageError):
-        checked_callbacks([keras.callbacks.TerminateOnNaN()])
+        check_callbacks([keras.callbacks.TerminateOnNaN()])

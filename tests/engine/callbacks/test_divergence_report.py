@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from trainer_kit import apply_gradients, train
 from trainer_kit.callbacks.recovery import (
-    command,
-    examples_not_finite,
-    first_not_finite,
-    gradient_norms,
+    format_rerun_command,
+    find_nonfinite_examples,
+    find_nonfinite_variable,
+    compute_gradient_norms,
 )
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_creation import create_trainer
@@ -67,7 +67,7 @@ def test_command_repeats_the_run_with_its_flags_elsewhere(
     )
     again = f"{folder}/diverged/again"
     own = [f"--model_dir={again}", f"--params_override={OVERRIDES}"]
-    assert _said(command(str(folder), str(folder / "ckpt-10"), 13)) == [
+    assert _said(format_rerun_command(str(folder), str(folder / "ckpt-10"), 13)) == [
         "-m",
         "trainer_kit.train",
         *kept,
@@ -81,7 +81,7 @@ def test_for_another_program_a_comment_says_how_to_repeat_it(
     folder: Path, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [str(folder / program), "--experiment=digits"])
-    commands = command(str(folder), str(folder / "ckpt-10"), 13)
+    commands = format_rerun_command(str(folder), str(folder / "ckpt-10"), 13)
     again = folder / "diverged" / "again"
     assert _said(commands) == []
     assert sorted(os.listdir(again)) == ["ckpt-10.data-00000-of-00001", "ckpt-10.index"]
@@ -94,7 +94,7 @@ def test_without_a_checkpoint_the_run_is_repeated_from_its_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [train.__file__, "--experiment=digits"])
-    assert _said(command(str(folder), None, 13))[2:4] == [
+    assert _said(format_rerun_command(str(folder), None, 13))[2:4] == [
         "--experiment=digits",
         f"--model_dir={folder}/diverged/again",
     ]
@@ -125,12 +125,12 @@ def test_first_variable_that_is_not_finite_is_named(
     make: Any, places: tuple[int, int], names: tuple[str, str], bad: float
 ) -> None:
     model = make()
-    assert first_not_finite(model) is None
+    assert find_nonfinite_variable(model) is None
     for place, name in ((places[1], names[1]), (places[0], names[0])):
         values = model.variables[place].numpy().copy()
         values.flat[-1] = bad
         model.variables[place].assign(values)
-        assert first_not_finite(model) == name
+        assert find_nonfinite_variable(model) == name
 
 
 def _trainer(task_type: type[TinyTask] = TinyTask, precision: str | None = None) -> Any:
@@ -148,7 +148,7 @@ def test_norms_are_taken_before_clipping_and_leave_no_trace(precision: str | Non
     with tf.GradientTape() as tape:
         loss = trainer.task.build_losses(labels, trainer.model(points, training=True))
     expected = [float(tf.norm(gradient)) for gradient in tape.gradient(loss, weights)]
-    norms = gradient_norms(trainer, trainer.next_batch())
+    norms = compute_gradient_norms(trainer, trainer.next_batch())
     assert list(norms) == [
         f"sequential/{layer}/{name}"
         for layer in ("dense", "dense_1")
@@ -172,7 +172,7 @@ class _GraphOnly(TinyTask):
 
 def test_a_step_that_cannot_run_eagerly_gets_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     trainer = _trainer(_GraphOnly)
-    assert gradient_norms(trainer, trainer.next_batch()) == {}
+    assert compute_gradient_norms(trainer, trainer.next_batch()) == {}
     assert (
         "the norms of the gradients could not be computed: tf.gradients is not supported when eager"
         in caplog.text
@@ -190,4 +190,4 @@ def test_examples_that_are_not_finite_are_found_beside_scalars() -> None:
         "words": words,
         "number": tf.constant([1, 2, 3]),
     }
-    assert examples_not_finite(tf.distribute.get_strategy(), batch) == [1, 2]
+    assert find_nonfinite_examples(tf.distribute.get_strategy(), batch) == [1, 2]

@@ -21,13 +21,13 @@ from tests.builders import evaluated_steps, final_record
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.callbacks.base import Run
-from trainer_kit.callbacks.early_stopping import EarlyStopping, standing
+from trainer_kit.callbacks.early_stopping import EarlyStopping, compute_metric_progress
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ConfigError, TrainerKitError, UsageError
 from trainer_kit.evals.ledger import Ledger
-from trainer_kit.files import read_lines
+from trainer_kit.files import read_json_lines
 from trainer_kit.run.launcher import launch
 
 _NAN = math.nan
@@ -163,13 +163,13 @@ def test_the_fold_agrees_with_brute_force(
     values: list[float], comparison: str, delta: float, start: int
 ) -> None:
     steps = list(range(10, 10 * len(values) + 10, 10))
-    found = standing(zip(steps, values, strict=True), comparison, delta, start)
+    found = compute_metric_progress(zip(steps, values, strict=True), comparison, delta, start)
     counted = [(step, value) for step, value in zip(steps, values, strict=True) if step >= start]
     places = _improvements(
         [value for _, value in counted], 1 if comparison == "higher" else -1, delta
     )
     last = places[-1] if places else -1
-    assert found.without == len(counted) - 1 - last
+    assert found.evaluations_since_best == len(counted) - 1 - last
     assert found.last_step == (counted[-1][0] if counted else -1)
     assert found.best_step == (counted[last][0] if places else -1)
     assert found.best == counted[last][1] if places else math.isnan(found.best)
@@ -193,30 +193,30 @@ def _early(folder: Path, **options: Any) -> tuple[EarlyStopping, Ledger]:
 
 def test_what_a_sidecar_tells_counts_as_soon_as_it_is_there(tmp_path: Path) -> None:
     early, _ = _early(tmp_path)
-    assert early.reason(50) == ""  # there is no ledger yet
+    assert early.find_stop_reason(50) == ""  # there is no ledger yet
     side = _beside(tmp_path, (10, 0.5), (20, 0.4))
-    assert early.reason(50) == ""
+    assert early.find_stop_reason(50) == ""
     side.append(30, {"score": 0.3}, 0.1)
-    assert early.reason(20) == ""
-    assert early.reason(50).startswith(
+    assert early.find_stop_reason(20) == ""
+    assert early.find_stop_reason(50).startswith(
         "score of side has not improved on 0.5 of step 10 in the last 2 evaluations"
     )
     run = Run(SimpleNamespace())
     run.step = 50
     early.loop_end(run, {})
-    assert run.requests.stop.endswith("up to step 30 (trainer.early_stopping.patience=2)")
+    assert run.requests.stop_reason.endswith("up to step 30 (trainer.early_stopping.patience=2)")
 
 
 def test_changed_sidecars_and_rewinds_discard_evaluations(tmp_path: Path) -> None:
     early, own = _early(tmp_path)
     _beside(tmp_path, (10, 0.5), (20, 0.4), (30, 0.3))
-    assert early.reason(30)
+    assert early.find_stop_reason(30)
     own.rewind(20)  # which the sidecar has yet to note
-    assert early.reason(30) == ""
+    assert early.find_stop_reason(30) == ""
     _beside(tmp_path, (40, 0.4), (50, 0.3))
-    assert early.reason(50)
+    assert early.find_stop_reason(50)
     _beside(tmp_path, (50, 0.1), config_hash="b")
-    assert early.reason(50) == ""
+    assert early.find_stop_reason(50) == ""
 
 
 def test_a_validation_set_that_no_evaluation_is_of_is_told(tmp_path: Path) -> None:
@@ -228,14 +228,14 @@ def test_a_validation_set_that_no_evaluation_is_of_is_told(tmp_path: Path) -> No
         sets={"hard": "a", "rare": "a"},
     )
     for step in (10, 20):
-        assert early.reason(step) == ""  # its set may be evaluated next
+        assert early.find_stop_reason(step) == ""  # its set may be evaluated next
         side.append(
             step, {"hard": {"score": 0.5}, "rare": {"score": 0.5}}, {"hard": 0.1, "rare": 0.1}
         )
     with pytest.raises(
         UsageError, match=r"evals/side.jsonl reports no .* called 'dev\|score'; .*hard\|score"
     ):
-        early.reason(20)
+        early.find_stop_reason(20)
 
 
 # ---- early stopping
@@ -344,7 +344,7 @@ def test_a_stop_at_one_set_also_evaluates_the_others(
     assert evaluated_steps(tmp_path) == [10, 20, 20]
     assert seen == [{"often"}, {"often"}, {"often", "rare"}]
     reported = [
-        line for line in read_lines(tmp_path / "metrics.jsonl") if line["kind"] == "validation"
+        line for line in read_json_lines(tmp_path / "metrics.jsonl") if line["kind"] == "validation"
     ]
     assert [line["step"] for line in reported] == [10, 20]
 

@@ -20,7 +20,7 @@ from trainer_kit.callbacks.named_tensors import TensorSummaries
 from trainer_kit.config.schema.metrics import SummaryConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.run.runner import run_experiment
-from trainer_kit.training.base_trainer import OwnParts
+from trainer_kit.training.base_trainer import CustomParts
 
 SUMMARIES = (
     {"tensor": "spread", "of": "both"},
@@ -110,7 +110,7 @@ def test_a_tensor_that_does_not_fit_its_summary_is_an_error(
     summary: dict[str, Any], message: str
 ) -> None:
     tensors = SimpleNamespace(values={"hidden": np.zeros((8, 16), np.float32)})
-    run, manager = Run(SimpleNamespace(own=OwnParts(), train_tensors=tensors)), SimpleNamespace()
+    run, manager = Run(SimpleNamespace(own=CustomParts(), train_tensors=tensors)), SimpleNamespace()
     manager.summary_writer = tf.summary.create_noop_writer
     run.loop = Loop(0, 5, 1.0, {})
     with pytest.raises(UsageError, match=message):

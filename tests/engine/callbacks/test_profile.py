@@ -15,7 +15,7 @@ from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.profile import Profile
 from trainer_kit.testing import TinyTask, tiny_experiment
-from trainer_kit.training.base_trainer import OwnParts
+from trainer_kit.training.base_trainer import CustomParts
 from trainer_kit.training.trainer_creation import create_trainer
 
 
@@ -37,7 +37,7 @@ def _train(callbacks: CallbackList, steps: int) -> list[int]:
     run, ends = callbacks.run, list[int]()
     end = run.step + steps
     while run.step < end:
-        cut = min(end, callbacks.next_cut(run.step) or end)
+        cut = min(end, callbacks.find_next_boundary(run.step) or end)
         callbacks.call("loop_begin", cut - run.step)
         logs = run.trainer.train(tf.constant(cut - run.step))
         ends.append(run.read_step())
@@ -51,7 +51,7 @@ def _written(folder: Path) -> int:
 
 def test_the_trace_is_written_after_the_last_of_its_steps(tmp_path: Path, trainer: Any) -> None:
     callbacks = _callbacks(trainer, tmp_path, "2:4")
-    with callbacks.around("train"):
+    with callbacks.call_begin_and_end("train"):
         assert _train(callbacks, 3) == [1, 3]
         assert _written(tmp_path) == 0
         assert _train(callbacks, 3) == [4, 6]
@@ -61,7 +61,7 @@ def test_the_trace_is_written_after_the_last_of_its_steps(tmp_path: Path, traine
 
 def test_a_run_that_ends_inside_the_window_writes_its_trace(tmp_path: Path, trainer: Any) -> None:
     callbacks = _callbacks(trainer, tmp_path, "2:99")
-    with pytest.raises(ZeroDivisionError), callbacks.around("train"):
+    with pytest.raises(ZeroDivisionError), callbacks.call_begin_and_end("train"):
         _train(callbacks, 3)
         raise ZeroDivisionError
     assert _written(tmp_path) == 1
@@ -69,7 +69,7 @@ def test_a_run_that_ends_inside_the_window_writes_its_trace(tmp_path: Path, trai
 
 def test_a_run_that_goes_back_into_the_window_is_traced_once(tmp_path: Path, trainer: Any) -> None:
     callbacks = _callbacks(trainer, tmp_path, "2:4")
-    with callbacks.around("train"):
+    with callbacks.call_begin_and_end("train"):
         _train(callbacks, 5)
         trainer.global_step.assign(1)
         callbacks.run.read_step()
@@ -106,7 +106,7 @@ def test_a_run_outside_the_window_says_that_nothing_is_traced(
     callbacks = _callbacks(trainer, tmp_path, window)
     trainer.global_step.assign(step)
     callbacks.run.read_step()
-    with callbacks.around("train"):
+    with callbacks.call_begin_and_end("train"):
         _train(callbacks, 3)
     assert _written(tmp_path) == 0
     assert caplog.messages == [f"profile={window}: no trace is written, since {reason}"]
@@ -114,7 +114,7 @@ def test_a_run_outside_the_window_says_that_nothing_is_traced(
 
 def test_a_worker_that_is_not_the_chief_ends_its_loops_alike(tmp_path: Path, trainer: Any) -> None:
     callbacks = _callbacks(trainer, tmp_path, "2:3", chief=False)
-    with callbacks.around("train"):
+    with callbacks.call_begin_and_end("train"):
         assert _train(callbacks, 4) == [1, 3, 4]
     assert _written(tmp_path) == 0
 
@@ -124,13 +124,13 @@ def test_a_profiler_that_cannot_start_or_write_is_a_warning(
 ) -> None:
     tf.profiler.experimental.start(str(tmp_path / "other"))
     callbacks = _callbacks(trainer, tmp_path, "1:2")
-    with callbacks.around("train"):
+    with callbacks.call_begin_and_end("train"):
         _train(callbacks, 3)
     tf.profiler.experimental.stop()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "plugins").touch()
     callbacks = _callbacks(trainer, tmp_path / "full", "1:2")
-    with callbacks.around("train"):
+    with callbacks.call_begin_and_end("train"):
         _train(callbacks, 3)
 
     first, second = caplog.messages
@@ -144,9 +144,9 @@ def test_a_profile_on_one_thread_warns(
 ) -> None:
     config = tiny_experiment().replace(runtime={"executor": executor})
     trainer = SimpleNamespace(
-        own=OwnParts(), config=config, global_step=tf.Variable(0, dtype=tf.int64)
+        own=CustomParts(), config=config, global_step=tf.Variable(0, dtype=tf.int64)
     )
-    with CallbackList(Run(trainer, str(tmp_path)), [Profile("1:2", str(tmp_path), 100)]).around(
+    with CallbackList(Run(trainer, str(tmp_path)), [Profile("1:2", str(tmp_path), 100)]).call_begin_and_end(
         "train"
     ):
         assert ("the profile will show no TensorFlow operations" in caplog.text) is warns
@@ -155,9 +155,9 @@ def test_a_profile_on_one_thread_warns(
 def test_a_trainer_of_another_framework_is_traced(tmp_path: Path) -> None:
     step = tf.Variable(0, dtype=tf.int64)
     other = SimpleNamespace(
-        own=OwnParts(steps=True), global_step=step, train=lambda steps: {"step": step.assign_add(3)}
+        own=CustomParts(has_steps=True), global_step=step, train=lambda steps: {"step": step.assign_add(3)}
     )
     callbacks = CallbackList(Run(other, str(tmp_path)), [Profile("4:6", str(tmp_path), 100)])
-    with callbacks.around("train"):
+    with callbacks.call_begin_and_end("train"):
         assert _train(callbacks, 9) == [3, 6, 9]
     assert _written(tmp_path) == 1

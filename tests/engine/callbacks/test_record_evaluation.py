@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Evaluation, Run
-from trainer_kit.callbacks.record_evaluation import RecordEvaluation, SidecarLedger
+from trainer_kit.callbacks.record_evaluation import RecordEvaluation, RecordSidecarEvaluation
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.evals.continuous_eval import Sidecar
-from trainer_kit.evals.ledger import Ledger, without_best
+from trainer_kit.evals.ledger import Ledger, remove_best_values
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.sidecar_lease import Lease
@@ -77,7 +77,7 @@ def test_a_rewind_takes_later_evaluations_away(tmp_path: Path) -> None:
     for step in (10, 20):
         run.evaluate(step, {"accuracy": 0.5})
     run.callback.rewound(run.run, 10)
-    assert [one["step"] for one in run.ledger.counting()] == [10]
+    assert [one["step"] for one in run.ledger.get_active_evaluations()] == [10]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_rewind_takes_later_evaluations_away(tmp_path: Path) -> None:
 def test_the_best_so_far_is_no_result_of_an_evaluation(
     logs: dict[str, Any], own: dict[str, Any]
 ) -> None:
-    assert without_best(logs) == own
+    assert remove_best_values(logs) == own
 
 
 class _Reports(Writer):
@@ -103,21 +103,21 @@ class _Reports(Writer):
     def write(self, report: Report) -> None: ...
 
     def flush(self) -> None:
-        self.recorded.append(self._sidecar.evaluated())
+        self.recorded.append(self._sidecar.get_evaluated_steps())
 
     def close(self) -> None: ...
 
 
 def test_a_sidecar_records_what_it_has_reported(tmp_path: Path) -> None:
     directory = RunDirectory(str(tmp_path), TrainerConfig(), "side")
-    ledger = Ledger(directory.ledger, dataset="eval", config_hash="a")
-    lease = Lease(directory.evals, "side", lambda: ("wait", 0))
+    ledger = Ledger(directory.ledger_path, dataset="eval", config_hash="a")
+    lease = Lease(directory.evals_dir, "side", lambda: ("wait", 0))
     sidecar = Sidecar(directory, ledger, None, None, lease, 20, tf.Variable(10))
     reports, run = _Reports(sidecar), Run(SimpleNamespace(), str(tmp_path))
-    callback = SidecarLedger(sidecar, reports)
+    callback = RecordSidecarEvaluation(sidecar, reports)
     run.evaluation = Evaluation(10, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10"))
     callback.evaluation_end(run, {"accuracy": tf.constant(0.5), "best_accuracy": 0.75})
-    assert sidecar.evaluated() == set()
+    assert sidecar.get_evaluated_steps() == set()
     callback.boundary_end(run)
     (record,) = ledger.records()
     assert (record["step"], record["checkpoint"], record["metrics"]) == (

@@ -23,7 +23,7 @@ from trainer_kit.errors import DivergedError, PreemptedError
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.runtime.determinism import seed_everything
-from trainer_kit.telemetry.metrics_jsonl import active_history
+from trainer_kit.telemetry.metrics_jsonl import read_active_history
 from trainer_kit.testing import TinyTask, tiny_arrays, tiny_experiment
 
 NAN = float("nan")
@@ -272,7 +272,7 @@ def test_the_batch_that_poisons_is_found_and_left_out(
     assert "the run returns to step 10 (trial 1 of 2)" in told and "trial 2 of 2" not in told
     assert "batch 12, of step 13, is left out" in told
     assert np.isfinite(logs["validation_loss"]) and _finite(folder)
-    history = active_history(folder / "metrics.jsonl")
+    history = read_active_history(folder / "metrics.jsonl")
     assert [record["step"] for record in history if record["kind"] == "train"] == [
         5,
         10,

@@ -9,9 +9,9 @@ import pytest
 
 from trainer_kit.callbacks import reports as reports_module
 from trainer_kit.callbacks.base import Evaluation, Loop, Run
-from trainer_kit.callbacks.reports import Reports
+from trainer_kit.callbacks.reports import MetricsReporter
 from trainer_kit.telemetry.report import Report, Writer
-from trainer_kit.telemetry.report_lines import seconds_left
+from trainer_kit.telemetry.report_lines import estimate_seconds_left
 
 
 class _Kept(Writer):
@@ -24,14 +24,14 @@ class _Kept(Writer):
 
 def _run(seconds: float = 2.0) -> Run:
     run = Run(SimpleNamespace())
-    run.total, run.loop = 100, Loop(40, 50, seconds, {"loss": 0.5})
+    run.total_steps, run.loop = 100, Loop(40, 50, seconds, {"loss": 0.5})
     return run
 
 
 def _report(run: Run, batch_size: int = 0, best: Any = None) -> Report:
     kept = _Kept()
     assert run.loop is not None
-    Reports(kept, batch_size, best).loop_end(run, run.loop.logs)
+    MetricsReporter(kept, batch_size, best).loop_end(run, run.loop.logs)
     return kept.reports[-1]
 
 
@@ -57,14 +57,14 @@ def test_a_loop_too_short_to_time_has_no_rate() -> None:
 
 def test_the_time_left_counts_what_happens_between_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, run = _Kept(), _run()
-    reports = Reports(kept)
+    reports = MetricsReporter(kept)
     times = iter([100.0, 130.0])
     monkeypatch.setattr(reports_module, "time", SimpleNamespace(monotonic=lambda: next(times)))
     reports.loop_end(run, {})
     run.loop = Loop(50, 60, 2.0, {})
     reports.loop_end(run, {})
     assert [report.seconds_left for report in kept.reports] == [None, 120.0]  # 40 steps of 3 s
-    assert [seconds_left(report) for report in kept.reports] == [10.0, 120.0]
+    assert [estimate_seconds_left(report) for report in kept.reports] == [10.0, 120.0]
 
 
 def test_the_best_is_that_which_is_kept_now() -> None:
@@ -88,7 +88,7 @@ def test_only_numbers_can_be_reported(value: Any) -> None:
 
 def test_evaluations_of_one_step_are_one_report() -> None:
     kept, run = _Kept(), _run()
-    reports = Reports(kept)
+    reports = MetricsReporter(kept)
     for name, logs in (
         ("often", {"often": {"a": 1}}),
         ("rare", {"often": {"a": 1}, "rare": {"a": 2}}),
@@ -109,7 +109,7 @@ def test_evaluations_of_one_step_are_one_report() -> None:
 
 def test_a_loop_is_reported_when_another_callback_fails() -> None:
     kept, run = _Kept(), _run()
-    reports = Reports(kept)
+    reports = MetricsReporter(kept)
     for _ in range(2):
         reports.exception(run, ValueError("of another callback"))
     assert [report.step for report in kept.reports] == [50]
@@ -117,9 +117,9 @@ def test_a_loop_is_reported_when_another_callback_fails() -> None:
 
 def test_a_replayed_evaluation_is_reported_already() -> None:
     kept, run = _Kept(), _run()
-    reports = Reports(kept)
-    run.evaluation = Evaluation(50, replayed=True)
+    reports = MetricsReporter(kept)
+    run.evaluation = Evaluation(50, is_replayed=True)
     run.report("samples", 3)
     reports.evaluation_end(run, {"a": 1})
     reports.boundary_end(run)
-    assert (kept.reports, run.reported) == ([], {})
+    assert (kept.reports, run.reported_metrics) == ([], {})

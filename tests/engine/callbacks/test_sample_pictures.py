@@ -74,7 +74,7 @@ def test_evaluated_weights_draw_from_the_same_latents_each_time(tmp_path: Path) 
 def test_an_evaluation_of_an_earlier_start_is_not_drawn_again(tmp_path: Path) -> None:
     trainer: Any = _Trainer()
     run = Run(trainer, str(tmp_path))
-    run.evaluation = Evaluation(7, replayed=True)
+    run.evaluation = Evaluation(7, is_replayed=True)
     SamplePictures().evaluation_end(run, {})
     assert trainer.task.drawn == []
 

@@ -13,9 +13,9 @@ from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.set_from_file import SetFromFile
 from trainer_kit.callbacks.set_value import SetAtSteps
-from trainer_kit.files import read_lines
+from trainer_kit.files import read_json_lines
 from trainer_kit.run.launcher import launch
-from trainer_kit.telemetry.metrics_jsonl import active_history
+from trainer_kit.telemetry.metrics_jsonl import read_active_history
 
 
 class Hand(Callback):
@@ -44,7 +44,7 @@ def _run(
 ) -> list[tuple[int, dict[str, float]]]:
     config, callbacks = linear_experiment(train_steps=train_steps), [Hand(*hand), SetFromFile()]
     launch(config, "train", str(folder), callbacks=callbacks, trainer=ready.again())
-    lines = [line for line in active_history(folder / "metrics.jsonl") if line["kind"] == "change"]
+    lines = [line for line in read_active_history(folder / "metrics.jsonl") if line["kind"] == "change"]
     return [(line["step"], line["metrics"]) for line in lines]
 
 
@@ -85,7 +85,7 @@ def test_steps_that_are_repeated_write_each_change_once(
     hand = Hand({15: "learning_rate_factor: 0.5"}, (15, 10))
     callbacks = [hand, SetAtSteps("learning_rate", [[10, 1e-3]]), SetFromFile()]
     launch(linear_experiment(), "train", str(tmp_path), callbacks=callbacks, trainer=ready.again())
-    lines = [line for line in read_lines(tmp_path / "metrics.jsonl") if line["kind"] == "change"]
+    lines = [line for line in read_json_lines(tmp_path / "metrics.jsonl") if line["kind"] == "change"]
     assert [(line["step"], line["metrics"], line["reason"]) for line in lines] == [
         (10, {"learning_rate": 0.001}, "set_at_steps"),
         (10, {"learning_rate_factor": 0.5}, "hyper_parameters.yaml"),
@@ -98,6 +98,6 @@ def test_after_a_rewind_the_file_is_read_at_once(ready: ReadyTrainer, tmp_path: 
     ]
     records = [
         (record["step"], record["lineage"])
-        for record in read_lines(tmp_path / "hyper_parameters.jsonl")
+        for record in read_json_lines(tmp_path / "hyper_parameters.jsonl")
     ]
     assert records == [(15, 0), (10, 1)]

@@ -14,7 +14,7 @@ from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.callbacks.base import Run
 from trainer_kit.callbacks.set_value import SetAtSteps, SetByFunction
 from trainer_kit.errors import UsageError
-from trainer_kit.files import read_lines
+from trainer_kit.files import read_json_lines
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.runtime.determinism import seed_everything
 
@@ -39,7 +39,7 @@ def _weights(
 
 
 def _changes(folder: Path) -> list[tuple[int, dict[str, float]]]:
-    lines = [line for line in read_lines(folder / "metrics.jsonl") if line["kind"] == "change"]
+    lines = [line for line in read_json_lines(folder / "metrics.jsonl") if line["kind"] == "change"]
     return [(line["step"], line["metrics"]) for line in lines]
 
 

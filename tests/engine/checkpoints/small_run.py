@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
-from trainer_kit.checkpoints.state.strict_restore import training_checkpoint
+from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint
 from trainer_kit.testing import stop_at
 
 RUN_ID = "ours"
@@ -34,7 +34,7 @@ class SmallRun:
         options = tf.data.Options()
         options.autotune.enabled = False  # whose thread an iterator waits for at its end
         self._data = iter(tf.data.Dataset.range(10**6).shuffle(50, seed=1).with_options(options))
-        checkpoint = training_checkpoint(global_step=self.step, model=self.model)
+        checkpoint = create_training_checkpoint(global_step=self.step, model=self.model)
         trains = arguments.pop("trains", True)
         self.trainer = SavedTrainer(
             checkpoint, self.step, trains=trains, before_save=self._save_data
@@ -54,7 +54,7 @@ class SmallRun:
             self.step.assign(step)
             self.model.weight.assign(tf.fill(self.model.weight.shape, float(step)))
             next(self._data)
-            self.manager.save(step, again=again)
+            self.manager.save(step, overwrite=again)
         if sync:
             self.manager.sync()
 

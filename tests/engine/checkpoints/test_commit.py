@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.checkpoints.small_run import SmallRun, flip_bit, names, parts
-from trainer_kit.checkpoints.commit import commit, problem, read_record
+from trainer_kit.checkpoints.commit import write_commit_record, describe_damage, read_commit_record
 
 DATA, INDEX, RECORD = "ckpt-1.data-00000-of-00001", "ckpt-1.index", "ckpt-1.commit.json"
 ITERATOR, ITERATOR_INDEX = "ckpt-1.iterator.data-00000-of-00001", "ckpt-1.iterator.index"
@@ -32,12 +32,12 @@ def test_the_record_holds_sizes_checksums_and_further_entries(prefix: str) -> No
     expected = {
         name: {"bytes": len(data), "crc32": zlib.crc32(data)} for name, data in files.items()
     }
-    record = read_record(prefix) or {}
+    record = read_commit_record(prefix) or {}
     assert record["files"] == expected
     assert record["time"] == pytest.approx((folder / INDEX).stat().st_mtime, abs=60)
-    commit(prefix, info={"step": 1})
-    assert read_record(prefix) == {"files": expected, "info": {"step": 1}}
-    assert problem(prefix) == ""
+    write_commit_record(prefix, info={"step": 1})
+    assert read_commit_record(prefix) == {"files": expected, "info": {"step": 1}}
+    assert describe_damage(prefix) == ""
 
 
 def _cut(path: Path) -> None:
@@ -64,7 +64,7 @@ def test_damage_of_any_file_is_told_by_name(
     path = Path(prefix).with_name(name)
     size = path.stat().st_size
     damage(path)
-    assert problem(prefix) == told.format(name, path.stat().st_size if path.exists() else 0, size)
+    assert describe_damage(prefix) == told.format(name, path.stat().st_size if path.exists() else 0, size)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_damage_of_any_file_is_told_by_name(
 )
 def test_a_record_that_is_damaged_itself_condemns_nothing(prefix: str, text: str) -> None:
     Path(f"{prefix}.commit.json").write_bytes(text.encode(errors="surrogateescape"))
-    assert problem(prefix) == ""
+    assert describe_damage(prefix) == ""
     flip_bit(Path(prefix).with_name(DATA))
-    assert problem(prefix).startswith("it cannot be read (")
+    assert describe_damage(prefix).startswith("it cannot be read (")
 
 
 def test_a_missing_checkpoint_has_a_problem_and_no_record(tmp_path: Path) -> None:
-    assert problem(str(tmp_path / "ckpt-3")) == "ckpt-3.index is missing"
-    assert read_record(str(tmp_path / "ckpt-3")) is None
+    assert describe_damage(str(tmp_path / "ckpt-3")) == "ckpt-3.index is missing"
+    assert read_commit_record(str(tmp_path / "ckpt-3")) is None
 
 
 def test_files_of_several_shards_and_of_others_are_told_apart(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_files_of_several_shards_and_of_others_are_told_apart(tmp_path: Path) ->
         "ckpt-20.index",
     ):
         (tmp_path / name).write_text(name)
-    commit(str(tmp_path / "ckpt-2"))
+    write_commit_record(str(tmp_path / "ckpt-2"))
     record = json.loads((tmp_path / "ckpt-2.commit.json").read_text())
     assert list(record["files"]) == [
         "ckpt-2.data-00000-of-00002",
@@ -109,11 +109,11 @@ def test_files_of_several_shards_and_of_others_are_told_apart(tmp_path: Path) ->
         "ckpt-2.index",
     ]
     (tmp_path / "ckpt-2.data-00001-of-00002").unlink()
-    assert problem(str(tmp_path / "ckpt-2")) == "ckpt-2.data-00001-of-00002 is missing"
+    assert describe_damage(str(tmp_path / "ckpt-2")) == "ckpt-2.data-00001-of-00002 is missing"
 
 
 def test_a_plain_tensorflow_checkpoint_is_trusted_after_a_read(tmp_path: Path) -> None:
     path = tf.train.Checkpoint(text=tf.Variable("a"), number=tf.Variable([1.0])).write(
         str(tmp_path / "ckpt-4")
     )
-    assert problem(path) == ""
+    assert describe_damage(path) == ""

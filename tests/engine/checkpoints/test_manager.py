@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.commit import read_record
+from trainer_kit.checkpoints.commit import read_commit_record
 from trainer_kit.checkpoints.manager import CheckpointManager
-from trainer_kit.checkpoints.state.strict_restore import training_checkpoint
+from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint
 
 
 class _Run:
@@ -35,7 +35,7 @@ class _Run:
         self.optimizer = keras.optimizers.Adam()
         self.optimizer.build(self.model.trainable_variables)
         self.step = tf.Variable(0, dtype=tf.int64)
-        checkpoint = training_checkpoint(
+        checkpoint = create_training_checkpoint(
             global_step=self.step, model=self.model, optimizer=self.optimizer
         )
         trainer = SavedTrainer(checkpoint, self.step, initialize=init_fn)
@@ -92,7 +92,7 @@ def test_reports_are_settled_before_a_checkpoint_is_in_place(
         run.manager.save(run.step)
     run.manager.sync()
     assert found == [[], ["ckpt-1"]]
-    assert [(read_record(f"{tmp_path}/ckpt-{step}") or {})["recorded"] for step in (1, 2)] == [
+    assert [(read_commit_record(f"{tmp_path}/ckpt-{step}") or {})["recorded"] for step in (1, 2)] == [
         {"history": 1},
         {"history": 2},
     ]

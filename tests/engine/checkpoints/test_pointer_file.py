@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from trainer_kit.checkpoints.pointer_file import listed_names, write_pointer
+from trainer_kit.checkpoints.pointer_file import read_checkpoint_names, write_pointer
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_tensorflow_reads_the_listed_checkpoints_and_the_newest(
     state = tf.train.get_checkpoint_state(str(tmp_path))
     assert state.model_checkpoint_path == saved[-1]
     assert list(state.all_model_checkpoint_paths) == saved
-    assert listed_names(str(tmp_path)) == ["ckpt-10", "ckpt-1", "ckpt-2", "ckpt-10"]
+    assert read_checkpoint_names(str(tmp_path)) == ["ckpt-10", "ckpt-1", "ckpt-2", "ckpt-10"]
     assert (
         str(tmp_path) not in (tmp_path / "checkpoint").read_text()
     )  # a folder that is moved stays readable

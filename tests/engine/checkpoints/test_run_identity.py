@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.engine.checkpoints.small_run import SmallRun, names, parts
-from trainer_kit.checkpoints.commit import is_foreign, is_own, read_record
+from trainer_kit.checkpoints.commit import is_foreign, is_saved_by_run, read_commit_record
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.evals.checkpoint_selection import newest_checkpoint
+from trainer_kit.evals.checkpoint_selection import find_newest_checkpoint
 from trainer_kit.evals.checkpoint_watcher import CheckpointWatcher, UnmonitoredRun
 
 
@@ -39,17 +39,17 @@ def _copy(other: Path, folder: Path, step: int, *left_out: str) -> list[str]:
 def test_each_record_holds_the_identity_of_the_run(tmp_path: Path) -> None:
     _run(tmp_path).train_to(1)
     SmallRun(tmp_path).train_to(2)
-    assert [(read_record(f"{tmp_path}/ckpt-{step}") or {}).get("run_id") for step in (1, 2)] == [
+    assert [(read_commit_record(f"{tmp_path}/ckpt-{step}") or {}).get("run_id") for step in (1, 2)] == [
         "ours",
         None,
     ]
-    assert [is_own(f"{tmp_path}/ckpt-{step}", "ours") for step in (1, 2, 3)] == [True, True, False]
+    assert [is_saved_by_run(f"{tmp_path}/ckpt-{step}", "ours") for step in (1, 2, 3)] == [True, True, False]
     assert [is_foreign(f"{tmp_path}/ckpt-{step}", "theirs") for step in (1, 2, 3)] == [
         True,
         False,
         False,
     ]
-    assert is_own(f"{tmp_path}/ckpt-1", "") and not is_foreign(f"{tmp_path}/ckpt-1", "")
+    assert is_saved_by_run(f"{tmp_path}/ckpt-1", "") and not is_foreign(f"{tmp_path}/ckpt-1", "")
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -99,7 +99,7 @@ def test_a_save_moves_another_programs_checkpoint_away(
     run.train_to(7)
     assert names(tmp_path / "archived") == copied
     assert "this run did not save it; it was moved to" in caplog.text
-    assert is_own(f"{tmp_path}/ckpt-7", "ours")
+    assert is_saved_by_run(f"{tmp_path}/ckpt-7", "ours")
 
 
 def test_who_only_reads_passes_over_checkpoints_of_another_run(
@@ -108,10 +108,10 @@ def test_who_only_reads_passes_over_checkpoints_of_another_run(
     _run(tmp_path).train_to(1, 3)
     _copy(other, tmp_path, 7)
     assert (
-        newest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-7"
+        find_newest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-7"
     )  # a folder without a manifest is of any run
     (tmp_path / "manifest.json").write_text('{"run_id": "ours"}')
-    assert newest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-3"
+    assert find_newest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-3"
     for newest_only, steps in ((False, [1, 3]), (True, [3])):
         arrivals = CheckpointWatcher(str(tmp_path), 0, UnmonitoredRun(lambda: True), newest_only)
         taken = itertools.islice(arrivals.follow(lambda: False, contextlib.nullcontext), len(steps))

@@ -15,19 +15,19 @@ from tests.engine.checkpoints.small_run import RUN_ID, SmallRun, flip_bit, names
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import (
-    finish_interrupted,
-    not_written,
-    problem,
-    read_record,
+    finish_interrupted_saves,
+    create_write_error,
+    describe_damage,
+    read_commit_record,
     remove_checkpoint,
 )
 from trainer_kit.checkpoints.retention import remove_old_checkpoints
 from trainer_kit.checkpoints.startup_scan import (
     DAMAGED,
-    archive_later,
-    done_going_back,
-    going_back,
-    newest_whole,
+    archive_later_checkpoints,
+    finish_rewind,
+    find_unfinished_rewind,
+    recover_newest_checkpoint,
     set_aside,
 )
 from trainer_kit.errors import ExitCode, StorageError
@@ -122,8 +122,8 @@ def test_a_repaired_pointer_in_a_relative_folder_points_into_it(
 ) -> None:
     monkeypatch.chdir(folder.parent)
     (folder / "checkpoint").unlink()
-    assert newest_whole("run") == "run/ckpt-3" == tf.train.latest_checkpoint("run")
-    archive_later("run", 2)
+    assert recover_newest_checkpoint("run") == "run/ckpt-3" == tf.train.latest_checkpoint("run")
+    archive_later_checkpoints("run", 2)
     assert tf.train.latest_checkpoint("run") == "run/ckpt-2"
     assert SmallRun(Path("run")).start == 2
 
@@ -143,18 +143,18 @@ def test_a_whole_checkpoint_without_a_good_record_is_used(
         return
     assert run.start == 3
     assert _warnings(caplog) == []
-    there = read_record(str(folder / "ckpt-3"))
+    there = read_commit_record(str(folder / "ckpt-3"))
     assert (there is None) == (
         damage is Path.unlink
     )  # it may be of another program, and is no checkpoint of ours then
     if there is not None:
-        assert there["files"].keys() == {*parts(3)[1:]} and problem(str(folder / "ckpt-3")) == ""
+        assert there["files"].keys() == {*parts(3)[1:]} and describe_damage(str(folder / "ckpt-3")) == ""
 
 
 def test_a_damaged_record_is_rewritten_with_the_run_id(folder: Path) -> None:
     _cut(folder / RECORD)
     run = SmallRun(folder, max_to_keep=1, run_id="ours")
-    assert (read_record(str(folder / "ckpt-3")) or {})["run_id"] == "ours"
+    assert (read_commit_record(str(folder / "ckpt-3")) or {})["run_id"] == "ours"
     run.train_to(4)
     assert list(complete_checkpoints(str(folder))) == [4]
 
@@ -207,29 +207,29 @@ def test_one_file_of_a_checkpoint_prevents_a_start_from_step_0(folder: Path, kep
 def test_an_unfinished_rewind_is_known_until_it_is_done(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert going_back(str(folder)) is None
-    archive_later(str(folder), 1)
+    assert find_unfinished_rewind(str(folder)) is None
+    archive_later_checkpoints(str(folder), 1)
     assert (
         f"later ones were moved: {folder}/archived/ckpt-2, {folder}/archived/ckpt-3" in caplog.text
     )
     assert names(folder) == sorted(["archived", "checkpoint", *parts(1)])
-    assert (going_back(str(folder)), SmallRun(folder).manager.goes_back_to) == (1, 1)
-    done_going_back(str(folder))
-    assert (going_back(str(folder)), SmallRun(folder).manager.goes_back_to) == (None, None)
-    done_going_back(str(folder))
+    assert (find_unfinished_rewind(str(folder)), SmallRun(folder).manager.rewind_step) == (1, 1)
+    finish_rewind(str(folder))
+    assert (find_unfinished_rewind(str(folder)), SmallRun(folder).manager.rewind_step) == (None, None)
+    finish_rewind(str(folder))
     (folder / "archived" / "going_back.json").write_text("{")
     with pytest.raises(
         StorageError, match=r"going_back\.json cannot be read.*start again with --from_step=N"
     ):
-        going_back(str(folder))
+        find_unfinished_rewind(str(folder))
 
 
 def test_only_a_lost_checkpoint_is_missed_not_a_moved_one(folder: Path) -> None:
     for step in (3, 2):
         set_aside(str(folder / f"ckpt-{step}"), "diverged")
-    assert newest_whole(str(folder)) == str(folder / "ckpt-1")
+    assert recover_newest_checkpoint(str(folder)) == str(folder / "ckpt-1")
     set_aside(str(folder / "ckpt-1"), "diverged")
-    assert newest_whole(str(folder)) is None
+    assert recover_newest_checkpoint(str(folder)) is None
     run = SmallRun(folder)
     run.train_to(2)
     for path in folder.glob("ckpt-*"):
@@ -237,7 +237,7 @@ def test_only_a_lost_checkpoint_is_missed_not_a_moved_one(folder: Path) -> None:
     with pytest.raises(
         StorageError, match=r"no checkpoint in .* is whole"
     ):  # though those moved away are namesakes
-        newest_whole(str(folder))
+        recover_newest_checkpoint(str(folder))
 
 
 @pytest.mark.parametrize("moved", range(len(parts(3)) + 1))
@@ -357,7 +357,7 @@ def test_rotation_counts_what_an_earlier_version_marked(folder: Path) -> None:
         (folder / f".saving-ckpt-{step}.{RUN_ID}").touch()
     run = SmallRun(folder, max_to_keep=2, run_id=RUN_ID)
     assert names(folder) == sorted(["checkpoint", *parts(2), *parts(3)])
-    assert (read_record(str(folder / "ckpt-2")) or {})["run_id"] == RUN_ID
+    assert (read_commit_record(str(folder / "ckpt-2")) or {})["run_id"] == RUN_ID
     run.train_to(4)
     assert names(folder) == sorted(["checkpoint", *parts(3), *parts(4)])
 
@@ -365,7 +365,7 @@ def test_rotation_counts_what_an_earlier_version_marked(folder: Path) -> None:
 def test_a_heartbeat_that_this_process_is_writing_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / f".heartbeat.json.{os.getpid()}.tmp").touch()
     (tmp_path / f".heartbeat.json.{os.getpid() + 1}.tmp").touch()
-    finish_interrupted(str(tmp_path))
+    finish_interrupted_saves(str(tmp_path))
     assert names(tmp_path) == [f".heartbeat.json.{os.getpid()}.tmp"]
 
 
@@ -388,7 +388,7 @@ def test_removing_old_ones_keeps_newest_pinned_and_foreign_ones(
     assert list(complete_checkpoints(str(folder))) == left
     own = {name for step in left for name in parts(step)}
     assert set(names(folder)) == {*own, *FOREIGN, "ckpt-2.pin", "checkpoint"}
-    assert newest_whole(str(folder)) == f"{folder}/ckpt-{left[-1]}"
+    assert recover_newest_checkpoint(str(folder)) == f"{folder}/ckpt-{left[-1]}"
 
 
 def test_the_record_of_a_checkpoint_is_removed_before_its_data(
@@ -411,9 +411,9 @@ def test_only_a_full_disk_asks_for_space(tmp_path: Path) -> None:
         None, None, f"{tmp_path}/ckpt-1.index; Permission denied"
     )
     assert (
-        str(not_written("ckpt-1 was not written", str(tmp_path), denied))
+        str(create_write_error("ckpt-1 was not written", str(tmp_path), denied))
         == f"ckpt-1 was not written: {tmp_path}/ckpt-1.index; Permission denied; give a writable"
         " folder"
     )
     full = OSError(28, "No space left on device")
-    assert "free some space" in str(not_written("ckpt-1 was not written", str(tmp_path), full))
+    assert "free some space" in str(create_write_error("ckpt-1 was not written", str(tmp_path), full))

@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer_kit import files
 from trainer_kit.callbacks.ema_checkpoints import EMACheckpoints
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.commit import problem
+from trainer_kit.checkpoints.commit import describe_damage
 from trainer_kit.checkpoints.weights_folder import WeightsFolder
 from trainer_kit.errors import StorageError
 
@@ -75,7 +75,7 @@ def test_a_write_that_is_killed_leaves_whole_weights(
     WeightsFolder(str(tmp_path))
     left = complete_checkpoints(str(tmp_path))
     assert 10 in left or 30 in left
-    assert not any(problem(prefix) for prefix in left.values())
+    assert not any(describe_damage(prefix) for prefix in left.values())
     assert len(list(tmp_path.glob("*_temp"))) == len(list(tmp_path.glob(".*"))) == 0
     _write(tmp_path, 30)
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 30 and _value(tmp_path) == 30.0
@@ -98,7 +98,7 @@ def test_a_full_disk_is_a_storage_error_and_leaves_no_half(
 
 def test_a_worker_that_is_not_the_chief_leaves_no_files(tmp_path: Path) -> None:
     saved: list[str] = []
-    WeightsFolder(str(tmp_path / "ema"), writes=False).write(10, saved.append, [10])
+    WeightsFolder(str(tmp_path / "ema"), is_writer=False).write(10, saved.append, [10])
     assert (
         len(saved) == 1 and not (tmp_path / "ema").exists() and not Path(saved[0]).parent.exists()
     )

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.evals.checkpoint_selection import newest_checkpoint, select_checkpoint
+from trainer_kit.evals.checkpoint_selection import find_newest_checkpoint, select_checkpoint
 
 
 def _folder(path: Path, *steps: int) -> str:
@@ -21,21 +21,21 @@ def _folder(path: Path, *steps: int) -> str:
 
 def test_the_newest_has_the_largest_step_whatever_the_pointer(tmp_path: Path) -> None:
     folder = _folder(tmp_path, 100, 20)
-    assert newest_checkpoint(folder) == f"{folder}/ckpt-100"
+    assert find_newest_checkpoint(folder) == f"{folder}/ckpt-100"
     tf.compat.v1.train.update_checkpoint_state(folder, f"{folder}/ckpt-20", [f"{folder}/ckpt-20"])
-    assert newest_checkpoint(folder) == f"{folder}/ckpt-100"
+    assert find_newest_checkpoint(folder) == f"{folder}/ckpt-100"
     (tmp_path / "checkpoint").write_text("")
-    assert newest_checkpoint(folder) == f"{folder}/ckpt-100"
-    assert newest_checkpoint(str(tmp_path / "missing")) is None
+    assert find_newest_checkpoint(folder) == f"{folder}/ckpt-100"
+    assert find_newest_checkpoint(str(tmp_path / "missing")) is None
 
 
 def test_checkpoints_with_other_names_are_found_by_the_pointer(tmp_path: Path) -> None:
     path = tf.train.Checkpoint(value=tf.Variable(1)).write(str(tmp_path / "model.ckpt-9"))
-    assert newest_checkpoint(str(tmp_path)) is None
+    assert find_newest_checkpoint(str(tmp_path)) is None
     tf.compat.v1.train.update_checkpoint_state(str(tmp_path), path, [path])
-    assert newest_checkpoint(str(tmp_path)) == path
+    assert find_newest_checkpoint(str(tmp_path)) == path
     (tmp_path / "checkpoint").write_text("")
-    assert newest_checkpoint(str(tmp_path)) is None
+    assert find_newest_checkpoint(str(tmp_path)) is None
 
 
 def test_a_damaged_newest_is_skipped_with_a_warning(
@@ -44,7 +44,7 @@ def test_a_damaged_newest_is_skipped_with_a_warning(
     folder = _folder(tmp_path, 100, 20)
     (tmp_path / "ckpt-100.index").write_bytes(b"broken")
     before = sorted(path.name for path in tmp_path.iterdir())
-    assert newest_checkpoint(folder) == f"{folder}/ckpt-20"
+    assert find_newest_checkpoint(folder) == f"{folder}/ckpt-20"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "ckpt-100 is damaged: it cannot be read" in caplog.text
     assert sorted(path.name for path in tmp_path.iterdir()) == before

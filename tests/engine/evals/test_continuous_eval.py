@@ -18,7 +18,7 @@ from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import NothingToWaitForError, UsageError
-from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.process.run_directory import RunDirectory
@@ -172,8 +172,8 @@ def _sidecar(
     folder: Path, train_steps: int = 20, best: BestCheckpoint | None = None, step: int = 0
 ) -> Sidecar:
     directory = RunDirectory(str(folder), TrainerConfig(), "side")
-    ledger = Ledger(directory.ledger, dataset="eval", config_hash="a")
-    lease = Lease(directory.evals, "side", lambda: ("wait", 0))
+    ledger = Ledger(directory.ledger_path, dataset="eval", config_hash="a")
+    lease = Lease(directory.evals_dir, "side", lambda: ("wait", 0))
     return Sidecar(directory, ledger, best, None, lease, train_steps, tf.Variable(step))
 
 
@@ -182,7 +182,7 @@ def test_a_sidecar_killed_in_a_rewind_keeps_no_later_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     def start() -> BestCheckpoint:
-        return BestCheckpoint(str(tmp_path / "best"), "accuracy", keep=2)
+        return BestWeightsExporter(str(tmp_path / "best"), "accuracy", keep=2)
 
     def die(reached: str, path: str) -> None:
         if reached == point:
@@ -204,13 +204,13 @@ def test_a_sidecar_killed_in_a_rewind_keeps_no_later_weights(
 
 def test_a_trainer_is_alive_while_its_heart_beats(tmp_path: Path) -> None:
     sidecar = _sidecar(tmp_path)
-    assert not sidecar.alive() and "no run has begun there" in sidecar.trainer()
+    assert not sidecar.is_alive() and "no run has begun there" in sidecar.describe_trainer()
     with RunLock(tmp_path, lambda: ("evaluate", 40)):
-        assert sidecar.alive()
-        assert sidecar.trainer().endswith(
+        assert sidecar.is_alive()
+        assert sidecar.describe_trainer().endswith(
             f"pid {os.getpid()}) is alive; its last heartbeat was at step 40 (evaluate)"
         )
-    assert not sidecar.alive() and sidecar.trainer().endswith(" ended at step 40: done")
+    assert not sidecar.is_alive() and sidecar.describe_trainer().endswith(" ended at step 40: done")
 
 
 def test_a_silent_heartbeat_on_another_host_means_a_dead_trainer(
@@ -219,35 +219,35 @@ def test_a_silent_heartbeat_on_another_host_means_a_dead_trainer(
     sidecar = _sidecar(tmp_path)
     with RunLock(tmp_path, lambda: ("train", 40), host="elsewhere"):
         text = (tmp_path / "heartbeat.json").read_text()
-        assert sidecar.alive()
+        assert sidecar.is_alive()
     (tmp_path / "heartbeat.json").write_text(text)
     monkeypatch.setattr("trainer_kit.evals.continuous_eval._SILENT_SECONDS", 0.0)
     assert (
-        not sidecar.alive()
-        and "elsewhere" in sidecar.trainer()
-        and "is gone; its last" in sidecar.trainer()
+        not sidecar.is_alive()
+        and "elsewhere" in sidecar.describe_trainer()
+        and "is gone; its last" in sidecar.describe_trainer()
     )
 
 
 def test_a_run_is_not_finished_while_its_trainer_is_alive(tmp_path: Path) -> None:
     (tmp_path / "final.json").write_text('{"step": 40, "mode": "train", "metrics": {}}')
     with RunLock(tmp_path, lambda: ("start", 0)):
-        assert not _sidecar(tmp_path, train_steps=40).finished()
-    assert _sidecar(tmp_path, train_steps=40).finished()
+        assert not _sidecar(tmp_path, train_steps=40).is_finished()
+    assert _sidecar(tmp_path, train_steps=40).is_finished()
 
 
 def test_a_step_whose_checkpoint_is_gone_is_no_end_of_a_run(tmp_path: Path) -> None:
     sidecar = _sidecar(tmp_path, train_steps=30, step=40)
     (tmp_path / "ckpt-10.index").touch()
-    assert not sidecar.finished()
+    assert not sidecar.is_finished()
     (tmp_path / "ckpt-30.index").touch()
-    assert sidecar.finished()
+    assert sidecar.is_finished()
 
 
 def test_a_run_is_finished_when_final_json_has_enough_steps(tmp_path: Path) -> None:
     final = '{"step": 40, "mode": "train", "metrics": {}}'
     (tmp_path / "final.json").write_text(final)
-    assert not _sidecar(tmp_path, train_steps=100).finished()  # it may be about to go on
-    assert _sidecar(tmp_path, train_steps=40).finished()
+    assert not _sidecar(tmp_path, train_steps=100).is_finished()  # it may be about to go on
+    assert _sidecar(tmp_path, train_steps=40).is_finished()
     (tmp_path / "final.json").write_text(final.replace("{}}", '{}, "stopped": "enough"}'))
-    assert _sidecar(tmp_path, train_steps=100).finished()
+    assert _sidecar(tmp_path, train_steps=100).is_finished()

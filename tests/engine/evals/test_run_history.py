@@ -10,13 +10,13 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import RECORD
+from trainer_kit.checkpoint_names import RECORD_SUFFIX
 from trainer_kit.errors import StorageError
-from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.sidecar_lease import Lease
-from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter, active_history
+from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter, read_active_history
 from trainer_kit.telemetry.report import Report
 
 
@@ -34,7 +34,7 @@ class _Told:
     """A run that has evaluated at 10, 20 and 30, best at 20, and reported it all."""
 
     def __init__(self, folder: Path, chief: bool = True) -> None:
-        self.best = BestCheckpoint(str(folder / "best_ckpt"), "accuracy")
+        self.best = BestWeightsExporter(str(folder / "best_ckpt"), "accuracy")
         self.ledger = Ledger(folder / "evals.jsonl", dataset="validation", config_hash="a")
         self.history = JsonLinesWriter(folder / "metrics.jsonl")
         self.curves = (_Curves(), _Curves())
@@ -44,8 +44,8 @@ class _Told:
             self.history if chief else None,
             self.curves,
             self.best,
-            writer=SimpleNamespace(flush=self._flush),
-            checkpoints=str(folder),
+            background_writer=SimpleNamespace(flush=self._flush),
+            checkpoint_folder=str(folder),
         )
         self._checkpoint = tf.train.Checkpoint(model={"w": tf.Variable(1.0)})
 
@@ -74,7 +74,7 @@ def told(tmp_path: Path) -> _Told:
 
 
 def _steps(run: _Told) -> list[Any]:
-    return [record["step"] for record in active_history(run.history.path)]
+    return [record["step"] for record in read_active_history(run.history.path)]
 
 
 def test_a_resume_rewinds_reports_and_best_but_no_evaluation(told: _Told, tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_a_start_at_0_is_refused_if_the_ledger_has_a_checkpoint(told: _Told) -> 
 
 def test_an_evaluation_missing_in_the_history_is_repeated(told: _Told) -> None:
     told.ledger.append(40, {"accuracy": 0.1}, 0.1)
-    assert told.run_history.recorded_sets(30) == {""}
-    assert told.run_history.recorded_sets(40) == set()
+    assert told.run_history.find_recorded_sets(30) == {""}
+    assert told.run_history.find_recorded_sets(40) == set()
 
 
 def test_the_validation_curve_drops_a_point_that_is_repeated(told: _Told) -> None:
@@ -131,7 +131,7 @@ def test_a_restarted_run_informs_sidecars_with_old_evaluations(tmp_path: Path) -
     side.append(10, {"accuracy": 0.5}, 0.1)
     _Told(tmp_path).run_history.begin(0, is_new=True)
     assert side.follow(tmp_path / "evals.jsonl") == 0
-    assert side.evaluated() == {}
+    assert side.get_metrics_by_step() == {}
     _Told(tmp_path).run_history.begin(0, is_new=True)  # nothing was evaluated since
     assert side.follow(tmp_path / "evals.jsonl") is None
 
@@ -154,7 +154,7 @@ def test_losses_of_history_and_ledger_are_reported(
     told: _Told, tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     files.write_json(
-        str(tmp_path / "ckpt-30") + RECORD, {"files": {}, "recorded": told.run_history.extent(30)}
+        str(tmp_path / "ckpt-30") + RECORD_SUFFIX, {"files": {}, "recorded": told.run_history.read_extent(30)}
     )
     told.history.close()
     for name in ("metrics.jsonl", "evals.jsonl"):
@@ -185,7 +185,7 @@ def test_losses_of_history_and_ledger_are_reported(
 def test_a_checkpoint_that_records_nothing_gives_no_alarm(
     told: _Told, tmp_path: Path, recorded: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files.write_json(str(tmp_path / "ckpt-30") + RECORD, {"files": {}, "recorded": recorded})
+    files.write_json(str(tmp_path / "ckpt-30") + RECORD_SUFFIX, {"files": {}, "recorded": recorded})
     (Path(told.history.path)).unlink()
     told.run_history.begin(30, is_new=False)
     assert "has lost" not in caplog.text

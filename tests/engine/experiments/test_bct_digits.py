@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit
-from experiments.bct_digits.task import masked_cross_entropy, retrieval
+from experiments.bct_digits.task import masked_cross_entropy, compute_retrieval
 from trainer_kit.run.launcher import launch
 
 SHORT = {"train_steps": 60, "steps_per_loop": 60, "summary_interval": 60, "validation_interval": 60}
@@ -28,9 +28,9 @@ def test_digits_that_a_classifier_lacks_have_no_gradient() -> None:
 
 def test_retrieval_leaves_out_the_query_itself() -> None:
     points = np.array([[1, 0], [2, 0.1], [0, 1], [0.1, 3]], np.float32)
-    assert retrieval(points, points, np.array([0, 0, 1, 1])) == 1
-    assert retrieval(points, points, np.array([0, 1, 2, 3])) == 0
-    assert retrieval(points, -points, np.array([0, 0, 1, 1])) == 0
+    assert compute_retrieval(points, points, np.array([0, 0, 1, 1])) == 1
+    assert compute_retrieval(points, points, np.array([0, 1, 2, 3])) == 0
+    assert compute_retrieval(points, -points, np.array([0, 0, 1, 1])) == 0
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ import trainer_kit
 from experiments.char_lm import CharLmConfig, char_lm
 from experiments.char_lm.config import CharLmModelConfig
 from experiments.char_lm.model import build_transformer
-from experiments.char_lm.task import CharLmTask, shifted
-from experiments.char_lm.text import VOCABULARY, is_held_out, read_text, source_files, windows
+from experiments.char_lm.task import CharLmTask, split_targets
+from experiments.char_lm.text import VOCABULARY, is_held_out, read_text, list_source_files, cut_windows
 from trainer_kit import DataError
-from trainer_kit.config.experiments import task_class
+from trainer_kit.config.experiments import lookup_task_class
 from trainer_kit.errors import ConfigError
 from trainer_kit.run.launcher import launch
 
@@ -46,7 +46,7 @@ def _characters(examples: int, length: int) -> np.ndarray:
 def test_tests_generated_files_and_packages_are_left_out(tmp_path: Path) -> None:
     (_library(tmp_path, 3) / "sub").mkdir()
     (tmp_path / "sub/inside.py").write_text("a = 1\n")
-    assert source_files(tmp_path) == ["module_0.py", "module_1.py", "module_2.py", "sub/inside.py"]
+    assert list_source_files(tmp_path) == ["module_0.py", "module_1.py", "module_2.py", "sub/inside.py"]
 
 
 def test_no_held_out_file_is_in_the_training_text(tmp_path: Path) -> None:
@@ -71,17 +71,17 @@ def test_texts_and_models_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError):  # nothing to evaluate
         read_text(tmp_path, held_out=True)
     with pytest.raises(DataError):
-        windows(np.zeros(5, np.uint8), 5)
+        cut_windows(np.zeros(5, np.uint8), 5)
     with pytest.raises(ConfigError):
         char_lm(heads=3)
 
 
 def test_windows_predict_every_character_but_the_first_once() -> None:
     text = np.arange(26, dtype=np.uint8)
-    found = windows(text, 5)
+    found = cut_windows(text, 5)
     assert found.dtype == np.uint8
     assert found.tolist() == [list(range(i, i + 6)) for i in (0, 5, 10, 15, 20)]
-    characters, following = shifted(tf.constant(found))
+    characters, following = split_targets(tf.constant(found))
     assert characters.dtype == following.dtype == tf.int32
     assert following.numpy().ravel().tolist() == list(range(1, 26))
 
@@ -101,7 +101,7 @@ def test_a_changed_character_changes_no_earlier_logits() -> None:
 
 
 def test_the_model_has_the_parameters_of_its_layers() -> None:
-    assert task_class(CharLmConfig()) is CharLmTask
+    assert lookup_task_class(CharLmConfig()) is CharLmTask
     assert CharLmTask(char_lm().task).build_model().count_params() == 511_104
 
 

@@ -14,7 +14,7 @@ from experiments.digits import task as digits_task
 from experiments.digits_mlp import DigitsMlpConfig, digits_mlp
 from experiments.digits_mlp import task as digits_mlp_task
 from experiments.digits_tasks import digits_tasks
-from trainer_kit.config.experiments import task_class
+from trainer_kit.config.experiments import lookup_task_class
 from trainer_kit.run.launcher import launch
 
 
@@ -47,7 +47,7 @@ def test_the_parts_have_every_image_in_one_of_them(module: Any, shape: tuple[int
 
 
 def test_the_net_of_digits_is_as_its_config_says() -> None:
-    assert task_class(DigitsConfig()) is digits_task.DigitsTask
+    assert lookup_task_class(DigitsConfig()) is digits_task.DigitsTask
     model = digits_task.DigitsTask(digits(width=4, dropout=0.2).task).build_model()
     assert model.count_params() == (9 * 4 + 4) + (9 * 4 * 8 + 8) + (9 * 8 * 8 + 8) + (
         4 * 4 * 8 * 10 + 10
@@ -57,7 +57,7 @@ def test_the_net_of_digits_is_as_its_config_says() -> None:
 
 
 def test_the_net_of_digits_mlp_is_as_its_config_says() -> None:
-    assert task_class(DigitsMlpConfig()) is digits_mlp_task.DigitsMlpTask
+    assert lookup_task_class(DigitsMlpConfig()) is digits_mlp_task.DigitsMlpTask
     model = digits_mlp_task.DigitsMlpTask(digits_mlp(hidden=16, dropout=0.5).task).build_model()
     assert model.count_params() == (64 * 16 + 16) + (16 * 10 + 10)
     assert [layer.rate for layer in model.layers if "dropout" in layer.name] == [0.5]

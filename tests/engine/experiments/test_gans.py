@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit
-from experiments.gan_digits.task import CoverageDistance, FidelityDistance, digit_images
-from experiments.gan_rings.task import CoveredCenters, EnergyDistance, NearShare, ring_points
+from experiments.gan_digits.task import CoverageDistance, FidelityDistance, load_digit_images
+from experiments.gan_rings.task import CoveredCenters, EnergyDistance, NearShare, sample_ring_points
 from trainer_kit.run.launcher import launch
 
 CENTERS = np.array([[2, 0], [0, 2], [-2, 0], [0, -2]], np.float32)
@@ -28,7 +28,7 @@ def test_a_center_counts_from_one_percent_of_the_points_near_it() -> None:
 
 
 def test_the_energy_distance_is_0_for_the_same_points_only() -> None:
-    real = ring_points(CENTERS, 0.1, 200, seed=0)
+    real = sample_ring_points(CENTERS, 0.1, 200, seed=0)
     same, shifted, collapsed = EnergyDistance(), EnergyDistance(), EnergyDistance()
     same.update_state(real, real)
     shifted.update_state(real, real + np.float32([3, 4]))
@@ -38,7 +38,7 @@ def test_the_energy_distance_is_0_for_the_same_points_only() -> None:
 
 
 def test_the_distances_of_digits_tell_copies_from_coverage() -> None:
-    images = digit_images()
+    images = load_digit_images()
     assert images.shape == (1797, 8, 8, 1) and (images.min(), images.max()) == (-1, 1)
     fidelity, coverage = FidelityDistance(), CoverageDistance()
     for metric in (fidelity, coverage):

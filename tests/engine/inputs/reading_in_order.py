@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.inputs.dataset_resume import skipped
-from trainer_kit.inputs.sources.base import made_inputs
+from trainer_kit.inputs.dataset_resume import skip_batches
+from trainer_kit.inputs.sources.base import call_build_inputs
 
 
 def _draw(value: tf.Tensor) -> tf.Tensor:
@@ -30,8 +30,8 @@ def read_whole_and_skipped() -> None:
     """Fails unless what is read after skipping is what follows when nothing is skipped."""
     tf.random.set_seed(3)
     tf.config.experimental.enable_op_determinism()
-    whole = _read(made_inputs(_make, None), 30)
+    whole = _read(call_build_inputs(_make, None), 30)
     tf.random.uniform([])
     for cut in (1, 9, 13, 22):
-        assert _read(skipped(made_inputs(_make, None), cut), 30 - cut) == whole[cut:], cut
+        assert _read(skip_batches(call_build_inputs(_make, None), cut), 30 - cut) == whole[cut:], cut
     assert len({value for batch in whole for value in batch[1]}) > 100

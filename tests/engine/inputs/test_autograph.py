@@ -13,7 +13,7 @@ import tf_keras
 from tests.builders import replicas
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.inputs.autograph import converted
+from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.training.trainer import Trainer
 
 _BRANCHED: set[str] = set()
@@ -174,4 +174,4 @@ def test_a_compiled_model_may_branch_on_tensors() -> None:
 
 
 def test_a_function_is_itself_when_run_eagerly() -> None:
-    assert converted(_branch) is _branch
+    assert apply_autograph(_branch) is _branch

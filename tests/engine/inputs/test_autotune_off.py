@@ -11,10 +11,10 @@ import tensorflow as tf
 from tests.builders import training_data
 from tests.engine.inputs.one_replica import OneReplica, section_of
 from trainer_kit.config.schema.experiment import DataConfig
-from trainer_kit.inputs.autotune_off import without_idle_tuner
+from trainer_kit.inputs.autotune_off import disable_idle_autotune
 from trainer_kit.inputs.dataset_resume import ResumePolicy
 from trainer_kit.inputs.train_data import TrainData
-from trainer_kit.inputs.worker_pipeline import one_pass
+from trainer_kit.inputs.worker_pipeline import build_one_pass
 
 
 def _plain() -> tf.data.Dataset:
@@ -23,7 +23,7 @@ def _plain() -> tf.data.Dataset:
 
 
 def test_turning_an_idle_tuner_off_keeps_the_elements() -> None:
-    quiet = without_idle_tuner(_plain())
+    quiet = disable_idle_autotune(_plain())
     assert quiet.options().autotune.enabled is False
     assert str(list(quiet.as_numpy_iterator())) == str(list(_plain().as_numpy_iterator()))
 
@@ -38,20 +38,20 @@ def test_turning_an_idle_tuner_off_keeps_the_elements() -> None:
 )
 def test_the_tuner_stays_where_a_number_of_threads_may_be_found(transform: Any) -> None:
     data = transform(_plain()).prefetch(1)
-    assert without_idle_tuner(data) is data
+    assert disable_idle_autotune(data) is data
 
 
 def test_the_tuner_stays_on_where_it_adds_the_prefetch() -> None:
     data = _plain().unbatch().batch(2)
-    assert without_idle_tuner(data) is data
+    assert disable_idle_autotune(data) is data
 
 
 def test_what_the_user_has_set_stays() -> None:
     tuned, threads = tf.data.Options(), tf.data.Options()
     tuned.autotune.enabled = True
     threads.threading.max_intra_op_parallelism = 1
-    assert without_idle_tuner(_plain().with_options(tuned)).options().autotune.enabled is True
-    kept = without_idle_tuner(_plain().with_options(threads)).options()
+    assert disable_idle_autotune(_plain().with_options(tuned)).options().autotune.enabled is True
+    kept = disable_idle_autotune(_plain().with_options(threads)).options()
     assert (kept.autotune.enabled, kept.threading.max_intra_op_parallelism) == (False, 1)
 
 
@@ -61,8 +61,8 @@ def test_only_batches_of_separate_steps_keep_an_idle_tuner(stack: int) -> None:
         return _plain().repeat().prefetch(1) if params.is_training else _plain()
 
     section = section_of(build, training_data())
-    policy = ResumePolicy(one_iterator=True)
+    policy = ResumePolicy(has_single_iterator=True)
     data = TrainData(OneReplica(), section, policy, tf.Variable(2, dtype=tf.int64))
-    data.put_in_stacks(stack)
+    data.set_stack_size(stack)
     assert data.dataset.options().autotune.enabled is (None if stack == 1 else False)
-    assert one_pass(build(DataConfig()), None).options().autotune.enabled is False
+    assert build_one_pass(build(DataConfig()), None).options().autotune.enabled is False

@@ -84,7 +84,7 @@ def test_an_iterator_is_deleted_in_a_thread_of_its_own(how: str) -> None:
     elif how == "fresh":
         feed.iterator(fresh=True)
     elif how == "forget":
-        feed.forget()
+        feed.reset()
     elif how == "replace":
         feed.replace(None)
     else:
@@ -127,7 +127,7 @@ print("end")
 def test_forget_makes_the_dataset_anew() -> None:
     feed = _data("train_data", _Made())
     assert _next(feed) == 100
-    feed.forget()
+    feed.reset()
     assert [_next(feed), _next(feed)] == [200, 201]
 
 
@@ -138,7 +138,7 @@ def test_replace_takes_effect_with_the_next_iterator_and_stays() -> None:
     feed.replace(tf.data.Dataset.range(5, 8))
     assert int(next(old)) == 101  # a loop that runs is left alone
     assert _next(feed) == 5
-    feed.forget()
+    feed.reset()
     assert _next(feed) == 5
 
 
@@ -195,7 +195,7 @@ def test_unknown_length_with_only_endless_inputs_is_endless(make: Any, endless: 
     numbers = tf.data.Dataset.range(3).repeat()
     feed = _data("validation_data", lambda: make(numbers, numbers.filter(lambda value: value > 0)))
     with pytest.raises(DataError) if endless else contextlib.nullcontext():
-        feed.check_ends("trainer.validation_steps")
+        feed.check_has_end("trainer.validation_steps")
 
 
 def test_a_pattern_without_a_file_is_a_data_error() -> None:

@@ -20,9 +20,9 @@ from tests.builders import replicas, write_records
 from tests.engine.inputs.reading_in_order import read_whole_and_skipped
 from tests.fork_server import ForkServer
 from trainer_kit.inputs import dataset_resume
-from trainer_kit.inputs.dataset_resume import examine, resume_method, skipped
-from trainer_kit.inputs.dataset_structure import kind_of, transformations
-from trainer_kit.inputs.sources.base import made_inputs
+from trainer_kit.inputs.dataset_resume import examine_dataset, choose_resume_method, skip_batches
+from trainer_kit.inputs.dataset_structure import get_transformation_kind, iterate_transformations
+from trainer_kit.inputs.sources.base import call_build_inputs
 
 D = tf.data.Dataset
 SEVERAL = "an iterator over several replicas cannot be saved"
@@ -302,8 +302,8 @@ def _read(iterator: Any, count: int | None = None) -> list[Any]:
 def _method(
     dataset: tf.data.Dataset, saved: bool = True, deterministic: bool = False
 ) -> tuple[str, str]:
-    found = resume_method(
-        examine(dataset), no_iterator="" if saved else SEVERAL, deterministic_ops=deterministic
+    found = choose_resume_method(
+        examine_dataset(dataset), iterator_obstacle="" if saved else SEVERAL, deterministic_ops=deterministic
     )
     return found.method, "\n".join(found.reasons)
 
@@ -311,7 +311,7 @@ def _method(
 def _make(make: Make, files: list[str]) -> tf.data.Dataset:
     """The dataset as a run makes it: after some number of other random ops, which differs from process to process."""
     tf.random.uniform([])
-    return made_inputs(lambda params: make(files), None)
+    return call_build_inputs(lambda params: make(files), None)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -335,7 +335,7 @@ def test_a_saved_iterator_continues_exactly_at_every_position(
 
 def test_every_safe_transformation_is_in_a_chain(files: list[str]) -> None:
     kinds = {
-        kind_of(part) for make in CHAINS.values() for part in transformations(_make(make, files))
+        get_transformation_kind(part) for make in CHAINS.values() for part in iterate_transformations(_make(make, files))
     }
     assert kinds >= dataset_resume._SAFE
 
@@ -345,14 +345,14 @@ def test_skipping_continues_exactly(name: str, files: list[str]) -> None:
     make = CHAINS.get(name) or SKIPPED[name][0]
     elements = _read(iter(_make(make, files)))
     for position in (1, len(elements) // 2, len(elements) - 1):
-        assert _read(iter(skipped(_make(make, files), position))) == elements[position:]
+        assert _read(iter(skip_batches(_make(make, files), position))) == elements[position:]
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_reported_datasets_change_their_order_when_read_again(name: str, files: list[str]) -> None:
     dataset = _make(CHAINS[name], files)
     again = _read(iter(dataset)) == _read(iter(dataset))
-    assert again == (not examine(dataset).new_orders)
+    assert again == (not examine_dataset(dataset).reshuffled_each_iteration)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -360,7 +360,7 @@ def test_new_orders_are_known_for_shuffles_of_large_arrays(again: bool) -> None:
     dataset = D.from_tensor_slices(np.zeros([2, 2**24], np.int8)).shuffle(
         2, seed=1, reshuffle_each_iteration=again
     )
-    assert examine(dataset).new_orders == (("shuffle()",) if again else ())
+    assert examine_dataset(dataset).reshuffled_each_iteration == (("shuffle()",) if again else ())
 
 
 @pytest.mark.parametrize("name", SKIPPED)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from trainer_kit.inputs.failed_read import holds_failed_read
+from trainer_kit.inputs.failed_read import has_failed_read
 
 D = tf.data.Dataset
 READ_AHEAD: dict[
@@ -49,14 +49,14 @@ def test_a_failed_read_in_a_buffer_is_known(name: str, tmp_path: Path) -> None:
     for _ in range(last):
         next(iterator)
     while (
-        not holds_failed_read(tf.train.Checkpoint(iterator=iterator).write(prefix))
+        not has_failed_read(tf.train.Checkpoint(iterator=iterator).write(prefix))
         and time.monotonic() < until
     ):
         time.sleep(0.01)
     missing.write_text("")
     restored = iter(dataset)
     tf.train.Checkpoint(iterator=restored).read(prefix)
-    assert holds_failed_read(prefix)
+    assert has_failed_read(prefix)
     with pytest.raises(tf.errors.NotFoundError):
         for _ in range(20):
             next(restored)
@@ -67,8 +67,8 @@ def test_a_state_without_one_or_a_damaged_file_holds_none(tmp_path: Path) -> Non
         D.range(40).map(lambda number: number + 1, num_parallel_calls=4).batch(2).prefetch(4)
     )
     next(iterator)
-    assert not holds_failed_read(
+    assert not has_failed_read(
         tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "state"))
     )
     (tmp_path / "empty.data-00000-of-00001").touch()
-    assert not holds_failed_read(str(tmp_path / "empty"))
+    assert not has_failed_read(str(tmp_path / "empty"))

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tests.builders import training_data, validation_data
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
-from trainer_kit.inputs.dataset_structure import kind_of, transformations
-from trainer_kit.inputs.fused_batches import problem_of_stacking, stacked, stacked_at
+from trainer_kit.inputs.dataset_structure import get_transformation_kind, iterate_transformations
+from trainer_kit.inputs.fused_batches import describe_stacking_problem, stack_batches, build_stacked_dataset_at
 from trainer_kit.inputs.sources.arrays import ArraySource
 
 PARAMS = training_data(seed=3)
@@ -35,7 +35,7 @@ def _unstacked(dataset: tf.data.Dataset, stacks: int) -> list[Any]:
 
 
 def test_full_stacks_and_a_last_one_that_is_filled_up() -> None:
-    dataset = stacked(tf.data.Dataset.range(14).batch(2, drop_remainder=True), 4)
+    dataset = stack_batches(tf.data.Dataset.range(14).batch(2, drop_remainder=True), 4)
     assert [int(count) for count, _ in dataset] == [4, 3]
     assert {tuple(batches.shape) for _, batches in dataset} == {(4, 2)}
     assert _unstacked(dataset, 2) == [[2 * n, 2 * n + 1] for n in range(7)]
@@ -46,14 +46,14 @@ def test_full_stacks_and_a_last_one_that_is_filled_up() -> None:
 )
 def test_elements_keep_their_structure(structure: Any) -> None:
     dataset = tf.data.Dataset.range(8).map(structure).batch(2, drop_remainder=True)
-    _, spec = stacked(dataset, 2).element_spec
+    _, spec = stack_batches(dataset, 2).element_spec
     tf.nest.assert_same_structure(spec, dataset.element_spec)
     assert type(spec) is type(dataset.element_spec)
 
 
 def test_batches_of_other_sizes_begin_a_stack_of_their_own() -> None:
     dataset = tf.data.Dataset.range(5).map(lambda x: {"x": x, "y": (x,)}).batch(2).repeat(2)
-    stacks = stacked(dataset, 4)
+    stacks = stack_batches(dataset, 4)
     assert [int(count) for count, _ in stacks] == [2, 1, 1, 1, 1]
     plain = [tf.nest.map_structure(lambda part: part.numpy().tolist(), batch) for batch in dataset]
     assert _unstacked(stacks, 5) == plain
@@ -68,11 +68,11 @@ def test_a_source_gives_the_same_batches_as_one_by_one(position: Position) -> No
     transformed = ArraySource(
         (np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS, transform=lambda pair: pair
     )
-    at_once, one_by_one = stacked_at(source, position, 3), stacked_at(transformed, position, 3)
+    at_once, one_by_one = build_stacked_dataset_at(source, position, 3), build_stacked_dataset_at(transformed, position, 3)
     assert at_once.element_spec == one_by_one.element_spec
     count = 12
     assert _unstacked(at_once, 4) == _unstacked(one_by_one, 4)
-    if not [out for out in position.left_out if out >= position.batch]:
+    if not [out for out in position.skipped_batches if out >= position.batch]:
         plain = [
             [x.numpy().tolist(), y.numpy().tolist()]
             for x, y in source.at(position.batch).take(count)
@@ -84,16 +84,16 @@ def test_no_single_batch_is_prefetched_before_stacking() -> None:
     dataset = tf.data.Dataset.range(14).batch(2, drop_remainder=True)
     options = tf.data.Options()
     options.deterministic = True
-    plain, prefetched = stacked(dataset, 4), dataset.prefetch(3).with_options(options)
-    stacks = stacked_at(prefetched, Position(1), 4)
+    plain, prefetched = stack_batches(dataset, 4), dataset.prefetch(3).with_options(options)
+    stacks = build_stacked_dataset_at(prefetched, Position(1), 4)
     assert _unstacked(stacks, 2) == _unstacked(plain, 2)[1:]
-    assert [kind_of(part) for part in transformations(stacks)].count("Prefetch") == 1
+    assert [get_transformation_kind(part) for part in iterate_transformations(stacks)].count("Prefetch") == 1
     assert stacks.options().deterministic is True
 
 
 def test_a_pass_over_arrays_is_stacked_too() -> None:
     source = ArraySource(np.arange(10), validation_data())
-    assert _unstacked(stacked_at(source, Position(), 2), 2) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert _unstacked(build_stacked_dataset_at(source, Position(), 2), 2) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_a_pass_over_arrays_is_stacked_too() -> None:
     ],
 )
 def test_what_cannot_be_stacked_is_told(spec: Any, problem: str) -> None:
-    assert problem in problem_of_stacking((spec, tf.TensorSpec([2], tf.int32)))
-    assert bool(problem) == bool(problem_of_stacking(spec))
+    assert problem in describe_stacking_problem((spec, tf.TensorSpec([2], tf.int32)))
+    assert bool(problem) == bool(describe_stacking_problem(spec))
 
 
 def test_a_dataset_that_cannot_be_stacked_is_refused() -> None:
     words = tf.data.Dataset.from_tensor_slices(["a", "b"]).batch(1, drop_remainder=True)
     with pytest.raises(UsageError):
-        stacked(words, 2)
+        stack_batches(words, 2)

@@ -17,7 +17,7 @@ def _sampler(weights: tuple[float, ...], seed: int = 1, **config: Any) -> TaskSa
 
 def _drawn(sampler: TaskSampler, count: int, position: int = 0) -> Any:
     return next(
-        sampler.tasks(position).batch(count).as_numpy_iterator()
+        sampler.draw_tasks(position).batch(count).as_numpy_iterator()
     )  # in one element: each costs 0.1 ms
 
 
@@ -47,7 +47,7 @@ def test_any_position_continues_the_same_draws(position: int) -> None:
     sampler = _sampler((1.0, 2.0))
     whole = _drawn(sampler, 3000)
     assert (_drawn(sampler, 50, position) == whole[position : position + 50]).all()
-    assert sampler.counts(position) == np.bincount(whole[:position], minlength=2).tolist()
+    assert sampler.count_steps_per_task(position) == np.bincount(whole[:position], minlength=2).tolist()
 
 
 def test_another_seed_draws_other_tasks() -> None:

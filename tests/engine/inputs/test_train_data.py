@@ -23,7 +23,7 @@ from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_resume import ResumePolicy
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.train_data import TrainData
-from trainer_kit.inputs.worker_pipeline import one_pass
+from trainer_kit.inputs.worker_pipeline import build_one_pass
 
 PARAMS = training_data(seed=3)
 
@@ -42,7 +42,7 @@ class _Run:
     ) -> None:
         self._step = tf.Variable(step, dtype=tf.int64)
         section = section_of(build, PARAMS)
-        policy = ResumePolicy(one_iterator=True, require_exact=require_exact)
+        policy = ResumePolicy(has_single_iterator=True, require_exact=require_exact)
         self.data = TrainData(
             OneReplica(), section, policy, self._step, given, batch_size=batch_size
         )
@@ -105,9 +105,9 @@ def test_a_saved_iterator_is_not_for_stacks_of_another_size(tmp_path: Path) -> N
     first.take(5)
     first.data.save_iterator(str(tmp_path / "ckpt-5.iterator"))
     second = _Run(_shuffled, step=5)
-    second.data.restored(str(tmp_path / "ckpt-5.iterator"))
-    second.data.put_state(first.data.state())
-    second.data.put_in_stacks(3)
+    second.data.prepare_iterator_restore(str(tmp_path / "ckpt-5.iterator"))
+    second.data.restore(first.data.state())
+    second.data.set_stack_size(3)
     count, batches = next(second.data.iterator())
     assert (int(count), batches.numpy().tolist()) == (3, whole[5:8])
 
@@ -142,8 +142,8 @@ def test_a_restored_run_is_fed_what_it_would_have_been(
     assert first.take(5) == whole[:5]
     first.data.save_iterator(str(tmp_path / "ckpt-5.iterator"))
     second = _made(build, how, step=5)
-    second.data.restored(str(tmp_path / "ckpt-5.iterator"))
-    second.data.put_state(first.data.state())
+    second.data.prepare_iterator_restore(str(tmp_path / "ckpt-5.iterator"))
+    second.data.restore(first.data.state())
     assert second.take(7) == whole[5:12]
     assert bool(list(tmp_path.iterdir())) == (build is _shuffled)
 
@@ -151,7 +151,7 @@ def test_a_restored_run_is_fed_what_it_would_have_been(
 def test_a_dataset_that_is_set_after_the_restore_goes_on_too() -> None:
     whole = _whole(_cached)
     run = _Run(_source, step=5)
-    run.data.put_state(None)
+    run.data.restore(None)
     run.data.replace(_cached(PARAMS))
     assert run.take(4) == whole[5:9]
 
@@ -160,12 +160,12 @@ def test_a_second_dataset_begins_at_its_start_and_resumes() -> None:
     whole = _whole(_cached)
     first = _Run(_source)
     first.take(3)
-    first.data.leave_out(7)
+    first.data.skip_batch(7)
     first.data.replace(_cached(PARAMS))
     assert first.data.state() == {"batch": 0, "left_out": []}
     assert first.take(5) == whole[:5]
     second = _made(_cached, "set", step=8)
-    second.data.put_state(first.data.state())
+    second.data.restore(first.data.state())
     assert second.take(4) == whole[5:9]
 
 
@@ -179,7 +179,7 @@ def test_a_rollback_to_before_a_dataset_was_set_restarts_it(
         one.take(2)
         one.step = 1
     with caplog.at_level(logging.WARNING, "trainer_kit"):
-        run.data.put_state({"batch": 1, "left_out": []})
+        run.data.restore({"batch": 1, "left_out": []})
     assert (
         "resume is not exact: the run goes back to step 1, and its dataset was set at step 3"
         in caplog.text
@@ -188,12 +188,12 @@ def test_a_rollback_to_before_a_dataset_was_set_restarts_it(
     with pytest.raises(
         UsageError, match=r"trainer\.require_exact_resume:\n .* its dataset was set at step 3"
     ):
-        strict.data.put_state({"batch": 1, "left_out": []})
+        strict.data.restore({"batch": 1, "left_out": []})
 
 
 def test_build_inputs_after_a_ready_made_dataset_starts_over() -> None:
     run = _Run(_source, step=5)
-    run.data.put_state(None)
+    run.data.restore(None)
     run.take(2)
     run.data.replace(_cached(PARAMS))
     run.take(3)
@@ -215,20 +215,20 @@ def test_a_reread_shuffle_warns_unless_its_iterator_was_saved(
         run.data.save_iterator(prefix)
         run.take(2)
         run.step = 5
-        run.data.restored(prefix)
-        run.data.put_state(checkpoint)
+        run.data.prepare_iterator_restore(prefix)
+        run.data.restore(checkpoint)
         assert run.take(4) == whole[5:9]
-        run.data.put_state(checkpoint)
+        run.data.restore(checkpoint)
         with pytest.raises(
             UsageError, match=r"dataset is read a second time, and shuffle\(\) then draws another"
         ):
             run.take(1)
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         run = _made(_shuffled, "given")
-        run.data.put_state(None)
+        run.data.restore(None)
         run.take(2)
         assert caplog.text == ""
-        run.data.put_state(None)
+        run.data.restore(None)
         assert run.take(2) != whole[2:4]
     assert (
         "resume is not exact: the same dataset is read a second time, and shuffle() then draws"
@@ -240,7 +240,7 @@ def test_a_dataset_in_one_order_can_be_begun_again() -> None:
     run = _made(_in_order, "given", require_exact=True)
     run.take(5)
     run.step = 2
-    run.data.put_state(None)
+    run.data.restore(None)
     assert run.take(4) == _whole(_in_order)[2:6]
 
 
@@ -248,7 +248,7 @@ def test_a_dataset_in_one_order_can_be_begun_again() -> None:
 def test_no_batch_of_a_ready_made_dataset_can_be_left_out(given: Any) -> None:
     run = _Run(_no_build, given=given())
     with pytest.raises(UsageError):
-        run.data.leave_out(2)
+        run.data.skip_batch(2)
 
 
 def test_a_distributed_dataset_warns_once_and_always_restarts(
@@ -258,7 +258,7 @@ def test_a_distributed_dataset_warns_once_and_always_restarts(
         run = _Run(_no_build, given=_distributed())
         assert caplog.text == ""
         first = next(run.data.iterator())
-        run.data.put_state({"batch": 3, "left_out": []})
+        run.data.restore({"batch": 3, "left_out": []})
         again = next(run.data.iterator())
     assert [record.getMessage() for record in caplog.records] == [
         "task.train_data: resume is not exact: a ready-made DistributedDataset has no position, so"
@@ -284,7 +284,7 @@ def test_a_stop_does_not_wait_long_for_batches_in_the_making(
     run = _Run(_slow)
     run.take(1)
     begin = time.monotonic()
-    run.data.save_iterator(str(tmp_path / "ckpt-1.iterator"), give_up=lambda: True)
+    run.data.save_iterator(str(tmp_path / "ckpt-1.iterator"), should_give_up=lambda: True)
     given_up = time.monotonic() - begin
     assert "is resumed by reading the data from its start" in caplog.text
     begin = time.monotonic()
@@ -301,8 +301,8 @@ def test_a_lost_iterator_means_reading_from_the_start_for_good(
 ) -> None:
     whole = _whole(_shuffled)
     run = _Run(_shuffled, step=5)
-    run.data.restored(str(tmp_path / "ckpt-5.iterator"))
-    run.data.put_state(None)
+    run.data.prepare_iterator_restore(str(tmp_path / "ckpt-5.iterator"))
+    run.data.restore(None)
     assert run.take(2) == whole[5:7]
     run.data.save_iterator(str(tmp_path / "ckpt-7.iterator"))
     assert not list(tmp_path.iterdir())
@@ -313,8 +313,8 @@ def test_the_state_of_another_datas_iterator_is_a_storage_error(tmp_path: Path) 
     first.take(2)
     first.data.save_iterator(str(tmp_path / "ckpt-2.iterator"))
     other = _Run(lambda params: tf.data.Dataset.range(5).batch(1).prefetch(1), step=2)
-    other.data.restored(str(tmp_path / "ckpt-2.iterator"))
-    other.data.put_state(first.data.state())
+    other.data.prepare_iterator_restore(str(tmp_path / "ckpt-2.iterator"))
+    other.data.restore(first.data.state())
     with pytest.raises(
         StorageError, match=r"ckpt-2\.iterator does not hold the state of this data's iterator"
     ):
@@ -325,13 +325,13 @@ def test_a_batch_that_is_left_out_stays_out_after_a_restart() -> None:
     whole = _whole(_source)
     first = _Run(_source)
     first.take(2)
-    first.data.leave_out(4)
+    first.data.skip_batch(4)
     assert first.take(3) == [whole[2], whole[3], whole[5]]
     assert first.data.state() == {"batch": 6, "left_out": [4]}
     second = _Run(_source, step=5)
-    second.data.put_state(first.data.state())
+    second.data.restore(first.data.state())
     assert second.take(2) == whole[6:8]
-    assert [first.data.batch_of(step) for step in (3, 4, 5, 6)] == [2, 3, 5, 6]
+    assert [first.data.get_batch_index(step) for step in (3, 4, 5, 6)] == [2, 3, 5, 6]
 
 
 def test_another_batch_size_continues_after_as_many_examples() -> None:
@@ -341,13 +341,13 @@ def test_another_batch_size_continues_after_as_many_examples() -> None:
     whole = np.concatenate(_whole(_source)).tolist()
     first = _Run(_source, batch_size=4)
     first.take(3)
-    first.data.leave_out(5)
+    first.data.skip_batch(5)
     second = _Run(pairs, step=3, batch_size=2)
-    second.data.put_state(first.data.state())
+    second.data.restore(first.data.state())
     assert np.concatenate(second.take(4)).tolist() == whole[12:20]
     assert second.data.state() == {"batch": 10, "left_out": [], "batch_size": 2}
     third = _Run(_source, step=7, batch_size=4)
-    third.data.put_state(second.data.state())
+    third.data.restore(second.data.state())
     assert third.take(1) == [whole[20:24]]
 
 
@@ -358,14 +358,14 @@ def test_a_second_rollback_keeps_left_out_batches_out() -> None:
     checkpoint = run.data.state()
     for bad, expected in ((4, [2, 3, 5, 6]), (6, [2, 3, 5, 7])):
         run.step = 2
-        run.data.put_state(checkpoint)
-        run.data.leave_out(bad)
+        run.data.restore(checkpoint)
+        run.data.skip_batch(bad)
         assert run.take(4) == [whole[index] for index in expected]
     assert run.data.state() == {"batch": 8, "left_out": [4, 6]}
     run.step = 2
-    run.data.put_state(checkpoint)
-    assert run.data.batch_of(6) == 7
-    run.data.put_state(None)
+    run.data.restore(checkpoint)
+    assert run.data.get_batch_index(6) == 7
+    run.data.restore(None)
     assert run.data.position == Position(2, (4, 6))
 
 
@@ -384,7 +384,7 @@ def test_slow_and_inexact_resumes_are_logged_once_with_the_op(
     run = _made(build, "given") if ready_made else _Run(build)
     with caplog.at_level(logging.INFO, "trainer_kit"):
         run.take(1)
-        run.data.put_state(run.data.state())
+        run.data.restore(run.data.state())
         run.take(1)
     lines = [record.getMessage() for record in caplog.records]
     assert level in {
@@ -411,4 +411,4 @@ def test_exact_resume_refuses_a_distributed_dataset() -> None:
 
 
 def test_validation_data_begins_at_its_start() -> None:
-    assert read_batches(one_pass(_source(validation_data()), None), 1) == [[0, 1, 2, 3]]
+    assert read_batches(build_one_pass(_source(validation_data()), None), 1) == [[0, 1, 2, 3]]

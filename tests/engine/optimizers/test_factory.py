@@ -169,7 +169,7 @@ def test_the_name_of_the_config_is_that_of_the_optimizer() -> None:
 def test_float16_gets_a_loss_scale(dtype: str, scale: Any) -> None:
     optimizer = create_optimizer(optimization("sgd"), mixed_precision_dtype=dtype, loss_scale=scale)
     assert isinstance(optimizer, LossScaleOptimizer)
-    assert optimizer.changes == (scale != 128.0)
+    assert optimizer.is_dynamic == (scale != 128.0)
     assert float(optimizer.dynamic_scale.numpy()) == (128.0 if scale == 128.0 else 2.0**15)
 
 

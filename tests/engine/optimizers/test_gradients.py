@@ -35,7 +35,7 @@ GRADIENTS = [np.array([3.0, 4.0], np.float32), np.array([[12.0]], np.float32)]
 )
 def test_bounds_hold(bounds: dict[str, float], expected: list[np.ndarray]) -> None:
     clipping = Clipping(**bounds)
-    assert clipping.active == bool(bounds)
+    assert clipping.is_active == bool(bounds)
     for given, wanted in zip(
         clip([tf.constant(g) for g in GRADIENTS], clipping), expected, strict=True
     ):

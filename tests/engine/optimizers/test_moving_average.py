@@ -13,7 +13,7 @@ import tf_keras
 from tests.builders import on_each_replica, replicas
 from trainer_kit.checkpoints.state.variable_names import canonical_paths
 from trainer_kit.config.schema.optimization import EMAConfig
-from trainer_kit.optimizers.moving_average import MovingAverage, averaged_variables, exchange
+from trainer_kit.optimizers.moving_average import MovingAverage, select_averaged_variables, exchange
 
 
 def expected(values: list[float], config: EMAConfig) -> list[float]:
@@ -75,20 +75,20 @@ class Module(tf.Module):
 
 def test_the_config_chooses_trainable_or_all_floating_variables() -> None:
     model = keras.Sequential([keras_model(), keras.layers.Dropout(0.5)])
-    trainable = averaged_variables(model, EMAConfig())
-    everything = averaged_variables(model, EMAConfig(trainable_weights_only=False))
+    trainable = select_averaged_variables(model, EMAConfig())
+    everything = select_averaged_variables(model, EMAConfig(trainable_weights_only=False))
     assert (len(trainable), len(everything)) == (6, 8)
     assert {v.name for v in everything} - {v.name for v in trainable} == {
         "moving_mean",
         "moving_variance",
     }
-    assert len(averaged_variables(Module(), EMAConfig(trainable_weights_only=False))) == 2
+    assert len(select_averaged_variables(Module(), EMAConfig(trainable_weights_only=False))) == 2
 
 
 @pytest.mark.parametrize("kind", ["keras", "tf_keras", "module"])
 def test_names_are_the_variables_paths_and_unique(kind: str) -> None:
     model = Module() if kind == "module" else keras_model(keras if kind == "keras" else tf_keras)
-    variables = averaged_variables(model, EMAConfig())
+    variables = select_averaged_variables(model, EMAConfig())
     average = MovingAverage(variables, EMAConfig())
     assert len(average.variables) == len(variables)
     for name, shadow in average.variables.items():
@@ -103,7 +103,7 @@ def test_swapping_twice_restores_the_bits_on_every_replica(library: Any) -> None
     strategy, config = replicas(2), EMAConfig(trainable_weights_only=False)
     with strategy.scope():
         model = keras_model(library)
-        variables = averaged_variables(model, config)
+        variables = select_averaged_variables(model, config)
         average = MovingAverage(variables, config)
         for seed, variable in enumerate(variables):
             variable.assign(tf.random.stateless_normal(variable.shape, [seed, 0]) * 1e3)
@@ -114,7 +114,7 @@ def test_swapping_twice_restores_the_bits_on_every_replica(library: Any) -> None
     weights_before = [on_each_replica(strategy, variable) for variable in variables]
     shadows_before = [on_each_replica(strategy, shadow) for shadow in shadows]
     average.swap()
-    assert average.swapped
+    assert average.active_average
     for variable, shadow, weight, mean in zip(
         variables, shadows, weights_before, shadows_before, strict=True
     ):
@@ -122,7 +122,7 @@ def test_swapping_twice_restores_the_bits_on_every_replica(library: Any) -> None
         np.testing.assert_array_equal(on_each_replica(strategy, shadow), weight)
         assert not np.array_equal(weight, mean)
     average.swap()
-    assert not average.swapped
+    assert not average.active_average
     for variable, shadow, weight, mean in zip(
         variables, shadows, weights_before, shadows_before, strict=True
     ):
@@ -189,16 +189,16 @@ def test_one_of_several_averages_is_reset_or_swapped_alone() -> None:
     )
     weights.assign([7.0])
     average.swap("fast")
-    assert (average.swapped, weights.numpy()) == ("fast", 5.0)
+    assert (average.active_average, weights.numpy()) == ("fast", 5.0)
     average.swap("fast")
-    assert (average.swapped, weights.numpy()) == ("", 7.0)
+    assert (average.active_average, weights.numpy()) == ("", 7.0)
 
 
 def test_a_new_run_averages_from_the_loaded_weights() -> None:
     weights = keras.Variable(1.0, name="w")
     average = MovingAverage([weights], EMAConfig())
     weights.assign(5.0)  # by task.initialize
-    average.begin()
+    average.initialize()
     assert float(average.variables["w"].numpy()) == 5.0
     assert average.section == "average"
 

@@ -156,13 +156,13 @@ def test_decay_of_a_registered_optimizer_has_the_groups_rate(registered: str) ->
 
 def test_patterns_that_count_for_nothing_are_named(caplog: pytest.LogCaptureFixture) -> None:
     groups = RateGroups(multipliers=(("encodr", 0.1), ("block", 0.2), ("block_2", 0.3)))
-    groups.warn_of_idle_patterns(PATHS)
+    groups.warn_about_unused_patterns(PATHS)
     assert [record.getMessage() for record in caplog.records] == [
         f"learning rates: the pattern 'encodr' matches no variable; there are: {', '.join(PATHS)}",
         "learning rates: all variables of the pattern 'block_2' are those of patterns before it",
     ]
     caplog.clear()
-    RateGroups(layers=(("embeding", 0.1),)).warn_of_idle_patterns(PATHS)
+    RateGroups(layers=(("embeding", 0.1),)).warn_about_unused_patterns(PATHS)
     assert caplog.messages == [
         "learning rates: the pattern 'embeding' matches no variable; there are: net/embedding/table"
     ]

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.errors import DataError, add_note
-from trainer_kit.errors.user_exits import exit_error
-from trainer_kit.errors.user_frames import frames_in, user_frames, values_in
-from trainer_kit.process.error_report import LINES, described, print_error, reason
+from trainer_kit.errors.user_exits import build_exit_error
+from trainer_kit.errors.user_frames import parse_frames, find_user_frames, get_frame_locals
+from trainer_kit.process.error_report import LINES, describe_structure, print_error, format_reason
 
 
 def _failing(points: np.ndarray) -> None:
@@ -76,7 +76,7 @@ def test_an_error_without_a_user_says_so(
         int("1", bases=3)  # type: ignore[call-overload]
     error = caught.value
     error.__traceback__ = None
-    assert user_frames(error) == []
+    assert find_user_frames(error) == []
     print_error(error, model_dir=str(tmp_path))
     assert "no line of your code is in this traceback" in capsys.readouterr().err
 
@@ -110,7 +110,7 @@ def test_an_exit_is_reported_with_its_line_or_function(translated: bool) -> None
         tf.function(_leaving, autograph=translated)(tf.zeros([3]))
     line = _leaving.__code__.co_firstlineno + 1
     place = "your code, in _leaving," if translated else f"{__file__}:{line}: this line"
-    assert str(exit_error(caught.value)).startswith(
+    assert str(build_exit_error(caught.value)).startswith(
         f"{place} ends the program (SystemExit(3)); raise an error"
     )
 
@@ -154,21 +154,21 @@ def test_a_report_has_few_lines_however_much_there_is_to_say(
     ],
 )
 def test_the_reason_is_without_stacks_and_names_of_nodes(text: str, line: str) -> None:
-    assert reason(ValueError(text)) == [f"ValueError: {line}"]
+    assert format_reason(ValueError(text)) == [f"ValueError: {line}"]
 
 
 def test_structures_are_described_with_dtypes_and_shapes() -> None:
     points, labels = np.zeros([2, 3], np.float32), np.zeros([2], np.int32)
-    assert described(({"points": points}, [labels])) == "({points: float32 [2, 3]}, (int32 [2]))"
-    assert described({"points": points, "name": "x"}) == "" and described("x") == ""
+    assert describe_structure(({"points": points}, [labels])) == "({points: float32 [2, 3]}, (int32 [2]))"
+    assert describe_structure({"points": points, "name": "x"}) == "" and describe_structure("x") == ""
 
 
 def test_frames_in_the_text_of_an_error_are_found() -> None:
-    [frame] = frames_in(f'Detected at\n  File "{__file__}", line 7, in f\n\nwrong')
+    [frame] = parse_frames(f'Detected at\n  File "{__file__}", line 7, in f\n\nwrong')
     assert (frame.file, frame.line, frame.function) == (__file__, 7, "f")
-    assert user_frames(ValueError(f'File "{__file__}", line 7, in f')) == [frame]
+    assert find_user_frames(ValueError(f'File "{__file__}", line 7, in f')) == [frame]
 
 
 def test_values_are_those_of_the_frame() -> None:
     error = _raised(np.zeros([4], np.float64))
-    assert list(values_in(error, user_frames(error)[-1])) == ["points"]
+    assert list(get_frame_locals(error, find_user_frames(error)[-1])) == ["points"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.process.run_directory import RunDirectory
-from trainer_kit.run.launcher import prepare
+from trainer_kit.run.launcher import prepare_runtime
 from trainer_kit.training.trainer_creation import create_exporter, create_trainer
 
 
@@ -23,7 +23,7 @@ class ReadyTrainer:
     """
 
     def __init__(self, config: ExperimentConfig, task_type: Any) -> None:
-        prepare(config)
+        prepare_runtime(config)
         self._config = config
         self._trainer = create_trainer(config, task_type(config.task))
         variables = [

@@ -17,7 +17,7 @@ from trainer_kit.evals.ledger import Ledger
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.sidecar_lease import Lease
-from trainer_kit.run.callback_order import callbacks_of_run
+from trainer_kit.run.callback_order import assemble_callbacks
 from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.report import Report, Writer
 from trainer_kit.testing import TinyTask, tiny_experiment
@@ -47,7 +47,7 @@ class _Made:
         self.directory = RunDirectory(str(folder), self.config.trainer, "side")
         self.manager = CheckpointManager(self.trainer, self.directory, self.config.trainer)
         self.history = RunHistory(
-            Ledger(self.directory.ledger, dataset="d", config_hash="a"), None, (), None
+            Ledger(self.directory.ledger_path, dataset="d", config_hash="a"), None, (), None
         )
 
         self.writer = _Kept()
@@ -62,7 +62,7 @@ class _Made:
             [_Mine()],
             Actions(),
         )
-        return callbacks_of_run(*known, **more)
+        return assemble_callbacks(*known, **more)
 
     def names(self, trainer: Any = None, **more: Any) -> list[str]:
         return [one.name for one in self.callbacks(trainer, **more)]
@@ -91,7 +91,7 @@ def test_a_record_comes_first_and_the_divergence_checks_last(
 
 def test_a_sidecar_records_last_and_checks_no_divergence(tmp_path: Path) -> None:
     made = _Made(tmp_path)
-    lease = Lease(made.directory.evals, "side", lambda: ("wait", 0))
+    lease = Lease(made.directory.evals_dir, "side", lambda: ("wait", 0))
     sidecar = Sidecar(
         made.directory, made.history.ledger, None, None, lease, 20, made.trainer.global_step
     )

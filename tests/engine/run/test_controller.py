@@ -14,10 +14,10 @@ from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.finite_check import FiniteCheck
-from trainer_kit.callbacks.reports import Reports
+from trainer_kit.callbacks.reports import MetricsReporter
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
-from trainer_kit.run.controller import Controller, Goal
+from trainer_kit.run.controller import Controller, BoundaryOptions
 from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.report import Report, Writer
 from trainer_kit.telemetry.time_ledger import TimeLedger
@@ -30,14 +30,14 @@ class _Counter(BaseTrainer):
 
     def __init__(self, examples: int = 10**9, losses: dict[int, float] | None = None) -> None:
         self.global_step = tf.Variable(0, dtype=tf.int64)
-        self.loop_steps, self.data_ended = 0, False
+        self.loop_steps, self.has_data_ended = 0, False
         self._examples, self._losses = examples, losses or {}
         self.evaluated: list[int] = []
 
     def train(self, num_steps: tf.Tensor) -> dict[str, Any]:
         step = int(self.global_step)
         self.loop_steps = min(int(num_steps), self._examples - step)
-        self.data_ended = self.loop_steps < int(num_steps)
+        self.has_data_ended = self.loop_steps < int(num_steps)
         self.global_step.assign_add(self.loop_steps)
         return {"training_loss": tf.constant(self._losses.get(int(self.global_step), 1.0))}
 
@@ -79,7 +79,7 @@ def _controller(
         tf.train.Checkpoint(global_step=counter.global_step), counter.global_step
     )
     manager = manager_of(trainer, folder, max_to_keep=99, interval=interval, asynchronous=False)
-    shown = [Actions(train_actions, eval_actions), Reports(kept, batch_size)]
+    shown = [Actions(train_actions, eval_actions), MetricsReporter(kept, batch_size)]
     members = [one for one in callbacks if not isinstance(one, FiniteCheck)]
     members += [*shown, *(one for one in callbacks if isinstance(one, FiniteCheck))]
     controller = Controller(
@@ -131,7 +131,7 @@ def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> 
     actions = {"train_actions": [counter.act], "eval_actions": [counter.act]}
     controller, _ = _controller(tmp_path, counter, times=times, **actions)
     controller.train_and_evaluate(train_steps=12, eval_interval=6)
-    account = controller.times.account()
+    account = controller.times.build_account()
     spent = {name: seconds for name, seconds in account.seconds.items() if seconds}
     assert spent == {"start": 3, "input": 3, "step": 9, "callbacks/actions": 3, "evaluation": 20}
     assert (account.steps, account.evaluations, account.wall, account.unaccounted) == (12, 2, 38, 0)
@@ -267,7 +267,7 @@ def test_a_step_that_an_action_moves_forward_counts(tmp_path: Path) -> None:
 class _Sets(_Counter):
     """Two validation sets."""
 
-    validation_sets = ("often", "rare")
+    validation_set_names = ("often", "rare")
 
     def __init__(self) -> None:
         super().__init__()
@@ -415,7 +415,7 @@ def test_checkpoints_are_evaluated_in_order_without_damaged_ones(
     assert "a checkpoint is skipped: " in caplog.text and "ckpt-8 is damaged" in caplog.text
 
 
-GOAL = Goal(eval_steps=-1, intervals={"far": None, "dev": 4, "test": 6}, saves_last=True)
+GOAL = BoundaryOptions(eval_steps=-1, eval_intervals={"far": None, "dev": 4, "test": 6}, saves_last=True)
 
 
 @pytest.mark.parametrize(
@@ -436,7 +436,7 @@ def test_sets_are_due_at_their_intervals_the_end_or_when_asked(
 
 
 def test_without_intervals_nothing_is_due_even_if_asked_for() -> None:
-    goal = Goal(eval_steps=-1, intervals={}, saves_last=False)
+    goal = BoundaryOptions(eval_steps=-1, eval_intervals={}, saves_last=False)
     assert goal.due_sets(16, 20, is_last=True, requested=["dev"]) == []
 
 

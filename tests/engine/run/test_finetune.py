@@ -25,7 +25,7 @@ from trainer_kit.errors import (
 )
 from trainer_kit.process.run_directory import count_starts
 from trainer_kit.process.run_lock import RunLock
-from trainer_kit.process.sidecar_lease import Leases
+from trainer_kit.process.sidecar_lease import LeaseReader
 from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import TinyConfig, compare_runs
@@ -80,7 +80,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _still_needed(pretraining: Path) -> set[int]:
-    return Leases(pretraining / "evals", 20).needed([10, 20, 30])
+    return LeaseReader(pretraining / "evals", 20).select_protected_steps([10, 20, 30])
 
 
 @pytest.fixture(scope="module")

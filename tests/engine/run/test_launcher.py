@@ -18,7 +18,7 @@ from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig
 from trainer_kit.errors import ConfigError, UsageError
-from trainer_kit.run.launcher import launch, prepare
+from trainer_kit.run.launcher import launch, prepare_runtime
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import TinyConfig
 
@@ -119,16 +119,16 @@ def test_a_config_without_a_task_names_the_decorator(tmp_path: Path) -> None:
 
 def test_prepare_gives_equal_configs_equal_initial_weights() -> None:
     def first_weights(seed: int) -> list[float]:
-        prepare(linear_experiment().replace(runtime={"random_seed": seed}))
+        prepare_runtime(linear_experiment().replace(runtime={"random_seed": seed}))
         return keras.initializers.GlorotUniform()((2, 2)).numpy().ravel().tolist()
 
     assert first_weights(3) == first_weights(3) != first_weights(4)
 
 
 def test_prepare_sets_the_precision() -> None:
-    prepare(linear_experiment().replace(runtime={"mixed_precision_dtype": "bfloat16"}))
+    prepare_runtime(linear_experiment().replace(runtime={"mixed_precision_dtype": "bfloat16"}))
     assert keras.mixed_precision.dtype_policy().compute_dtype == "bfloat16"
-    prepare(linear_experiment().replace(runtime={"mixed_precision_dtype": "float32"}))
+    prepare_runtime(linear_experiment().replace(runtime={"mixed_precision_dtype": "float32"}))
     assert keras.mixed_precision.dtype_policy().compute_dtype == "float32"
 
 
@@ -140,19 +140,19 @@ def test_prepare_refuses_a_batch_that_the_replicas_cannot_share(section: str) ->
     with pytest.raises(
         ConfigError, match=rf"task\.{section}\.global_batch_size: batch 10 on 4 replicas.*8 or 12"
     ):
-        prepare(config)
+        prepare_runtime(config)
 
 
 def test_prepare_takes_any_batch_to_evaluate_on() -> None:
     config = _SilentConfig(task=TinyConfig()).replace(
         runtime={"virtual_cpus": 4}, task={"validation_data": {"global_batch_size": 10}}
     )
-    assert prepare(config).num_replicas_in_sync == 4
+    assert prepare_runtime(config).num_replicas_in_sync == 4
 
 
 def test_a_section_without_a_batch_size_is_left_to_the_task() -> None:
     config = linear_experiment().replace(task={"train_data": {"global_batch_size": 0}})
-    assert prepare(config).num_replicas_in_sync == 1
+    assert prepare_runtime(config).num_replicas_in_sync == 1
 
 
 def test_a_run_in_a_second_thread_is_refused(tmp_path: Path) -> None:

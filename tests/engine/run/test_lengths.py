@@ -20,7 +20,7 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ConfigError, PreemptedError
 from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
-from trainer_kit.telemetry.metrics_jsonl import active_history
+from trainer_kit.telemetry.metrics_jsonl import read_active_history
 from trainer_kit.testing import tiny_arrays
 from trainer_kit.training.trainer import Trainer
 
@@ -69,7 +69,7 @@ def _config(**trainer: Any) -> ExperimentConfig:
 def _steps(folder: Path, kind: str) -> list[int]:
     return [
         line["step"]
-        for line in active_history(str(folder / "metrics.jsonl"))
+        for line in read_active_history(str(folder / "metrics.jsonl"))
         if line["kind"] == kind
     ]
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.callbacks.base import Evaluation, Loop, Run
-from trainer_kit.run.orbit_adapters import Actions, keep_states
+from trainer_kit.run.orbit_adapters import Actions, register_states
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_creation import create_trainer
 
@@ -39,7 +39,7 @@ def test_states_of_actions_are_saved_and_restored() -> None:
     config, first, second, text = tiny_experiment(), _Patience(), _Patience(), b""
     for action in (first, second):
         trainer = create_trainer(config, TinyTask(config.task))
-        keep_states(trainer, [action, print])
+        register_states(trainer, [action, print])
         if action is first:
             first({})
             trainer.state.python_state.store()
@@ -53,13 +53,13 @@ def test_states_of_actions_are_saved_and_restored() -> None:
 def test_an_eval_action_that_sets_global_step_back_does_so_too() -> None:
     run = _run()
     Actions([], [lambda _: run.trainer.global_step.assign(5)]).evaluation_end(run, {})
-    assert (run.requests.rewind, run.step) == (5, 5)
+    assert (run.requests.rewind_step, run.step) == (5, 5)
 
 
 def test_actions_after_evaluations_see_no_replayed_one() -> None:
     run, seen = _run(), []
     actions = Actions([], [seen.append])
     actions.evaluation_end(run, {"a": 1})
-    run.evaluation = Evaluation(10, replayed=True)
+    run.evaluation = Evaluation(10, is_replayed=True)
     actions.evaluation_end(run, {"a": 2})
     assert seen == [{"a": 1}]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.callbacks.configured_callbacks import register_callback
-from trainer_kit.config.schema.evaluation import validation_sets
+from trainer_kit.config.schema.evaluation import get_validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ModelDirInUseError
 from trainer_kit.run.plan import RunOptions, RunPlan, plan_run, resolve_plan
@@ -55,7 +55,7 @@ def test_only_a_sidecar_leaves_out_validation_sets(
     config = tiny_experiment()
     data, chosen = config.task.validation_data, {"continuous_eval": {"validation_sets": ["test"]}}
     config = config.replace(task={"validation_data": {"dev": data, "test": data}}, trainer=chosen)
-    assert list(validation_sets(_plan(tmp_path, mode, config).config.task)) == sets
+    assert list(get_validation_sets(_plan(tmp_path, mode, config).config.task)) == sets
 
 
 def test_a_folder_behind_a_link_is_planned_by_its_own_path(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_a_folder_behind_a_link_is_planned_by_its_own_path(tmp_path: Path) -> No
     ],
 )
 def test_a_second_run_of_the_same_files_is_refused(tmp_path: Path, first: Any, second: Any) -> None:
-    with _plan(tmp_path, first[0], **first[1]).lock(Progress()), pytest.raises(ModelDirInUseError):
-        _plan(tmp_path, second[0], **second[1]).lock(Progress()).__enter__()
+    with _plan(tmp_path, first[0], **first[1]).create_lock(Progress()), pytest.raises(ModelDirInUseError):
+        _plan(tmp_path, second[0], **second[1]).create_lock(Progress()).__enter__()
 
 
 def test_evaluations_and_sidecars_run_beside_training(tmp_path: Path) -> None:
@@ -81,13 +81,13 @@ def test_evaluations_and_sidecars_run_beside_training(tmp_path: Path) -> None:
     plans += [_plan(tmp_path, "continuous_eval", eval_name=name) for name in ("one", "two")]
     with contextlib.ExitStack() as locks:
         for plan in plans:
-            locks.enter_context(plan.lock(Progress()))
+            locks.enter_context(plan.create_lock(Progress()))
         assert {"one.lock", "two.lock"} <= set(os.listdir(tmp_path / "evals"))
 
 
 @pytest.mark.parametrize("mode", ["train", "continuous_eval"])
 def test_a_run_that_fails_before_its_first_record_leaves_nothing(tmp_path: Path, mode: str) -> None:
-    with pytest.raises(ZeroDivisionError), _plan(tmp_path / "run", mode).lock(Progress()):
+    with pytest.raises(ZeroDivisionError), _plan(tmp_path / "run", mode).create_lock(Progress()):
         raise ZeroDivisionError
     assert os.listdir(tmp_path) == []
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from trainer_kit.config.experiments import register_experiment
-from trainer_kit.config.resolve import Sources
+from trainer_kit.config.resolve import ConfigSources
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import write_params
 from trainer_kit.errors import ConfigError, ModelDirInUseError, UsageError
 from trainer_kit.evals.checkpoint_selection import select_checkpoint
 from trainer_kit.process.run_lock import RunLock
-from trainer_kit.run.preflight import Request, check_request
+from trainer_kit.run.preflight import RunRequest, check_request
 
 _numbers = itertools.count()
 
@@ -31,16 +31,16 @@ def name() -> str:
 
 
 def _check(name: str, folder: Path, mode: str = "train", **values: Any) -> ExperimentConfig:
-    return check_request(Request(name, mode, str(folder / "run"), **values)).config
+    return check_request(RunRequest(name, mode, str(folder / "run"), **values)).config
 
 
 def test_mistakes_of_every_kind_are_in_one_report(name: str, tmp_path: Path) -> None:
-    sources = Sources(
+    sources = ConfigSources(
         config_files=(f"{tmp_path}/none.yaml",),
         params_overrides=("trainer.train_step=5", "runtime.num_gpus=x"),
     )
     with pytest.raises(ConfigError) as error:
-        check_request(Request(name, "trian", None, sources, eval_name="a/b"))
+        check_request(RunRequest(name, "trian", None, sources, eval_name="a/b"))
     assert len(error.value.mistakes) == 6
     for text in (
         "--model_dir: is needed",
@@ -56,7 +56,7 @@ def test_mistakes_of_every_kind_are_in_one_report(name: str, tmp_path: Path) -> 
 
 def test_early_stopping_needs_evaluations_during_training(name: str, tmp_path: Path) -> None:
     overrides = "trainer.early_stopping.metric=accuracy,trainer.early_stopping.patience=3"
-    sources = Sources(params_overrides=(overrides,))
+    sources = ConfigSources(params_overrides=(overrides,))
     for mode in ("train", "train_and_post_eval"):
         with pytest.raises(
             ConfigError, match=f"trainer.early_stopping: the mode {mode} does not evaluate"
@@ -64,11 +64,11 @@ def test_early_stopping_needs_evaluations_during_training(name: str, tmp_path: P
             _check(name, tmp_path, mode, sources=sources)
     for mode in ("train_and_eval", "continuous_eval"):
         assert _check(name, tmp_path, mode, sources=sources).trainer.early_stopping is not None
-    beside = Sources(params_overrides=(overrides, "trainer.early_stopping.eval_name=side"))
+    beside = ConfigSources(params_overrides=(overrides, "trainer.early_stopping.eval_name=side"))
     assert _check(name, tmp_path, "train", sources=beside).trainer.early_stopping is not None
     with pytest.raises(ConfigError, match=r"trainer.early_stopping.metric.*: is needed"):
         _check(
-            name, tmp_path, sources=Sources(params_overrides=("trainer.early_stopping.patience=3",))
+            name, tmp_path, sources=ConfigSources(params_overrides=("trainer.early_stopping.patience=3",))
         )
 
 
@@ -181,12 +181,12 @@ def test_a_checkpoint_or_a_pointer_to_one_is_left_to_the_run(
 ) -> None:
     (tmp_path / file).parent.mkdir()
     (tmp_path / file).touch()
-    check_request(Request(name, "eval", str(tmp_path / "run[1]")))
+    check_request(RunRequest(name, "eval", str(tmp_path / "run[1]")))
 
 
 def test_a_remote_model_dir_is_refused_without_tensorflow(name: str) -> None:
     with pytest.raises(ConfigError, match="model_dir: 'gs://bucket/run' is a remote folder"):
-        check_request(Request(name, "eval", "gs://bucket/run"))
+        check_request(RunRequest(name, "eval", "gs://bucket/run"))
 
 
 def test_a_change_of_what_is_not_there_names_the_nearest(name: str, tmp_path: Path) -> None:
@@ -254,4 +254,4 @@ def test_a_model_dir_in_use_is_refused_only_to_a_writer(
     monkeypatch.setenv("TF_CONFIG", json.dumps(tf_config) if tf_config else "")
     refused = pytest.raises(ModelDirInUseError) if writes else contextlib.nullcontext()
     with RunLock(tmp_path / "run"), refused:
-        _check(name, tmp_path, sources=Sources(params_overrides=(override,)))
+        _check(name, tmp_path, sources=ConfigSources(params_overrides=(override,)))

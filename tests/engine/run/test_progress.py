@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from trainer_kit.run.progress import Phases, Progress
 from trainer_kit.telemetry.time_ledger import TimeLedger
-from trainer_kit.training.base_trainer import BaseTrainer, OwnParts
+from trainer_kit.training.base_trainer import BaseTrainer, CustomParts
 
 
 class _Trainer(BaseTrainer):
     """Is at a step, has evaluated seven batches, and notes in `done` that its weights were put back."""
 
-    own = OwnParts()
+    custom_parts = CustomParts()
 
     def __init__(self, step: int, done: list[str]) -> None:
         self.global_step, self.evaluated_batches, self._done = (
@@ -34,7 +34,7 @@ class _Trainer(BaseTrainer):
     def evaluation_batches(self) -> int | None:
         return 30
 
-    def end_averaging(self) -> None:
+    def restore_trained_weights(self) -> None:
         self._done.append("weights back")
 
 
@@ -51,20 +51,20 @@ def _run(phase: str, step: int, saved: int) -> tuple[Progress, list[str]]:
     )
     progress = Progress()
     progress.trainer = trainer
-    progress.follow(controller)
+    progress.attach_controller(controller)
     return progress, done
 
 
 def test_a_phase_ends_with_its_block_but_stays_after_an_error() -> None:
     phases, seen = Phases(TimeLedger()), []
     seen.append(phases.now)
-    with phases.at_work():
+    with phases.during_run():
         seen.append(phases.now)
         with phases.during("train"):
             seen.append(phases.now)
         seen.append(phases.now)
     assert [*seen, phases.now] == ["start", "report", "train", "report", "end"]
-    with pytest.raises(OSError), phases.at_work(), phases.during("save"):
+    with pytest.raises(OSError), phases.during_run(), phases.during("save"):
         raise OSError
     assert phases.now == "save"
 
@@ -72,9 +72,9 @@ def test_a_phase_ends_with_its_block_but_stays_after_an_error() -> None:
 def test_the_time_of_each_phase_is_counted() -> None:
     ticks = iter(range(100))  # a second passes with each look at the clock
     phases = Phases(TimeLedger(lambda: float(next(ticks))))
-    with phases.at_work(), phases.during("save"):
+    with phases.during_run(), phases.during("save"):
         pass
-    account = phases.times.account()
+    account = phases.times.build_account()
     assert (account.seconds["start"], account.seconds["report"], account.seconds["save"]) == (
         1,
         2,
@@ -84,7 +84,7 @@ def test_the_time_of_each_phase_is_counted() -> None:
 
 
 def test_the_activity_of_a_run_has_its_steps_and_batches() -> None:
-    assert Progress().phase_and_step() == ("start", 0)
+    assert Progress().get_phase_and_step() == ("start", 0)
     assert Progress().describe_activity() == ("building the model", 0, 0, 0)
     assert Progress().find_total("evaluating") is None
     assert _run("evaluate", 5, 0)[0].describe_activity() == ("evaluating", 5, 5, 7)
@@ -110,11 +110,11 @@ def test_the_activity_of_a_run_has_its_steps_and_batches() -> None:
 
 def test_a_batch_of_an_evaluation_is_progress_and_so_is_waiting() -> None:
     progress, _ = _run("evaluate", 5, 0)
-    before = progress.work_mark()
+    before = progress.get_progress_token()
     progress.trainer.evaluated_batches.assign_add(1)
-    assert progress.work_mark() != before
+    assert progress.get_progress_token() != before
     waiting, _ = _run("wait", 5, 0)
-    assert waiting.work_mark() != waiting.work_mark()
+    assert waiting.get_progress_token() != waiting.get_progress_token()
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_late_save_takes_place_between_loops_only(
     phase: str, saved: int, done: list[str]
 ) -> None:
     progress, did = _run(phase, 5, saved)
-    assert progress.phase_and_step() == (phase, 5)
+    assert progress.get_phase_and_step() == (phase, 5)
     assert progress.save_late() == bool(done)
     assert did == done
 

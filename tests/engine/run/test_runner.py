@@ -36,7 +36,7 @@ from trainer_kit.run.controller import Controller
 from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry.console import ConsoleWriter
-from trainer_kit.telemetry.metrics_jsonl import active_history
+from trainer_kit.telemetry.metrics_jsonl import read_active_history
 from trainer_kit.testing import compare_runs, tiny_arrays
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
@@ -57,7 +57,7 @@ def _run(
 def _steps(folder: Path, kind: str) -> list[int]:
     return [
         record["step"]
-        for record in active_history(str(folder / "metrics.jsonl"))
+        for record in read_active_history(str(folder / "metrics.jsonl"))
         if record["kind"] == kind
     ]
 
@@ -204,7 +204,7 @@ def test_a_finished_run_returns_its_final_metrics_and_says_so(
     assert second == pytest.approx(metrics)
     assert "nothing to do" in caplog.text
     assert (
-        active_history(str(evaluated / "metrics.jsonl"))
+        read_active_history(str(evaluated / "metrics.jsonl"))
         and before in (evaluated / "metrics.jsonl").read_text()
     )
 
@@ -489,7 +489,7 @@ class _FailsAtTheEnd(Callback):
     """Saves with each evaluation what callbacks have seen of it, and lets the run fail after the last one."""
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
-        run.save(again=True)
+        run.save(overwrite=True)
 
     def train_end(self, run: Run) -> None:
         raise RuntimeError("the run fails")
@@ -528,7 +528,7 @@ def test_a_rewind_by_an_action_keeps_the_bits_and_records(
         if int(made[0].global_step.numpy()) == 55 and "taken the run back" not in caplog.text:
             manager.sync()
             tf.train.Checkpoint.read(
-                manager.checkpoint, manager.newest()
+                manager.checkpoint, manager.find_newest()
             )  # of which our engine knows nothing
 
     own: dict[str, Any] = {"controller_cls": Found, "trainer": of_evaluated.again(tmp_path)}

@@ -44,7 +44,7 @@ def _warns(strategy: Any) -> bool:
 
     stream = io.StringIO()
     collectives._LOG.addHandler(logging.StreamHandler(stream))
-    assert collectives.strategy_of_run(strategy) is strategy
+    assert collectives.resolve_strategy(strategy) is strategy
     collectives._LOG.handlers.clear()
     return (
         "trains with one worker" in stream.getvalue()
@@ -68,7 +68,7 @@ def _returned(strategy: Any, index: int) -> dict[str, Any]:
     return {
         "place": [collectives.worker_count(strategy), collectives.worker_index(strategy)],
         "numbers": [
-            collectives.broadcast_from_chief(strategy, numbers[index]) for numbers in NUMBERS
+            collectives.broadcast_int(strategy, numbers[index]) for numbers in NUMBERS
         ],
         "texts": [collectives.all_gather(strategy, texts[index]) for texts in TEXTS],
     }

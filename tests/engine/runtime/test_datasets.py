@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests.builders import input_context, read_batches, replicas
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.runtime.datasets import distribute_dataset, whole_steps, with_threads
+from trainer_kit.runtime.datasets import distribute_dataset, drop_partial_steps, with_private_threadpool
 
 EXAMPLES = 11
 
@@ -125,8 +125,8 @@ def test_what_is_no_dataset_is_named(make_strategy: Callable[[], tf.distribute.S
 
 def test_a_private_thread_pool_is_an_option_of_the_dataset() -> None:
     dataset = tf.data.Dataset.range(3).batch(2)
-    assert with_threads(dataset, RuntimeConfig()) is dataset
-    own = with_threads(dataset, RuntimeConfig(dataset_num_private_threads=3))
+    assert with_private_threadpool(dataset, RuntimeConfig()) is dataset
+    own = with_private_threadpool(dataset, RuntimeConfig(dataset_num_private_threads=3))
     assert own.options().threading.private_threadpool_size == 3
     assert np.array_equal(np.concatenate(list(own.as_numpy_iterator())), [0, 1, 2])
 
@@ -141,7 +141,7 @@ def test_full_batches_end_when_a_replica_would_get_none(form: str) -> None:
             "a dict in a pair": lambda x: ({"x": x, "y": {"z": x}}, x + 1),
         }
         dataset = tf.data.Dataset.range(EXAMPLES).batch(2, drop_remainder=True).map(shaped[form])
-        whole = whole_steps(dataset, input_context)
+        whole = drop_partial_steps(dataset, input_context)
         assert whole.element_spec == dataset.element_spec
         assert whole.cardinality() == 4
         return whole.map(lambda *parts: tf.nest.flatten(parts)[0])
@@ -158,8 +158,8 @@ def test_one_replica_or_ragged_batches_keep_every_batch() -> None:
         tf.data.Dataset.range(EXAMPLES).batch(4, drop_remainder=drop) for drop in (True, False)
     )
     several, one_each = input_context(4, 2), input_context(2, 2)
-    assert whole_steps(full, None) is full
-    assert whole_steps(full, one_each) is full
-    assert whole_steps(ragged, several) is ragged
-    assert whole_steps(full, several) is not full
-    assert whole_steps(full.repeat(), several).cardinality() == tf.data.INFINITE_CARDINALITY
+    assert drop_partial_steps(full, None) is full
+    assert drop_partial_steps(full, one_each) is full
+    assert drop_partial_steps(ragged, several) is ragged
+    assert drop_partial_steps(full, several) is not full
+    assert drop_partial_steps(full.repeat(), several).cardinality() == tf.data.INFINITE_CARDINALITY

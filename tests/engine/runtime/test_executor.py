@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensorflow.python.eager import context
 
-from trainer_kit.runtime.executor import executor
+from trainer_kit.runtime.executor import use_executor
 
 
 def _type() -> str:
@@ -13,11 +13,11 @@ def _type() -> str:
 
 def test_the_single_threaded_executor_is_used_only_inside() -> None:
     before = _type()
-    with executor("single_threaded"):
+    with use_executor("single_threaded"):
         assert _type() == "SINGLE_THREADED_EXECUTOR"
     assert _type() == before
 
 
 def test_the_default_is_left_alone() -> None:
-    with executor("default"):
+    with use_executor("default"):
         assert _type() == ""

@@ -15,16 +15,16 @@ from trainer_kit.runtime import keras_internals as internals
 
 def test_keras_draws_from_the_generator_that_was_set() -> None:
     keras.utils.set_random_seed(1)
-    assert internals.global_seed_generator() is None
+    assert internals.get_global_seed_generator() is None
     mine = keras.random.SeedGenerator(7)
     internals.set_global_seed_generator(mine)
-    assert internals.global_seed_generator() is mine
+    assert internals.get_global_seed_generator() is mine
     before = mine.state.numpy().tolist()
     keras.random.uniform(())
     assert mine.state.numpy().tolist() != before
     keras.utils.set_random_seed(1)
     keras.random.uniform(())
-    assert isinstance(internals.global_seed_generator(), keras.random.SeedGenerator)
+    assert isinstance(internals.get_global_seed_generator(), keras.random.SeedGenerator)
 
 
 def test_a_missing_seed_generator_is_warned_about(
@@ -34,7 +34,7 @@ def test_a_missing_seed_generator_is_warned_about(
     state = importlib.import_module("keras.src.backend.common.global_state")
     monkeypatch.delattr(state, "get_global_attribute")
     monkeypatch.delattr(state, "set_global_attribute")
-    assert internals.global_seed_generator() is None
+    assert internals.get_global_seed_generator() is None
     internals.set_global_seed_generator(mine)
     assert "after a resume, keras.random functions without a seed draw other numbers" in caplog.text
 
@@ -43,11 +43,11 @@ def test_each_model_has_the_layer_numbers_of_the_first() -> None:
     keras.utils.clear_session()
     keras.layers.Dense(1)  # such as one that a task has made before
     for _ in range(2):
-        with internals.LayerNumbers.of_first_model():
+        with internals.LayerNumbering.restart():
             assert keras.layers.Dense(1).name == "dense_1"
     assert keras.layers.Dense(1).name == "dense_2"
     keras.utils.clear_session()
-    with internals.LayerNumbers.of_first_model():
+    with internals.LayerNumbering.restart():
         assert keras.layers.Dense(1).name == "dense"
 
 
@@ -55,26 +55,26 @@ def test_each_model_has_the_layer_numbers_of_the_first() -> None:
 
 
 def test_a_tensorboard_tells_whether_it_traces_batches() -> None:
-    assert internals.traces_batches(keras.callbacks.TensorBoard(profile_batch=2))
-    assert not internals.traces_batches(keras.callbacks.TensorBoard())
-    assert not internals.traces_batches(object())
+    assert internals.should_trace_batches(keras.callbacks.TensorBoard(profile_batch=2))
+    assert not internals.should_trace_batches(keras.callbacks.TensorBoard())
+    assert not internals.should_trace_batches(object())
 
 
 def test_a_comparison_is_chosen_once() -> None:
     callback = keras.callbacks.EarlyStopping("loss", min_delta=0.5)
     callback.set_model(keras.Sequential())
     for _ in range(2):
-        internals.choose_comparison(callback)
+        internals.set_monitor_op(callback)
         assert callback.min_delta == -0.5
         assert callback.monitor_op is not None
-    internals.choose_comparison(object())
+    internals.set_monitor_op(object())
 
 
 def test_a_loss_is_undivided_in_its_context_only() -> None:
     loss, zeros = keras.losses.MeanSquaredError(), tf.zeros([2, 1])
 
     def losses() -> list[Any]:
-        with internals.undivided_losses():
+        with internals.skip_replica_loss_scaling():
             undivided = loss(zeros, zeros + 2)
         return [undivided, loss(zeros, zeros + 2)]
 

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.errors import PreemptedError, StorageError
-from trainer_kit.runtime.lost_workers import lost_peer, peers_needed
+from trainer_kit.runtime.lost_workers import find_lost_worker, convert_lost_worker_errors
 
 # What TensorFlow 2.20 says, shortened: a dead worker, a dead chief, one whose connection broke, one
 # that is back.
@@ -44,7 +44,7 @@ def unavailable(message: str) -> tf.errors.OpError:
     ],
 )
 def test_the_worker_that_is_gone_is_named(error: tf.errors.OpError, who: str) -> None:
-    assert lost_peer(error) == who
+    assert find_lost_worker(error) == who
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_the_worker_that_is_gone_is_named(error: tf.errors.OpError, who: str) ->
     ],
 )
 def test_other_errors_are_not_taken_for_a_lost_worker(error: Exception) -> None:
-    assert lost_peer(error) is None
-    with pytest.raises(type(error)) as raised, peers_needed():
+    assert find_lost_worker(error) is None
+    with pytest.raises(type(error)) as raised, convert_lost_worker_errors():
         raise error
     assert raised.value is error
 
@@ -69,7 +69,7 @@ def test_a_lost_worker_is_found_behind_the_errors_that_it_led_to() -> None:
         pytest.raises(
             PreemptedError, match=r"worker 1 is gone.*the same command resumes"
         ) as raised,
-        peers_needed(),
+        convert_lost_worker_errors(),
     ):
         try:
             raise unavailable(UNHEALTHY)
@@ -81,7 +81,7 @@ def test_a_lost_worker_is_found_behind_the_errors_that_it_led_to() -> None:
 
 def test_a_requested_stop_stays_a_stop_without_the_other_worker() -> None:
     stop = PreemptedError("stopped by SIGTERM at step 5")
-    with pytest.raises(PreemptedError) as raised, peers_needed():
+    with pytest.raises(PreemptedError) as raised, convert_lost_worker_errors():
         try:
             raise unavailable(UNHEALTHY)
         except tf.errors.OpError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tests.fork_server import ForkServer
-from trainer_kit.checkpoints.state.random_state import process_generators
+from trainer_kit.checkpoints.state.random_state import prepare_process_generators
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
 
 
@@ -21,11 +21,11 @@ def enable() -> None:
     tf.random.set_seed(3)
     tf.config.experimental.enable_op_determinism()
     assert is_op_determinism_enabled() and _in_graph()
-    state = process_generators(5)["tensorflow"]
+    state = prepare_process_generators(5)["tensorflow"]
     assert (
         state.numpy() == tf.random.Generator.from_seed(tf.compat.v1.get_seed(5)).state.numpy()
     ).all()
-    assert process_generators(6)["tensorflow"] is state
+    assert prepare_process_generators(6)["tensorflow"] is state
 
 
 def test_the_answer_is_no_until_it_is_enabled() -> None:

@@ -11,14 +11,14 @@ import tensorflow as tf
 from tests.builders import on_each_replica, replicas
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.runtime.replica_values import (
-    ReplicasState,
-    are_alike,
+    ReplicaLocalState,
+    are_replicas_equal,
     encode_array,
     local_tensors,
-    own_to_each_replica,
-    put_replica_values,
-    replica_values,
-    run_options,
+    select_replica_local,
+    restore_replica_values,
+    read_replica_values,
+    build_run_options,
 )
 
 
@@ -42,10 +42,10 @@ def test_each_replica_gets_back_its_own_bits(form: Callable[[list[Any]], list[An
     strategy = replicas(2)
     first, second = variable_of(strategy), variable_of(strategy)
     move_apart(first, strategy)
-    values = replica_values([first], strategy)
-    assert not are_alike(values)
+    values = read_replica_values([first], strategy)
+    assert not are_replicas_equal(values)
     state = form(values)
-    assert put_replica_values([second], strategy, state)
+    assert restore_replica_values([second], strategy, state)
     np.testing.assert_array_equal(
         on_each_replica(strategy, second), on_each_replica(strategy, first)
     )
@@ -56,25 +56,25 @@ def test_each_replica_gets_back_its_own_bits(form: Callable[[list[Any]], list[An
 
 def test_replicas_with_the_same_values_are_alike() -> None:
     strategy = replicas(2)
-    assert are_alike(replica_values([variable_of(strategy)], strategy))
-    assert are_alike([])
+    assert are_replicas_equal(read_replica_values([variable_of(strategy)], strategy))
+    assert are_replicas_equal([])
 
 
 def test_values_of_other_replicas_or_variables_change_nothing() -> None:
     strategy, alone = replicas(2), tf.distribute.OneDeviceStrategy("CPU:0")
     first, single = variable_of(strategy), variable_of(alone)
     move_apart(first, strategy)
-    state = replica_values([first], strategy)
-    assert not put_replica_values([single], alone, state)
-    assert not put_replica_values([single], alone, [*state, *state])
+    state = read_replica_values([first], strategy)
+    assert not restore_replica_values([single], alone, state)
+    assert not restore_replica_values([single], alone, [*state, *state])
     assert on_each_replica(alone, single)[0].tolist() == [0.0, 0.0]
 
 
 def test_only_what_a_step_may_set_apart_is_own_to_each_replica() -> None:
     strategy, alone = replicas(2), tf.distribute.OneDeviceStrategy("CPU:0")
     weight, average = variable_of(strategy, trainable=True), variable_of(strategy)
-    assert [one is average for one in own_to_each_replica([weight, average], strategy)] == [True]
-    assert own_to_each_replica([variable_of(alone)], alone) == []
+    assert [one is average for one in select_replica_local([weight, average], strategy)] == [True]
+    assert select_replica_local([variable_of(alone)], alone) == []
 
 
 @pytest.mark.parametrize("form", [list, as_earlier_versions_saved])
@@ -82,9 +82,9 @@ def test_numbers_of_16_bits_come_back_through_json(form: Callable[[list[Any]], l
     strategy = replicas(2)
     with strategy.scope():
         variable = tf.Variable(tf.constant([0.5, 3.0], tf.bfloat16), trainable=False)
-    state = form(replica_values([variable], strategy))
+    state = form(read_replica_values([variable], strategy))
     variable.assign(tf.zeros_like(variable))
-    assert put_replica_values([variable], strategy, state)
+    assert restore_replica_values([variable], strategy, state)
     assert variable.numpy().tolist() == [0.5, 3.0]
 
 
@@ -107,12 +107,12 @@ def test_replicas_share_moving_averages_until_they_are_put_back() -> None:
     for variable in variables:
         for part, value in zip(strategy.experimental_local_results(variable), (1, 4), strict=True):
             part.assign(tf.cast(value, part.dtype))
-    shared = ReplicasState(lambda: variables, strategy)
+    shared = ReplicaLocalState(lambda: variables, strategy)
     for _ in range(2):
-        shared.share()
+        shared.share_values()
         assert values() == [[1, 1], [2.5, 2.5], [1, 4], [1, 4]]
     for _ in range(2):
-        shared.put_back()
+        shared.unshare_values()
         assert values() == [[1, 4]] * 4
 
 
@@ -132,8 +132,8 @@ def test_local_tensors_include_all_replicas_and_sparse_parts() -> None:
 
 
 def test_there_are_options_only_when_the_config_asks_for_them() -> None:
-    assert run_options(RuntimeConfig()) is None
+    assert build_run_options(RuntimeConfig()) is None
     for wanted in (True, False):
-        options = run_options(RuntimeConfig(tpu_enable_xla_dynamic_padder=wanted))
+        options = build_run_options(RuntimeConfig(tpu_enable_xla_dynamic_padder=wanted))
         assert options is not None
         assert options.experimental_xla_options.enable_xla_dynamic_padder is wanted

@@ -15,8 +15,8 @@ import tf_keras
 
 from tests.builders import replicas
 from trainer_kit.errors import TrainerKitError
-from trainer_kit.inputs.op_definitions import op_definition
-from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
+from trainer_kit.inputs.op_definitions import find_op_definition
+from trainer_kit.inputs.stateful_ops import iterate_nodes, find_unsaved_state
 from trainer_kit.runtime import tensorflow_internals as internals
 
 D = tf.data.Dataset
@@ -38,7 +38,7 @@ def test_without_a_global_seed_nothing_is_warned_about(
     tf.random.set_seed(3)
     tf.random.set_seed(None)
     kept = context.context().__dict__.pop("_rng", None)  # as in a process that has set no seed yet
-    with internals.operation_seeds_from_the_start():
+    with internals.restart_operation_seeds():
         assert tf.compat.v1.get_seed(None) == (None, None)
     assert not caplog.records
     context.context()._rng = kept
@@ -57,7 +57,7 @@ def test_without_the_seed_generator_a_warning_is_logged(
     tf.random.set_seed(3)
     whole = _drawn(2)
     tf.random.set_seed(3)
-    seeds = internals.operation_seeds_from_the_start()
+    seeds = internals.restart_operation_seeds()
     with monkeypatch.context() as patch:
         _without(patch, "tensorflow.python.eager.context", "global_seed")
         seeds.__enter__()
@@ -78,7 +78,7 @@ def _positive(x: Any) -> Any:
 
 def _in_unconverted_code(function: Any) -> Any:
     def call(x: Any) -> Any:
-        return internals.converted_by_autograph(function)(x)
+        return internals.convert_with_autograph(function)(x)
 
     return tf.function(call, autograph=False)
 
@@ -92,7 +92,7 @@ def test_outside_of_autograph_layers_alone_are_converted() -> None:
 
     @tf.autograph.experimental.do_not_convert
     def run(function: Any, x: Any) -> Any:
-        return internals.converted_by_autograph(function, itself=False)(x)
+        return internals.convert_with_autograph(function, convert_own_code=False)(x)
 
     traced = tf.function(run)
     assert traced(lambda x: layer(x), tf.constant(1)) == b"yes"
@@ -104,8 +104,8 @@ def test_without_the_name_the_public_conversion_is_used(monkeypatch: pytest.Monk
     monkeypatch.setattr(tf, "__internal__", object())
     assert _in_unconverted_code(_positive)(tf.constant(1)) == b"yes"
     model = tf.Module()
-    assert internals.converted_by_autograph(model) is model
-    assert internals.converted_by_autograph(_positive, itself=False) is _positive
+    assert internals.convert_with_autograph(model) is model
+    assert internals.convert_with_autograph(_positive, convert_own_code=False) is _positive
 
 
 # ---- asynchronous saves
@@ -128,26 +128,26 @@ def test_a_failed_save_is_reported_once_and_a_later_one_succeeds(
         raise OSError(f"no room for {path}")
 
     checkpoint = _save(tmp_path, fail)
-    assert "no room for" in str(internals.end_saver(checkpoint))
+    assert "no room for" in str(internals.stop_async_saver(checkpoint))
     assert not caplog.records and not logging.getLogger("absl").disabled
-    assert internals.end_saver(checkpoint) is None
+    assert internals.stop_async_saver(checkpoint) is None
     checkpoint.write(str(tmp_path / "ckpt-2"), tf.train.CheckpointOptions(enable_async=True))
     checkpoint.sync()
     assert (tmp_path / "ckpt-2.index").exists()
-    assert internals.end_saver(checkpoint) is None
+    assert internals.stop_async_saver(checkpoint) is None
 
 
 def test_the_next_save_restarts_the_thread_of_saves(tmp_path: Path) -> None:
     before = set(threading.enumerate())  # of which some may end meanwhile
     checkpoint = _save(tmp_path)
     (thread,) = set(threading.enumerate()) - before
-    internals.end_saver(checkpoint)
+    internals.stop_async_saver(checkpoint)
     assert not thread.is_alive()
     checkpoint.write(str(tmp_path / "ckpt-2"), tf.train.CheckpointOptions(enable_async=True))
     checkpoint.sync()
     assert (tmp_path / "ckpt-2.index").exists()
     (thread,) = set(threading.enumerate()) - before
-    internals.end_saver(checkpoint)
+    internals.stop_async_saver(checkpoint)
     assert not thread.is_alive()
 
 
@@ -155,7 +155,7 @@ def test_the_next_save_restarts_the_thread_of_saves(tmp_path: Path) -> None:
 
 
 def test_a_dataset_without_the_names_is_an_error_with_advice() -> None:
-    for ask in (internals.inputs_of, internals.functions_of):
+    for ask in (internals.get_input_datasets, internals.get_dataset_functions):
         with pytest.raises(TrainerKitError):
             ask(object())
 
@@ -164,7 +164,7 @@ def test_a_dataset_without_the_names_is_an_error_with_advice() -> None:
     ("make", "name", "ask"),
     [
         (lambda: D.range(9).shuffle(9), "_seed", internals.is_unseeded),
-        (lambda: D.range(9).shuffle(9), "_reshuffle_each_iteration", internals.reshuffles),
+        (lambda: D.range(9).shuffle(9), "_reshuffle_each_iteration", internals.is_reshuffled_each_iteration),
         (lambda: D.random(seed=1), "_seed2", internals.is_unseeded),
         (lambda: D.range(9).map(lambda x: x, 2), "_deterministic", internals.is_nondeterministic),
     ],
@@ -210,7 +210,7 @@ def _drawing(draw: Any, generator: tf.random.Generator) -> Any:
 
 def _hidden_states(function: Any) -> set[str]:
     graph = function.get_concrete_function().graph.as_graph_def()
-    return {node.op for node in nodes(graph) if unsaved_state(node.op, op_definition(node.op))}
+    return {node.op for node in iterate_nodes(graph) if find_unsaved_state(node.op, find_op_definition(node.op))}
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -331,11 +331,11 @@ def test_a_summary_context_may_end_after_one_of_the_engine(tmp_path: Path) -> No
         tf.summary.create_file_writer(str(tmp_path / name)) for name in ("own", "engine")
     )
     lasting = own.as_default(5)
-    with state.in_use():
+    with state.activate():
         lasting.__enter__()
     with engine.as_default(7):
         assert tf.summary.experimental.get_step() == 7
-        with state.in_use():
+        with state.activate():
             assert tf.summary.experimental.get_step() == 5
             assert tf.summary.scalar("a", 1.0)
             lasting.__exit__(None, None, None)

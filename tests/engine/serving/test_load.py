@@ -30,7 +30,7 @@ from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, StorageError, UsageError
 from trainer_kit.run.launcher import launch
-from trainer_kit.serving.recorded_run import recorded_config
+from trainer_kit.serving.recorded_run import read_run_config
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
 
@@ -94,7 +94,7 @@ def test_a_run_that_an_earlier_release_began_with_auto_is_loaded(
     )
     (tmp_path / "params.yaml").write_text(text)
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "fuse_steps": 5}))
-    assert recorded_config(tmp_path, modules) == recorded_config(run, modules)
+    assert read_run_config(tmp_path, modules) == read_run_config(run, modules)
 
 
 def _accuracy(model: Any) -> float:
@@ -257,11 +257,11 @@ def test_averages_are_loaded_unless_the_weights_are_asked_for(run: Path, capsys:
 
 
 def test_best_weights_of_earlier_versions_are_loaded(run: Path, tmp_path: Path) -> None:
-    from trainer_kit.checkpoints.state.strict_restore import training_checkpoint
+    from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint
 
     old = _plain_model()
     _scramble(old)
-    path = training_checkpoint(global_step=tf.Variable(5, dtype=tf.int64), model=old).write(
+    path = create_training_checkpoint(global_step=tf.Variable(5, dtype=tf.int64), model=old).write(
         str(tmp_path / "ckpt-5")
     )
     for place in (path, tmp_path):

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 import trainer_kit as tk
-from trainer_kit.config.discovery import find_experiment
+from trainer_kit.config.discovery import import_experiment
 from trainer_kit.config.experiments import get_experiment
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
@@ -110,7 +110,7 @@ def test_a_tf_keras_model_has_named_inputs_and_layers_too() -> None:
 def test_runs_and_their_checkpoints_predict_as_their_model(tmp_path: Path) -> None:
     module, folder = tmp_path / "predicted.py", tmp_path / "run"
     module.write_text(_EXPERIMENT)
-    find_experiment(NAME, [str(module)])
+    import_experiment(NAME, [str(module)])
     launch(get_experiment(NAME), "train", str(folder), experiment=NAME)
     points, _ = tiny_arrays(False)
     expected = tk.load_model(folder, 5)(points[:4]).numpy()

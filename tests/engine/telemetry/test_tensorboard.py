@@ -180,8 +180,8 @@ def test_a_manager_without_a_step_is_called_at_once_like_orbit(tmp_path: Path) -
     writer.close()
     assert read_curves(tmp_path) == {".": {"loss": [(1, 1.0), (2, 2.0), (3, 3.0)]}}
     own = SummaryManager(None)
-    assert TensorBoardWriter(own, foreign).in_caller_thread
-    assert not TensorBoardWriter(own, own).in_caller_thread
+    assert TensorBoardWriter(own, foreign).needs_caller_thread
+    assert not TensorBoardWriter(own, own).needs_caller_thread
 
 
 def test_a_file_in_place_of_a_folder_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from trainer_kit.config.fields import fields_of
+from trainer_kit.config.fields import get_fields
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.telemetry.time_advice import RunSettings, verdict
+from trainer_kit.telemetry.time_advice import RunSettings, advise_on_time
 from trainer_kit.telemetry.time_ledger import TimeAccount
 
 _SETTINGS = RunSettings(steps_per_loop=100, can_fuse=True)
@@ -77,21 +77,21 @@ def _times(
     ],
 )
 def test_the_verdict_names_the_cause_and_the_setting_to_try(times: TimeAccount, told: str) -> None:
-    assert re.search(told, verdict(times, _SETTINGS)), verdict(times, _SETTINGS)
+    assert re.search(told, advise_on_time(times, _SETTINGS)), advise_on_time(times, _SETTINGS)
 
 
 def test_the_largest_of_what_is_worth_a_change_comes_first() -> None:
-    assert verdict(_times(evaluation=19, save=12), _SETTINGS).startswith("save: 12 %")
-    assert verdict(_times(evaluation=21, save=12), _SETTINGS).startswith("evaluation: 21 %")
+    assert advise_on_time(_times(evaluation=19, save=12), _SETTINGS).startswith("save: 12 %")
+    assert advise_on_time(_times(evaluation=21, save=12), _SETTINGS).startswith("evaluation: 21 %")
 
 
 def test_fused_steps_on_a_cpu_may_be_slow_convolutions() -> None:
     fused = replace(_SETTINGS, on_cpu=True, can_fuse=False, fused=True)
-    assert "if the model has convolutions, try trainer.fuse_steps=1" in verdict(_times(), fused)
+    assert "if the model has convolutions, try trainer.fuse_steps=1" in advise_on_time(_times(), fused)
 
 
 def test_low_precision_is_not_advised_where_all_devices_are_cpus() -> None:
-    told = verdict(_times(), replace(_SETTINGS, on_cpu=True))
+    told = advise_on_time(_times(), replace(_SETTINGS, on_cpu=True))
     assert (
         told.startswith("compute-bound: 94 %")
         and "a faster device" in told
@@ -100,48 +100,48 @@ def test_low_precision_is_not_advised_where_all_devices_are_cpus() -> None:
 
 
 def test_a_final_evaluation_and_tracing_cannot_be_saved() -> None:
-    assert not verdict(_times(evaluation=40, evaluations=1), _SETTINGS).startswith("evaluation")
-    assert not verdict(_times(evaluation=40, first_evaluation=36), _SETTINGS).startswith(
+    assert not advise_on_time(_times(evaluation=40, evaluations=1), _SETTINGS).startswith("evaluation")
+    assert not advise_on_time(_times(evaluation=40, first_evaluation=36), _SETTINGS).startswith(
         "evaluation"
     )
-    assert verdict(_times(evaluation=40, first_evaluation=16), _SETTINGS).startswith(
+    assert advise_on_time(_times(evaluation=40, first_evaluation=16), _SETTINGS).startswith(
         "evaluation: 40 %"
     )
 
 
 def test_what_the_run_has_already_is_not_advised() -> None:
     short = _times(steps=400_000)
-    assert verdict(short, replace(_SETTINGS, can_fuse=False)).startswith("compute-bound")
+    assert advise_on_time(short, replace(_SETTINGS, can_fuse=False)).startswith("compute-bound")
     tiny = replace(_SETTINGS, can_fuse=False, can_use_one_thread=True, steps_per_loop=1000)
-    assert verdict(_times(steps=10**6), tiny).endswith(
+    assert advise_on_time(_times(steps=10**6), tiny).endswith(
         "0.094 ms; try runtime.executor=single_threaded, in a new model_dir"
     )
     for done in ({"can_use_one_thread": False}, {"fused": True}):
-        assert verdict(_times(steps=10**6), replace(tiny, **done)).startswith("compute-bound")
-    assert verdict(short, replace(_SETTINGS, steps_per_loop=1)).startswith("short loops: 94 %")
+        assert advise_on_time(_times(steps=10**6), replace(tiny, **done)).startswith("compute-bound")
+    assert advise_on_time(short, replace(_SETTINGS, steps_per_loop=1)).startswith("short loops: 94 %")
     eager = replace(_SETTINGS, to_compile=("runtime.run_eagerly=false",))
     assert re.search(
-        r"^eager steps: 94 % .*; try runtime\.run_eagerly=false$", verdict(short, eager)
+        r"^eager steps: 94 % .*; try runtime\.run_eagerly=false$", advise_on_time(short, eager)
     )
 
 
 def test_where_the_wait_for_data_is_not_known_the_steps_say_so() -> None:
     times = TimeAccount({"start": 5.0, "step": 95.0}, 100.0, 1000)
-    assert "which include their unmeasured wait for data" in verdict(times, _SETTINGS)
+    assert "which include their unmeasured wait for data" in advise_on_time(times, _SETTINGS)
 
 
 def test_every_setting_that_is_advised_is_one_of_the_config() -> None:
     runs = [_times(**{name: 50}) for name in ("input", "evaluation", "save", "callbacks", "report")]
-    lines = [verdict(times, _SETTINGS) for times in (*runs, _times(), _times(steps=400_000))]
-    lines += [verdict(_times(), replace(_SETTINGS, on_cpu=True, fused=True))]
+    lines = [advise_on_time(times, _SETTINGS) for times in (*runs, _times(), _times(steps=400_000))]
+    lines += [advise_on_time(_times(), replace(_SETTINGS, on_cpu=True, fused=True))]
     eager = (
         "trainer.train_tf_function=true",
         "trainer.train_tf_while_loop=true",
         "runtime.run_eagerly=false",
     )
-    lines += [verdict(_times(), replace(_SETTINGS, to_compile=eager))]
+    lines += [advise_on_time(_times(), replace(_SETTINGS, to_compile=eager))]
     lines += [
-        verdict(_times(steps=600_000), replace(_SETTINGS, can_fuse=False, can_use_one_thread=True))
+        advise_on_time(_times(steps=600_000), replace(_SETTINGS, can_fuse=False, can_use_one_thread=True))
     ]
     named = {
         name
@@ -152,8 +152,8 @@ def test_every_setting_that_is_advised_is_one_of_the_config() -> None:
     known = {
         f"{part}.{name}"
         for part in ("task", "trainer", "runtime")
-        for name in fields_of(type(getattr(config, part)))
+        for name in get_fields(type(getattr(config, part)))
     }
-    known |= {f"task.train_data.{name}" for name in fields_of(type(config.task.train_data))}
+    known |= {f"task.train_data.{name}" for name in get_fields(type(config.task.train_data))}
     assert named <= known
     assert len(named) >= 10

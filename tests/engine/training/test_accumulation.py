@@ -15,11 +15,11 @@ import tensorflow as tf
 from tests.builders import assert_all_close, seeded_trainer, trained_weights
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit import apply_gradients
-from trainer_kit.callbacks.recovery import gradient_norms
+from trainer_kit.callbacks.recovery import compute_gradient_norms
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
-from trainer_kit.runtime.precision import precision
+from trainer_kit.runtime.precision import precision_scope
 from trainer_kit.testing import CLASSES, FEATURES, TinyTask, tiny_arrays
 from trainer_kit.training.task import split_batch
 from trainer_kit.training.trainer import Trainer
@@ -233,7 +233,7 @@ def test_sums_losses_and_metrics_are_those_of_the_batch(task_type: type[TinyTask
 
 def test_float16_scales_and_skips_whole_batches() -> None:
     runtime = {"mixed_precision_dtype": "float16"}
-    with precision(RuntimeConfig(**runtime)):
+    with precision_scope(RuntimeConfig(**runtime)):
         split = _trainer(_Overflowing, 2, runtime=runtime, accumulate_steps=2)
         whole = _trainer(_Overflowing, runtime=runtime)
     for one in (split, whole):
@@ -327,7 +327,7 @@ def test_sums_of_an_interrupted_step_do_not_count(whole: _Trained) -> None:
 
 def test_gradients_of_a_diverged_step_are_those_of_the_batch() -> None:
     split, whole = (
-        gradient_norms(trainer, trainer.next_batch())
+        compute_gradient_norms(trainer, trainer.next_batch())
         for trainer in (_trainer(accumulate_steps=2), _trainer())
     )
     assert split == pytest.approx(whole, abs=1e-6) and len(split) == 2

@@ -18,7 +18,7 @@ from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
-from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.telemetry.scalars import flatten_scalars
 from trainer_kit.testing import compare_runs
 from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
 from trainer_kit.training.trainer import Trainer
@@ -212,7 +212,7 @@ def test_reports_say_which_weights_a_metric_is_of(run: Path) -> None:
     flat = {name.replace("/", "|"): value for name, value in reported.items()}
     records = json_lines(run / "evals/validation.jsonl")
     last = {one["dataset"]: one["metrics"] for one in records if one["step"] == 40}
-    recorded = flat_scalars({name: metrics[name] for name, metrics in last.items()}, "|")
+    recorded = flatten_scalars({name: metrics[name] for name, metrics in last.items()}, "|")
     best = {name: value for name, value in flat.items() if "best_" in name}
     assert best == {"rare|weights|best_validation_loss": flat["rare|weights|validation_loss"]}
     assert {**recorded, **best} == flat and {"dev|accuracy", "rare|fast|accuracy"} <= flat.keys()

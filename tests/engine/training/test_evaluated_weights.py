@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.config.schema.optimization import EMAConfig
 from trainer_kit.optimizers.moving_average import MovingAverage
-from trainer_kit.training.evaluator import EvaluatedWeights
+from trainer_kit.training.evaluator import WeightSelector
 
 
 class _Model(tf.Module):
@@ -24,7 +24,7 @@ class _Model(tf.Module):
         self.state = TrainState(
             tf.Variable(0, dtype=tf.int64), self, None, self._average, None, seed=0
         )
-        self.evaluated = EvaluatedWeights(self.state, self._average)
+        self.evaluated = WeightSelector(self.state, self._average)
 
     def draw(self) -> float:
         return float(self.generator.normal([]))
@@ -33,7 +33,7 @@ class _Model(tf.Module):
 @pytest.mark.parametrize("averaged", [True, False])
 def test_training_draws_what_it_would_without_the_evaluation(averaged: bool) -> None:
     model, other = _Model(averaged), _Model(averaged)
-    with model.evaluated.averaged():
+    with model.evaluated.use_weights():
         model.state.remember_generators()
         model.draw()
     assert model.draw() == other.draw()
@@ -44,6 +44,6 @@ def test_what_training_draws_later_is_not_undone() -> None:
     model.state.remember_generators()
     drawn: list[Any] = []
     for _ in range(3):  # such as late saves
-        model.evaluated.put_back()
+        model.evaluated.restore_trained_weights()
         drawn.append(model.draw())
     assert len(set(drawn)) == 3

@@ -17,10 +17,10 @@ import tf_keras
 from tests.builders import on_each_replica, seeded_trainer
 from tests.engine.linear_task import SGD, LinearConfig, LinearTask, linear_experiment
 from trainer_kit.errors import DataError
-from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.optimizers.moving_average import MovingAverage
 from trainer_kit.run.launcher import launch
-from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.telemetry.scalars import flatten_scalars
 from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
 from trainer_kit.training.task_inputs import ValidationSets
 from trainer_kit.training.trainer import Trainer
@@ -120,16 +120,16 @@ def test_concurrent_end_averaging_restores_the_weights_once(
     trainer.eval_begin()
     monkeypatch.setattr(MovingAverage, "swap", slow)
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: trainer.end_averaging(), range(4)))
+        list(threads.map(lambda _: trainer.restore_trained_weights(), range(4)))
     assert len(swaps) == 1
     assert _held(trainer) == weights
 
 
-class _Interrupted(BestCheckpoint):
+class _Interrupted(BestWeightsExporter):
     """While it exports, another thread wants the weights back, as a late save does."""
 
     def maybe_export_checkpoint(self, *arguments: Any) -> bool:
-        other = threading.Thread(target=self.trainer.end_averaging)
+        other = threading.Thread(target=self.trainer.restore_trained_weights)
         other.start()
         other.join(0.2)
         return super().maybe_export_checkpoint(*arguments)
@@ -144,7 +144,7 @@ def test_average_is_exported_while_a_thread_ends_averaging(tmp_path: Path) -> No
 
 
 def test_nothing_is_exported_as_best_once_a_stop_was_asked_for(tmp_path: Path) -> None:
-    trainer = _trainer(_Watched, exporter=BestCheckpoint(str(tmp_path), "validation_loss"))
+    trainer = _trainer(_Watched, exporter=BestWeightsExporter(str(tmp_path), "validation_loss"))
     first = trainer.evaluate(-1)["validation_loss"]
     trainer.initialize()  # the average is now what the weights are
     trainer.global_step.assign(5)
@@ -172,7 +172,7 @@ class _PartsTask(LinearTask):
 def test_names_of_scalar_metrics_are_known_before_evaluation() -> None:
     trainer = _trainer(task_type=_PartsTask)
     names = trainer.validation_metric_names()
-    assert sorted(names) == sorted(flat_scalars(trainer.evaluate(-1), "|"))
+    assert sorted(names) == sorted(flatten_scalars(trainer.evaluate(-1), "|"))
 
 
 class _ByName(LinearTask):
@@ -236,7 +236,7 @@ def test_each_validation_set_has_its_loss_steps_and_logs(
 
 def test_best_of_a_set_is_kept_only_when_it_is_evaluated(tmp_path: Path) -> None:
     trainer = _of_sets(LinearTask, "dev", "test")
-    trainer._checkpoint_exporter = BestCheckpoint(str(tmp_path), "dev|validation_loss", "lower")
+    trainer._checkpoint_exporter = BestWeightsExporter(str(tmp_path), "dev|validation_loss", "lower")
     assert list(trainer.evaluate(tf.constant(-1), sets=["test"])["test"]) == [
         "accuracy",
         "validation_loss",

@@ -14,7 +14,7 @@ import trainer_kit as tk
 from tests.builders import assert_all_close, on_each_replica, replicas, seeded_trainer
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, UsageError
-from trainer_kit.runtime.precision import precision
+from trainer_kit.runtime.precision import precision_scope
 from trainer_kit.testing import tiny_experiment
 from trainer_kit.training.trainer import Trainer
 
@@ -151,7 +151,7 @@ def test_replicas_generate_from_different_latents() -> None:
 
 @pytest.mark.parametrize("runtime", [{"mixed_precision_dtype": "float16"}, {"enable_xla": True}])
 def test_both_nets_train_in_float16_and_compiled_by_xla(runtime: dict[str, Any]) -> None:
-    with precision(RuntimeConfig(**runtime)):
+    with precision_scope(RuntimeConfig(**runtime)):
         trainer = _trainer(runtime=runtime)
     nets = (trainer.model.generator, trainer.model.discriminator)
     before = [_values(net) for net in nets]

@@ -20,8 +20,8 @@ from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.optimizers.gradients import apply_gradients
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.runtime.determinism import seed_everything
-from trainer_kit.runtime.precision import precision
-from trainer_kit.telemetry.metrics_jsonl import active_history
+from trainer_kit.runtime.precision import precision_scope
+from trainer_kit.telemetry.metrics_jsonl import read_active_history
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.testing.tiny_task import CLASSES, tiny_arrays
 from trainer_kit.training.trainer import Trainer
@@ -94,7 +94,7 @@ def test_processors_see_float16_gradients_without_the_scale() -> None:
     config = _config(clip, report_gradient_norm=True).replace(
         runtime={"mixed_precision_dtype": "float16", "loss_scale": 1024.0}
     )
-    with precision(config.runtime):
+    with precision_scope(config.runtime):
         trainer = _trainer(config)
     before = trained_weights(trainer)
     logs = trainer.train(tf.constant(1))
@@ -298,9 +298,9 @@ def test_a_resumed_run_has_the_same_noise_and_norms(tmp_path: Path) -> None:
     config = _config([NOISE], **options)
     _run(tmp_path, LinearTask, config, 12)
     history = str(tmp_path / "metrics.jsonl")
-    whole = [line["metrics"] for line in active_history(history)]
+    whole = [line["metrics"] for line in read_active_history(history)]
     _run(tmp_path, LinearTask, config, 12, from_step=8)
-    assert whole == [line["metrics"] for line in active_history(history)]
+    assert whole == [line["metrics"] for line in read_active_history(history)]
     assert all(metrics["gradient_norm"] > 0 for metrics in whole)
 
 

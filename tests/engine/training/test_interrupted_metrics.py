@@ -37,11 +37,11 @@ def _resumed(
     trained: Any, interrupted: bool, folder: Path, task_type: type[TinyTask] = TinyTask
 ) -> Any:
     """A trainer that resumes from a checkpoint whose last loop was interrupted or not."""
-    trained.metrics_continue = interrupted
+    trained.should_continue_metrics = interrupted
     trained.before_save(str(folder / "ckpt"))
     path = trained.checkpoint.write(str(folder / "ckpt"))
     trainer = _trainer(task_type)
-    trainer.metrics_continue = not interrupted
+    trainer.should_continue_metrics = not interrupted
     trainer.checkpoint.read(path)
     trainer.after_restore(path)
     return trainer
@@ -51,7 +51,7 @@ def test_the_next_start_goes_on_with_their_values(
     trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     resumed = _resumed(trained, True, tmp_path)
-    assert resumed.metrics_continue
+    assert resumed.should_continue_metrics
     assert float(trained.train_loss.result()) > 0
     np.testing.assert_array_equal(trained.train_loss.result(), resumed.train_loss.result())
     assert "other metrics" not in caplog.text
@@ -61,7 +61,7 @@ def test_a_whole_loop_leaves_nothing_to_restore(
     trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     resumed = _resumed(trained, False, tmp_path)
-    assert not resumed.metrics_continue and float(resumed.train_loss.result()) == 0.0
+    assert not resumed.should_continue_metrics and float(resumed.train_loss.result()) == 0.0
     assert "other metrics" not in caplog.text
 
 
@@ -69,5 +69,5 @@ def test_other_metrics_begin_again_with_a_warning(
     trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     resumed = _resumed(trained, True, tmp_path, _OtherMetrics)
-    assert not resumed.metrics_continue and float(resumed.train_loss.result()) == 0.0
+    assert not resumed.should_continue_metrics and float(resumed.train_loss.result()) == 0.0
     assert "holds the state of other metrics than this run has" in caplog.text

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.builders import on_each_replica, replicas
 from trainer_kit.errors import UsageError
-from trainer_kit.training.accumulation import MicroBatches, batch_size, check_batch, part_of
+from trainer_kit.training.accumulation import MicroBatches, batch_size, find_static_batch_size, slice_batch
 
 
 class _Parts:
@@ -74,7 +74,7 @@ def _totals(n: int, parts: int, in_xla: bool) -> Any:
         total.assign_add(share * tf.reduce_mean(part))
         calls.assign_add(1)
 
-    batches = MicroBatches(parts, tf.distribute.get_strategy(), step, lambda: None, in_xla=in_xla)
+    batches = MicroBatches(parts, tf.distribute.get_strategy(), step, lambda: None, uses_xla=in_xla)
     function = tf.function(batches, jit_compile=True, autograph=False)
     function.get_concrete_function(tf.TensorSpec([None], tf.float32))(tf.range(float(n)))
     return float(total.numpy()), int(calls.numpy())
@@ -97,7 +97,7 @@ def test_nested_features_are_split_and_scalars_passed_on() -> None:
         },
         sparse,
     )
-    features, labels = part_of(inputs, tf.constant(1), 2)
+    features, labels = slice_batch(inputs, tf.constant(1), 2)
     assert features["a"].numpy().tolist() == [[3, 4, 5], [6, 7, 8]]
     assert features["ragged"].to_list() == [[2, 3], []]
     assert float(features["scale"]) == 2.0 and features["none"] is None
@@ -107,9 +107,9 @@ def test_nested_features_are_split_and_scalars_passed_on() -> None:
 
 def test_a_batch_that_cannot_be_split_is_refused() -> None:
     with pytest.raises(UsageError, match="the tensors of a batch need first axes"):
-        check_batch([tf.constant(1.0)])
+        find_static_batch_size([tf.constant(1.0)])
     with pytest.raises(UsageError, match=r"first axes of one size.*\[4, 3\].*\[8\]"):
-        check_batch([tf.zeros([4, 3]), tf.zeros([8])])
+        find_static_batch_size([tf.zeros([4, 3]), tf.zeros([8])])
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 2), (3, 1)])

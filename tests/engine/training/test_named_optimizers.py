@@ -19,7 +19,7 @@ from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
 from trainer_kit.run.launcher import launch
-from trainer_kit.runtime.precision import precision
+from trainer_kit.runtime.precision import precision_scope
 from trainer_kit.serving.load import load_weights
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer import Trainer
@@ -155,7 +155,7 @@ def test_every_form_of_a_step_counts_periods(options: dict[str, Any]) -> None:
 def test_each_optimizer_has_a_loss_scale_of_its_own() -> None:
     sections = {"head": {**SGD, **HEAD, "loss_scale": 8.0}, "rest": {**SGD, **REST}}
     runtime = {"mixed_precision_dtype": "float16"}
-    with precision(RuntimeConfig(**runtime)):
+    with precision_scope(RuntimeConfig(**runtime)):
         several = _trainer(sections, runtime=runtime)
         single = _trainer({}, runtime={**runtime, "loss_scale": 8.0})
     for trainer in (several, single):
@@ -176,7 +176,7 @@ def test_checkpoints_with_averages_of_a_part_are_loaded(tmp_path: Path) -> None:
     model = _trainer({}).model
     for name in ("average", "fast"):
         assert load_weights(model, path, averaged=True if name == "average" else name).averaged
-        with trainer.averaged_weights(name):
+        with trainer.use_weights(name):
             assert_all_close(model.get_weights(), trained_weights(trainer))
 
 
@@ -200,10 +200,10 @@ def test_each_optimizer_has_several_averages_of_its_variables() -> None:
     trainer = _trainer(sections)
     trainer.train(tf.constant(5))
     before = trained_weights(trainer)
-    with trainer.averaged_weights("fast"):
+    with trainer.use_weights("fast"):
         inside = trained_weights(trainer)
     same = [bool((one == other).all()) for one, other in zip(before, inside, strict=True)]
-    assert same == [False, True] and trainer.averages == ["average", "fast"]
+    assert same == [False, True] and trainer.average_names == ["average", "fast"]
 
 
 def test_the_learning_rate_of_each_is_reported() -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import DataError, DivergedError, UsageError
 from trainer_kit.testing import TinyTask, tiny_experiment
-from trainer_kit.training.rate_range import DIVERGED, RateRange, measure, range_test_config
+from trainer_kit.training.rate_range import DIVERGED, RateRange, run_range_test, range_test_config
 from trainer_kit.training.trainer import Trainer
 
 
@@ -34,14 +34,14 @@ def test_the_rate_rises_by_equal_factors_until_training_diverges() -> None:
         "optimizer": {"type": "adam"},
         "learning_rate": {"type": "exponential", "exponential": own},
     }
-    found = measure(_trainer(optimizer_config=adam), 1e-4, 60)
+    found = run_range_test(_trainer(optimizer_config=adam), 1e-4, 60)
     assert found.ended_by == DIVERGED
     assert 20 <= len(found.rates) < 60
     np.testing.assert_allclose(
         found.rates, 1e-4 * 1e8 ** (np.arange(len(found.rates)) / 59), rtol=1e-3
     )
     assert found.losses[-1] > 4 * found.losses.min()
-    assert found.suggestion is not None and 1e-4 < found.suggestion < found.lowest < 10
+    assert found.suggestion is not None and 1e-4 < found.suggestion < found.lowest_loss_rate < 10
 
 
 def test_a_tenth_of_the_rate_with_the_lowest_loss_is_suggested() -> None:
@@ -49,7 +49,7 @@ def test_a_tenth_of_the_rate_with_the_lowest_loss_is_suggested() -> None:
     losses = np.log10(rates / 0.3) ** 2
     losses[20] = -1  # by chance
     found = RateRange(rates, losses)
-    assert found.lowest == pytest.approx(0.3, rel=0.1)
+    assert found.lowest_loss_rate == pytest.approx(0.3, rel=0.1)
     assert found.suggestion == pytest.approx(0.03, rel=0.1)
 
 
@@ -62,7 +62,7 @@ def test_a_loss_that_does_not_fall_gets_no_suggestion() -> None:
 def test_few_steps_are_smoothed_too() -> None:
     losses = np.linspace(2, 1, 20)
     losses[8] = 0.9  # by chance
-    assert RateRange(np.logspace(-5, 1, 20), losses).still_falls
+    assert RateRange(np.logspace(-5, 1, 20), losses).is_still_falling
 
 
 class _OwnRate(TinyTask):
@@ -75,7 +75,7 @@ def test_an_optimizer_with_a_rate_of_its_own_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"_OwnRate\.create_optimizer returns .* the learning rate 0\.5"
     ):
-        measure(_trainer(_OwnRate), 1e-4, 60)
+        run_range_test(_trainer(_OwnRate), 1e-4, 60)
 
 
 class _Several(TinyTask):
@@ -88,7 +88,7 @@ def test_several_optimizers_are_refused() -> None:
     with pytest.raises(
         UsageError, match="is for one optimizer, and this experiment has left, right"
     ):
-        measure(_trainer(_Several), 1e-4, 60)
+        run_range_test(_trainer(_Several), 1e-4, 60)
 
 
 class _Short(TinyTask):
@@ -109,7 +109,7 @@ def test_several_optimizers_of_the_config_are_refused_first() -> None:
 
 def test_data_that_ends_at_once_is_an_error() -> None:
     with pytest.raises(DataError, match="ended after 12 steps, and a range test needs 20"):
-        measure(_trainer(_Short), 1e-4, 60)
+        run_range_test(_trainer(_Short), 1e-4, 60)
 
 
 class _NotFinite(TinyTask):
@@ -122,4 +122,4 @@ def test_training_that_diverges_at_the_lowest_rates_is_an_error() -> None:
         DivergedError,
         match=r"diverged after 0 steps, at the learning rate 0\.0001; begin at a lower",
     ):
-        measure(_trainer(_NotFinite), 1e-4, 60)
+        run_range_test(_trainer(_NotFinite), 1e-4, 60)

@@ -96,7 +96,7 @@ def test_each_evaluation_reports_the_result_of_its_examples(
 
 def _left(metrics: MetricSet, logs: dict[str, Any], task: Task | None = None) -> Any:
     """Returns what is left of the logs of a step without its metrics."""
-    return metrics.take_metrics(task or LinearTask(None), logs)
+    return metrics.extract_metrics(task or LinearTask(None), logs)
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras])
@@ -111,7 +111,7 @@ def test_metrics_of_either_keras_are_noted_under_their_keys(library: Any) -> Non
         "held": 3.0,
         "key": 3.0,
     }
-    metrics.reset_returned()
+    metrics.reset_returned_metrics()
     assert float(metrics.results()["key"]) == 0.0 and np.isfinite(float(held.result()))
 
 

@@ -49,9 +49,9 @@ def _trainer(
     config = linear_experiment(**options).replace(runtime=runtime or {})
     trainer: Trainer = seeded_trainer(config, ExposingTask, count, evaluate=evaluate)
     for name in names:
-        trainer.train_tensors.ask(name, "a test")
+        trainer.train_tensors.request_value(name, "a test")
         if evaluate:
-            trainer.eval_tensors.ask(name, "a test")
+            trainer.eval_tensors.request_value(name, "a test")
     return trainer
 
 
@@ -143,7 +143,7 @@ def test_several_validation_sets_keep_values_of_their_own() -> None:
         }
     )
     trainer: Trainer = Trainer.create(config, ExposingTask(config.task), train=False, evaluate=True)
-    trainer.eval_tensors.ask("top", "a test")
+    trainer.eval_tensors.request_value("top", "a test")
     own = [
         dataclasses.replace(one, metrics=MetricSet("validation_loss", [], exact=True))
         for one in trainer.validation
@@ -176,7 +176,7 @@ class FractionsTask(LinearTask):
 def test_validation_sets_may_expose_other_dtypes_by_one_name() -> None:
     config = linear_experiment()
     trainer: Trainer = Trainer.create(config, IntegerTask(config.task), train=False, evaluate=True)
-    trainer.eval_tensors.ask("value", "a test")
+    trainer.eval_tensors.request_value("value", "a test")
     (only,) = trainer.validation
     tasks = {"whole": IntegerTask(config.task), "parts": FractionsTask(config.task)}
     trainer.set_validation_sets(
@@ -199,7 +199,7 @@ def test_fused_steps_need_tensors_of_a_known_shape() -> None:
 
     config = linear_experiment(fuse_steps=5)
     trainer: Trainer = Trainer.create(config, DatasetTask(config.task), train=True, evaluate=False)
-    trainer.train_tensors.ask("hidden", "a test")
+    trainer.train_tensors.request_value("hidden", "a test")
     with pytest.raises(
         UsageError, match=r"a test: the tensor 'hidden' has the shape \(None, 3\), and fused steps"
     ):
@@ -244,7 +244,7 @@ def test_a_tensor_cannot_be_asked_for_after_the_first_step(plain: Trainer) -> No
     with pytest.raises(
         UsageError, match="the tensor 'top' is asked for after the first training step; ask before"
     ):
-        plain.train_tensors.ask("top", "a test")
+        plain.train_tensors.request_value("top", "a test")
 
 
 class FailingTask(LinearTask):
@@ -262,7 +262,7 @@ def test_a_tensor_that_nobody_asks_for_is_not_computed(executor: str, asks: bool
     config = linear_experiment().replace(runtime={"executor": executor})
     trainer: Trainer = Trainer.create(config, FailingTask(config.task), train=True, evaluate=True)
     if asks:
-        trainer.train_tensors.ask("fails", "a test")
+        trainer.train_tensors.request_value("fails", "a test")
     with pytest.raises(tf.errors.InvalidArgumentError) if asks else contextlib.nullcontext():
         trainer.train(tf.constant(2))
     trainer.evaluate(tf.constant(2))

@@ -57,8 +57,8 @@ def _size(batch: Any) -> int:
 
 def test_data_is_opened_when_it_is_first_needed() -> None:
     inputs, task = _inputs()
-    (feed,) = inputs.validation_feeds(None).values()
-    data = inputs.train_data(tf.Variable(0, dtype=tf.int64), None)
+    (feed,) = inputs.create_all_validation_data(None).values()
+    data = inputs.create_train_data(tf.Variable(0, dtype=tf.int64), None)
     assert task.opened == []
     for needed in (feed, data, feed):
         assert needed.dataset is not None
@@ -68,15 +68,15 @@ def test_data_is_opened_when_it_is_first_needed() -> None:
 def test_ready_made_data_takes_the_place_of_the_tasks() -> None:
     inputs, task = _inputs()
     given = tf.data.Dataset.range(3)
-    assert inputs.validation_feeds(given)[""].dataset is given
-    assert inputs.train_data(tf.Variable(0, dtype=tf.int64), given).dataset is given
+    assert inputs.create_all_validation_data(given)[""].dataset is given
+    assert inputs.create_train_data(tf.Variable(0, dtype=tf.int64), given).dataset is given
     assert task.opened == []
 
 
 def test_ready_made_sets_come_first_and_the_others_after_them() -> None:
     inputs, task = _inputs(dev=4, test=5)
     given = {"new": tf.data.Dataset.range(3), "test": tf.data.Dataset.range(2)}
-    feeds = inputs.validation_feeds(given)
+    feeds = inputs.create_all_validation_data(given)
     assert list(feeds) == ["new", "test", "dev"]
     assert [feeds[name].dataset for name in given] == list(given.values())
     assert _size(next(feeds["dev"].iterator())) == 4 and task.opened == [4]
@@ -84,13 +84,13 @@ def test_ready_made_sets_come_first_and_the_others_after_them() -> None:
 
 def test_ready_made_sets_replace_a_single_one() -> None:
     inputs, _ = _inputs()
-    assert list(inputs.validation_feeds({"new": tf.data.Dataset.range(3)})) == ["new"]
+    assert list(inputs.create_all_validation_data({"new": tf.data.Dataset.range(3)})) == ["new"]
 
 
 def test_a_batch_that_replicas_cannot_share_names_its_set() -> None:
     with replicas(2).scope():
         inputs, _ = _inputs(_PipelineTask, dev=8, test=7)
-        feeds = inputs.validation_feeds(None)
+        feeds = inputs.create_all_validation_data(None)
         assert feeds["dev"].dataset is not None
         with pytest.raises(
             ConfigError, match=r"task\.validation_data\.test\.global_batch_size: batch 7 on 2"
@@ -101,9 +101,9 @@ def test_a_batch_that_replicas_cannot_share_names_its_set() -> None:
 def test_overfit_batches_are_trained_on_and_evaluated() -> None:
     config: ExperimentConfig = linear_experiment(overfit_batches=2)
     inputs = TaskInputs(config, LinearTask(config.task))
-    (feed,) = inputs.validation_feeds(None).values()
+    (feed,) = inputs.create_all_validation_data(None).values()
     evaluated = [batch[0].numpy() for batch in feed.dataset.take(9)]
-    iterator = inputs.train_data(tf.Variable(3, dtype=tf.int64), None).iterator()
+    iterator = inputs.create_train_data(tf.Variable(3, dtype=tf.int64), None).iterator()
     np.testing.assert_array_equal(evaluated[1], next(iterator)[0].numpy())
     np.testing.assert_array_equal(evaluated, [next(iterator)[0].numpy() for _ in range(2)])
 
@@ -114,9 +114,9 @@ def test_ready_made_data_cannot_be_cut() -> None:
     with pytest.raises(
         UsageError, match=r"task\.train_data: .*this dataset is ready-made; cut it with take\(2\)"
     ):
-        inputs.train_data(tf.Variable(0, dtype=tf.int64), given)
+        inputs.create_train_data(tf.Variable(0, dtype=tf.int64), given)
     with pytest.raises(UsageError, match=r"task\.validation_data: "):
-        inputs.validation_feeds(given)
+        inputs.create_all_validation_data(given)
 
 
 class _PlainTask(LinearTask):
@@ -154,8 +154,8 @@ def _read(task_type: type[LinearTask], section: str, worker: int, **changes: Any
         num_input_pipelines=2, input_pipeline_id=worker, num_replicas_in_sync=2
     )
     inputs = _InputsOfWorker(config, task_type(config.task), context)
-    data = inputs.train_data(tf.Variable(0, dtype=tf.int64), None)
-    feed = data if section == "train_data" else inputs.validation_feeds(None)[""]
+    data = inputs.create_train_data(tf.Variable(0, dtype=tf.int64), None)
+    feed = data if section == "train_data" else inputs.create_all_validation_data(None)[""]
     return list(feed.dataset.take(5).as_numpy_iterator())
 
 

@@ -19,7 +19,7 @@ from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError, UsageError
-from trainer_kit.runtime.precision import precision
+from trainer_kit.runtime.precision import precision_scope
 from trainer_kit.testing import TinyConfig, tiny_arrays
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
@@ -82,14 +82,14 @@ def test_a_loop_trains_counts_and_reports_until_it_is_stopped() -> None:
     trainer = _trainer()
     first = trainer.train(tf.constant(5))
     second = trainer.train(tf.constant(50))
-    assert (trainer.loop_steps, trainer.reached, int(trainer.global_step)) == (50, 55, 55)
+    assert (trainer.loop_steps, trainer.reached_step, int(trainer.global_step)) == (50, 55, 55)
     assert len(trainer.current_loop.newest_graph.outputs) == 1  # all results are one transfer
     assert set(first) == {"accuracy", "training_loss", "learning_rate"}
     assert second["training_loss"] < first["training_loss"]  # and not a mean over both loops
     assert second["learning_rate"] == np.float32(0.01)
     trainer.request_stop()
     trainer.train(tf.constant(5))
-    assert (trainer.loop_steps, trainer.stop_requested, int(trainer.global_step)) == (0, True, 55)
+    assert (trainer.loop_steps, trainer.is_stop_requested, int(trainer.global_step)) == (0, True, 55)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_every_other_way_of_looping_gives_the_same_weights(
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None:
     config = linear_experiment().replace(runtime={"mixed_precision_dtype": dtype})
-    with precision(config.runtime):
+    with precision_scope(config.runtime):
         trainer = _trainer(config)
         first, reached = trainer.train(tf.constant(10)), trained_weights(trainer)
         last, evaluated = trainer.train(tf.constant(95)), trainer.evaluate(tf.constant(-1))
@@ -371,7 +371,7 @@ def test_ready_made_datasets_replace_build_inputs() -> None:
     assert trainer.evaluate(tf.constant(-1))["accuracy"] > 0.3
     trainer.train_dataset = data.take(2)
     trainer.train(tf.constant(3))
-    assert trainer.data_ended
+    assert trainer.has_data_ended
     assert int(trainer.global_step) == 22
 
 

@@ -15,15 +15,15 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.best.criterion import Criterion
-from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.process.run_directory import RunDirectory
-from trainer_kit.telemetry.flops import model_cost
+from trainer_kit.telemetry.flops import describe_model_cost
 from trainer_kit.testing import TinyTask, tiny_experiment
-from trainer_kit.training.base_trainer import OwnParts
+from trainer_kit.training.base_trainer import CustomParts
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import (
     check_best_metric,
-    check_cut_data,
+    check_overfit_batches,
     check_freeze,
     create_exporter,
     create_trainer,
@@ -75,8 +75,8 @@ def test_bests_with_names_are_kept_as_the_config_has_them(tmp_path: Path) -> Non
     values = {"metric": "validation_loss", "metric_comp": "lower", "keep": 3, "min_delta": 0.5}
     exporter = _exporter(tiny_experiment(best_checkpoints={"top": values}), tmp_path)
     assert isinstance(exporter, BestCheckpoints) and exporter.primary is None
-    assert exporter.named["top"].criterion == Criterion("validation_loss", "lower", 3, 0.5)
-    assert exporter.named["top"].export_dir == str(tmp_path / "best_checkpoints" / "top")
+    assert exporter.named_exporters["top"].criterion == Criterion("validation_loss", "lower", 3, 0.5)
+    assert exporter.named_exporters["top"].export_dir == str(tmp_path / "best_checkpoints" / "top")
 
 
 class _Aggregating(TinyTask):
@@ -86,7 +86,7 @@ class _Aggregating(TinyTask):
 
 def test_a_metric_is_checked_unless_only_a_run_can_tell(tmp_path: Path) -> None:
     exporter = _exporter(tiny_experiment(best_checkpoint_eval_metric="acuracy"), tmp_path)
-    best = BestCheckpoints.of(exporter)
+    best = BestCheckpoints.from_exporter(exporter)
     with pytest.raises(UsageError, match=r"did you mean accuracy.*all: accuracy, validation_loss"):
         check_best_metric(_trainer(), best)
     check_best_metric(_trainer(_Aggregating), best)
@@ -107,9 +107,9 @@ def test_the_highest_loss_as_the_best_is_warned_of(
 
 def test_the_cost_of_an_example_is_known_after_a_step() -> None:
     trainer = _trainer()
-    assert "for one example" not in model_cost(trainer)
+    assert "for one example" not in describe_model_cost(trainer)
     trainer.train(tf.constant(1))
-    assert "195" in model_cost(trainer) and "for one example" in model_cost(trainer)
+    assert "195" in describe_model_cost(trainer) and "for one example" in describe_model_cost(trainer)
 
 
 def test_labels_and_weights_are_not_given_to_the_model() -> None:
@@ -117,20 +117,20 @@ def test_labels_and_weights_are_not_given_to_the_model() -> None:
     spec = (tf.TensorSpec((None, 8)), tf.TensorSpec((None,), tf.int64), tf.TensorSpec((None,)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Keras warns of inputs of another structure
-        assert "FLOPs unknown" not in model_cost(SimpleNamespace(model=model, batch_spec=spec))
+        assert "FLOPs unknown" not in describe_model_cost(SimpleNamespace(model=model, batch_spec=spec))
 
 
 def test_a_trainer_that_opens_its_data_itself_cannot_cut_it() -> None:
     options = tiny_experiment(overfit_batches=2).trainer
-    check_cut_data(_trainer(), options)
+    check_overfit_batches(_trainer(), options)
     with pytest.raises(UsageError, match=r"trainer\.overfit_batches: Theirs opens its data itself"):
-        check_cut_data(SimpleNamespace(class_name="Theirs", own=OwnParts(steps=True)), options)
+        check_overfit_batches(SimpleNamespace(class_name="Theirs", own=CustomParts(has_steps=True)), options)
 
 
 def test_a_trainer_of_another_kind_that_cannot_freeze_is_refused() -> None:
     trainer = create_trainer(config := tiny_experiment(freeze=("bias",)), TinyTask(config.task))
     check_freeze(trainer, config.trainer.freeze)
-    theirs = SimpleNamespace(class_name="Theirs", own=OwnParts(steps=True))
+    theirs = SimpleNamespace(class_name="Theirs", own=CustomParts(has_steps=True))
     check_freeze(theirs, ())
     with pytest.raises(
         UsageError, match="freezes no variables; remove freeze, or inherit from the Trainer"

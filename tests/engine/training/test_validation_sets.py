@@ -10,14 +10,14 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
 from trainer_kit.inputs.dataset_iterator import ValidationData
-from trainer_kit.training.task_inputs import ValidationSet, ValidationSets, shared_sets
+from trainer_kit.training.task_inputs import ValidationSet, ValidationSets, create_validation_sets
 
 
 def _sets(own: dict[str, ValidationSetConfig] | None = None, **elements: int) -> ValidationSets:
     """Returns sets of so many elements each, whose data is made; "single" is the set without a name."""
     names = {name.removeprefix("single"): count for name, count in elements.items()}
     feeds = {name: _feed(name, count) for name, count in names.items()}
-    return shared_sets(feeds, SimpleNamespace(validation_sets=own or {}))
+    return create_validation_sets(feeds, SimpleNamespace(validation_sets=own or {}))
 
 
 class _Inputs:
@@ -47,7 +47,7 @@ def test_a_set_has_steps_and_interval_of_its_own_or_those_of_all() -> None:
         (True, -1, 7),
         (False, 5, 9),
     ]
-    assert sets.turn_to("dev").interval(None) is None
+    assert sets.select("dev").interval(None) is None
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_without_a_known_length_only_a_number_of_steps_tells() -> None:
 def test_the_batches_of_the_evaluated_sets_are_added() -> None:
     sets = _sets({"test": ValidationSetConfig(steps=2)}, dev=7, test=5)
     assert sets.batches(-1, 1) == 9
-    sets.evaluated = ("test",)
+    sets.evaluated_names = ("test",)
     assert sets.batches(-1, 1) == 2
-    sets.turn_to("dev").feed.forget()
+    sets.select("dev").data.reset()
     assert sets.batches(-1, 1) == 2  # the set without a known length is not evaluated
-    sets.evaluated = sets.names
+    sets.evaluated_names = sets.names
     assert sets.batches(-1, 1) is None

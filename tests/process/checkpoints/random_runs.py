@@ -211,7 +211,7 @@ def _draw_kind(
     trainer = SavedTrainer(state.checkpoint, step, before_save=lambda _: state.python_state.store())
     manager = manager_of(trainer, folder, max_to_keep=STEPS)
     path = manager.restore_or_initialize()
-    state.restored(path)
+    state.after_restore(path)
     assert int(step.numpy()) == begin
     Path(folder).mkdir(parents=True, exist_ok=True)
 

@@ -19,9 +19,9 @@ from tests.engine.checkpoints.small_run import RUN_ID, SmallRun, names, parts, s
 from tests.fork_server import ForkServer
 from trainer_kit import files
 from trainer_kit.checkpoints import manager
-from trainer_kit.checkpoints.commit import problem
+from trainer_kit.checkpoints.commit import describe_damage
 from trainer_kit.errors import ExitCode, StorageError
-from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.testing import stop_at
 
 FOREIGN = (
@@ -137,7 +137,7 @@ def test_a_disk_full_at_any_file_is_reported_and_loses_nothing(
             failed.append(str(error))
         there = {name.split(".")[0] for name in names(folder)} - {"checkpoint"}
         assert len(there) >= 2 and f"ckpt-{whole}" in there  # two are to be kept
-        assert all(problem(str(folder / name)) == "" for name in there)
+        assert all(describe_damage(str(folder / name)) == "" for name in there)
         assert [name for name in names(folder) if "tmp" in name or "temp" in name] == []
         (small_disk / "ballast").unlink()
         whole = SmallRun(folder, 3000, max_to_keep=2).start
@@ -296,7 +296,7 @@ def test_a_worker_that_is_not_chief_keeps_one_copy_of_its_own(
     SmallRun(tmp_path).train_to(1)
     monkeypatch.setattr(manager, "is_chief", lambda _: False)
     monkeypatch.setattr(manager, "worker_index", lambda _: 2)
-    monkeypatch.setattr(manager, "broadcast_from_chief", lambda *_: 1)
+    monkeypatch.setattr(manager, "broadcast_int", lambda *_: 1)
     before, attempts = names(tmp_path), tmp_path / "workers/2/attempts.jsonl"
     attempts.parent.mkdir(parents=True)
     attempts.write_text("of the supervisor")
@@ -305,7 +305,7 @@ def test_a_worker_that_is_not_chief_keeps_one_copy_of_its_own(
         assert other.start == 1
         other.train_to(*steps)
         assert names(tmp_path / "workers/2/checkpoints") == ["checkpoint", *parts(steps[-1])]
-        assert other.manager.newest() == f"{tmp_path}/ckpt-1"
+        assert other.manager.find_newest() == f"{tmp_path}/ckpt-1"
     other.manager.__exit__(None, None, None)
     assert names(tmp_path) == [*before, "workers"] and names(tmp_path / "workers/2") == [
         "attempts.jsonl"
@@ -335,7 +335,7 @@ def test_a_best_that_cannot_be_written_leaves_the_one_before(
 ) -> None:
     value = tf.Variable(1)
     checkpoint = tf.train.Checkpoint(value=value)
-    best = BestCheckpoint(str(tmp_path), "accuracy")
+    best = BestWeightsExporter(str(tmp_path), "accuracy")
     best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.5}, 1)
     stop_at(point, how="raise")
     with pytest.raises(
@@ -343,7 +343,7 @@ def test_a_best_that_cannot_be_written_leaves_the_one_before(
     ):
         best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
     assert [name for name in names(tmp_path) if name.endswith(("tmp", "temp"))] == []
-    again = BestCheckpoint(str(tmp_path), "accuracy")
+    again = BestWeightsExporter(str(tmp_path), "accuracy")
     assert again.best == ("accuracy", 0.5, 1)
     assert again.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
     assert {name.split(".")[0] for name in names(tmp_path)} == {"checkpoint", "info", "ckpt-2"}
@@ -354,7 +354,7 @@ def test_a_pointer_that_cannot_be_written_names_whole_weights(
     tmp_path: Path, point: str, without_faults: None
 ) -> None:
     checkpoint = tf.train.Checkpoint(value=tf.Variable(1))
-    best = BestCheckpoint(str(tmp_path), "accuracy")
+    best = BestWeightsExporter(str(tmp_path), "accuracy")
     best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.5}, 1)
     stop_at(point, how="raise")
     with pytest.raises(
@@ -362,13 +362,13 @@ def test_a_pointer_that_cannot_be_written_names_whole_weights(
     ):
         best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
     assert tf.train.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-1"
-    assert BestCheckpoint(str(tmp_path), "accuracy").best == ("accuracy", 0.6, 2)
+    assert BestWeightsExporter(str(tmp_path), "accuracy").best == ("accuracy", 0.6, 2)
     assert tf.train.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-2"
 
 
 def test_a_best_on_a_full_disk_is_told_with_what_is_free(small_disk: Path) -> None:
     checkpoint = tf.train.Checkpoint(value=tf.Variable(tf.zeros([5000])))
-    best = BestCheckpoint(str(small_disk / "best"), "accuracy")
+    best = BestWeightsExporter(str(small_disk / "best"), "accuracy")
     best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.5}, 1)
     before = names(small_disk / "best")
     _leave_free(small_disk, 2)

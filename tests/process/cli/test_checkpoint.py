@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
-from trainer_kit.checkpoints.state.strict_restore import training_checkpoint
+from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint
 from trainer_kit.cli.main import main
 from trainer_kit.training.initial_weights.load import load_initial_weights
 
@@ -28,7 +28,7 @@ def _saved(folder: Path, value: float, kind: str = "ours") -> str:
         optimizer = keras.optimizers.SGD()
         optimizer.build(net.trainable_variables)
         step = tf.Variable(int(value), dtype=tf.int64)
-        return training_checkpoint(global_step=step, model=net, optimizer=optimizer).write(
+        return create_training_checkpoint(global_step=step, model=net, optimizer=optimizer).write(
             f"{folder}/ckpt-1"
         )
     if kind == "plain":

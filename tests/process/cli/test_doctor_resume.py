@@ -15,7 +15,7 @@ import tensorflow as tf
 from tests.fork_server import Child, ForkServer
 from tests.process.cli.logged_run import logged
 from trainer_kit.cli import doctor_resume
-from trainer_kit.cli.main import parser
+from trainer_kit.cli.main import build_parser
 from trainer_kit.errors import UsageError
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -96,7 +96,7 @@ def forked(experiments: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     with ForkServer() as server:
 
         def start(command: list[str], folder: Path) -> _Forked:
-            log = doctor_resume._log(folder)
+            log = doctor_resume._get_log_path(folder)
             log.touch()  # it is read at once
             return _Forked(server.start(logged, str(log), *command[3:], folder=str(experiments)))
 
@@ -145,11 +145,11 @@ def test_the_real_command_is_run_and_its_failure_told(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(here)
-    given = parser().parse_args(["doctor", "resume", "mine/smal", "--import_module=mine.py"])
+    given = build_parser().parse_args(["doctor", "resume", "mine/smal", "--import_module=mine.py"])
     folder = tmp_path / "uninterrupted"
     command = doctor_resume._command(given, folder)
     with pytest.raises(doctor_resume.DoctorError) as error:
-        doctor_resume._to_the_end(command, folder)
+        doctor_resume._run_to_end(command, folder)
     message = (
         "the run ended with exit code 2; its last lines:\n  error: --experiment: no experiment is"
         " called 'mine/smal'"
@@ -162,11 +162,11 @@ def test_fewer_kills_than_were_asked_for_prove_nothing(tmp_path: Path) -> None:
     for folder in folders:
         tf.train.Checkpoint(step=tf.Variable(1)).write(str(folder / "ckpt-1"))
     asked = argparse.Namespace(kills=2)
-    assert doctor_resume._verdict(asked, *folders, 2, [], False) == 0
+    assert doctor_resume._report_verdict(asked, *folders, 2, [], False) == 0
     with pytest.raises(
         UsageError, match=r"ended before kill 2 of 2, and is the same so far; give it more steps"
     ):
-        doctor_resume._verdict(asked, *folders, 1, [], False)
+        doctor_resume._report_verdict(asked, *folders, 1, [], False)
 
 
 def test_a_wrong_number_of_kills_is_told_before_anything_runs(trainer_kit: Command) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer_kit.config.fields import leaves
+from trainer_kit.config.fields import flatten_values
 from trainer_kit.testing import tiny_experiment
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +42,7 @@ def test_every_value_of_an_experiment_is_shown(trainer_kit: Command) -> None:
     assert {origin for _, origin in rows.values()} == {"default", "experiment"}
     general = [
         path
-        for path in leaves(tiny_experiment())
+        for path in flatten_values(tiny_experiment())
         if path.startswith(("runtime.", "task.train_data."))
     ]
     assert set(general) <= set(rows)

@@ -19,7 +19,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tests.process.cli.written_runs import write_params, write_process
 from trainer_kit.cli.main import main
 from trainer_kit.cli.tensorboard import _table
-from trainer_kit.cli.view.tables import plain
+from trainer_kit.cli.view.tables import format_table
 
 ROOT = Path(__file__).parents[3]
 
@@ -97,7 +97,7 @@ def test_the_state_of_a_trainer_comes_from_its_heartbeat(tmp_path: Path) -> None
     os.utime(silent, (hour_ago, hour_ago))
     write_params(tmp_path / "waiting")
 
-    _, _, *rows = plain(_table(tmp_path)).splitlines()
+    _, _, *rows = format_table(_table(tmp_path)).splitlines()
 
     assert [re.split("  +", row) for row in rows] == [
         ["alive", "alive", "7"],

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.examples import Command, Page, files_of, read_page, read_pages
+from scripts.examples import Command, Page, collect_files, read_page, read_pages
 from scripts.source_files import ROOT
 from tests.fork_server import Child, ForkServer
 from tests.process.docs.page_process import run_in_background, serve
@@ -120,7 +120,7 @@ def _run(page: Page, pages: list[Page], folder: Path, runner: Runner) -> None:
     folder.mkdir(exist_ok=True)
     for shared in ("experiments", "configs"):  # what commands find in the checkout
         (folder / shared).symlink_to(ROOT / shared)
-    for name, text in files_of(page, pages).items():
+    for name, text in collect_files(page, pages).items():
         (folder / name).write_text(text)
     for command in [line for block in page.commands for line in _lines(block)]:
         code, text = runner.run(command.text, folder)
@@ -140,7 +140,7 @@ def test_the_commands_of_a_page_end_as_it_says(page: Page, runner: Runner, tmp_p
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.path) for page in PAGES])
 def test_markers_stand_before_blocks_that_can_be_read(page: Page) -> None:
     assert page.lost == ()
-    for name, text in files_of(page, PAGES).items():
+    for name, text in collect_files(page, PAGES).items():
         compile(text, f"{page.path}:{name}", "exec")
 
 

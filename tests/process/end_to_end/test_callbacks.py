@@ -16,7 +16,7 @@ from tests.fork_server import ForkServer
 from tests.process.end_to_end.callbacks_experiment import WeightNorm
 from tests.process.end_to_end.killed_experiment import killed_at
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.files import read_lines
+from trainer_kit.files import read_json_lines
 from trainer_kit.run.launcher import launch
 from trainer_kit.testing import compare_runs
 
@@ -70,7 +70,7 @@ def server() -> Iterator[ForkServer]:
 
 def _assert_reported(run: Path, steps: list[int]) -> None:
     """The callback has reported at `steps`, into the history and the event file, and its time was counted."""
-    lines = [line for line in read_lines(run / "metrics.jsonl") if line["kind"] == "train"]
+    lines = [line for line in read_json_lines(run / "metrics.jsonl") if line["kind"] == "train"]
     assert [line["step"] for line in lines if "weight_norm" in line["metrics"]] == steps
     assert "callbacks/WeightNorm" in json.loads((run / "final.json").read_text())["time"]
     (events,) = (run / "train").glob("events*")
@@ -104,7 +104,7 @@ def runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[
         )
         assert death.code == -signal.SIGKILL, (point, death.text)
         ledger, saves = hit / "evals/validation.jsonl", complete_checkpoints(str(hit))
-        steps = [line["step"] for line in read_lines(ledger)] if ledger.exists() else []
+        steps = [line["step"] for line in read_json_lines(ledger)] if ledger.exists() else []
         assert (max(steps, default=0), max(saves, default=0)) == (evaluated, saved), point
     for ended in (server.run("train", *flags, f"--model_dir={hit}"), uninterrupted.wait()):
         assert ended.code == 0, ended.text
@@ -127,7 +127,7 @@ def test_kills_change_neither_the_stop_step_nor_the_bits(runs: tuple[Path, Path]
 
 
 def test_hyper_parameters_change_at_the_same_steps_after_kills(runs: tuple[Path, Path]) -> None:
-    lines = [line for line in read_lines(runs[1] / "metrics.jsonl") if line["kind"] == "change"]
+    lines = [line for line in read_json_lines(runs[1] / "metrics.jsonl") if line["kind"] == "change"]
     assert [(line["step"], line["metrics"]) for line in lines] == [
         (0, {"loss_weight": 0.01}),
         (12, {"loss_weight": 0.5}),

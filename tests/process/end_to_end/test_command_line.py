@@ -16,7 +16,7 @@ import pytest
 
 from tests.fork_server import Child, ForkServer
 from tests.process.end_to_end.scripts_in_a_fork import run_without_trainer_kit
-from trainer_kit.files import read_lines
+from trainer_kit.files import read_json_lines
 
 ROOT = Path(__file__).parents[3]
 
@@ -144,7 +144,7 @@ def test_a_run_is_trained_resumed_and_evaluated(folder: Path, server: ForkServer
     beside = sidecar.wait(240)
     assert beside.code == 0, beside.text
     ledger, own = (
-        list(read_lines(folder / f"run/evals/{name}.jsonl"))
+        list(read_json_lines(folder / f"run/evals/{name}.jsonl"))
         for name in ("continuous_eval", "validation")
     )
     assert ledger[-1]["metrics"] == own[-1]["metrics"]  # by the second model as it was trained

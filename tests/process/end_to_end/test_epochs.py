@@ -10,7 +10,7 @@ import pytest
 
 from tests.fork_server import ForkServer
 from tests.process.end_to_end.killed_experiment import killed_at
-from trainer_kit.files import read_lines
+from trainer_kit.files import read_json_lines
 from trainer_kit.testing import compare_runs
 
 MODULE = "tests.process.end_to_end.epochs_experiment"
@@ -60,6 +60,6 @@ def test_a_kill_in_an_epoch_changes_no_bit_and_no_count(
     assert [line.split(":")[0] for line in noted] == ends
     places = {
         line["step"]: (line["epoch"], line["step_in_epoch"])
-        for line in read_lines(hit / "metrics.jsonl")
+        for line in read_json_lines(hit / "metrics.jsonl")
     }
     assert places[11] == (1, 11) and places[13] == (2, 2) and places[last] == (2, last - 11)

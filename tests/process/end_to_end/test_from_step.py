@@ -13,10 +13,10 @@ import pytest
 
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.startup_scan import archive_later
+from trainer_kit.checkpoints.startup_scan import archive_later_checkpoints
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.ledger import active_records
-from trainer_kit.files import read_lines
+from trainer_kit.files import read_json_lines
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.runtime.determinism import seed_everything
 from trainer_kit.testing import compare_runs
@@ -57,7 +57,7 @@ def finished(reference: Path, tmp_path: Path) -> Path:
 
 def _evaluations(folder: Path) -> list[tuple[int, int]]:
     """(step, lineage) of the evaluations that count."""
-    lines = read_lines(folder / "evals" / "validation.jsonl")
+    lines = read_json_lines(folder / "evals" / "validation.jsonl")
     return [(record["step"], record["lineage"]) for record in active_records(lines)]
 
 
@@ -76,7 +76,7 @@ def test_a_run_that_goes_back_takes_the_same_way_again(reference: Path, finished
 def test_a_kill_after_the_archiving_does_not_stop_the_rewind(
     reference: Path, finished: Path, step: int
 ) -> None:
-    archive_later(
+    archive_later_checkpoints(
         str(finished), step
     )  # and then the process was killed; it is started again without the flag
     _run(finished)

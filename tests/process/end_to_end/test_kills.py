@@ -28,7 +28,7 @@ from tests.process.end_to_end.killed_experiment import (
     killed_behind_its_reports,
     recorded,
 )
-from trainer_kit.checkpoints.commit import problem, read_record
+from trainer_kit.checkpoints.commit import describe_damage, read_commit_record
 from trainer_kit.testing import WRITE_POINTS, compare_runs
 
 EXPERIMENT = "tests.process.end_to_end.killed_experiment"
@@ -305,9 +305,9 @@ def _wrong_with_best(folder: Path) -> str:
         return ""
     info = json.loads((folder / "info.json").read_text())
     prefix = str(folder / info["checkpoint"])
-    if wrong := problem(prefix):
+    if wrong := describe_damage(prefix):
         return wrong
-    if (noted := (read_record(prefix) or {}).get("info")) != info:
+    if (noted := (read_commit_record(prefix) or {}).get("info")) != info:
         return f"info.json tells {info}, the record of the weights {noted}"
     step = int(tf.train.load_variable(prefix, "global_step/.ATTRIBUTES/VARIABLE_VALUE"))
     return (

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scripts.code_mistakes import CODE_MISTAKES, CodeMistake
-from scripts.mistakes import MISTAKES, ROOT, Mistake, commit, is_told, run_module, what_is_missing
+from scripts.mistakes import MISTAKES, ROOT, CommandMistake, run_mistake, is_reported, run_module, find_missing_parts
 from tests.fork_server import ForkServer
 from tests.process.end_to_end.late_commands import answer
 
@@ -82,26 +82,26 @@ def test_a_mistake_gets_one_message_and_leaves_nothing(
         print(json.dumps([arguments, str(errors)]), file=commands.stdin, flush=True)
         return int(commands.stdout.readline()), errors.read_text()
 
-    outcome = commit(mistake, tmp_path, run)
+    outcome = run_mistake(mistake, tmp_path, run)
     assert outcome.code == mistake.code, outcome.text
     assert mistake.expected.replace("{folder}", str(tmp_path)) in outcome.text
     assert "Traceback" not in outcome.text
     assert outcome.written == []
     assert not outcome.imported_tensorflow
-    assert is_told(mistake, outcome, tmp_path)
+    assert is_reported(mistake, outcome, tmp_path)
 
 
 def test_the_real_command_tells_a_mistake(tmp_path: Path) -> None:
     mistake = _EARLY[0]
-    outcome = commit(mistake, tmp_path)
-    assert is_told(mistake, outcome, tmp_path), outcome.text
+    outcome = run_mistake(mistake, tmp_path)
+    assert is_reported(mistake, outcome, tmp_path), outcome.text
 
 
 @pytest.mark.parametrize("mistake", _LATE, ids=lambda mistake: mistake.name.replace(" ", "_"))
 def test_a_mistake_that_needs_tensorflow_gets_one_message_too(
     mistake: Mistake, tmp_path: Path, late: Run
 ) -> None:
-    outcome = commit(mistake, tmp_path, late)
+    outcome = run_mistake(mistake, tmp_path, late)
     assert outcome.code == mistake.code, outcome.text
     assert mistake.expected.replace("{folder}", str(tmp_path)) in outcome.text
     assert "Traceback" not in outcome.text
@@ -120,7 +120,7 @@ def test_an_error_of_own_code_shows_the_line_and_the_shapes(
 
     of_the_process = "runtime." in mistake.overrides
     code, text = run_module(mistake, mine, run if of_the_process else late)
-    assert what_is_missing(mistake, code, text, mine) == [], text
+    assert find_missing_parts(mistake, code, text, mine) == [], text
 
 
 def test_the_sample_in_the_guide_is_what_is_printed() -> None:

@@ -23,7 +23,7 @@ from tests.process.end_to_end.workers_experiment import (
     watched_worker,
     worker,
 )
-from trainer_kit.files import read_lines
+from trainer_kit.files import read_json_lines
 from trainer_kit.process.run_lock import RunLock
 from trainer_kit.testing import compare_runs
 
@@ -141,7 +141,7 @@ def test_two_workers_evaluate_what_their_checkpoint_holds(
     )
     assert alone.wait(SECONDS).code == 0
     recorded, again = (
-        list(read_lines(folder / f"evals/{name}.jsonl"))[-1] for name in ("validation", "eval")
+        list(read_json_lines(folder / f"evals/{name}.jsonl"))[-1] for name in ("validation", "eval")
     )
     assert recorded["step"] == again["step"] == STEPS
     assert again["metrics"] == pytest.approx(recorded["metrics"], rel=1e-6)
@@ -187,7 +187,7 @@ def test_stopped_and_killed_workers_keep_the_same_bits(runs: Runs) -> None:
     assert compare_runs(runs.whole, runs.hit) == []
     changes = [
         line["metrics"]
-        for line in read_lines(runs.hit / "metrics.jsonl")
+        for line in read_json_lines(runs.hit / "metrics.jsonl")
         if line["kind"] == "change"
     ]
     assert changes == [

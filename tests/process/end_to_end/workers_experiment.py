@@ -125,7 +125,7 @@ def worker(hosts: Sequence[str], index: int, *arguments: str) -> None:
 
 def hasty_worker(hosts: Sequence[str], index: int, *arguments: str) -> None:
     """Trains, and waits two seconds for the heartbeat of the chief in place of a minute."""
-    plan._SEEN_WITHIN = 2.0
+    plan._VISIBILITY_TIMEOUT_SECONDS = 2.0
     worker(hosts, index, *arguments)
 
 

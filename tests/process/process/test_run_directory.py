@@ -23,9 +23,9 @@ from trainer_kit.errors import ExitCode, StorageError, UsageError
 from trainer_kit.process.run_directory import (
     RunDirectory,
     check_model_dir,
-    config_hash,
+    compute_config_hash,
     count_starts,
-    kept_threads,
+    read_thread_counts,
 )
 
 
@@ -136,7 +136,7 @@ def test_a_folder_that_was_moved_is_no_longer_the_runs(tmp_path: Path) -> None:
         StorageError, match=r"contains another run now, .* or with another model_dir"
     ):
         directory.check_run_id()
-    directory.withdraw_record([directory.params])
+    directory.remove_records([directory.params_path])
     assert directory.is_recorded()
 
 
@@ -206,7 +206,7 @@ def test_a_damaged_manifest_stops_nobody(tmp_path: Path, manifest: str) -> None:
     directory = _started(tmp_path)
     (tmp_path / "manifest.json").write_text(manifest)
     assert check_model_dir(directory, _config(), "yours", []) == []
-    assert kept_threads(str(tmp_path)) is None
+    assert read_thread_counts(str(tmp_path)) is None
     assert count_starts(tmp_path) == 0
 
 
@@ -252,7 +252,7 @@ def test_what_is_no_file_is_not_read(
     directory = _started(tmp_path)
     (tmp_path / name).unlink(missing_ok=True)
     make(tmp_path / name)
-    assert directory.steps_per_epoch() is None  # which a fit asks for first
+    assert directory.read_steps_per_epoch() is None  # which a fit asks for first
     with pytest.raises(StorageError, match=f"{tmp_path}/{name} is not a file; remove it"):
         check_model_dir(directory, _config(), "mine", [])
 
@@ -327,26 +327,26 @@ def test_the_config_hash_covers_what_evaluations_depend_on() -> None:
             trainer={"overfit_batches": 1}, task={"train_data": {"seed": 3}}
         ),  # which is evaluated then
     )
-    assert len({config_hash(one) for one in (config, *others)}) == 7
-    assert config_hash(config) == config_hash(config.replace(task={"train_data": {"seed": 3}}))
-    assert config_hash(config) == config_hash(_config(train_steps=51))
-    assert len(config_hash(config)) == 12
+    assert len({compute_config_hash(one) for one in (config, *others)}) == 7
+    assert compute_config_hash(config) == compute_config_hash(config.replace(task={"train_data": {"seed": 3}}))
+    assert compute_config_hash(config) == compute_config_hash(_config(train_steps=51))
+    assert len(compute_config_hash(config)) == 12
 
 
 def test_the_config_hash_is_that_of_earlier_releases() -> None:
     assert (
-        config_hash(ExperimentConfig()) == "19d2ba3d1665"
+        compute_config_hash(ExperimentConfig()) == "19d2ba3d1665"
     )  # of a config before datasets had names in it
     average = {"average_decay": 0.9, "more_decays": {"fast": 0.5}}
     config = ExperimentConfig().replace(trainer={"optimizer_config": {"ema": average}})
-    assert config_hash(config) == "8c7500f33386"  # of a config before there were several averages
+    assert compute_config_hash(config) == "8c7500f33386"  # of a config before there were several averages
     both = config.replace(trainer={"optimizer_config": {"ema": {"evaluate": ["average", "fast"]}}})
     others = {"fast": 0.6}, {"fast": 0.5, "slow": 0.9}
     changed = [
         both.replace(trainer={"optimizer_config": {"ema": {"more_decays": one}}}) for one in others
     ]
     assert (
-        len({config_hash(one) for one in (config, both, *changed)}) == 3
+        len({compute_config_hash(one) for one in (config, both, *changed)}) == 3
     )  # what is not evaluated does not count
 
 
@@ -359,20 +359,20 @@ class Evaluating(ExperimentConfig):
 
 def test_an_unknown_validation_set_has_the_hash_of_all_sets() -> None:
     config = Evaluating(task=_config().task, trainer=_config().trainer)
-    assert config_hash(config, "one") == config_hash(config, "other") == config_hash(config)
-    assert config_hash(config.replace(eval_tasks=("one",)), "one") != config_hash(config, "one")
+    assert compute_config_hash(config, "one") == compute_config_hash(config, "other") == compute_config_hash(config)
+    assert compute_config_hash(config.replace(eval_tasks=("one",)), "one") != compute_config_hash(config, "one")
 
 
 def test_the_first_thread_counts_and_all_starts_are_recorded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = _directory(tmp_path)
-    assert kept_threads(str(tmp_path)) is None
+    assert read_thread_counts(str(tmp_path)) is None
     assert count_starts(tmp_path) == 0
     for start, count in enumerate((2, 2, 4), start=1):
         directory.write_record(_config(), "mine", "train", {}, {"inter_op": count, "intra_op": 2})
         assert count_starts(tmp_path) == start
-    assert kept_threads(str(tmp_path)) == {"inter_op": 4, "intra_op": 2}
+    assert read_thread_counts(str(tmp_path)) == {"inter_op": 4, "intra_op": 2}
     assert (
         caplog.text.count("threads: {'inter_op': 2, 'intra_op': 2} when the run was started, ") == 1
     )
@@ -381,22 +381,22 @@ def test_the_first_thread_counts_and_all_starts_are_recorded(
 def test_withdrawing_a_record_removes_only_new_files(tmp_path: Path) -> None:
     directory = _directory(tmp_path)
     (tmp_path / "notes.gin").write_text("the user's")
-    new = directory.missing_records(["notes.gin", "other.gin"])
+    new = directory.list_missing_records(["notes.gin", "other.gin"])
     assert new == [str(tmp_path / name) for name in ("params.yaml", "manifest.json", "other.gin")]
     directory.write_record(_config(), "mine", "train", {"notes.gin": "", "other.gin": ""})
     assert directory.is_recorded()
-    directory.withdraw_record(new)
+    directory.remove_records(new)
     assert _listing(tmp_path) == ["notes.gin"] and not directory.is_recorded()
     directory.write_record(_config(), "mine", "train", {})
-    assert directory.missing_records([]) == []
+    assert directory.list_missing_records([]) == []
 
 
 def test_the_record_of_a_checkpoint_stays(tmp_path: Path) -> None:
     directory = _directory(tmp_path / "run[1]")
-    new = directory.missing_records([])
+    new = directory.list_missing_records([])
     directory.write_record(_config(), "mine", "train", {})
     (tmp_path / "run[1]" / "ckpt-0.index").write_text("")
-    directory.withdraw_record(new)
+    directory.remove_records(new)
     assert _listing(tmp_path / "run[1]") == ["ckpt-0.index", "manifest.json", "params.yaml"]
 
 

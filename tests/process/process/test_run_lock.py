@@ -31,7 +31,7 @@ from trainer_kit.errors import (
     UsageError,
 )
 from trainer_kit.process import run_lock
-from trainer_kit.process.run_lock import RunLock, check_not_held, read_heartbeat
+from trainer_kit.process.run_lock import RunLock, check_not_in_use, read_heartbeat
 from trainer_kit.testing import stop_at
 
 _PROGRAM = """
@@ -223,7 +223,7 @@ def test_a_forked_child_that_leaves_the_block_ends_nothing(
 ) -> None:
     pid = os.getpid()
     try:
-        with contextlib.suppress(ValueError), RunLock(tmp_path, record="missing"):
+        with contextlib.suppress(ValueError), RunLock(tmp_path, record_path="missing"):
             child = os.fork()
             if child == 0:
                 raise error
@@ -348,7 +348,7 @@ def test_without_locks_the_heartbeat_decides_with_a_warning(
 
 @pytest.mark.usefixtures("no_locks")
 def test_without_locks_nothing_is_removed_that_may_be_anothers(tmp_path: Path) -> None:
-    with pytest.raises(ValueError), RunLock(tmp_path, record="missing"):
+    with pytest.raises(ValueError), RunLock(tmp_path, record_path="missing"):
         raise ValueError("bug")
     assert (tmp_path / "trainer.lock").exists() and _heartbeat(tmp_path)["ended"] == "failed"
 
@@ -396,7 +396,7 @@ def test_a_run_that_is_not_recorded_leaves_no_trace_of_its_end(
     for name in users_files:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / name).write_text("the user's")
-    with pytest.raises(type(error)), RunLock(tmp_path / "run", record="missing"):
+    with pytest.raises(type(error)), RunLock(tmp_path / "run", record_path="missing"):
         raise error
     assert (tmp_path / "run").exists() == bool(users_files)
     assert [path.name for path in (tmp_path / "run").glob("*")] == users_files
@@ -411,7 +411,7 @@ def test_a_waiter_whose_lock_file_is_removed_is_still_alone(tmp_path: Path) -> N
             leave.wait(20)
 
     second = threading.Thread(target=train)
-    with pytest.raises(ValueError), RunLock(folder, record="missing"):
+    with pytest.raises(ValueError), RunLock(folder, record_path="missing"):
         (
             folder / "heartbeat.json"
         ).unlink()  # or the second one would know who is there, and not wait
@@ -440,7 +440,7 @@ def test_no_two_of_many_short_runs_train_at_the_same_time(tmp_path: Path) -> Non
         nonlocal inside, most, entered
         for _ in range(40):
             try:
-                with RunLock(tmp_path / "run", record="missing"):
+                with RunLock(tmp_path / "run", record_path="missing"):
                     inside, entered = inside + 1, entered + 1
                     most = max(most, inside)
                     time.sleep(0.001)
@@ -577,11 +577,11 @@ def _log_level(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_look_finds_a_live_trainer_and_takes_nothing(tmp_path: Path) -> None:
-    check_not_held(tmp_path)
+    check_not_in_use(tmp_path)
     assert list(tmp_path.iterdir()) == []
     wanted = rf"pid {os.getpid()} .*step 7 at its last heartbeat"
     with RunLock(tmp_path, lambda: ("train", 7)), pytest.raises(ModelDirInUseError, match=wanted):
-        check_not_held(tmp_path)
-    check_not_held(tmp_path)
+        check_not_in_use(tmp_path)
+    check_not_in_use(tmp_path)
     with RunLock(tmp_path):
         pass

@@ -224,9 +224,9 @@ def test_a_second_ctrl_c_exits_only_after_a_second(
             os.kill(os.getpid(), one)
             interrupts = sum(each == INT for _, each in sent[: number + 1])
             wait_until(
-                lambda least=interrupts: signals.received is not None and clock.read >= least
+                lambda least=interrupts: signals.received_signal is not None and clock.read >= least
             )
-        wait_until(lambda: signals.received == received and ended == exits)
+        wait_until(lambda: signals.received_signal == received and ended == exits)
     assert (run.stops, ended) == (1, exits)
 
 
@@ -259,7 +259,7 @@ def test_a_sigterm_while_ctrl_c_ends_the_run_means_a_restart() -> None:
     with pytest.raises(PreemptedError, match="interrupted"), StopSignals() as signals:
         for number in (INT, TERM):
             os.kill(os.getpid(), number)
-            wait_until(lambda number=number: signals.received == number)
+            wait_until(lambda number=number: signals.received_signal == number)
         raise InterruptedRunError("interrupted")
 
 
@@ -269,7 +269,7 @@ def test_handlers_are_put_back() -> None:
     with StopSignals(run) as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         assert run.asked.wait(5)
-        assert signals.received == signal.SIGTERM
+        assert signals.received_signal == signal.SIGTERM
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
@@ -297,8 +297,8 @@ def test_a_signal_of_a_nested_handler_is_not_lost_at_its_end() -> None:
         with StopSignals() as inside:
             os.kill(os.getpid(), signal.SIGTERM)
             assert run.asked.wait(5)
-            wait_until(lambda: inside.received is not None)  # told last
-        assert (around.received, inside.received, ended.received) == (
+            wait_until(lambda: inside.received_signal is not None)  # told last
+        assert (around.received_signal, inside.received_signal, ended.received_signal) == (
             signal.SIGTERM,
             signal.SIGTERM,
             None,
@@ -311,6 +311,6 @@ def test_one_entered_after_the_signal_stops_at_once() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert run.asked.wait(5)
         with StopSignals(nested) as inside:
-            assert nested.asked.wait(5) and inside.received == signal.SIGTERM
+            assert nested.asked.wait(5) and inside.received_signal == signal.SIGTERM
     with StopSignals() as next_one:
-        assert next_one.received is None
+        assert next_one.received_signal is None

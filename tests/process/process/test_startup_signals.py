@@ -11,14 +11,14 @@ import pytest
 
 from tests.builders import start_python
 from trainer_kit.errors import ExitCode
-from trainer_kit.process.startup_signals import exit_code
+from trainer_kit.process.startup_signals import get_signal_exit_code
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
 def test_exit_codes_are_those_of_the_one_table() -> None:
-    assert [exit_code(number) for number in (TERM, HUP, INT)] == [
+    assert [get_signal_exit_code(number) for number in (TERM, HUP, INT)] == [
         ExitCode.PREEMPTED,
         ExitCode.PREEMPTED,
         ExitCode.INTERRUPTED,

@@ -8,11 +8,11 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 
 def build_keras_2_model() -> None:
     """Prints the policy and the random numbers of layers made after a run is prepared."""
-    from trainer_kit.run.launcher import prepare
+    from trainer_kit.run.launcher import prepare_runtime
 
     runtime = {"mixed_precision_dtype": "bfloat16", "random_seed": 7}
     config = ExperimentConfig().replace(runtime=runtime)
-    with prepare(config).scope():
+    with prepare_runtime(config).scope():
         import tensorflow as tf
         import tf_keras
 

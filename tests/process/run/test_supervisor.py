@@ -16,9 +16,9 @@ import pytest
 from trainer_kit import supervise
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import ExitCode, UsageError
-from trainer_kit.files import append_line, read_lines
+from trainer_kit.files import append_json_line, read_json_lines
 from trainer_kit.process.run_directory import RunDirectory
-from trainer_kit.run.supervisor import Decision, outcome
+from trainer_kit.run.supervisor import Decision, classify_exit_code
 
 # Ends with the next exit code of its arguments; a negative one is minus the number of a signal.
 _ENDS = """
@@ -53,7 +53,7 @@ def _ends(folder: Path, *codes: int) -> list[str]:
 
 
 def _attempts(folder: Path, key: str) -> list[object]:
-    return [record[key] for record in read_lines(folder / "attempts.jsonl")]
+    return [record[key] for record in read_json_lines(folder / "attempts.jsonl")]
 
 
 def test_two_preemptions_and_a_crash_take_four_attempts(
@@ -80,7 +80,7 @@ def test_the_wait_is_short_again_after_a_long_attempt(tmp_path: Path) -> None:
     # Every attempt lasts longer than the longest wait.
     command = _ends(tmp_path, 1, 1, 0)
     supervise(
-        command, max_restarts=9, log_dir=tmp_path, backoff_seconds=0.001, most_backoff_seconds=0.002
+        command, max_restarts=9, log_dir=tmp_path, backoff_seconds=0.001, max_backoff_seconds=0.002
     )
     assert _attempts(tmp_path, "decision")[:2] == ["restart in 0.001 s", "restart in 0.001 s"]
 
@@ -103,7 +103,7 @@ def test_death_by_a_signal_that_ends_it_is_returned_as_1(tmp_path: Path) -> None
     assert supervise(_ends(tmp_path, -11), max_restarts=0, log_dir=tmp_path) == 1
 
 
-@pytest.mark.parametrize("code", [code for code in ExitCode if outcome(code)[1] is Decision.END])
+@pytest.mark.parametrize("code", [code for code in ExitCode if classify_exit_code(code)[1] is Decision.END])
 def test_what_a_restart_does_not_help_ends_with_its_own_code(code: int, tmp_path: Path) -> None:
     assert supervise(_ends(tmp_path, code), max_restarts=9, log_dir=tmp_path) == code
     assert _attempts(tmp_path, "exit_code") == [code]
@@ -166,7 +166,7 @@ def test_until_begun_arguments_are_used_until_a_run_begins(
         max_restarts=1,
         log_dir=log_dir,
         backoff_seconds=0.001,
-        until_begun=once,
+        first_attempt_arguments=once,
         run_dir=run_dir,
     )
     assert code == 0
@@ -174,7 +174,7 @@ def test_until_begun_arguments_are_used_until_a_run_begins(
 
 
 def test_records_follow_those_of_an_earlier_supervisor(tmp_path: Path) -> None:
-    append_line(tmp_path / "attempts.jsonl", {"exit_code": 130})
+    append_json_line(tmp_path / "attempts.jsonl", {"exit_code": 130})
     supervise(_ends(tmp_path, 0), max_restarts=0, log_dir=tmp_path)
     assert _attempts(tmp_path, "exit_code") == [130, 0]
 

@@ -12,7 +12,7 @@ def sleep(pacer: Pacer, folder: str, *, seconds: float, loops: int = 10**9) -> N
     """Sleeps in each loop of five steps; fails after some loops."""
     for _ in range(loops):
         time.sleep(seconds)
-        pacer.done(5)
+        pacer.report_steps(5)
     raise ValueError("out of loops")
 
 
@@ -29,5 +29,5 @@ def tick(pacer: Pacer, folder: str) -> None:
     count = 0
     while True:
         before = len(ticks)
-        pacer.tell(float(count))
+        pacer.report_figure(float(count))
         count = len(ticks) - before

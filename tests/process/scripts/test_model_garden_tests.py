@@ -12,8 +12,8 @@ from scripts.model_garden_tests import (
     SKIPPED,
     Outcomes,
     Row,
-    listed_in_docs,
-    outcomes,
+    parse_listed_tests,
+    run_in_processes,
     table,
 )
 from tests.fork_server import ForkServer
@@ -28,28 +28,28 @@ def _row(**ours: str) -> Row:
 
 def test_a_test_that_fails_with_trainer_kit_alone_is_unexpected() -> None:
     row = _row(**{"T.test_a_gpu": "ValueError: no", "T.test_b": "ValueError: no"})
-    assert (row.meant, row.unexpected, row.outdated) == (["T.test_a_gpu"], ["T.test_b"], [])
+    assert (row.expected_differences, row.unexpected_differences, row.outdated_entries) == (["T.test_a_gpu"], ["T.test_b"], [])
     assert table([row])[2].startswith(f"| `{FILE}` | 3 | 3 | 1 | 1 | 1 |")
 
 
 def test_a_test_in_the_docs_that_passes_is_reported() -> None:
-    assert _row().outdated == ["T.test_a"] and not _row().unexpected
+    assert _row().outdated_entries == ["T.test_a"] and not _row().unexpected_differences
 
 
 def test_the_docs_are_read() -> None:
     text = "| test | |\n|---|---|\n| `core/train_lib_test.py` | `TrainTest.test_x` | because |\n"
-    assert listed_in_docs(text) == {"core/train_lib_test.py": frozenset({"TrainTest.test_x"})}
+    assert parse_listed_tests(text) == {"core/train_lib_test.py": frozenset({"TrainTest.test_x"})}
 
 
 def test_model_gardens_modules_are_replaced_and_a_failure_found(tmp_path: Path) -> None:
     pytest.importorskip("official.core.registry_test")
     with ForkServer() as server:  # the file needs little of what the script imports for all
-        theirs = outcomes(server, FILE, False, tmp_path)
+        theirs = run_in_processes(server, FILE, False, tmp_path)
         broken = server.run(_run_with_a_broken_registry, str(tmp_path / "broken.jsonl"))
         found = model_garden_tests.read_results(tmp_path / "broken.jsonl")
     assert (
         set(theirs.tests.values()) <= {PASSED, SKIPPED}
-        and len(theirs.passed()) >= 3
+        and len(theirs.get_passed_tests()) >= 3
         and not theirs.problem
     )
     assert broken.code == 0 and "RuntimeError: broken" in found.values()

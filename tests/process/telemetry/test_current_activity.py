@@ -23,7 +23,7 @@ from trainer_kit.run.launcher import launch
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.telemetry import console as console_module
 from trainer_kit.telemetry.console import ConsoleWriter
-from trainer_kit.telemetry.current_activity import CurrentActivity
+from trainer_kit.telemetry.current_activity import ActivityWatcher
 from trainer_kit.telemetry.report import EVALUATING, TRAINING, Activity
 from trainer_kit.testing import TinyConfig
 
@@ -32,7 +32,7 @@ from trainer_kit.testing import TinyConfig
 def frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Polls and drawings that come often, so that what they show may be short."""
     monkeypatch.setattr(
-        runner, "CurrentActivity", functools.partial(CurrentActivity, poll_seconds=0.02)
+        runner, "ActivityWatcher", functools.partial(ActivityWatcher, poll_seconds=0.02)
     )
     monkeypatch.setattr(console_module, "_DRAWINGS_PER_SECOND", 20)
 
@@ -158,9 +158,9 @@ def test_each_evaluation_is_counted_from_its_own_start() -> None:
     evaluating = [(10, 43), (10, 50), (20, 62), (20, 70)]
     looks = [("", 10, 10, 40), *((EVALUATING, step, step, batches) for step, batches in evaluating)]
     looks = [*looks[:4], ("", 20, 20, 70), (EVALUATING, 20, 20, 71)]
-    watch = CurrentActivity(Activities(looks), seen.append, clock=lambda: now[0])
+    watch = ActivityWatcher(Activities(looks), seen.append, clock=lambda: now[0])
     for _ in range(6):
-        watch.look()
+        watch.poll()
         now[0] += 1.0
     assert seen == [
         Activity(EVALUATING, 10, 3, 20, 0.0),
@@ -180,9 +180,9 @@ def test_each_training_loop_is_timed_from_its_own_start() -> None:
         (TRAINING, 5, 8, 0),
         (TRAINING, 10, 10, 0),
     ]
-    watch = CurrentActivity(Activities(looks), seen.append, clock=lambda: 0.0)
+    watch = ActivityWatcher(Activities(looks), seen.append, clock=lambda: 0.0)
     for _ in range(4):
-        watch.look()
+        watch.poll()
     assert seen == [
         Activity("building the model", 0, 0, None, 0.0),
         None,
@@ -232,7 +232,7 @@ def test_an_error_of_the_watch_is_told_once_and_harms_nothing(
 
     with (
         caplog.at_level(logging.WARNING),
-        CurrentActivity(Activities([(EVALUATING, 1, 1, 1)]), fail, 0.01),
+        ActivityWatcher(Activities([(EVALUATING, 1, 1, 1)]), fail, 0.01),
     ):
         time.sleep(0.1)
     assert [record.getMessage() for record in caplog.records] == [

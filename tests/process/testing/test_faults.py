@@ -56,7 +56,7 @@ def test_a_full_disk_is_met_once_and_told_as_one(tmp_path: Path) -> None:
 
 def test_recorded_points_come_in_order_and_end_with_the_block(tmp_path: Path) -> None:
     with record_points() as points:
-        files.append_line(tmp_path / "a.jsonl", {}, point="ledger")
+        files.append_json_line(tmp_path / "a.jsonl", {}, point="ledger")
         files.write_text(tmp_path / "a.txt", "1", point="params")
     files.write_text(tmp_path / "a.txt", "2", point="params")
     assert points == ["ledger.append", "params.open", "params.flush", "params.rename"]

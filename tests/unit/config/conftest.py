@@ -22,7 +22,7 @@ def _unbound_gin() -> Iterator[None]:
     yield
     if "gin" in sys.modules:
         sys.modules["gin"].clear_config()
-        gin_source._bound.clear()
+        gin_source._bound_external_names.clear()
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def write(here: Path) -> Write:
 def install(here: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Installs what a wheel would: a distribution with an entry point, beside its module of site/."""
 
-    def install(module: str, point: str, target: str, group: str = discovery.ENTRY_POINTS) -> None:
+    def install(module: str, point: str, target: str, group: str = discovery.EXPERIMENT_ENTRY_POINT_GROUP) -> None:
         info = f"site/{module}_project-1.0.dist-info"
         write(
             f"{info}/METADATA",
@@ -93,7 +93,7 @@ def test_the_first_part_of_a_name_is_a_module_or_package_here(
     write: Write, name: str, place: str, full: str
 ) -> None:
     write(place.format(name), full.format(name), steps=3)
-    discovery.find_experiment(full.format(name))
+    discovery.import_experiment(full.format(name))
     assert _steps(full.format(name)) == 3
 
 
@@ -109,7 +109,7 @@ def test_a_module_can_be_named_by_its_file_or_its_dotted_name(
     here: Path, write: Write, name: str, path: str, module: str
 ) -> None:
     write(path.format(name), f"{name}/registered", steps=3)
-    discovery.find_experiment(f"{name}/registered", [module.format(name, here=here)])
+    discovery.import_experiment(f"{name}/registered", [module.format(name, here=here)])
     assert _steps(f"{name}/registered") == 3
 
 
@@ -124,7 +124,7 @@ def test_a_file_may_be_named_twice_and_is_imported_once(write: Write, name: str)
 def test_a_named_module_comes_before_the_working_directory(write: Write, name: str) -> None:
     write(f"experiments/{name}.py", name, steps=2)  # importing it too would be an error
     write(f"{name}_mine.py", name, steps=1)
-    discovery.find_experiment(name, [f"{name}_mine"])
+    discovery.import_experiment(name, [f"{name}_mine"])
     assert _steps(name) == 1
 
 
@@ -134,7 +134,7 @@ def test_the_working_directory_comes_before_an_entry_point(
     write(f"site/{name}_installed.py", name, steps=2)
     install(f"{name}_installed", name, f"{name}_installed")
     write(f"experiments/{name}.py", name, steps=1)
-    discovery.find_experiment(name)
+    discovery.import_experiment(name)
     assert _steps(name) == 1
     assert f"{name}_installed" not in sys.modules
 
@@ -146,25 +146,25 @@ def test_an_entry_point_of_the_name_or_its_first_part_is_loaded(
     write(f"site/{name}_installed.py", f"{name}{part}", steps=4)
     install(f"{name}_installed", name, f"{name}_installed")
     install(f"{name}_other", f"{name}_other", f"{name}_which_does_not_exist")  # not touched
-    discovery.find_experiment(f"{name}{part}")
+    discovery.import_experiment(f"{name}{part}")
     assert _steps(f"{name}{part}") == 4
 
 
 def test_all_places_are_listed_together(
     here: Path, write: Write, install: Install, name: str
 ) -> None:
-    assert discovery.local_experiments() == []
+    assert discovery.list_local_experiments() == []
     write(f"experiments/{name}_module.py", f"{name}_module")
     write(f"experiments/{name}_package/__init__.py", f"{name}_package/a")
     write(f"{name}_file.py", f"{name}_file")
     write(f"site/{name}_installed.py", f"{name}_installed")
     install(f"{name}_installed", f"{name}_installed", f"{name}_installed")
     (here / "experiments" / "notes").mkdir()  # a folder that is no package
-    names, broken = discovery.find_all_experiments([f"{name}_file.py"])
+    names, broken = discovery.import_all_experiments([f"{name}_file.py"])
     assert broken == []
     expected = [f"{name}_file", f"{name}_installed", f"{name}_module", f"{name}_package/a"]
     assert [found for found in names if found.startswith(name)] == expected
-    assert discovery.local_experiments() == [f"{name}_module", f"{name}_package"]
+    assert discovery.list_local_experiments() == [f"{name}_module", f"{name}_package"]
 
 
 @pytest.mark.parametrize("right", ["local", "entry", "module/large", "door/theirs"])
@@ -176,12 +176,12 @@ def test_a_misspelt_experiment_names_near_ones_of_every_place(
     write(f"site/{name}_installed.py", f"{name}entry")
     install(f"{name}_installed", f"{name}entry", f"{name}_installed")
     write(f"site/{name}_door.py", f"{name}door", text=_DOOR)
-    install(f"{name}_door", name, f"{name}_door:find", discovery.DOORS)
+    install(f"{name}_door", name, f"{name}_door:find", discovery.FRAMEWORK_ENTRY_POINT_GROUP)
     with pytest.raises(
         UsageError,
         match=f"no experiment is called .*; did you mean .*{name}{right}.*--import_module$",
     ):
-        discovery.find_experiment(f"{name}{right[:-1]}")
+        discovery.import_experiment(f"{name}{right[:-1]}")
 
 
 def test_a_misspelt_file_names_the_files_beside_it(write: Write, name: str) -> None:
@@ -259,12 +259,12 @@ def test_a_failed_import_is_reported_with_line_and_reason(
     write(f"experiments/{name}.py", text=text)
     write(f"{name}_mine.py", text=text)
     with pytest.raises(UsageError, match=rf"--experiment: experiments\.{name} {reason}") as error:
-        discovery.find_experiment(name)
+        discovery.import_experiment(name)
     assert error.value.__cause__ is not None
     for module in (f"{name}_mine", f"{name}_mine.py"):
         with pytest.raises(UsageError, match=rf"--import_module: {module} {reason}"):
             discovery.import_user_module(module)
-    assert discovery.find_all_experiments()[1]
+    assert discovery.import_all_experiments()[1]
 
 
 def test_the_line_of_an_import_that_fails_deeper_is_told(write: Write, name: str) -> None:
@@ -285,37 +285,37 @@ def test_a_broken_module_does_not_hide_the_others(
     write(f"experiments/{name}_broken.py", text="import no_such_library\n")
     write(f"site/{name}_installed.py", text="(\n")
     install(f"{name}_installed", f"{name}_point", f"{name}_installed")
-    names, broken = discovery.find_all_experiments()
+    names, broken = discovery.import_all_experiments()
     assert [found for found in names if found.startswith(name)] == [f"{name}_sound"]
     first, second = map(str, broken)
     assert f"experiments.{name}_broken cannot be imported" in first
     assert f"{name}_installed (entry point {name}_point) cannot be imported" in second
     with pytest.raises(UsageError, match="no_such_library"):
-        discovery.find_all_experiments([f"experiments.{name}_broken"])
+        discovery.import_all_experiments([f"experiments.{name}_broken"])
 
 
 def test_a_door_is_asked_for_what_is_nowhere_else(
     write: Write, install: Install, name: str
 ) -> None:
     write(f"site/{name}_door.py", name, text=_DOOR)
-    install(f"{name}_door", name, f"{name}_door:find", discovery.DOORS)
+    install(f"{name}_door", name, f"{name}_door:find", discovery.FRAMEWORK_ENTRY_POINT_GROUP)
     write(f"experiments/{name}_local.py", f"{name}_local")
-    discovery.find_experiment(f"{name}_local")
+    discovery.import_experiment(f"{name}_local")
     assert f"{name}_door" not in sys.modules
-    discovery.find_experiment(f"{name}/theirs")
+    discovery.import_experiment(f"{name}/theirs")
     assert _steps(f"{name}/theirs") == 7
     assert sys.modules[f"{name}_door"].asked == [f"{name}/theirs"]
-    assert f"{name}/others" not in discovery.find_all_experiments()[0]
-    discovery.ask_doors()
-    assert f"{name}/others" in discovery.find_all_experiments()[0]
+    assert f"{name}/others" not in discovery.import_all_experiments()[0]
+    discovery.register_framework_experiments()
+    assert f"{name}/others" in discovery.import_all_experiments()[0]
 
 
 def test_a_broken_door_is_told_with_its_entry_point(
     write: Write, install: Install, name: str
 ) -> None:
     write(f"site/{name}_door.py", text="import no_such_library\n")
-    install(f"{name}_door", name, f"{name}_door:find", discovery.DOORS)
+    install(f"{name}_door", name, f"{name}_door:find", discovery.FRAMEWORK_ENTRY_POINT_GROUP)
     with pytest.raises(
         UsageError, match=rf"{name}_door:find \(entry point {name}\) cannot be imported"
     ):
-        discovery.find_experiment(f"{name}/theirs")
+        discovery.import_experiment(f"{name}/theirs")

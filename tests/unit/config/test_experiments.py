@@ -16,8 +16,8 @@ from trainer_kit.config.experiments import (
     get_experiment,
     register_experiment,
     register_task,
-    task_class,
-    trainer_class,
+    lookup_task_class,
+    find_trainer_class,
 )
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig, TrainerConfig
@@ -74,11 +74,11 @@ def test_a_task_belongs_to_exactly_its_config_class() -> None:
     @register_task(KnownTaskConfig)
     class KnownTask: ...
 
-    assert task_class(KnownTaskConfig(size=3)) is KnownTask
+    assert lookup_task_class(KnownTaskConfig(size=3)) is KnownTask
     with pytest.raises(
         UsageError, match=r"no task is registered for ChildTaskConfig.*register_task"
     ):
-        task_class(ChildTaskConfig())
+        lookup_task_class(ChildTaskConfig())
     assert register_task(KnownTaskConfig)(KnownTask) is KnownTask
     with pytest.raises(UsageError, match="bound to the task"):
         register_task(KnownTaskConfig)(type("Other", (), {}))
@@ -105,11 +105,11 @@ def test_a_task_that_is_named_is_imported_when_it_is_needed(
     register_task(LateConfig, "late_task_module:LateTask")
     register_task(MisspeltConfig, "late_task_module:LatTask")
     assert "late_task_module" not in sys.modules
-    assert task_class(LateConfig()) is sys.modules["late_task_module"].LateTask
+    assert lookup_task_class(LateConfig()) is sys.modules["late_task_module"].LateTask
     with pytest.raises(
         UsageError, match="late_task_module has no class called 'LatTask'; did you mean LateTask"
     ):
-        task_class(MisspeltConfig())
+        lookup_task_class(MisspeltConfig())
 
 
 def test_a_task_without_a_method_that_it_needs_is_told() -> None:
@@ -131,7 +131,7 @@ def test_a_task_without_a_method_that_it_needs_is_told() -> None:
         UsageError,
         match=r"HalfTask lacks build_inputs and build_model; every task has to define them",
     ):
-        task_class(HalfConfig())
+        lookup_task_class(HalfConfig())
 
 
 def test_a_trainer_class_may_be_bound_beside_the_task(
@@ -155,10 +155,10 @@ def test_a_trainer_class_may_be_bound_beside_the_task(
     register_task(
         NamedTrainerConfig, "late_task_module:LateTask", trainer="late_trainer_module:LateTrainer"
     )
-    assert task_class(OwnTrainerConfig()) is OwnTask
-    assert trainer_class(OwnTrainerConfig()) is OwnTrainer
-    assert trainer_class(NamedTrainerConfig()) is sys.modules["late_trainer_module"].LateTrainer
-    assert trainer_class(KnownTaskConfig()) is None  # the engine's own
+    assert lookup_task_class(OwnTrainerConfig()) is OwnTask
+    assert find_trainer_class(OwnTrainerConfig()) is OwnTrainer
+    assert find_trainer_class(NamedTrainerConfig()) is sys.modules["late_trainer_module"].LateTrainer
+    assert find_trainer_class(KnownTaskConfig()) is None  # the engine's own
 
 
 def test_an_unused_config_class_is_freed() -> None:

@@ -9,7 +9,7 @@ import pytest
 from experiments.char_lm.config import CharLmConfig
 from experiments.digits.config import DigitsConfig
 from experiments.digits_mlp.config import DigitsMlpConfig
-from trainer_kit.config.field_docs import docs_by_path, field_docs, summary
+from trainer_kit.config.field_docs import read_docs_by_path, read_field_docs, read_class_summary
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
 
@@ -42,7 +42,7 @@ class Inner(Outer):
 
 def _classes(config_class: type[Config]) -> Iterator[type[Config]]:
     yield config_class
-    for doc in field_docs(config_class).values():
+    for doc in read_field_docs(config_class).values():
         if doc.section is not None and doc.section is not Config:
             yield from _classes(doc.section)
 
@@ -52,35 +52,35 @@ def _classes(config_class: type[Config]) -> Iterator[type[Config]]:
 )
 def test_every_config_field_has_a_sentence(config_class: type[Config]) -> None:
     wrong = [
-        f"{cls.__name__}.{name}: {doc.sentence!r}; write a sentence for it under Attributes: of the"
+        f"{cls.__name__}.{name}: {doc.first_sentence!r}; write a sentence for it under Attributes: of the"
         " class"
         for cls in dict.fromkeys(_classes(config_class))
-        for name, doc in field_docs(cls).items()
-        if not (doc.sentence.endswith(".") and doc.sentence[0].isupper() and len(doc.sentence) > 15)
+        for name, doc in read_field_docs(cls).items()
+        if not (doc.first_sentence.endswith(".") and doc.first_sentence[0].isupper() and len(doc.first_sentence) > 15)
     ]
     assert wrong == []
 
 
 def test_an_entry_is_read_with_the_lines_that_continue_it() -> None:
-    count, data, unknown = field_docs(Outer).values()
+    count, data, unknown = read_field_docs(Outer).values()
     assert (
         count.text
         == "How many there are; 0 means none of them. A second sentence. `code` begins a third one."
     )
-    assert count.sentence == "How many there are; 0 means none of them."
-    assert (count.allowed, count.default, count.section) == ("a whole number", "3", None)
+    assert count.first_sentence == "How many there are; 0 means none of them."
+    assert (count.allowed_values, count.default, count.section) == ("a whole number", "3", None)
     assert (data.text, data.default, data.section) == ("What it is made of.", "", DataConfig)
-    assert (unknown.text, unknown.sentence, unknown.default) == ("", "", "")
-    assert summary(Outer) == "What surrounds it."
+    assert (unknown.text, unknown.first_sentence, unknown.default) == ("", "", "")
+    assert read_class_summary(Outer) == "What surrounds it."
 
 
 def test_a_subclass_inherits_sentences_and_replaces_them() -> None:
-    docs = field_docs(Inner)
+    docs = read_field_docs(Inner)
     assert (docs["count"].text, docs["data"].text) == ("Another sentence.", "What it is made of.")
 
 
 def test_sections_that_hold_several_are_known_by_their_class() -> None:
-    trainer = field_docs(type(ExperimentConfig().trainer))
+    trainer = read_field_docs(type(ExperimentConfig().trainer))
     found = {name: doc.section.__name__ for name, doc in trainer.items() if doc.section is not None}
     assert (
         found["callbacks"] == "CallbackConfig"
@@ -89,6 +89,6 @@ def test_sections_that_hold_several_are_known_by_their_class() -> None:
 
 
 def test_docs_by_path_include_branches_not_chosen() -> None:
-    docs = docs_by_path(ExperimentConfig())
-    assert docs["trainer.train_steps"].sentence.startswith("The global step at which training ends")
+    docs = read_docs_by_path(ExperimentConfig())
+    assert docs["trainer.train_steps"].first_sentence.startswith("The global step at which training ends")
     assert "trainer.optimizer_config.optimizer.adam.beta_1" in docs

@@ -8,13 +8,13 @@ import pytest
 from pydantic import SerializeAsAny, ValidationError
 
 from trainer_kit.config.fields import (
-    checker,
-    fields_advice,
-    fields_of,
-    listed_class,
-    named_class,
-    section_class,
-    sections,
+    create_field_adapter,
+    suggest_fields,
+    get_fields,
+    find_list_item_class,
+    find_dict_value_class,
+    find_section_class,
+    list_sections,
 )
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
@@ -50,13 +50,13 @@ class Tree(Config):
 def test_sections_are_known_by_their_annotations(
     annotation: object, section: object, listed: object, named: object
 ) -> None:
-    assert section_class(annotation) is section
-    assert listed_class(annotation) is listed
-    assert named_class(annotation) is named
+    assert find_section_class(annotation) is section
+    assert find_list_item_class(annotation) is listed
+    assert find_dict_value_class(annotation) is named
 
 
 def test_sections_lists_present_and_possible_sections(default: ExperimentConfig) -> None:
-    found = {path: (config_class, is_there) for path, config_class, is_there in sections(default)}
+    found = {path: (config_class, is_there) for path, config_class, is_there in list_sections(default)}
     assert found[""] == (ExperimentConfig, True)
     assert found["trainer"] == (TrainerConfig, True)
     assert found["task"] == (type(default.task), True)
@@ -68,19 +68,19 @@ def test_sections_lists_present_and_possible_sections(default: ExperimentConfig)
 
 
 def test_a_recursive_section_ends_where_it_is_none() -> None:
-    assert [path for path, _, _ in sections(Tree(child=Tree()))] == ["", "child"]
+    assert [path for path, _, _ in list_sections(Tree(child=Tree()))] == ["", "child"]
 
 
 def test_checker_refuses_numbers_that_are_not_finite() -> None:
-    assert checker(TrainerConfig, "loss_upper_bound").validate_python(1) == 1.0
+    assert create_field_adapter(TrainerConfig, "loss_upper_bound").validate_python(1) == 1.0
     with pytest.raises(ValidationError):
-        checker(TrainerConfig, "loss_upper_bound").validate_python(float("nan"))
+        create_field_adapter(TrainerConfig, "loss_upper_bound").validate_python(float("nan"))
 
 
 @pytest.mark.parametrize(
-    ("value", "branch"), [("sgd", "sgd"), ("nothing", [*fields_of(OptimizerConfig)][1])]
+    ("value", "branch"), [("sgd", "sgd"), ("nothing", [*get_fields(OptimizerConfig)][1])]
 )
 def test_the_advice_for_a_plain_value_shows_the_branch_it_names(value: str, branch: str) -> None:
-    advice = fields_advice(OptimizerConfig, "trainer.optimizer_config.optimizer", value)
+    advice = suggest_fields(OptimizerConfig, "trainer.optimizer_config.optimizer", value)
     assert advice.endswith(f", as in trainer.optimizer_config.optimizer.type={branch}")
     assert advice.startswith("give its fields (type, ")

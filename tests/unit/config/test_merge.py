@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.config_builders import layered, nested, refused
-from trainer_kit.config.fields import leaves
-from trainer_kit.config.merge import apply
+from trainer_kit.config.fields import flatten_values
+from trainer_kit.config.merge import apply_layers
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig
-from trainer_kit.config.sources.layer import Layer
+from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import ConfigError
 
 EMA = "trainer.optimizer_config.ema"
@@ -33,24 +33,24 @@ class PlacesConfig(TaskConfig):
     """Fields that may be a section or something else, and mappings that merge."""
 
     merges_values = True
-    place: Place | str | None = Place()
+    path_in_experiment: Place | str | None = Place()
     sizes: dict[str, int] | None = None
     places: tuple[Place, ...] = (Place(), Place(depth=2))
 
 
 def test_without_layers_every_value_is_a_default(default: ExperimentConfig) -> None:
-    resolved = apply(default, [])
+    resolved = apply_layers(default, [])
     assert resolved.config == default
     assert set(resolved.origins.values()) == {"default"}
-    assert resolved.origins.keys() == leaves(default).keys()
+    assert resolved.origins.keys() == flatten_values(default).keys()
 
 
 def test_a_later_layer_wins_and_other_fields_stay(default: ExperimentConfig) -> None:
     before = default.as_dict()
     values = {"trainer": {"train_steps": 1, "max_to_keep": 2}}
-    first = Layer(values, {"trainer.train_steps": "a:1", "trainer": "a:9"})
-    second = Layer({"trainer": {"train_steps": 3}}, {"trainer.train_steps": "b:1"})
-    resolved = apply(default, [first, second])
+    first = ConfigLayer(values, {"trainer.train_steps": "a:1", "trainer": "a:9"})
+    second = ConfigLayer({"trainer": {"train_steps": 3}}, {"trainer.train_steps": "b:1"})
+    resolved = apply_layers(default, [first, second])
     assert resolved.config.trainer == default.trainer.replace(train_steps=3, max_to_keep=2)
     assert resolved.origins["trainer.train_steps"] == "b:1"
     assert resolved.origins["trainer.max_to_keep"] == "a:9"
@@ -129,14 +129,14 @@ def test_keys_that_are_paths_or_no_text_are_refused(default: ExperimentConfig) -
 
 
 def test_one_report_has_all_mistakes_with_their_origins(default: ExperimentConfig) -> None:
-    file = Layer(
+    file = ConfigLayer(
         {"trainer": {"train_step": 5, "max_to_keep": "x"}}, {"trainer.train_step": "conf.yaml:2"}
     )
-    flag = Layer(
+    flag = ConfigLayer(
         {"runtime": {"num_gpu": 1}, "trainer": {"max_to_keep": 2}},
         {"runtime.num_gpu": "--params_override"},
     )
-    mistakes = refused(apply, default, [file, flag])
+    mistakes = refused(apply_layers, default, [file, flag])
     assert {path: mistake.origin for path, mistake in mistakes.items()} == {
         "trainer.train_step": "conf.yaml:2",
         "trainer.max_to_keep": "",
@@ -146,11 +146,11 @@ def test_one_report_has_all_mistakes_with_their_origins(default: ExperimentConfi
 
 def test_the_same_key_wrong_in_two_layers_is_reported_for_both(default: ExperimentConfig) -> None:
     layers = [
-        Layer({"trainer": {"max_to_keep": value}}, {"trainer": f"file:{value}"})
+        ConfigLayer({"trainer": {"max_to_keep": value}}, {"trainer": f"file:{value}"})
         for value in (0, -1)
     ]
     with pytest.raises(ConfigError) as caught:
-        apply(default, layers)
+        apply_layers(default, layers)
     assert [mistake.origin for mistake in caught.value.mistakes] == ["file:0", "file:-1"]
 
 
@@ -288,7 +288,7 @@ def test_a_set_needs_a_name_that_can_be_in_a_metrics_name(default: ExperimentCon
 )
 def test_a_union_field_takes_a_section_or_a_plain_value(value: object, place: object) -> None:
     config = ExperimentConfig(task=PlacesConfig())
-    assert layered(config, nested("task.place", value)).config.task == PlacesConfig(place=place)
+    assert layered(config, nested("task.place", value)).config.task == PlacesConfig(path_in_experiment=place)
 
 
 def test_a_union_field_refuses_what_none_of_its_types_takes() -> None:

@@ -17,7 +17,7 @@ def test_what_each_mode_needs() -> None:
         "train_and_post_eval": (True, True),
         "continuous_train_and_eval": (True, True),
     }
-    assert [name for name, mode in MODES.items() if not mode.single] == [
+    assert [name for name, mode in MODES.items() if not mode.is_single_run] == [
         "continuous_train_and_eval"
     ]
 

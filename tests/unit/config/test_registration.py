@@ -16,7 +16,7 @@ from trainer_kit.config.registration import (
     register_optimizer,
     register_schedule,
 )
-from trainer_kit.config.resolve import Sources, resolve
+from trainer_kit.config.resolve import ConfigSources, resolve_config
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.experiment import DatasetConfig, ExperimentConfig
 from trainer_kit.config.schema.metrics import MetricConfig
@@ -80,7 +80,7 @@ def test_gin_binds_a_registered_optimizer_by_its_config_class(name: str) -> None
         "LookaheadConfig.sync_period = 2",
         "LrConfig.type = 'flat'",
     )
-    config = resolve(name, Sources(gin_params=bindings)).config
+    config = resolve_config(name, ConfigSources(gin_params=bindings)).config
     assert config.trainer.optimizer_config.optimizer.get() == LookaheadConfig(sync_period=2)
 
 

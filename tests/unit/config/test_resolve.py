@@ -12,9 +12,9 @@ import pytest
 
 from tests.config_builders import refused
 from trainer_kit.config.experiments import get_experiment
-from trainer_kit.config.fields import leaves
-from trainer_kit.config.resolve import Sources, describe, resolve
-from trainer_kit.config.sources.layer import Layer
+from trainer_kit.config.fields import flatten_values
+from trainer_kit.config.resolve import ConfigSources, list_resolved_values, resolve_config
+from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +29,7 @@ def test_each_source_wins_over_those_before_it(experiment: str, tmp_path: Path) 
     first = written(tmp_path, "a.yaml", "trainer: {train_steps: 2}")
     second = written(tmp_path, "b.yaml", "trainer: {train_steps: 3}")
     third = written(tmp_path, "c.gin", "TrainerConfig.train_steps = 4")
-    flags = Layer({"trainer": {"train_steps": 8}}, {"trainer.train_steps": "--train_steps"})
+    flags = ConfigLayer({"trainer": {"train_steps": 8}}, {"trainer.train_steps": "--train_steps"})
     sources = [
         ("gin_params", f"{experiment}.steps = 1", f"{experiment}.steps of --gin_params"),
         ("config_files", first, f"{first}:1"),
@@ -42,16 +42,16 @@ def test_each_source_wins_over_those_before_it(experiment: str, tmp_path: Path) 
     fields: dict[str, Any] = {}
     for steps, (field, text, origin) in enumerate(sources, start=1):
         fields[field] = (*fields.get(field, ()), text)
-        resolved = resolve(experiment, Sources(**fields))
+        resolved = resolve_config(experiment, ConfigSources(**fields))
         assert resolved.config.trainer.train_steps == steps
         assert resolved.origins["trainer.train_steps"] == origin
-    resolved = resolve(experiment, Sources(**fields, flags=flags))
+    resolved = resolve_config(experiment, ConfigSources(**fields, flags=flags))
     assert resolved.config.trainer.train_steps == 8
     assert resolved.origins["trainer.train_steps"] == "--train_steps"
 
 
 def test_the_mistakes_of_all_sources_are_one_report(experiment: str, tmp_path: Path) -> None:
-    sources = Sources(
+    sources = ConfigSources(
         config_files=(
             written(tmp_path, "typo.yaml", "trainer:\n  train_step: 5\n"),
             written(tmp_path, "broken.yaml", "a: ["),
@@ -60,10 +60,10 @@ def test_the_mistakes_of_all_sources_are_one_report(experiment: str, tmp_path: P
         gin_files=(written(tmp_path, "broken.gin", "a b"),),
         gin_params=("NetConfig.rate = 7", "validation_dta/DataConfig.seed = 1"),
         params_overrides=("runtime.num_gpu=1", "trainer.train_steps", "trainer.validation_steps=0"),
-        flags=Layer({"runtime": {"tpu": 5}}, {"runtime.tpu": "--tpu"}),
+        flags=ConfigLayer({"runtime": {"tpu": 5}}, {"runtime.tpu": "--tpu"}),
     )
     with pytest.raises(ConfigError) as caught:
-        resolve(experiment, sources)
+        resolve_config(experiment, sources)
     found = {
         (mistake.path, mistake.origin.removeprefix(f"{tmp_path}/"))
         for mistake in caught.value.mistakes
@@ -107,8 +107,8 @@ def test_the_mistakes_of_all_sources_are_one_report(experiment: str, tmp_path: P
 def test_two_mistakes_of_gin_are_reported_together(
     gin: str, overrides: tuple[str, ...], paths: set[str], experiment: str, tmp_path: Path
 ) -> None:
-    sources = Sources(gin_files=(written(tmp_path, "a.gin", gin),), params_overrides=overrides)
-    mistakes = refused(resolve, experiment, sources)
+    sources = ConfigSources(gin_files=(written(tmp_path, "a.gin", gin),), params_overrides=overrides)
+    mistakes = refused(resolve_config, experiment, sources)
     assert mistakes.keys() == paths
     assert "TrainrConfig" not in gin or "did you mean TrainerConfig?" in str(
         mistakes["TrainrConfig.a"]
@@ -120,7 +120,7 @@ def test_unknown_experiments_and_unreadable_sources_are_reported(
     experiment: str, gin_params: tuple[str, ...]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve(f"{experiment}x", Sources(config_files=("missing.yaml",), gin_params=gin_params))
+        resolve_config(f"{experiment}x", ConfigSources(config_files=("missing.yaml",), gin_params=gin_params))
     assert experiment in str(caught.value)
     assert "missing.yaml" in str(caught.value)
 
@@ -129,12 +129,12 @@ def test_a_description_lists_every_value_with_its_origin(experiment: str) -> Non
     overrides = (
         "task.model.rate=0.25,trainer.max_to_keep=5,trainer.optimizer_config.optimizer={type: sgd}",
     )
-    resolved = resolve(experiment, Sources(params_overrides=overrides))
-    described = describe(resolved)
-    assert [path for path, _, _ in described] == list(leaves(resolved.config))
+    resolved = resolve_config(experiment, ConfigSources(params_overrides=overrides))
+    described = list_resolved_values(resolved)
+    assert [path for path, _, _ in described] == list(flatten_values(resolved.config))
     assert ("task.model.rate", 0.25, "--params_override") in described
     assert ("trainer.steps_per_loop", 1000, "default") in described
-    different = {path for path, _, _ in describe(resolved, get_experiment(experiment))}
+    different = {path for path, _, _ in list_resolved_values(resolved, get_experiment(experiment))}
     assert "trainer.optimizer_config.optimizer.sgd.momentum" in different
     assert not {"trainer.steps_per_loop", "trainer.max_to_keep"} & different
 

@@ -11,10 +11,10 @@ from trainer_kit.config.resume_check import (
     ABSENT,
     Change,
     check_resume,
-    compare,
-    data_mistakes,
-    kind_of,
-    unknown_paths,
+    compare_configs,
+    find_data_mistakes,
+    get_change_kind,
+    find_unknown_paths,
 )
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import to_yaml
@@ -85,7 +85,7 @@ def test_a_dangerous_change_needs_its_flag(
 
 def test_steps_that_are_fused_may_be_fused_in_another_grouping(default: ExperimentConfig) -> None:
     fused = [default.replace(trainer={"fuse_steps": steps}) for steps in (5, 7, 1)]
-    kinds = [[change.kind for change in compare(fused[0].as_dict(), config)] for config in fused]
+    kinds = [[change.kind for change in compare_configs(fused[0].as_dict(), config)] for config in fused]
     assert kinds == [[], ["safe"], ["dangerous"]]
 
 
@@ -151,12 +151,12 @@ def test_another_choice_is_one_change(
         else {}
     )
     changed = layered(default, nested(path, {**new, **cosine})).config
-    assert compare(default.as_dict(), changed) == [Change(f"{path}.type", old, new["type"], kind)]
+    assert compare_configs(default.as_dict(), changed) == [Change(f"{path}.type", old, new["type"], kind)]
 
 
 def test_a_moving_average_that_appears_is_dangerous(default: ExperimentConfig) -> None:
     new = default.replace(**nested(EMA, {"average_decay": 0.5}))
-    changes = compare(default.as_dict(), new)
+    changes = compare_configs(default.as_dict(), new)
     assert {change.kind for change in changes} == {"dangerous"}
     assert Change(EMA, None, ABSENT, "dangerous") in changes
     assert check_resume(to_yaml(default), new, [EMA]) == changes
@@ -186,14 +186,14 @@ def test_data_of_an_earlier_release_is_the_same(path: str, default: ExperimentCo
     for section in sections:
         values = values[section]
     del values[field]
-    assert compare(record, config) == []
+    assert compare_configs(record, config) == []
 
 
 def test_a_later_field_that_is_not_at_its_default_is_a_change(default: ExperimentConfig) -> None:
     old = default.as_dict()
     del old["runtime"]["executor"]
     new = default.replace(runtime={"executor": "single_threaded"})
-    assert compare(old, new) == [
+    assert compare_configs(old, new) == [
         Change("runtime.executor", "default", "single_threaded", "dangerous")
     ]
 
@@ -206,7 +206,7 @@ def test_more_evaluated_weights_are_safe_other_first_ones_not(
     new = old.replace(
         **nested(f"{EMA}.evaluate", [first, "average" if first == "weights" else "weights"])
     )
-    assert [(change.path, change.kind) for change in compare(old.as_dict(), new)] == [
+    assert [(change.path, change.kind) for change in compare_configs(old.as_dict(), new)] == [
         (f"{EMA}.evaluate", kind)
     ]
 
@@ -215,21 +215,21 @@ def test_keys_that_vanished_or_appeared_count(default: ExperimentConfig) -> None
     old = default.as_dict()
     del old["task"]["weights"]
     old["trainer"]["gone"] = 5
-    assert compare(old, default) == [
+    assert compare_configs(old, default) == [
         Change("task.weights", ABSENT, [1.0, 2.5], "dangerous"),
         Change("trainer.gone", 5, ABSENT, "safe"),
     ]
-    assert str(compare(old, default)[1]) == "trainer.gone: 5 -> absent"
-    assert all(change.old is ABSENT for change in compare({}, default))
+    assert str(compare_configs(old, default)[1]) == "trainer.gone: 5 -> absent"
+    assert all(change.old is ABSENT for change in compare_configs({}, default))
 
 
 def test_equal_configs_and_equal_numbers_are_no_change(default: ExperimentConfig) -> None:
     old = default.as_dict()
-    assert compare(old, default) == []
+    assert compare_configs(old, default) == []
     old["trainer"]["loss_upper_bound"] = 1000000
-    assert compare(old, default) == []
+    assert compare_configs(old, default) == []
     old["task"]["train_data"]["cache"] = 0
-    assert [change.path for change in compare(old, default)] == ["task.train_data.cache"]
+    assert [change.path for change in compare_configs(old, default)] == ["task.train_data.cache"]
 
 
 def test_an_allowed_path_that_matches_nothing_is_no_error(default: ExperimentConfig) -> None:
@@ -243,9 +243,9 @@ def test_damaged_old_params_are_refused_by_name(default: ExperimentConfig, text:
 
 
 def test_sections_that_nobody_knows_are_dangerous() -> None:
-    assert kind_of("extra.thing") == "dangerous"
-    assert kind_of("task.anything") == "dangerous"
-    assert kind_of("trainer.anything") == "safe"
+    assert get_change_kind("extra.thing") == "dangerous"
+    assert get_change_kind("task.anything") == "dangerous"
+    assert get_change_kind("trainer.anything") == "safe"
 
 
 _DATA = {
@@ -259,7 +259,7 @@ def test_other_data_is_a_mistake_that_names_what_differs() -> None:
         "task.train_data": {"array 0": "a", "array 1": "other"},
         "task.validation_data": {"array 0": "c"},
     }
-    (mistake,) = data_mistakes(_DATA, now, [], [])
+    (mistake,) = find_data_mistakes(_DATA, now, [], [])
     assert mistake.path == "task.train_data"
     assert mistake.problem.endswith(": array 1 was b and is other")
     assert "--allow_config_change=task.train_data.identity (" in mistake.advice
@@ -267,17 +267,17 @@ def test_other_data_is_a_mistake_that_names_what_differs() -> None:
 
 @pytest.mark.parametrize("allowed", ["task.train_data.identity", "task.train_data", "task"])
 def test_other_data_is_allowed_by_its_path_or_a_section(allowed: str) -> None:
-    assert not list(data_mistakes(_DATA, {"task.train_data": {"array 1": "other"}}, [], [allowed]))
+    assert not list(find_data_mistakes(_DATA, {"task.train_data": {"array 1": "other"}}, [], [allowed]))
     assert list(
-        data_mistakes(
+        find_data_mistakes(
             _DATA, {"task.train_data": {"array 1": "other"}}, [], ["task.validation_data"]
         )
     )
 
 
 def test_data_that_one_side_does_not_know_is_not_compared() -> None:
-    assert not [*data_mistakes({}, _DATA, [], []), *data_mistakes(_DATA, {}, [], [])]
-    assert not list(data_mistakes(_DATA, {"task.train_data": {"files": "1"}}, [], []))
+    assert not [*find_data_mistakes({}, _DATA, [], []), *find_data_mistakes(_DATA, {}, [], [])]
+    assert not list(find_data_mistakes(_DATA, {"task.train_data": {"files": "1"}}, [], []))
 
 
 @pytest.mark.parametrize(
@@ -285,10 +285,10 @@ def test_data_that_one_side_does_not_know_is_not_compared() -> None:
     [("train_data.seed", True), ("train_data.cache", False), ("validation_data.cache", True)],
 )
 def test_data_whose_config_was_judged_is_not_compared(path: str, is_judged: bool) -> None:
-    change = Change(f"task.{path}", 1, 2, kind_of(f"task.{path}"))
+    change = Change(f"task.{path}", 1, 2, get_change_kind(f"task.{path}"))
     section = f"task.{path.partition('.')[0]}"
     assert (
-        not list(data_mistakes(_DATA, {section: {"array 0": "other"}}, [change], []))
+        not list(find_data_mistakes(_DATA, {section: {"array 0": "other"}}, [change], []))
     ) == is_judged
 
 
@@ -298,5 +298,5 @@ def test_the_identity_of_data_can_be_allowed_by_name() -> None:
         "task.validation_data.identity",
         "task.tain_data.identity",
     ]
-    (mistake,) = unknown_paths(allowed, ExperimentConfig())
+    (mistake,) = find_unknown_paths(allowed, ExperimentConfig())
     assert "task.tain_data.identity" in mistake.problem

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.config_builders import layered, nested, refused
-from trainer_kit.config.fields import fields_of, leaves
+from trainer_kit.config.fields import get_fields, flatten_values
 from trainer_kit.config.schema.base import OneOfConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.optimizers import OptimizerConfig
@@ -40,7 +40,7 @@ def _choices(config_class: type[OneOfConfig]) -> list[dict[str, Any]]:
     """Returns a section for each type, with the numbers that it needs."""
     sections = []
     for name, branch in config_class.branches().items():
-        fields = fields_of(branch)
+        fields = get_fields(branch)
         numbers: dict[str, Any] = {field: NUMBERS[field] for field in NUMBERS if field in fields}
         if name == "step_cosine_with_offset":
             numbers["values"] = [1.0]  # as many as there are boundaries
@@ -79,9 +79,9 @@ def test_a_section_survives_yaml_and_tells_all_wrong_values(
     config = layered(default, nested(path, section)).config
     again = from_yaml(to_yaml(config), default)
     assert again == config
-    assert leaves(again) == leaves(config)
+    assert flatten_values(again) == flatten_values(config)
 
-    inside = [leaf for leaf in leaves(config) if is_inside(leaf, path)]
+    inside = [leaf for leaf in flatten_values(config) if is_inside(leaf, path)]
     wrong = [leaf for leaf in inside if not leaf.endswith(".type")]
     values = [nested(leaf, [[[]]]) for leaf in wrong]  # which no field takes
     mistakes = refused(layered, config, *values)

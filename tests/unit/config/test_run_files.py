@@ -6,7 +6,7 @@ import pytest
 
 from tests.config_builders import wrong_fields
 from tests.run_directory_page import NAMED_BY, PATHS, matches
-from trainer_kit.config.run_files import RUN_NAMES
+from trainer_kit.config.run_files import RESERVED_NAMES
 from trainer_kit.config.schema.experiment import TrainerConfig
 
 
@@ -26,12 +26,12 @@ def test_a_path_of_the_table_matches_whole_names(row: str, path: str, is_match: 
 
 def test_the_names_are_those_of_the_table_that_no_field_changes() -> None:
     rows = [path for path in PATHS if path not in NAMED_BY.values()]
-    assert set(RUN_NAMES) == {path.split("/")[0] for path in rows if "<" not in path.split("/")[0]}
+    assert set(RESERVED_NAMES) == {path.split("/")[0] for path in rows if "<" not in path.split("/")[0]}
 
 
 @pytest.mark.parametrize("name", ["damaged", "errors", "evals", "params.yaml", "best_checkpoints"])
 def test_a_name_of_the_run_itself_cannot_name_another_folder(name: str) -> None:
-    assert name in RUN_NAMES
+    assert name in RESERVED_NAMES
     assert wrong_fields(TrainerConfig, {"validation_summary_subdir": name}) == [
         "validation_summary_subdir"
     ]

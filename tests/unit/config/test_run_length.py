@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.config_builders import refused
-from trainer_kit.config.run_length import with_steps
-from trainer_kit.config.run_warnings import interval_warnings
+from trainer_kit.config.run_length import replace_durations
+from trainer_kit.config.run_warnings import find_interval_warnings
 from trainer_kit.config.schema.durations import RoundedSteps
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
@@ -36,7 +36,7 @@ def test_epochs_and_shares_become_whole_steps_everywhere() -> None:
         },
         task={"validation_data": {"dev": {}, "test": {}}},
     )
-    trainer = with_steps(written, EPOCH).trainer
+    trainer = replace_durations(written, EPOCH).trainer
     assert trainer.train_steps == 21
     assert trainer.validation_interval == trainer.validation_sets["dev"].interval == 11
     assert trainer.optimizer_config.learning_rate.get().decay_steps == 21
@@ -59,7 +59,7 @@ def test_schedules_of_a_slow_optimizer_count_its_updates() -> None:
         "period": 3,
     }
     written = ExperimentConfig(trainer={"train_steps": 20, "optimizers": {"slow": slow}})
-    resolved = with_steps(written, None).trainer.optimizers["slow"]
+    resolved = replace_durations(written, None).trainer.optimizers["slow"]
     assert resolved.learning_rate.get().decay_steps == 20 // 3
 
 
@@ -69,12 +69,12 @@ def test_schedules_of_a_slow_optimizer_count_its_updates() -> None:
 )
 def test_a_share_needs_a_run_of_known_length(train_steps: int, said: str) -> None:
     written = ExperimentConfig(trainer={"train_steps": train_steps, "validation_interval": "20 %"})
-    assert said in refused(with_steps, written, None)["trainer.validation_interval"].problem
+    assert said in refused(replace_durations, written, None)["trainer.validation_interval"].problem
 
 
 def test_an_interval_keeps_the_fraction_of_a_step() -> None:
     values = {"train_steps": 22, "checkpoint_interval": "1 epochs", "validation_interval": "20 %"}
-    resolved = with_steps(ExperimentConfig(trainer=values), EPOCH)
+    resolved = replace_durations(ExperimentConfig(trainer=values), EPOCH)
     for trainer in (
         resolved.trainer,
         copy.deepcopy(resolved).trainer,
@@ -98,7 +98,7 @@ def test_intervals_longer_than_the_run_give_one_warning() -> None:
         "trainer.checkpoint_interval and trainer.summary_interval and"
         " trainer.early_stopping.patience"
     )
-    assert interval_warnings(options) == [
+    assert find_interval_warnings(options) == [
         f"{names}: longer than the run of 90 steps, so it is never reached"
     ]
 
@@ -114,4 +114,4 @@ def test_intervals_longer_than_the_run_give_one_warning() -> None:
     ],
 )
 def test_other_intervals_give_no_warning(values: dict[str, Any]) -> None:
-    assert interval_warnings(ExperimentConfig(trainer=values).trainer) == []
+    assert find_interval_warnings(ExperimentConfig(trainer=values).trainer) == []

@@ -8,10 +8,10 @@ import pytest
 
 import trainer_kit
 import trainer_kit.testing
-from scripts.reference import FOLDER, PAGES, write
+from scripts.reference import FOLDER, PAGES, write_pages
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat import pipelines
-from trainer_kit.config.field_docs import docs_by_path
+from trainer_kit.config.field_docs import read_docs_by_path
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import EXIT_CODES
 from trainer_kit.run.flags import define_flags
@@ -26,14 +26,14 @@ def test_a_checked_in_page_is_the_generated_one(name: str) -> None:
 
 
 def test_there_are_no_other_reference_pages(tmp_path: Path) -> None:
-    write(tmp_path)
+    write_pages(tmp_path)
     written = {path.name for path in tmp_path.iterdir()}
     assert {path.name for path in FOLDER.iterdir()} == {*written, "run_directory.md"}
 
 
 def test_the_config_page_has_every_field() -> None:
     page = PAGES["config.md"]()
-    names = {path.rpartition(".")[2] for path in docs_by_path(ExperimentConfig())}
+    names = {path.rpartition(".")[2] for path in read_docs_by_path(ExperimentConfig())}
     assert [name for name in names if f"`{name}`" not in page] == []
     assert "Here the default of `drop_remainder` is `false`." in page
 

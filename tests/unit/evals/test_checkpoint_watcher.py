@@ -31,17 +31,17 @@ class Run(UnmonitoredRun):
         self.needs: list[tuple[int | None, int | None]] = []
         self.on_need: Callable[[int | None], None] = lambda reads: None
 
-    def evaluated(self) -> set[int]:
+    def get_evaluated_steps(self) -> set[int]:
         return self.on_record
 
-    def went_back_to(self) -> int | None:
+    def poll_rewind(self) -> int | None:
         return self.back.pop() if self.back else None
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         self.beats -= 1
         return self.beats >= 0
 
-    def need(self, after: int | None, reads: int | None) -> None:
+    def protect_checkpoints(self, after: int | None, reads: int | None) -> None:
         self.needs.append((after, reads))
         self.on_need(reads)
 

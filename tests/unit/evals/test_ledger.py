@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.builders import json_lines
 from trainer_kit.errors import StorageError
 from trainer_kit.evals import ledger as module
-from trainer_kit.evals.ledger import Ledger, active_records, merged_sets, plain
+from trainer_kit.evals.ledger import Ledger, active_records, merge_validation_sets, extract_scalars
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def ledger(path: Path, **options: Any) -> Ledger:
 
 def last_step(written: Ledger) -> int:
     """The last step whose evaluation counts."""
-    return max((item["step"] for item in written.counting()), default=-1)
+    return max((item["step"] for item in written.get_active_evaluations()), default=-1)
 
 
 def record(step: int, lineage: int = 0, **metrics: Any) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
     path.write_text(old + '"seconds": 1.0, "config_hash": "abc", "lineage": 0}\n')
     assert last_step(ledger(path)) == 4
     assert not ledger(path).append(4, {"loss": math.nan, "acc": 0.5}, 1.0)
-    assert [(item["step"], item["metrics"]["acc"]) for item in ledger(path).counting()] == [
+    assert [(item["step"], item["metrics"]["acc"]) for item in ledger(path).get_active_evaluations()] == [
         (4, 0.5)
     ]
 
@@ -169,14 +169,14 @@ def test_recorded_sets_are_those_whose_evaluation_counts(path: Path) -> None:
     written = ledger(path)
     written.append(4, {"acc": 0.1}, 1.0)
     ledger(path, dataset="test").append(16, {"acc": 0.1}, 1.0)
-    assert [written.recorded_sets(step) for step in (4, 8, 16)] == [{""}, set(), set()]
+    assert [written.find_recorded_sets(step) for step in (4, 8, 16)] == [{""}, set(), set()]
     written.rewind(0)
-    assert written.recorded_sets(4) == set()
+    assert written.find_recorded_sets(4) == set()
     both = Ledger(path, dataset="", config_hash="", sets={"dev": "1", "test": "2"})
     both.append(20, {"dev": {"acc": 0.1}, "test": {"acc": 0.2}}, {"dev": 1.0})
-    assert [both.recorded_sets(step) for step in (20, 24)] == [{"dev"}, set()]
+    assert [both.find_recorded_sets(step) for step in (20, 24)] == [{"dev"}, set()]
     both.append(20, {"test": {"acc": 0.2}}, {"test": 1.0})
-    assert both.recorded_sets(20) == {"dev", "test"}
+    assert both.find_recorded_sets(20) == {"dev", "test"}
 
 
 def test_a_rewind_takes_away_what_was_evaluated_for_later_steps(path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_rewind_takes_away_what_was_evaluated_for_later_steps(path: Path) -> N
     assert written.append(8, {"acc": 0.6}, 1.0)
     assert json_lines(path)[3:4] == [rewind(4, 1)] and json_lines(path)[4]["lineage"] == 1
     counting = [
-        (item["step"], item["lineage"], item["metrics"]["acc"]) for item in written.counting()
+        (item["step"], item["lineage"], item["metrics"]["acc"]) for item in written.get_active_evaluations()
     ]
     assert counting == [(4, 0, 0.5), (8, 1, 0.6)]
     assert last_step(written) == 8
@@ -229,14 +229,14 @@ def test_only_records_of_several_sets_at_one_step_are_merged(path: Path) -> None
         sets.append(step, {name: {"acc": step / 10} for name in names}, dict.fromkeys(names, 0.1))
     changed = ledger(path, sets={"often": "c", "rare": "d"})
     changed.append(2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}, {"often": 0.1, "rare": 0.1})
-    assert [(one["step"], one["metrics"]) for one in merged_sets(changed.counting())] == [
+    assert [(one["step"], one["metrics"]) for one in merge_validation_sets(changed.get_active_evaluations())] == [
         (1, {"often": {"acc": 0.1}, "rare": {"acc": 0.1}}),
         (2, {"often": {"acc": 0.2}, "rare": {"acc": 0.2}}),
         (2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}),
     ]
     plain_ones = [record(1, acc=0.1), record(1, acc=0.2), record(1, far={"acc": 0.3})]
-    assert merged_sets(plain_ones) == plain_ones
-    assert [item["metrics"] for item in sets.counting()][:2] == [
+    assert merge_validation_sets(plain_ones) == plain_ones
+    assert [item["metrics"] for item in sets.get_active_evaluations()][:2] == [
         {"often": {"acc": 0.1}},
         {"often": {"acc": 0.2}},
     ]
@@ -252,17 +252,17 @@ def test_a_followed_rewind_is_recorded_after_all_was_rewound(path: Path) -> None
         raise KeyboardInterrupt(step)
 
     with pytest.raises(KeyboardInterrupt, match="2"):
-        beside.follow(path, before=die)
+        beside.follow(path, before_rewind=die)
     again, steps = ledger(path.with_name("side.jsonl")), list[int]()
     assert again.lineage == 0 and last_step(again) == 8
-    assert again.follow(path, before=steps.append) == 2 and steps == [2]
+    assert again.follow(path, before_rewind=steps.append) == 2 and steps == [2]
     assert again.lineage == 2 and last_step(again) == -1
-    assert again.follow(path, before=steps.append) is None and steps == [2]
+    assert again.follow(path, before_rewind=steps.append) is None and steps == [2]
 
 
 def test_plain_logs_are_nested_dicts_of_floats() -> None:
     logs = {"a": np.float32(1.0), "b": {"c": 2, "deep": {"text": "x"}}, "list": [1.0], 3: True}
-    assert plain(logs) == {"a": 1.0, "b": {"c": 2.0, "deep": {}}, "3": 1.0}
+    assert extract_scalars(logs) == {"a": 1.0, "b": {"c": 2.0, "deep": {}}, "3": 1.0}
 
 
 def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_record_whose_names_are_no_text_is_damaged(tmp_path: Path, name: str) 
         json.dumps({"step": 1, "metrics": {"accuracy": 0.5}, name: []}) + "\n"
     )
     ledger = Ledger(tmp_path / "damaged.jsonl", dataset="validation", config_hash="a")
-    assert ledger.append(1, {"accuracy": 0.5}, 0.1) and ledger.recorded_sets(1) == {""}
+    assert ledger.append(1, {"accuracy": 0.5}, 0.1) and ledger.find_recorded_sets(1) == {""}
 
 
 def test_what_it_has_appended_itself_is_not_read_again(
@@ -294,11 +294,11 @@ def test_what_it_has_appended_itself_is_not_read_again(
     written.append(20, {"loss": 0.5, "set": {"accuracy": math.inf}}, 0.1, "ckpt-20")
     written.rewind(10)
     written.append(15, {"loss": 0.5}, 0.1)
-    assert len(before) == 1 and written.extent(20) == (2, 15) and written.extent(10) == (0, -1)
-    assert (written.went_back_to(0), written.went_back_to(1)) == (10, None)
+    assert len(before) == 1 and written.read_extent(20) == (2, 15) and written.read_extent(10) == (0, -1)
+    assert (written.find_rewind_step(0), written.find_rewind_step(1)) == (10, None)
     monkeypatch.undo()
     assert str(written.records()) == str(
         ledger(path).records()
     )  # as text: NaN is no other than NaN
     ledger(path).append(30, {"loss": 0.5}, 0.1)
-    assert written.extent(40) == (3, 30)
+    assert written.read_extent(40) == (3, 30)

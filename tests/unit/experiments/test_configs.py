@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer_kit.config.discovery import find_experiment
+from trainer_kit.config.discovery import import_experiment
 from trainer_kit.config.experiments import get_experiment
-from trainer_kit.config.merge import Resolved
+from trainer_kit.config.merge import ResolvedConfig
 from trainer_kit.config.modes import MODES
-from trainer_kit.config.resolve import Sources, describe, resolve
+from trainer_kit.config.resolve import ConfigSources, list_resolved_values, resolve_config
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = sorted(path for path in (ROOT / "configs").iterdir() if path.is_file())
@@ -49,8 +49,8 @@ def _resolved(flags: list[tuple[str, str]]) -> Resolved:
     assert given.pop("--mode") in MODES
     assert given.pop("--model_dir").startswith("runs/")
     name = given.pop("--experiment")
-    find_experiment(name)
-    return resolve(name, Sources(**{SOURCE_OF[flag]: (value,) for flag, value in given.items()}))
+    import_experiment(name)
+    return resolve_config(name, ConfigSources(**{SOURCE_OF[flag]: (value,) for flag, value in given.items()}))
 
 
 def test_configs_are_data_and_each_experiment_has_some() -> None:
@@ -73,7 +73,7 @@ def test_a_configs_command_applies_it_to_its_experiment(path: Path) -> None:
     assert (flag, f"configs/{path.name}") in flags
     assert ("--experiment", path.stem) in flags
     resolved = _resolved(flags)
-    changed = describe(resolved, get_experiment(path.stem))
+    changed = list_resolved_values(resolved, get_experiment(path.stem))
     assert any(f"configs/{path.name}:" in origin for _, _, origin in changed)
 
 

@@ -13,7 +13,7 @@ from trainer_kit.inputs.batch_position import Position
 
 def _used(position: Position, count: int) -> list[int]:
     """The indices of the next batches, found by looking at each."""
-    used = (batch for batch in itertools.count(position.batch) if batch not in position.left_out)
+    used = (batch for batch in itertools.count(position.batch) if batch not in position.skipped_batches)
     return list(itertools.islice(used, count))
 
 
@@ -26,9 +26,9 @@ _POSITIONS = some.builds(
 @given(_POSITIONS, some.integers(0, 40))
 def test_nth_after_and_stretches_agree_with_single_batches(position: Position, steps: int) -> None:
     used = _used(position, steps + 5)
-    assert [position.nth(k) for k in range(len(used))] == used
-    assert _used(position.after(steps), 5) == used[steps:]
-    parts = list(position.stretches())
+    assert [position.get_batch_after(k) for k in range(len(used))] == used
+    assert _used(position.advance(steps), 5) == used[steps:]
+    parts = list(position.iterate_ranges())
     assert parts[-1][1] is None and all(length for _, length in parts[:-1])
     batches = [range(begin, begin + (length or 100)) for begin, length in parts]
     assert list(itertools.chain(*batches))[: len(used)] == used
@@ -37,24 +37,24 @@ def test_nth_after_and_stretches_agree_with_single_batches(position: Position, s
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(_POSITIONS, some.integers(0, 15), some.integers(0, 15))
 def test_steps_in_two_goes_are_steps_in_one(position: Position, first: int, second: int) -> None:
-    assert position.after(first).after(second) == position.after(first + second)
+    assert position.advance(first).advance(second) == position.advance(first + second)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(_POSITIONS, some.integers(0, 15))
 def test_only_the_left_out_batch_is_not_used(position: Position, count: int) -> None:
-    bad = position.nth(count)
+    bad = position.get_batch_after(count)
     expected = [batch for batch in _used(position, 30) if batch != bad]
-    assert _used(position.without(bad), 29) == expected
-    assert position.without(bad).without(bad) == position.without(bad)
-    assert position.without(bad).batch == position.batch
+    assert _used(position.with_skipped_batch(bad), 29) == expected
+    assert position.with_skipped_batch(bad).with_skipped_batch(bad) == position.with_skipped_batch(bad)
+    assert position.with_skipped_batch(bad).batch == position.batch
 
 
 def test_left_out_batches_are_kept_sorted_and_once() -> None:
-    assert Position(0, (5, 2, 5)).left_out == (2, 5)
+    assert Position(0, (5, 2, 5)).skipped_batches == (2, 5)
     assert Position(3, (5, 2)) == Position(3, (2, 5))
 
 
 @pytest.mark.parametrize("left_out", [(), (2,), (2, 3)])
 def test_the_stream_before_a_position_does_not_matter(left_out: tuple[int, ...]) -> None:
-    assert list(Position(4, left_out).stretches()) == [(4, None)]
+    assert list(Position(4, left_out).iterate_ranges()) == [(4, None)]

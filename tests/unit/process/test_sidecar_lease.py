@@ -14,7 +14,7 @@ import pytest
 
 from trainer_kit.errors import ModelDirInUseError, UsageError
 from trainer_kit.evals.ledger import Ledger
-from trainer_kit.process.sidecar_lease import LEASE_SECONDS, Lease, Leases
+from trainer_kit.process.sidecar_lease import LEASE_SECONDS, Lease, LeaseReader
 
 STEPS = [10, 20, 30, 40]
 
@@ -24,37 +24,37 @@ def _lease(run: Path, name: str = "side", record: str | None = None) -> Lease:
 
 
 def _leases(run: Path, max_wait: int = 20) -> Leases:
-    return Leases(run / "evals", max_wait)
+    return LeaseReader(run / "evals", max_wait)
 
 
 def test_unevaluated_checkpoints_and_the_one_being_read_stay(tmp_path: Path) -> None:
     with _lease(tmp_path) as lease:
         lease.need(after=20, reads=10)
-        assert _leases(tmp_path).needed(STEPS) == {10, 30, 40}
+        assert _leases(tmp_path).select_protected_steps(STEPS) == {10, 30, 40}
         lease.need(after=20, reads=20)
-        assert _leases(tmp_path).needed(STEPS) == {20, 30, 40}
+        assert _leases(tmp_path).select_protected_steps(STEPS) == {20, 30, 40}
         lease.need(after=20, reads=None)
-        assert _leases(tmp_path).needed(STEPS) == {30, 40}
+        assert _leases(tmp_path).select_protected_steps(STEPS) == {30, 40}
         lease.need(after=None, reads=30)
-        assert _leases(tmp_path).needed(STEPS) == {30}
-    assert _leases(tmp_path).needed(STEPS) == set()  # it is done
+        assert _leases(tmp_path).select_protected_steps(STEPS) == {30}
+    assert _leases(tmp_path).select_protected_steps(STEPS) == set()  # it is done
 
 
 def test_a_new_sidecar_needs_all_and_a_resumed_one_the_old_needs(
     tmp_path: Path,
 ) -> None:
     with _lease(tmp_path) as lease:
-        assert _leases(tmp_path).needed(STEPS) == set(STEPS)
+        assert _leases(tmp_path).select_protected_steps(STEPS) == set(STEPS)
         lease.need(after=20, reads=30)
     with _lease(tmp_path):
-        assert _leases(tmp_path).needed(STEPS) == {30, 40}
+        assert _leases(tmp_path).select_protected_steps(STEPS) == {30, 40}
 
 
 def test_of_several_sidecars_each_gets_what_it_needs(tmp_path: Path) -> None:
     with _lease(tmp_path, "one") as one, _lease(tmp_path, "two") as two:
         one.need(after=None, reads=10)
         two.need(after=30, reads=None)
-        assert _leases(tmp_path).needed(STEPS) == {10, 40}
+        assert _leases(tmp_path).select_protected_steps(STEPS) == {10, 40}
 
 
 def test_the_limit_is_kept_and_the_first_loss_is_reported(
@@ -64,8 +64,8 @@ def test_the_limit_is_kept_and_the_first_loss_is_reported(
     with _lease(tmp_path) as lease:
         lease.need(after=0, reads=10)
         with caplog.at_level(logging.WARNING):
-            assert leases.needed(STEPS) == {10, 30, 40}
-            assert leases.needed([*STEPS, 50]) == {10, 40, 50}
+            assert leases.select_protected_steps(STEPS) == {10, 30, 40}
+            assert leases.select_protected_steps([*STEPS, 50]) == {10, 40, 50}
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "ckpt-20 is removed before side has evaluated it"
     ]
@@ -73,23 +73,23 @@ def test_the_limit_is_kept_and_the_first_loss_is_reported(
 
 def test_after_a_rewind_a_sidecar_needs_all_from_there_on(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "evals/validation.jsonl", dataset="validation", config_hash="a")
-    leases = Leases(tmp_path / "evals", 20, ledger)
+    leases = LeaseReader(tmp_path / "evals", 20, ledger)
     with _lease(tmp_path) as lease:
         lease.need(after=30, reads=40)
-        assert leases.needed(STEPS) == {40}
+        assert leases.select_protected_steps(STEPS) == {40}
         for step in (30, 20):
             ledger.rewind(step)
-        assert leases.needed(STEPS) == {20, 30, 40}
+        assert leases.select_protected_steps(STEPS) == {20, 30, 40}
         lease.need(after=30, reads=None, lineage=2)
-        assert leases.needed(STEPS) == {40}
+        assert leases.select_protected_steps(STEPS) == {40}
         lease.need(after=None, reads=40, lineage=0)
-        assert leases.needed(STEPS) == {40}
+        assert leases.select_protected_steps(STEPS) == {40}
 
 
 def test_with_a_limit_of_0_only_the_one_being_read_stays(tmp_path: Path) -> None:
     with _lease(tmp_path) as lease:
         lease.need(after=0, reads=10)
-        assert _leases(tmp_path, max_wait=0).needed(STEPS) == {10}
+        assert _leases(tmp_path, max_wait=0).select_protected_steps(STEPS) == {10}
 
 
 _KILLED = """
@@ -102,12 +102,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_sidecar_that_was_killed_may_come_back_for_a_while(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)]).returncode == -9
-    assert _leases(tmp_path).needed(STEPS) == {30, 40}
+    assert _leases(tmp_path).select_protected_steps(STEPS) == {30, 40}
     long_ago = time.time() - LEASE_SECONDS - 1
     os.utime(tmp_path / "evals/side.lease.json", (long_ago, long_ago))
-    assert _leases(tmp_path).needed(STEPS) == set()
+    assert _leases(tmp_path).select_protected_steps(STEPS) == set()
     with _lease(tmp_path):
-        assert _leases(tmp_path).needed(STEPS) == {30, 40}
+        assert _leases(tmp_path).select_protected_steps(STEPS) == {30, 40}
 
 
 def test_another_machines_clock_may_be_ahead(tmp_path: Path) -> None:
@@ -115,14 +115,14 @@ def test_another_machines_clock_may_be_ahead(tmp_path: Path) -> None:
         lease.need(after=20, reads=None)
         ahead = time.time() + 3600
         os.utime(tmp_path / "evals/side.lease.json", (ahead, ahead))
-        assert _leases(tmp_path).needed(STEPS) == {30, 40}
+        assert _leases(tmp_path).select_protected_steps(STEPS) == {30, 40}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"after": 0}'])
 def test_a_lease_that_is_torn_or_anothers_counts_for_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "evals").mkdir()
     (tmp_path / "evals/side.lease.json").write_text(text)
-    assert _leases(tmp_path).needed(STEPS) == set()
+    assert _leases(tmp_path).select_protected_steps(STEPS) == set()
 
 
 def test_the_second_sidecar_of_a_name_is_refused_with_advice(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer_kit.run.flag_texts import EXAMPLES, FLAGS, described, help_text, usage
-from trainer_kit.run.flags import define_flags, parse_flags, request
+from trainer_kit.run.flag_texts import EXAMPLES, FLAGS, describe_flag, format_help_text, format_usage
+from trainer_kit.run.flags import define_flags, parse_flags, build_request
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,12 +34,12 @@ def test_the_default_in_the_table_is_the_one_that_counts() -> None:
 def test_the_examples_are_complete_commands(command: str) -> None:
     words = shlex.split(command.replace("\\\n", ""))
     assert words[:3] == ["python", "-m", "trainer_kit.train"]
-    asked = request(parse_flags(words[2:]))
+    asked = build_request(parse_flags(words[2:]))
     assert asked.experiment and asked.mode and asked.model_dir
 
 
 def test_the_help_opens_with_two_examples() -> None:
-    text = help_text()
+    text = format_help_text()
     before = text.partition("\nflags:\n")[0]
     assert len(EXAMPLES) == 2 and all(command in before for command in EXAMPLES.values())
     assert max(map(len, text.splitlines())) <= 120
@@ -50,13 +50,13 @@ def test_the_help_opens_with_two_examples() -> None:
     [("model_dir", "--model_dir=FOLDER"), ("debug", "--debug"), ("help", "--help, -h")],
 )
 def test_a_flag_is_shown_as_it_is_written(name: str, shown: str) -> None:
-    assert usage(name) == shown
+    assert format_usage(name) == shown
 
 
 def test_needed_flags_and_defaults_are_named() -> None:
-    assert described("mode").endswith(" Required.")
-    assert described("checkpoint").endswith(" Default: latest.")
-    assert described("debug") == FLAGS["debug"].sentence
+    assert describe_flag("mode").endswith(" Required.")
+    assert describe_flag("checkpoint").endswith(" Default: latest.")
+    assert describe_flag("debug") == FLAGS["debug"].sentence
 
 
 def test_the_help_needs_no_tensorflow() -> None:
@@ -67,4 +67,4 @@ def test_the_help_needs_no_tensorflow() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stdout) == (0, f"{help_text()}\n")
+    assert (done.returncode, done.stdout) == (0, f"{format_help_text()}\n")

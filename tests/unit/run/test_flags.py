@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from trainer_kit.config.resolve import Sources
-from trainer_kit.config.sources.layer import Layer
+from trainer_kit.config.resolve import ConfigSources
+from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import UsageError
 from trainer_kit.run.flags import (
-    attempt_flags,
+    format_attempt_flags,
     define_flags,
     parse_flags,
-    request,
-    sources,
-    until_begun,
+    build_request,
+    build_sources,
+    format_first_attempt_flags,
 )
-from trainer_kit.run.preflight import Request
+from trainer_kit.run.preflight import RunRequest
 
 
 def test_the_flags_and_their_defaults_are_an_interface() -> None:
@@ -62,25 +62,25 @@ def test_the_flags_make_the_request() -> None:
             "--profile=i",
         ]
     )
-    assert request(values) == Request(
+    assert build_request(values) == RunRequest(
         "a",
         "eval",
         "b",
-        Sources(config_files=("h",)),
+        ConfigSources(config_files=("h",)),
         ("d", "e"),
         ("f.g",),
         checkpoint="best",
         eval_name="c",
         profile="i",
     )
-    assert request(parse_flags(["train"])) == Request(None, None, None)
+    assert build_request(parse_flags(["train"])) == RunRequest(None, None, None)
 
 
 def test_flags_are_not_global_and_override_nothing_unless_given() -> None:
     assert parse_flags(["train", "--mode=train"]).mode == "train"
     values = parse_flags(["train"])
     assert values.mode is None
-    assert sources(values).flags == Layer({}, {})
+    assert build_sources(values).flags == ConfigLayer({}, {})
 
 
 def test_an_unknown_flag_is_a_usage_error() -> None:
@@ -115,7 +115,7 @@ def test_a_supervised_run_gets_the_flags_without_max_restarts(tmp_path: Path) ->
         ]
     )
     assert values.max_restarts == 2
-    arguments = attempt_flags(values)
+    arguments = format_attempt_flags(values)
     again = parse_flags(["train", *arguments])
     changed = {name for name in define_flags() if again[name].value != values[name].value}
     assert changed == {"max_restarts"} and again.max_restarts == 0
@@ -137,16 +137,16 @@ def test_every_flag_reaches_the_run_under_a_supervisor() -> None:
     once_or_never = {"max_restarts", "from_step", "h"}  # h is help
     names = set(flags) - once_or_never
     given = [f"--{name}" if flags[name].boolean else f"--{name}=1" for name in names]
-    assert sorted(attempt_flags(parse_flags(["train", *given]))) == sorted(given)
+    assert sorted(format_attempt_flags(parse_flags(["train", *given]))) == sorted(given)
 
 
 @pytest.mark.parametrize(("given", "step"), [("0", 0), ("500", 500), ("ckpt-500", 500)])
 def test_from_step_takes_a_step_or_its_checkpoint(given: str, step: int) -> None:
     values = parse_flags(["train", "--mode=train", f"--from_step={given}"])
     assert values.from_step == step
-    assert attempt_flags(values) == ["--mode=train"]
-    assert until_begun(values) == [f"--from_step={step}"]
-    assert until_begun(parse_flags(["train"])) == []
+    assert format_attempt_flags(values) == ["--mode=train"]
+    assert format_first_attempt_flags(values) == [f"--from_step={step}"]
+    assert format_first_attempt_flags(parse_flags(["train"])) == []
 
 
 @pytest.mark.parametrize("given", ["-1", "1.5", "", "best", "runs/x/ckpt-500"])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from trainer_kit.errors import ExitCode
-from trainer_kit.run.supervisor import Decision, outcome
+from trainer_kit.run.supervisor import Decision, classify_exit_code
 
 
 def test_exit_codes_that_a_restart_can_help() -> None:
-    decisions = {code: outcome(code)[1] for code in (*ExitCode, -9, 42)}
+    decisions = {code: classify_exit_code(code)[1] for code in (*ExitCode, -9, 42)}
     assert [code for code in decisions if decisions[code] is Decision.RESTART] == [75]
     assert [code for code in decisions if decisions[code] is Decision.RETRY] == [1, 7, -9, 42]
 
@@ -25,4 +25,4 @@ def test_exit_codes_that_a_restart_can_help() -> None:
     ],
 )
 def test_the_cause_of_an_end_is_told(code: int, cause: str) -> None:
-    assert outcome(code)[0] == cause
+    assert classify_exit_code(code)[0] == cause

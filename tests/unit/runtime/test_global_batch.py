@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from trainer_kit.errors import ExitCode, UsageError
-from trainer_kit.runtime.global_batch import check_global_batch, tell_uneven_batch
+from trainer_kit.runtime.global_batch import split_global_batch, explain_uneven_batch
 
 
 @pytest.mark.parametrize(
     ("batch", "replicas", "share"), [(8, 4, 2), (7, 1, 7), (4, 4, 1), (1, 1, 1)]
 )
 def test_each_replica_gets_an_equal_share(batch: int, replicas: int, share: int) -> None:
-    assert check_global_batch(batch, replicas, "task.train_data.global_batch_size") == share
+    assert split_global_batch(batch, replicas, "task.train_data.global_batch_size") == share
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_what_cannot_be_shared_names_the_nearest_that_can(
     batch: int, replicas: int, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        check_global_batch(batch, replicas, "task.train_data.global_batch_size")
+        split_global_batch(batch, replicas, "task.train_data.global_batch_size")
     assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -50,9 +50,9 @@ def test_only_uneven_batches_become_config_errors() -> None:
     refused = "The `global_batch_size` 7 is not divisible by `num_replicas_in_sync` 2"
     with (
         pytest.raises(UsageError, match=r"task\.x: batch 7 on 2 replicas leaves 1 over"),
-        tell_uneven_batch(7, 2, "task.x"),
+        explain_uneven_batch(7, 2, "task.x"),
     ):
         raise ValueError(refused)
     for batch, message in ((8, refused), (7, "another")):
-        with pytest.raises(ValueError, match=message), tell_uneven_batch(batch, 2, "task.x"):
+        with pytest.raises(ValueError, match=message), explain_uneven_batch(batch, 2, "task.x"):
             raise ValueError(message)

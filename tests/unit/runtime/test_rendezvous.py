@@ -56,7 +56,7 @@ def test_all_workers_continue_together_and_free_their_ports(chief: bool) -> None
 def test_who_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_TELL_AFTER", 0.1)
+    monkeypatch.setattr(rendezvous, "_FIRST_WARNING_SECONDS", 0.1)
     first, second = _clusters(2)
     thread = _waiting(first)
     wait_until(lambda: "not answered" in caplog.text)
@@ -76,7 +76,7 @@ def test_workers_that_answer_late_are_waited_for_at_once(monkeypatch: pytest.Mon
         together.wait(10)
         return True
 
-    monkeypatch.setattr(rendezvous, "_answers", answers)
+    monkeypatch.setattr(rendezvous, "_is_reachable", answers)
     wait_for_workers(_clusters(17)[0])
 
 

@@ -14,7 +14,7 @@ from trainer_kit.runtime.tf_config import Cluster
 CPU = Machine()
 GPU = Machine(gpus=1)
 GPUS = Machine(gpus=4)
-TPU = Machine(tpu_variable="TPU_NAME")
+TPU = Machine(tpu_env_var="TPU_NAME")
 WORKERS = Cluster(tasks={"worker": ("a:1", "b:1")})
 CHIEF = Cluster(tasks={"chief": ("c:1",), "worker": ("a:1",), "ps": ("p:1",)}, task_type="chief")
 PS = Cluster(tasks=CHIEF.tasks, task_type="ps")
@@ -33,10 +33,10 @@ EVALUATOR = Cluster(tasks=WORKERS.tasks, task_type="evaluator")
         ({"virtual_cpus": 2}, GPUS, "mirrored"),
         ({"virtual_cpus": 2}, TPU, "mirrored"),
         ({}, TPU, "tpu"),
-        ({"num_gpus": 1}, Machine(gpus=1, tpu_variable="TPU_NAME"), "off"),
+        ({"num_gpus": 1}, Machine(gpus=1, tpu_env_var="TPU_NAME"), "off"),
         ({"tpu": "grpc://10.0.0.1:8470"}, GPUS, "tpu"),
         ({}, Machine(cluster=WORKERS, gpus=4), "multi_worker_mirrored"),
-        ({}, Machine(cluster=WORKERS, tpu_variable="TPU_NAME"), "tpu"),
+        ({}, Machine(cluster=WORKERS, tpu_env_var="TPU_NAME"), "tpu"),
         ({}, Machine(cluster=Cluster(tasks={"worker": ("a:1",)})), "off"),
         ({}, Machine(cluster=CHIEF), "parameter_server"),
         ({}, Machine(cluster=EVALUATOR), "off"),

@@ -9,7 +9,7 @@ import pytest
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ExitCode, UsageError
-from trainer_kit.runtime.tf_config import configure_cluster, parameter_server_mistakes, read_cluster
+from trainer_kit.runtime.tf_config import configure_cluster, find_parameter_server_mistakes, read_cluster
 
 
 @pytest.fixture(autouse=True)
@@ -58,13 +58,13 @@ def test_an_existing_tf_config_wins_over_worker_hosts(caplog: pytest.LogCaptureF
     assert "worker_hosts is not used: TF_CONFIG is set, with 3 worker(s)" in caplog.text
     found = read_cluster()
     assert found is not None
-    assert (found.workers, found.parameter_servers, found.task_type, found.task_index) == (
+    assert (found.worker_count, found.parameter_server_count, found.task_type, found.task_index) == (
         3,
         1,
         "chief",
         0,
     )
-    assert found.trains
+    assert found.is_training_task
 
 
 def test_an_evaluator_need_not_be_in_the_cluster() -> None:
@@ -73,7 +73,7 @@ def test_an_evaluator_need_not_be_in_the_cluster() -> None:
     )
     found = read_cluster()
     assert found is not None
-    assert not found.trains
+    assert not found.is_training_task
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_runs_refuse_parameter_servers(
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": cluster, "task": {"type": "chief", "index": 0}}
     )
-    found = [str(mistake) for mistake in parameter_server_mistakes(RuntimeConfig(**runtime))]  # type: ignore[arg-type]
+    found = [str(mistake) for mistake in find_parameter_server_mistakes(RuntimeConfig(**runtime))]  # type: ignore[arg-type]
     assert len(found) == refused
     assert all(
         "runs do not support parameter servers; use multi_worker_mirrored" in text for text in found

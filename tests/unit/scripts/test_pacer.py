@@ -25,7 +25,7 @@ def start_pacer(*windows: float) -> tuple[Pacer, Connection, Clock]:
     pacer = Pacer(theirs, clock=clock)
     for seconds in windows:
         connection.send(seconds)
-    pacer.done(100)
+    pacer.report_steps(100)
     assert connection.recv() == "ready"
     return pacer, connection, clock
 
@@ -34,7 +34,7 @@ def run_window(pacer: Pacer, connection: Connection, clock: Clock, seconds: floa
     """Runs loops of one step that take so long, until a window is reported."""
     while not connection.poll():
         clock.now += seconds
-        pacer.done(1)
+        pacer.report_steps(1)
     return connection.recv()
 
 
@@ -59,7 +59,7 @@ def test_skipped_steps_come_before_the_process_is_ready() -> None:
     pacer = Pacer(theirs, skip=200)
     connection.send(0.0)
 
-    pacer.done(100)
+    pacer.report_steps(100)
     assert not connection.poll()
-    pacer.done(100)
+    pacer.report_steps(100)
     assert connection.recv() == "ready"

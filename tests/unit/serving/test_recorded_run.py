@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainer_kit.errors import UsageError
-from trainer_kit.serving.recorded_run import recorded_config
+from trainer_kit.serving.recorded_run import read_run_config
 
 MODULE = """
 import trainer_kit
@@ -49,13 +49,13 @@ def test_a_dotted_module_that_is_not_found_is_that_of_the_run(run: Path) -> None
         UsageError,
         match=r"(?s)no module is called .*started with --import_module=recorded_elsewhere",
     ):
-        recorded_config(run)
+        read_run_config(run)
 
 
 @pytest.mark.parametrize("given", [(), ""])
 def test_a_module_of_another_folder_is_asked_for(run: Path, given: Any) -> None:
     with pytest.raises(UsageError) as raised:
-        recorded_config(run, given, "import_modules")
+        read_run_config(run, given, "import_modules")
     text = str(raised.value)
     assert text.startswith(
         "import_modules: there is no file recorded_task.py; here there are no Python files\n"
@@ -64,4 +64,4 @@ def test_a_module_of_another_folder_is_asked_for(run: Path, given: Any) -> None:
 
 
 def test_one_module_may_be_given_as_a_text(run: Path) -> None:
-    assert recorded_config(run, str(run.parent / "recorded_task.py"), "import_modules").runtime
+    assert read_run_config(run, str(run.parent / "recorded_task.py"), "import_modules").runtime

@@ -160,7 +160,7 @@ def test_a_writer_can_ask_to_run_in_the_callers_thread() -> None:
 
 def test_reports_of_short_loops_wait_together_but_not_on_flush() -> None:
     keeper = Keeper()
-    writer = BackgroundWriter([keeper], together=60.0)
+    writer = BackgroundWriter([keeper], batching_seconds=60.0)
     for _ in range(2):  # the second time, nothing is in a hurry any more
         written = len(keeper.steps)
         for step in range(3):
@@ -176,9 +176,9 @@ def test_reports_of_short_loops_wait_together_but_not_on_flush() -> None:
 
 def test_settle_waits_in_any_thread_and_raises_no_error() -> None:
     keeper, failing = Keeper(), Keeper(fails_on=(0,))
-    writer = BackgroundWriter([keeper, failing], together=60.0)
+    writer = BackgroundWriter([keeper, failing], batching_seconds=60.0)
     writer.write(report(0))
-    thread = threading.Thread(target=writer.settle)
+    thread = threading.Thread(target=writer.flush_threaded_writers)
     thread.start()
     thread.join(30.0)
     assert not thread.is_alive()
@@ -186,12 +186,12 @@ def test_settle_waits_in_any_thread_and_raises_no_error() -> None:
     with pytest.raises(OSError, match="no space for 0"):
         writer.write(report(1))
     writer.close()
-    writer.settle()
+    writer.flush_threaded_writers()
 
 
 def test_a_report_that_no_other_follows_is_written_before_long() -> None:
     keeper = Keeper()
-    writer = BackgroundWriter([keeper], together=0.01)
+    writer = BackgroundWriter([keeper], batching_seconds=0.01)
     writer.write(report(0))
     wait_until(lambda: keeper.steps == [0])
     writer.close()
@@ -199,7 +199,7 @@ def test_a_report_that_no_other_follows_is_written_before_long() -> None:
 
 def test_reports_do_not_wait_when_the_queue_is_half_full() -> None:
     keeper = Keeper()
-    writer = BackgroundWriter([keeper], capacity=4, together=60.0)
+    writer = BackgroundWriter([keeper], capacity=4, batching_seconds=60.0)
     for step in range(3):  # one is in the thread's hands
         writer.write(report(step))
     wait_until(lambda: len(keeper.steps) == 3)

@@ -19,8 +19,8 @@ from trainer_kit.telemetry.metrics_jsonl import (
     RESUME,
     WALL_CLOCK_FIELDS,
     JsonLinesWriter,
-    active_history,
-    reported,
+    read_active_history,
+    has_report,
     superseded_path,
 )
 from trainer_kit.telemetry.report import CHANGE, Report
@@ -36,7 +36,7 @@ def write(path: Path, *reports: Report, resume: int | None = None) -> None:
 
 
 def places(path: Path) -> list[tuple[str, int]]:
-    return [(record["kind"], record["step"]) for record in active_history(path)]
+    return [(record["kind"], record["step"]) for record in read_active_history(path)]
 
 
 def test_a_line_holds_the_report_with_flat_scalars(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_line_holds_the_report_with_flat_scalars(tmp_path: Path) -> None:
         "metrics": {"loss": 0.5, "digits/accuracy": 1.0},
     }
     assert json_lines(path) == [expected]
-    assert active_history(path) == [expected]
+    assert read_active_history(path) == [expected]
 
 
 def test_lines_are_strict_json_also_with_nan_and_infinity(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_lines_are_strict_json_also_with_nan_and_infinity(tmp_path: Path) -> Non
         ),
     )
     assert json_lines(path)[0]["metrics"] == {"a": "nan", "b": "inf", "c": "-inf", "d": "nan"}
-    record = active_history(path)[0]
+    record = read_active_history(path)[0]
     assert record["metrics"]["b"] == math.inf and record["metrics"]["c"] == -math.inf
     assert math.isnan(record["metrics"]["a"])
     assert record["steps_per_second"] == math.inf
@@ -87,7 +87,7 @@ def test_nothing_is_made_before_the_first_report(tmp_path: Path) -> None:
     writer.flush()
     writer.close()
     assert list(tmp_path.iterdir()) == []
-    assert active_history(tmp_path / "metrics.jsonl") == []
+    assert read_active_history(tmp_path / "metrics.jsonl") == []
 
 
 def test_a_change_is_written_again_only_with_other_values(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_steps_never_go_back_whatever_was_written(tmp_path: Path, seed: int) -> 
     found = places(path)
     assert len(found) == len(set(found))
     assert [step for _, step in found] == sorted(step for _, step in found)
-    records = active_history(path)
+    records = read_active_history(path)
     assert found == steps_of(json_lines(path))
     assert {
         (record["kind"], record["step"]): record["metrics"]["number"] for record in records
@@ -243,7 +243,7 @@ def test_a_resume_at_the_newest_step_writes_nothing(tmp_path: Path) -> None:
 def test_an_empty_file_is_a_history_of_nothing(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.touch()
-    assert not reported(path, "train", 1)
+    assert not has_report(path, "train", 1)
     write(path, report(1), resume=0)
     assert places(path) == [("train", 1)]
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
@@ -297,13 +297,13 @@ def test_an_old_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write_old(path, OLD)
     assert curve(path, "number") == [(1, 0.0), (1, 5.0), (2, 6.0)]
-    assert reported(path, "train", 2) and reported(path, "validation", 1)
-    assert not reported(path, "train", 3)
+    assert has_report(path, "train", 2) and has_report(path, "validation", 1)
+    assert not has_report(path, "train", 3)
     write_old(
         path,
         [("train", 1), ("train", 2), ("validation", 2), ("resume", 1), ("train", 2), ("train", 3)],
     )
-    assert not reported(path, "validation", 2)
+    assert not has_report(path, "validation", 2)
 
 
 def test_the_next_resume_brings_an_old_file_to_the_new_form(tmp_path: Path) -> None:
@@ -323,18 +323,18 @@ def test_the_next_resume_brings_an_old_file_to_the_new_form(tmp_path: Path) -> N
 
 def test_reported_knows_kind_and_step_exactly(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    assert not reported(path, "train", 1)
+    assert not has_report(path, "train", 1)
     write(path, report(20), report(20, "validation"), report(200))
     assert (
-        reported(path, "train", 20)
-        and reported(path, "validation", 20)
-        and reported(path, "train", 200)
+        has_report(path, "train", 20)
+        and has_report(path, "validation", 20)
+        and has_report(path, "train", 200)
     )
     for kind, step in (("train", 2), ("validation", 200), ("trai", 20), ("train", 0)):
-        assert not reported(path, kind, step)
+        assert not has_report(path, kind, step)
     with open(path, "a") as stream:
         stream.write('{"kind": "train", "step": 300, "metr')
-    assert not reported(path, "train", 300)
+    assert not has_report(path, "train", 300)
 
 
 def test_the_fields_that_depend_on_the_clock_are_named(tmp_path: Path) -> None:
@@ -412,7 +412,7 @@ def run(path: Path, end: int, start: int = 0, *, attempt: int = 0) -> dict[int, 
             if step % SAVE_INTERVAL == 0:
                 sizes[step] = path.stat().st_size
         due = step > 0 and step % EVAL_INTERVAL == 0
-        if due and (step > start or not reported(path, "validation", step)):
+        if due and (step > start or not has_report(path, "validation", step)):
             writer.write(report(step, "validation", total_steps=end, acc=step, seconds=attempt))
     writer.close()
     return sizes

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from trainer_kit.errors import UsageError
-from trainer_kit.telemetry.profile_window import ProfileSteps, profile_steps
+from trainer_kit.telemetry.profile_window import ProfileSteps, parse_profile_steps
 
 
 @pytest.mark.parametrize(
     ("text", "steps"), [("10:20", (10, 20)), (" 7 : 7 ", (7, 7)), ("1:2", (1, 2))]
 )
 def test_a_window_is_its_first_and_its_last_step(text: str, steps: tuple[int, int]) -> None:
-    assert profile_steps(text) == ProfileSteps(*steps)
-    assert profile_steps(str(profile_steps(text))) == ProfileSteps(*steps)
+    assert parse_profile_steps(text) == ProfileSteps(*steps)
+    assert parse_profile_steps(str(parse_profile_steps(text))) == ProfileSteps(*steps)
 
 
 @pytest.mark.parametrize(
@@ -31,5 +31,5 @@ def test_a_window_is_its_first_and_its_last_step(text: str, steps: tuple[int, in
 )
 def test_what_is_no_window_is_told_with_what_one_looks_like(text: str, told: str) -> None:
     with pytest.raises(UsageError, match=told) as error:
-        profile_steps(text)
+        parse_profile_steps(text)
     assert repr(text) in str(error.value)

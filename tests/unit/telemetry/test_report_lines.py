@@ -6,7 +6,7 @@ import pytest
 
 from tests.builders import report
 from trainer_kit.telemetry import report_lines as lines
-from trainer_kit.telemetry.report import EVALUATING, Activity, EpochPlace
+from trainer_kit.telemetry.report import EVALUATING, Activity, EpochProgress
 
 
 def test_a_training_line_has_all_figures() -> None:
@@ -20,7 +20,7 @@ def test_a_training_line_has_all_figures() -> None:
         best=("accuracy", 0.5, 100),
     )
     assert (
-        lines.report_line(built)
+        lines.format_single_report(built)
         == "train | step 200/400 | 1234.5 steps/s | 39504 examples/s | 0:00:01 left | training_loss"
         " 0.123 | learning_rate 0.001"
     )
@@ -36,8 +36,8 @@ def test_a_training_line_has_all_figures() -> None:
 def test_a_line_of_a_run_with_epochs_names_the_epoch(
     total: int | None, epochs: int | None, expected: str
 ) -> None:
-    place = EpochPlace(epoch=2, epochs=epochs, step=50, steps=100)
-    assert expected in lines.report_line(report(150, total_steps=total, epoch=place))
+    place = EpochProgress(epoch=2, epochs=epochs, step=50, steps=100)
+    assert expected in lines.format_single_report(report(150, total_steps=total, epoch=place))
 
 
 def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:
@@ -45,7 +45,7 @@ def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:
     best = ("digits/accuracy", 0.98333, 200)
     built = report(200, "validation", metrics=metrics, seconds=1.5, best=best)
     assert (
-        lines.report_line(built)
+        lines.format_single_report(built)
         == "validation | step 200 | 1.5 s | digits/accuracy 0.9833 | best digits/accuracy 0.9833 at"
         " step 200"
     )
@@ -54,7 +54,7 @@ def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:
 def test_the_best_of_other_weights_is_shown_once() -> None:
     metrics = {"loss": 0.5, "weights": {"loss": 0.75, "best_loss": 0.25}}
     built = report(9, "validation", total_steps=10, metrics=metrics, best=("weights|loss", 0.25, 3))
-    assert lines.report_line(built).endswith(
+    assert lines.format_single_report(built).endswith(
         "| loss 0.5 | weights/loss 0.75 | best weights|loss 0.25 at step 3"
     )
 
@@ -70,7 +70,7 @@ def test_each_validation_set_has_a_line_with_seconds_and_best() -> None:
         best=("dev|accuracy", 0.75, 3),
         seconds_of_sets={"dev": 0.5, "rare": 1.25},
     )
-    assert lines.report_lines(built) == [
+    assert lines.format_report_lines(built) == [
         "validation dev | step 9/10 | 0.5 s | accuracy 0.5 | best accuracy 0.75 at step 3",
         "validation rare | step 9/10 | 1.25 s | accuracy 0.25",
     ]
@@ -89,14 +89,14 @@ def test_a_running_evaluation_shows_its_progress_and_time_left(
     done: int, total: int | None, expected: str
 ) -> None:
     assert (
-        lines.activity_line(Activity(EVALUATING, 200, done, total, 12.0))
+        lines.format_activity(Activity(EVALUATING, 200, done, total, 12.0))
         == f"evaluating | step 200 | {expected}"
     )
 
 
 def test_a_line_is_one_line_whatever_names_hold() -> None:
     built = report(1, metrics={"a\nb\x1b[31m\r\tc": 1.0})
-    assert lines.report_line(built) == "train | step 1 | a b [31m  c 1"
+    assert lines.format_single_report(built) == "train | step 1 | a b [31m  c 1"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_line_is_one_line_whatever_names_hold() -> None:
     ],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
-    assert lines.number_text(value) == text
+    assert lines.format_number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_numbers_are_short(value: float, text: str) -> None:
     ],
 )
 def test_numbers_may_have_more_digits(value: float, text: str) -> None:
-    assert lines.number_text(value, digits=6) == text
+    assert lines.format_number(value, digits=6) == text
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_numbers_may_have_more_digits(value: float, text: str) -> None:
     [(0, "0:00:00"), (11.2, "0:00:12"), (3600, "1:00:00"), (443100, "123:05:00")],
 )
 def test_durations_are_hours_minutes_seconds(seconds: float, text: str) -> None:
-    assert lines.duration_text(seconds) == text
+    assert lines.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,11 @@ def test_the_time_left_is_told_where_it_can_be(
     total: int | None, rate: float | None, left: float | None
 ) -> None:
     built = report(100, total_steps=total, steps_per_second=rate)
-    assert lines.seconds_left(built) == left
-    assert len(lines.left_texts(built)) == (left is not None)
+    assert lines.estimate_seconds_left(built) == left
+    assert len(lines.format_time_left(built)) == (left is not None)
 
 
 @pytest.mark.parametrize("rate", [0.0123, 12.34, 39504.2, math.inf, math.nan, 0.0])
 def test_odd_rates_do_not_break_a_line(rate: float) -> None:
     built = report(1, total_steps=5, steps_per_second=rate, examples_per_second=rate)
-    assert "steps/s | " in lines.report_line(built)
+    assert "steps/s | " in lines.format_single_report(built)

@@ -16,13 +16,13 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.variable_names import model_variables
-from trainer_kit.runtime.tensorflow_internals import plain_node_class
+from trainer_kit.runtime.tensorflow_internals import get_auto_trackable_class
 
-_Node = plain_node_class()
+_Node = get_auto_trackable_class()
 _LOG = logging.getLogger(__name__)
 
 
-def named_and_structured(model: Any) -> Any:
+def build_model_trackable(model: Any) -> Any:
     """Returns the trackable to save for a built `model`: its variables by our names and, for Keras 3, by structure too.
 
     Runs eagerly, in cross-replica context. The structure is a copy made of plain nodes: a Keras 3
@@ -36,14 +36,14 @@ def named_and_structured(model: Any) -> Any:
     named = model_variables(model)
     if not isinstance(model, keras.Layer):
         return named
-    structure = _copied(model, {})
+    structure = _copy_structure(model, {})
     children = tf.train.TrackableView.children(structure)
     if clashes := sorted(
         name for name in children.keys() & named.keys() if children[name] is not named[name]
     ):
         _LOG.warning(
             "%s",
-            _not_plain(model, f"{clashes[0]} is the name of a variable and of another attribute"),
+            _format_load_warning(model, f"{clashes[0]} is the name of a variable and of another attribute"),
         )
         return named
     reached = {id(item) for item in tf.train.TrackableView(structure).descendants()}
@@ -57,7 +57,7 @@ def named_and_structured(model: Any) -> Any:
         )
         _LOG.warning(
             "%s",
-            _not_plain(
+            _format_load_warning(
                 model, f"{reason}layers in lists and dicts from it, so assign each to an attribute"
             ),
         )
@@ -70,14 +70,14 @@ def named_and_structured(model: Any) -> Any:
     return root
 
 
-def _not_plain(model: Any, reason: str) -> str:
+def _format_load_warning(model: Any, reason: str) -> str:
     return (
         f"best weights: tf.train.Checkpoint(model=...) cannot load all of the model {model.name}:"
         f" {reason}; trainer_kit.load_weights and trainer_kit.load_model load it"
     )
 
 
-def _copied(item: Any, known: dict[int, tuple[Any, Any]]) -> Any:
+def _copy_structure(item: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
     """Returns a plain node for a layer or container, the tf.Variable of a Keras variable, and other items unchanged.
 
     Args:
@@ -88,9 +88,9 @@ def _copied(item: Any, known: dict[int, tuple[Any, Any]]) -> Any:
         return item.value
     if not isinstance(item, (keras.Layer, list, tuple, Mapping)):
         return item
-    if id(item) not in known:
+    if id(item) not in copies:
         node = _Node()
-        known[id(item)] = (item, node)
+        copies[id(item)] = (item, node)
         for name, child in tf.train.TrackableView.children(item).items():
-            setattr(node, name, _copied(child, known))
-    return known[id(item)][1]
+            setattr(node, name, _copy_structure(child, copies))
+    return copies[id(item)][1]

@@ -40,7 +40,7 @@ class CheckpointGraph:
             self._reader = tf.train.load_checkpoint(prefix)
             shapes = self._reader.get_variable_to_shape_map()
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
-            raise unreadable(prefix, error) from error
+            raise create_read_error(prefix, error) from error
         if _GRAPH not in shapes:
             raise UsageError(
                 f"{prefix} stores only names and values, as TensorFlow 1 checkpoints do, and no"
@@ -85,7 +85,7 @@ class CheckpointGraph:
         try:
             return self._reader.get_tensor(key)
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
-            raise unreadable(self.prefix, error) from error
+            raise create_read_error(self.prefix, error) from error
 
     def nodes(self, depth: int) -> dict[str, int]:
         """Returns the nodes with children by path, up to `depth` attributes below the root, whose path is ""."""
@@ -100,17 +100,17 @@ class CheckpointGraph:
             found |= layer
         return found
 
-    def section(self, name: str) -> dict[str, str]:
+    def get_section_keys(self, name: str) -> dict[str, str]:
         """Returns the keys of the values in a section, such as "random/model", by name."""
-        names = {readable(key): key for key in self.shapes}
+        names = {parse_attribute_path(key): key for key in self.shapes}
         prefix = f"{name}/"
         return {
             path.removeprefix(prefix): key for path, key in names.items() if path.startswith(prefix)
         }
 
-    def holds(self, section: str) -> bool:
+    def has_section(self, section: str) -> bool:
         """Whether the checkpoint holds anything of a section, or of a part of one, "a/b"."""
-        return any(f"{readable(key)}/".startswith(f"{section}/") for key in self.shapes)
+        return any(f"{parse_attribute_path(key)}/".startswith(f"{section}/") for key in self.shapes)
 
     def shapes_by_name(self, depth: int = 0) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the values by the paths of attributes that they are saved under.
@@ -126,7 +126,7 @@ class CheckpointGraph:
             keys |= {
                 path: key for path, node in layer.items() if (key := self._keys[node]) is not None
             }
-        keys |= {readable(key): key for key in self.shapes}
+        keys |= {parse_attribute_path(key): key for key in self.shapes}
         return {path: self.shapes[key] for path, key in keys.items()}
 
     def _children_by_path(self, nodes: Mapping[str, int]) -> dict[str, int]:
@@ -136,7 +136,7 @@ class CheckpointGraph:
             for name, child in self._edges[node].items()
         }
 
-    def below(self, node: int) -> set[str]:
+    def collect_keys_below(self, node: int) -> set[str]:
         """Returns the keys of all values below `node`."""
         seen, waiting = {node}, [node]
         while waiting:
@@ -162,7 +162,7 @@ def parse_message(name: str, serialized: bytes) -> Any:
     return message_factory.GetMessageClass(descriptor).FromString(serialized)
 
 
-def missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
+def find_missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
     """Returns the paths of saved objects that this run does not have, with their owners; runs eagerly, on the host.
 
     Args:
@@ -190,10 +190,10 @@ def missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
             elif node != ROOT:
                 lost[child] = f"{path}/{name}".lstrip("/"), owner
     known = {graph.key(node) for node in found}
-    return {path: owner for node, (path, owner) in lost.items() if graph.below(node) - known}
+    return {path: owner for node, (path, owner) in lost.items() if graph.collect_keys_below(node) - known}
 
 
-def readable(key: str) -> str:
+def parse_attribute_path(key: str) -> str:
     """Returns the path of attributes in a key: TensorFlow writes "/" in a name as ".S", and "." as ".."."""
     path = key.partition(_ATTRIBUTES)[0]
     return re.sub(r"\.(.)", lambda escape: {"S": "/"}.get(escape[1], escape[1]), path)
@@ -213,7 +213,7 @@ def is_bookkeeping(key: str) -> bool:
     return key.startswith(_BOOKKEEPING) or (_ATTRIBUTES in key and not key.endswith(_SUFFIX))
 
 
-def unreadable(prefix: str, error: Exception) -> StorageError:
+def create_read_error(prefix: str, error: Exception) -> StorageError:
     """Returns the error for a checkpoint that TensorFlow cannot read."""
     what = (
         "is damaged and cannot be read"

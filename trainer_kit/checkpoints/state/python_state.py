@@ -45,7 +45,7 @@ class PythonState:
         self._array_variables: list[tf.Variable] = []
         self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
 
-    def add(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+    def add(self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]) -> None:
         """Adds a part.
 
         Args:
@@ -55,7 +55,7 @@ class PythonState:
           put: Takes the value that `get` returned at the save; None when the checkpoint has no such
             part.
         """
-        self._parts[name] = (get, put)
+        self._parts[name] = (get_state, restore_state)
 
     def store(self) -> bool:
         """Writes all parts into the variables; runs eagerly, on the host, right before a save.
@@ -100,14 +100,14 @@ class PythonState:
         Raises:
           StorageError: when the checkpoint cannot be read.
         """
-        self._put_all(_decode(self.variable.numpy(), path))
+        self._restore_parts(_decode(self.variable.numpy(), path))
 
     def clear(self) -> None:
         """Clears the loaded state, for a run that starts from step 0."""
         self.variable.assign("")
-        self._put_all({})
+        self._restore_parts({})
 
-    def _put_all(self, values: dict[str, Any]) -> None:
+    def _restore_parts(self, values: dict[str, Any]) -> None:
         if unknown := sorted(values.keys() - self._parts.keys()):
             _LOG.warning(
                 "the checkpoint holds state of parts that this run does not have, and it is not"
@@ -169,7 +169,7 @@ def _decode(text: bytes, path: str) -> dict[str, Any]:
             return decode_array(value[_ARRAY])
         if not arrays:
             graph = CheckpointGraph(path)
-            arrays.update({name: graph.value(key) for name, key in graph.section(ARRAYS).items()})
+            arrays.update({name: graph.value(key) for name, key in graph.get_section_keys(ARRAYS).items()})
         return arrays[str(value[_ARRAY])]
 
     values: dict[str, Any] = json.loads(text, object_hook=find_array) if text else {}

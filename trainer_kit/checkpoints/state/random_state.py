@@ -15,16 +15,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.runtime.keras_internals import global_seed_generator, set_global_seed_generator
-from trainer_kit.runtime.tensorflow_internals import plain_node_class
+from trainer_kit.runtime.keras_internals import get_global_seed_generator, set_global_seed_generator
+from trainer_kit.runtime.tensorflow_internals import get_auto_trackable_class
 
 TRACKED_BY_TASKS = (
-    *(tf.Variable, tf.Module, tf.random.Generator, plain_node_class()),
+    *(tf.Variable, tf.Module, tf.random.Generator, get_auto_trackable_class()),
     *(keras.Layer, keras.random.SeedGenerator, list, tuple, dict),
 )
 
 
-def process_generators(seed: int) -> dict[str, tf.Variable]:
+def prepare_process_generators(seed: int) -> dict[str, tf.Variable]:
     """Returns the states of the process's global random generators; runs eagerly, in strategy scope.
 
     Keras' generator serves keras.random functions without a seed. TensorFlow's serves the random
@@ -32,7 +32,7 @@ def process_generators(seed: int) -> dict[str, tf.Variable]:
     unless the user has set one. A generator that an earlier run in this process left on the
     replicas of its strategy is replaced.
     """
-    keras_generator = global_seed_generator()
+    keras_generator = get_global_seed_generator()
     if keras_generator is None or _is_of_another_strategy(keras_generator.state.value):
         before = random.getstate()
         keras_generator = keras.random.SeedGenerator()

@@ -18,25 +18,25 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, unreadable
+from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, create_read_error
 from trainer_kit.checkpoints.state.random_state import TRACKED_BY_TASKS, variables_below
 from trainer_kit.checkpoints.state.traced_writes import (
-    captured,
-    description,
+    find_captured_handles,
+    describe_handle,
     variables_by_handle,
-    written,
+    find_written_handles,
 )
 from trainer_kit.errors import UsageError
-from trainer_kit.runtime.tensorflow_internals import trackable_class
+from trainer_kit.runtime.tensorflow_internals import get_trackable_class
 
-SECTION = "step_state"
-_WRITTEN = "written/"
+STEP_STATE = "step_state"
+_WRITTEN_PREFIX = "written/"
 _COUNTERS = (
     "_train_counter",
     "_test_counter",
     "_predict_counter",
 )  # of the loops of a tf_keras model, unused here
-_TRACKABLE = (*TRACKED_BY_TASKS, trackable_class(), keras.Metric, keras.Optimizer, keras.Variable)
+_TRACKABLE = (*TRACKED_BY_TASKS, get_trackable_class(), keras.Metric, keras.Optimizer, keras.Variable)
 _LOG = logging.getLogger(__name__)
 
 
@@ -64,21 +64,21 @@ class StepState:
         self.section_of_weights = tf.Module()
         self.allow_partial = False
         self._exclude = exclude
-        self._path: str | None = None
-        self._saved: dict[
+        self._restore_path: str | None = None
+        self._saved_shapes: dict[
             str, tuple[int, ...]
         ] = {}  # the shapes in the checkpoint that was restored last
         self._restored_names: set[str] = set()
-        self._awaited: dict[
+        self._pending_variables: dict[
             str, tf.Variable
         ] = {}  # values of the checkpoint for variables that do not exist yet
         self._used_handles: set[int] = set()
-        self._reported: set[str] = set()
+        self._reported_texts: set[str] = set()
 
     @property
-    def lacks_written(self) -> bool:
+    def has_unrestored_writes(self) -> bool:
         """Whether the restored checkpoint has variables that only the traced training loop leads to."""
-        return any(name.startswith(_WRITTEN) for name in self._saved.keys() - self._restored_names)
+        return any(name.startswith(_WRITTEN_PREFIX) for name in self._saved_shapes.keys() - self._restored_names)
 
     def restore(self, path: str | None) -> bool:
         """Restores the variables that exist. Those that are added before the first step are restored as they are added.
@@ -92,44 +92,44 @@ class StepState:
         Raises:
           StorageError: when the checkpoint cannot be read.
         """
-        self._path = path
-        for name in self._awaited:
+        self._restore_path = path
+        for name in self._pending_variables:
             del self.variables[name]
             delattr(self.section, name)
             delattr(self.section_of_weights, name)
-        self._awaited = {}
-        self._saved = {}
+        self._pending_variables = {}
+        self._saved_shapes = {}
         if path:
             graph = CheckpointGraph(path)
-            self._saved = {name: graph.shapes[key] for name, key in graph.section(SECTION).items()}
+            self._saved_shapes = {name: graph.shapes[key] for name, key in graph.get_section_keys(STEP_STATE).items()}
         self._restored_names = set()
-        attributes = self._attributes() if self._saved.keys() - self.variables.keys() else {}
+        attributes = self._attributes() if self._saved_shapes.keys() - self.variables.keys() else {}
         new = {
             name: attributes[name]
             for name in attributes
-            if name in self._saved and name not in self.variables
+            if name in self._saved_shapes and name not in self.variables
         }
         self._add(new)
-        self._read(self.variables)
+        self._restore_variables(self.variables)
         return bool(new)
 
-    def add_attributes(self, held: set[int]) -> bool:
+    def add_attributes(self, tracked_handles: set[int]) -> bool:
         """Adds the variables in attributes that no section contains, and returns whether there are any.
 
         Args:
           held: The `id` of each handle that other sections contain or that needs no saving.
         """
-        held = held | handles(self.variables.values())
+        tracked_handles = tracked_handles | get_handle_ids(self.variables.values())
         new = {
             name: variable
             for name, variable in self._attributes().items()
-            if not handles([variable]) & held
+            if not get_handle_ids([variable]) & tracked_handles
         }
         self._add(new)
-        self._read(new)
+        self._restore_variables(new)
         return bool(new)
 
-    def add_written(self, graph: Any, held: set[int], required: bool) -> bool:
+    def add_traced_writes(self, graph: Any, tracked_handles: set[int], required: bool) -> bool:
         """Adds the variables that a training loop writes and no section contains, and returns whether there are any.
 
         Args:
@@ -141,27 +141,27 @@ class StepState:
           UsageError: if `required`, when the loop changes a table or a queue, or the checkpoint
             lacks a variable.
         """
-        self._used_handles = {id(handle) for handle in captured(graph)}
-        held = held | handles(self.variables.values())
+        self._used_handles = {id(handle) for handle in find_captured_handles(graph)}
+        tracked_handles = tracked_handles | get_handle_ids(self.variables.values())
         variables = variables_by_handle(graph)
         new: dict[str, tf.Variable] = {}
-        for handle in written(graph):
-            if id(handle) in held:
+        for handle in find_written_handles(graph):
+            if id(handle) in tracked_handles:
                 continue
             variable = variables.get(id(handle))
             if variable is None:
                 self._report(
-                    f"the training step changes {description(handle)}, which no checkpoint"
+                    f"the training step changes {describe_handle(handle)}, which no checkpoint"
                     " contains: a resumed run will differ from one that was never stopped; keep"
                     " such state in tf.Variables",
                     required,
                 )
             else:
-                new[f"{_WRITTEN}{len(new)} {variable.dtype.name} {variable.shape.as_list()}"] = (
+                new[f"{_WRITTEN_PREFIX}{len(new)} {variable.dtype.name} {variable.shape.as_list()}"] = (
                     variable
                 )
         self._add(new)
-        self._read(new, required)
+        self._restore_variables(new, required)
         return bool(new)
 
     def end_restore(self, strict: bool) -> bool:
@@ -178,16 +178,16 @@ class StepState:
         Raises:
           UsageError: if `strict` and not `allow_partial`, when there is such a variable.
         """
-        if self._path is None:
+        if self._restore_path is None:
             return False
-        unknown = sorted(self._saved.keys() - self._restored_names)
+        unknown = sorted(self._saved_shapes.keys() - self._restored_names)
         late: list[str] = []
         if not self.allow_partial:
-            late = [name for name in unknown if name not in self.variables and self._may_come(name)]
+            late = [name for name in unknown if name not in self.variables and self._may_appear_later(name)]
         other = [name for name in unknown if name not in late]
         if other:
             text = (
-                f"{self._path} contains {', '.join(other)}, which this run does not have in that"
+                f"{self._restore_path} contains {', '.join(other)}, which this run does not have in that"
                 " shape before its first step; use the code and the trainer_kit that saved it,"
                 " start again with --from_step=0, or leave it out with allow_partial_restore"
             )
@@ -196,28 +196,28 @@ class StepState:
             self._report(text)
         if late:
             self._report(
-                f"{self._path} contains {', '.join(late)}, which this run does not have yet;"
+                f"{self._restore_path} contains {', '.join(late)}, which this run does not have yet;"
                 " checkpoints keep the values, which are restored when the attributes get these"
                 " variables"
             )
-            graph = CheckpointGraph(self._path)
-            keys = graph.section(SECTION)
-            self._awaited = {
+            graph = CheckpointGraph(self._restore_path)
+            keys = graph.get_section_keys(STEP_STATE)
+            self._pending_variables = {
                 name: tf.Variable(graph.value(keys[name]), trainable=False) for name in late
             }
-            self._add(self._awaited)
-        self._path = None
-        return bool(self._awaited)
+            self._add(self._pending_variables)
+        self._restore_path = None
+        return bool(self._pending_variables)
 
     def report_unrestored(self) -> None:
         """Warns of variables that an evaluation does not restore: those to which only the training step leads."""
-        unknown = self._saved.keys() - self._restored_names
+        unknown = self._saved_shapes.keys() - self._restored_names
         names = [
-            name for name in sorted(unknown) if name in self.variables or name.startswith(_WRITTEN)
+            name for name in sorted(unknown) if name in self.variables or name.startswith(_WRITTEN_PREFIX)
         ]
         if names:
             self._report(
-                f"{self._path} contains {', '.join(names)}, which this evaluation does not restore;"
+                f"{self._restore_path} contains {', '.join(names)}, which this evaluation does not restore;"
                 " keep it in an attribute of the task or the model, in the same shape"
             )
 
@@ -237,11 +237,11 @@ class StepState:
         """
         variables = variables_by_handle(graph)
         changed = [
-            handle for handle in written(graph) if id(handle) in self._used_handles - exclude
+            handle for handle in find_written_handles(graph) if id(handle) in self._used_handles - exclude
         ]
         if changed:
             names = sorted(
-                getattr(variables.get(id(handle)), "name", description(handle))
+                getattr(variables.get(id(handle)), "name", describe_handle(handle))
                 for handle in changed
             )
             self._report(
@@ -252,7 +252,7 @@ class StepState:
                 required,
             )
 
-    def _may_come(self, name: str) -> bool:
+    def _may_appear_later(self, name: str) -> bool:
         """Whether an attribute may still get the variable `name`; earlier versions followed functions, too."""
         for root, item in self.roots.items():
             if name.startswith(f"{root}/"):
@@ -276,13 +276,13 @@ class StepState:
         self.variables.update(new)
         for name, variable in new.items():
             setattr(self.section, name, variable)
-            if not name.startswith(_WRITTEN):
+            if not name.startswith(_WRITTEN_PREFIX):
                 setattr(self.section_of_weights, name, variable)
 
-    def _read(self, variables: Mapping[str, tf.Variable], required: bool = False) -> None:
+    def _restore_variables(self, variables: Mapping[str, tf.Variable], required: bool = False) -> None:
         """Restores variables from the checkpoint, if one is being restored, and reports those that it lacks."""
-        for name in variables.keys() & self._awaited.keys():
-            value = self._awaited.pop(name)
+        for name in variables.keys() & self._pending_variables.keys():
+            value = self._pending_variables.pop(name)
             if value.shape == variables[name].shape:
                 variables[name].assign(value)
                 self._report(
@@ -290,12 +290,12 @@ class StepState:
                     " from now on; an evaluation that created it used its initial value: create it"
                     " in build_model"
                 )
-        if self._path is None:
+        if self._restore_path is None:
             return
-        missing = sorted(variables.keys() - self._saved.keys())
+        missing = sorted(variables.keys() - self._saved_shapes.keys())
         if missing:
             self._report(
-                f"{self._path} does not contain {', '.join(missing)}, which keeps its current"
+                f"{self._restore_path} does not contain {', '.join(missing)}, which keeps its current"
                 " value",
                 required,
             )
@@ -303,11 +303,11 @@ class StepState:
         fitting = {
             name: one
             for name, one in variables.items()
-            if self._saved.get(name) == tuple(one.shape)
+            if self._saved_shapes.get(name) == tuple(one.shape)
         }
         self._restored_names |= fitting.keys()
         if fitting:
-            restore_section(self._path, SECTION, fitting)
+            restore_section(self._restore_path, STEP_STATE, fitting)
 
     def _report(self, text: str, required: bool = False) -> None:
         """Warns once.
@@ -317,12 +317,12 @@ class StepState:
         """
         if required:
             raise UsageError(f"trainer.require_exact_resume: {text}")
-        if text not in self._reported:
-            self._reported.add(text)
+        if text not in self._reported_texts:
+            self._reported_texts.add(text)
             _LOG.warning("%s", text)
 
 
-def handles(variables: Iterable[Any]) -> set[int]:
+def get_handle_ids(variables: Iterable[Any]) -> set[int]:
     """Returns the `id` of each resource handle of variables; a mirrored variable has one per replica."""
     parts = [
         part for variable in variables for part in getattr(variable, "values", None) or [variable]
@@ -341,4 +341,4 @@ def restore_section(path: str, section: str, items: Mapping[str, Any]) -> None:
     try:
         target.read(path).expect_partial().assert_existing_objects_matched()
     except (tf.errors.OpError, IndexError) as error:
-        raise unreadable(path, error) from error
+        raise create_read_error(path, error) from error

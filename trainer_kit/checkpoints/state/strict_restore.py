@@ -17,15 +17,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.keras_structure import named_and_structured
+from trainer_kit.checkpoints.state.keras_structure import build_model_trackable
 from trainer_kit.checkpoints.state.object_graph import (
     CheckpointGraph,
-    missing_objects,
-    readable,
-    unreadable,
+    find_missing_objects,
+    parse_attribute_path,
+    create_read_error,
 )
 from trainer_kit.checkpoints.state.python_state import ARRAYS
-from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
+from trainer_kit.checkpoints.state.step_state import STEP_STATE as STEP_STATE
 from trainer_kit.checkpoints.state.variable_names import (
     item_variables,
     model_variables,
@@ -35,7 +35,7 @@ from trainer_kit.errors import UsageError
 
 _RESTORED_SEPARATELY = (f"{STEP_STATE}/", f"{ARRAYS}/")
 NAME_DEPTH = 3  # of names: section, optimizer of several, variable
-OPTIONAL = (
+OMITTABLE_SECTIONS = (
     "average",
     "more_averages",
     "run_state",
@@ -49,7 +49,7 @@ _OTHER_DTYPE = re.compile(
 _LOG = logging.getLogger(__name__)
 
 
-def training_checkpoint(
+def create_training_checkpoint(
     *,
     global_step: tf.Variable,
     model: Any,
@@ -88,7 +88,7 @@ def training_checkpoint(
     return tf.train.Checkpoint(**items)
 
 
-def weights_checkpoint(
+def create_weights_checkpoint(
     *, global_step: tf.Variable, model: Any, **items: Any
 ) -> tf.train.Checkpoint:
     """Returns the checkpoint of the weights alone, as the best checkpoint holds them, with further items by name.
@@ -97,18 +97,18 @@ def weights_checkpoint(
     `tf.train.Checkpoint(model=model)` as well. Use the result only for writing: `restore` reads by
     our names.
     """
-    parts = _items(training_checkpoint(global_step=global_step, model=model, **items))
+    parts = _items(create_training_checkpoint(global_step=global_step, model=model, **items))
     own = {STEP_STATE: items[STEP_STATE]} if STEP_STATE in items else {}
-    return tf.train.Checkpoint(**{**parts, **own, "model": named_and_structured(model)})
+    return tf.train.Checkpoint(**{**parts, **own, "model": build_model_trackable(model)})
 
 
 def restore(
     checkpoint: tf.train.Checkpoint,
     path: str,
     *,
-    whole: bool,
-    partial: bool = False,
-    loose: Collection[str] = (),
+    strict: bool,
+    allow_partial: bool = False,
+    optional_sections: Collection[str] = (),
 ) -> None:
     """Restores `checkpoint` from `path`, strictly. Runs eagerly, in strategy scope.
 
@@ -134,21 +134,21 @@ def restore(
             for name, shape in saved.items()
             if not name.startswith(_RESTORED_SEPARATELY)
         }
-        most = None if partial else ROWS  # who takes a part has to see all of the rest
-        text = _difference(checkpoint, saved, whole, loose, most)
-        if text and not partial:  # TensorFlow would say the same, later and at length
-            raise _does_not_fit(path, text, partial)
+        most = None if allow_partial else ROWS  # who takes a part has to see all of the rest
+        text = _describe_differences(checkpoint, saved, strict, optional_sections, most)
+        if text and not allow_partial:  # TensorFlow would say the same, later and at length
+            raise _create_mismatch_error(path, text, allow_partial)
 
-        if loose:
+        if optional_sections:
             items = _items(checkpoint)
-            optional = {name: item for name, item in items.items() if name in loose}
+            optional = {name: item for name, item in items.items() if name in optional_sections}
             missing = sorted(optional.keys() - _sections(saved))
             if missing:
                 _LOG.warning("%s holds no %s: it keeps its initial value", path, ", ".join(missing))
             existing = {name: item for name, item in optional.items() if name not in missing}
             tf.train.Checkpoint(**existing).read(path).expect_partial()
             checkpoint = tf.train.Checkpoint(
-                **{name: item for name, item in items.items() if name not in loose}
+                **{name: item for name, item in items.items() if name not in optional_sections}
             )
 
         if text:
@@ -158,12 +158,12 @@ def restore(
                 path,
                 text,
             )
-            tf.train.Checkpoint(**_what_fits(checkpoint, saved)).read(path).expect_partial()
+            tf.train.Checkpoint(**_select_matching_items(checkpoint, saved)).read(path).expect_partial()
             return
 
-        target = tf.train.Checkpoint(**_without_absent(checkpoint, saved, whole))
-        if whole and not loose and not graph.section(STEP_STATE):
-            if arrays := graph.section(ARRAYS):  # they are read later, and count as consumed here
+        target = tf.train.Checkpoint(**_without_absent(checkpoint, saved, strict))
+        if strict and not optional_sections and not graph.get_section_keys(STEP_STATE):
+            if arrays := graph.get_section_keys(ARRAYS):  # they are read later, and count as consumed here
                 setattr(
                     target,
                     ARRAYS,
@@ -176,22 +176,22 @@ def restore(
     except (AssertionError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
-        raise _does_not_fit(path, str(error), partial) from error
+        raise _create_mismatch_error(path, str(error), allow_partial) from error
     except (tf.errors.OpError, IndexError) as error:
         dtypes = _OTHER_DTYPE.findall(str(error))
         if rows := [
-            (readable(key), f"{saved} saved, {here} here", None, None)
+            (parse_attribute_path(key), f"{saved} saved, {here} here", None, None)
             for key, here, saved in dtypes
         ]:
-            raise _does_not_fit(path, differences_table(rows), True) from error
-        raise unreadable(path, error) from error
+            raise _create_mismatch_error(path, format_differences(rows), True) from error
+        raise create_read_error(path, error) from error
 
 
-def _does_not_fit(path: str, text: str, partial: bool) -> UsageError:
+def _create_mismatch_error(path: str, text: str, allow_partial: bool) -> UsageError:
     record = os.path.join(os.path.dirname(path), "params.yaml")
     config = f" ({record})" if os.path.exists(record) else ""
     otherwise = ", or allow_partial_restore, which restores what fits"
-    if partial:
+    if allow_partial:
         otherwise = " (a model of this kind cannot be restored in part)"
     return UsageError(
         f"{path} does not fit this run; use the code and the config that it was saved with{config},"
@@ -205,14 +205,14 @@ def _assert_consumed(status: Any, target: tf.train.Checkpoint, graph: Checkpoint
     except AssertionError:
         # Else TensorFlow lists, later and at length, what our own message says
         status.expect_partial()
-        missing = missing_objects(graph, target)
-        if not missing or len(_of_optimizers(missing)) < len(missing):
+        missing = find_missing_objects(graph, target)
+        if not missing or len(_select_optimizer_paths(missing)) < len(missing):
             raise
         status.assert_existing_objects_matched()
 
 
-def made_in_first_step(
-    checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str] = ()
+def find_uncreated_variables(
+    checkpoint: tf.train.Checkpoint, path: str, optional_sections: Collection[str] = ()
 ) -> list[str]:
     """Returns the paths of saved variables that optimizers inside the model have not created yet; runs eagerly.
 
@@ -229,12 +229,12 @@ def made_in_first_step(
       StorageError: when the files are gone or damaged.
     """
     judged = tf.train.Checkpoint(
-        **{name: item for name, item in _items(checkpoint).items() if name not in loose}
+        **{name: item for name, item in _items(checkpoint).items() if name not in optional_sections}
     )
-    return sorted(_of_optimizers(missing_objects(CheckpointGraph(path), judged)))
+    return sorted(_select_optimizer_paths(find_missing_objects(CheckpointGraph(path), judged)))
 
 
-def check_made(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str] = ()) -> None:
+def check_variables_created(checkpoint: tf.train.Checkpoint, path: str, optional_sections: Collection[str] = ()) -> None:
     """Raises for paths that `made_in_first_step` still returns after the step was traced.
 
     It takes the same arguments and runs eagerly.
@@ -246,21 +246,21 @@ def check_made(checkpoint: tf.train.Checkpoint, path: str, loose: Collection[str
     rows: list[tuple[str, str, Any, Any]]
     if rows := [
         (name, "not in this run", None, None)
-        for name in made_in_first_step(checkpoint, path, loose)
+        for name in find_uncreated_variables(checkpoint, path, optional_sections)
     ]:
-        raise _does_not_fit(path, differences_table(rows), partial=True)
+        raise _create_mismatch_error(path, format_differences(rows), allow_partial=True)
 
 
-def _of_optimizers(missing: Mapping[str, Any]) -> list[str]:
+def _select_optimizer_paths(missing: Mapping[str, Any]) -> list[str]:
     return [path for path, owner in missing.items() if hasattr(owner, "apply_gradients")]
 
 
-def _difference(
+def _describe_differences(
     checkpoint: tf.train.Checkpoint,
     saved: Mapping[str, tuple[int, ...]],
-    whole: bool,
-    loose: Collection[str],
-    most: int | None,
+    strict: bool,
+    optional_sections: Collection[str],
+    max_rows: int | None,
 ) -> str:
     """Returns a table, by layer, of the differences between a file and this run; "" without any.
 
@@ -269,19 +269,19 @@ def _difference(
     Models and optimizers of tf_keras, and tf.Module, are saved by structure, not by name, and are
     not compared.
     """
-    saved = {name: shape for name, shape in saved.items() if name.split("/")[0] not in loose}
+    saved = {name: shape for name, shape in saved.items() if name.split("/")[0] not in optional_sections}
     items = {
         name: item
-        for name, item in _without_absent(checkpoint, saved, whole).items()
-        if name not in loose
+        for name, item in _without_absent(checkpoint, saved, strict).items()
+        if name not in optional_sections
     }
-    wanted = wanted_shapes(items)
+    wanted = collect_variable_shapes(items)
     rows: list[tuple[str, str, Any, Any]] = []
     rows += [
         (name, "missing in the checkpoint", None, wanted[name])
         for name in wanted.keys() - saved.keys()
     ]
-    if whole:
+    if strict:
         by_structure = tuple(_saved_by_structure(items))
         others = {
             name for name in saved.keys() - wanted.keys() if not name.startswith(by_structure)
@@ -293,7 +293,7 @@ def _difference(
         for name in both
         if saved[name] != wanted[name]
     ]
-    return differences_table(sorted(rows, key=lambda row: row[0].rpartition("/")), most)
+    return format_differences(sorted(rows, key=lambda row: row[0].rpartition("/")), max_rows)
 
 
 def _saved_by_structure(items: Mapping[str, Any], path: str = "") -> Iterator[str]:
@@ -305,14 +305,14 @@ def _saved_by_structure(items: Mapping[str, Any], path: str = "") -> Iterator[st
             yield f"{path}{name}/"
 
 
-def differences_table(rows: Sequence[tuple[str, str, Any, Any]], most: int | None = ROWS) -> str:
+def format_differences(rows: Sequence[tuple[str, str, Any, Any]], max_rows: int | None = ROWS) -> str:
     """Formats rows of (name, what, shape saved, shape here) under a line for each layer.
 
     At most `most` of them are shown; None means all.
     """
     lines: list[str] = []
     layer = None
-    for name, what, saved, here in rows[:most]:
+    for name, what, saved, here in rows[:max_rows]:
         parent, _, leaf = name.rpartition("/")
         if parent != layer:
             lines += [f"  {parent or name}"]
@@ -323,7 +323,7 @@ def differences_table(rows: Sequence[tuple[str, str, Any, Any]], most: int | Non
             if shape is not None
         ]
         lines += [f"    {leaf:24} {what:26} {', '.join(shapes)}"]
-    left = 0 if most is None else len(rows) - most
+    left = 0 if max_rows is None else len(rows) - max_rows
     return "\n".join(lines + ([f"  ... and {left} more"] if left > 0 else []))
 
 
@@ -341,11 +341,11 @@ def _sections(names: Iterable[str]) -> set[str]:
 
 
 def _without_absent(
-    checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any], whole: bool
+    checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any], strict: bool
 ) -> dict[str, Any]:
     """Returns the items of `checkpoint` without optional ones that the file does not hold."""
     sections = _sections(saved)
-    optional = OPTIONAL if whole else (*OPTIONAL, "optimizer")  # which a best checkpoint lacks
+    optional = OMITTABLE_SECTIONS if strict else (*OMITTABLE_SECTIONS, "optimizer")  # which a best checkpoint lacks
     return {
         name: item
         for name, item in _items(checkpoint).items()
@@ -353,7 +353,7 @@ def _without_absent(
     }
 
 
-def _what_fits(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dict[str, Any]:
+def _select_matching_items(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the items of `checkpoint` without named variables that are missing or have another shape in the file."""
 
     def fitting(name: str, item: Any) -> Any:
@@ -371,7 +371,7 @@ def _what_fits(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dic
     return {name: item for name, item in items.items() if item is not None}
 
 
-def wanted_shapes(items: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def collect_variable_shapes(items: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Returns a dict from name to shape of the variables that a checkpoint of named variables would save."""
     shapes: dict[str, tuple[int, ...]] = {}
 

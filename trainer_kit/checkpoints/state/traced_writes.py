@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.runtime.tensorflow_internals import functions_called
+from trainer_kit.runtime.tensorflow_internals import get_called_functions
 
 # Collective operations use variables only for their order.
 _READS = re.compile(
@@ -25,7 +25,7 @@ _DESCRIPTIONS = {
 }
 
 
-def written(graph: Any) -> list[Any]:
+def find_written_handles(graph: Any) -> list[Any]:
     """Returns the handles of outer variables, tables, queues and iterators that a traced graph changes, in its order.
 
     The search includes loops, branches and called functions, and those of replicas.
@@ -43,13 +43,13 @@ def written(graph: Any) -> list[Any]:
                     users[id(outer)].append(operation)
     return [
         handle
-        for handle in captured(graph)
+        for handle in find_captured_handles(graph)
         if not users[id(handle)]
         or any(not _READS.match(operation.type) for operation in users[id(handle)])
     ]
 
 
-def captured(graph: Any) -> list[Any]:
+def find_captured_handles(graph: Any) -> list[Any]:
     """Returns the handles of outer variables, tables, queues and iterators that a traced graph uses, in its order."""
     return [
         outer
@@ -67,7 +67,7 @@ def variables_by_handle(graph: Any) -> dict[int, tf.Variable]:
     return {id(part.handle): part for part in parts}
 
 
-def description(handle: Any) -> str:
+def describe_handle(handle: Any) -> str:
     """Returns the description of a handle of `captured`, for messages."""
     return _DESCRIPTIONS[_kind(handle)]
 
@@ -81,7 +81,7 @@ def _graphs(graph: Any) -> Iterator[Any]:
         if id(part) not in visited:
             visited.add(id(part))
             yield part
-            waiting += functions_called(part).values()
+            waiting += get_called_functions(part).values()
 
 
 def _kind(handle: Any) -> str:

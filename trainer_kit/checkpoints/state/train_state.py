@@ -16,25 +16,25 @@ import tensorflow as tf
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.checkpoints.state.python_state import ARRAYS, PythonState
 from trainer_kit.checkpoints.state.random_state import (
-    process_generators,
+    prepare_process_generators,
     task_state,
     untracked_model_state,
 )
-from trainer_kit.checkpoints.state.step_state import SECTION as STEP_STATE
-from trainer_kit.checkpoints.state.step_state import StepState, handles, restore_section
+from trainer_kit.checkpoints.state.step_state import STEP_STATE as STEP_STATE
+from trainer_kit.checkpoints.state.step_state import StepState, get_handle_ids, restore_section
 from trainer_kit.checkpoints.state.strict_restore import (
     NAME_DEPTH,
-    OPTIONAL,
-    check_made,
-    made_in_first_step,
+    OMITTABLE_SECTIONS,
+    check_variables_created,
+    find_uncreated_variables,
     restore,
-    training_checkpoint,
-    weights_checkpoint,
+    create_training_checkpoint,
+    create_weights_checkpoint,
 )
 from trainer_kit.config.schema.optimization import AVERAGE
 from trainer_kit.errors import UsageError
-from trainer_kit.runtime.replica_values import ReplicasState
-from trainer_kit.runtime.tensorflow_internals import end_saver
+from trainer_kit.runtime.replica_values import ReplicaLocalState
+from trainer_kit.runtime.tensorflow_internals import stop_async_saver
 
 _SMALL = 4096  # elements
 _GENERATOR = re.compile(
@@ -93,23 +93,23 @@ class TrainState:
         self._global_step, self._model, self._average = global_step, model, average
         self._strategy = tf.distribute.get_strategy()
         self._require_exact = require_exact
-        self.in_use = threading.RLock()
+        self.variables_lock = threading.RLock()
         self.python_state = PythonState()
         optimizers = list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
         self.step_state = StepState({"model": model, "task": task}, exclude=optimizers)
-        self._evaluated_parts = {
+        self._evaluation_sections = {
             "task": task_state(task, model),
             "random/model": untracked_model_state(model),
         }
-        of_model = self._evaluated_parts["random/model"]
+        of_model = self._evaluation_sections["random/model"]
         evaluated = {
-            "task": self._evaluated_parts["task"],
+            "task": self._evaluation_sections["task"],
             "random": {"model": of_model} if of_model else {},
         }
         others: dict[str, Any] = {}
         self.random_generator: tf.random.Generator | None = None
         if optimizer is not None:
-            generators = {**process_generators(seed), **evaluated["random"]}
+            generators = {**prepare_process_generators(seed), **evaluated["random"]}
             self.random_generator = tf.random.get_global_generator()
             others = {
                 "run_state": self.python_state.variable,
@@ -117,9 +117,9 @@ class TrainState:
                 "task": evaluated["task"],
                 "random": generators,
             }
-        self._items, self.loose = dict(items or {}), frozenset(items or ())
-        if taken := self.loose & {
-            *OPTIONAL,
+        self._items, self.optional_sections = dict(items or {}), frozenset(items or ())
+        if taken := self.optional_sections & {
+            *OMITTABLE_SECTIONS,
             ARRAYS,
             STEP_STATE,
             "global_step",
@@ -133,36 +133,36 @@ class TrainState:
         others |= {"optimizer": optimizer, **self._average_section(), **self._items}
         others[STEP_STATE] = self.step_state.section
         evaluated[STEP_STATE] = self.step_state.section_of_weights
-        self.checkpoint = training_checkpoint(
+        self.checkpoint = create_training_checkpoint(
             global_step=global_step, model=model, trainable=trainable, **others
         )
         self._saved_with_weights = evaluated
         self._optimizer = optimizer
-        self.model_replicas = ReplicasState(lambda: self._model.variables, self._strategy)
+        self.model_replicas = ReplicaLocalState(lambda: self._model.variables, self._strategy)
         self.step_is_known = False
         self._step_is_traced = False
-        self._evaluations: set[Any] = set()  # the graphs that are checked
-        self._incomplete: str | None = (
+        self._checked_graphs: set[Any] = set()  # the graphs that are checked
+        self._partly_restored_path: str | None = (
             None  # the checkpoint that was restored but for what the first step makes
         )
-        self._weights_finite = tf.function(self.finite, autograph=False)
-        self._others_finite: tuple[int, Any] = (0, None)  # of so many variables
+        self._weights_finite_fn = tf.function(self.compute_weights_finite, autograph=False)
+        self._others_finite_fn: tuple[int, Any] = (0, None)  # of so many variables
         self._generators: list[Any] | None = (
             None  # the states of random generators; found at the first evaluation
         )
-        self._before_evaluation: list[tuple[Any, tf.Tensor]] = []
+        self._generator_snapshot: list[tuple[Any, tf.Tensor]] = []
 
     @property
     def other_variables(self) -> list[tf.Variable]:
         """The variables of the task and the training step besides model, optimizer and average."""
-        sections = (*self._evaluated_parts.values(), self.step_state.variables)
+        sections = (*self._evaluation_sections.values(), self.step_state.variables)
         found = (section[name] for section in sections for name in sorted(section))
         return [one for one in found if isinstance(one, tf.Variable)]
 
     @functools.cached_property
-    def weights(self) -> tf.train.Checkpoint:
+    def weights_checkpoint(self) -> tf.train.Checkpoint:
         """The checkpoint of the weights alone, as the best checkpoint holds them; created at first use."""
-        return weights_checkpoint(
+        return create_weights_checkpoint(
             global_step=self._global_step,
             model=self._model,
             **self._items,
@@ -177,35 +177,35 @@ class TrainState:
         """Leaves out variables of a checkpoint that this run lacks or that have another shape."""
         self.step_state.allow_partial = True
 
-    def keep_replicas(self) -> None:
+    def add_replica_states(self) -> None:
         """Adds each replica's local values, such as the averages of batch normalization, to checkpoints."""
         self.python_state.add("replicas", self.model_replicas.state, self.model_replicas.restore)
-        others = ReplicasState(lambda: self.other_variables, self._strategy)
+        others = ReplicaLocalState(lambda: self.other_variables, self._strategy)
         self.python_state.add("replicas of other variables", others.state, others.restore)
         if (
             generator := self.random_generator
         ):  # replicas draw unequally often where they take different branches
-            draws = ReplicasState(lambda: [generator.state], self._strategy)
+            draws = ReplicaLocalState(lambda: [generator.state], self._strategy)
             self.python_state.add("replicas of the random generator", draws.state, draws.restore)
 
-    def restored(self, path: str | None) -> None:
+    def after_restore(self, path: str | None) -> None:
         """Restores the state that is not in variables after a checkpoint was restored; runs eagerly, in strategy scope.
 
         Args:
           path: The checkpoint's prefix; None when there was none. State that it does not hold
             starts from the beginning: the moving average starts at the weights.
         """
-        awaited = path is not None and made_in_first_step(self.checkpoint, path, self.loose)
-        self._incomplete = path if awaited else None
-        self._restore_evaluated(path)
-        if path is None or not CheckpointGraph(path).holds("run_state"):
+        awaited = path is not None and find_uncreated_variables(self.checkpoint, path, self.optional_sections)
+        self._partly_restored_path = path if awaited else None
+        self._restore_evaluation_state(path)
+        if path is None or not CheckpointGraph(path).has_section("run_state"):
             self.python_state.clear()
         else:
             self.python_state.load(path)
         if self._average is not None and path is None:
             self._average.begin()
         else:
-            self._begin_absent_averages(path)
+            self._reset_missing_averages(path)
 
     def restore_weights(self, path: str) -> None:
         """Restores the state that an evaluation uses from a checkpoint of a run; runs eagerly, in strategy scope.
@@ -218,20 +218,20 @@ class TrainState:
           StorageError: when the checkpoint is gone or damaged.
         """
         others = {**self._average_section(), **self._items}
-        checkpoint = training_checkpoint(global_step=self._global_step, model=self._model, **others)
-        restore(checkpoint, path, whole=False, loose=self.loose)
-        self._restore_evaluated(path)
+        checkpoint = create_training_checkpoint(global_step=self._global_step, model=self._model, **others)
+        restore(checkpoint, path, strict=False, optional_sections=self.optional_sections)
+        self._restore_evaluation_state(path)
         self.python_state.load_part(path, "task")
-        self._begin_absent_averages(path)
+        self._reset_missing_averages(path)
 
-    def _begin_absent_averages(self, path: str | None) -> None:
+    def _reset_missing_averages(self, path: str | None) -> None:
         """Sets the averages that the checkpoint at `path` lacks to the weights.
 
         Best weights lack all averages. A restore in part may lack those of some variables.
         """
         if self._average is None or path is None:
             return
-        if not self.holds_averages(path):
+        if not self.has_averages(path):
             self._average.reset()
             return
         saved = CheckpointGraph(path).shapes_by_name(NAME_DEPTH)
@@ -251,11 +251,11 @@ class TrainState:
             if lost:
                 self._average.reset([name], lost)
 
-    def holds_averages(self, path: str) -> bool:
+    def has_averages(self, path: str) -> bool:
         """Whether the checkpoint at `path` holds the moving averages, if the run keeps any; best weights do not."""
-        return self._average is None or CheckpointGraph(path).holds(self._average.section)
+        return self._average is None or CheckpointGraph(path).has_section(self._average.section)
 
-    def keep_attributes(self, exclude: Iterable[Any]) -> None:
+    def track_attributes(self, exclude: Iterable[Any]) -> None:
         """Adds the variables in attributes of the task and the model to checkpoints, and restores them.
 
         Called after each restore, also of nothing, and before weights are written. Runs eagerly,
@@ -264,8 +264,8 @@ class TrainState:
         Args:
           exclude: Variables that need no saving, such as those of metrics that are reset.
         """
-        with self.in_use, self._strategy.scope():
-            self._note_growth(self.step_state.add_attributes(self._held(exclude)))
+        with self.variables_lock, self._strategy.scope():
+            self._after_variables_added(self.step_state.add_attributes(self._get_tracked_handles(exclude)))
 
     def before_save(self, exclude: Iterable[Any]) -> None:
         """Brings all state into variables that checkpoints contain, right before a save; runs eagerly, on the host.
@@ -276,10 +276,10 @@ class TrainState:
         Raises:
           UsageError: when a part of the Python state cannot be saved.
         """
-        self.keep_attributes(exclude)
-        self._note_growth(self.python_state.store())
+        self.track_attributes(exclude)
+        self._after_variables_added(self.python_state.store())
 
-    def keep_written(self, graph: Any, exclude: Sequence[Any]) -> None:
+    def track_step_state(self, graph: Any, exclude: Sequence[Any]) -> None:
         """Adds and restores all state of the training step, before the first step; runs eagerly.
 
         Args:
@@ -293,13 +293,13 @@ class TrainState:
         """
         self.step_is_known = True
         self._step_is_traced = graph is not None
-        self.keep_attributes(exclude)
+        self.track_attributes(exclude)
         if graph is not None:
             with self._strategy.scope():
-                self._note_growth(
-                    self.step_state.add_written(graph, self._held(exclude), self._require_exact)
+                self._after_variables_added(
+                    self.step_state.add_traced_writes(graph, self._get_tracked_handles(exclude), self._require_exact)
                 )
-            self.first_step_done()
+            self.check_first_step()
         self.end_restore()
 
     def end_restore(self) -> None:
@@ -309,17 +309,17 @@ class TrainState:
           UsageError: when the training step is traced and the run lacks variables of the
             checkpoint.
         """
-        self._note_growth(self.step_state.end_restore(strict=self._step_is_traced))
+        self._after_variables_added(self.step_state.end_restore(strict=self._step_is_traced))
 
-    def first_step_done(self) -> None:
+    def check_first_step(self) -> None:
         """Checks, once after a restore, that optimizers inside the model have created all variables of the checkpoint.
 
         Raises:
           UsageError: when they have not.
         """
-        if self._incomplete is not None:
-            path, self._incomplete = self._incomplete, None
-            check_made(self.checkpoint, path, self.loose)
+        if self._partly_restored_path is not None:
+            path, self._partly_restored_path = self._partly_restored_path, None
+            check_variables_created(self.checkpoint, path, self.optional_sections)
 
     def check_evaluation(self, graph: Any, exclude: Iterable[Any]) -> None:
         """Warns of variables that an evaluation changes and training uses, except for generators, which are put back.
@@ -333,16 +333,16 @@ class TrainState:
         Raises:
           UsageError: when there is such a variable and an exact resume is required.
         """
-        if graph is None or not self.step_is_known or graph in self._evaluations:
+        if graph is None or not self.step_is_known or graph in self._checked_graphs:
             return
-        self._evaluations.add(graph)
+        self._checked_graphs.add(graph)
         generators = self._generators or ()
         self.step_state.report_evaluation(
-            graph, handles([*_native(exclude), *generators]), self._require_exact
+            graph, get_handle_ids([*_native(exclude), *generators]), self._require_exact
         )
 
     @contextlib.contextmanager
-    def undisturbed(self, *, everything: bool = False) -> Iterator[None]:
+    def preserve_variables(self, *, everything: bool = False) -> Iterator[None]:
         """Restores the variables of the task and the training step, or everything, at the end of this context.
 
         Runs eagerly, on the host.
@@ -372,7 +372,7 @@ class TrainState:
         run does not repeat recorded evaluations.
         """
         if self._generators is None:
-            checkpoint = self.checkpoint if self._optimizer is not None else self.weights
+            checkpoint = self.checkpoint if self._optimizer is not None else self.weights_checkpoint
             items = tf.train.TrackableView(checkpoint).descendants()
             states = [
                 one for one in items if isinstance(one, tf.Variable) and _GENERATOR.search(one.name)
@@ -380,18 +380,18 @@ class TrainState:
             self._generators = [
                 part for one in states for part in getattr(one, "values", None) or [one]
             ]
-        self._before_evaluation = [(part, part.read_value()) for part in self._generators]
+        self._generator_snapshot = [(part, part.read_value()) for part in self._generators]
 
-    def put_generators_back(self) -> None:
+    def restore_generators(self) -> None:
         """Restores the random generators to the states that were remembered last, once.
 
         Runs eagerly, from any thread.
         """
-        before, self._before_evaluation = self._before_evaluation, []
+        before, self._generator_snapshot = self._generator_snapshot, []
         for part, value in before:
             part.assign(value)
 
-    def _held(self, exclude: Iterable[Any]) -> set[int]:
+    def _get_tracked_handles(self, exclude: Iterable[Any]) -> set[int]:
         """Returns the handles of all variables in other sections, and of `exclude`."""
         items = list(tf.train.TrackableView(self.checkpoint).descendants())
         variables = [one for one in items if isinstance(one, tf.Variable)]
@@ -400,28 +400,28 @@ class TrainState:
         others = [one for one in items if not isinstance(one, tf.Variable)]
         _check_aggregations(items)
         optimizers = [self._optimizer, *(one for one in others if hasattr(one, "get_slot_names"))]
-        slots = [slot for one in optimizers for slot in _kept_by(one)]
-        return handles([*variables, *_native([*slots, *exclude])])
+        slots = [slot for one in optimizers for slot in _get_optimizer_variables(one)]
+        return get_handle_ids([*variables, *_native([*slots, *exclude])])
 
-    def _note_growth(self, grown: bool) -> None:
+    def _after_variables_added(self, grown: bool) -> None:
         self._generators = None
         if grown:
-            error = end_saver(self.checkpoint)  # it knows only the variables of its first save
+            error = stop_async_saver(self.checkpoint)  # it knows only the variables of its first save
             if (
                 error is not None
             ):  # the manager reports the failure at its next `sync`, but without the reason
                 _LOG.warning("a checkpoint was not written: %s", error)
 
-    def _restore_evaluated(self, path: str | None) -> None:
+    def _restore_evaluation_state(self, path: str | None) -> None:
         """Restores the state that an evaluation uses besides weights and average, as far as both sides have it."""
-        self._note_growth(self.step_state.restore(path))
+        self._after_variables_added(self.step_state.restore(path))
         if self._optimizer is None:
             self.step_state.report_unrestored()
         if path is None:
             return
         graph = CheckpointGraph(path)
-        for section, items in self._evaluated_parts.items():
-            saved = {name: graph.shapes[key] for name, key in graph.section(section).items()}
+        for section, items in self._evaluation_sections.items():
+            saved = {name: graph.shapes[key] for name, key in graph.get_section_keys(section).items()}
             fitting = {
                 name: item for name, item in items.items() if saved.get(name) == tuple(item.shape)
             }
@@ -438,27 +438,27 @@ class TrainState:
         )
         return {self._average.section: self._average.variables, **more}
 
-    def weights_are_sound(self) -> bool:
+    def weights_are_finite(self) -> bool:
         """Whether all weights are finite; runs eagerly, on the host."""
-        return bool(self._weights_finite().numpy())
+        return bool(self._weights_finite_fn().numpy())
 
-    def is_sound(self) -> bool:
+    def all_finite(self) -> bool:
         """Whether the weights, the optimizers' variables and the average are finite; runs eagerly, on the host."""
         sections = [
             section for section in self._average_section().values() if isinstance(section, Mapping)
         ]
-        others = [*_kept_by(self._optimizer), *(one for one in tf.nest.flatten(sections))]
-        if self._others_finite[0] != len(others):  # some optimizers make theirs in the first step
-            self._others_finite = (
+        others = [*_get_optimizer_variables(self._optimizer), *(one for one in tf.nest.flatten(sections))]
+        if self._others_finite_fn[0] != len(others):  # some optimizers make theirs in the first step
+            self._others_finite_fn = (
                 len(others),
                 tf.function(lambda: _all_finite(others), autograph=False),
             )
-        return self.weights_are_sound() and bool(
-            self._others_finite[1]().numpy() if others else True
+        return self.weights_are_finite() and bool(
+            self._others_finite_fn[1]().numpy() if others else True
         )
 
     @tf.autograph.experimental.do_not_convert
-    def finite(self) -> tf.Tensor:
+    def compute_weights_finite(self) -> tf.Tensor:
         """Returns whether all floating-point variables of the model are finite, a bool scalar; runs in graph.
 
         A sum is finite only if all its terms are, and it reads each value once. (A sum that
@@ -467,10 +467,10 @@ class TrainState:
         return _all_finite(self._model.variables)
 
 
-def _kept_by(optimizer: Any) -> list[Any]:
+def _get_optimizer_variables(optimizer: Any) -> list[Any]:
     """Returns the variables of an optimizer of any kind, or of a dict of them."""
     if isinstance(optimizer, Mapping):
-        return [variable for one in optimizer.values() for variable in _kept_by(one)]
+        return [variable for one in optimizer.values() for variable in _get_optimizer_variables(one)]
     variables = getattr(optimizer, "variables", ())
     return list(variables() if callable(variables) else variables)
 

@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.runtime.keras_internals import trained_variables
+from trainer_kit.runtime.keras_internals import get_trained_variables
 
 _NAMED_BY_KERAS = (keras.Layer, keras.Metric, keras.Variable, keras.random.SeedGenerator)
 _NUMBERED = re.compile(r"^(.*?)(?:_(\d+))?$")
@@ -32,7 +32,7 @@ def model_variables(model: Any) -> dict[str, tf.Variable] | Any:
     if not isinstance(model, keras.Layer):
         return model
     variables = list(model.variables)
-    return _unique(canonical_paths([variable.path for variable in variables]), variables)
+    return _map_distinct_names(canonical_paths([variable.path for variable in variables]), variables)
 
 
 def layer_names(model: Any) -> dict[str, str] | None:
@@ -48,7 +48,7 @@ def layer_names(model: Any) -> dict[str, str] | None:
         _class_names(*_NAMED_BY_KERAS),
     )
     own = canonical_paths(paths, lambda stem: stem.replace("_", "") in by_keras)
-    names = zip(distinct(canonical_paths(paths)), distinct(own), strict=True)
+    names = zip(make_distinct(canonical_paths(paths)), make_distinct(own), strict=True)
     return {rank: name for rank, name in names if rank != name}
 
 
@@ -70,7 +70,7 @@ def item_variables(item: Any) -> Any:
     if isinstance(item, keras.Layer):
         return model_variables(item)
     if isinstance(item, (keras.Optimizer, keras.Metric)):
-        return _unique(
+        return _map_distinct_names(
             canonical_paths([variable.path for variable in item.variables]), item.variables
         )
     if isinstance(item, keras.random.SeedGenerator):
@@ -110,7 +110,7 @@ def optimizer_variables(
     if not isinstance(optimizer, keras.Optimizer):
         return optimizer
     of_model = {id(variable) for variable in [*trainable, *model.variables]}
-    others = [variable for variable in trained_variables(optimizer) if id(variable) not in of_model]
+    others = [variable for variable in get_trained_variables(optimizer) if id(variable) not in of_model]
     owners = _owner_names(list(trainable or model.trainable_variables))
     owners += [(flattened, f"others/{name}") for flattened, name in _owner_names(others)]
     owners.sort(key=lambda owner: -len(owner[0]))
@@ -119,11 +119,11 @@ def optimizer_variables(
     # Variables that were frozen have no slots, and still count in the ranks of those that have.
     prefixes = {path.rpartition("/")[0] for path in paths}
     counted = [f"{one}/{name}" for one in prefixes for _, name in owners if trainable]
-    return _unique(canonical_paths([*names, *counted])[: len(names)], optimizer.variables)
+    return _map_distinct_names(canonical_paths([*names, *counted])[: len(names)], optimizer.variables)
 
 
 def canonical_paths(
-    paths: Sequence[str], ranked: Callable[[str], bool] = lambda stem: True
+    paths: Sequence[str], is_ranked: Callable[[str], bool] = lambda stem: True
 ) -> list[str]:
     """Returns `paths` with the numbers that end their parts replaced by ranks, counted below the same parent.
 
@@ -139,7 +139,7 @@ def canonical_paths(
     for depth in range(max(map(len, split), default=0)):
         numbers: dict[tuple[tuple[str, ...], str], set[int]] = defaultdict(set)
         parts = {
-            i: _stem_and_number(parts[depth], ranked)
+            i: _stem_and_number(parts[depth], is_ranked)
             for i, parts in enumerate(split)
             if depth < len(parts)
         }
@@ -152,16 +152,16 @@ def canonical_paths(
     return ["/".join(parts) for parts in done]
 
 
-def _stem_and_number(part: str, ranked: Callable[[str], bool]) -> tuple[str, int]:
+def _stem_and_number(part: str, is_ranked: Callable[[str], bool]) -> tuple[str, int]:
     match = _NUMBERED.match(part)
     stem, number = match.groups() if match else (part, None)
-    return (stem, int(number)) if number and ranked(stem) else (part, 0)
+    return (stem, int(number)) if number and is_ranked(stem) else (part, 0)
 
 
 def _owner_names(variables: Sequence[Any]) -> list[tuple[str, str]]:
     """Returns (flattened path as in Keras' slot names, our name) of each variable."""
     paths = [getattr(variable, "path", None) or variable.name for variable in variables]
-    names = list(_unique(canonical_paths(paths), variables))
+    names = list(_map_distinct_names(canonical_paths(paths), variables))
     flattened = [re.sub(r"[/:]", "_", path) for path in paths]
     return list(zip(flattened, names, strict=True))
 
@@ -176,7 +176,7 @@ def _slot_name(path: str, owners: Iterable[tuple[str, str]]) -> str:
     return path
 
 
-def distinct(names: Iterable[str]) -> list[str]:
+def make_distinct(names: Iterable[str]) -> list[str]:
     """Returns the names in order; the second and later ones of a name get `#1`, `#2`."""
     seen: dict[str, int] = defaultdict(int)
     made = []
@@ -186,9 +186,9 @@ def distinct(names: Iterable[str]) -> list[str]:
     return made
 
 
-def _unique(names: Sequence[str], variables: Sequence[Any]) -> dict[str, tf.Variable]:
+def _map_distinct_names(names: Sequence[str], variables: Sequence[Any]) -> dict[str, tf.Variable]:
     """Maps names, each distinct, to tf.Variables."""
     return {
         name: variable.value if isinstance(variable, keras.Variable) else variable
-        for name, variable in zip(distinct(names), variables, strict=True)
+        for name, variable in zip(make_distinct(names), variables, strict=True)
     }

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer_kit.checkpoints.weight_files.weight_file import WeightFile, with_ranks
+from trainer_kit.checkpoints.weight_files.weight_file import WeightFile, replace_numbers_by_ranks
 
 
-def differences(
+def compare_weights(
     first: WeightFile, second: WeightFile, values: bool = True
 ) -> tuple[list[list[str]], int]:
     """Returns what differs between two files, and the number of variables that are equal. Runs on the host.
@@ -34,7 +34,7 @@ def differences(
             rows.append([name, f"only in {first.path if here else second.path}", here or there])
         elif here != there:
             rows.append([name, "of another shape or dtype", f"{here} -> {there}"])
-        elif values and (detail := _difference(first.read(ours[name]), second.read(theirs[name]))):
+        elif values and (detail := _describe_difference(first.read_tensor(ours[name]), second.read_tensor(theirs[name]))):
             rows.append([name, "of another value", detail])
     return rows, len(ours.keys() | theirs.keys()) - len(rows)
 
@@ -48,11 +48,11 @@ def common_names(first: WeightFile, second: WeightFile) -> tuple[dict[str, str],
     """
     ours = {name: name for name in first.shapes}
     theirs = {name: name for name in second.shapes}
-    our_ranks = with_ranks(ours)
-    their_ranks = with_ranks(theirs)
+    our_ranks = replace_numbers_by_ranks(ours)
+    their_ranks = replace_numbers_by_ranks(theirs)
     same = ours.keys() & theirs.keys()
     agree = all(their_ranks.get(rank) == name for rank, name in our_ranks.items() if name in same)
-    have_own_numbers = first.has_own_numbers and second.has_own_numbers
+    have_own_numbers = first.has_user_numbers and second.has_user_numbers
     if agree and not have_own_numbers and len(our_ranks.keys() & their_ranks.keys()) > len(same):
         return our_ranks, their_ranks
     return ours, theirs
@@ -62,15 +62,15 @@ def _shape(file: WeightFile, name: str | None) -> str:
     return "" if name is None else f"{file.dtypes[name]} {list(file.shapes[name])}"
 
 
-def _difference(one: Any, other: Any) -> str:
+def _describe_difference(first: Any, second: Any) -> str:
     """Returns how two values of one shape and dtype differ; "" if they are equal, NaN included."""
-    one = np.asarray(one)
-    other = np.asarray(other)
-    if one.dtype.kind in "OSU":
-        return "" if np.array_equal(one, other) else "text"
-    differ = (one != other) & ~(np.isnan(one) & np.isnan(other))
+    first = np.asarray(first)
+    second = np.asarray(second)
+    if first.dtype.kind in "OSU":
+        return "" if np.array_equal(first, second) else "text"
+    differ = (first != second) & ~(np.isnan(first) & np.isnan(second))
     if not differ.any():
         return ""
     # Wide enough for 64-bit integers, and for complex numbers.
-    distances = np.abs(one[differ].astype(np.clongdouble) - other[differ].astype(np.clongdouble))
-    return f"{int(differ.sum())} of {one.size} values, by at most {np.max(distances):.3g}"
+    distances = np.abs(first[differ].astype(np.clongdouble) - second[differ].astype(np.clongdouble))
+    return f"{int(differ.sum())} of {first.size} values, by at most {np.max(distances):.3g}"

@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.variable_names import distinct
+from trainer_kit.checkpoints.state.variable_names import make_distinct
 from trainer_kit.checkpoints.weight_files.weight_file import WeightFile
 from trainer_kit.errors import StorageError, UsageError
 
@@ -63,24 +63,24 @@ class KerasFile(WeightFile):
             top = self._file.get(
                 "model_weights", self._file
             )  # where Keras 2 keeps the weights of a whole model
-            self.numbered = not _names(top, "layer_names")
-            found = list(_numbered(self._file, "") if self.numbered else _named(top))
-            self.datasets = dict(
-                zip(distinct(name for name, _ in found), (at for _, at in found), strict=True)
+            self.has_numbered_variables = not _names(top, "layer_names")
+            found = list(_iterate_keras3_variables(self._file, "") if self.has_numbered_variables else _iterate_keras2_variables(top))
+            self.dataset_paths = dict(
+                zip(make_distinct(name for name, _ in found), (at for _, at in found), strict=True)
             )
-            self.shapes = {name: tuple(self._file[at].shape) for name, at in self.datasets.items()}
-            self.dtypes = {name: _dtype(self._file[at]) for name, at in self.datasets.items()}
+            self.shapes = {name: tuple(self._file[at].shape) for name, at in self.dataset_paths.items()}
+            self.dtypes = {name: _dtype(self._file[at]) for name, at in self.dataset_paths.items()}
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise StorageError(f"{path} cannot be read as a Keras file: {error}") from error
 
-    def read(self, name: str) -> np.ndarray:
+    def read_tensor(self, name: str) -> np.ndarray:
         """Returns the value of a variable.
 
         Raises:
           StorageError: when the value cannot be read.
         """
         try:
-            dataset = self._file[self.datasets[name]]
+            dataset = self._file[self.dataset_paths[name]]
             return np.array(dataset, dtype=tf.as_dtype(_dtype(dataset)).as_numpy_dtype)
         except OSError as error:
             raise StorageError(f"{self.path} is damaged: {name} cannot be read: {error}") from error
@@ -103,11 +103,11 @@ class KerasFile(WeightFile):
         stream = io.BytesIO(content)
         with h5py.File(stream, "r+") as weights:
             for name, value in values.items():
-                weights[self.datasets[name]][...] = value
+                weights[self.dataset_paths[name]][...] = value
         return stream.getvalue()
 
 
-def _numbered(group: Any, outer: str) -> Iterator[tuple[str, str]]:
+def _iterate_keras3_variables(group: Any, outer: str) -> Iterator[tuple[str, str]]:
     """Yields (names of layers and number, path in the file) of the variables in a group of Keras 3 and below it."""
     for key, item in group.items():
         if key == _VARIABLES:
@@ -116,10 +116,10 @@ def _numbered(group: Any, outer: str) -> Iterator[tuple[str, str]]:
             layer = (
                 str(item[_VARIABLES].attrs.get("name", key)) if _VARIABLES in item else ""
             )  # "": a list of layers
-            yield from _numbered(item, "/".join(filter(None, [outer, layer])))
+            yield from _iterate_keras3_variables(item, "/".join(filter(None, [outer, layer])))
 
 
-def _named(top: Any) -> Iterator[tuple[str, str]]:
+def _iterate_keras2_variables(top: Any) -> Iterator[tuple[str, str]]:
     """Yields (the variable's own name, path in the file) of the variables in a file of Keras 2."""
     for layer in _names(top, "layer_names"):
         for name in _names(top[layer], "weight_names"):

@@ -17,7 +17,7 @@ def is_in_saved_model(prefix: str) -> bool:
     return bool(tf.io.gfile.exists(_definition(prefix)))
 
 
-def variable_names(graph: CheckpointGraph) -> dict[str, str]:
+def read_variable_keys(graph: CheckpointGraph) -> dict[str, str]:
     """Returns, by name, the keys of the variables of a SavedModel in its checkpoint, without copies of the same name.
 
     Args:

@@ -13,10 +13,10 @@ from trainer_kit.checkpoints.state.object_graph import (
     CheckpointGraph,
     has_object_graph,
     is_bookkeeping,
-    readable,
-    unreadable,
+    parse_attribute_path,
+    create_read_error,
 )
-from trainer_kit.checkpoints.weight_files.saved_model import is_in_saved_model, variable_names
+from trainer_kit.checkpoints.weight_files.saved_model import is_in_saved_model, read_variable_keys
 from trainer_kit.checkpoints.weight_files.weight_file import MODEL, WeightFile
 from trainer_kit.process.run_directory import read_layer_names
 
@@ -52,19 +52,19 @@ class TensorFlowFile(WeightFile):
             )
             self.has_graph = has_object_graph(self._reader)
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
-            raise unreadable(prefix, error) from error
+            raise create_read_error(prefix, error) from error
         self.kind = "a TensorFlow 2 checkpoint" if self.has_graph else "a TensorFlow 1 checkpoint"
         self.layer_names = read_layer_names(prefix)
-        self.has_own_numbers = self.layer_names is not None
+        self.has_user_numbers = self.layer_names is not None
         keys = [key for key in sorted(shapes) if not is_bookkeeping(key)]
         self.keys = {self._name(key): key for key in keys}
         if self.has_graph and is_in_saved_model(prefix):
-            self.kind, self.keys = SAVED_MODEL, variable_names(self.graph)
+            self.kind, self.keys = SAVED_MODEL, read_variable_keys(self.graph)
         self.shapes = {name: tuple(shapes[key]) for name, key in self.keys.items()}
         self.dtypes = {name: kinds[key].name for name, key in self.keys.items()}
 
     def _name(self, key: str) -> str:
-        name = readable(key) if self.has_graph else key
+        name = parse_attribute_path(key) if self.has_graph else key
         inner = name.removeprefix(MODEL)
         return (
             f"{MODEL}{self.layer_names.get(inner, inner)}"
@@ -83,7 +83,7 @@ class TensorFlowFile(WeightFile):
         model = self.graph.children(ROOT).get("model") if self.has_graph else None
         return model is not None and any("/" in name for name in self.graph.children(model))
 
-    def read(self, name: str) -> Any:
+    def read_tensor(self, name: str) -> Any:
         """Returns the value of a variable as a NumPy array, or bytes for text.
 
         Raises:
@@ -92,7 +92,7 @@ class TensorFlowFile(WeightFile):
         try:
             return self._reader.get_tensor(self.keys[name])
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
-            raise unreadable(self.path, error) from error
+            raise create_read_error(self.path, error) from error
 
     def write_copy(self, path: str, values: Mapping[str, Any]) -> None:
         """Writes a copy of the checkpoint, whose prefix is `path`, with other values of some variables; runs eagerly.
@@ -108,7 +108,7 @@ class TensorFlowFile(WeightFile):
                 for key in keys
             ]
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
-            raise unreadable(self.path, error) from error
+            raise create_read_error(self.path, error) from error
         tf.raw_ops.SaveV2(
             prefix=path, tensor_names=keys, shape_and_slices=[""] * len(keys), tensors=tensors
         )

@@ -27,10 +27,10 @@ class WeightFile(abc.ABC):
     kind: str
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
-    has_own_numbers: bool = False
+    has_user_numbers: bool = False
 
     @abc.abstractmethod
-    def read(self, name: str) -> Any:
+    def read_tensor(self, name: str) -> Any:
         """Returns the value of a variable as a NumPy array, or bytes for text.
 
         Raises:
@@ -50,7 +50,7 @@ class WeightFile(abc.ABC):
         """
 
 
-def with_ranks(names: Mapping[str, str]) -> dict[str, str]:
+def replace_numbers_by_ranks(names: Mapping[str, str]) -> dict[str, str]:
     """Returns names with ranks in place of the numbers that end their parts; unchanged if two would become equal.
 
     Args:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.checkpoints.weight_files.compare import common_names, differences
+from trainer_kit.checkpoints.weight_files.compare import common_names, compare_weights
 from trainer_kit.checkpoints.weight_files.keras_file import ending, is_keras_file
 from trainer_kit.checkpoints.weight_files.tensorflow_file import SAVED_MODEL, TensorFlowFile
 from trainer_kit.checkpoints.weight_files.weight_file import MODEL, WeightFile
@@ -40,7 +40,7 @@ def write_average(files: Sequence[WeightFile], output: str) -> int:
     last = files[-1]
     names = []
     for file in files:
-        rows, _ = differences(file, last, values=False)
+        rows, _ = compare_weights(file, last, values=False)
         if rows:
             raise UsageError(f"{file.path} and {last.path} cannot be averaged: {' '.join(rows[0])}")
         theirs, ours = common_names(file, last)
@@ -51,10 +51,10 @@ def write_average(files: Sequence[WeightFile], output: str) -> int:
     means = {}
     for name, dtype in last.dtypes.items():
         if tf.as_dtype(dtype).is_floating:
-            values = [file.read(name_of[name]) for file, name_of in zip(files, names, strict=True)]
+            values = [file.read_tensor(name_of[name]) for file, name_of in zip(files, names, strict=True)]
             mean = np.mean([np.asarray(value, np.float64) for value in values], axis=0)
             means[name] = mean.astype(values[-1].dtype)
-    with new_file(output) as path:
+    with create_output_file(output) as path:
         last.write_copy(path, means)
     return len(means)
 
@@ -81,13 +81,13 @@ def write_renamed(file: WeightFile, names: Mapping[str, str], output: str) -> No
             new if has_sections else f"{MODEL}{new.removeprefix(MODEL)}"
         ).partition("/")
         place = sections.setdefault(section, {}) if inner else sections
-        place[inner or section] = tf.Variable(file.read(name), trainable=False)
-    with new_file(output) as path:
+        place[inner or section] = tf.Variable(file.read_tensor(name), trainable=False)
+    with create_output_file(output) as path:
         tf.train.Checkpoint(**sections).write(path)
 
 
 @contextlib.contextmanager
-def new_file(output: str) -> Iterator[str]:
+def create_output_file(output: str) -> Iterator[str]:
     """Yields a path to write to; then gives what was written there, the file or files of a prefix, the name `output`.
 
     The files of a checkpoint are renamed one by one, the index last, since a checkpoint without it

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer_kit.checkpoint_names import owner
-from trainer_kit.cli.view.run_status import Settings, listed, readable
+from trainer_kit.checkpoint_names import parse_checkpoint_name
+from trainer_kit.cli.view.run_status import Settings, format_names, explain_read_errors
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
-from trainer_kit.errors import UsageError, suggestion
-from trainer_kit.evals.best.criterion import Criterion, Scored
+from trainer_kit.errors import UsageError, suggest_names
+from trainer_kit.evals.best.criterion import Criterion, ScoredEvaluation
 from trainer_kit.evals.best.info_json import INFO, read_info
 from trainer_kit.evals.ledger import REWIND, active_records, read_records
-from trainer_kit.telemetry.scalars import as_scalar, flat_scalars
+from trainer_kit.telemetry.scalars import as_scalar, flatten_scalars
 
 VALIDATION, EVAL = (
     "validation",
@@ -27,7 +27,7 @@ VALIDATION, EVAL = (
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class RecordedEvaluation:
     """One evaluation in a ledger.
 
     Attributes:
@@ -47,18 +47,18 @@ class Evaluation:
     seconds: float | None
     checkpoint: str
     lineage: int
-    active: bool
+    is_active: bool
 
 
 @dataclass(frozen=True)
-class Choice:
+class MetricChoice:
     """What makes an evaluation the best: the metric, and whether a "higher" or a "lower" value is better."""
 
     metric: str
     comparison: str
 
 
-def add_choice(parser: argparse.ArgumentParser) -> None:
+def add_metric_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds arguments for the metric and the comparison that decide which evaluation is best."""
     parser.add_argument(
         "--metric",
@@ -73,7 +73,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def choose(
+def choose_metric(
     metric: str | None,
     comparison: str | None,
     settings: Settings,
@@ -99,10 +99,10 @@ def choose(
             f"--metric: is a higher or a lower {name!r} better? Give --comparison=higher or"
             " lower too"
         )
-    return Choice(name, known)
+    return MetricChoice(name, known)
 
 
-def ledger_names(folder: Path) -> list[str]:
+def list_ledger_names(folder: Path) -> list[str]:
     """Returns the <name> of each file evals/<name>.jsonl, the training run's ledger first."""
     names = sorted(path.stem for path in (folder / "evals").glob("*.jsonl") if path.is_file())
     return sorted(names, key=lambda name: name != VALIDATION)
@@ -114,17 +114,17 @@ def require_ledgers(folder: Path, name: str | None) -> list[str]:
     Raises:
       UsageError: when there is no ledger, or none with that name.
     """
-    names = ledger_names(folder)
+    names = list_ledger_names(folder)
     if not names:
         raise UsageError(
             f"{folder} has no evaluations (evals/<name>.jsonl); it holds:"
-            f" {listed(os.listdir(folder))}"
+            f" {format_names(os.listdir(folder))}"
         )
     if name is None:
         return names
     if name not in names:
         raise UsageError(
-            f"--name: {folder / 'evals'} has no ledger {name!r}; {suggestion(name, names)}"
+            f"--name: {folder / 'evals'} has no ledger {name!r}; {suggest_names(name, names)}"
         )
     return [name]
 
@@ -135,12 +135,12 @@ def read_evaluations(folder: Path, name: str) -> list[Evaluation]:
     Raises:
       StorageError: when the ledger cannot be read.
     """
-    with readable(path := folder / "evals" / f"{name}.jsonl"):
+    with explain_read_errors(path := folder / "evals" / f"{name}.jsonl"):
         records = read_records(path)
     numbered = [{**record, "line": number} for number, record in enumerate(records)]
     active = {record["line"] for record in active_records(numbered)}
     return [
-        _evaluation(item, item["line"] in active) for item in numbered if item.get("kind") != REWIND
+        _parse_evaluation(item, item["line"] in active) for item in numbered if item.get("kind") != REWIND
     ]
 
 
@@ -153,15 +153,15 @@ def check_metric(metric: str, evaluations: Iterable[Evaluation], origin: str) ->
     """Raises UsageError, which suggests near names or lists all, when no evaluation has this metric."""
     names = metric_names(evaluations)
     if metric not in names:
-        raise UsageError(f"{origin}: no evaluation has {metric!r}; {suggestion(metric, names)}")
+        raise UsageError(f"{origin}: no evaluation has {metric!r}; {suggest_names(metric, names)}")
 
 
-def ranked(evaluations: Iterable[Evaluation], choice: Choice) -> dict[str, list[Evaluation]]:
+def rank_evaluations(evaluations: Iterable[Evaluation], choice: Choice) -> dict[str, list[Evaluation]]:
     """Returns a dict from dataset to active evaluations, best first, one per step; ties keep the ledger's order.
 
     Values that are not finite are left out. Values on different datasets are not compared.
     """
-    values = [(one, one.metrics.get(choice.metric, math.nan)) for one in evaluations if one.active]
+    values = [(one, one.metrics.get(choice.metric, math.nan)) for one in evaluations if one.is_active]
     candidates = [(one, value) for one, value in values if math.isfinite(value)]
     found: dict[str, dict[int, Evaluation]] = {one.dataset: {} for one, _ in candidates}
     for one, _ in sorted(
@@ -171,31 +171,31 @@ def ranked(evaluations: Iterable[Evaluation], choice: Choice) -> dict[str, list[
     return {dataset: list(of.values()) for dataset, of in found.items()}
 
 
-def best_folder(folder: Path, settings: Settings, name: str) -> Path | None:
+def find_best_dir(folder: Path, settings: Settings, name: str) -> Path | None:
     """Returns the folder of the best weights of the ledger `name`; None if none are kept. Each sidecar has its own."""
     own = folder if name == VALIDATION else folder / "evals" / name
     return own / settings.best_folder if settings.best_folder and name != EVAL else None
 
 
-def named_folder(folder: Path, name: str, best: str) -> Path:
+def get_named_best_dir(folder: Path, name: str, best_name: str) -> Path:
     """Returns the folder of the best weights that the ledger `name` keeps under the name `best`."""
-    return (folder if name == VALIDATION else folder / "evals" / name) / BEST_CHECKPOINTS / best
+    return (folder if name == VALIDATION else folder / "evals" / name) / BEST_CHECKPOINTS / best_name
 
 
-def kept(evaluations: Iterable[Evaluation], criterion: Criterion) -> dict[str, list[Evaluation]]:
+def select_kept_evaluations(evaluations: Iterable[Evaluation], criterion: Criterion) -> dict[str, list[Evaluation]]:
     """Returns a dict from dataset to the active evaluations that a run keeps by `criterion`, best first."""
     found: dict[str, list[Scored]] = {}
     for one in evaluations:
-        scored = criterion.score(one.step, one.metrics, one) if one.active else None
+        scored = criterion.score(one.step, one.metrics, one) if one.is_active else None
         if scored is not None:
             found.setdefault(one.dataset, []).append(scored)
     return {
-        of: [one.record for one in criterion.ranked(criterion.fold(scored))]
+        of: [one.record for one in criterion.sort_best_first(criterion.fold(scored))]
         for of, scored in found.items()
     }
 
 
-def weights_of(evaluation: Evaluation, folder: Path, kept: Sequence[Path]) -> Path | None:
+def find_weights(evaluation: Evaluation, folder: Path, best_dirs: Sequence[Path]) -> Path | None:
     """Returns the checkpoint prefix (a path without suffix) of an evaluation's weights; None if they are gone.
 
     Args:
@@ -208,20 +208,20 @@ def weights_of(evaluation: Evaluation, folder: Path, kept: Sequence[Path]) -> Pa
     return next(
         (
             place
-            for place in (*(one / name for one in kept), *noted, folder / name)
-            if _is_there(place)
+            for place in (*(one / name for one in best_dirs), *noted, folder / name)
+            if _has_all_files(place)
         ),
         None,
     )
 
 
-def checkpoint_cell(evaluation: Evaluation, folder: Path) -> str:
+def format_checkpoint_cell(evaluation: Evaluation, folder: Path) -> str:
     """Returns the recorded checkpoint of an evaluation; "gone" when the run no longer has it, "" without one."""
     recorded = evaluation.checkpoint
-    return "gone" if recorded and not _is_there(folder / recorded) else recorded
+    return "gone" if recorded and not _has_all_files(folder / recorded) else recorded
 
 
-def info_verdict(best: Iterable[Evaluation], choice: Choice, kept: Path) -> tuple[bool | None, str]:
+def compare_with_info(best: Iterable[Evaluation], choice: Choice, best_dir: Path) -> tuple[bool | None, str]:
     """Returns whether info.json in `kept` names one of `best` (None if they are not comparable), and a sentence.
 
     Args:
@@ -229,11 +229,11 @@ def info_verdict(best: Iterable[Evaluation], choice: Choice, kept: Path) -> tupl
       choice: The criterion by which they are the best.
       kept: The folder of the best weights.
     """
-    info = read_info(os.fspath(kept), quiet=True)
+    info = read_info(os.fspath(best_dir), quiet=True)
     if info is None:
         return (
             (False, f"{INFO} is damaged")
-            if (kept / INFO).exists()
+            if (best_dir / INFO).exists()
             else (None, f"there is no {INFO}")
         )
     said = f"step {info['step']}, {info['metric']} {info['value']!r}"
@@ -244,25 +244,25 @@ def info_verdict(best: Iterable[Evaluation], choice: Choice, kept: Path) -> tupl
     return False, f"{INFO} differs: {said}"
 
 
-def _evaluation(record: Mapping[str, Any], active: bool) -> Evaluation:
+def _parse_evaluation(record: Mapping[str, Any], is_active: bool) -> Evaluation:
     seconds = record.get("seconds")
-    return Evaluation(
+    return RecordedEvaluation(
         step=record["step"],
         dataset=str(record.get("dataset") or ""),
-        metrics=flat_scalars(record["metrics"], "|"),
+        metrics=flatten_scalars(record["metrics"], "|"),
         seconds=as_scalar(seconds),
         checkpoint=str(record.get("checkpoint") or ""),
         lineage=record["lineage"],
-        active=active,
+        is_active=is_active,
     )
 
 
-def _is_there(prefix: Path) -> bool:
+def _has_all_files(prefix: Path) -> bool:
     """Whether the index and all data files of a checkpoint exist; their content is not checked."""
     names = [
         path.name
         for path in prefix.parent.glob(f"{prefix.name}.*")
-        if owner(path.name) == prefix.name
+        if parse_checkpoint_name(path.name) == prefix.name
     ]
     parts = [
         match for name in names if (match := re.fullmatch(r".*-\d+\.data-\d{5}-of-(\d{5})", name))

@@ -18,11 +18,11 @@ from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.evaluation import BestCheckpointConfig
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.config.sources import yaml_loader
-from trainer_kit.errors import ConfigError, StorageError, UsageError, path_suggestion
+from trainer_kit.errors import ConfigError, StorageError, UsageError, suggest_paths
 from trainer_kit.evals.best.criterion import Criterion
 from trainer_kit.process.run_lock import HEARTBEAT, LOCK
 
-_LISTED = 12  # most names in a message
+_MAX_LISTED_NAMES = 12  # most names in a message
 _RUN_FILES = (
     "params.yaml",
     "manifest.json",
@@ -49,11 +49,11 @@ class Settings:
     metric: str
     comparison: str
     best_folder: str
-    named: Mapping[str, Criterion] = field(default_factory=dict)
+    named_criteria: Mapping[str, Criterion] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Process:
+class TrainerHeartbeat:
     """The content of a trainer's heartbeat.
 
     Attributes:
@@ -66,11 +66,11 @@ class Process:
     host: str
     pid: int | None
     step: int | None
-    ended: str
-    written: float
+    end_state: str
+    write_time: float
 
 
-def open_run(model_dir: str) -> Path:
+def require_run(model_dir: str) -> Path:
     """Returns `model_dir` as a path, after checking that it is the folder of a run.
 
     Raises:
@@ -81,29 +81,29 @@ def open_run(model_dir: str) -> Path:
             f"MODEL_DIR: {model_dir!r} is a remote folder; give the path that it is mounted at"
         )
     folder = Path(model_dir)
-    with readable(folder):
+    with explain_read_errors(folder):
         if not folder.exists():
             folders = [path.name for path in _folders(folder.parent)]
             raise UsageError(
                 f"MODEL_DIR: there is no folder {model_dir};"
-                f" {path_suggestion(folder, folders, 'folders')}"
+                f" {suggest_paths(folder, folders, 'folders')}"
             )
         if not folder.is_dir():
             raise UsageError(f"MODEL_DIR: {model_dir} is a file; give the folder of a run")
         there = sorted(os.listdir(folder))
-        if holds_run(folder):
+        if is_run_folder(folder):
             return folder
-        runs = [str(path) for path in _folders(folder) if holds_run(path)]
-    inside = f"runs in it: {', '.join(runs[:_LISTED])}" if runs else f"it holds: {listed(there)}"
+        runs = [str(path) for path in _folders(folder) if is_run_folder(path)]
+    inside = f"runs in it: {', '.join(runs[:_MAX_LISTED_NAMES])}" if runs else f"it holds: {format_names(there)}"
     raise UsageError(f"MODEL_DIR: {model_dir} holds no run; {inside}")
 
 
-def listed(names: Iterable[str]) -> str:
+def format_names(names: Iterable[str]) -> str:
     """Returns the first `names` in sorted order, for a message; "nothing" if there are none."""
-    return ", ".join(sorted(names)[:_LISTED]) or "nothing"
+    return ", ".join(sorted(names)[:_MAX_LISTED_NAMES]) or "nothing"
 
 
-def holds_run(folder: Path) -> bool:
+def is_run_folder(folder: Path) -> bool:
     """Whether the folder has any of the files that a run writes."""
     return any((folder / name).exists() for name in _RUN_FILES) or bool(
         complete_checkpoints(os.fspath(folder))
@@ -111,7 +111,7 @@ def holds_run(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def readable(path: Path) -> Iterator[None]:
+def explain_read_errors(path: Path) -> Iterator[None]:
     """Turns an OSError into a StorageError which says that `path` cannot be read."""
     try:
         yield
@@ -123,7 +123,7 @@ def read_settings(folder: Path) -> Settings:
     """Returns the settings in params.yaml; a missing or malformed value gets the default of the config."""
     try:
         text = (folder / "params.yaml").read_text(encoding="utf-8")
-        values: Any = yaml_loader.parse(text, "params.yaml", own=True).values
+        values: Any = yaml_loader.parse(text, "params.yaml", is_trusted=True).values
     except (OSError, ValueError, ConfigError):
         values = None
     trainer = values.get("trainer") if isinstance(values, dict) else None
@@ -140,20 +140,20 @@ def read_settings(folder: Path) -> Settings:
             comparison if comparison in ("higher", "lower") else plain.best_checkpoint_metric_comp
         ),
         best_folder=best if isinstance(best, str) else plain.best_checkpoint_export_subdir,
-        named=_named_bests(recorded.get("best_checkpoints")),
+        named_criteria=_parse_named_criteria(recorded.get("best_checkpoints")),
     )
 
 
-def _named_bests(recorded: Any) -> dict[str, Criterion]:
+def _parse_named_criteria(section: Any) -> dict[str, Criterion]:
     found = {}
-    for name, values in recorded.items() if isinstance(recorded, dict) else ():
+    for name, values in section.items() if isinstance(section, dict) else ():
         with contextlib.suppress(ValueError, TypeError):  # a FieldError is a ValueError
             one = BestCheckpointConfig(**values)
             found[str(name)] = Criterion(one.metric, one.metric_comp, one.keep, one.min_delta)
     return found
 
 
-def read_trainer(folder: Path) -> Process | None:
+def read_trainer_heartbeat(folder: Path) -> Process | None:
     """Returns the heartbeat of the run in `folder`; None if there is none, or it is incomplete."""
     path = folder / HEARTBEAT
     recorded = files.read_json(path)
@@ -164,12 +164,12 @@ def read_trainer(folder: Path) -> Process | None:
     if recorded is None:
         return None
     pid, step, ended = recorded.get("pid"), recorded.get("step"), recorded.get("ended")
-    return Process(
+    return TrainerHeartbeat(
         host=str(recorded.get("host") or ""),
         pid=pid if isinstance(pid, int) and pid > 0 else None,
         step=step if isinstance(step, int) else None,
-        ended=ended if isinstance(ended, str) else "done" if ended else "",
-        written=written,
+        end_state=ended if isinstance(ended, str) else "done" if ended else "",
+        write_time=written,
     )
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from trainer_kit.telemetry.report_lines import number_text, printable
+from trainer_kit.telemetry.report_lines import format_number, replace_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-NONE = "-"  # a cell without a value, so that the columns of a pipe can be counted
+EMPTY_CELL = "-"  # a cell without a value, so that the columns of a pipe can be counted
 _DIGITS = 6
 _GAP = 2  # spaces between two columns
 
@@ -30,22 +30,22 @@ class Table:
     title: str
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
-    left: frozenset[str] = frozenset()
+    left_aligned: frozenset[str] = frozenset()
 
     def columns(self) -> list[list[str]]:
         """Returns each column's header and cells, without control characters."""
         rows = [self.headers, *self.rows]
         return [
-            [printable(row[number]) or NONE for row in rows] for number in range(len(self.headers))
+            [replace_unprintable(row[number]) or EMPTY_CELL for row in rows] for number in range(len(self.headers))
         ]
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Returns a metric as text with six digits; "" for None."""
-    return "" if value is None else number_text(value, _DIGITS)
+    return "" if value is None else format_number(value, _DIGITS)
 
 
-def terminal(stream: TextIO) -> Console | None:
+def find_console(stream: TextIO) -> Console | None:
     """Returns a rich Console for `stream`; None if it is not a terminal that can be drawn on."""
     if not stream.isatty():
         return None
@@ -55,18 +55,18 @@ def terminal(stream: TextIO) -> Console | None:
     return None if console.is_dumb_terminal else console
 
 
-def show(tables: Sequence[Table], stream: TextIO) -> None:
+def print_tables(tables: Sequence[Table], stream: TextIO) -> None:
     """Prints tables, separated by empty lines."""
-    print("\n\n".join(map(plain, tables)), file=stream)
+    print("\n\n".join(map(format_table, tables)), file=stream)
 
 
-def plain(table: Table) -> str:
+def format_table(table: Table) -> str:
     """Returns a table as lines of text, without a limit on their length."""
     padded = []
     for column in table.columns():
         width = max(map(len, column))
         padded.append(
-            [cell.ljust(width) if column[0] in table.left else cell.rjust(width) for cell in column]
+            [cell.ljust(width) if column[0] in table.left_aligned else cell.rjust(width) for cell in column]
         )
     lines = [(" " * _GAP).join(row).rstrip() for row in zip(*padded, strict=True)]
-    return "\n".join([printable(table.title), *lines])
+    return "\n".join([replace_unprintable(table.title), *lines])

@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import DataConfig
-from trainer_kit.inputs.sources.arrays import array_identity
-from trainer_kit.inputs.sources.source_pipeline import finished, options_of
-from trainer_kit.runtime.keras_internals import data_adapter
+from trainer_kit.inputs.sources.arrays import compute_array_identity
+from trainer_kit.inputs.sources.source_pipeline import finish_pipeline, build_options
+from trainer_kit.runtime.keras_internals import get_data_adapter
 from trainer_kit.runtime.tensorflow_internals import has_global_seed
 
-_MOST_BATCHES, _GATHERED_BYTES = 16, 2**18
+_MAX_BATCHES_PER_GATHER, _MAX_GATHER_BYTES = 16, 2**18
 
 
 class ArrayEpochs:
@@ -46,7 +46,7 @@ class ArrayEpochs:
         shuffle: bool,
         seed: int | None = None,
         *,
-        keras_2: bool = False,
+        is_keras_2: bool = False,
     ) -> None:
         self._arrays = arrays
         self._batch_size = batch_size
@@ -55,13 +55,13 @@ class ArrayEpochs:
         self.num_examples = int(tf.nest.flatten(arrays)[0].shape[0])
         self.batches_per_epoch = math.ceil(self.num_examples / batch_size)
         seeded = shuffle and seed is None and has_global_seed()
-        self._draws = seeded and keras_2
-        self._keras_order: tf.Tensor | None = None  # of Keras 3, int64 [num_examples]
-        if seeded and not keras_2:
-            adapter = data_adapter(
+        self._redraws_each_pass = seeded and is_keras_2
+        self._keras_3_order: tf.Tensor | None = None  # of Keras 3, int64 [num_examples]
+        if seeded and not is_keras_2:
+            adapter = get_data_adapter(
                 np.arange(self.num_examples), batch_size=self.num_examples, shuffle=True
             )
-            self._keras_order = tf.cast(
+            self._keras_3_order = tf.cast(
                 tf.nest.flatten(next(iter(adapter.get_tf_dataset())))[0], tf.int64
             )
         self.element_spec = tf.nest.map_structure(
@@ -72,8 +72,8 @@ class ArrayEpochs:
         )
         # A call of a function costs as much as a gather of some kilobytes: small batches are
         # gathered together.
-        self._batches_at_once = max(
-            1, min(_MOST_BATCHES, _GATHERED_BYTES // max(1, batch_size * row_bytes))
+        self._batches_per_gather = max(
+            1, min(_MAX_BATCHES_PER_GATHER, _MAX_GATHER_BYTES // max(1, batch_size * row_bytes))
         )
 
     def at(
@@ -89,21 +89,21 @@ class ArrayEpochs:
             return self._batches(order[begin:])
 
         numbers = tf.data.Dataset.range(first, 2**62)
-        passes = tf.data.Dataset.zip((numbers, self._orders(first, numbers))).flat_map(one_pass)
+        passes = tf.data.Dataset.zip((numbers, self._build_orders(first, numbers))).flat_map(one_pass)
         passes = passes.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-        return finished(passes, DataConfig(), options_of(DataConfig()))
+        return finish_pipeline(passes, DataConfig(), build_options(DataConfig()))
 
     def resumption(self, *, deterministic_ops: bool) -> None:
         """Returns None: a resumed run reads the same batches. Orders that are drawn are drawn again from the first."""
 
     def identity(self) -> dict[str, Any]:
         """Returns what describes the arrays; see Source."""
-        return array_identity(self._arrays)
+        return compute_array_identity(self._arrays)
 
     def _batches(self, order: tf.Tensor) -> tf.data.Dataset:
         even = self.num_examples % self._batch_size == 0
         indices = tf.data.Dataset.from_tensors(order).rebatch(
-            self._batch_size * self._batches_at_once
+            self._batch_size * self._batches_per_gather
         )
         return indices.map(self._gather).rebatch(self._batch_size, drop_remainder=even)
 
@@ -111,25 +111,25 @@ class ArrayEpochs:
     def _gather(self, indices: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda array: tf.gather(array, indices), self._arrays)
 
-    def _orders(self, first: int, numbers: tf.data.Dataset) -> tf.data.Dataset:
+    def _build_orders(self, first: int, numbers: tf.data.Dataset) -> tf.data.Dataset:
         """Returns the indices of the examples, int64 [num_examples], of each pass from pass `first` on."""
         if not self._shuffle:
             return tf.data.Dataset.from_tensors(
                 tf.range(self.num_examples, dtype=tf.int64)
             ).repeat()
-        if self._keras_order is not None:
-            return tf.data.Dataset.from_tensors(self._keras_order).repeat()
-        if self._draws:
-            return tf.data.Dataset.range(1).repeat().map(self._drawn_order).skip(first)
-        return numbers.map(self._own_order)
+        if self._keras_3_order is not None:
+            return tf.data.Dataset.from_tensors(self._keras_3_order).repeat()
+        if self._redraws_each_pass:
+            return tf.data.Dataset.range(1).repeat().map(self._draw_keras_2_order).skip(first)
+        return numbers.map(self._compute_seeded_order)
 
     @tf.autograph.experimental.do_not_convert
-    def _drawn_order(self, _: tf.Tensor) -> tf.Tensor:
+    def _draw_keras_2_order(self, _: tf.Tensor) -> tf.Tensor:
         """Draws the next order as tf_keras does: the seed of an op without one is its place in its function."""
         return tf.random.shuffle(tf.range(self.num_examples, dtype=tf.int64))
 
     @tf.autograph.experimental.do_not_convert
-    def _own_order(self, epoch: tf.Tensor) -> tf.Tensor:
+    def _compute_seeded_order(self, epoch: tf.Tensor) -> tf.Tensor:
         """Returns the order of a pass that is not Keras's; runs in graph."""
         seed = tf.stack([tf.constant(self._seed or 0, tf.int64), epoch])
         return tf.random.experimental.stateless_shuffle(

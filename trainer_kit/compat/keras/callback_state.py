@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from trainer_kit import files
-from trainer_kit.runtime.keras_internals import choose_comparison
+from trainer_kit.runtime.keras_internals import set_monitor_op
 from trainer_kit.telemetry.scalars import as_scalar
 
-_NOT_STATE = {"_model", "model", "params", "_params", "validation_data"}
+_IGNORED_ATTRIBUTES = {"_model", "model", "params", "_params", "validation_data"}
 _PATHS = {"CSVLogger": "filename", "ModelCheckpoint": "filepath", "TensorBoard": "log_dir"}
 _HISTORY = "history.json"
 
@@ -31,52 +31,52 @@ class AttributeState:
       owner: The callback.
     """
 
-    def __init__(self, owner: Any) -> None:
-        self.owner = owner
-        self._at_creation = _encoded_attributes(owner)
+    def __init__(self, callback: Any) -> None:
+        self.callback = callback
+        self._initial_values = _encode_attributes(callback)
 
-    def changed(self) -> dict[str, Any]:
+    def get_changes(self) -> dict[str, Any]:
         """Returns the changed and the new attributes by name, in types that a checkpoint can hold."""
-        now = _encoded_attributes(self.owner)
-        before = _texts(self._at_creation)
-        return {name: now[name] for name, text in _texts(now).items() if text != before.get(name)}
+        now = _encode_attributes(self.callback)
+        before = _format_attributes(self._initial_values)
+        return {name: now[name] for name, text in _format_attributes(now).items() if text != before.get(name)}
 
-    def restore(self, changed: Mapping[str, Any]) -> None:
+    def restore(self, changes: Mapping[str, Any]) -> None:
         """Sets the attributes to what they were when `changed` returned this; open files and the like stay."""
-        now = _encoded_attributes(self.owner)
-        for name, value in {**self._at_creation, **changed}.items():
-            if name in changed or name in now:
-                setattr(self.owner, name, _decoded(value))
-        if changed.get("best") is not None:
-            choose_comparison(self.owner)
+        now = _encode_attributes(self.callback)
+        for name, value in {**self._initial_values, **changes}.items():
+            if name in changes or name in now:
+                setattr(self.callback, name, _decode_value(value))
+        if changes.get("best") is not None:
+            set_monitor_op(self.callback)
 
 
-def _encoded_attributes(owner: Any) -> dict[str, Any]:
+def _encode_attributes(callback: Any) -> dict[str, Any]:
     attributes = {}
-    for name, value in vars(owner).items():
+    for name, value in vars(callback).items():
         # Keras turns the sign of min_delta when it chooses the comparison, in the first epoch of
         # each process.
-        if name in _NOT_STATE or (name == "min_delta" and hasattr(owner, "monitor_op")):
+        if name in _IGNORED_ATTRIBUTES or (name == "min_delta" and hasattr(callback, "monitor_op")):
             continue
         with contextlib.suppress(TypeError):
-            attributes[name] = _encoded(value)
+            attributes[name] = _encode_value(value)
     return attributes
 
 
-def _encoded(value: Any) -> Any:
+def _encode_value(value: Any) -> Any:
     """Returns a value in lists, dicts with texts as keys, arrays and numbers; raises TypeError for other types."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
         return {"array" if isinstance(value, np.ndarray) else "number": np.array(value)}
     if isinstance(value, (list, tuple)):
-        return {"tuple" if type(value) is tuple else "list": [_encoded(part) for part in value]}
+        return {"tuple" if type(value) is tuple else "list": [_encode_value(part) for part in value]}
     if isinstance(value, dict):
-        return {"dict": [[_encoded(key), _encoded(part)] for key, part in value.items()]}
+        return {"dict": [[_encode_value(key), _encode_value(part)] for key, part in value.items()]}
     raise TypeError(type(value).__name__)
 
 
-def _decoded(value: Any) -> Any:
+def _decode_value(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -85,12 +85,12 @@ def _decoded(value: Any) -> Any:
     if kind == "number":
         return np.asarray(content)[()]
     if kind == "dict":
-        return {_decoded(key): _decoded(part) for key, part in content}
-    parts = [_decoded(part) for part in content]
+        return {_decode_value(key): _decode_value(part) for key, part in content}
+    parts = [_decode_value(part) for part in content]
     return tuple(parts) if kind == "tuple" else parts
 
 
-def _texts(attributes: Mapping[str, Any]) -> dict[str, str]:
+def _format_attributes(attributes: Mapping[str, Any]) -> dict[str, str]:
     """Returns texts by which encoded attributes are compared. A NaN is the same as another one."""
 
     def describe(array: np.ndarray) -> list[Any]:
@@ -101,11 +101,11 @@ def _texts(attributes: Mapping[str, Any]) -> dict[str, str]:
 
 def csv_lengths(callbacks: Sequence[Any]) -> dict[str, int]:
     """Returns the length of the file of each CSVLogger in bytes, by its name."""
-    names = [callback.filename for callback in callbacks if is_stock(callback, "CSVLogger")]
+    names = [callback.filename for callback in callbacks if is_keras_callback(callback, "CSVLogger")]
     return {name: os.path.getsize(name) for name in names if os.path.exists(name)}
 
 
-def cut_csv_files(callbacks: Sequence[Any], lengths: Mapping[str, int]) -> None:
+def truncate_csv_files(callbacks: Sequence[Any], lengths: Mapping[str, int]) -> None:
     """Drops the rows that CSVLoggers have written after a checkpoint, and has them add rows to those before it.
 
     By itself a CSVLogger begins a new file in each process, or with `append=True` adds to all that
@@ -118,7 +118,7 @@ def cut_csv_files(callbacks: Sequence[Any], lengths: Mapping[str, int]) -> None:
     """
     for logger in callbacks:
         if (
-            not is_stock(logger, "CSVLogger")
+            not is_keras_callback(logger, "CSVLogger")
             or logger.filename not in lengths
             or not os.path.exists(logger.filename)
         ):
@@ -137,11 +137,11 @@ def cut_csv_files(callbacks: Sequence[Any], lengths: Mapping[str, int]) -> None:
                 logger.on_train_begin()
 
 
-def write_to_temporary_folders(callbacks: Sequence[Any]) -> None:
+def redirect_to_temporary_folders(callbacks: Sequence[Any]) -> None:
     """Sends the files of a worker other than the chief to temporary folders. Reading variables can need all workers."""
     for callback in callbacks:
         for class_name, attribute in _PATHS.items():
-            if is_stock(callback, class_name):
+            if is_keras_callback(callback, class_name):
                 callback.temporary_folder = tempfile.TemporaryDirectory()
                 name = os.path.basename(getattr(callback, attribute))
                 setattr(callback, attribute, os.path.join(callback.temporary_folder.name, name))
@@ -167,7 +167,7 @@ def write_history(model_dir: str, history: Any) -> None:
     )
 
 
-def read_history(model_dir: str, history: Any) -> None:
+def load_history(model_dir: str, history: Any) -> None:
     """Puts the epochs and values that a run has recorded into a History; does nothing if there are none."""
     record = files.read_json(os.path.join(model_dir, _HISTORY))
     if record is None:
@@ -179,11 +179,11 @@ def read_history(model_dir: str, history: Any) -> None:
     }
 
 
-def is_stock(callback: Any, name: str) -> bool:
+def is_keras_callback(callback: Any, class_name: str) -> bool:
     """Whether a callback is of the class of Keras with this name, or of a subclass."""
-    return any(kind.__name__ == name and is_of_keras(kind) for kind in type(callback).__mro__)
+    return any(kind.__name__ == class_name and is_defined_in_keras(kind) for kind in type(callback).__mro__)
 
 
-def is_of_keras(kind: type) -> bool:
+def is_defined_in_keras(cls: type) -> bool:
     """Whether a class is defined in Keras 3 or tf_keras."""
-    return kind.__module__.partition(".")[0] in ("keras", "tf_keras")
+    return cls.__module__.partition(".")[0] in ("keras", "tf_keras")

@@ -8,12 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.inputs.autotune_off import without_idle_tuner
-from trainer_kit.inputs.dataset_resume import Resumption, examine, resume_method
-from trainer_kit.inputs.dataset_structure import kind_of, transformations
-from trainer_kit.inputs.sources.base import identity_of
-from trainer_kit.inputs.stateful_ops import nodes
-from trainer_kit.runtime.tensorflow_internals import functions_of
+from trainer_kit.inputs.autotune_off import disable_idle_autotune
+from trainer_kit.inputs.dataset_resume import Resumption, examine_dataset, choose_resume_method
+from trainer_kit.inputs.dataset_structure import get_transformation_kind, iterate_transformations
+from trainer_kit.inputs.sources.base import get_data_identity
+from trainer_kit.inputs.stateful_ops import iterate_nodes
+from trainer_kit.runtime.tensorflow_internals import get_dataset_functions
 
 _LOG = logging.getLogger(__name__)
 _NEW_ITERATORS = "each pass has an iterator of its own, as in Keras"
@@ -23,7 +23,7 @@ _READ_AGAIN = (
 )
 # Their iterators make those of their inputs when they are made; only a shuffle makes it when it is
 # first read.
-_BEGIN_AT_ONCE = {
+_EAGER_TRANSFORMATIONS = {
     "AssertCardinality",
     "Batch",
     "Filter",
@@ -53,7 +53,7 @@ _BEGIN_AT_ONCE = {
     "Zip",
 }
 # The passes that fits of this process have begun over a dataset: its shuffles go on from there.
-_BEGUN: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
+_BEGUN_PASSES: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
 
 
 class DatasetPasses:
@@ -83,20 +83,20 @@ class DatasetPasses:
         dataset: tf.data.Dataset,
         batches_per_epoch: int,
         *,
-        given: tf.data.Dataset,
-        unused: tuple[int, int] = (0, 0),
+        original_dataset: tf.data.Dataset,
+        unread_iterators: tuple[int, int] = (0, 0),
     ) -> None:
-        self.by_pass = True
+        self.ends_with_pass = True
         self._dataset = dataset
-        self._given = given
-        self._unused = unused
+        self._original_dataset = original_dataset
+        self._unread_iterators = unread_iterators
         self.batches_per_epoch = self.steps_per_pass = batches_per_epoch
-        self.earlier: int | None = None
+        self.earlier_passes: int | None = None
         self.element_spec = dataset.element_spec
-        self._quick = without_idle_tuner(
+        self._untuned_dataset = disable_idle_autotune(
             dataset
         )  # iterators that are dropped at once need no tuner
-        self._number = -1  # of the pass that is read
+        self._pass_number = -1  # of the pass that is read
 
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
@@ -104,9 +104,9 @@ class DatasetPasses:
         """Returns batches from `position` on, to the end of the pass if `by_pass`; see Source."""
         del input_context
         rest = self._dataset.skip(position % self.batches_per_epoch)
-        return rest if self.by_pass else rest.concatenate(self._dataset.repeat())
+        return rest if self.ends_with_pass else rest.concatenate(self._dataset.repeat())
 
-    def begin(self, position: int, *, reads: bool) -> bool:
+    def prepare_pass(self, position: int, *, has_iterator: bool) -> bool:
         """Prepares the shuffles for the pass of a batch. Runs eagerly, in scope, on the host.
 
         After a restart this draws the orders of the passes before, and reads these passes only as
@@ -120,97 +120,97 @@ class DatasetPasses:
           Whether a new iterator has to be made.
         """
         number = position // self.batches_per_epoch
-        if number == self._number and reads:
+        if number == self._pass_number and has_iterator:
             return False
-        before = _BEGUN.get(self._given, 0)
-        if self.earlier is None:  # the run begins, or its checkpoint is of an earlier version
-            self.earlier = 0 if position else before
-        if before > self.earlier + number:
+        before = _BEGUN_PASSES.get(self._original_dataset, 0)
+        if self.earlier_passes is None:  # the run begins, or its checkpoint is of an earlier version
+            self.earlier_passes = 0 if position else before
+        if before > self.earlier_passes + number:
             _LOG.warning(_READ_AGAIN)
-            self.earlier = before - number
+            self.earlier_passes = before - number
         self.begin_passes(number)
-        self._draw_unused(self.earlier + number)
-        self._number = number
-        _BEGUN[self._given] = self.earlier + number + 1
+        self._create_unread_iterators(self.earlier_passes + number)
+        self._pass_number = number
+        _BEGUN_PASSES[self._original_dataset] = self.earlier_passes + number + 1
         return True
 
     def identity(self) -> dict[str, Any]:
         """Returns what describes the dataset that was given; see Source."""
-        return identity_of(self._given)
+        return get_data_identity(self._original_dataset)
 
     def begin_passes(self, count: int) -> None:
         """Draws what the first `count` passes of the run and all before them draw, unless this process has drawn it."""
-        for number in range(_BEGUN.get(self._given, 0), (self.earlier or 0) + count):
-            self._draw_unused(number)
+        for number in range(_BEGUN_PASSES.get(self._original_dataset, 0), (self.earlier_passes or 0) + count):
+            self._create_unread_iterators(number)
             self._draw_orders()
-            _BEGUN[self._given] = number + 1
+            _BEGUN_PASSES[self._original_dataset] = number + 1
 
     def state(self) -> int | None:
         """Returns the number of passes before the run; None if that is not known."""
-        return self.earlier
+        return self.earlier_passes
 
     def restore(self, state: Any) -> None:
         """Takes the number of passes before the run, unless it is known: the run may go back in this process."""
-        if self.earlier is None and isinstance(
+        if self.earlier_passes is None and isinstance(
             state, int
         ):  # a PyDataset of an earlier start has another state
-            self.earlier = state
+            self.earlier_passes = state
 
     def resumption(self, *, deterministic_ops: bool) -> Resumption:
         """Returns how a resumed run gets back to its position, for the engine's report."""
-        return resume_method(
-            examine(self._dataset),
-            no_iterator=_NEW_ITERATORS,
+        return choose_resume_method(
+            examine_dataset(self._dataset),
+            iterator_obstacle=_NEW_ITERATORS,
             deterministic_ops=deterministic_ops,
             section="x",
         )
 
     def _draw_orders(self) -> None:
         """Draws what a pass draws."""
-        batches = _batches_to_draw_orders(self._dataset)
+        batches = _count_batches_to_draw_orders(self._dataset)
         if batches is None:
-            self._quick.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1)
+            self._untuned_dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1)
             return
-        iterator = iter(self._quick)
+        iterator = iter(self._untuned_dataset)
         for _ in range(batches):
             next(iterator, None)
 
-    def _draw_unused(self, number: int) -> None:
+    def _create_unread_iterators(self, pass_number: int) -> None:
         """Makes the iterators that are made before those of pass `number`, counted over all fits, and not read."""
-        at_begin, after_a_pass = self._unused
-        before = after_a_pass if number > 0 or self._given in _BEGUN else 0
-        for _ in range(before + (at_begin if number == self.earlier else 0)):
-            iter(self._quick)
+        at_begin, after_a_pass = self._unread_iterators
+        before = after_a_pass if pass_number > 0 or self._original_dataset in _BEGUN_PASSES else 0
+        for _ in range(before + (at_begin if pass_number == self.earlier_passes else 0)):
+            iter(self._untuned_dataset)
 
 
 def needs_new_iterators(dataset: tf.data.Dataset) -> bool:
     """Whether a pass over a dataset differs between a new iterator and one that repeats the dataset."""
-    found = examine(dataset)
-    return bool(found.new_orders or found.random_ops)
+    found = examine_dataset(dataset)
+    return bool(found.reshuffled_each_iteration or found.random_ops)
 
 
-def _batches_to_draw_orders(dataset: tf.data.Dataset) -> int | None:
+def _count_batches_to_draw_orders(dataset: tf.data.Dataset) -> int | None:
     """Returns how many batches of a pass are read until its shuffles have drawn their orders; None: all of them.
 
     A shuffle draws its order when its iterator is made, and random ops begin again then. Python and
     variables may depend on all that was read, and below a `repeat` further iterators are made while
     the pass is read.
     """
-    found = examine(dataset)
-    parts = list(transformations(dataset))
+    found = examine_dataset(dataset)
+    parts = list(iterate_transformations(dataset))
     operations = [
         node.op
         for part in parts
-        for graph in functions_of(part)
-        for node in nodes(graph.as_graph_def())
+        for graph in get_dataset_functions(part)
+        for node in iterate_nodes(graph.as_graph_def())
     ]
     if (
-        found.python
-        or found.state
+        found.python_functions
+        or found.stateful_ops
         or any(operation.startswith("Shuffle") for operation in operations)
     ):
         return None
-    kinds = [kind_of(part) for part in parts]
-    if not _BEGIN_AT_ONCE.issuperset({*kinds} - {"Shuffle"}):
+    kinds = [get_transformation_kind(part) for part in parts]
+    if not _EAGER_TRANSFORMATIONS.issuperset({*kinds} - {"Shuffle"}):
         return None
     return 0 if kinds.count("Shuffle") == 1 else 1

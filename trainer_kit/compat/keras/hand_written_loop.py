@@ -18,13 +18,13 @@ from trainer_kit.compat.keras.model_fit import check_arguments, run_fit
 from trainer_kit.compat.keras.task import FitTask
 from trainer_kit.compat.keras.task_config import KerasTaskConfig
 from trainer_kit.compat.keras.trainer import KerasTrainer
-from trainer_kit.compat.keras.training_data import TrainingData, training_data
+from trainer_kit.compat.keras.training_data import TrainingData, build_training_data
 from trainer_kit.config.experiments import register_task
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.autograph import converted
+from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.optimizers.per_variable import native_variable
-from trainer_kit.runtime.tracing import traced
+from trainer_kit.runtime.tracing import trace_concrete_function
 from trainer_kit.training.metrics import MetricSet
 
 _LOG = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def train_loop(
     with _strategy_of_one_replica(model).scope():
         task = LoopTask(
             model,
-            _epochs(train_ds, steps_per_epoch),
+            _build_loop_data(train_ds, steps_per_epoch),
             val_dataset,
             model_dir,
             HandWrittenLoop(
@@ -143,21 +143,21 @@ def _strategy_of_one_replica(model: Any) -> tf.distribute.Strategy:
     return strategy
 
 
-def _epochs(train_ds: Any, steps_per_epoch: int | None) -> TrainingData:
+def _build_loop_data(train_ds: Any, steps_per_epoch: int | None) -> TrainingData:
     """Returns the epochs of a loop by hand over the data.
 
     A loop makes one iterator in each epoch, `Model.fit` two, so that fit reads every second order
     of a shuffle. A loop that leaves an epoch after some steps begins the next one at the start of
     the data. Data without end goes on.
     """
-    data = training_data(train_ds, steps_per_epoch=steps_per_epoch)
+    data = build_training_data(train_ds, steps_per_epoch=steps_per_epoch)
     if not isinstance(train_ds, tf.data.Dataset):
         return data
     ends = int(train_ds.cardinality()) != tf.data.INFINITE_CARDINALITY
     epoch = train_ds.take(steps_per_epoch) if steps_per_epoch and ends else train_ds
     if ends and needs_new_iterators(epoch):
         return dataclasses.replace(
-            data, batches=DatasetPasses(epoch, data.steps_per_epoch, given=train_ds)
+            data, batches=DatasetPasses(epoch, data.steps_per_epoch, original_dataset=train_ds)
         )
     return dataclasses.replace(data, batches=epoch.repeat())
 
@@ -205,7 +205,7 @@ class LoopTask(FitTask):
     ) -> None:
         super().__init__(model, data, validation, model_dir)
         self.loop = loop
-        self._evaluates_loss = False  # known when test_step is traced
+        self._test_step_returns_loss = False  # known when test_step is traced
 
     def prepare(self, model: Any, *, trains: bool, evaluates: bool) -> Any:
         """Traces the functions once, so that all variables are there; returns the optimizer. Called in strategy scope.
@@ -214,13 +214,13 @@ class LoopTask(FitTask):
           UsageError: when a function does not accept a batch, or returns something else than a
             loss; when an evaluation has no result.
         """
-        if trains and self._trained is not model:
+        if trains and self._prepared_for_training is not model:
             self._trace("train_step", self.data.batches, "metrics")
-            self._trained = model
-        if evaluates and self._evaluated is not model:
+            self._prepared_for_training = model
+        if evaluates and self._prepared_for_evaluation is not model:
             self._trace("test_step", self.validation, "val_metrics")
-            self._evaluated = model
-            if not self.evaluation_names():
+            self._prepared_for_evaluation = model
+            if not self.get_evaluation_metric_names():
                 raise UsageError(
                     "test_step returns no loss and there are no val_metrics, so an evaluation has"
                     " no result; return the loss from test_step, or give val_metrics=[...], the"
@@ -228,10 +228,10 @@ class LoopTask(FitTask):
                 )
         return self.loop.optimizer
 
-    def evaluation_names(self) -> list[str]:
+    def get_evaluation_metric_names(self) -> list[str]:
         """Returns the names of the single numbers that an evaluation gives, after `prepare`."""
         return [
-            *(["loss"] if self._evaluates_loss else []),
+            *(["loss"] if self._test_step_returns_loss else []),
             *(metric.name for metric in self.loop.val_metrics),
         ]
 
@@ -241,7 +241,7 @@ class LoopTask(FitTask):
         Nothing resets such a metric, so that a step that returns its result would report a wrong
         one.
         """
-        graph = traced(lambda batch: self._logs(name, batch) and None, data.element_spec).graph
+        graph = trace_concrete_function(lambda batch: self._run_step(name, batch) and None, data.element_spec).graph
         updated = {id(variable) for variable in graph.variables}
         listed = {
             id(variable) for metric in getattr(self.loop, argument) for variable in metric.variables
@@ -257,13 +257,13 @@ class LoopTask(FitTask):
                 )
 
     @tf.autograph.experimental.do_not_convert
-    def _logs(self, name: str, batch: Any) -> dict[str, Any]:
+    def _run_step(self, step_name: str, batch: Any) -> dict[str, Any]:
         """Runs a function on a batch and returns its results by name, in graph; "loss" is a float scalar.
 
         Raises:
           UsageError: when the function does not accept the batch, or train_step returns no loss.
         """
-        step: Any = getattr(self.loop, name)
+        step: Any = getattr(self.loop, step_name)
         # As a loop by hand calls it: with the parts of a tuple, or with the batch itself.
         parts = batch if isinstance(batch, tuple) else (batch,)
         signature = inspect.signature(step)
@@ -272,28 +272,28 @@ class LoopTask(FitTask):
         )
         if arguments is None:
             raise UsageError(
-                f"{name}{signature} cannot be called with a batch, which has {len(parts)} parts;"
+                f"{step_name}{signature} cannot be called with a batch, which has {len(parts)} parts;"
                 " give it one parameter for each part, or one for the whole batch"
             )
 
-        returned = converted(step)(*arguments)
+        returned = apply_autograph(step)(*arguments)
         if isinstance(returned, Sequence):
             returned = returned[0] if returned else None
             if returned is None or tf.convert_to_tensor(returned).shape.rank != 0:
                 raise UsageError(
-                    f'{name} returned a tuple that does not begin with the loss; return {{"loss":'
+                    f'{step_name} returned a tuple that does not begin with the loss; return {{"loss":'
                     " loss}"
                 )
         by_name = returned if isinstance(returned, Mapping) else {"loss": returned}
         logs = {str(key): value for key, value in by_name.items() if value is not None}
         if "loss" in logs:
             logs["loss"] = tf.reduce_mean(tf.convert_to_tensor(logs["loss"]))
-        elif name == "train_step":
+        elif step_name == "train_step":
             raise UsageError(
                 'train_step returned no loss; add `return loss`, or return a dict with "loss"'
             )
-        if name == "test_step":
-            self._evaluates_loss = "loss" in logs
+        if step_name == "test_step":
+            self._test_step_returns_loss = "loss" in logs
         return logs
 
     @tf.autograph.experimental.do_not_convert
@@ -301,14 +301,14 @@ class LoopTask(FitTask):
         self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
         """Runs the caller's train_step, in graph."""
-        return self._logs("train_step", inputs)
+        return self._run_step("train_step", inputs)
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(
         self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
         """Runs the caller's test_step, in graph."""
-        return self._logs("test_step", inputs)
+        return self._run_step("test_step", inputs)
 
 
 def _accepts(signature: inspect.Signature, arguments: tuple[Any, ...]) -> bool:
@@ -328,7 +328,7 @@ class LoopMetrics(MetricSet):
 
     def variables(self) -> list[Any]:
         """Returns the variables of all metrics, in the order of the checkpoints of earlier releases."""
-        metrics = [*self.metrics, self.loss, *self._own_metrics]
+        metrics = [*self.metrics, self.loss, *self._engine_metrics]
         return [variable for metric in metrics for variable in metric.variables]
 
     @tf.autograph.experimental.do_not_convert
@@ -346,7 +346,7 @@ class LoopTrainer(KerasTrainer):
     def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
         return LoopMetrics("training_loss", task.loop.metrics)
 
-    def _evaluation_metrics(self, config: Any, task: Any, model: Any, wanted: bool) -> Any:
+    def _evaluation_metrics(self, config: Any, task: Any, model: Any, enabled: bool) -> Any:
         return LoopMetrics("validation_loss", task.loop.val_metrics)
 
 

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, split_callbacks
 from trainer_kit.compat.keras.task import FitTask
-from trainer_kit.compat.keras.training_data import TrainingData, validation_dataset
+from trainer_kit.compat.keras.training_data import TrainingData, build_validation_data
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.checkpoint_selection import select_checkpoint
-from trainer_kit.inputs.sources.base import identity_of
+from trainer_kit.inputs.sources.base import get_data_identity
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.serving.load import load_weights
 
@@ -35,7 +35,7 @@ def load(model: Any, model_dir: str, which: str | int | None = None) -> Any:
       StorageError: when the files are damaged.
     """
     load_weights(
-        model, select_checkpoint(model_dir, _checkpoint(model_dir, which), _best(model_dir))
+        model, select_checkpoint(model_dir, _resolve_checkpoint(model_dir, which), _best(model_dir))
     )
     return model
 
@@ -74,12 +74,12 @@ def evaluate(
     native, of_keras = split_callbacks(callbacks)
     strategy = model.distribute_strategy
     with strategy.scope():
-        data = validation_dataset(
+        data = build_validation_data(
             keras.utils.pack_x_y_sample_weight(x, y, sample_weight), batch_size, steps
         )
         # A name by which records of evaluations tell arrays with other contents and datasets of
         # other forms.
-        name = f"data {zlib.crc32(repr(identity_of(data)).encode()):08x}"
+        name = f"data {zlib.crc32(repr(get_data_identity(data)).encode()):08x}"
         task = FitTask(model, TrainingData(None, 0), data, model_dir, validation_name=name)
     batches = steps
     if not steps:
@@ -96,14 +96,14 @@ def evaluate(
             task=task.task_config, trainer=TrainerConfig(validation_steps=steps or -1)
         ),
         model_dir,
-        checkpoint=_checkpoint(model_dir, which),
+        checkpoint=_resolve_checkpoint(model_dir, which),
         callbacks=[keras_callbacks, *native],
         console=keras_callbacks.console,
     )
     by_name = {
         "loss" if name == "validation_loss" else name: float(value) for name, value in logs.items()
     }
-    return by_name if return_dict else _in_order(model, by_name)
+    return by_name if return_dict else _order_like_keras(model, by_name)
 
 
 def predict(
@@ -139,7 +139,7 @@ def predict(
     return model.predict(x, batch_size=batch_size, callbacks=of_keras, **options)
 
 
-def _in_order(model: Any, logs: dict[str, float]) -> Any:
+def _order_like_keras(model: Any, logs: dict[str, float]) -> Any:
     """Returns the values in the order in which Keras lists them, or the single one."""
     names = [
         one.name for metric in model.metrics for one in getattr(metric, "metrics", None) or [metric]
@@ -153,7 +153,7 @@ def _best(model_dir: str) -> str:
     return os.path.join(model_dir, TrainerConfig().best_checkpoint_export_subdir)
 
 
-def _checkpoint(model_dir: str, which: str | int | None) -> str:
+def _resolve_checkpoint(model_dir: str, which: str | int | None) -> str:
     if which is not None:
         return str(which)
     return "latest" if read_info(_best(model_dir)) is None else "best"

@@ -17,35 +17,35 @@ from trainer_kit.callbacks.base import Callback, Run
 from trainer_kit.compat.keras.callback_state import (
     AttributeState,
     csv_lengths,
-    cut_csv_files,
-    is_of_keras,
-    is_stock,
-    read_history,
+    truncate_csv_files,
+    is_defined_in_keras,
+    is_keras_callback,
+    load_history,
     write_history,
-    write_to_temporary_folders,
+    redirect_to_temporary_folders,
 )
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.errors import UsageError
 from trainer_kit.runtime.keras_internals import (
-    compilation,
-    of_keras_2,
+    get_compilation_token,
+    is_keras_2_model,
     set_batch_counter,
-    traces_batches,
+    should_trace_batches,
 )
 from trainer_kit.runtime.tensorflow_internals import SummaryState
 from trainer_kit.telemetry.report import SilentWriter, Writer
 from trainer_kit.telemetry.scalars import as_scalar
 
 _LOG = logging.getLogger(__name__)
-_NAMES = {"training_loss": "loss", "validation_loss": "loss"}
-TRAIN_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-TEST_BATCHES = ("on_test_batch_begin", "on_test_batch_end")
+_KERAS_LOG_NAMES = {"training_loss": "loss", "validation_loss": "loss"}
+TRAIN_BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+TEST_BATCH_METHODS = ("on_test_batch_begin", "on_test_batch_end")
 
 # Classes of Keras that always have methods of batches, with the condition under which these act.
 _CONDITIONS: dict[str, Callable[[Any], bool]] = {
     "ModelCheckpoint": lambda callback: callback.save_freq != "epoch",
-    "TensorBoard": lambda callback: callback.update_freq != "epoch" or traces_batches(callback),
+    "TensorBoard": lambda callback: callback.update_freq != "epoch" or should_trace_batches(callback),
     "ProgbarLogger": lambda callback: callback.verbose == 1,
 }
 
@@ -83,17 +83,17 @@ class KerasCallbacks(Callback):
         verbose = self.params.get("verbose", 1)
         if verbose == "auto":
             self.params["verbose"] = 1  # tf_keras knows no "auto"
-        has_bar = any(is_stock(callback, "ProgbarLogger") for callback in callbacks)
+        has_bar = any(is_keras_callback(callback, "ProgbarLogger") for callback in callbacks)
         self.console: Writer | None = SilentWriter() if has_bar or not verbose else None
         self.has_begun = False
         self._validation_freq = validation_freq
-        self._states: list[AttributeState] = []
+        self._attribute_states: list[AttributeState] = []
         self._summaries = SummaryState()
         self._loop_logs: dict[str, Any] = {}  # of the last training loop
         self._eval_logs: dict[str, Any] = {}  # of the evaluation at the same step
-        self._ended = 0  # the epochs whose end the callbacks have seen
-        self._stopped = False
-        self._trained: list[int] | None = None  # the ids of the variables that are trained
+        self._ended_epochs = 0  # the epochs whose end the callbacks have seen
+        self._was_stopped = False
+        self._trained_variable_ids: list[int] | None = None  # the ids of the variables that are trained
 
     def run_begin(self, run: Run) -> None:
         """Hands out the model, and has loops split if there are methods around batches."""
@@ -101,81 +101,81 @@ class KerasCallbacks(Callback):
         if not self.params and run.epochs is not None:
             steps = math.ceil(run.epochs.steps)
             if hasattr(
-                run.trainer, "continue_metrics"
+                run.trainer, "accumulate_epoch_metrics"
             ):  # that of a native task has the metrics of each loop
-                run.trainer.continue_metrics(steps)
+                run.trainer.accumulate_epoch_metrics(steps)
             epochs = math.ceil(run.trainer.config.trainer.train_steps / steps)
             self.params = {"epochs": epochs, "steps": steps, "verbose": 1}
-        self._compilation = compilation(run.model)
-        if not run.chief:
-            write_to_temporary_folders(self.callbacks)
+        self._compilation = get_compilation_token(run.model)
+        if not run.is_chief:
+            redirect_to_temporary_folders(self.callbacks)
         for callback in self.callbacks:
             callback.set_params(self.params)
-            with self._summaries.in_use():
+            with self._summaries.activate():
                 callback.set_model(run.model)
 
-        self._train_batches = TrainBatches(self, run)
+        self._train_batch_hooks = TrainBatchHooks(self, run)
         if run.epochs is not None and any(
-            acts_on_batches(callback, TRAIN_BATCHES) for callback in self.callbacks
+            acts_on_batches(callback, TRAIN_BATCH_METHODS) for callback in self.callbacks
         ):
-            run.trainer.split_training(self._train_batches)
-        if any(acts_on_batches(callback, TEST_BATCHES) for callback in self.callbacks):
-            run.trainer.split_evaluations(TestBatches(self, run.model))
+            run.trainer.set_training_hooks(self._train_batch_hooks)
+        if any(acts_on_batches(callback, TEST_BATCH_METHODS) for callback in self.callbacks):
+            run.trainer.set_evaluation_hooks(TestBatchHooks(self, run.model))
 
     def train_begin(self, run: Run) -> None:
         """Calls `on_train_begin`, unless the training had ended; a resumed run keeps the values of its checkpoint."""
         run.model.stop_training = False
-        self._states = [AttributeState(callback) for callback in self.callbacks]
+        self._attribute_states = [AttributeState(callback) for callback in self.callbacks]
         saved = self.saved_state
         if saved is None or not (saved["stopped"] or saved["ended"] >= self.params["epochs"]):
             # The copy needs as much memory as the state, and callbacks of Keras change none of it.
             changes_state = run.step > 0 and any(
-                _runs_own_code(callback) for callback in self.callbacks
+                _runs_user_code(callback) for callback in self.callbacks
             )
             restored = (
-                run.trainer.state.undisturbed(everything=True)
+                run.trainer.state.preserve_variables(everything=True)
                 if changes_state
                 else contextlib.nullcontext()
             )
             if saved is not None:
-                cut_csv_files(self.callbacks, saved.get("files", {}))
+                truncate_csv_files(self.callbacks, saved.get("files", {}))
             with restored:
-                self.call("on_train_begin", {})
+                self.call_method("on_train_begin", {})
         self.has_begun = True
 
     def epoch_begin(self, run: Run, epoch: int) -> None:
         """Calls `on_epoch_begin`, and checks that callbacks have left what the training step was traced with."""
-        self.call("on_epoch_begin", epoch - 1, {})
-        if compilation(run.model) is not self._compilation:
+        self.call_method("on_epoch_begin", epoch - 1, {})
+        if get_compilation_token(run.model) is not self._compilation:
             raise UsageError(
                 "a callback called model.compile, which has no effect on a run that has begun;"
                 " compile the model after this fit and call fit again with another model_dir, or"
                 " change the rate: optimizer.learning_rate = 0.1"
             )
         trained = [id(variable) for variable in getattr(run.model, "trainable_variables", ())]
-        if self._trained not in (None, trained):
+        if self._trained_variable_ids not in (None, trained):
             _LOG.warning(
                 "layer.trainable was changed, but the step is traced and trains as before; use a"
                 " second fit"
             )
-        self._trained = trained
+        self._trained_variable_ids = trained
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
         """Keeps the logs of the loop for the end of the epoch."""
-        self._loop_logs = self.training_logs(logs)
+        self._loop_logs = self.convert_training_logs(logs)
         self._eval_logs = {}
 
-    def training_logs(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+    def convert_training_logs(self, logs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns logs of training under the names of Keras."""
         # The engine adds the rate to all logs, Keras to none; but a step may return a log of this
         # name.
-        returned = getattr(self._run.trainer.task, "train_logs", ())
-        return keras_logs(logs, {"learning_rate"} - set(returned))
+        returned = getattr(self._run.trainer.task, "train_log_specs", ())
+        return convert_logs(logs, {"learning_rate"} - set(returned))
 
     def evaluation_begin(self, run: Run) -> None:
         """Calls `on_test_begin`."""
         run.model.stop_evaluating = False
-        self.call("on_test_begin", {})
+        self.call_method("on_test_begin", {})
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Keeps the logs of the evaluation for the end of the epoch, and calls `on_test_end`.
@@ -184,16 +184,16 @@ class KerasCallbacks(Callback):
         change.
         """
         best = getattr(run.trainer.config.trainer, "best_checkpoint_eval_metric", "")
-        self._eval_logs = keras_logs(logs, {f"best_{best}"})
-        if run.evaluation is not None and run.evaluation.replayed:
-            if run.epochs is None or run.epochs.ended(run.step) <= self._ended:
+        self._eval_logs = convert_logs(logs, {f"best_{best}"})
+        if run.evaluation is not None and run.evaluation.is_replayed:
+            if run.epochs is None or run.epochs.count_completed(run.step) <= self._ended_epochs:
                 return
-            self.call("on_test_begin", {})
-        self.call("on_test_end", dict(self._eval_logs))
+            self.call_method("on_test_begin", {})
+        self.call_method("on_test_end", dict(self._eval_logs))
 
     def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
         """Calls `on_epoch_end`, and at the end of the run `on_train_end`."""
-        if epoch <= self._ended:
+        if epoch <= self._ended_epochs:
             return
         frequency = self._validation_freq
         has_evaluation = (
@@ -207,15 +207,15 @@ class KerasCallbacks(Callback):
             callback.on_epoch_end(epoch - 1, epoch_logs)
             # A History that holds a variable cannot be saved, and would show its last value for
             # each epoch.
-            epoch_logs |= keras_logs(
+            epoch_logs |= convert_logs(
                 {name: value for name, value in epoch_logs.items() if hasattr(value, "numpy")}
             )
-        self._ended = epoch
+        self._ended_epochs = epoch
 
         if run.model.stop_training:
-            self._stopped = True
+            self._was_stopped = True
             run.stop(f"a Keras callback has set model.stop_training in epoch {epoch}")
-        if self._stopped or (run.total is not None and run.step >= run.total):
+        if self._was_stopped or (run.total_steps is not None and run.step >= run.total_steps):
             self._end_training(run, epoch_logs)
 
     def boundary_end(self, run: Run) -> None:
@@ -232,20 +232,20 @@ class KerasCallbacks(Callback):
         optimizer = getattr(run.model, "optimizer", None)
         if isinstance(optimizer, keras.Optimizer):
             optimizer.finalize_variable_values(run.model.trainable_variables)
-        self.call("on_train_end", logs)
-        have_changed = not all(is_stock(callback, "History") for callback in self.callbacks)
+        self.call_method("on_train_end", logs)
+        have_changed = not all(is_keras_callback(callback, "History") for callback in self.callbacks)
         if getattr(optimizer, "use_ema", False) or have_changed:
-            run.save(again=True)
+            run.save(overwrite=True)
 
     def state(self) -> dict[str, Any]:
         """Returns what a checkpoint has to hold: the last logs, and the attributes that callbacks have changed."""
         return {
             "loop": self._loop_logs,
-            "ended": self._ended,
-            "stopped": self._stopped,
+            "ended": self._ended_epochs,
+            "stopped": self._was_stopped,
             "stopping": self.has_begun and bool(self._run.model.stop_training),
-            "begun": self._train_batches.begun,
-            "callbacks": [[type(state.owner).__name__, state.changed()] for state in self._states],
+            "begun": self._train_batch_hooks.begun_step,
+            "callbacks": [[type(state.callback).__name__, state.get_changes()] for state in self._attribute_states],
             "files": csv_lengths(self.callbacks),
         }
 
@@ -253,13 +253,13 @@ class KerasCallbacks(Callback):
         """Restores what `state` returned, also when the run goes back to an earlier step."""
         self._loop_logs = dict(state["loop"])
         self._eval_logs = {}
-        self._ended = state["ended"]
-        self._stopped = bool(state["stopped"])
+        self._ended_epochs = state["ended"]
+        self._was_stopped = bool(state["stopped"])
         saved = list(state["callbacks"])
         for attributes in (
-            self._states
+            self._attribute_states
         ):  # a callback that was added or removed since changes nothing for the others
-            name = type(attributes.owner).__name__
+            name = type(attributes.callback).__name__
             entry = next((entry for entry in saved if entry[0] == name), None)
             if entry is not None:
                 saved.remove(entry)
@@ -267,21 +267,21 @@ class KerasCallbacks(Callback):
         if not self.has_begun:  # the run is finished
             return
 
-        self._train_batches.begun = state.get("begun")
-        cut_csv_files(self.callbacks, state.get("files", {}))
+        self._train_batch_hooks.begun_step = state.get("begun")
+        truncate_csv_files(self.callbacks, state.get("files", {}))
         epoch = self._run.epoch
-        if epoch is not None and epoch > self._ended:
+        if epoch is not None and epoch > self._ended_epochs:
             # The bar begins in a process that resumes inside an epoch, or at its end, too.
             for bar in self.callbacks:
-                if is_stock(bar, "ProgbarLogger"):
+                if is_keras_callback(bar, "ProgbarLogger"):
                     bar.on_epoch_begin(epoch - 1, {})
-        self._run.model.stop_training = self._stopped or bool(state.get("stopping"))
+        self._run.model.stop_training = self._was_stopped or bool(state.get("stopping"))
         if self._run.model.stop_training:
             self._run.stop("a Keras callback ended the run at an earlier start")
 
-    def call(self, method: str, *arguments: Any) -> None:
+    def call_method(self, method: str, *arguments: Any) -> None:
         """Calls a method of all callbacks, with summaries of their own; runs eagerly, on the host."""
-        with self._summaries.in_use():
+        with self._summaries.activate():
             for callback in self.callbacks:
                 try:
                     getattr(callback, method)(*arguments)
@@ -292,7 +292,7 @@ class KerasCallbacks(Callback):
                     ) from error
 
 
-class TrainBatches:
+class TrainBatchHooks:
     """The TrainingHooks that call the methods of callbacks around training batches.
 
     Batches count from 0 in each epoch. Runs eagerly, on the host.
@@ -307,33 +307,33 @@ class TrainBatches:
     """
 
     def __init__(self, keras_callbacks: KerasCallbacks, run: Run) -> None:
-        self.begun: int | None = None
+        self.begun_step: int | None = None
         self._keras_callbacks = keras_callbacks
         self._run = run
         self._epochs: Any = run.epochs  # there are some wherever loops are split
 
     def begin(self, step: int) -> None:
         """Calls the methods before a batch."""
-        if self.begun == step:
+        if self.begun_step == step:
             return
         _, number = self._epochs.place(step + 1)
-        self._keras_callbacks.call("on_train_batch_begin", number - 1, {})
-        self.begun = step
+        self._keras_callbacks.call_method("on_train_batch_begin", number - 1, {})
+        self.begun_step = step
 
     def end(self, step: int, results: dict[str, Any]) -> bool:
         """Calls the methods after a batch; returns whether the loop goes on."""
         model = self._run.model
         _, number = self._epochs.place(step)
-        self.begun = None
+        self.begun_step = None
         set_batch_counter(model, step, training=True)
-        logs = self._keras_callbacks.training_logs(self._run.trainer.reported(results))
-        self._keras_callbacks.call("on_train_batch_end", number - 1, logs)
+        logs = self._keras_callbacks.convert_training_logs(self._run.trainer.reported(results))
+        self._keras_callbacks.call_method("on_train_batch_end", number - 1, logs)
         if model.stop_training:
             self._run.stop(f"a Keras callback has set model.stop_training at step {step}")
-        return not self._run.requests.stop
+        return not self._run.requests.stop_reason
 
 
-class TestBatches:
+class TestBatchHooks:
     """The EvaluationHooks that call the methods of callbacks around the batches of an evaluation; see TrainBatches.
 
     Args:
@@ -349,12 +349,12 @@ class TestBatches:
 
     def begin(self, batch: int) -> None:
         """Calls the methods before a batch."""
-        self._keras_callbacks.call("on_test_batch_begin", batch, {})
+        self._keras_callbacks.call_method("on_test_batch_begin", batch, {})
 
     def end(self, batch: int, results: dict[str, Any]) -> bool:
         """Calls the methods after a batch; returns whether the evaluation goes on."""
         set_batch_counter(self._model, batch + 1, training=False)
-        self._keras_callbacks.call("on_test_batch_end", batch, keras_logs(results))
+        self._keras_callbacks.call_method("on_test_batch_end", batch, convert_logs(results))
         return not getattr(self._model, "stop_evaluating", False)
 
 
@@ -381,9 +381,9 @@ class FitCallbacks(KerasCallbacks):
         validation_freq: int | Sequence[int],
         data: Any,
     ) -> None:
-        histories = [callback for callback in callbacks if is_stock(callback, "History")]
+        histories = [callback for callback in callbacks if is_keras_callback(callback, "History")]
         if not histories:
-            library = sys.modules["tf_keras"] if of_keras_2(model) else keras
+            library = sys.modules["tf_keras"] if is_keras_2_model(model) else keras
             histories = [library.callbacks.History()]
             histories[0].epoch = []
             callbacks = [*callbacks, *histories]
@@ -394,7 +394,7 @@ class FitCallbacks(KerasCallbacks):
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """Says from which epoch a resumed run goes on."""
-        if not self._has_trained and run.step and run.chief and self.params["verbose"]:
+        if not self._has_trained and run.step and run.is_chief and self.params["verbose"]:
             epoch = run.step // self.params["steps"] + 1
             _print_line(
                 f"the run resumes in epoch {epoch} of {self.params['epochs']}, at step {run.step}"
@@ -404,7 +404,7 @@ class FitCallbacks(KerasCallbacks):
     def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
         """Ends the epoch for all callbacks and writes the History; see KerasCallbacks."""
         super().epoch_end(run, epoch, logs)
-        if run.chief:
+        if run.is_chief:
             write_history(run.directory, self.history)
 
     def state(self) -> dict[str, Any]:
@@ -416,13 +416,13 @@ class FitCallbacks(KerasCallbacks):
         if not self.has_begun:
             for callback in self.callbacks:
                 callback.set_params(self.params)
-                if not is_stock(callback, "TensorBoard"):  # which would begin new files
+                if not is_keras_callback(callback, "TensorBoard"):  # which would begin new files
                     callback.set_model(model)
-            self._states = [AttributeState(callback) for callback in self.callbacks]
+            self._attribute_states = [AttributeState(callback) for callback in self.callbacks]
             if self.saved_state is not None:
                 self.restore(self.saved_state)
-            model.stop_training = self._stopped
-            read_history(model_dir, self.history)
+            model.stop_training = self._was_stopped
+            load_history(model_dir, self.history)
         if not self._has_trained:
             if (
                 isinstance(self._data, (DatasetPasses, PyDatasetEpochs))
@@ -434,14 +434,14 @@ class FitCallbacks(KerasCallbacks):
                 )
                 self._data.begin_passes(math.ceil(steps / self._data.steps_per_pass))
             # At any verbosity: a program may have taken the folder of another fit.
-            how = "was ended by a callback" if self._stopped else "ended"
-            advice = "" if self._stopped else ", or more epochs to go on"
+            how = "was ended by a callback" if self._was_stopped else "ended"
+            advice = "" if self._was_stopped else ", or more epochs to go on"
             _print_line(
                 f"nothing to do: the run in {model_dir} {how} after {len(self.history.epoch)}"
                 f" epochs; give another model_dir to start a new run{advice}"
             )
-        elif self.params["verbose"] and self._run.chief:
-            how = "was ended by a callback" if self._stopped else "finished"
+        elif self.params["verbose"] and self._run.is_chief:
+            how = "was ended by a callback" if self._was_stopped else "finished"
             _print_line(
                 f"the run {how} at step {self._run.step}; checkpoints, reports and history.json are"
                 f" in {model_dir}"
@@ -467,7 +467,7 @@ def split_callbacks(callbacks: Any) -> tuple[list[Callback], list[Any]]:
     )
     native = [entry for entry in entries if isinstance(entry, Callback)]
     others = [entry for entry in entries if not isinstance(entry, Callback)]
-    of_keras = [callback for callback in others if not is_stock(callback, "BackupAndRestore")]
+    of_keras = [callback for callback in others if not is_keras_callback(callback, "BackupAndRestore")]
     if len(of_keras) < len(others):
         _LOG.warning(
             "the callback BackupAndRestore is left out: checkpoints in model_dir do its work"
@@ -475,18 +475,18 @@ def split_callbacks(callbacks: Any) -> tuple[list[Callback], list[Any]]:
     return native, of_keras
 
 
-def keras_logs(logs: Mapping[str, Any], left_out: Set[str] = frozenset()) -> dict[str, Any]:
+def convert_logs(logs: Mapping[str, Any], exclude: Set[str] = frozenset()) -> dict[str, Any]:
     """Returns logs under the names that Keras gives them, sorted by name: numbers as floats, others as arrays."""
     values: dict[str, Any] = {}
     for name, value in logs.items():
-        if name in left_out:
+        if name in exclude:
             continue
         if isinstance(value, Mapping):
-            values |= {f"{name}/{inner}": part for inner, part in keras_logs(value).items()}
+            values |= {f"{name}/{inner}": part for inner, part in convert_logs(value).items()}
         elif (number := as_scalar(value)) is not None:
-            values[_NAMES.get(name, name)] = number
+            values[_KERAS_LOG_NAMES.get(name, name)] = number
         elif np.asarray(value).dtype.kind in "biuf":
-            values[_NAMES.get(name, name)] = np.asarray(value)
+            values[_KERAS_LOG_NAMES.get(name, name)] = np.asarray(value)
     return dict(sorted(values.items()))
 
 
@@ -500,7 +500,7 @@ def acts_on_batches(callback: Any, methods: Sequence[str]) -> bool:
     if any(method in vars(callback) for method in methods):  # of a LambdaCallback
         return True
     for kind in type(callback).__mro__:
-        of_keras = is_of_keras(kind)
+        of_keras = is_defined_in_keras(kind)
         if of_keras and kind.__name__ == "Callback":
             return False
         if any(method in vars(kind) for method in methods):
@@ -510,8 +510,8 @@ def acts_on_batches(callback: Any, methods: Sequence[str]) -> bool:
     return False
 
 
-def _runs_own_code(callback: Any) -> bool:
+def _runs_user_code(callback: Any) -> bool:
     """Whether methods of a callback are the user's and not those of Keras."""
-    return is_stock(callback, "LambdaCallback") or not type(callback).__module__.startswith(
+    return is_keras_callback(callback, "LambdaCallback") or not type(callback).__module__.startswith(
         ("keras.", "tf_keras.")
     )

@@ -15,23 +15,23 @@ import tensorflow as tf
 from trainer_kit.compat.keras.keras_callbacks import FitCallbacks, split_callbacks
 from trainer_kit.compat.keras.preparation import is_overridden
 from trainer_kit.compat.keras.task import FitTask
-from trainer_kit.compat.keras.training_data import training_data, validation_dataset
+from trainer_kit.compat.keras.training_data import build_training_data, build_validation_data
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.errors import UsageError, suggestion
-from trainer_kit.evals.best.criterion import comparison_by_name
+from trainer_kit.errors import UsageError, suggest_names
+from trainer_kit.evals.best.criterion import guess_comparison
 from trainer_kit.files import follow_links
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
-from trainer_kit.runtime.keras_internals import of_keras_2, train_validation_split
+from trainer_kit.runtime.keras_internals import is_keras_2_model, train_validation_split
 
 _LOG = logging.getLogger(__name__)
 _OPTIONS = ("trainer", "runtime")
 _FIELDS = ("checkpoint_interval", "fuse_steps")  # of TrainerConfig
-_NOT_OF_A_FIT = {"trainer", "callbacks", "console", "checkpoint", "eval_name"}  # of run_experiment
+_EXCLUDED_RUN_ARGUMENTS = {"trainer", "callbacks", "console", "checkpoint", "eval_name"}  # of run_experiment
 _COMPARISONS = {"min": "lower", "max": "higher"}
-_LENGTH = "trainer.steps_per_epoch"
+_EPOCH_LENGTH_FIELD = "trainer.steps_per_epoch"
 
 
 def fit(
@@ -92,7 +92,7 @@ def fit(
       ValueError: for data that Keras cannot read, with Keras's message.
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run, after it saved.
     """
-    if not getattr(model, "compiled", True):  # tf_keras does not tell
+    if not getattr(model, "loop_function", True):  # tf_keras does not tell
         raise UsageError(
             f"the model {model.name!r} is not compiled; call model.compile(optimizer, loss)"
             " before fit"
@@ -119,7 +119,7 @@ def fit(
         )
 
     with model.distribute_strategy.scope():
-        data = training_data(
+        data = build_training_data(
             x,
             y,
             sample_weight,
@@ -127,11 +127,11 @@ def fit(
             steps_per_epoch=steps_per_epoch,
             shuffle=shuffle,
             class_weight=class_weight,
-            keras_2=of_keras_2(model),
+            is_keras_2=is_keras_2_model(model),
         )
         validation = None
         if validation_data is not None:
-            validation = validation_dataset(
+            validation = build_validation_data(
                 validation_data, validation_batch_size or batch_size, validation_steps
             )
     return run_fit(
@@ -166,13 +166,13 @@ def check_arguments(
     further = [
         parameter.name
         for parameter in inspect.signature(run_experiment).parameters.values()
-        if parameter.default is not parameter.empty and parameter.name not in _NOT_OF_A_FIT
+        if parameter.default is not parameter.empty and parameter.name not in _EXCLUDED_RUN_ARGUMENTS
     ]
     names = [*inspect.signature(function).parameters, *_OPTIONS, *_FIELDS, *further]
     names.remove("options")
     for name in options:
         if name not in names:
-            advice = suggestion(name, names, listed=len(names))
+            advice = suggest_names(name, names, max_listed=len(names))
             raise UsageError(f"{function.__name__} has no argument {name!r}; {advice}")
     try:
         operator.index(epochs)
@@ -232,7 +232,7 @@ def run_fit(
     evaluation_names = None
     if task.validation is not None:
         with model.distribute_strategy.scope():
-            evaluation_names = task.evaluation_names()
+            evaluation_names = task.get_evaluation_metric_names()
 
     # A list of epochs is met by their greatest common divisor, so that epochs between are
     # evaluated, too.
@@ -265,15 +265,15 @@ def run_fit(
     )
 
     model_dir = follow_links(task.logging_dir)
-    before = RunDirectory(model_dir, config.trainer).steps_per_epoch()
-    if before not in (None, config.trainer.steps_per_epoch) and _LENGTH not in options.get(
+    before = RunDirectory(model_dir, config.trainer).read_steps_per_epoch()
+    if before not in (None, config.trainer.steps_per_epoch) and _EPOCH_LENGTH_FIELD not in options.get(
         "allow_config_change", ()
     ):
         raise UsageError(
             f"model_dir={model_dir!r}: an epoch of this run has {before} steps, and of this x,"
             f" batch_size and steps_per_epoch it has {config.trainer.steps_per_epoch}; give the"
             f" data of the run, or steps_per_epoch={before} if x has enough batches, or another"
-            f" model_dir. allow_config_change=[{_LENGTH!r}] goes on at the step of the newest"
+            f" model_dir. allow_config_change=[{_EPOCH_LENGTH_FIELD!r}] goes on at the step of the newest"
             " checkpoint, which need not be where an epoch of the new length begins"
         )
 
@@ -325,12 +325,12 @@ def _best_fields(best: str | bool | None, mode: str, names: Sequence[str] | None
         raise UsageError(
             f"best={best!r}: an evaluation gives no such number. best=False keeps no best weights,"
             " and what a callback adds to the logs is for"
-            f" keras.callbacks.ModelCheckpoint(monitor=...); {suggestion(str(best), logs)}"
+            f" keras.callbacks.ModelCheckpoint(monitor=...); {suggest_names(str(best), logs)}"
         )
     if mode not in ("auto", *_COMPARISONS):
         raise UsageError(f"best_mode={mode!r}: give 'min', 'max' or 'auto'")
     name = best.removeprefix("val_")
-    comparison = comparison_by_name(name) if mode == "auto" else _COMPARISONS[mode]
+    comparison = guess_comparison(name) if mode == "auto" else _COMPARISONS[mode]
     if comparison is None:
         raise UsageError(
             f"best={best!r}: the name does not tell whether a lower or a higher value is better;"

@@ -8,19 +8,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.traced_writes import written
+from trainer_kit.checkpoints.state.traced_writes import find_written_handles
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.per_variable import native_variable
-from trainer_kit.runtime.keras_internals import of_keras_2
-from trainer_kit.runtime.tensorflow_internals import converted_by_autograph
-from trainer_kit.runtime.tracing import traced
+from trainer_kit.runtime.keras_internals import is_keras_2_model
+from trainer_kit.runtime.tensorflow_internals import convert_with_autograph
+from trainer_kit.runtime.tracing import trace_concrete_function
 
 
-def flattened(logs: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns logs with those of nested dicts among them, as Keras flattens them."""
     found: dict[str, Any] = {}
     for name, value in logs.items():
-        found |= flattened(value) if isinstance(value, Mapping) else {str(name): value}
+        found |= flatten_logs(value) if isinstance(value, Mapping) else {str(name): value}
     return found
 
 
@@ -67,7 +67,7 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
             model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight)
             model.compute_metrics(x=x, y=y, y_pred=y_pred, sample_weight=weight)
 
-        traced(losses_and_metrics, batch)
+        trace_concrete_function(losses_and_metrics, batch)
         if trains and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         return {}
@@ -76,7 +76,7 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
 
     @tf.autograph.experimental.do_not_convert
     def record_logs(inputs: Any) -> None:
-        returned = with_autograph(step, model)(inputs)
+        returned = apply_keras_autograph(step, model)(inputs)
         if not isinstance(returned, Mapping):
             raise UsageError(
                 f"{step.__qualname__} returned a {type(returned).__name__}; it has to return a dict"
@@ -84,11 +84,11 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
             )
         logs.update(returned)
 
-    graph = traced(lambda inputs: strategy.run(record_logs, args=(inputs,)) and None, batch).graph
+    graph = trace_concrete_function(lambda inputs: strategy.run(record_logs, args=(inputs,)) and None, batch).graph
     if logs.keys() == model.get_metrics_result().keys() and _updates_all(model.metrics, graph):
         return {}
     specs: dict[str, tf.TensorSpec] = {}
-    for name, value in flattened(logs).items():
+    for name, value in flatten_logs(logs).items():
         tensor = tf.convert_to_tensor(value)  # a number or a variable, too
         if not tensor.shape.is_fully_defined():
             raise UsageError(
@@ -102,7 +102,7 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
 
 def _updates_all(metrics: list[Any], graph: Any) -> bool:
     """Whether a traced step updates all metrics; it may return a loss of its own in place of the result of one."""
-    changed = {id(handle) for handle in written(graph)}
+    changed = {id(handle) for handle in find_written_handles(graph)}
     for metric in metrics:
         variables = [native_variable(variable) for variable in metric.variables]
         handles = [id(part.handle) for one in variables for part in getattr(one, "values", [one])]
@@ -111,13 +111,13 @@ def _updates_all(metrics: list[Any], graph: Any) -> bool:
     return True
 
 
-def with_autograph(method: Callable[..., Any], model: Any) -> Callable[..., Any]:
+def apply_keras_autograph(method: Callable[..., Any], model: Any) -> Callable[..., Any]:
     """Returns a method of a model as its own Keras calls it in graph.
 
     In tf_keras, AutoGraph converts layers, losses and metrics, and not the steps. In Keras 3 it
     converts nothing.
     """
-    return converted_by_autograph(method, itself=False) if of_keras_2(model) else method
+    return convert_with_autograph(method, convert_own_code=False) if is_keras_2_model(model) else method
 
 
 def is_overridden(model: Any, name: str) -> bool:

@@ -15,56 +15,56 @@ import tensorflow as tf
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Keras numbers the names of the layers that a process makes, which stand in these parts of a
 # config.
-_NAMED = ("name", "inbound_nodes", "input_layers", "output_layers")
+_NAME_KEYS = ("name", "inbound_nodes", "input_layers", "output_layers")
 
 
-def description(model: Any) -> dict[str, str]:
+def describe_model(model: Any) -> dict[str, str]:
     """Returns texts by name: the loss of a model, the class and settings of its optimizer, and its layers.
 
     The optimizer is left out if it has trained, since callbacks may have changed its settings.
     """
-    texts = {"the loss": _text(getattr(model, "loss", None))}
+    texts = {"the loss": _format_value(getattr(model, "loss", None))}
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not int(tf.convert_to_tensor(optimizer.iterations)):
         texts["the optimizer"] = type(optimizer).__name__
-        settings = _config(optimizer)
-        texts |= {f"{name} of the optimizer": _text(value) for name, value in settings.items()}
+        settings = _get_config(optimizer)
+        texts |= {f"{name} of the optimizer": _format_value(value) for name, value in settings.items()}
     for number, layer in enumerate(getattr(model, "layers", ())):
-        checksum = zlib.crc32(_text(layer).encode())
+        checksum = zlib.crc32(_format_value(layer).encode())
         texts[f"layer {number}"] = f"{type(layer).__name__} with arguments {checksum:08x}"
     return texts
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
+def describe_changes(before: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
     """Returns a phrase for each text that is in both descriptions and differs."""
     names = [name for name, text in now.items() if before.get(name, text) != text]
     return [f"{name} was {before[name]} and is {now[name]}" for name in names]
 
 
-def _config(value: Any) -> dict[str, Any]:
+def _get_config(value: Any) -> dict[str, Any]:
     """Returns the config of an object of Keras without names; {} for one that has none, such as a layer of a user."""
     with contextlib.suppress(Exception):
-        config: dict[str, Any] = _plain(value.get_config())
+        config: dict[str, Any] = _normalize_config(value.get_config())
         return config
     return {}
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if callable(value) and hasattr(value, "__name__"):
         return str(value.__name__)
     if hasattr(value, "get_config"):
-        return f"{type(value).__name__} {_text(_config(value))}"
+        return f"{type(value).__name__} {_format_value(_get_config(value))}"
     return (
         value
         if isinstance(value, str)
-        else _ADDRESS.sub("", json.dumps(_plain(value), default=repr))
+        else _ADDRESS.sub("", json.dumps(_normalize_config(value), default=repr))
     )
 
 
-def _plain(config: Any) -> Any:
+def _normalize_config(config: Any) -> Any:
     """Returns a config without the names in it, and with numbers of few digits: some come from a float32."""
     if isinstance(config, Mapping):
-        return {str(key): _plain(value) for key, value in config.items() if key not in _NAMED}
+        return {str(key): _normalize_config(value) for key, value in config.items() if key not in _NAME_KEYS}
     if isinstance(config, (list, tuple)):
-        return [_plain(part) for part in config]
+        return [_normalize_config(part) for part in config]
     return float(f"{config:g}") if isinstance(config, (float, np.floating)) else config

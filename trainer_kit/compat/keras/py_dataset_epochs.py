@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.inputs.dataset_resume import Resumption
-from trainer_kit.runtime.keras_internals import data_adapter
+from trainer_kit.runtime.keras_internals import get_data_adapter
 
 _MOVES_RANDOM_STATE = (
     "x: resume is not exact: a batch of the PyDataset draws from the global state of random or"
@@ -24,7 +24,7 @@ _MOVES_RANDOM_STATE = (
 )
 
 
-class SequenceOfKeras2(keras.utils.PyDataset):
+class Keras2Sequence(keras.utils.PyDataset):
     """The batches of a tf_keras.utils.Sequence, read by one thread, as tf_keras does by default."""
 
     def __init__(self, sequence: Any) -> None:
@@ -74,20 +74,20 @@ class PyDatasetEpochs:
 
     def __init__(self, dataset: Any, seed: int | None = None, class_weight: Any = None) -> None:
         if not isinstance(dataset, keras.utils.PyDataset):
-            dataset = SequenceOfKeras2(dataset)
+            dataset = Keras2Sequence(dataset)
         self._dataset = dataset
         self._seed = seed
         self._class_weight = class_weight
-        adapter = data_adapter(dataset, shuffle=False)
+        adapter = get_data_adapter(dataset, shuffle=False)
         self.batches_per_epoch: int | None = adapter.num_batches
         before = repr((random.getstate(), np.random.get_state()))
         self.element_spec = adapter.get_tf_dataset().element_spec  # reads the first batches
         self._moves_random_state = before != repr((random.getstate(), np.random.get_state()))
         self.steps_per_pass = self.batches_per_epoch or sys.maxsize
-        self.evaluation: int | None = None
-        self.by_pass = False
-        self._begun = 0  # epochs
-        self._number = -1  # the number of the epoch that is read
+        self.evaluation_number: int | None = None
+        self.ends_with_pass = False
+        self._begun_epochs = 0  # epochs
+        self._epoch_number = -1  # the number of the epoch that is read
 
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
@@ -95,44 +95,44 @@ class PyDatasetEpochs:
         """Returns the batches from `position` on, to the end of the epoch if `by_pass`; see Source."""
         del input_context
         batches = tf.data.Dataset.from_generator(
-            lambda: self._batches(position), output_signature=self.element_spec
+            lambda: self._generate_batches(position), output_signature=self.element_spec
         )
         if self._class_weight is not None:
-            batches = data_adapter(batches, class_weight=self._class_weight).get_tf_dataset()
+            batches = get_data_adapter(batches, class_weight=self._class_weight).get_tf_dataset()
         return batches.prefetch(1)
 
     def resumption(self, *, deterministic_ops: bool) -> Resumption | None:
         """Returns why a resumed run reads other batches, if the first ones showed it."""
         return Resumption("inexact", (_MOVES_RANDOM_STATE,)) if self._moves_random_state else None
 
-    def begin(self, position: int, *, reads: bool) -> bool:
+    def prepare_pass(self, position: int, *, has_iterator: bool) -> bool:
         """Returns whether the batch of this position needs a new iterator; see DatasetPasses."""
-        number_before = self._number
-        self._number = position // self.steps_per_pass
-        return self._number != number_before or not reads
+        number_before = self._epoch_number
+        self._epoch_number = position // self.steps_per_pass
+        return self._epoch_number != number_before or not has_iterator
 
     def begin_passes(self, count: int) -> None:
         """Calls the methods of the PyDataset that begin the first `count` epochs, unless this run has called them."""
-        while self._begun < count:
-            if self._begun and self.evaluation is not None:
+        while self._begun_epochs < count:
+            if self._begun_epochs and self.evaluation_number is not None:
                 # Keras calls it after an evaluation and before the next one
                 self._dataset.on_epoch_end()
             self._dataset.on_epoch_end()  # also before the first epoch, as in Keras
             self._dataset.on_epoch_begin()
-            self._begun += 1
+            self._begun_epochs += 1
 
-    def _batches(self, position: int) -> Iterator[Any]:
+    def _generate_batches(self, position: int) -> Iterator[Any]:
         epoch = position // self.steps_per_pass
         while True:
-            self.begin_passes(1 + (epoch if self.evaluation is None else self.evaluation))
+            self.begin_passes(1 + (epoch if self.evaluation_number is None else self.evaluation_number))
             epoch += 1
             end = epoch * self.steps_per_pass
-            yield from self._read(map(self._number_at, range(position, end)))
-            if self.by_pass or self.evaluation is not None:
+            yield from self._read_batches(map(self._get_batch_number, range(position, end)))
+            if self.ends_with_pass or self.evaluation_number is not None:
                 return
             position = end
 
-    def _number_at(self, position: int) -> int:
+    def _get_batch_number(self, position: int) -> int:
         """Returns the number of the batch at a position, counted over all passes."""
         if self.batches_per_epoch is None:
             return position
@@ -140,37 +140,37 @@ class PyDatasetEpochs:
         return (
             place
             if self._seed is None
-            else _drawn_order(self._seed, number, self.batches_per_epoch)[place]
+            else _compute_batch_order(self._seed, number, self.batches_per_epoch)[place]
         )
 
-    def _read(self, numbers: Iterable[int]) -> Iterator[Any]:
+    def _read_batches(self, numbers: Iterable[int]) -> Iterator[Any]:
         """Yields the batches of these numbers in order; as many threads read ahead as there are workers."""
-        workers = max(1, self._dataset.workers)
+        workers = max(1, self._dataset.worker_count)
         most_ahead = max(workers, self._dataset.max_queue_size) if workers > 1 else 1
         with ThreadPoolExecutor(workers) as threads:
             ahead = collections.deque[Future[Any]]()
             for number in numbers:
                 ahead.append(threads.submit(self._dataset.__getitem__, number))
                 if len(ahead) == most_ahead:
-                    yield self._of_spec(ahead.popleft().result())
+                    yield self._match_element_spec(ahead.popleft().result())
             while ahead:
-                yield self._of_spec(ahead.popleft().result())
+                yield self._match_element_spec(ahead.popleft().result())
 
-    def _of_spec(self, batch: Any) -> Any:
+    def _match_element_spec(self, batch: Any) -> Any:
         """Returns a batch in the structure that Keras gives it."""
         parts = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
-        return with_own_memory(parts if isinstance(self.element_spec, tuple) else parts[0])
+        return copy_batch(parts if isinstance(self.element_spec, tuple) else parts[0])
 
 
 @functools.lru_cache(maxsize=2)
-def _drawn_order(seed: int, number: int, batches: int) -> list[int]:
+def _compute_batch_order(seed: int, pass_number: int, batches: int) -> list[int]:
     """Returns the order of the batches in a shuffled pass."""
     order = list(range(batches))
-    random.Random(f"{seed} {number}").shuffle(order)
+    random.Random(f"{seed} {pass_number}").shuffle(order)
     return order
 
 
-def with_own_memory(batch: Any) -> Any:
+def copy_batch(batch: Any) -> Any:
     """Returns a batch with copies of its arrays and tensors, for a tf.data.Dataset.from_generator. Runs on the host.
 
     TensorFlow does not copy what a generator yields if its memory is aligned. When it then splits

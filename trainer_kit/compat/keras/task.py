@@ -13,20 +13,20 @@ import tensorflow as tf
 from trainer_kit.callbacks.base import Callback
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses
 from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, split_callbacks
-from trainer_kit.compat.keras.preparation import flattened, prepare_step, with_autograph
-from trainer_kit.compat.keras.program_changes import changes
+from trainer_kit.compat.keras.preparation import flatten_logs, prepare_step, apply_keras_autograph
+from trainer_kit.compat.keras.program_changes import describe_changes
 from trainer_kit.compat.keras.task_config import KerasExperiment, KerasTaskConfig
 from trainer_kit.compat.keras.training_data import (
     DatasetEpochs,
     TrainingData,
-    training_data,
-    validation_dataset,
+    build_training_data,
+    build_validation_data,
 )
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.sources.base import Source
-from trainer_kit.optimizers.learning_rate import innermost
-from trainer_kit.runtime.keras_internals import clip_after_sum
+from trainer_kit.optimizers.learning_rate import unwrap_optimizer
+from trainer_kit.runtime.keras_internals import install_global_clipping
 from trainer_kit.training.task import Task
 
 _LOG = logging.getLogger(__name__)
@@ -44,11 +44,11 @@ class KerasTask(Task):
       program: The texts that describe the model, before it is trained.
     """
 
-    train_logs: Mapping[str, tf.TensorSpec] = {}
-    eval_logs: Mapping[str, tf.TensorSpec] = {}
-    program: Mapping[str, str] = {}
-    _trained: Any = None  # the model that is prepared for training
-    _evaluated: Any = None  # and for an evaluation
+    train_log_specs: Mapping[str, tf.TensorSpec] = {}
+    eval_log_specs: Mapping[str, tf.TensorSpec] = {}
+    model_description: Mapping[str, str] = {}
+    _prepared_for_training: Any = None  # the model that is prepared for training
+    _prepared_for_evaluation: Any = None  # and for an evaluation
 
     def prepare(self, model: Any, *, trains: bool, evaluates: bool) -> Any:
         """Creates all variables that the steps need, once, and returns the optimizers. Called in strategy scope.
@@ -57,16 +57,16 @@ class KerasTask(Task):
           The optimizer; a dict by the names of the model's attributes if there are several, or
           none. None unless `trains`.
         """
-        if trains and self._trained is not model:
-            self.train_logs = prepare_step(
+        if trains and self._prepared_for_training is not model:
+            self.train_log_specs = prepare_step(
                 model.train_step, model, self.build_inputs(self.task_config.train_data)
             )
-            self._trained = model
-        if evaluates and self._evaluated is not model:
-            self.eval_logs = prepare_step(
+            self._prepared_for_training = model
+        if evaluates and self._prepared_for_evaluation is not model:
+            self.eval_log_specs = prepare_step(
                 model.test_step, model, self.build_inputs(self.task_config.validation_data)
             )
-            self._evaluated = model
+            self._prepared_for_evaluation = model
         if not trains:
             return None
 
@@ -76,7 +76,7 @@ class KerasTask(Task):
             is_new = not any(value is optimizer for optimizer in optimizers.values())
             if is_optimizer and getattr(value, "built", True) and is_new:
                 optimizers[name.lstrip("_")] = value
-                clip_after_sum(innermost(value))
+                install_global_clipping(unwrap_optimizer(value))
         return optimizers["optimizer"] if list(optimizers) == ["optimizer"] else optimizers
 
     @tf.autograph.experimental.do_not_convert
@@ -85,7 +85,7 @@ class KerasTask(Task):
     ) -> dict[str, Any]:
         """Runs the model's own training step, with its own optimizers, in graph, on a replica."""
         del optimizer, metrics
-        return dict(with_autograph(model.train_step, model)(inputs))
+        return dict(apply_keras_autograph(model.train_step, model)(inputs))
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(
@@ -93,15 +93,15 @@ class KerasTask(Task):
     ) -> dict[str, Any]:
         """Runs the model's own evaluation step, in graph, on a replica."""
         del metrics
-        return dict(with_autograph(model.test_step, model)(inputs))
+        return dict(apply_keras_autograph(model.test_step, model)(inputs))
 
     def state(self) -> dict[str, Any]:
         """Returns what the model was made of."""
-        return {"program": self.program}
+        return {"program": self.model_description}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Warns where the model of the run that saved the checkpoint was another."""
-        phrases = changes(state["program"], self.program)
+        phrases = describe_changes(state["program"], self.model_description)
         if phrases:
             _LOG.warning(
                 "the program has changed since the checkpoint: %s. The run goes on with the weights"
@@ -160,13 +160,13 @@ class FitTask(KerasTask):
         )
         return data
 
-    def evaluation_names(self) -> list[str]:
+    def get_evaluation_metric_names(self) -> list[str]:
         """Returns the names of the single numbers that an evaluation gives while the model is trained.
 
         Called in strategy scope.
         """
         self.prepare(self.model, trains=True, evaluates=True)
-        values = self.eval_logs or flattened(self.model.get_metrics_result())
+        values = self.eval_log_specs or flatten_logs(self.model.get_metrics_result())
         return [
             name
             for name, value in values.items()
@@ -228,9 +228,9 @@ class ExperimentTask(KerasTask):
                 " (x, y, sample_weight), a tf.data.Dataset of batches or a PyDataset"
             )
         if not params.is_training:
-            validation: tf.data.Dataset | Source = validation_dataset(examples, size)
+            validation: tf.data.Dataset | Source = build_validation_data(examples, size)
             return validation
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(examples)
-        data = training_data(x, y, sample_weight, batch_size=size, seed=params.seed or 0)
+        data = build_training_data(x, y, sample_weight, batch_size=size, seed=params.seed or 0)
         is_source = isinstance(data.batches, Source)
         return data.batches if is_source else DatasetEpochs(data.batches, data.steps_per_epoch)

@@ -9,14 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses
-from trainer_kit.compat.keras.preparation import flattened, with_autograph
-from trainer_kit.compat.keras.program_changes import description
+from trainer_kit.compat.keras.preparation import flatten_logs, apply_keras_autograph
+from trainer_kit.compat.keras.program_changes import describe_model
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.dataset_resume import examine
+from trainer_kit.inputs.dataset_resume import examine_dataset
 from trainer_kit.inputs.worker_pipeline import WorkerPipeline
 from trainer_kit.runtime.datasets import distribute_dataset
-from trainer_kit.runtime.replica_values import put_replica_values, replica_values
+from trainer_kit.runtime.replica_values import restore_replica_values, read_replica_values
 from trainer_kit.training.metrics import MetricSet
 from trainer_kit.training.task_inputs import TaskInputs
 from trainer_kit.training.trainer import Trainer
@@ -28,7 +28,7 @@ _NEW_ORDERS = (
 )
 
 
-class GlobalBatches(TaskInputs):
+class GlobalBatchInputs(TaskInputs):
     """Opens data in global batches, which the strategy splits among the replicas, as `Model.fit` has them."""
 
     def distribute(self, pipeline: WorkerPipeline) -> Any:
@@ -44,8 +44,8 @@ class KerasTrainer(Trainer):
     Otherwise they are those of a training loop.
     """
 
-    inputs_class: Any = GlobalBatches
-    _epoch_steps: int | None = None
+    inputs_class: Any = GlobalBatchInputs
+    _steps_per_epoch: int | None = None
 
     @classmethod
     def create(
@@ -53,7 +53,7 @@ class KerasTrainer(Trainer):
     ) -> Any:
         """Returns a trainer with the task's model and, to train, its optimizers. Called in strategy scope."""
         model = task.build_model()
-        task.program = description(model)
+        task.model_description = describe_model(model)
         optimizer = task.prepare(model, trains=train, evaluates=evaluate)
         return cls(
             config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter
@@ -62,8 +62,8 @@ class KerasTrainer(Trainer):
     def check_data(self) -> None:
         """Also warns of validation data that are shuffled, if the run trains; see Trainer."""
         super().check_data()
-        for data in self.inputs.validation_data.values() if self.trains else ():
-            if isinstance(data, tf.data.Dataset) and (orders := examine(data).new_orders):
+        for data in self.inputs.validation_data.values() if self.can_train else ():
+            if isinstance(data, tf.data.Dataset) and (orders := examine_dataset(data).reshuffled_each_iteration):
                 text = f"validation_data: {', '.join(orders)} {_NEW_ORDERS}"
                 if self.config.trainer.require_exact_resume:
                     raise UsageError(f"trainer.require_exact_resume: {text}")
@@ -77,51 +77,51 @@ class KerasTrainer(Trainer):
 
     def trace_training(self) -> None:
         """Traces the training loop before the first step; see Trainer."""
-        if self.trains and not self.state.step_is_known:
+        if self.can_train and not self.state.step_is_known:
             self._begin_pass()
             super().trace_training()
 
     def _begin_pass(self) -> None:
         source = self.data.made
-        if isinstance(source, (DatasetPasses, PyDatasetEpochs)) and source.by_pass:
+        if isinstance(source, (DatasetPasses, PyDatasetEpochs)) and source.ends_with_pass:
             position = self.data.position
-            source.by_pass = (
+            source.ends_with_pass = (
                 not position.left_out
             )  # a loop without such a batch ends in the next pass
-            if not source.by_pass or source.begin(position.batch, reads=self.data.started):
+            if not source.ends_with_pass or source.prepare_pass(position.batch, has_iterator=self.data.has_iterator):
                 self.data.forget()
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Runs an evaluation; see Trainer. Metrics of an epoch that goes on are those of before the evaluation."""
-        for data in self.inputs.validation_data.values() if self.trains else ():
+        for data in self.inputs.validation_data.values() if self.can_train else ():
             if isinstance(data, PyDatasetEpochs):
                 # By the step, since a restart may repeat an evaluation or leave it out.
                 evaluations = -(-self._read_step() // self.config.trainer.validation_interval)
-                data.evaluation = max(0, evaluations - 1)
-        if not self.metrics_continue:
+                data.evaluation_number = max(0, evaluations - 1)
+        if not self.should_continue_metrics:
             return super().evaluate(num_steps, sets)
-        variables = self._train_set.variables()
-        before = replica_values(variables, self._strategy)
+        variables = self._train_metric_set.variables()
+        before = read_replica_values(variables, self._strategy)
         logs = super().evaluate(num_steps, sets)
-        put_replica_values(variables, self._strategy, before)
+        restore_replica_values(variables, self._strategy, before)
         return logs
 
-    def continue_metrics(self, epoch_steps: int) -> None:
+    def accumulate_epoch_metrics(self, steps_per_epoch: int) -> None:
         """Has training metrics be those of the epoch so far, without trainer.steps_per_epoch.
 
         Args:
           epoch_steps: The steps of an epoch.
         """
-        self._epoch_steps = epoch_steps
+        self._steps_per_epoch = steps_per_epoch
 
     def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
-        return KerasMetrics("training_loss", model, task.train_logs)
+        return KerasMetrics("training_loss", model, task.train_log_specs)
 
-    def _evaluation_metrics(self, config: Any, task: Any, model: Any, wanted: bool) -> Any:
-        return KerasMetrics("validation_loss", model, task.eval_logs)
+    def _evaluation_metrics(self, config: Any, task: Any, model: Any, enabled: bool) -> Any:
+        return KerasMetrics("validation_loss", model, task.eval_log_specs)
 
     def _is_inside_epoch(self) -> bool:
-        steps = self._epoch_steps or self.config.trainer.steps_per_epoch
+        steps = self._steps_per_epoch or self.config.trainer.steps_per_epoch
         return bool(steps and self._read_step() % steps)
 
 
@@ -145,7 +145,7 @@ class KerasMetrics(MetricSet):
             "synchronization": tf.VariableSynchronization.ON_READ,
             "aggregation": tf.VariableAggregation.MEAN,
         }
-        self._last = {
+        self._last_logs = {
             name: tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False, **each)
             for name, spec in logs.items()
         }
@@ -158,16 +158,16 @@ class KerasMetrics(MetricSet):
         self.update(task, logs, inputs)
 
     @tf.autograph.experimental.do_not_convert
-    def take_metrics(self, task: Any, logs: Any, model: Any = None) -> Any:
+    def extract_metrics(self, task: Any, logs: Any, model: Any = None) -> Any:
         """Returns `logs` unchanged: a step of Keras returns results of metrics, which are reported as Keras does."""
         return logs
 
     @tf.autograph.experimental.do_not_convert
     def update(self, task: Any, logs: Mapping[Any, Any], inputs: Any, weight: Any = None) -> None:
         """Keeps what a step has returned; runs in graph, on a replica. The model's own tracker has the loss."""
-        if self._last:
-            values = flattened(logs)
-            for name, variable in self._last.items():
+        if self._last_logs:
+            values = flatten_logs(logs)
+            for name, variable in self._last_logs.items():
                 variable.assign(tf.cast(values[name], variable.dtype))
 
     @tf.autograph.experimental.do_not_convert
@@ -179,9 +179,9 @@ class KerasMetrics(MetricSet):
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
         """Returns all results by name; called in cross-replica context."""
-        logs: Mapping[str, Any] = self._last
+        logs: Mapping[str, Any] = self._last_logs
         if not logs:
-            logs = flattened(with_autograph(self._model.get_metrics_result, self._model)())
+            logs = flatten_logs(apply_keras_autograph(self._model.get_metrics_result, self._model)())
         values = {name: tf.convert_to_tensor(value) for name, value in logs.items()}
         if "loss" in values:
             values[self._loss_name] = values.pop("loss")
@@ -189,10 +189,10 @@ class KerasMetrics(MetricSet):
 
     def variables(self) -> list[Any]:
         """Returns the variables of all metrics, in the order of the checkpoints of earlier releases."""
-        metrics = [self.loss, *self._own_metrics, *self._model.metrics]
+        metrics = [self.loss, *self._engine_metrics, *self._model.metrics]
         return [
             *(variable for metric in metrics for variable in metric.variables),
-            *self._last.values(),
+            *self._last_logs.values(),
         ]
 
     def names(self) -> list[str] | None:

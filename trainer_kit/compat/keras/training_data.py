@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from trainer_kit.compat.keras.array_epochs import ArrayEpochs
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
-from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs, with_own_memory
+from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs, copy_batch
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.dataset_graph import graph_of
-from trainer_kit.inputs.sources.arrays import array_identity
-from trainer_kit.inputs.sources.base import identity_of
-from trainer_kit.runtime.keras_internals import data_adapter, is_array_adapter
+from trainer_kit.inputs.dataset_graph import build_graph_def
+from trainer_kit.inputs.sources.arrays import compute_array_identity
+from trainer_kit.inputs.sources.base import get_data_identity
+from trainer_kit.runtime.keras_internals import get_data_adapter, is_array_adapter
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,10 +70,10 @@ class DatasetEpochs:
 
     def identity(self) -> dict[str, Any]:
         """Returns what describes the arrays, or else the dataset; see Source."""
-        return identity_of(self.dataset) if self.arrays is None else array_identity(self.arrays)
+        return get_data_identity(self.dataset) if self.arrays is None else compute_array_identity(self.arrays)
 
 
-def training_data(
+def build_training_data(
     x: Any,
     y: Any = None,
     sample_weight: Any = None,
@@ -83,7 +83,7 @@ def training_data(
     shuffle: bool | str = True,
     class_weight: Any = None,
     seed: int | None = None,
-    keras_2: bool = False,
+    is_keras_2: bool = False,
 ) -> TrainingData:
     """Returns training data in global batches; the arguments are those of `Model.fit`.
 
@@ -103,63 +103,63 @@ def training_data(
             tf.compat.v1.get_seed(1)[0] if seed is None else seed
         )  # without a global seed it is a constant
         source = PyDatasetEpochs(x, order_seed if shuffle else None, class_weight)
-        steps = epoch_steps(
+        steps = compute_steps_per_epoch(
             steps_per_epoch, source.batches_per_epoch, "a PyDataset without a length"
         )
         source.steps_per_pass = steps
-        source.by_pass = seed is None
+        source.ends_with_pass = seed is None
         return TrainingData(source, steps)
 
     if isinstance(x, GeneratorType):
-        x = (with_own_memory(batch) for batch in x)
+        x = (copy_batch(batch) for batch in x)
     options = {
         "batch_size": batch_size,
         "steps_per_epoch": steps_per_epoch,
         "class_weight": class_weight,
     }
-    adapter = data_adapter(x, y, sample_weight, shuffle=False, **options)
+    adapter = get_data_adapter(x, y, sample_weight, shuffle=False, **options)
     if is_array_adapter(adapter):
-        arrays = read_arrays(x, y, sample_weight, class_weight)
+        arrays = convert_to_tensors(x, y, sample_weight, class_weight)
         if isinstance(shuffle, str):
             raise UsageError(
                 f"shuffle={shuffle!r}: give True, with which the examples of all batches are"
                 " shuffled"
             )
-        epochs = ArrayEpochs(arrays, int(adapter.batch_size), bool(shuffle), seed, keras_2=keras_2)
+        epochs = ArrayEpochs(arrays, int(adapter.batch_size), bool(shuffle), seed, is_keras_2=is_keras_2)
         return TrainingData(
-            epochs, epoch_steps(steps_per_epoch, epochs.batches_per_epoch), adapter.batch_size
+            epochs, compute_steps_per_epoch(steps_per_epoch, epochs.batches_per_epoch), adapter.batch_size
         )
 
     dataset = adapter.get_tf_dataset()
     size = int(tf.nest.flatten(dataset.element_spec)[0].shape[0] or 0)
     if isinstance(x, GeneratorType):
-        return TrainingData(dataset, epoch_steps(steps_per_epoch, None, "a generator"), size)
+        return TrainingData(dataset, compute_steps_per_epoch(steps_per_epoch, None, "a generator"), size)
     length = int(dataset.cardinality())
     is_known = length != tf.data.UNKNOWN_CARDINALITY
     if length == tf.data.INFINITE_CARDINALITY or (not is_known and steps_per_epoch):
         return TrainingData(
-            dataset.repeat(), epoch_steps(steps_per_epoch, None, "a dataset without end"), size
+            dataset.repeat(), compute_steps_per_epoch(steps_per_epoch, None, "a dataset without end"), size
         )
     length = length if is_known else _count_batches(dataset)
     if not length:
         raise UsageError(
             "x is an empty dataset: it has no batch. Check its files, filters and batch size"
         )
-    steps = epoch_steps(steps_per_epoch, length)
+    steps = compute_steps_per_epoch(steps_per_epoch, length)
     if seed is not None or length % steps or not needs_new_iterators(dataset):
         return TrainingData(dataset.repeat(), steps, size)
     # Keras makes one more iterator at the end of each pass, and in the scope of a strategy one at
     # the begin of a fit; tf_keras always makes one there, and no other.
     unused = (
         (1, 0)
-        if keras_2
+        if is_keras_2
         else (int(tf.distribute.has_strategy()), int(is_known and not steps_per_epoch))
     )
     given = x if isinstance(x, tf.data.Dataset) else dataset
-    return TrainingData(DatasetPasses(dataset, length, given=given, unused=unused), steps, size)
+    return TrainingData(DatasetPasses(dataset, length, original_dataset=given, unread_iterators=unused), steps, size)
 
 
-def validation_dataset(
+def build_validation_data(
     validation_data: Any, batch_size: int | None = None, steps: int | None = None
 ) -> Any:
     """Returns one pass over validation data in global batches: a dataset, or a Source of arrays or of a PyDataset.
@@ -180,15 +180,15 @@ def validation_dataset(
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
     if hasattr(x, "on_epoch_end"):  # a PyDataset, or a Sequence of tf_keras
         source = PyDatasetEpochs(x)
-        source.evaluation = 0
+        source.evaluation_number = 0
         return source
 
     if isinstance(x, GeneratorType):
-        x = (with_own_memory(batch) for batch in x)
-    adapter = data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
+        x = (copy_batch(batch) for batch in x)
+    adapter = get_data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
     if is_array_adapter(adapter):
         size = int(adapter.batch_size)
-        arrays = read_arrays(x, y, sample_weight, name="validation_data")
+        arrays = convert_to_tensors(x, y, sample_weight, name="validation_data")
         length = math.ceil(int(tf.nest.flatten(arrays)[0].shape[0]) / size)
         if tf.distribute.has_strategy():
             # With one device it would leave out a rebatch, and with several the length after one.
@@ -203,12 +203,12 @@ def validation_dataset(
     if isinstance(x, GeneratorType):
         elements = list(dataset.take(steps or -1))
         return tf.data.Dataset.from_generator(
-            lambda: map(with_own_memory, elements), output_signature=dataset.element_spec
+            lambda: map(copy_batch, elements), output_signature=dataset.element_spec
         )
     return dataset
 
 
-def read_arrays(
+def convert_to_tensors(
     x: Any, y: Any, sample_weight: Any, class_weight: Any = None, name: str = "x"
 ) -> Any:
     """Returns all examples as nested tensors, with the dtypes that Keras gives them.
@@ -225,7 +225,7 @@ def read_arrays(
             f"{name} has no examples: its first dimension is 0; give at least one example, or leave"
             " it out"
         )
-    adapter = data_adapter(x, y, sample_weight, batch_size=examples, class_weight=class_weight)
+    adapter = get_data_adapter(x, y, sample_weight, batch_size=examples, class_weight=class_weight)
     with tf.device("CPU:0"):
         if all(isinstance(part, np.ndarray) for part in parts):
             # The same without a tf.data.Dataset, whose functions take a tenth of a second to make.
@@ -244,7 +244,7 @@ def read_arrays(
 def _count_batches(dataset: tf.data.Dataset) -> int:
     """Returns the number of batches, found by reading a copy without its shuffles, which would use up an order."""
     try:
-        graph = graph_of(dataset)
+        graph = build_graph_def(dataset)
         shuffled = {
             node.name: node.input[0] for node in graph.node if node.op.startswith("ShuffleDataset")
         }
@@ -268,7 +268,7 @@ def _count_batches(dataset: tf.data.Dataset) -> int:
     return count
 
 
-def epoch_steps(wanted: int | None, batches: int | None, what: str = "") -> int:
+def compute_steps_per_epoch(steps_per_epoch: int | None, batches_per_pass: int | None, description: str = "") -> int:
     """Returns the number of steps in an epoch.
 
     Args:
@@ -276,24 +276,24 @@ def epoch_steps(wanted: int | None, batches: int | None, what: str = "") -> int:
       batches: The number of batches in a pass over x; None if it is not known.
       what: What x is, for the error.
     """
-    if not wanted and not batches:
+    if not steps_per_epoch and not batches_per_pass:
         raise UsageError(
-            f"x is {what}, which does not tell the length of an epoch; give steps_per_epoch"
+            f"x is {description}, which does not tell the length of an epoch; give steps_per_epoch"
         )
-    if not wanted or not batches:
-        return int(wanted or batches or 0)
-    if wanted > batches:
+    if not steps_per_epoch or not batches_per_pass:
+        return int(steps_per_epoch or batches_per_pass or 0)
+    if steps_per_epoch > batches_per_pass:
         _LOG.warning(
             "steps_per_epoch=%d: x has only %d batches; as in Keras, an epoch ends with them",
-            wanted,
-            batches,
+            steps_per_epoch,
+            batches_per_pass,
         )
-    elif batches % wanted:
+    elif batches_per_pass % steps_per_epoch:
         _LOG.warning(
             "steps_per_epoch=%d does not divide the %d batches of x: each epoch has so many steps"
             " and goes on where the one before has ended, across the end of x; Keras cuts an epoch"
             " short where x ends",
-            wanted,
-            batches,
+            steps_per_epoch,
+            batches_per_pass,
         )
-    return min(wanted, batches)
+    return min(steps_per_epoch, batches_per_pass)

@@ -19,7 +19,7 @@ from official.core.actions import get_eval_actions as model_garden_eval_actions
 
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
-from trainer_kit.compat.model_garden.gin_names import takes_bindings_of
+from trainer_kit.compat.model_garden.gin_names import accept_gin_bindings
 from trainer_kit.config.schema.optimization import AVERAGE
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.training.base_trainer import BaseTrainer
@@ -27,7 +27,7 @@ from trainer_kit.training.metrics import to_numpy
 from trainer_kit.training.trainer import Trainer
 
 
-@takes_bindings_of("official.core.actions.get_eval_actions")
+@accept_gin_bindings("official.core.actions.get_eval_actions")
 def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
     """Returns the actions that run after each evaluation: if weights are averaged, saving the averages.
 
@@ -43,7 +43,7 @@ def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
     return [AveragesSaver(trainer, model_dir, params.trainer.max_to_keep)]
 
 
-@takes_bindings_of("official.core.actions.get_train_actions")
+@accept_gin_bindings("official.core.actions.get_train_actions")
 def get_train_actions(
     params: Any, trainer: Any, model_dir: str, checkpoint_manager: tf.train.CheckpointManager
 ) -> list[Any]:
@@ -94,14 +94,14 @@ def get_train_actions(
     return actions
 
 
-class ActingTrainer(BaseTrainer):
+class GardenActionsTrainer(BaseTrainer):
     """A trainer whose own actions are those of Model Garden's factories, which gin can bind."""
 
-    def own_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
+    def build_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
         """Returns the actions that run after each training loop."""
         return get_train_actions(params, self, model_dir, checkpoint_manager=manager)
 
-    def own_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
+    def build_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
         """Returns the actions that run after each evaluation."""
         return get_eval_actions(params, self, model_dir)
 

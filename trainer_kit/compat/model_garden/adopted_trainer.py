@@ -15,12 +15,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.checkpoint_names import ITERATOR
+from trainer_kit.checkpoint_names import ITERATOR_SUFFIX
 from trainer_kit.checkpoints.state.train_state import TrainState
-from trainer_kit.compat.model_garden.actions import ActingTrainer
-from trainer_kit.compat.model_garden.optimizers import OptimizersAverage, averaging, make_whole
+from trainer_kit.compat.model_garden.actions import GardenActionsTrainer
+from trainer_kit.compat.model_garden.optimizers import OptimizerAverages, find_averaging_optimizer, create_optimizer_variables
 from trainer_kit.errors import DataError, UsageError
-from trainer_kit.inputs.dataset_iterator import endless, is_endless
+from trainer_kit.inputs.dataset_iterator import describe_endless_data, is_endless
 from trainer_kit.inputs.dataset_resume import ResumePolicy
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.learning_rate import ConfiguredRates
@@ -28,11 +28,11 @@ from trainer_kit.runtime.datasets import has_plain_iterator
 from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.trainer import Trainer
 
-_NEEDED = ("strategy", "config", "model", "optimizer", "global_step", "checkpoint")
-_KNOWN = ("global_step", "model", "optimizer", "save_counter")
+_REQUIRED_ATTRIBUTES = ("strategy", "config", "model", "optimizer", "global_step", "checkpoint")
+_STANDARD_CHECKPOINT_ITEMS = ("global_step", "model", "optimizer", "save_counter")
 
 
-def adopted(trainer: Any, seed: int = 0) -> Any:
+def adapt_trainer(trainer: Any, seed: int = 0) -> Any:
     """Returns a trainer that trainer_kit's runner can use: `trainer` itself, or an AdoptedTrainer around it.
 
     Args:
@@ -42,13 +42,13 @@ def adopted(trainer: Any, seed: int = 0) -> Any:
     Raises:
       UsageError: for any other object, and for best weights that the trainer does not keep.
     """
-    if trainer is None or isinstance(trainer, (Trainer, AdoptedTrainer)):
+    if trainer is None or isinstance(trainer, (Trainer, TrainerAdapter)):
         return trainer
-    missing = [name for name in _NEEDED if not hasattr(trainer, name)]
+    missing = [name for name in _REQUIRED_ATTRIBUTES if not hasattr(trainer, name)]
     if missing:
         raise UsageError(
             f"{type(trainer).__name__} has no {', '.join(missing)}; give a trainer of Orbit or"
-            f" Model Garden the attributes {', '.join(_NEEDED)}, or pass a Trainer of trainer_kit"
+            f" Model Garden the attributes {', '.join(_REQUIRED_ATTRIBUTES)}, or pass a Trainer of trainer_kit"
         )
     best = getattr(getattr(trainer.config, "trainer", None), "best_checkpoint_eval_metric", "")
     if best and not hasattr(trainer, "checkpoint_exporter"):
@@ -57,10 +57,10 @@ def adopted(trainer: Any, seed: int = 0) -> Any:
             " weights; remove this field, or have the trainer's eval_end call a"
             " checkpoint_exporter, an attribute of the trainer"
         )
-    return AdoptedTrainer(trainer, seed)
+    return TrainerAdapter(trainer, seed)
 
 
-class AdoptedTrainer(ActingTrainer):
+class TrainerAdapter(GardenActionsTrainer):
     """Wraps a Model Garden trainer in the interface that trainer_kit's runner needs. Created in strategy scope.
 
     Other attributes are those of the wrapped trainer.
@@ -73,26 +73,26 @@ class AdoptedTrainer(ActingTrainer):
     def __init__(self, inner: Any, seed: int) -> None:
         self._inner = inner
         self._dataset = getattr(inner, "_train_dataset", None)
-        self.trains = self._dataset is not None
+        self.can_train = self._dataset is not None
         optimizer = inner.optimizer
-        if self.trains and optimizer is not None:
-            make_whole(optimizer, inner.model.trainable_variables)
+        if self.can_train and optimizer is not None:
+            create_optimizer_variables(optimizer, inner.model.trainable_variables)
         self._average: OptimizersAverage | None = None
-        if (averaging_optimizer := averaging(optimizer)) is not None:
+        if (averaging_optimizer := find_averaging_optimizer(optimizer)) is not None:
             # Model Garden's own exchange, which the trainer's evaluations call, changes last bits
             # of the weights.
-            self._average = OptimizersAverage(optimizer, inner.model)
+            self._average = OptimizerAverages(optimizer, inner.model)
             averaging_optimizer.swap_weights = self._average.swap
 
         # Checkpoints also hold what the trainer's own checkpoint holds beyond the parts that every
         # run has.
-        saved_elsewhere = {*_KNOWN, *(getattr(inner.model, "checkpoint_items", None) or ())}
+        saved_elsewhere = {*_STANDARD_CHECKPOINT_ITEMS, *(getattr(inner.model, "checkpoint_items", None) or ())}
         own_items = {
             name: item
             for name, item in inner.checkpoint._trackable_children().items()
             if name not in saved_elsewhere
         }
-        trained = optimizer if self.trains else None
+        trained = optimizer if self.can_train else None
         task = getattr(inner, "task", None)
         self.state = TrainState(
             inner.global_step, inner.model, trained, self._average, task, seed, own_items
@@ -100,17 +100,17 @@ class AdoptedTrainer(ActingTrainer):
         self.data = TrainData(
             None,
             None,
-            ResumePolicy(one_iterator=has_plain_iterator(inner.strategy)),
+            ResumePolicy(has_single_iterator=has_plain_iterator(inner.strategy)),
             inner.global_step,
             self._dataset,
-            instead=(
+            advice=(
                 f"have {type(inner).__name__} inherit from trainer_kit.compat.model_garden.Trainer"
             ),
         )
         rates = ConfiguredRates(trained)
         self.state.add_root("trainer", inner)
         self.state.python_state.add("learning rates", rates.state, rates.restore)
-        self.state.python_state.add("data", self.data.state, self.data.put_state)
+        self.state.python_state.add("data", self.data.state, self.data.restore)
         self.weights_finite: bool | None = True
         self.stop_flag: StopFlag = StopFlag(inner.strategy)
 
@@ -144,19 +144,19 @@ class AdoptedTrainer(ActingTrainer):
         self._inner.train_dataset = dataset
 
     @contextlib.contextmanager
-    def averaged_weights(self, name: str = "") -> Iterator[None]:
+    def use_weights(self, name: str = "") -> Iterator[None]:
         """A context with the optimizer's averages, if it has any, in place of the weights; runs eagerly, on the host.
 
         Args:
           name: Not used: there is one average.
         """
         del name
-        if self._average is not None and not self._average.swapped:
+        if self._average is not None and not self._average.active_average:
             self._average.swap()
         try:
             yield
         finally:
-            self.end_averaging()
+            self.restore_trained_weights()
 
     def train(self, num_steps: Any) -> Any:
         """Runs the trainer's own loop from the run's position in the data, eagerly, on the host.
@@ -164,7 +164,7 @@ class AdoptedTrainer(ActingTrainer):
         Raises:
           UsageError: when the trainer has no attribute _train_dataset.
         """
-        if not self.trains:
+        if not self.can_train:
             kind = type(self._inner).__name__
             raise UsageError(
                 f"{kind} cannot train: it lacks the attribute _train_dataset, in which Model"
@@ -176,7 +176,7 @@ class AdoptedTrainer(ActingTrainer):
             self.data.replace(self._dataset)
         self._inner._train_iter, self.weights_finite = self.data.iterator(), None
         logs = self._inner.train(num_steps)
-        self.stop_flag.agree_between_loops()
+        self.stop_flag.sync_workers_between_loops()
         return logs
 
     def evaluate(self, num_steps: Any) -> Any:
@@ -184,16 +184,16 @@ class AdoptedTrainer(ActingTrainer):
         try:
             return self._inner.evaluate(num_steps)
         finally:
-            self.end_averaging()
+            self.restore_trained_weights()
 
-    def end_averaging(self) -> None:
+    def restore_trained_weights(self) -> None:
         """Restores the weights if the optimizer's averages are in their place."""
-        if self._average is not None and self._average.swapped:
+        if self._average is not None and self._average.active_average:
             self._average.swap()
 
-    def keep_state(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+    def register_state(self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]) -> None:
         """Saves the JSON-able result of `get` in each checkpoint, and passes it to `put` after a restore."""
-        self.state.python_state.add(name, get, put)
+        self.state.python_state.add(name, get_state, restore_state)
 
     def check_data(self) -> None:
         """Raises DataError when an evaluation would read all of an endless validation dataset.
@@ -209,7 +209,7 @@ class AdoptedTrainer(ActingTrainer):
             and getattr(options, "validation_steps", 0) == -1
             and is_endless(dataset)
         ):
-            raise DataError(endless("validation_data", "trainer.validation_steps"))
+            raise DataError(describe_endless_data("validation_data", "trainer.validation_steps"))
 
     def initialize(self) -> None:
         """Initializes the trainer when there is no checkpoint to restore; runs eagerly, in strategy scope."""
@@ -223,7 +223,7 @@ class AdoptedTrainer(ActingTrainer):
         Runs eagerly.
         """
         self.state.before_save(self._metric_variables())
-        self.data.save_iterator(f"{prefix}{ITERATOR}")
+        self.data.save_iterator(f"{prefix}{ITERATOR_SUFFIX}")
 
     def after_restore(self, path: str | None = None) -> None:
         """Moves the data to the position of the restored checkpoint.
@@ -231,12 +231,12 @@ class AdoptedTrainer(ActingTrainer):
         Args:
           path: The path of the restored checkpoint; None if there was none.
         """
-        self.data.restored(f"{path}{ITERATOR}" if path else None)
-        self.state.restored(path)
-        if self.trains:  # what the trainer's own loops change is not known
-            self.state.keep_attributes(self._metric_variables())
+        self.data.prepare_iterator_restore(f"{path}{ITERATOR_SUFFIX}" if path else None)
+        self.state.after_restore(path)
+        if self.can_train:  # what the trainer's own loops change is not known
+            self.state.track_attributes(self._metric_variables())
         self.state.end_restore()
-        self.weights_finite, self.data_ended = None, False
+        self.weights_finite, self.has_data_ended = None, False
 
     def _metric_variables(self) -> list[Any]:
         """Returns the variables of the trainer's metrics, which are not saved, because each loop resets them."""

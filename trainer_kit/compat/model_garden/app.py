@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from absl import app
 
-from trainer_kit.errors import explained
+from trainer_kit.errors import find_trainer_kit_error
 
 
 def run(main: Callable[[list[str]], Any], argv: Sequence[str] | None = None) -> NoReturn:
@@ -26,7 +26,7 @@ def run(main: Callable[[list[str]], Any], argv: Sequence[str] | None = None) -> 
         try:
             return main(arguments)
         except Exception as error:
-            mistake = explained(error)
+            mistake = find_trainer_kit_error(error)
             if mistake is None:
                 raise
             print(f"error: {mistake}", file=sys.stderr)

@@ -22,22 +22,22 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoints.commit import not_written, problem
-from trainer_kit.errors import ConfigError, Mistake, UsageError, suggestion
+from trainer_kit.checkpoints.commit import create_write_error, describe_damage
+from trainer_kit.errors import ConfigError, Mistake, UsageError, suggest_names
 from trainer_kit.evals.best.best_folder import BestFolder
-from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.evals.best.info_json import GARDEN_STEP, INFO, info_of, read_info
-from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.evals.best.exporter import BestWeightsExporter
+from trainer_kit.evals.best.info_json import GARDEN_STEP, INFO, build_info, read_info
+from trainer_kit.telemetry.scalars import flatten_scalars
 from trainer_kit.training.metrics import to_numpy
 
 _LOG = logging.getLogger(__name__)
-_LINKED = "best_ckpt-1"
+_LINK_NAME = "best_ckpt-1"
 _COUNTER = "global_step/.ATTRIBUTES/VARIABLE_VALUE"
 _SUFFIX = r"(\.index|\.data-\d{5}-of-\d{5})"
 _OPTION = "trainer.best_checkpoint_metric_comp"
 
 
-class BestCheckpointExporter(BestCheckpoint):
+class BestCheckpointExporter(BestWeightsExporter):
     """Exports the weights of each evaluation that is better than all earlier ones, across restarts.
 
     The weights are written before the record that names them, a value that is not finite is never
@@ -57,10 +57,10 @@ class BestCheckpointExporter(BestCheckpoint):
     """
 
     def __init__(
-        self, export_dir: str, metric_name: str, metric_comp: str, *, keeps: bool | None = None
+        self, export_dir: str, metric_name: str, metric_comp: str, *, is_chief: bool | None = None
     ) -> None:
         if metric_comp not in ("higher", "lower"):
-            advice = suggestion(str(metric_comp), ("higher", "lower"))
+            advice = suggest_names(str(metric_comp), ("higher", "lower"))
             problem = (
                 f"best checkpoint metric comp must be one of higher, lower. Got: {metric_comp!r}"
             )
@@ -69,12 +69,12 @@ class BestCheckpointExporter(BestCheckpoint):
             raise UsageError(
                 f"the best checkpoint has to be in a local folder, not in {export_dir}"
             )
-        if keeps is None:
-            keeps = bool(tf.distribute.get_strategy().extended.should_checkpoint)
-        folder = GardenBestFolder(export_dir, keeps)
-        folder.adopt(metric_name)
-        super().__init__(export_dir, metric_name, metric_comp, keeps=keeps, folder=folder)
-        self._last: dict[str, Any] | None = None
+        if is_chief is None:
+            is_chief = bool(tf.distribute.get_strategy().extended.should_checkpoint)
+        folder = GardenBestFolder(export_dir, is_chief)
+        folder.import_garden_weights(metric_name)
+        super().__init__(export_dir, metric_name, metric_comp, is_chief=is_chief, folder=folder)
+        self._last_logs: dict[str, Any] | None = None
 
     def maybe_export_checkpoint(
         self,
@@ -100,16 +100,16 @@ class BestCheckpointExporter(BestCheckpoint):
           UsageError: (a ValueError) when the metric is not in the logs, or is not a single number.
           StorageError: when the weights or the record cannot be written.
         """
-        logs, step = numbers(eval_logs), int(to_numpy(global_step))
+        logs, step = extract_scalars(eval_logs), int(to_numpy(global_step))
         exported = super().maybe_export_checkpoint(checkpoint, logs, step)
         overridden = (
             type(self).export_best_eval_metric is not BestCheckpointExporter.export_best_eval_metric
         )
         if exported and write_logs and overridden:  # else info.json is written already
             self.export_best_eval_metric(logs, step)
-        value = flat_scalars(logs, "|").get(self.metric_name)
+        value = flatten_scalars(logs, "|").get(self.metric_name)
         if value is not None:
-            self._last = {**logs, GARDEN_STEP: float(step), self.metric_name: value}
+            self._last_logs = {**logs, GARDEN_STEP: float(step), self.metric_name: value}
         return exported
 
     def export_best_eval_metric(self, eval_logs: Mapping[str, Any], global_step: Any) -> None:
@@ -120,8 +120,8 @@ class BestCheckpointExporter(BestCheckpoint):
         Raises:
           StorageError: when info.json cannot be written.
         """
-        if self._folder.writes:
-            content = {**numbers(eval_logs), GARDEN_STEP: float(to_numpy(global_step))}
+        if self._folder.is_writer:
+            content = {**extract_scalars(eval_logs), GARDEN_STEP: float(to_numpy(global_step))}
             files.write_json(self.best_ckpt_logs_path, content, point="best.info")
 
     @property
@@ -131,10 +131,10 @@ class BestCheckpointExporter(BestCheckpoint):
         Until an evaluation has a finite metric, these are the last evaluation's; None before the
         first evaluation.
         """
-        best = self.criterion.best(self._so_far)
+        best = self.criterion.best(self._best_so_far)
         if best is None:
-            return self._last
-        return {**self._folder.written_form(best.record), self.metric_name: best.value}
+            return self._last_logs
+        return {**self._folder.format_info(best.record), self.metric_name: best.value}
 
     @property
     def best_ckpt_logs_path(self) -> str:
@@ -171,9 +171,9 @@ def maybe_create_best_ckpt_exporter(params: Any, data_dir: str) -> Any:
     )
 
 
-def numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
+def extract_scalars(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns nested logs with their single numbers as floats, in the same order; other values are left out."""
-    return nested(flat_scalars(logs, "|"))
+    return nest_metrics(flatten_scalars(logs, "|"))
 
 
 class GardenBestFolder(BestFolder):
@@ -184,24 +184,24 @@ class GardenBestFolder(BestFolder):
       writes: Whether this process writes the folder; if not, it changes nothing.
     """
 
-    def adopt(self, metric: str) -> None:
+    def import_garden_weights(self, metric: str) -> None:
         """Takes over the best weights that Model Garden has left here, if its info.json has a finite metric.
 
         Raises:
           StorageError: when a file cannot be written.
         """
-        info = self._info_of_model_garden(metric) if self.writes else None
+        info = self._read_garden_info(metric) if self.is_writer else None
         if info is None:
             return
         source = str(tf.train.latest_checkpoint(self.path))
         target = self.prefix(info["step"])
         try:
             if source != target:
-                _copy(source, target)
+                _copy_checkpoint(source, target)
         except OSError as error:
-            raise not_written(f"{source} cannot be copied to {target}", self.path, error) from error
-        self.note(info)
-        self.name(info)
+            raise create_write_error(f"{source} cannot be copied to {target}", self.path, error) from error
+        self.write_info_record(info)
+        self.write_best(info)
         _LOG.info(
             "Model Garden's %s was taken over: %s %s at step %d",
             source,
@@ -210,52 +210,52 @@ class GardenBestFolder(BestFolder):
             info["step"],
         )
 
-    def infos(self, metric: str) -> dict[int, dict[str, Any]]:
+    def read_infos(self, metric: str) -> dict[int, dict[str, Any]]:
         """Returns the noted info of whole weights by step; on workers, also of those that the chief will take over."""
-        infos = super().infos(metric)
-        info = None if self.writes else self._info_of_model_garden(metric)
+        infos = super().read_infos(metric)
+        info = None if self.is_writer else self._read_garden_info(metric)
         return infos if info is None else dict(sorted({info["step"]: info, **infos}.items()))
 
-    def told(self) -> dict[str, Any] | None:
+    def read_best_info(self) -> dict[str, Any] | None:
         """Returns the noted info of the weights that info.json names."""
         return read_info(self.path, quiet=True)
 
-    def name(self, info: dict[str, Any]) -> None:
+    def write_best(self, info: dict[str, Any]) -> None:
         """Makes info.json, the pointer file and the links name weights that exist; see BestFolder."""
-        super().name(info)
-        self._link_to(self.prefix(info["step"]))
+        super().write_best(info)
+        self._link_weights(self.prefix(info["step"]))
 
-    def name_none(self) -> None:
+    def clear_best(self) -> None:
         """Removes info.json, the pointer file and the links."""
-        super().name_none()
-        self._link_to("")
+        super().clear_best()
+        self._link_weights("")
 
-    def _link_to(self, prefix: str) -> None:
+    def _link_weights(self, prefix: str) -> None:
         """Links to the weights at `prefix`; "" removes the links. Errors are ignored: the links are not essential."""
-        linked = os.path.join(self.path, _LINKED)
+        linked = os.path.join(self.path, _LINK_NAME)
         with contextlib.suppress(OSError):
-            if self.writes:
-                _remove(linked)
+            if self.is_writer:
+                _remove_checkpoint(linked)
                 for suffix in _suffixes(prefix) if prefix else ():
                     os.link(prefix + suffix, linked + suffix)
 
-    def written_form(self, info: dict[str, Any]) -> dict[str, Any]:
+    def format_info(self, info: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of info.json for weights with the noted `info`."""
-        return {**nested(info["metrics"]), GARDEN_STEP: float(info["step"])}
+        return {**nest_metrics(info["metrics"]), GARDEN_STEP: float(info["step"])}
 
-    def _info_of_model_garden(self, metric: str) -> dict[str, Any] | None:
+    def _read_garden_info(self, metric: str) -> dict[str, Any] | None:
         """Returns the info of best weights that Model Garden left here; None if there are none, or not finite ones."""
         written = files.read_json(self.info_path) or {}
         step = written.get(GARDEN_STEP)
-        own = self.told()
-        if not isinstance(step, float) or (own is not None and self.written_form(own) == written):
+        own = self.read_best_info()
+        if not isinstance(step, float) or (own is not None and self.format_info(own) == written):
             return None
         metrics = {name: value for name, value in written.items() if name != GARDEN_STEP}
         prefix = tf.train.latest_checkpoint(self.path)
         finite = math.isfinite(step) and math.isfinite(
-            flat_scalars(metrics, "|").get(metric, math.nan)
+            flatten_scalars(metrics, "|").get(metric, math.nan)
         )
-        if prefix is None or problem(prefix) or not finite:
+        if prefix is None or describe_damage(prefix) or not finite:
             _LOG.warning(
                 "Model Garden's best checkpoint in %s is damaged or has no finite %s",
                 self.path,
@@ -272,10 +272,10 @@ class GardenBestFolder(BestFolder):
                 step,
             )
             return None
-        return info_of(int(step), metrics, metric)
+        return build_info(int(step), metrics, metric)
 
 
-def nested(flat: Mapping[str, float]) -> dict[str, Any]:
+def nest_metrics(flat: Mapping[str, float]) -> dict[str, Any]:
     """Returns nested metrics for names joined by `|`; a name stays joined if one of its groups is itself a metric."""
     outer: dict[str, Any] = {}
     for joined, value in flat.items():
@@ -296,9 +296,9 @@ def _suffixes(prefix: str) -> list[str]:
     return sorted(match.group(1) for match in matches if match)
 
 
-def _copy(source: str, target: str) -> None:
+def _copy_checkpoint(source: str, target: str) -> None:
     """Copies a checkpoint; the index last, so that a reader finds complete weights or none."""
-    _remove(target)
+    _remove_checkpoint(target)
     for suffix in _suffixes(source):
         shutil.copyfile(source + suffix, target + suffix)
         with open(target + suffix, "rb+") as copied:
@@ -306,6 +306,6 @@ def _copy(source: str, target: str) -> None:
     files.flush_folder(os.path.dirname(target))
 
 
-def _remove(prefix: str) -> None:
+def _remove_checkpoint(prefix: str) -> None:
     for suffix in reversed(_suffixes(prefix)):
         os.remove(prefix + suffix)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from trainer_kit.errors import DataError, TrainerKitError, UsageError, add_note
-from trainer_kit.errors.user_frames import user_frames
-from trainer_kit.process.error_report import reason
+from trainer_kit.errors.user_frames import find_user_frames
+from trainer_kit.process.error_report import format_reason
 
 _DOWNLOADERS = ("/tensorflow_datasets/", "/tensorflow_hub/")
 _NO_FILES = "does not match any files"  # the words of Model Garden's input reader
@@ -35,14 +35,14 @@ def explain_config_errors(path: str) -> Iterator[None]:
     except TrainerKitError:
         raise
     except (FileNotFoundError, tf.errors.NotFoundError) as error:
-        raise DataError(f"{path}: {reason(error)[0]}") from error
+        raise DataError(f"{path}: {format_reason(error)[0]}") from error
     except ImportError as error:
-        raise UsageError(f"{path}: a package is missing: {reason(error)[0]}; install it") from error
+        raise UsageError(f"{path}: a package is missing: {format_reason(error)[0]}; install it") from error
     except Exception as error:
-        frames = user_frames(error)
+        frames = find_user_frames(error)
         file = frames[-1].file if frames else ""
         if any(package in file for package in _DOWNLOADERS) or _NO_FILES in str(error):
-            raise DataError(f"{path}: {reason(error)[0]}") from error
+            raise DataError(f"{path}: {format_reason(error)[0]}") from error
 
         # Without code of the user, an error in Model Garden is nearly always about a value.
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -51,7 +51,7 @@ def explain_config_errors(path: str) -> Iterator[None]:
         )
         if is_on_purpose or "/official/" in file:
             raise UsageError(
-                f"{path}: Model Garden refuses its values: {reason(error)[0]}"
+                f"{path}: Model Garden refuses its values: {format_reason(error)[0]}"
             ) from error
         add_note(error, f"this happened in the use of the section {path} of the config")
         raise

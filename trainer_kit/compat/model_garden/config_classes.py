@@ -22,10 +22,10 @@ from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.hyperparams.oneof import OneOfConfig as TheirOneOfConfig
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from trainer_kit.config.fields import fields_of
+from trainer_kit.config.fields import get_fields
 from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.section import FieldError
-from trainer_kit.config.sources.layer import join
+from trainer_kit.config.sources.layer import join_keys
 from trainer_kit.errors import ConfigError, Mistake
 
 _ARBITRARY = ConfigDict(arbitrary_types_allowed=True)
@@ -37,7 +37,7 @@ _WIDER = {  # fields that Model Garden declares more narrowly than its own files
 }
 
 
-class Mirrored:
+class MirrorMixin:
     """Mixin of the classes that `mirror` creates.
 
     Attributes:
@@ -46,15 +46,15 @@ class Mirrored:
     """
 
     merges_values = True  # as Model Garden does
-    made_of: ClassVar[TheirConfig]
-    before: ClassVar[dict[str, Any]]
+    garden_config: ClassVar[TheirConfig]
+    original_values: ClassVar[dict[str, Any]]
 
 
 # A class, which costs 4 ms and 50 KB, goes with its last object.
-_classes: weakref.WeakValueDictionary[Any, type[Config]] = weakref.WeakValueDictionary()
+_mirror_class_cache: weakref.WeakValueDictionary[Any, type[Config]] = weakref.WeakValueDictionary()
 
 
-def mirror(theirs: TheirConfig, base: type[Config] = Config, **changes: Any) -> Any:
+def mirror(garden_config: TheirConfig, base: type[Config] = Config, **changes: Any) -> Any:
     """Returns a trainer_kit config with the fields and the values of `theirs`.
 
     Mirrors of equal objects of the same class are equal.
@@ -67,19 +67,19 @@ def mirror(theirs: TheirConfig, base: type[Config] = Config, **changes: Any) -> 
     Raises:
       ConfigError: when `base` does not allow a value of `theirs`.
     """
-    return _mirror(theirs, base, changes, ())
+    return _create_mirror(garden_config, base, changes, ())
 
 
-def original(mirrored: Config) -> Any:
+def build_original(mirrored_config: Config) -> Any:
     """Returns an unlocked copy of the Model Garden object behind `mirrored`, with the values of `mirrored`.
 
     Raises:
       ConfigError: when Model Garden's class refuses a value.
     """
-    assert isinstance(mirrored, Mirrored), f"{type(mirrored).__qualname__} was not made by mirror"
-    theirs = copy.deepcopy(mirrored.made_of)
+    assert isinstance(mirrored_config, MirrorMixin), f"{type(mirrored_config).__qualname__} was not made by mirror"
+    theirs = copy.deepcopy(mirrored_config.garden_config)
     _unlock(theirs)
-    changed = _changes(mirrored.before, mirrored.as_dict(), theirs)
+    changed = _changes(mirrored_config.original_values, mirrored_config.as_dict(), theirs)
     try:
         theirs.override(
             changed, is_strict=False
@@ -99,67 +99,67 @@ def prefix_mistakes(name: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(
-            dataclasses.replace(mistake, path=join(name, mistake.path))
+            dataclasses.replace(mistake, path=join_keys(name, mistake.path))
             for mistake in error.mistakes
         ) from None
 
 
-def _mirror(
-    theirs: TheirConfig, base: type[Config], changes: dict[str, Any], around: tuple[type, ...]
+def _create_mirror(
+    garden_config: TheirConfig, base: type[Config], changes: dict[str, Any], enclosing_classes: tuple[type, ...]
 ) -> Any:
     """Mirrors `theirs`; `around` are the classes of the optional sections that enclose it."""
-    key = (base, around, _key(theirs), _key(changes))
-    cls = _classes.get(key)
+    key = (base, enclosing_classes, _build_cache_key(garden_config), _build_cache_key(changes))
+    cls = _mirror_class_cache.get(key)
     if cls is None:
-        cls = _mirror_class(theirs, base, changes, around)
+        cls = _create_mirror_class(garden_config, base, changes, enclosing_classes)
     try:
         mirrored = cls()
     except FieldError as error:
-        origin = f"{type(theirs).__module__}.{type(theirs).__name__}"
+        origin = f"{type(garden_config).__module__}.{type(garden_config).__name__}"
         raise ConfigError(
-            dataclasses.replace(mistake, origin=origin) for mistake in error.inner
+            dataclasses.replace(mistake, origin=origin) for mistake in error.relative_mistakes
         ) from None
-    if key not in _classes:
-        cls.made_of = copy.deepcopy(theirs)  # type: ignore[attr-defined]
+    if key not in _mirror_class_cache:
+        cls.made_of = copy.deepcopy(garden_config)  # type: ignore[attr-defined]
         cls.before = mirrored.as_dict()  # type: ignore[attr-defined]
-        _classes[key] = cls
+        _mirror_class_cache[key] = cls
     return mirrored
 
 
-def _mirror_class(
-    theirs: TheirConfig, base: type[Config], changes: dict[str, Any], around: tuple[type, ...]
+def _create_mirror_class(
+    garden_config: TheirConfig, base: type[Config], changes: dict[str, Any], enclosing_classes: tuple[type, ...]
 ) -> type[Config]:
-    values = {**dict(_values(theirs)), **changes}
-    if base is Config and isinstance(theirs, TheirOneOfConfig):
+    values = {**dict(_iterate_fields(garden_config)), **changes}
+    if base is Config and isinstance(garden_config, TheirOneOfConfig):
         base = OneOfConfig
-    fields = {name: _field(theirs, base, name, value, around) for name, value in values.items()}
+    fields = {name: _build_field(garden_config, base, name, value, enclosing_classes) for name, value in values.items()}
     body = {
         "__annotations__": {name: hint for name, (hint, _) in fields.items()},
         "__module__": __name__,
-        "__doc__": type(theirs).__doc__,
-        **{name: _default(value) for name, (_, value) in fields.items()},
+        "__doc__": type(garden_config).__doc__,
+        **{name: _build_default(value) for name, (_, value) in fields.items()},
     }
-    bases = (Mirrored, base)
+    bases = (MirrorMixin, base)
     return configclass(
-        types.new_class(type(theirs).__name__, bases, exec_body=lambda space: space.update(body))
+        types.new_class(type(garden_config).__name__, bases, exec_body=lambda space: space.update(body))
     )
 
 
-def _values(theirs: TheirConfig) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(theirs).items():
-        if name not in theirs.RESERVED_ATTR:
+def _iterate_fields(garden_config: TheirConfig) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(garden_config).items():
+        if name not in garden_config.RESERVED_ATTR:
             yield name, value
 
 
-def _field(
-    theirs: TheirConfig, base: type[Config], name: str, value: Any, around: tuple[type, ...]
+def _build_field(
+    garden_config: TheirConfig, base: type[Config], name: str, value: Any, enclosing_classes: tuple[type, ...]
 ) -> tuple[Any, Any]:
     """Returns the annotation and the default value of a field in the mirror of `theirs`."""
-    hint: Any = hints_of(theirs.__class__).get(name, Any)
+    hint: Any = get_field_hints(garden_config.__class__).get(name, Any)
     mirrored = isinstance(value, Config)  # a section that `changes` has
-    ours_alone = name in fields_of(base) and name not in hints_of(theirs.__class__) and not mirrored
-    if name in fields_of(base) and (ours_alone or not isinstance(value, (Config, TheirConfig))):
-        field = fields_of(base)[name]
+    ours_alone = name in get_fields(base) and name not in get_field_hints(garden_config.__class__) and not mirrored
+    if name in get_fields(base) and (ours_alone or not isinstance(value, (Config, TheirConfig))):
+        field = get_fields(base)[name]
         if isinstance(value, TheirConfig):  # the changes of a section that only trainer_kit has
             default = field.get_default(call_default_factory=True)
             value = {
@@ -170,66 +170,66 @@ def _field(
             Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
         ), value
     if base is OneOfConfig and name == "type":
-        return _type_annotation(theirs, value), value
+        return _type_annotation(garden_config, value), value
     with prefix_mistakes(name):
-        section = _mirror(value, Config, {}, around) if isinstance(value, TheirConfig) else value
+        section = _create_mirror(value, Config, {}, enclosing_classes) if isinstance(value, TheirConfig) else value
     if isinstance(section, Config):
         if base is OneOfConfig:
             return type(section) | None, None  # OneOfConfig makes the one that is chosen
-        return Union[(type(section), *beside_section(hint))], section
+        return Union[(type(section), *get_section_alternatives(hint))], section
     section_class = optional_section(hint)
     if (
         value is None
-        and section_class not in (None, *around)
-        and (missing := _missing(section_class, around))
+        and section_class not in (None, *enclosing_classes)
+        and (missing := _mirror_unset_section(section_class, enclosing_classes))
     ):
         return type(missing) | None, None
-    if isinstance(value, (list, tuple)) and (item_class := listed_section(hint)) is not None:
-        mirror_class = type(_mirror(item_class(), Config, {}, (*around, item_class)))
+    if isinstance(value, (list, tuple)) and (item_class := find_list_section(hint)) is not None:
+        mirror_class = type(_create_mirror(item_class(), Config, {}, (*enclosing_classes, item_class)))
         with contextlib.suppress(
             FieldError
         ):  # of items that have fields of their own, such as a task's config
             return list[mirror_class], [mirror_class(**item.as_dict()) for item in value]  # type: ignore[valid-type]
-    value = _plain(value)
-    ours = _WIDER.get(name) or annotation(hint)
-    return (ours if fits(value, ours) else Any), value
+    value = _convert_to_plain(value)
+    ours = _WIDER.get(name) or translate_annotation(hint)
+    return (ours if matches_annotation(value, ours) else Any), value
 
 
-def _type_annotation(theirs: TheirConfig, value: Any) -> Any:
+def _type_annotation(garden_config: TheirConfig, value: Any) -> Any:
     """Returns the annotation of a OneOfConfig's `type`: the names of its sections, if it chooses between sections."""
-    branches = tuple(name for name, section in _values(theirs) if isinstance(section, TheirConfig))
-    others = {name for name, _ in _values(theirs)} - {"type", *branches}
+    branches = tuple(name for name, section in _iterate_fields(garden_config) if isinstance(section, TheirConfig))
+    others = {name for name, _ in _iterate_fields(garden_config)} - {"type", *branches}
     return Literal[branches] | None if branches and value not in others else Any
 
 
-def _missing(section_class: Any, around: tuple[type, ...]) -> Config | None:
+def _mirror_unset_section(section_class: Any, enclosing_classes: tuple[type, ...]) -> Config | None:
     """Returns the mirror of an optional section that is not set; None when its class has no defaults."""
     try:
         section = section_class()
     except TypeError:
         return None
-    mirrored: Config = _mirror(section, Config, {}, (*around, section_class))
+    mirrored: Config = _create_mirror(section, Config, {}, (*enclosing_classes, section_class))
     return mirrored
 
 
-def _unlock(theirs: Any) -> None:
-    for value in theirs if isinstance(theirs, (list, tuple)) else vars(theirs).values():
+def _unlock(garden_config: Any) -> None:
+    for value in garden_config if isinstance(garden_config, (list, tuple)) else vars(garden_config).values():
         if isinstance(value, (list, tuple, TheirConfig)):
             _unlock(value)
-    if isinstance(theirs, TheirConfig):
-        theirs._locked = False
+    if isinstance(garden_config, TheirConfig):
+        garden_config._uses_flock = False
 
 
-def _key(value: Any) -> Any:
+def _build_cache_key(value: Any) -> Any:
     """Returns a cache key, equal for values that give the same mirror."""
     if isinstance(value, TheirConfig):
         return type(value), tuple(
-            (name, _key(field)) for name, field in vars(value).items() if name != "_locked"
+            (name, _build_cache_key(field)) for name, field in vars(value).items() if name != "_locked"
         )
     if isinstance(value, dict):
-        return tuple((name, _key(entry)) for name, entry in value.items())
+        return tuple((name, _build_cache_key(entry)) for name, entry in value.items())
     if isinstance(value, (list, tuple)):
-        return type(value), tuple(_key(item) for item in value)
+        return type(value), tuple(_build_cache_key(item) for item in value)
     if isinstance(value, Config):
         return type(value), repr(value)
     return (
@@ -239,26 +239,26 @@ def _key(value: Any) -> Any:
     )
 
 
-def _plain(value: Any) -> Any:
+def _convert_to_plain(value: Any) -> Any:
     if isinstance(value, TheirConfig):
         return value.as_dict()
     if isinstance(value, (list, tuple)):
-        return type(value)(_plain(item) for item in value)
+        return type(value)(_convert_to_plain(item) for item in value)
     return value
 
 
-def _default(value: Any) -> Any:
+def _build_default(value: Any) -> Any:
     if isinstance(value, (list, dict)):
         return Field(default_factory=functools.partial(copy.deepcopy, value), validate_default=True)
     return Field(default=value, validate_default=True)
 
 
-def _changes(before: dict[str, Any], after: dict[str, Any], theirs: Any) -> dict[str, Any]:
+def _changes(before: dict[str, Any], after: dict[str, Any], garden_config: Any) -> dict[str, Any]:
     """Returns the values of a section that differ, as a nested dict, with tuples where the original has tuples."""
     changes: dict[str, Any] = {}
     for name, value in after.items():
         old = before.get(name)
-        original_value = getattr(theirs, name, None)
+        original_value = getattr(garden_config, name, None)
         if isinstance(value, dict) and (
             isinstance(old, dict) or isinstance(original_value, TheirConfig)
         ):
@@ -271,55 +271,55 @@ def _changes(before: dict[str, Any], after: dict[str, Any], theirs: Any) -> dict
 
 
 @functools.cache
-def hints_of(section_class: type[TheirConfig]) -> dict[str, Any]:
+def get_field_hints(section_class: type[TheirConfig]) -> dict[str, Any]:
     """Returns the annotations of a Model Garden config class by field; cached, because finding them is costly."""
     return get_type_hints(section_class)
 
 
 def optional_section(hint: Any) -> type[TheirConfig] | None:
     """Returns the class of a section that may be None; None for any other field, and for a class without fields."""
-    arms = [arm for arm in _arms(hint) if arm is not type(None)]
+    arms = [arm for arm in _get_union_members(hint) if arm is not type(None)]
     return (
         arms[0] if len(arms) == 1 and _is_section(arms[0]) and arms[0] is not TheirConfig else None
     )
 
 
-def listed_section(hint: Any) -> type[TheirConfig] | None:
+def find_list_section(hint: Any) -> type[TheirConfig] | None:
     """Returns the class of the sections in a list; None if `hint` is not a list of sections."""
     items = [
         get_args(arm)[0]
-        for arm in _arms(hint)
+        for arm in _get_union_members(hint)
         if get_origin(arm) in (list, tuple, collections.abc.Sequence)
     ]
     return items[0] if len(items) == 1 and _is_section(items[0]) else None
 
 
-def beside_section(hint: Any) -> list[Any]:
+def get_section_alternatives(hint: Any) -> list[Any]:
     """Returns the annotations of the alternatives that `hint` allows in place of a section, None included."""
     return (
-        [annotation(arm) for arm in get_args(hint) if not _is_section(arm)]
+        [translate_annotation(arm) for arm in get_args(hint) if not _is_section(arm)]
         if _is_union(hint)
         else []
     )
 
 
-def annotation(hint: Any) -> Any:
+def translate_annotation(hint: Any) -> Any:
     """Returns `hint` without Model Garden's own types: a section becomes a mapping, any other object becomes Any."""
     origin, args = get_origin(hint), get_args(hint)
     if _is_union(hint):
-        return Union[tuple(annotation(arg) for arg in args)]  # noqa: UP007
+        return Union[tuple(translate_annotation(arg) for arg in args)]  # noqa: UP007
     if origin is tuple:
         return types.GenericAlias(
-            tuple, tuple(arg if arg is Ellipsis else annotation(arg) for arg in args)
+            tuple, tuple(arg if arg is Ellipsis else translate_annotation(arg) for arg in args)
         )
     if origin in (list, collections.abc.Sequence):
-        return types.GenericAlias(list, (annotation(args[0]),))
+        return types.GenericAlias(list, (translate_annotation(args[0]),))
     if _is_section(hint):
         return dict[str, Any]
     return hint if hint in _SCALARS else Any
 
 
-def fits(value: Any, hint: Any) -> bool:
+def matches_annotation(value: Any, hint: Any) -> bool:
     """Whether `value` matches a translated annotation."""
     try:
         TypeAdapter(hint, config=_ARBITRARY).validate_python(value)
@@ -328,7 +328,7 @@ def fits(value: Any, hint: Any) -> bool:
     return True
 
 
-def _arms(hint: Any) -> tuple[Any, ...]:
+def _get_union_members(hint: Any) -> tuple[Any, ...]:
     """Returns the alternatives of a union, or only `hint`."""
     return get_args(hint) if _is_union(hint) else (hint,)
 

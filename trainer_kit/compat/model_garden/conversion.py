@@ -11,9 +11,9 @@ from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.multitask.configs import MultiTaskConfig
 
 from trainer_kit.compat.model_garden.config_classes import (
-    Mirrored,
+    MirrorMixin,
     mirror,
-    original,
+    build_original,
     prefix_mistakes,
 )
 from trainer_kit.config.experiments import register_task
@@ -22,16 +22,16 @@ from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake
 
-_DOOR = "trainer_kit.compat.model_garden"
-_TASK, _TRAINER = f"{_DOOR}.trainer:create_task", f"{_DOOR}.trainer:Trainer"
+_PACKAGE = "trainer_kit.compat.model_garden"
+_TASK, _TRAINER = f"{_PACKAGE}.trainer:create_task", f"{_PACKAGE}.trainer:Trainer"
 _TASKS, _TRAINERS = (
-    f"{_DOOR}.multitask.train_lib:create_task",
-    f"{_DOOR}.multitask.train_lib:MultiTaskTrainers",
+    f"{_PACKAGE}.multitask.train_lib:create_task",
+    f"{_PACKAGE}.multitask.train_lib:MultiTaskTrainers",
 )
 
 
 @dataclass(frozen=True)
-class Sections:
+class TrainerSections:
     """The config sections that a Trainer reads.
 
     Attributes:
@@ -45,7 +45,7 @@ class Sections:
 
 
 @configclass
-class _SeparateTask(Config):
+class _SeparateEvalTaskConfig(Config):
     """The task's section in an experiment with separate evaluation tasks.
 
     Equal sections share a class, and the trainer is registered for the class; this base gives them
@@ -53,15 +53,15 @@ class _SeparateTask(Config):
     """
 
 
-def broken_rules(config: Any) -> list[Mistake]:
+def find_broken_rules(config: Any) -> list[Mistake]:
     """Returns a mistake for each Model Garden restriction, such as `task.model.num_classes > 0`, that `config` breaks.
 
     Args:
       config: A config of Model Garden, converted or not; any other config has no restrictions.
     """
     theirs = (
-        original(config)
-        if isinstance(config, ExperimentConfig) and isinstance(config, Mirrored)
+        build_original(config)
+        if isinstance(config, ExperimentConfig) and isinstance(config, MirrorMixin)
         else config
     )
     mistakes = []
@@ -76,7 +76,7 @@ def broken_rules(config: Any) -> list[Mistake]:
     return mistakes
 
 
-def convert(theirs: Any) -> ExperimentConfig:
+def convert(config: Any) -> ExperimentConfig:
     """Returns a Model Garden ExperimentConfig as a checked trainer_kit one; a trainer_kit config is returned unchanged.
 
     Four values have another meaning here. A strategy left at Model Garden's default, `mirrored`,
@@ -89,20 +89,20 @@ def convert(theirs: Any) -> ExperimentConfig:
     Raises:
       ConfigError: when trainer_kit does not allow a value.
     """
-    if isinstance(theirs, ExperimentConfig):
-        return theirs
-    trains_several = isinstance(theirs.task, MultiTaskConfig)
-    has_eval_tasks = hasattr(theirs, "eval_tasks")
+    if isinstance(config, ExperimentConfig):
+        return config
+    trains_several = isinstance(config.task, MultiTaskConfig)
+    has_eval_tasks = hasattr(config, "eval_tasks")
     parts: dict[str, Config] = {}
     mistakes: list[Mistake] = []
     for name in ("task", "trainer", "runtime"):
-        section = getattr(theirs, name, None)
+        section = getattr(config, name, None)
         try:
             with prefix_mistakes(name):
                 if name == "task":
-                    parts[name] = mirror(section, _SeparateTask if has_eval_tasks else Config)
+                    parts[name] = mirror(section, _SeparateEvalTaskConfig if has_eval_tasks else Config)
                 elif name == "trainer" and section is not None:
-                    parts[name] = _mirrored_trainer(section)
+                    parts[name] = _mirror_trainer_section(section)
                 elif section is not None:
                     parts[name] = mirror(section, RuntimeConfig, **_runtime_changes(section))
         except ConfigError as error:
@@ -112,11 +112,11 @@ def convert(theirs: Any) -> ExperimentConfig:
 
     trainer = _TRAINERS if trains_several or has_eval_tasks else _TRAINER
     register_task(type(parts["task"]), _TASKS if trains_several else _TASK, trainer=trainer)
-    converted: ExperimentConfig = mirror(theirs, ExperimentConfig, **parts)
+    converted: ExperimentConfig = mirror(config, ExperimentConfig, **parts)
     return converted
 
 
-def _mirrored_trainer(trainer: Any) -> Config:
+def _mirror_trainer_section(trainer: Any) -> Config:
     best = (
         getattr(trainer, "best_checkpoint_export_subdir", "")
         or TrainerConfig().best_checkpoint_export_subdir
@@ -143,7 +143,7 @@ def _runtime_changes(runtime: Any) -> dict[str, Any]:
     return changes
 
 
-def sections(config: Any, task: Any) -> Any:
+def get_trainer_sections(config: Any, task: Any) -> Any:
     """Returns the sections of `config` that a Trainer of `task` reads.
 
     Args:
@@ -152,8 +152,8 @@ def sections(config: Any, task: Any) -> Any:
       task: A Model Garden task, which has its own section.
     """
     if isinstance(config, ExperimentConfig):
-        return Sections(task.task_config, config.trainer, config.runtime)
+        return TrainerSections(task.task_config, config.trainer, config.runtime)
     if isinstance(config, TheirConfig):
         converted = convert(config)
-        return Sections(config.task, converted.trainer, converted.runtime)
+        return TrainerSections(config.task, converted.trainer, converted.runtime)
     return config

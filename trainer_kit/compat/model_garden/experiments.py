@@ -111,11 +111,11 @@ def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], Any]:
 def registered_names() -> list[str]:
     """Returns the names that are currently registered with Model Garden; [] while it is not imported."""
     module = sys.modules.get("official.core.exp_factory")
-    return list(_names(module._REGISTERED_CONFIGS, "")) if module is not None else []
+    return list(_flatten_names(module._REGISTERED_CONFIGS, "")) if module is not None else []
 
 
-def _names(entries: dict[str, Any], path: str) -> list[str]:
+def _flatten_names(entries: dict[str, Any], path: str) -> list[str]:
     names = []
     for name, entry in entries.items():
-        names += _names(entry, f"{path}{name}/") if isinstance(entry, dict) else [f"{path}{name}"]
+        names += _flatten_names(entry, f"{path}{name}/") if isinstance(entry, dict) else [f"{path}{name}"]
     return names

@@ -13,7 +13,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def takes_bindings_of(theirs: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def accept_gin_bindings(garden_name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Returns a decorator that makes a function take its namesake's bindings, and is not registered with gin itself.
 
     gin would refuse a short name that two modules have registered. As always, a binding never
@@ -27,7 +27,7 @@ def takes_bindings_of(theirs: str) -> Callable[[Callable[_P, _R]], Callable[_P, 
         @functools.wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             passed = inspect.signature(function).bind_partial(*args, **kwargs).arguments
-            bindings: Any = bindings_of(theirs, passed)
+            bindings: Any = get_gin_bindings(garden_name, passed)
             return function(*args, **kwargs, **bindings)
 
         return call
@@ -35,11 +35,11 @@ def takes_bindings_of(theirs: str) -> Callable[[Callable[_P, _R]], Callable[_P, 
     return decorate
 
 
-def bindings_of(theirs: str, passed: Collection[str]) -> dict[str, Any]:
+def get_gin_bindings(garden_name: str, passed_names: Collection[str]) -> dict[str, Any]:
     """Returns gin's bindings for a function or class of Model Garden, except for arguments that the caller passes.
 
     Args:
       theirs: The full name of the function or class in Model Garden, whose module is imported.
       passed: The names of the arguments that the caller passes.
     """
-    return {name: value for name, value in gin.get_bindings(theirs).items() if name not in passed}
+    return {name: value for name, value in gin.get_bindings(garden_name).items() if name not in passed_names}

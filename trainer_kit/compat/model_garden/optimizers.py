@@ -13,8 +13,8 @@ from official.modeling.optimization import ExponentialMovingAverage
 from official.modeling.optimization.ema_optimizer import maybe_merge_call
 
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
-from trainer_kit.compat.model_garden.config_classes import original
-from trainer_kit.compat.model_garden.conversion import broken_rules
+from trainer_kit.compat.model_garden.config_classes import build_original
+from trainer_kit.compat.model_garden.conversion import find_broken_rules
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.optimization import AVERAGE, EMAConfig
 from trainer_kit.errors import ConfigError, Mistake, UsageError
@@ -33,7 +33,7 @@ def check_values(task: Any, params: Any) -> None:
     Raises:
       ConfigError: naming every value that is missing or wrong.
     """
-    mistakes = broken_rules(params)
+    mistakes = find_broken_rules(params)
     model = getattr(getattr(task, "task_config", None), "model", None)
     if type(task).__module__.startswith("official.") and getattr(model, "num_classes", None) == 0:
         mistakes.append(Mistake("task.model.num_classes", "is 0", "give the number of classes"))
@@ -49,7 +49,7 @@ def create_optimizer(task: Any, params: Any) -> Any:
     """
     options = params.trainer.optimizer_config
     if isinstance(params, ExperimentConfig):
-        options = original(options)
+        options = build_original(options)
     sections = SimpleNamespace(
         task=params.task, trainer=SimpleNamespace(optimizer_config=options), runtime=params.runtime
     )
@@ -57,7 +57,7 @@ def create_optimizer(task: Any, params: Any) -> Any:
         return model_gardens(task, sections)
 
 
-def make_whole(optimizer: Any, variables: Sequence[Any]) -> None:
+def create_optimizer_variables(optimizer: Any, variables: Sequence[Any]) -> None:
     """Creates all variables of a Keras 2 optimizer, which would else come in the first step.
 
     Runs eagerly, in strategy scope.
@@ -76,13 +76,13 @@ def make_whole(optimizer: Any, variables: Sequence[Any]) -> None:
         inner.build(variables)
 
 
-def averaging(optimizer: Any) -> Any:
+def find_averaging_optimizer(optimizer: Any) -> Any:
     """Returns the ExponentialMovingAverage that `optimizer` is or, for float16, wraps; None for other optimizers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return inner if isinstance(inner, ExponentialMovingAverage) else None
 
 
-def check_one_average(options: Any) -> None:
+def check_single_average(options: Any) -> None:
     """Raises UsageError when a config asks for several averages, since Model Garden's optimizer keeps one.
 
     Args:
@@ -96,7 +96,7 @@ def check_one_average(options: Any) -> None:
         )
 
 
-class _Wrapped(ExponentialMovingAverage):
+class _LossScaledMovingAverage(ExponentialMovingAverage):
     """ExponentialMovingAverage that accepts the extra argument which a loss-scale wrapper passes."""
 
     def apply_gradients(
@@ -112,7 +112,7 @@ class _Wrapped(ExponentialMovingAverage):
         return result
 
 
-class OptimizersAverage:
+class OptimizerAverages:
     """The averages of an optimizer that averages the weights itself, for evaluations. Created in strategy scope.
 
     Model Garden swaps by adding and subtracting, which changes last bits of the weights; this class
@@ -123,44 +123,44 @@ class OptimizersAverage:
       model: The built model whose weights are averaged.
     """
 
-    names, evaluated, more_variables = (AVERAGE,), (AVERAGE,), MappingProxyType[str, Any]({})
+    names, weights_to_evaluate, more_variables = (AVERAGE,), (AVERAGE,), MappingProxyType[str, Any]({})
     # The section of a checkpoint that holds the averages: they are slots of the optimizer
     section = "optimizer"
 
     def __init__(self, optimizer: Any, model: Any) -> None:
-        inner = averaging(optimizer)
+        inner = find_averaging_optimizer(optimizer)
         if type(inner) is ExponentialMovingAverage and inner is not optimizer:
-            inner.__class__ = _Wrapped
+            inner.__class__ = _LossScaledMovingAverage
         if not inner.has_shadow_copy:
             inner.shadow_copy(model)
         self.variables = optimizer
         self._averages, self._weights = list(inner._average_weights), list(inner._model_weights)
         self._strategy = tf.distribute.get_strategy()
         self._swapped = ""
-        self._exchange_all = tf.function(self._exchange_each, autograph=False)
-        self._copy_all = tf.function(self._copy_each, autograph=False)
+        self._exchange_function = tf.function(self._exchange_each, autograph=False)
+        self._copy_function = tf.function(self._copy_each, autograph=False)
 
     @property
-    def swapped(self) -> str:
+    def active_average(self) -> str:
         """The name "average" while the model holds the averages, and the optimizer the weights; else ""."""
         return self._swapped
 
     def update(self, step: Any) -> None:
         """Does nothing: the optimizer averages as it applies gradients."""
 
-    def begin(self) -> None:
+    def initialize(self) -> None:
         """Does nothing: Model Garden's average begins at zero."""
 
     def reset(self) -> None:
         """Sets the averages to the weights, for example after only weights were restored; runs eagerly, on the host."""
-        self._copy_all()
+        self._copy_function()
 
     def swap(self, name: str = AVERAGE) -> None:
         """Exchanges weights and averages exactly on every replica; a second call undoes it.
 
         Runs eagerly, on the host.
         """
-        self._exchange_all()
+        self._exchange_function()
         self._swapped = "" if self._swapped else name
 
     def _exchange_each(self) -> None:

@@ -11,19 +11,19 @@ from typing import Any
 from official.core import exp_factory
 from official.modeling.hyperparams import ParamsDict
 
-from trainer_kit.compat.model_garden.config_classes import original
+from trainer_kit.compat.model_garden.config_classes import build_original
 from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.experiments import registered_names
-from trainer_kit.config.merge import DEFAULT, apply
+from trainer_kit.config.merge import DEFAULT_ORIGIN, apply_layers
 from trainer_kit.config.serialize import write_params
 from trainer_kit.config.sources.config_files import read_config_file, read_params_override
-from trainer_kit.config.sources.layer import Layer
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.config.sources.layer import ConfigLayer
+from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 
 _LOG = logging.getLogger(__name__)
 # The values that `convert` chooses where a Model Garden config leaves them at the default.
-_CHOSEN = (("runtime", "distribution_strategy"), ("trainer", "best_checkpoint_export_subdir"))
+_CONVERTED_FIELDS = (("runtime", "distribution_strategy"), ("trainer", "best_checkpoint_export_subdir"))
 
 
 def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: bool = True) -> Any:
@@ -50,34 +50,34 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
     try:
         params = exp_factory.get_exp_config(name)
     except LookupError as error:
-        advice = suggestion(name, registered_names())
+        advice = suggest_names(name, registered_names())
         raise UsageError(f"--experiment: no experiment is called {name!r}; {advice}") from error
 
     # All at once: a later source may repair what an earlier one breaks, and one report has all
     # mistakes.
     layers = [_layer(path, read_config_file, "config_file") for path in flags_obj.config_file or ()]
-    layers.append(Layer({"runtime": {"tpu": flags_obj.tpu}}, {"runtime.tpu": "--tpu"}))
+    layers.append(ConfigLayer({"runtime": {"tpu": flags_obj.tpu}}, {"runtime.tpu": "--tpu"}))
     if "tf_data_service" in flags_obj and flags_obj.tf_data_service:
         address = {"tf_data_service_address": flags_obj.tf_data_service}
         parts = [part for part in ("train_data", "validation_data") if hasattr(params.task, part)]
-        layers.append(Layer({"task": dict.fromkeys(parts, address)}, {"task": "--tf_data_service"}))
+        layers.append(ConfigLayer({"task": dict.fromkeys(parts, address)}, {"task": "--tf_data_service"}))
     overrides = flags_obj.params_override or ()
     for override in overrides if isinstance(overrides, (list, tuple)) else [overrides]:
         layers.append(_layer(override, read_params_override, "params_override"))
-    resolved = apply(convert(params), layers)
-    params = original(resolved.config)
+    resolved = apply_layers(convert(params), layers)
+    params = build_original(resolved.config)
     for (
         section,
         field,
-    ) in _CHOSEN:  # an explicit value counts, even if it equals the one that `convert` chooses
-        if not resolved.origins[f"{section}.{field}"].startswith(DEFAULT):
+    ) in _CONVERTED_FIELDS:  # an explicit value counts, even if it equals the one that `convert` chooses
+        if not resolved.origins[f"{section}.{field}"].startswith(DEFAULT_ORIGIN):
             setattr(
                 getattr(params, section), field, getattr(getattr(resolved.config, section), field)
             )
 
     params.validate()
     if lock_return:
-        params.lock()
+        params.create_lock()
     if print_return:
         _LOG.info("the config of %s:\n%s", name, pprint.pformat(params.as_dict()))
     return params
@@ -95,12 +95,12 @@ def serialize_config(params: Any, model_dir: str) -> None:
     directory = RunDirectory(model_dir, config.trainer)
     check_model_dir(directory, config, "", ())
     os.makedirs(model_dir, exist_ok=True)
-    write_params(directory.params, config)
+    write_params(directory.params_path, config)
 
 
-def _layer(given: Any, read: Callable[[str], Layer], origin: str) -> Layer:
+def _layer(flag_value: Any, read: Callable[[str], Layer], origin: str) -> Layer:
     """Returns the values of a flag; programs may set a mapping instead of text."""
-    values = given.as_dict() if isinstance(given, ParamsDict) else given
+    values = flag_value.as_dict() if isinstance(flag_value, ParamsDict) else flag_value
     if isinstance(values, Mapping):
-        return Layer(dict(values), dict.fromkeys(values, origin))
+        return ConfigLayer(dict(values), dict.fromkeys(values, origin))
     return read(values)

@@ -10,13 +10,13 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from trainer_kit.compat.model_garden.adopted_trainer import adopted
+from trainer_kit.compat.model_garden.adopted_trainer import adapt_trainer
 from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.config.modes import lookup_mode
-from trainer_kit.config.schema.evaluation import evaluation_name
+from trainer_kit.config.schema.evaluation import get_evaluation_name
 from trainer_kit.errors import UsageError
-from trainer_kit.evals.checkpoint_selection import INITIAL, newest_checkpoint
+from trainer_kit.evals.checkpoint_selection import INITIAL, find_newest_checkpoint
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 from trainer_kit.run import runner
 from trainer_kit.run.controller import Controller
@@ -61,7 +61,7 @@ class OrbitExperimentRunner:
         in `model_dir`.
     """
 
-    _own_hooks = ("_build_trainer", "_build_best_checkpoint_exporter")
+    _overridable_hooks = ("_build_trainer", "_build_best_checkpoint_exporter")
 
     def __init__(
         self,
@@ -113,9 +113,9 @@ class OrbitExperimentRunner:
         }
         if any(
             getattr(type(self), name) is not getattr(OrbitExperimentRunner, name)
-            for name in self._own_hooks
+            for name in self._overridable_hooks
         ):
-            self._create_trainer()
+            self._ensure_trainer()
 
     @property
     def params(self) -> Any:
@@ -131,7 +131,7 @@ class OrbitExperimentRunner:
     def trainer(self) -> Any:
         """The trainer that was passed in or created; created now if it is used before `run`."""
         if self._trainer is None:
-            self._create_trainer()
+            self._ensure_trainer()
         return self._trainer
 
     @property
@@ -164,7 +164,7 @@ class OrbitExperimentRunner:
           train_and_post_eval, else {}.
         """
         with self.strategy.scope():
-            trainer = adopted(
+            trainer = adapt_trainer(
                 self._trainer, self._config.runtime.random_seed
             )  # None: the engine makes it
 
@@ -172,7 +172,7 @@ class OrbitExperimentRunner:
         if self._mode == "eval":
             # As in Model Garden: task.init_checkpoint needs no training, and summaries are beside
             # those of training.
-            if "checkpoint" not in options and newest_checkpoint(self._model_dir) is None:
+            if "checkpoint" not in options and find_newest_checkpoint(self._model_dir) is None:
                 _LOG.warning(
                     "%s holds no checkpoint: evaluating the weights as the task initializes them",
                     self._model_dir,
@@ -183,7 +183,7 @@ class OrbitExperimentRunner:
                 and options["eval_summary_manager"] is None
                 and is_chief(self.strategy)
             ):
-                options["eval_summary_manager"] = SummaryManager(self._directory.eval_summaries)
+                options["eval_summary_manager"] = SummaryManager(self._directory.eval_summary_dir)
 
         model, logs = runner.run_experiment(
             self.strategy,
@@ -214,7 +214,7 @@ class OrbitExperimentRunner:
         ObservedController.__qualname__ = self._controller_cls.__qualname__
         return ObservedController
 
-    def _create_trainer(self) -> None:
+    def _ensure_trainer(self) -> None:
         # A config that does not fit the run is refused before an exporter changes the run's files
         if self._trains:
             allowed_changes = self._options.get("allow_config_change", ())
@@ -240,7 +240,7 @@ class OrbitExperimentRunner:
         if self._mode == "eval":
             return None
         # A sidecar has a best folder of its own.
-        name = evaluation_name(self._mode, self._options.get("eval_name", "continuous_eval"))
+        name = get_evaluation_name(self._mode, self._options.get("eval_name", "continuous_eval"))
         directory = RunDirectory(self._model_dir, self._config.trainer, sidecar=name)
         return create_exporter(self._config, directory, is_chief(self.strategy))
 

@@ -58,7 +58,7 @@ def get_distribution_strategy(
             tpu=tpu_address if name in ("auto", "tpu") else None,
         )
     except FieldError as error:
-        raise _refused(error, name, num_gpus, all_reduce_alg) from None
+        raise _build_refusal_error(error, name, num_gpus, all_reduce_alg) from None
     if name == "multi_worker_mirrored" and read_cluster() is None:
         _LOG.warning(
             "multi_worker_mirrored: no cluster is configured, so this process trains alone; set"
@@ -77,7 +77,7 @@ def get_distribution_strategy(
     return create_strategy(config)
 
 
-def _refused(error: FieldError, name: Any, num_gpus: Any, all_reduce_alg: str | None) -> UsageError:
+def _build_refusal_error(error: FieldError, name: Any, num_gpus: Any, all_reduce_alg: str | None) -> UsageError:
     """Returns the error for arguments that RuntimeConfig refuses; it begins with Model Garden's words, if it has any.
 
     Model Garden is not asked about auto, which it does not know, or tpu, for which it would connect

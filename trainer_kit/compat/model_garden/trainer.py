@@ -18,43 +18,43 @@ import official.core.train_lib  # noqa: F401
 import tensorflow as tf
 from official.core import base_task, base_trainer, task_factory
 
-from trainer_kit.compat.model_garden.actions import ActingTrainer
-from trainer_kit.compat.model_garden.adopted_trainer import adopted
+from trainer_kit.compat.model_garden.actions import GardenActionsTrainer
+from trainer_kit.compat.model_garden.adopted_trainer import adapt_trainer
 from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExporter
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
-from trainer_kit.compat.model_garden.config_classes import original
-from trainer_kit.compat.model_garden.conversion import sections
-from trainer_kit.compat.model_garden.gin_names import bindings_of, takes_bindings_of
+from trainer_kit.compat.model_garden.config_classes import build_original
+from trainer_kit.compat.model_garden.conversion import get_trainer_sections
+from trainer_kit.compat.model_garden.gin_names import get_gin_bindings, accept_gin_bindings
 from trainer_kit.compat.model_garden.optimizers import (
-    OptimizersAverage,
-    averaging,
-    check_one_average,
+    OptimizerAverages,
+    find_averaging_optimizer,
+    check_single_average,
     check_values,
     create_optimizer,
-    make_whole,
+    create_optimizer_variables,
 )
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.files import is_remote
 from trainer_kit.inputs.worker_pipeline import OnePassPipeline, WorkerPipeline
-from trainer_kit.runtime.datasets import whole_steps
+from trainer_kit.runtime.datasets import drop_partial_steps
 from trainer_kit.training import trainer as engine
 from trainer_kit.training.task_inputs import TaskInputs
 
 # Model Garden's own classes, looked up at import: a program may later replace them with
 # trainer_kit's.
-_MODEL_GARDENS = getattr(base_trainer, "Trainer", None)
+_GardenTrainer = getattr(base_trainer, "Trainer", None)
 _AsyncTrainer = getattr(
     base_trainer, "_AsyncTrainer", None
 )  # the base of trainers with loops of their own
 
 
-class EqualPassPipeline(OnePassPipeline):
+class EqualStepsPipeline(OnePassPipeline):
     """One pass over the data of a section, with equally many steps for all replicas."""
 
-    def begin(self, data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+    def build_dataset(self, data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
         """Returns one pass over the data of one worker."""
-        return whole_steps(super().begin(data, input_context), input_context)
+        return drop_partial_steps(super().build_dataset(data, input_context), input_context)
 
 
 class ModelGardenInputs(TaskInputs):
@@ -68,7 +68,7 @@ class ModelGardenInputs(TaskInputs):
         `task`.
     """
 
-    pass_pipeline = EqualPassPipeline
+    pass_pipeline_class = EqualStepsPipeline
 
     def __init__(self, config: Any, task: Any) -> None:
         super().__init__(config, task)
@@ -81,7 +81,7 @@ class ModelGardenInputs(TaskInputs):
             return super().distribute(pipeline)
 
 
-class Trainer(ActingTrainer, engine.Trainer):
+class Trainer(GardenActionsTrainer, engine.Trainer):
     """Trains and evaluates a Model Garden task, with the arguments and methods of trainer_kit's Trainer.
 
     The argument `config` is a config of either framework. The property `config` has Model Garden's
@@ -90,7 +90,7 @@ class Trainer(ActingTrainer, engine.Trainer):
     support that strategy yet.
     """
 
-    best_checkpoint = BestCheckpointExporter  # its files can be read by Model Garden too
+    best_checkpoint_class = BestCheckpointExporter  # its files can be read by Model Garden too
     inputs_class = ModelGardenInputs
 
     # The names of Model Garden's Trainer that its subclasses use in their own steps.
@@ -113,10 +113,10 @@ class Trainer(ActingTrainer, engine.Trainer):
         validation_dataset: Any = None,
         checkpoint_exporter: Any = None,
     ) -> None:
-        self._given_optimizer = optimizer
+        self._constructor_optimizer = optimizer
         with explain_config_errors("task"):
             super().__init__(
-                sections(config, task),
+                get_trainer_sections(config, task),
                 task,
                 model,
                 optimizer if train else None,
@@ -133,8 +133,8 @@ class Trainer(ActingTrainer, engine.Trainer):
         """Returns a trainer of the class that the current strategy needs."""
         strategy = tf.distribute.get_strategy()
         is_asynchronous = isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
-        if cls is Trainer and is_asynchronous and _MODEL_GARDENS is not None:
-            return _MODEL_GARDENS(*arguments, **named)
+        if cls is Trainer and is_asynchronous and _GardenTrainer is not None:
+            return _GardenTrainer(*arguments, **named)
         return super().__new__(cls)
 
     @classmethod
@@ -155,11 +155,11 @@ class Trainer(ActingTrainer, engine.Trainer):
             {} if cls is Trainer else {"trainer_cls": cls}
         )  # an argument overrides gin's binding
         trainer = create_trainer(config, task, train, evaluate, checkpoint_exporter, **own_class)
-        return adopted(trainer, config.runtime.random_seed)
+        return adapt_trainer(trainer, config.runtime.random_seed)
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the loop's logs: metrics, training_loss, learning_rate. Runs eagerly, on the host."""
-        return with_numpy(super().train_loop_end())
+        return add_numpy_method(super().train_loop_end())
 
     def initialize(self) -> None:
         """Lets the task load initial weights when there is no checkpoint to restore.
@@ -169,25 +169,25 @@ class Trainer(ActingTrainer, engine.Trainer):
         with explain_config_errors("task.init_checkpoint"):
             super().initialize()
 
-    def _logs_of(self, name: str, state: Any) -> dict[str, Any]:
-        return with_numpy(super()._logs_of(name, state))
+    def _compute_set_logs(self, name: str, state: Any) -> dict[str, Any]:
+        return add_numpy_method(super()._compute_set_logs(name, state))
 
-    def _built_optimizers(self, config: Any, task: Any, model: Any, optimizer: Any) -> Any:
-        make_whole(optimizer, model.trainable_variables)
+    def _build_optimizers(self, config: Any, task: Any, model: Any, optimizer: Any) -> Any:
+        create_optimizer_variables(optimizer, model.trainable_variables)
         return optimizer
 
     def _moving_average(self, config: Any, task: Any, model: Any) -> Any:
-        if averaging(self._given_optimizer) is None:
+        if find_averaging_optimizer(self._constructor_optimizer) is None:
             return None
-        check_one_average(config.trainer)
-        return OptimizersAverage(self._given_optimizer, model)
+        check_single_average(config.trainer)
+        return OptimizerAverages(self._constructor_optimizer, model)
 
     def _aggregates(self, task: Any) -> bool:
         own_reduce = type(self).eval_reduce is not engine.Trainer.eval_reduce
         return own_reduce or type(task).aggregate_logs is not base_task.Task.aggregate_logs
 
 
-@takes_bindings_of("official.core.train_utils.create_trainer")
+@accept_gin_bindings("official.core.train_utils.create_trainer")
 def create_trainer(
     params: Any,
     task: Any,
@@ -221,7 +221,7 @@ def create_trainer(
         "checkpoint_exporter": checkpoint_exporter,
     }
     of_the_door = isinstance(trainer_cls, type) and issubclass(trainer_cls, Trainer)
-    bound = bindings_of("official.core.base_trainer.Trainer", arguments) if of_the_door else {}
+    bound = get_gin_bindings("official.core.base_trainer.Trainer", arguments) if of_the_door else {}
     return trainer_cls(params, task, **arguments, **bound)
 
 
@@ -233,13 +233,13 @@ def create_task(config: Config, logging_dir: str | None = None) -> Any:
     Raises:
       UsageError, DataError: when the task cannot be created from the section.
     """
-    section = original(config)
-    with logging_folder(logging_dir), explain_config_errors("task"):
+    section = build_original(config)
+    with ensure_logging_folder(logging_dir), explain_config_errors("task"):
         return task_factory.get_task(section, logging_dir=logging_dir)
 
 
 @contextlib.contextmanager
-def logging_folder(logging_dir: str | None) -> Iterator[None]:
+def ensure_logging_folder(logging_dir: str | None) -> Iterator[None]:
     """A context in which a local folder exists; afterwards it is removed if it was created here and is empty."""
     if not logging_dir or is_remote(logging_dir):
         yield
@@ -255,21 +255,21 @@ def logging_folder(logging_dir: str | None) -> Iterator[None]:
                 folder.rmdir()
 
 
-def with_numpy(logs: Any) -> Any:
+def add_numpy_method(logs: Any) -> Any:
     """Returns logs whose NumPy numbers have a method `numpy()`, like the tensors that Model Garden returns."""
     if isinstance(logs, Mapping):
-        return {name: with_numpy(value) for name, value in logs.items()}
-    kind = _KINDS.get(type(logs))
+        return {name: add_numpy_method(value) for name, value in logs.items()}
+    kind = _SCALAR_CLASSES.get(type(logs))
     return logs if kind is None else kind(logs)
 
 
-def _kind(number: Any) -> Any:
+def _create_scalar_class(scalar_type: Any) -> Any:
     """Returns a subclass of a NumPy scalar type with a method `numpy()`; it is pickled as the NumPy type."""
     methods = {
-        "numpy": lambda self: number(self),
-        "__reduce__": lambda self: number(self).__reduce__(),
+        "numpy": lambda self: scalar_type(self),
+        "__reduce__": lambda self: scalar_type(self).__reduce__(),
     }
-    return type(number.__name__, (number,), methods)
+    return type(scalar_type.__name__, (scalar_type,), methods)
 
 
-_KINDS = {number: _kind(number) for number in (np.float32, np.float64, np.int32, np.int64)}
+_SCALAR_CLASSES = {number: _create_scalar_class(number) for number in (np.float32, np.float64, np.int32, np.int64)}

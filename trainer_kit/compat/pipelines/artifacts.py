@@ -13,7 +13,7 @@ import pandas as pd
 
 from trainer_kit import files
 from trainer_kit.errors import StorageError
-from trainer_kit.runtime.keras_internals import of_keras_2
+from trainer_kit.runtime.keras_internals import is_keras_2_model
 
 
 def write_history_csv(path: str, history: Mapping[str, Sequence[Any]]) -> None:
@@ -50,7 +50,7 @@ def export_saved_model(model: Any, path: str) -> None:
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         _remove(temporary, old)  # of a start that was killed here
-        if of_keras_2(model):
+        if is_keras_2_model(model):
             model.save(temporary, save_format="tf")
         else:
             model.export(temporary, verbose=False)

@@ -111,9 +111,9 @@ class BCTModel(keras.Model):
     ) -> None:
         super().__init__(*args, **kwargs)
         size = _embedding_size(self)
-        self.old_classifier = frozen_classifier(old_classifier)
+        self.old_classifier = load_frozen_classifier(old_classifier)
         count = count_classes(self.old_classifier, size, old_from_logits)
-        self.old_classes = _checked_classes(old_classes, count, self.outputs[0].shape[-1])
+        self.old_classes = _check_classes(old_classes, count, self.outputs[0].shape[-1])
         self.influence_weight = influence_weight
         self.old_from_logits = old_from_logits
         self.influence_tracker = keras.metrics.Mean(name="influence_loss")
@@ -130,11 +130,11 @@ class BCTModel(keras.Model):
     ) -> Any:
         """Returns the loss with the term of the old classifier, and updates its metrics; called on a replica."""
         predictions, embedding = y_pred
-        y, y_old, sample_weight = self._labels(y, sample_weight)
+        y, y_old, sample_weight = self._split_labels(y, sample_weight)
         loss = super().compute_loss(
             x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=training
         )
-        outputs = only_output(self.old_classifier(embedding, training=False))
+        outputs = get_single_output(self.old_classifier(embedding, training=False))
         outputs = tf.cast(outputs, tf.float32)
         examples = self.influence_loss(y_old, outputs)
         if sample_weight is not None:
@@ -173,7 +173,7 @@ class BCTModel(keras.Model):
     ) -> dict[str, Any]:
         """Updates the metrics of `compile` and the cross-test, and returns all results; see keras.Model."""
         predictions, embedding = y_pred
-        y, _, sample_weight = self._labels(y, sample_weight)
+        y, _, sample_weight = self._split_labels(y, sample_weight)
         if self.cross_retrieval is not None:
             self.cross_retrieval.update_state(y, embedding)
         return super().compute_metrics(x, y, predictions, sample_weight)
@@ -196,12 +196,12 @@ class BCTModel(keras.Model):
         )
         return super().from_config({**config, "old_classifier": old}, custom_objects=custom_objects)
 
-    def _labels(self, y: Any, sample_weight: Any) -> tuple[Any, tf.Tensor, Any]:
+    def _split_labels(self, y: Any, sample_weight: Any) -> tuple[Any, tf.Tensor, Any]:
         """Returns y, the targets of the old classifier, float32 [batch, old classes], and the weights of examples."""
         count = len(self.old_classes)
         if isinstance(y, (tuple, list)):
             y, y_old = y
-            return y, _rows(y_old, range(count)), sample_weight
+            return y, _build_target_rows(y_old, range(count)), sample_weight
         # Such rows are no weights of examples: programs of this method give the old labels as the
         # third part.
         if (
@@ -209,11 +209,11 @@ class BCTModel(keras.Model):
             and sample_weight.shape.rank == 2
             and sample_weight.shape[1] == count
         ):
-            return y, _rows(sample_weight, range(count)), None
-        return y, _rows(y, self.old_classes), sample_weight
+            return y, _build_target_rows(sample_weight, range(count)), None
+        return y, _build_target_rows(y, self.old_classes), sample_weight
 
 
-def _rows(labels: Any, classes: Sequence[int]) -> tf.Tensor:
+def _build_target_rows(labels: Any, classes: Sequence[int]) -> tf.Tensor:
     """Returns a row of targets for each label, float32 [batch, classes]; zeros where the label is none of `classes`."""
     labels = tf.convert_to_tensor(labels)
     if labels.shape.rank == 2 and labels.shape[1] != 1:
@@ -234,7 +234,7 @@ def _embedding_size(model: Any) -> int:
     return int(outputs[1].shape[1])
 
 
-def _checked_classes(
+def _check_classes(
     labels: Sequence[int] | None, count: int, new_count: int | None
 ) -> tuple[int, ...]:
     """Returns the label of each old class; raises UsageError if they are not different labels of the new model."""
@@ -249,7 +249,7 @@ def _checked_classes(
     return classes
 
 
-def frozen_classifier(classifier: Any) -> keras.Layer:
+def load_frozen_classifier(classifier: Any) -> keras.Layer:
     """Returns an old classifier as a layer that is not trained. Runs eagerly, in the scope of the strategy.
 
     Args:
@@ -285,7 +285,7 @@ def _load_classifier(path: str) -> keras.Layer:
         ) from error
 
 
-def only_output(outputs: Any) -> Any:
+def get_single_output(outputs: Any) -> Any:
     """Returns the output of a classifier. A signature of a SavedModel has its output in a dict."""
     flat = tf.nest.flatten(outputs)
     if len(flat) == 1:
@@ -311,7 +311,7 @@ def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
     """
     embeddings = np.random.RandomState(0).normal(size=(4, size)).astype(np.float32)
     try:
-        outputs = only_output(classifier(embeddings, training=False))
+        outputs = get_single_output(classifier(embeddings, training=False))
     except (
         ValueError,
         TypeError,

@@ -9,18 +9,18 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.autograph import converted
-from trainer_kit.inputs.dataset_resume import examine
-from trainer_kit.inputs.sources.batch_function import name_and_place
+from trainer_kit.inputs.autograph import apply_autograph
+from trainer_kit.inputs.dataset_resume import examine_dataset
+from trainer_kit.inputs.sources.batch_function import describe_function
 
 
-def preprocessed(records: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
+def apply_preprocessing(records: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
     """Returns `records` with `function(example=record)` called for each. Runs eagerly; the function runs in graph.
 
     Raises:
       UsageError: when the function cannot be called so.
     """
-    label = f"preprocessing {name_and_place(function)}"
+    label = f"preprocessing {describe_function(function)}"
     try:
         inspect.signature(function).bind(example=None)
     except (TypeError, ValueError) as error:  # a ValueError for a partial with an unknown keyword
@@ -29,10 +29,10 @@ def preprocessed(records: tf.data.Dataset, function: Callable[..., Any]) -> tf.d
             " read_tfrecord(example, size):` and bind all other parameters,"
             " `functools.partial(read_tfrecord, size=112)`"
         ) from error
-    return _mapped(records, lambda record: converted(function)(example=record), label)
+    return _map_examples(records, lambda record: apply_autograph(function)(example=record), label)
 
 
-def augmented(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
+def apply_augmentation(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
     """Returns `examples` with `function` called for the parts of each. Runs eagerly; the function runs in graph.
 
     A function that needs one argument of several parts, such as a Keras layer, gets the first one,
@@ -41,14 +41,14 @@ def augmented(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.dat
     Raises:
       UsageError: when the function cannot be called so.
     """
-    label = f"data_augmentation {name_and_place(function)}"
+    label = f"data_augmentation {describe_function(function)}"
     parts = len(examples.element_spec) if isinstance(examples.element_spec, tuple) else 1
-    needed = _needed_arguments(function)
+    needed = _count_required_arguments(function)
     if needed is None or needed == parts:
-        return _mapped(examples, lambda *example: converted(function)(*example), label)
+        return _map_examples(examples, lambda *example: apply_autograph(function)(*example), label)
     if needed == 1:
-        return _mapped(
-            examples, lambda first, *others: (converted(function)(first), *others), label
+        return _map_examples(
+            examples, lambda first, *others: (apply_autograph(function)(first), *others), label
         )
     raise UsageError(
         f"{label}: it needs {needed} arguments, but preprocessing returns {parts}"
@@ -56,7 +56,7 @@ def augmented(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.dat
     )
 
 
-def _mapped(dataset: tf.data.Dataset, call: Callable[..., Any], label: str) -> tf.data.Dataset:
+def _map_examples(dataset: tf.data.Dataset, call: Callable[..., Any], label: str) -> tf.data.Dataset:
     """Returns `dataset` with a function applied to each element, in order.
 
     Examples go through in parallel, unless the function has a state, such as that of stateful
@@ -65,15 +65,15 @@ def _mapped(dataset: tf.data.Dataset, call: Callable[..., Any], label: str) -> t
     call = tf.autograph.experimental.do_not_convert(call)
     mapped = dataset.map(call)
     mapped.label = label  # for the engine's warnings about what cannot be resumed
-    operations = examine(mapped)
-    stateful = (*operations.random_ops, *operations.python, *operations.state)
+    operations = examine_dataset(mapped)
+    stateful = (*operations.random_ops, *operations.python_functions, *operations.stateful_ops)
     if not any(text.startswith(f"{label}:") for text in stateful):
         mapped = dataset.map(call, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         mapped.label = label
     return mapped
 
 
-def _needed_arguments(function: Any) -> int | None:
+def _count_required_arguments(function: Any) -> int | None:
     """Returns how many positional arguments a function needs, and of a Keras layer its `call`; None if it takes any.
 
     Raises:

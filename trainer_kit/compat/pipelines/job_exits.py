@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from trainer_kit.errors import ExitCode, explained
+from trainer_kit.errors import ExitCode, find_trainer_kit_error
 from trainer_kit.process.error_report import print_error
 
 
@@ -34,7 +34,7 @@ def exit_codes() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        explanation = explained(error)
+        explanation = find_trainer_kit_error(error)
         if explanation is None:
             raise
         raise SystemExit(int(print_error(explanation))) from error

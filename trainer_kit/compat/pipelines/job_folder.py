@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import RECORD, owner, step_of
+from trainer_kit.checkpoint_names import RECORD_SUFFIX, parse_checkpoint_name, parse_step
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.process.run_directory import RunDirectory
 
@@ -25,27 +25,27 @@ class JobFolder:
     """
 
     def __init__(self, job_dir: str) -> None:
-        self.checkpoints = os.path.join(job_dir, "checkpoints")
-        self.logs = os.path.join(job_dir, "logs")
-        self.meta = os.path.join(job_dir, "job_meta.json")
+        self.checkpoints_dir = os.path.join(job_dir, "checkpoints")
+        self.logs_dir = os.path.join(job_dir, "logs")
+        self.meta_path = os.path.join(job_dir, "job_meta.json")
 
     def last_checkpoint(self) -> str | None:
         """Returns the path of the newest complete checkpoint, without the endings of its files; None if none exists."""
-        records = glob.glob(os.path.join(glob.escape(self.checkpoints), f"ckpt-*{RECORD}"))
-        prefixes = (one.removesuffix(RECORD) for one in records if owner(os.path.basename(one)))
-        return max(prefixes, key=step_of, default=None)
+        records = glob.glob(os.path.join(glob.escape(self.checkpoints_dir), f"ckpt-*{RECORD_SUFFIX}"))
+        prefixes = (one.removesuffix(RECORD_SUFFIX) for one in records if parse_checkpoint_name(os.path.basename(one)))
+        return max(prefixes, key=parse_step, default=None)
 
     def last_epoch(self) -> int:
         """Returns the number of epochs whose training steps are all in the newest checkpoint."""
         newest, steps = (
             self.last_checkpoint(),
-            RunDirectory(self.checkpoints, TrainerConfig()).steps_per_epoch(),
+            RunDirectory(self.checkpoints_dir, TrainerConfig()).read_steps_per_epoch(),
         )
-        return step_of(newest) // steps if newest and steps else 0
+        return parse_step(newest) // steps if newest and steps else 0
 
     def read_meta(self) -> dict[str, Any]:
         """Returns the content of job_meta.json; an empty dict if there is no such file."""
-        return files.read_json(self.meta) or {}
+        return files.read_json(self.meta_path) or {}
 
     def update_meta(self, **values: Any) -> None:
         """Changes values in job_meta.json; leaves the file alone if it has them.
@@ -55,4 +55,4 @@ class JobFolder:
         """
         before = self.read_meta()
         if (after := {**before, **values}) != before:
-            files.write_json(self.meta, after)
+            files.write_json(self.meta_path, after)

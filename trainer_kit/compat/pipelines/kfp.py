@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.telemetry.scalars import as_scalar
 
 METRICS_FILE, UI_METADATA_FILE = "mlpipeline-metrics.json", "mlpipeline-ui-metadata.json"
@@ -76,7 +76,7 @@ class KFPVisualization:
             )
         if kind not in _FORMATS:
             raise UsageError(
-                f"produce_metrics({name!r}): f is {f!r}, not a format; {suggestion(kind, _FORMATS)}"
+                f"produce_metrics({name!r}): f is {f!r}, not a format; {suggest_names(kind, _FORMATS)}"
             )
         if not math.isfinite(number):
             _LOG.warning(
@@ -128,7 +128,7 @@ class KFPVisualization:
                 f"produce_ui_metadata_table: header is {header!r}; give a list of the names of"
                 " columns"
             )
-        storage, source = _reachable(storage, source)
+        storage, source = _inline_local_file(storage, source)
         columns = [str(column) for column in header]
         output = {
             "type": "table",
@@ -153,7 +153,7 @@ class KFPVisualization:
         _write(path, UI_METADATA_FILE, {"outputs": self.metadata_outputs})
 
 
-def _reachable(storage: str, source: str | os.PathLike[str]) -> tuple[str, str]:
+def _inline_local_file(storage: str, source: str | os.PathLike[str]) -> tuple[str, str]:
     """Returns the storage and the source of an output, with the content of a local file in place of its path."""
     text = os.fspath(source)
     if files.is_remote(text) or storage != "gcs":

@@ -18,9 +18,9 @@ from trainer_kit.compat.keras.preparation import is_overridden
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.runtime.determinism import seed_everything
-from trainer_kit.runtime.keras_internals import compile_arguments, of_keras_2
+from trainer_kit.runtime.keras_internals import get_compile_arguments, is_keras_2_model
 from trainer_kit.runtime.strategy import create_strategy
-from trainer_kit.runtime.strategy_choice import TPU_VARIABLES
+from trainer_kit.runtime.strategy_choice import TPU_ENV_VARS
 from trainer_kit.runtime.tensorflow_internals import has_global_seed
 from trainer_kit.training.task import is_compiled
 
@@ -45,7 +45,7 @@ def job_strategy(use_tpu: bool) -> tf.distribute.Strategy:
     try:
         return create_strategy(RuntimeConfig(distribution_strategy="tpu"))
     except ConfigError:
-        if any(os.environ.get(name) for name in TPU_VARIABLES):
+        if any(os.environ.get(name) for name in TPU_ENV_VARS):
             raise
     _LOG.warning("use_tpu=True: there is no TPU; the job trains with TensorFlow's default strategy")
     return current
@@ -68,11 +68,11 @@ def build_model(
     """
     seed_keras()
     built = _call(build_model_func)
-    if not isinstance(built, keras.Model) and not of_keras_2(built):
+    if not isinstance(built, keras.Model) and not is_keras_2_model(built):
         raise UsageError(
             f"build_model_func returned a {type(built).__name__}; it has to return a model of Keras"
         )
-    model = _wrapped(built, custom_model_class)
+    model = _wrap_in_custom_class(built, custom_model_class)
     _compile(model, built, {"optimizer": optimizer, "loss": loss, "metrics": metrics})
     return model
 
@@ -91,7 +91,7 @@ def seed_keras() -> None:
 
 
 @contextlib.contextmanager
-def custom_objects_known(custom_objects: Mapping[str, Any] | None) -> Iterator[None]:
+def use_custom_objects(custom_objects: Mapping[str, Any] | None) -> Iterator[None]:
     """A context in which Keras 3 and tf_keras find objects by name, for `load_model` and `compile`."""
     with contextlib.ExitStack() as stack:
         for library in (keras, sys.modules.get("tf_keras")):
@@ -100,7 +100,7 @@ def custom_objects_known(custom_objects: Mapping[str, Any] | None) -> Iterator[N
         yield
 
 
-def input_size(model: Any) -> Any:
+def get_input_size(model: Any) -> Any:
     """Returns the height of the images that a model takes; (height, width) if they differ; of vectors their length.
 
     Raises:
@@ -138,7 +138,7 @@ def _call(build_model_func: Callable[..., Any]) -> Any:
     return build_model_func(**arguments)
 
 
-def _wrapped(model: Any, custom_model_class: type | None) -> Any:
+def _wrap_in_custom_class(model: Any, custom_model_class: type | None) -> Any:
     """Returns the model as one of the custom class, with the same layers."""
     if custom_model_class is None or isinstance(model, custom_model_class):
         return model
@@ -159,7 +159,7 @@ def _wrapped(model: Any, custom_model_class: type | None) -> Any:
     return custom_model_class(*ends)
 
 
-def _compile(model: Any, built: Any, arguments: dict[str, Any]) -> None:
+def _compile(model: Any, built_model: Any, arguments: dict[str, Any]) -> None:
     """Compiles the model with the arguments of Training, and where they are None as build_model_func has done.
 
     Args:
@@ -168,10 +168,10 @@ def _compile(model: Any, built: Any, arguments: dict[str, Any]) -> None:
       arguments: The optimizer, the loss and the metrics of Training.
     """
     changes = {name: value for name, value in arguments.items() if value is not None}
-    if not changes and (model is built or is_compiled(model)):
+    if not changes and (model is built_model or is_compiled(model)):
         return
-    if is_compiled(built):
-        before = compile_arguments(built)
+    if is_compiled(built_model):
+        before = get_compile_arguments(built_model)
         if is_overridden(
             model, "compile"
         ):  # it need not know the other arguments, nor what is not given

@@ -11,11 +11,11 @@ import numpy as np
 import tensorflow as tf
 from keras.preprocessing.image import smart_resize
 
-from trainer_kit.compat.pipelines.example_functions import augmented, preprocessed
-from trainer_kit.errors import DataError, UsageError, suggestion
+from trainer_kit.compat.pipelines.example_functions import apply_augmentation, apply_preprocessing
+from trainer_kit.errors import DataError, UsageError, suggest_names
 from trainer_kit.files import is_remote
-from trainer_kit.inputs.sources.tfrecord_index import RecordFiles, compression_of
-from trainer_kit.process.error_report import reason
+from trainer_kit.inputs.sources.tfrecord_index import RecordFiles, read_compression
+from trainer_kit.process.error_report import format_reason
 
 _LABELS_FILE = "labels.txt"
 _TRAIN, _VALID = "train", "valid"
@@ -56,15 +56,15 @@ def get_labels(
       DataError: when the file is missing (it is a FileNotFoundError too), has no label or one
         twice, or is not UTF-8.
     """
-    share = _checked_percentage(percentage)
-    folder = _local_folder(dataset_path)
+    share = _check_percentage(percentage)
+    folder = _check_local_folder(dataset_path)
     path = os.path.join(folder, _LABELS_FILE)
     try:
         with open(path, encoding="utf-8-sig") as file:  # with or without a byte order mark
             lines = [line.strip() for line in file]  # open() reads \r\n as \n
     except FileNotFoundError as error:
         raise MissingFilesError(
-            f"{path} is missing; {_content_of(folder, _LABELS_FILE)}"
+            f"{path} is missing; {_describe_folder(folder, _LABELS_FILE)}"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as UTF-8 text: {error}") from error
@@ -125,17 +125,17 @@ def get_tfrecord_dataset(
       DataError: when no file matches (it is a FileNotFoundError too), a file is damaged, or there
         are no examples or fewer than a batch.
     """
-    split = _split_name(split, is_train)
+    split = _resolve_split_name(split, is_train)
     training = split == _TRAIN
     size: Any = global_batch_size
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
         raise UsageError(
             f"global_batch_size={size!r} is not a number of examples; give a whole number above 0"
         )
-    share = _checked_percentage(percentage)
+    share = _check_percentage(percentage)
 
     files = _SplitFiles(dataset_path, split)
-    records, number = _records_of_classes(
+    records, number = _read_class_records(
         files, dataset_path, share, _FILES_SEED if training else None
     )
     if number < (size if training else 1):
@@ -147,9 +147,9 @@ def get_tfrecord_dataset(
     records = records.apply(tf.data.experimental.assert_cardinality(number))
     if training:
         records = records.shuffle(min(number, shuffle_buffer), seed=_RECORDS_SEED)
-    examples = preprocessed(records, preprocessing)
+    examples = apply_preprocessing(records, preprocessing)
     if training and data_augmentation is not None:
-        examples = augmented(examples, data_augmentation)
+        examples = apply_augmentation(examples, data_augmentation)
     return examples.batch(size, drop_remainder=training).prefetch(tf.data.AUTOTUNE)
 
 
@@ -239,18 +239,18 @@ class _SplitFiles:
     """
 
     def __init__(self, dataset_path: str | os.PathLike[str], split: str) -> None:
-        folder = _local_folder(dataset_path)
+        folder = _check_local_folder(dataset_path)
         self.pattern = os.path.join(folder, f"{split}-*.tfrec")
         matches = sorted(glob.glob(os.path.join(glob.escape(folder), f"{split}-*.tfrec")))
         if not matches:
-            advice = _content_of(folder, f"{split}-00000.tfrec")
+            advice = _describe_folder(folder, f"{split}-00000.tfrec")
             raise MissingFilesError(f"no file matches {self.pattern}; {advice}")
         self.paths = [path for path in matches if os.path.getsize(path)]
         if not self.paths:
             raise DataError(
                 f"{self.pattern} matches only empty files, without a record; write them again"
             )
-        self.compressions = [compression_of(path) for path in self.paths]
+        self.compressions = [read_compression(path) for path in self.paths]
 
     def records(self, shuffle_seed: int | None = None) -> tf.data.Dataset:
         """Returns a dataset of the serialized examples, string []. Runs eagerly, on the host.
@@ -281,7 +281,7 @@ class _SplitFiles:
         number = 0
         for path, compression in zip(self.paths, self.compressions, strict=True):
             if compression:
-                number += _number_of(
+                number += _count_elements(
                     tf.data.TFRecordDataset(path, compression_type=compression), path
                 )
             else:
@@ -294,14 +294,14 @@ def _records_of_file(path: tf.Tensor, compression: tf.Tensor) -> tf.data.Dataset
     return tf.data.TFRecordDataset(path, compression_type=compression)
 
 
-def _records_of_classes(
-    files: _SplitFiles, dataset_path: str | os.PathLike[str], share: float, files_seed: int | None
+def _read_class_records(
+    files: _SplitFiles, dataset_path: str | os.PathLike[str], percentage: float, files_seed: int | None
 ) -> tuple[tf.data.Dataset, int]:
     """Returns the serialized examples of the classes that are used, string [], and their number."""
     records = files.records(files_seed)
-    if share == 100:
+    if percentage == 100:
         return records, files.count()
-    labels = tf.constant(get_labels(dataset_path, share)[1])
+    labels = tf.constant(get_labels(dataset_path, percentage)[1])
 
     @tf.autograph.experimental.do_not_convert
     def is_used(record: tf.Tensor) -> tf.Tensor:
@@ -309,21 +309,21 @@ def _records_of_classes(
         return tf.reduce_any(labels == parsed["label"])
 
     name = (
-        f"{files.pattern} with percentage={share:g}, which needs the feature 'label' (a string) in"
+        f"{files.pattern} with percentage={percentage:g}, which needs the feature 'label' (a string) in"
         " each record,"
     )
-    return records.filter(is_used), _number_of(files.records().filter(is_used), name)
+    return records.filter(is_used), _count_elements(files.records().filter(is_used), name)
 
 
-def _number_of(dataset: tf.data.Dataset, name: str) -> int:
+def _count_elements(dataset: tf.data.Dataset, name: str) -> int:
     """Returns the number of elements, by reading them; raises DataError, which begins with `name`, if it cannot."""
     try:
         return int(dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
     except tf.errors.OpError as error:
-        raise DataError(f"{name} cannot be read: {reason(error)[0]}") from error
+        raise DataError(f"{name} cannot be read: {format_reason(error)[0]}") from error
 
 
-def _local_folder(dataset_path: Any) -> str:
+def _check_local_folder(dataset_path: Any) -> str:
     """Returns the path of a data set's folder; raises UsageError for a remote one."""
     if is_remote(dataset_path):
         raise UsageError(
@@ -333,14 +333,14 @@ def _local_folder(dataset_path: Any) -> str:
     return os.fspath(dataset_path)
 
 
-def _content_of(folder: str, missing: str) -> str:
+def _describe_folder(folder: str, missing_file: str) -> str:
     """Returns what is in a folder, for the error about a file that is missing, or the names that are near to it."""
     if not os.path.isdir(folder):
         return "there is no such folder"
-    return f"in {folder} {suggestion(missing, os.listdir(folder))}"
+    return f"in {folder} {suggest_names(missing_file, os.listdir(folder))}"
 
 
-def _split_name(split: Any, is_train: Any) -> str:
+def _resolve_split_name(split: Any, is_train: Any) -> str:
     """Returns the name of the split; raises UsageError unless exactly one of the two arguments gives it."""
     if (split is None) == (is_train is None):
         raise UsageError(
@@ -356,7 +356,7 @@ def _split_name(split: Any, is_train: Any) -> str:
     return split
 
 
-def _checked_percentage(percentage: Any) -> float:
+def _check_percentage(percentage: Any) -> float:
     """Returns a percentage as a float; raises UsageError below 1, which was probably meant as a fraction."""
     if not isinstance(percentage, (int, float, np.number)) or not 1 <= percentage <= 100:
         raise UsageError(

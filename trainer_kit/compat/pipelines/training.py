@@ -14,19 +14,19 @@ import keras
 
 from trainer_kit import files
 from trainer_kit.callbacks.base import Callback, Run
-from trainer_kit.compat.keras.callback_state import read_history
+from trainer_kit.compat.keras.callback_state import load_history
 from trainer_kit.compat.keras.model_fit import fit
 from trainer_kit.compat.pipelines.artifacts import export_saved_model, write_history_csv
 from trainer_kit.compat.pipelines.job_exits import exit_codes
 from trainer_kit.compat.pipelines.job_folder import JobFolder
 from trainer_kit.compat.pipelines.model_building import (
     build_model,
-    custom_objects_known,
-    input_size,
+    use_custom_objects,
+    get_input_size,
     job_strategy,
 )
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.runtime.keras_internals import of_keras_2
+from trainer_kit.runtime.keras_internals import is_keras_2_model
 
 _LOG = logging.getLogger(__name__)
 _HISTORY, _MODEL = "history.csv", "saved_model"  # in artifacts_dir
@@ -91,7 +91,7 @@ class Training:
         with exit_codes():
             _check_folders(job_dir=self.job_dir, artifacts_dir=self.artifacts_dir)
             self.distribute_strategy = job_strategy(use_tpu)
-            with self.distribute_strategy.scope(), custom_objects_known(custom_objects):
+            with self.distribute_strategy.scope(), use_custom_objects(custom_objects):
                 self.model = build_model(
                     build_model_func,
                     custom_model_class,
@@ -107,13 +107,13 @@ class Training:
             )
         self.last_epoch = self._folder.last_epoch()
         self.last_checkpoint = self._folder.last_checkpoint()
-        library = sys.modules["tf_keras"] if of_keras_2(self.model) else keras
-        self.callbacks: list[Any] = [library.callbacks.TensorBoard(self._folder.logs)]
+        library = sys.modules["tf_keras"] if is_keras_2_model(self.model) else keras
+        self.callbacks: list[Any] = [library.callbacks.TensorBoard(self._folder.logs_dir)]
 
     @property
     def checkpoints_dir(self) -> str:
         """The folder of the run: the argument `model_dir` of `trainer_kit.compat.keras` and of the command line."""
-        return self._folder.checkpoints
+        return self._folder.checkpoints_dir
 
     @property
     def _folder(self) -> JobFolder:
@@ -131,7 +131,7 @@ class Training:
         Raises:
           UsageError: when the model takes inputs of any size.
         """
-        return input_size(self.model)
+        return get_input_size(self.model)
 
     def add_callback(self, callback: Any) -> None:
         """Adds a callback of Keras or of trainer_kit."""
@@ -158,7 +158,7 @@ class Training:
           SystemExit: after a message, with an exit code of `errors.EXIT_CODES`: 75 after SIGTERM, 3
             if the loss or a weight is not finite, 2 for a mistake of the caller.
         """
-        with exit_codes(), custom_objects_known(self.custom_objects):
+        with exit_codes(), use_custom_objects(self.custom_objects):
             self.history = self._train(train_ds, valid_ds, epochs, options)
             self._write_artifacts()
         return self.history
@@ -213,7 +213,7 @@ class Training:
                 StorageError
             ):  # an error of the run says more, and has the exit code
                 self.note_progress()
-        read_history(self.checkpoints_dir, history)  # the same types of numbers as in a later start
+        load_history(self.checkpoints_dir, history)  # the same types of numbers as in a later start
         return history
 
     def note_progress(self) -> None:

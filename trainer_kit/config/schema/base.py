@@ -30,17 +30,17 @@ import pydantic.dataclasses
 from pydantic import ConfigDict, Discriminator, Field, Strict, Tag, ValidationError
 from typing_extensions import Self, dataclass_transform
 
-from trainer_kit.config.allowed_values import show
+from trainer_kit.config.allowed_values import format_value
 from trainer_kit.config.merge import find_mistakes, merge_layers
 from trainer_kit.config.schema.section import (
     ONE,
     SEVERAL,
     FieldError,
     Section,
-    gives_several,
+    has_several_sections,
     is_configclass,
 )
-from trainer_kit.config.sources.layer import Layer, join
+from trainer_kit.config.sources.layer import ConfigLayer, join_keys
 from trainer_kit.errors import Mistake
 
 ConfigT = TypeVar("ConfigT")
@@ -70,10 +70,10 @@ def configclass(cls: type[ConfigT]) -> type[ConfigT]:
         cls, vars(sys.modules[cls.__module__]), {cls.__name__: cls}, include_extras=True
     )
     hints.update(
-        {name: _one_or_several(hints[name]) for name in cls.one_or_several if name in declared}
+        {name: _allow_several(hints[name]) for name in cls.one_or_several if name in declared}
     )
     cls.__annotations__ = {
-        name: hints[name] if get_origin(hints[name]) is ClassVar else _strict(hints[name])
+        name: hints[name] if get_origin(hints[name]) is ClassVar else _make_strict(hints[name])
         for name in declared
     }
     settings = ConfigDict(
@@ -89,7 +89,7 @@ class Config(Section):
     def __new__(cls, *args: Any, **values: Any) -> Self:
         """Makes the class raise FieldErrors. pydantic sets `__init__` again when a class is first used."""
         if is_configclass(cls) and not hasattr(cls.__init__, "__wrapped__"):
-            cls.__init__ = _with_field_errors(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = _convert_init_errors(cls.__init__)  # type: ignore[method-assign]
         return super().__new__(cls)
 
     def rules(self) -> Iterator[tuple[str, str]]:
@@ -114,7 +114,7 @@ class Config(Section):
           FieldError: a ConfigError and ValueError, for unknown fields, wrong types and broken
             rules: all of them, with their whole paths.
         """
-        config, _, mistakes = merge_layers(self, [Layer(changes)])
+        config, _, mistakes = merge_layers(self, [ConfigLayer(changes)])
         if mistakes:
             raise FieldError(
                 type(self), [dataclasses.replace(mistake, origin="") for mistake in mistakes]
@@ -142,8 +142,8 @@ class OneOfConfig(Config):
                     )  # only of the chosen one: a class's first object costs milliseconds
                 except FieldError as error:  # a field without a default
                     mistakes = [
-                        dataclasses.replace(mistake, path=join(name, mistake.path))
-                        for mistake in error.inner
+                        dataclasses.replace(mistake, path=join_keys(name, mistake.path))
+                        for mistake in error.relative_mistakes
                     ]
                     raise FieldError(type(self), mistakes) from error
             object.__setattr__(self, name, value)
@@ -167,11 +167,11 @@ class OneOfConfig(Config):
         """Returns the chosen branch, or None."""
         return getattr(self, self.type) if self.type else None
 
-    def shown_fields(self) -> list[str]:
+    def get_active_fields(self) -> list[str]:
         return ["type", *([self.type] if self.type else [])]
 
 
-def _with_field_errors(checked_init: Callable[..., None]) -> Callable[..., None]:
+def _convert_init_errors(checked_init: Callable[..., None]) -> Callable[..., None]:
     """Returns the `__init__` of a config class that raises a FieldError in place of pydantic's error."""
 
     @functools.wraps(checked_init)
@@ -179,12 +179,12 @@ def _with_field_errors(checked_init: Callable[..., None]) -> Callable[..., None]
         try:
             checked_init(self, *args, **values)
         except ValidationError as error:
-            raise FieldError(type(self), _mistakes(type(self), args, values, error)) from error
+            raise FieldError(type(self), _collect_mistakes(type(self), args, values, error)) from error
 
     return __init__
 
 
-def _mistakes(
+def _collect_mistakes(
     config_class: type[Section],
     args: tuple[Any, ...],
     values: dict[str, Any],
@@ -192,16 +192,16 @@ def _mistakes(
 ) -> list[Mistake]:
     """Returns the mistakes in the arguments of a config class that pydantic has refused, each once."""
     if args:
-        return [Mistake("", f"{show(args[0])} is given without a name", "write name=value")]
+        return [Mistake("", f"{format_value(args[0])} is given without a name", "write name=value")]
     if mistakes := find_mistakes(config_class, values):
         return mistakes
 
     for details in error.errors(include_url=False):
-        path = join(*(part for part in details["loc"] if part not in (ONE, SEVERAL)))
+        path = join_keys(*(part for part in details["loc"] if part not in (ONE, SEVERAL)))
         cause = details.get("ctx", {}).get("error")
         if isinstance(cause, FieldError):  # of broken rules
             mistakes += (
-                dataclasses.replace(inner, path=join(path, inner.path)) for inner in cause.inner
+                dataclasses.replace(inner, path=join_keys(path, inner.path)) for inner in cause.relative_mistakes
             )
         elif details["type"] == "missing":
             mistakes.append(Mistake(path, "is needed", "give it a value"))
@@ -210,7 +210,7 @@ def _mistakes(
     return list(dict.fromkeys(mistakes))  # the parts of a union report one mistake several times
 
 
-def _one_or_several(annotation: Any) -> Any:
+def _allow_several(annotation: Any) -> Any:
     """Returns the annotation of a field that is a section, or several of them by name, if `annotation` is a section."""
     if not (isinstance(annotation, type) and issubclass(annotation, Config)):
         return annotation
@@ -218,21 +218,21 @@ def _one_or_several(annotation: Any) -> Any:
     def which(value: Any) -> str:
         # So that a mistake is reported once, for what was meant, and not for each part of the
         # union.
-        return SEVERAL if isinstance(value, Mapping) and gives_several(annotation, value) else ONE
+        return SEVERAL if isinstance(value, Mapping) and has_several_sections(annotation, value) else ONE
 
     one, several = Annotated[annotation, Tag(ONE)], Annotated[dict[str, annotation], Tag(SEVERAL)]
     return Annotated[Union[one, several], Discriminator(which)]  # noqa: UP007
 
 
-def _strict(annotation: Any) -> Any:
+def _make_strict(annotation: Any) -> Any:
     """Returns `annotation` with every int, float, bool and str inside it made strict."""
     if annotation in (int, float, bool, str):
         return Annotated[annotation, Strict()]
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return Annotated[(_strict(args[0]), *args[1:])]
+        return Annotated[(_make_strict(args[0]), *args[1:])]
     if origin is Literal or not args:
         return annotation
     if origin in (Union, types.UnionType):
-        return Union[tuple(_strict(arg) for arg in args)]  # noqa: UP007
-    return origin[tuple(arg if arg is Ellipsis else _strict(arg) for arg in args)]
+        return Union[tuple(_make_strict(arg) for arg in args)]  # noqa: UP007
+    return origin[tuple(arg if arg is Ellipsis else _make_strict(arg) for arg in args)]

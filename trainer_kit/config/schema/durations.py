@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from trainer_kit.errors import near_names
+from trainer_kit.errors import find_similar_names
 
 # The default of trainer.summary_interval, which fits any steps_per_loop.
 SUMMARY_INTERVAL = 1000
@@ -31,7 +31,7 @@ _WORDS: dict[str, tuple[str, Fraction]] = {  # the unit of each word, and how mu
     **dict.fromkeys(("days", "day", "d"), (SECONDS, Fraction(86400))),
 }
 _EXAMPLES = {EPOCHS: "'3 epochs'", SHARE: "'20 %'", SECONDS: "'30 min'"}
-_FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([^\W\d_]+|%)\s*")
+_DURATION_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([^\W\d_]+|%)\s*")
 Interval: TypeAlias = int | Fraction  # of steps
 
 
@@ -47,9 +47,9 @@ class Duration(str):
     unit: str
 
     @classmethod
-    def read(cls, value: Any) -> Duration | None:
+    def parse(cls, value: Any) -> Duration | None:
         """Returns the duration that a value such as "3 epochs" means; None if it is not one."""
-        form = _FORM.fullmatch(value) if isinstance(value, str) else None
+        form = _DURATION_PATTERN.fullmatch(value) if isinstance(value, str) else None
         if form is None or form[2].lower() not in _WORDS:
             return None
         unit, factor = _WORDS[form[2].lower()]
@@ -78,24 +78,24 @@ class RoundedSteps(int):
         return steps
 
 
-def exact_steps(interval: Interval) -> Interval:
+def get_exact_steps(interval: Interval) -> Interval:
     """Returns an interval with the fraction of a step that its duration has."""
     return interval.exact if isinstance(interval, RoundedSteps) else interval
 
 
 def is_due(before: int, after: int, interval: Interval) -> bool:
     """Whether the steps from `before` (excluded) to `after` (included) hold a multiple of `interval`."""
-    steps = exact_steps(interval)
+    steps = get_exact_steps(interval)
     return after // steps > before // steps
 
 
-def seconds_of(value: Any) -> float:
+def get_seconds(value: Any) -> float:
     """Returns the seconds of a field's value if it is a time; 0 for any other value."""
     return float(value.amount) if isinstance(value, Duration) and value.unit == SECONDS else 0.0
 
 
 @dataclass(frozen=True)
-class TakesDurations:
+class DurationField:
     """Marks a field that takes durations; of text, it takes nothing else.
 
     Tasks and trainers see steps: run/lengths.py replaces epochs and shares before they are built.
@@ -121,37 +121,37 @@ class TakesDurations:
             return value
         if not isinstance(value, str) and self.ge is not None:
             return check_steps(value)
-        duration = Duration.read(value)
+        duration = Duration.parse(value)
         if duration is None or duration.unit not in self.units:
-            raise PydanticCustomError("duration", "{text}", {"text": f"it is not {self.allowed}"})
+            raise PydanticCustomError("duration", "{text}", {"text": f"it is not {self.allowed_values}"})
         return duration
 
     @property
-    def allowed(self) -> str:
+    def allowed_values(self) -> str:
         """What the field takes, in words."""
         *examples, last = [_EXAMPLES[unit] for unit in self.units]
         listed = f"{', '.join(examples)} or {last}" if examples else last
         steps = "" if self.ge is None else f"a whole number of at least {self.ge}, or "
         return f"{steps}a duration such as {listed}"
 
-    def hint(self, value: Any) -> str:
+    def suggest_correction(self, value: Any) -> str:
         """Returns what the user probably meant by a value that the field does not take, or ""."""
-        form = _FORM.fullmatch(str(value))
+        form = _DURATION_PATTERN.fullmatch(str(value))
         word = form[2].lower() if form else ""
         words = [known for known, (unit, _) in _WORDS.items() if unit in self.units]
         if word in words:
             return "give an amount above 0, and at most 100 %"
-        near = near_names(word, words) if word not in _WORDS else ()
+        near = find_similar_names(word, words) if word not in _WORDS else ()
         return f"did you mean '{form[1]} {near[0]}'?" if form and near else ""
 
 
 # Who writes a config gives numbers or text, and tasks and trainers read numbers; hence `int | Any`.
-RunSteps: TypeAlias = Annotated[int | Any, TakesDurations((EPOCHS,), ge=-1)]
-LoopSteps: TypeAlias = Annotated[int | Any, TakesDurations((EPOCHS,), ge=1)]
-PartOfRun: TypeAlias = Annotated[int | Any, TakesDurations((EPOCHS, SHARE), ge=1)]
-SaveInterval: TypeAlias = Annotated[int | Any, TakesDurations((EPOCHS, SHARE, SECONDS), ge=1)]
-KeepInterval: TypeAlias = Annotated[int | Any, TakesDurations((EPOCHS, SECONDS), ge=1)]
-TimeSpan: TypeAlias = Annotated[str, TakesDurations((SECONDS,))]
+RunSteps: TypeAlias = Annotated[int | Any, DurationField((EPOCHS,), ge=-1)]
+LoopSteps: TypeAlias = Annotated[int | Any, DurationField((EPOCHS,), ge=1)]
+PartOfRun: TypeAlias = Annotated[int | Any, DurationField((EPOCHS, SHARE), ge=1)]
+SaveInterval: TypeAlias = Annotated[int | Any, DurationField((EPOCHS, SHARE, SECONDS), ge=1)]
+KeepInterval: TypeAlias = Annotated[int | Any, DurationField((EPOCHS, SECONDS), ge=1)]
+TimeSpan: TypeAlias = Annotated[str, DurationField((SECONDS,))]
 
 
 def interval_rules(options: Any) -> Iterator[tuple[str, str]]:
@@ -170,7 +170,7 @@ def interval_rules(options: Any) -> Iterator[tuple[str, str]]:
         )
     for name in ("checkpoint_interval", "summary_interval"):
         value = getattr(options, name)
-        if options.require_exact_resume and seconds_of(value):
+        if options.require_exact_resume and get_seconds(value):
             problem = f"{value!r} comes at steps that differ from run to run"
             yield (
                 name,

@@ -9,25 +9,25 @@ from pydantic import Field
 
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.durations import PartOfRun
-from trainer_kit.config.schema.number_types import SomeSteps, Steps, StepsOrAll
+from trainer_kit.config.schema.number_types import PositiveInt, NonNegativeInt, IntFromMinusOne
 from trainer_kit.errors import UsageError
 
-OWN_EVALUATIONS = ("validation", "eval")  # the ledgers of training runs and of mode eval
+RESERVED_EVAL_NAMES = ("validation", "eval")  # the ledgers of training runs and of mode eval
 
 
-def folder_name_problem(name: str, taken: Collection[str]) -> str:
+def describe_folder_name_problem(name: str, reserved_names: Collection[str]) -> str:
     """Returns why `name` cannot be a folder among the files of a run, and what to do; "" if it can."""
     if name in ("", ".", "..") or "/" in name or "\\" in name:
         return (
             f"{name!r} is not a plain folder name; use a name without / and \\ that is not empty, ."
             " or .."
         )
-    if name in taken:
+    if name in reserved_names:
         return f"{name!r} is a name that trainer_kit uses itself; choose another name"
     return ""
 
 
-def validation_sets(task: Any) -> dict[str, Any]:
+def get_validation_sets(task: Any) -> dict[str, Any]:
     """Returns the datasets that a task is evaluated on, by name; a single one is called "".
 
     Args:
@@ -40,14 +40,14 @@ def validation_sets(task: Any) -> dict[str, Any]:
     return dict(data) if isinstance(data, Mapping) else {"": data}
 
 
-def training_sets(task: Any) -> dict[str, Any]:
+def get_training_sets(task: Any) -> dict[str, Any]:
     """Returns the datasets that a task trains on, by their dotted paths in the config of an experiment.
 
     Args:
       task: The section `task` of a config. One that has several tasks says itself what they train
         on.
     """
-    if callable(own := getattr(task, "training_sets", None)):
+    if callable(own := getattr(task, "get_training_sets", None)):
         return dict(own())
     return {"task.train_data": getattr(task, "train_data", None)}
 
@@ -118,10 +118,10 @@ class EarlyStoppingConfig(Config):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that eval_name is a name that a sidecar can have."""
-        if self.eval_name in OWN_EVALUATIONS:
+        if self.eval_name in RESERVED_EVAL_NAMES:
             problem = f"{self.eval_name!r} is not the name of a sidecar"
             yield "eval_name", f"{problem}; leave it empty for the run's own evaluations"
-        elif self.eval_name and (problem := folder_name_problem(self.eval_name, ())):
+        elif self.eval_name and (problem := describe_folder_name_problem(self.eval_name, ())):
             yield "eval_name", problem
 
 
@@ -148,12 +148,12 @@ class BestCheckpointConfig(Config):
             yield "metric", "is empty; name the metric that decides, or remove the entry"
 
 
-def evaluation_name(mode: str, eval_name: str) -> str:
+def get_evaluation_name(mode: str, eval_name: str) -> str:
     """Returns the name of a run that only evaluates, under which it writes its files; "" for a run that trains.
 
     Raises:
       UsageError: when `eval_name` cannot name the folder of a sidecar.
     """
-    if mode == "continuous_eval" and (problem := folder_name_problem(eval_name, OWN_EVALUATIONS)):
+    if mode == "continuous_eval" and (problem := describe_folder_name_problem(eval_name, RESERVED_EVAL_NAMES)):
         raise UsageError(f"eval_name: {problem}")
     return {"continuous_eval": eval_name, "eval": "eval"}.get(mode, "")

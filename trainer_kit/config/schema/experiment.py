@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializeAsAny
 
 from trainer_kit.config.registry import Registry
-from trainer_kit.config.run_files import RUN_NAMES
+from trainer_kit.config.run_files import RESERVED_NAMES
 from trainer_kit.config.schema import durations
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.evaluation import (
@@ -21,19 +21,19 @@ from trainer_kit.config.schema.evaluation import (
     ContinuousEvalConfig,
     EarlyStoppingConfig,
     ValidationSetConfig,
-    folder_name_problem,
-    training_sets,
-    validation_sets,
+    describe_folder_name_problem,
+    get_training_sets,
+    get_validation_sets,
 )
-from trainer_kit.config.schema.gradient_processors import problem_with_xla
+from trainer_kit.config.schema.gradient_processors import describe_xla_problem
 from trainer_kit.config.schema.initial_weights import InitCheckpoint
 from trainer_kit.config.schema.metrics import MetricConfig, SummaryConfig
 from trainer_kit.config.schema.number_types import (
-    SomeSteps,
-    Steps,
-    StepsOrAll,
-    broken_patterns,
-    uneven_batch_message,
+    PositiveInt,
+    NonNegativeInt,
+    IntFromMinusOne,
+    find_broken_patterns,
+    describe_uneven_batch,
 )
 from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 from trainer_kit.config.schema.optimization import (
@@ -42,9 +42,9 @@ from trainer_kit.config.schema.optimization import (
     OptimizationConfig,
 )
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.errors import suggestion
+from trainer_kit.errors import suggest_names
 
-ONE_REPLICA = "XLA cannot update variables that are mirrored"
+XLA_REPLICA_LIMIT = "XLA cannot update variables that are mirrored"
 
 
 @configclass
@@ -163,7 +163,7 @@ class TaskConfig(Config):
     """
 
     one_or_several = ("validation_data",)
-    place = "task"
+    path_in_experiment = "task"
 
     init_checkpoint: InitCheckpoint = ""
     model: SerializeAsAny[Config] | None = None
@@ -173,7 +173,7 @@ class TaskConfig(Config):
     differential_privacy_config: None = None
     allow_image_summary: bool = False
 
-    def rules_with(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
+    def rules_with_trainer(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
         """Checks this section and the section trainer together; yields the dotted path of a field and its problem."""
         del trainer
         yield from ()
@@ -296,7 +296,7 @@ class TrainerConfig(Config):
         that was never stopped; false only warns.
     """
 
-    place = "trainer"
+    path_in_experiment = "trainer"
 
     optimizer_config: OptimizationConfig = OptimizationConfig()
     optimizers: dict[str, NamedOptimizerConfig] = Field(default_factory=dict)
@@ -368,7 +368,7 @@ class TrainerConfig(Config):
                 "trainer_class",
                 f"{self.trainer_class!r} names no class; write it as module:Class",
             )
-        yield from broken_patterns("freeze", self.freeze)
+        yield from find_broken_patterns("freeze", self.freeze)
         yield from self._optimizer_rules()
 
         # Early stopping needs a metric, and no sidecar where resume has to be exact.
@@ -388,9 +388,9 @@ class TrainerConfig(Config):
         # Folders lie in model_dir, and differ from each other and from all files of the run.
         best = self.best_checkpoint_export_subdir
         summaries = self.validation_summary_subdir
-        if problem := folder_name_problem(summaries, RUN_NAMES):
+        if problem := describe_folder_name_problem(summaries, RESERVED_NAMES):
             yield "validation_summary_subdir", problem
-        if best and (problem := folder_name_problem(best, RUN_NAMES)):
+        if best and (problem := describe_folder_name_problem(best, RESERVED_NAMES)):
             yield "best_checkpoint_export_subdir", problem
         if best and best == summaries:
             yield (
@@ -403,7 +403,7 @@ class TrainerConfig(Config):
                 "is needed to keep the best; name a folder, such as best_ckpt",
             )
         for name in self.best_checkpoints:
-            if problem := folder_name_problem(name, ()):
+            if problem := describe_folder_name_problem(name, ()):
                 yield "best_checkpoints", problem
 
     def _optimizer_rules(self) -> Iterator[tuple[str, str]]:
@@ -462,7 +462,7 @@ class ExperimentConfig(Config):
       runtime: What the experiment runs on: devices, threads, precision and seed.
     """
 
-    place = ""
+    path_in_experiment = ""
 
     task: SerializeAsAny[TaskConfig] = TaskConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -473,11 +473,11 @@ class ExperimentConfig(Config):
 
         The replicas of other strategies are known only on the machine.
         """
-        yield from self._set_rules()
+        yield from self._validation_set_rules()
         if isinstance(
             self.task, TaskConfig
         ):  # the door to Model Garden has sections of other classes
-            yield from self.task.rules_with(self.trainer)
+            yield from self.task.rules_with_trainer(self.trainer)
 
         # A batch has an example for each micro-batch.
         parts = self.trainer.accumulate_steps
@@ -495,7 +495,7 @@ class ExperimentConfig(Config):
         for path, section in {"optimizer_config": self.trainer.optimizer_config, **several}.items():
             # The section of a Model Garden task has no such field.
             for place, processor in enumerate(getattr(section, "gradient_processors", ())):
-                if problem := problem_with_xla(processor.type, runtime.enable_xla, fused):
+                if problem := describe_xla_problem(processor.type, runtime.enable_xla, fused):
                     yield f"trainer.{path}.gradient_processors.{place}.type", problem
 
         if runtime.run_eagerly and fused > 1:
@@ -513,15 +513,15 @@ class ExperimentConfig(Config):
         if fused > 1:
             yield (
                 "trainer.fuse_steps",
-                f"{fused} needs one replica; {ONE_REPLICA}: set fuse_steps=1, or use one device",
+                f"{fused} needs one replica; {XLA_REPLICA_LIMIT}: set fuse_steps=1, or use one device",
             )
-        for path, batch in self.equal_batches():
+        for path, batch in self.get_training_batch_sizes():
             if batch % replicas:
-                yield path, uneven_batch_message(batch, replicas, " (runtime.virtual_cpus)")
+                yield path, describe_uneven_batch(batch, replicas, " (runtime.virtual_cpus)")
 
-    def _set_rules(self) -> Iterator[tuple[str, str]]:
+    def _validation_set_rules(self) -> Iterator[tuple[str, str]]:
         """Checks that each validation set has a name a folder can have, and that settings name existing sets."""
-        sets = validation_sets(self.task)
+        sets = get_validation_sets(self.task)
         several = "" not in sets
         if several and not sets:
             yield (
@@ -529,7 +529,7 @@ class ExperimentConfig(Config):
                 "holds no validation set; name one, or give the fields of a single one",
             )
         for name in sets if several else ():
-            if "." in name or "|" in name or folder_name_problem(name, ()):
+            if "." in name or "|" in name or describe_folder_name_problem(name, ()):
                 yield (
                     "task.validation_data",
                     f"{name!r} cannot name a validation set; use letters, digits, _ and -",
@@ -549,17 +549,17 @@ class ExperimentConfig(Config):
                 elif name not in sets:
                     yield (
                         path,
-                        f"there is no validation set {name!r}; {suggestion(name, list(sets))}",
+                        f"there is no validation set {name!r}; {suggest_names(name, list(sets))}",
                     )
 
-    def equal_batches(self) -> Iterator[tuple[str, int]]:
+    def get_training_batch_sizes(self) -> Iterator[tuple[str, int]]:
         """Yields path and size of the global batches that replicas have to share equally: those of training.
 
         In an evaluation each example counts by itself, so one replica may get more examples than
         another.
         """
-        sections = training_sets(self.task)
-        for name, data in validation_sets(self.task).items():
+        sections = get_training_sets(self.task)
+        for name, data in get_validation_sets(self.task).items():
             if getattr(data, "is_training", False):
                 sections[f"task.validation_data.{name}".rstrip(".")] = data
         for path, data in sections.items():

@@ -7,7 +7,7 @@ from typing import Literal
 
 from trainer_kit.config.schema.base import configclass
 from trainer_kit.config.schema.experiment import TaskConfig, TrainerConfig
-from trainer_kit.config.schema.number_types import Rate, SomeSteps
+from trainer_kit.config.schema.number_types import NonNegativeFloat, PositiveInt
 
 
 @configclass
@@ -28,7 +28,7 @@ class GanConfig(TaskConfig):
     updates: Literal["in_turns", "joint"] = "in_turns"
     r1_penalty: Rate = 0.0
 
-    def rules_with(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
+    def rules_with_trainer(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
         """Checks that the generator can train against an updated discriminator."""
         if self.updates == "in_turns" and trainer.accumulate_steps != 1:
             problem = f"{trainer.accumulate_steps} puts all updates after the last micro-batch"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.number_types import Above0, Rate, Steps, broken_patterns
+from trainer_kit.config.schema.number_types import PositiveFloat, NonNegativeFloat, NonNegativeInt, find_broken_patterns
 from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 
 
@@ -125,13 +125,13 @@ class GradientProcessorConfig(OpenOneOfConfig):
         """Checks that a processor is chosen, and the patterns."""
         if self.type is None:
             yield "type", f"is needed; give one of {', '.join(self.branches())}"
-        yield from broken_patterns("variables", self.variables)
+        yield from find_broken_patterns("variables", self.variables)
 
-    def shown_fields(self) -> list[str]:
-        return [*super().shown_fields(), *(["variables"] if self.variables else [])]
+    def get_active_fields(self) -> list[str]:
+        return [*super().get_active_fields(), *(["variables"] if self.variables else [])]
 
 
-def problem_with_xla(processor: str | None, enable_xla: bool, fuse_steps: int) -> str:
+def describe_xla_problem(processor: str | None, enable_xla: bool, fuse_steps: int) -> str:
     """Returns why a processor cannot be part of a step that XLA compiles, and what to do; "" if it can.
 
     With fuse_steps, a warning in the run says that XLA leaves out `check`.

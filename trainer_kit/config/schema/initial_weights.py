@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.number_types import broken_patterns
+from trainer_kit.config.schema.number_types import find_broken_patterns
 from trainer_kit.config.schema.section import ONE, SEVERAL
 
 
@@ -40,9 +40,9 @@ class InitCheckpointConfig(Config):
         """Checks that there is a path, and that the patterns and replacements are those of regular expressions."""
         if not self.path:
             yield "path", "is empty; give the path of a checkpoint"
-        yield from broken_patterns("variables", self.variables)
-        yield from broken_patterns("exclude", self.exclude)
-        broken = list(broken_patterns("rename", tuple(self.rename)))
+        yield from find_broken_patterns("variables", self.variables)
+        yield from find_broken_patterns("exclude", self.exclude)
+        broken = list(find_broken_patterns("rename", tuple(self.rename)))
         yield from broken
         for pattern, replacement in () if broken else self.rename.items():
             try:
@@ -52,12 +52,12 @@ class InitCheckpointConfig(Config):
                 yield "rename", f"{problem}; use \\1 for its first group"
 
 
-def _form(value: Any) -> str:
+def _get_union_tag(value: Any) -> str:
     # So that a mistake in a section is reported once, and not also that the list is not a path.
     return SEVERAL if isinstance(value, (list, tuple)) else ONE
 
 
 InitCheckpoint = Annotated[
     Annotated[str, Tag(ONE)] | Annotated[tuple[InitCheckpointConfig, ...], Tag(SEVERAL)],
-    Discriminator(_form),
+    Discriminator(_get_union_tag),
 ]

@@ -48,8 +48,8 @@ class MetricConfig(OpenOneOfConfig):
         if self.type is None:
             yield "type", f"is needed; give one of {', '.join(self.branches())}"
 
-    def shown_fields(self) -> list[str]:
-        return [*super().shown_fields(), *(["tensor"] if self.tensor else [])]
+    def get_active_fields(self) -> list[str]:
+        return [*super().get_active_fields(), *(["tensor"] if self.tensor else [])]
 
 
 @configclass

@@ -10,8 +10,8 @@ from pydantic import SerializeAsAny
 
 from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.experiment import TaskConfig, TrainerConfig
-from trainer_kit.config.schema.number_types import Rate, SomeSteps
-from trainer_kit.errors import suggestion
+from trainer_kit.config.schema.number_types import NonNegativeFloat, PositiveInt
+from trainer_kit.errors import suggest_names
 
 
 @configclass
@@ -102,12 +102,12 @@ class MultiTaskConfig(TaskConfig):
     train_data: None = None  # type: ignore[assignment]
     validation_data: None = None  # type: ignore[assignment]
 
-    def validation_sets(self) -> dict[str, Any]:
+    def get_validation_sets(self) -> dict[str, Any]:
         """Returns the validation data of each task that is evaluated, by the name of the task."""
         names = self.evaluated_tasks or self.task_routines
         return {name: self.task_routines[name].task_config.validation_data for name in names}
 
-    def training_sets(self) -> dict[str, Any]:
+    def get_training_sets(self) -> dict[str, Any]:
         """Returns the training data of each task, by its dotted path in the config of the experiment."""
         sections = {name: routine.task_config for name, routine in self.task_routines.items()}
         return {
@@ -115,7 +115,7 @@ class MultiTaskConfig(TaskConfig):
             for name in sections
         }
 
-    def evaluated_values(self, name: str) -> dict[str, Any]:
+    def get_evaluation_values(self, name: str) -> dict[str, Any]:
         """Returns the plain values that an evaluation depends on.
 
         Args:
@@ -152,10 +152,10 @@ class MultiTaskConfig(TaskConfig):
             if name not in self.task_routines:
                 yield (
                     "evaluated_tasks",
-                    f"there is no task {name!r}; {suggestion(name, list(self.task_routines))}",
+                    f"there is no task {name!r}; {suggest_names(name, list(self.task_routines))}",
                 )
 
-    def rules_with(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
+    def rules_with_trainer(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
         """Checks that no setting is used that is for one task: cut data, micro-batches and tensors of a step."""
         settings = {
             "accumulate_steps": trainer.accumulate_steps != 1,

@@ -18,7 +18,7 @@ SomeSteps = Annotated[int, Field(ge=1)]
 StepsOrAll = Annotated[int, Field(ge=-1)]
 
 
-def broken_patterns(field: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
+def find_broken_patterns(field: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields the problem of each of a field's patterns that is not a regular expression."""
     for pattern in patterns:
         try:
@@ -28,7 +28,7 @@ def broken_patterns(field: str, patterns: Sequence[str]) -> Iterator[tuple[str, 
             yield field, f"{pattern!r} is not a regular expression ({error}); {advice}"
 
 
-def uneven_batch_message(batch: int, replicas: int, reason: str = "") -> str:
+def describe_uneven_batch(batch: int, replicas: int, reason: str = "") -> str:
     """Returns what is wrong with a batch that replicas cannot share equally, and the nearest sizes that they can."""
     rest = batch % replicas
     nearest = [str(size) for size in (batch - rest, batch - rest + replicas) if size]

@@ -52,7 +52,7 @@ class OpenOneOfConfig(OneOfConfig):
 
     registry: ClassVar[Registry[Branch]] = Registry("branch")
 
-    own: SerializeAsAny[Config] | None = None
+    registered_section: SerializeAsAny[Config] | None = None
 
     def __post_init__(self) -> None:
         known = self.branches()
@@ -63,7 +63,7 @@ class OpenOneOfConfig(OneOfConfig):
             raise FieldError(type(self), [Mistake("type", f"{self.type!r} is not one of {names}")])
         registered = self.type in self.registry
         if registered:
-            object.__setattr__(self, str(self.type), self.own)
+            object.__setattr__(self, str(self.type), self.registered_section)
         super().__post_init__()
         object.__setattr__(self, "own", self.get() if registered else None)
 
@@ -77,9 +77,9 @@ class OpenOneOfConfig(OneOfConfig):
         }
 
     @classmethod
-    def field_infos(cls) -> dict[str, FieldInfo]:
+    def get_field_infos(cls) -> dict[str, FieldInfo]:
         """Returns pydantic's description of each field, with the registered branches in place of `own`."""
-        fields = super().field_infos()
+        fields = super().get_field_infos()
         if not fields:
             return {}
         branches = cls.branches()
@@ -93,11 +93,11 @@ class OpenOneOfConfig(OneOfConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _arranged(cls, given: Any) -> Any:
+    def _move_registered_section(cls, arguments: Any) -> Any:
         """Moves the section of the chosen branch to the field `own` if the branch is registered."""
-        values = given.kwargs if isinstance(given, ArgsKwargs) else given
+        values = arguments.kwargs if isinstance(arguments, ArgsKwargs) else arguments
         if not isinstance(values, Mapping):
-            return given
+            return arguments
         sections = {name: value for name, value in values.items() if name in cls.registry}
         arranged = {name: value for name, value in values.items() if name not in sections}
         chosen = str(values.get("type"))
@@ -109,7 +109,7 @@ class OpenOneOfConfig(OneOfConfig):
             arranged["own"] = section if isinstance(section, config_class) else None
         else:
             arranged["own"] = None
-        return ArgsKwargs((), arranged) if isinstance(given, ArgsKwargs) else arranged
+        return ArgsKwargs((), arranged) if isinstance(arguments, ArgsKwargs) else arranged
 
 
 def register_branch(

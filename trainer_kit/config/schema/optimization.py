@@ -16,17 +16,17 @@ from pydantic import Field
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
 from trainer_kit.config.schema.number_types import (
-    Above0,
-    Fraction,
-    PositiveFraction,
-    Rate,
-    SomeSteps,
-    Steps,
-    broken_patterns,
+    PositiveFloat,
+    UnitFloat,
+    PositiveUnitFloat,
+    NonNegativeFloat,
+    PositiveInt,
+    NonNegativeInt,
+    find_broken_patterns,
 )
 from trainer_kit.config.schema.optimizers import BaseOptimizerConfig, OptimizerConfig
 from trainer_kit.config.schema.schedules import LrConfig, WarmupConfig
-from trainer_kit.errors import suggestion
+from trainer_kit.errors import suggest_names
 
 AVERAGE, WEIGHTS = (
     "average",
@@ -77,7 +77,7 @@ class EMAConfig(BaseOptimizerConfig):
         known = [AVERAGE, WEIGHTS, *self.more_decays]
         for name, times in Counter(self.evaluate).items():
             if name not in known:
-                yield "evaluate", f"there is no average {name!r}; {suggestion(name, known)}"
+                yield "evaluate", f"there is no average {name!r}; {suggest_names(name, known)}"
             elif times > 1:
                 yield "evaluate", f"names {name} {times} times; name it once"
 
@@ -98,7 +98,7 @@ class RateMultiplierConfig(Config):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that `variables` is a regular expression."""
-        yield from broken_patterns("variables", [self.variables])
+        yield from find_broken_patterns("variables", [self.variables])
 
 
 @configclass
@@ -121,7 +121,7 @@ class LayerDecayConfig(Config):
         """Checks that there are layers, and that they are regular expressions."""
         if not self.layers:
             yield "layers", "is empty; list the patterns of the layers from input to output"
-        yield from broken_patterns("layers", self.layers)
+        yield from find_broken_patterns("layers", self.layers)
 
 
 @configclass
@@ -191,7 +191,7 @@ class NamedOptimizerConfig(OptimizationConfig):
                 "optimizer.type",
                 "is needed: each of trainer.optimizers has an optimizer of its own",
             )
-        yield from broken_patterns("variables", self.variables)
+        yield from find_broken_patterns("variables", self.variables)
         if self.accumulate and self.period == 1:
             yield (
                 "accumulate",

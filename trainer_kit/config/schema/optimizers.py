@@ -14,13 +14,13 @@ from pydantic import Field
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config, configclass
 from trainer_kit.config.schema.number_types import (
-    Above0,
+    PositiveFloat,
     Decay,
-    Fraction,
-    PositiveFraction,
-    Rate,
-    SomeSteps,
-    Steps,
+    UnitFloat,
+    PositiveUnitFloat,
+    NonNegativeFloat,
+    PositiveInt,
+    NonNegativeInt,
 )
 from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 

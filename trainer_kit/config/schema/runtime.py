@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.number_types import Above0, SomeSteps, Steps, StepsOrAll
+from trainer_kit.config.schema.number_types import PositiveFloat, PositiveInt, NonNegativeInt, IntFromMinusOne
 
 ALL_REDUCE_ALGORITHMS = {
     "mirrored": ("nccl", "hierarchical_copy"),
@@ -70,7 +70,7 @@ class RuntimeConfig(Config):
         of a sum.
     """
 
-    place = "runtime"
+    path_in_experiment = "runtime"
 
     distribution_strategy: Literal[
         "auto", "off", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu"

@@ -14,7 +14,7 @@ from pydantic import Field
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.durations import PartOfRun
-from trainer_kit.config.schema.number_types import Above0, Fraction, Rate, Steps
+from trainer_kit.config.schema.number_types import PositiveFloat, UnitFloat, NonNegativeFloat, NonNegativeInt
 from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 
 
@@ -283,7 +283,7 @@ class PowerDecayWithOffsetLrConfig(Config):
     pre_offset_learning_rate: Rate = 1.0e6
 
 
-_NEEDED = (
+_REQUIRED_FIELDS = (
     "initial_learning_rate",
     "max_learning_rate",
     "decay_rate",
@@ -336,7 +336,7 @@ class LrConfig(OpenOneOfConfig):
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that the chosen schedule has all the numbers that it needs."""
         chosen = self.get()
-        for name in _NEEDED:
+        for name in _REQUIRED_FIELDS:
             if chosen is not None and getattr(chosen, name, 0) is None:
                 yield (
                     f"{self.type}.{name}",

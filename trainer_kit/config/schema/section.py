@@ -9,7 +9,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from trainer_kit.config.schema.durations import Duration, RoundedSteps
-from trainer_kit.config.sources.layer import join
+from trainer_kit.config.sources.layer import join_keys
 from trainer_kit.errors import ConfigError, Mistake, add_note
 from trainer_kit.errors.user_frames import caller_location
 
@@ -17,7 +17,7 @@ ONE, SEVERAL = (
     "(one)",
     "(several)",
 )  # what pydantic puts into the place of a mistake in such a field
-_BUILDERS = (__name__, "trainer_kit.config.schema.base")
+_CONFIG_CLASS_MODULES = (__name__, "trainer_kit.config.schema.base")
 
 
 class Section:
@@ -35,19 +35,19 @@ class Section:
 
     one_or_several: tuple[str, ...] = ()
     merges_values: bool = False
-    place: str | None = None
+    path_in_experiment: str | None = None
     is_choice: bool = False  # between branches, of which a field names one
 
     @classmethod
-    def field_infos(cls) -> dict[str, FieldInfo]:
+    def get_field_infos(cls) -> dict[str, FieldInfo]:
         """Returns pydantic's description of each field by name; none for a class without fields."""
         return dict(getattr(cls, "__pydantic_fields__", {}))
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain nested dicts, lists and scalars, ready for YAML; of a "oneof" only the chosen branch."""
-        return {name: plain(getattr(self, name)) for name in self.shown_fields()}
+        return {name: to_plain_data(getattr(self, name)) for name in self.get_active_fields()}
 
-    def shown_fields(self) -> list[str]:
+    def get_active_fields(self) -> list[str]:
         """Returns the names of the fields that count; of a "oneof" only the chosen branch."""
         return [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
 
@@ -60,19 +60,19 @@ class FieldError(ConfigError):
         in an experiment.
     """
 
-    def __init__(self, config_class: type[Section], inner: Sequence[Mistake]) -> None:
-        self.inner = tuple(inner)
-        place = place_of(config_class)
+    def __init__(self, config_class: type[Section], relative_mistakes: Sequence[Mistake]) -> None:
+        self.relative_mistakes = tuple(relative_mistakes)
+        place = get_path_in_experiment(config_class)
         super().__init__(
-            dataclasses.replace(mistake, path=join(place, mistake.path)) for mistake in inner
+            dataclasses.replace(mistake, path=join_keys(place, mistake.path)) for mistake in relative_mistakes
         )
-        if location := caller_location(_BUILDERS):
+        if location := caller_location(_CONFIG_CLASS_MODULES):
             add_note(self, f"given in {location}")
 
 
-def place_of(config_class: type[Section]) -> str:
+def get_path_in_experiment(config_class: type[Section]) -> str:
     """Returns the path of such a section in an experiment, or the name of its class."""
-    return config_class.__name__ if config_class.place is None else config_class.place
+    return config_class.__name__ if config_class.path_in_experiment is None else config_class.path_in_experiment
 
 
 def is_configclass(cls: object) -> bool:
@@ -80,23 +80,23 @@ def is_configclass(cls: object) -> bool:
     return isinstance(cls, type) and issubclass(cls, Section) and "__pydantic_fields__" in vars(cls)
 
 
-def gives_several(section: type[Section], value: Mapping[Any, Any]) -> bool:
+def has_several_sections(section_class: type[Section], value: Mapping[Any, Any]) -> bool:
     """Whether a mapping, given for a section that may be one or several, gives several of them by name."""
-    fields = vars(section)["__pydantic_fields__"].keys()
+    fields = vars(section_class)["__pydantic_fields__"].keys()
     are_sections = all(
         item is None or isinstance(item, (Mapping, Section)) for item in value.values()
     )
     return bool(value) and not fields & value.keys() and are_sections
 
 
-def plain(value: Any) -> Any:
+def to_plain_data(value: Any) -> Any:
     """Returns a value of a config as plain nested dicts, lists and scalars."""
     if isinstance(value, Section):
         return value.as_dict()
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_plain_data(item) for item in value]
     if isinstance(value, Duration):
         return str(value)
     return int(value) if isinstance(value, RoundedSteps) else value

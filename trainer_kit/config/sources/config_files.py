@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit.config.sources import yaml_loader
-from trainer_kit.config.sources.layer import Layer, put
-from trainer_kit.errors import ConfigError, Mistake, path_suggestion
+from trainer_kit.config.sources.layer import ConfigLayer, insert_value
+from trainer_kit.errors import ConfigError, Mistake, suggest_paths
 from trainer_kit.files import is_remote
 
 OVERRIDE_FLAG = "--params_override"
@@ -32,8 +32,8 @@ def read_config_file(path: str | os.PathLike[str]) -> Layer:
     name = os.fspath(path)
     text = read_text(name)
     parsed = yaml_loader.parse(text, name)
-    values = _mapping(parsed.values, f"{name}:1:1")
-    return Layer(values, {where: f"{name}:{line}" for where, line in parsed.lines.items()})
+    values = _check_mapping(parsed.values, f"{name}:1:1")
+    return ConfigLayer(values, {where: f"{name}:{line}" for where, line in parsed.lines.items()})
 
 
 def read_params_override(text: str) -> Layer:
@@ -49,7 +49,7 @@ def read_params_override(text: str) -> Layer:
     """
     yaml_loader.check_length(text, OVERRIDE_FLAG)
     if not text.strip():
-        return Layer()
+        return ConfigLayer()
     one_line = "\n" not in text.strip()
     if one_line and text.strip().endswith(_SUFFIXES) and not text.lstrip().startswith("{"):
         if os.path.exists(text.strip()) or not _ASSIGNMENT.match(text):
@@ -57,8 +57,8 @@ def read_params_override(text: str) -> Layer:
     if _ASSIGNMENT.match(text):
         return _read_assignments(text)
     parsed = yaml_loader.parse(text, OVERRIDE_FLAG)
-    values = _mapping(parsed.values, OVERRIDE_FLAG)
-    return Layer(values, dict.fromkeys(parsed.lines, OVERRIDE_FLAG))
+    values = _check_mapping(parsed.values, OVERRIDE_FLAG)
+    return ConfigLayer(values, dict.fromkeys(parsed.lines, OVERRIDE_FLAG))
 
 
 def read_text(name: str) -> str:
@@ -73,7 +73,7 @@ def read_text(name: str) -> str:
     try:
         with open(name, encoding="utf-8") as stream:
             text = stream.read(
-                yaml_loader.MOST_CHARACTERS + 1
+                yaml_loader.MAX_CHARACTERS + 1
             )  # of a file that has no end, no more
     except FileNotFoundError:
         near = [
@@ -81,7 +81,7 @@ def read_text(name: str) -> str:
             for file in Path(name).parent.glob("[!.]*")
             if file.suffix in (Path(name).suffix, *_SUFFIXES, ".gin")
         ]
-        advice = path_suggestion(Path(name), near, "config files")
+        advice = suggest_paths(Path(name), near, "config files")
         raise ConfigError([Mistake("", "there is no such file", advice, name)]) from None
     except OSError as error:
         raise ConfigError(
@@ -94,7 +94,7 @@ def read_text(name: str) -> str:
     return text
 
 
-def _mapping(values: Any, origin: str) -> dict[str, Any]:
+def _check_mapping(values: Any, origin: str) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -115,7 +115,7 @@ def _read_assignments(text: str) -> Layer:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     mistakes: list[Mistake] = []
-    for piece in _pieces(text):
+    for piece in _split_assignments(text):
         key, equals, written = (part.strip() for part in piece.partition("="))
         if not equals or not all(key.split(".")):
             advice = "write a.b=c,d=e; put a value with commas in brackets or quotes"
@@ -129,17 +129,17 @@ def _read_assignments(text: str) -> Layer:
                 value = yaml_loader.parse(written, OVERRIDE_FLAG).values
             elif written:
                 value = yaml_loader.parse_scalar(written)
-            if problem := put(values, key, value):
+            if problem := insert_value(values, key, value):
                 mistakes.append(Mistake(key, problem, "keep one", OVERRIDE_FLAG))
         except ConfigError as error:
             mistakes += [Mistake(key, m.problem, m.advice, OVERRIDE_FLAG) for m in error.mistakes]
         origins[key] = OVERRIDE_FLAG
     if mistakes:
         raise ConfigError(mistakes)
-    return Layer(values, origins)
+    return ConfigLayer(values, origins)
 
 
-def _pieces(text: str) -> list[str]:
+def _split_assignments(text: str) -> list[str]:
     """Splits at the commas that are outside of brackets and quotes.
 
     Raises:

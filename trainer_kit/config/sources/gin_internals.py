@@ -13,7 +13,7 @@ from typing import Any
 from trainer_kit.errors import UsageError
 
 
-def registered_names(gin: Any) -> list[str]:
+def list_registered_names(gin: Any) -> list[str]:
     """Returns the complete selectors of everything that is registered in gin.
 
     Raises:
@@ -29,7 +29,7 @@ def registered_names(gin: Any) -> list[str]:
         ) from error
 
 
-def matching_names(gin: Any, selector: str) -> list[str]:
+def find_matching_names(gin: Any, selector: str) -> list[str]:
     """Returns the complete selectors of all that is registered under a name or the end of it."""
-    names = registered_names(gin)
+    names = list_registered_names(gin)
     return [name for name in names if name == selector or name.endswith(f".{selector}")]

@@ -36,7 +36,7 @@ class Binding:
     argument: str
     value: Any
     origin: str
-    unknown: tuple[str, ...]
+    unknown_names: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Binding:
 
 
 @dataclass
-class Scan:
+class GinStatements:
     """The statements of all gin sources, in order. `imports` are (module, origin)."""
 
     bindings: list[Binding] = field(default_factory=list)
@@ -55,9 +55,9 @@ class Scan:
     mistakes: list[Mistake] = field(default_factory=list)
 
 
-def scan(gin: Any, files: Sequence[str], bindings: Sequence[str]) -> Scan:
+def scan_gin(gin: Any, files: Sequence[str], bindings: Sequence[str]) -> Scan:
     """Returns the statements of gin files, of the files that they include, and then of binding texts."""
-    found = Scan()
+    found = GinStatements()
     for path in files:
         _scan_file(gin, path, found, ())
     for text in bindings:
@@ -65,55 +65,55 @@ def scan(gin: Any, files: Sequence[str], bindings: Sequence[str]) -> Scan:
     return found
 
 
-def _scan_file(gin: Any, path: str, found: Scan, around: tuple[str, ...]) -> None:
-    if os.path.abspath(path) in around:
-        found.mistakes.append(
+def _scan_file(gin: Any, path: str, statements: Scan, including_files: tuple[str, ...]) -> None:
+    if os.path.abspath(path) in including_files:
+        statements.mistakes.append(
             Mistake("", "includes itself", "remove one of the include lines", path)
         )
         return
     try:
         text = read_text(path)
     except ConfigError as error:
-        found.mistakes += error.mistakes
+        statements.mistakes += error.mistakes
         return
-    _scan_text(gin, text, path, found, (*around, os.path.abspath(path)))
+    _scan_text(gin, text, path, statements, (*including_files, os.path.abspath(path)))
 
 
-def _scan_text(gin: Any, text: str, path: str, found: Scan, around: tuple[str, ...]) -> None:
+def _scan_text(gin: Any, text: str, path: str, statements: Scan, including_files: tuple[str, ...]) -> None:
     try:
         for statement in gin.config_parser.ConfigParser(
             text, gin.config.ParserDelegate(skip_unknown=True)
         ):
-            _note(gin, statement, path, found, around)
+            _add_statement(gin, statement, path, statements, including_files)
     except (SyntaxError, tokenize.TokenError, ValueError) as error:
-        line, problem = _where(error)
+        line, problem = _locate_error(error)
         place = PARAMS_FLAG if not path else path if line is None else f"{path}:{line}"
         problem = f"is not gin: {problem}" if path else f"{text.strip()!r} is not gin: {problem}"
-        found.mistakes.append(Mistake("", problem, _ADVICE, place))
+        statements.mistakes.append(Mistake("", problem, _ADVICE, place))
 
 
-def _note(gin: Any, statement: Any, path: str, found: Scan, around: tuple[str, ...]) -> None:
+def _add_statement(gin: Any, statement: Any, path: str, statements: Scan, including_files: tuple[str, ...]) -> None:
     parser = gin.config_parser
     origin = f"{path}:{statement.location.line_num}" if path else PARAMS_FLAG
     if isinstance(statement, parser.BindingStatement):
         names = statement.scope, statement.selector, statement.arg_name
-        found.bindings.append(
-            Binding(*names, statement.value, origin, _unknown_names(gin, statement.value))
+        statements.bindings.append(
+            Binding(*names, statement.value, origin, _find_unknown_names(gin, statement.value))
         )
     elif isinstance(statement, parser.ImportStatement):
         if statement.module.startswith("__gin__."):
             problem = f"{statement.module} is not supported"
-            found.mistakes.append(
+            statements.mistakes.append(
                 Mistake("", problem, "register with @gin.configurable instead", origin)
             )
         else:
-            found.imports.append((statement.module, origin))
+            statements.imports.append((statement.module, origin))
     elif isinstance(statement, parser.IncludeStatement):
         beside = os.path.join(os.path.dirname(path), statement.filename)
-        _scan_file(gin, beside if os.path.exists(beside) else statement.filename, found, around)
+        _scan_file(gin, beside if os.path.exists(beside) else statement.filename, statements, including_files)
 
 
-def _unknown_names(gin: Any, value: Any) -> tuple[str, ...]:
+def _find_unknown_names(gin: Any, value: Any) -> tuple[str, ...]:
     """Returns the names that a value refers to, and that nothing is registered under."""
     unknown, inside = [], [value]
     for item in inside:
@@ -128,7 +128,7 @@ def _unknown_names(gin: Any, value: Any) -> tuple[str, ...]:
     return tuple(unknown)
 
 
-def _where(error: Exception) -> tuple[int | None, str]:
+def _locate_error(error: Exception) -> tuple[int | None, str]:
     """Returns the line of a mistake, and what is wrong."""
     if isinstance(error, SyntaxError):
         unread = re.search(r"Failed to parse token '(.*)'", str(error.msg), re.DOTALL)

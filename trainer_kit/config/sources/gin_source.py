@@ -27,27 +27,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_kit.config.allowed_values import show
+from trainer_kit.config.allowed_values import format_value
 from trainer_kit.config.discovery import import_user_module
 from trainer_kit.config.experiments import experiments, get_experiment
-from trainer_kit.config.fields import fields_of, sections
+from trainer_kit.config.fields import get_fields, list_sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.sources.gin_internals import matching_names, registered_names
-from trainer_kit.config.sources.gin_scan import Binding, Scan, scan
-from trainer_kit.config.sources.layer import Layer, join, put
-from trainer_kit.errors import ConfigError, Mistake, UsageError, near_names, suggestion
+from trainer_kit.config.sources.gin_internals import find_matching_names, list_registered_names
+from trainer_kit.config.sources.gin_scan import Binding, GinStatements, scan_gin
+from trainer_kit.config.sources.layer import ConfigLayer, join_keys, insert_value
+from trainer_kit.errors import ConfigError, Mistake, UsageError, find_similar_names, suggest_names
 
 _SECTIONS, _EXPERIMENTS = "trainer_kit", "experiment"  # the module parts of our selectors
 
 # The selectors of the experiment of the last first pass, and the scopes in which each is read.
-_selectors: dict[str, list[str]] = {}
+_scopes_by_selector: dict[str, list[str]] = {}
 # The names of other code that this process has bound, as (scope, selector, argument). gin cannot
 # unbind a single one.
-_bound: set[tuple[str, str, str]] = set()
+_bound_external_names: set[tuple[str, str, str]] = set()
 
 
 @dataclass(frozen=True)
-class FirstPass:
+class GinFirstPass:
     """The result of the first reading of gin.
 
     Attributes:
@@ -62,12 +62,12 @@ class FirstPass:
 
     config: ExperimentConfig
     layer: Layer
-    arguments: dict[str, str] = field(default_factory=dict)
+    argument_origins: dict[str, str] = field(default_factory=dict)
     mistakes: tuple[Mistake, ...] = ()
     near_misses: tuple[Mistake, ...] = ()
 
 
-def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> FirstPass:
+def run_gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> FirstPass:
     """Reads what gin binds for the experiment `name`: its factory's arguments and its sections; skips unknown names.
 
     gin's imports are left to the second pass. Files go before bindings; the last binding of a value
@@ -86,20 +86,20 @@ def gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> 
     experiments.lookup(name)
     gin = importlib.import_module("gin")
     with gin.unlock_config():
-        reading = _Reading(gin, scan(gin, files, bindings))
+        reading = _BindingReader(gin, scan_gin(gin, files, bindings))
         try:
-            config = reading.make_config(name)
+            config = reading.create_config(name)
         except ConfigError as error:
             raise ConfigError([*reading.mistakes, *error.mistakes]) from error
         layer = reading.read_sections(config)
-        reading.note_unread()
+        reading.add_unread_mistakes()
     mistakes = dict.fromkeys(reading.mistakes)  # sections of one class may have the same one
-    return FirstPass(
-        config, layer, reading.arguments, tuple(mistakes), tuple(reading.near_misses())
+    return GinFirstPass(
+        config, layer, reading.argument_origins, tuple(mistakes), tuple(reading.find_near_misses())
     )
 
 
-def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
+def run_gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
     """Binds all other names. Called after the task's modules are imported, before their code runs.
 
     Modules that a gin file imports are imported here.
@@ -113,13 +113,13 @@ def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
     gin = importlib.import_module("gin")
     mistakes: list[Mistake] = []
     with gin.unlock_config():
-        for module, origin in scan(gin, files, bindings).imports:
+        for module, origin in scan_gin(gin, files, bindings).imports:
             try:
                 import_user_module(module, origin)
             except UsageError as error:
                 mistakes.append(Mistake("", str(error)))
-        statements = scan(gin, files, bindings)
-        mistakes += [*statements.mistakes, *_bind_others(gin, statements, strict=True)]
+        statements = scan_gin(gin, files, bindings)
+        mistakes += [*statements.mistakes, *_bind_external_names(gin, statements, strict=True)]
         if not mistakes:
             try:
                 gin.finalize()
@@ -129,43 +129,43 @@ def gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
         raise ConfigError(mistakes)
 
 
-def operative_gin() -> str:
+def get_operative_gin_config() -> str:
     """Returns gin's list of the bindings and defaults that have been used so far; "" when gin is not in use."""
     return str(sys.modules["gin"].operative_config_str()) if "gin" in sys.modules else ""
 
 
-def experiment_selector(name: str) -> str:
+def format_gin_selector(name: str) -> str:
     """Returns the complete name of an experiment in gin: `vision/cifar-10` is experiment.vision.cifar_10."""
     words = [re.sub(r"\W", "_", part) for part in name.split("/")]
     return ".".join([_EXPERIMENTS, *(f"_{word}" if word[0].isdigit() else word for word in words)])
 
 
-class _Reading:
+class _BindingReader:
     """Reads the values for an experiment from gin statements, and collects the mistakes in them."""
 
     def __init__(self, gin: Any, statements: Scan) -> None:
         self._gin = gin
         self._statements = statements
-        self._read: set[tuple[str, str]] = (
+        self._used_bindings: set[tuple[str, str]] = (
             set()
         )  # the scopes and selectors of bindings that something reads
         self.mistakes = list(statements.mistakes)
-        self.arguments: dict[str, str] = {}
+        self.argument_origins: dict[str, str] = {}
 
-    def make_config(self, name: str) -> ExperimentConfig:
+    def create_config(self, name: str) -> ExperimentConfig:
         """Returns the config of the experiment's factory with its bound arguments; without them if it fails."""
-        selector = experiment_selector(name)
+        selector = format_gin_selector(name)
         scope = "/".join(selector.split(".")[1:-1])
-        _selectors.clear()
-        _selectors[selector] = [scope]
-        before = set(_bound)
-        _bound.clear()
-        self.mistakes += _bind_others(self._gin, self._statements, strict=False)
-        for stale in sorted(before - _bound):
+        _scopes_by_selector.clear()
+        _scopes_by_selector[selector] = [scope]
+        before = set(_bound_external_names)
+        _bound_external_names.clear()
+        self.mistakes += _bind_external_names(self._gin, self._statements, strict=False)
+        for stale in sorted(before - _bound_external_names):
             problem = "an earlier run of this process has bound it, and gin keeps it"
             bound = "{}/{}.{}".format(*stale).lstrip("/")
             self.mistakes.append(Mistake(bound, problem, "start each run in a new process", "gin"))
-        _bound.update(before)
+        _bound_external_names.update(before)
 
         values, origins = self._read_values(selector, scope)
         parameters = inspect.signature(experiments.lookup(name)).parameters
@@ -175,74 +175,74 @@ class _Reading:
         for argument in list(values):
             if argument not in parameters and not takes_any:
                 problem = "the experiment's factory has no such argument"
-                advice = suggestion(argument, list(parameters))
+                advice = suggest_names(argument, list(parameters))
                 self.mistakes.append(
                     Mistake(f"{name}.{argument}", problem, advice, origins.pop(argument))
                 )
                 del values[argument]
 
-        self.arguments = {f"{name}.{argument}": origin for argument, origin in origins.items()}
+        self.argument_origins = {f"{name}.{argument}": origin for argument, origin in origins.items()}
         if values:
             try:
                 return get_experiment(name, **values)
             except Exception as error:
-                given = ", ".join(f"{argument}={show(value)}" for argument, value in values.items())
+                given = ", ".join(f"{argument}={format_value(value)}" for argument, value in values.items())
                 places = ", ".join(dict.fromkeys(origins.values()))
                 self.mistakes.append(
-                    Mistake(name, f"the factory fails with {given}", _reason(error), places)
+                    Mistake(name, f"the factory fails with {given}", _format_error(error), places)
                 )
         return get_experiment(name)
 
     def read_sections(self, config: ExperimentConfig) -> Layer:
         """Returns the values that are bound for the sections of `config`."""
         parts = []
-        for path, config_class, is_present in sections(config):
-            if fields_of(config_class):
+        for path, config_class, is_present in list_sections(config):
+            if get_fields(config_class):
                 selector = f"{_SECTIONS}.{config_class.__name__}"
                 scope = path.rpartition(".")[2]
                 parts.append((path, selector, scope, is_present))
-                _selectors.setdefault(selector, []).append(scope)
+                _scopes_by_selector.setdefault(selector, []).append(scope)
         uses = Counter(selector for _, selector, _, _ in parts)
-        layer = Layer({}, {})
+        layer = ConfigLayer({}, {})
         for path, selector, scope, is_present in parts:
             is_named = any(
-                b.scope == scope and _selector_of(b) == selector for b in self._statements.bindings
+                b.scope == scope and _find_selector(b) == selector for b in self._statements.bindings
             )
             if not is_present and uses[selector] > 1 and not is_named:
                 continue  # a binding for others of this class must not bring this one into being
             values, origins = self._read_values(selector, scope)
             for argument, value in values.items():
-                where = join(path, argument)
-                if problem := put(layer.values, where, value):
+                where = join_keys(path, argument)
+                if problem := insert_value(layer.values, where, value):
                     self.mistakes.append(Mistake(where, problem, "keep one", origins[argument]))
                 layer.origins[where] = origins[argument]
         return layer
 
-    def note_unread(self) -> None:
+    def add_unread_mistakes(self) -> None:
         """Notes a mistake for each binding of a section that no section has read: its scope is wrong."""
         for binding in self._statements.bindings:
-            selector = _selector_of(binding)
-            if not selector or (binding.scope, selector) in self._read:
+            selector = _find_selector(binding)
+            if not selector or (binding.scope, selector) in self._used_bindings:
                 continue
-            scopes = [scope for scope in dict.fromkeys(_selectors[selector]) if scope]
+            scopes = [scope for scope in dict.fromkeys(_scopes_by_selector[selector]) if scope]
             where = (
                 f"in the scope {binding.scope}"
                 if binding.scope
                 else "without a scope: several have this class"
             )
             problem = f"no section reads {binding.selector} {where}"
-            advice = suggestion(binding.scope, scopes) if scopes else "write it without a scope"
+            advice = suggest_names(binding.scope, scopes) if scopes else "write it without a scope"
             if not binding.scope:
                 advice = f"name one: {', '.join(f'{scope}/{binding.name}' for scope in scopes)}"
             self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
 
-    def near_misses(self) -> list[Mistake]:
+    def find_near_misses(self) -> list[Mistake]:
         """Returns the bindings of unknown names that look like one of ours. A module imported later may have them."""
-        ours = [selector.rpartition(".")[2] for selector in _selectors]
+        ours = [selector.rpartition(".")[2] for selector in _scopes_by_selector]
         mistakes = []
         for binding in self._statements.bindings:
-            near = near_names(binding.selector.rpartition(".")[2], ours)
-            is_known = _selector_of(binding) or matching_names(self._gin, binding.selector)
+            near = find_similar_names(binding.selector.rpartition(".")[2], ours)
+            is_known = _find_selector(binding) or find_matching_names(self._gin, binding.selector)
             if near and binding.argument and not is_known:
                 problem = f"nothing called {binding.selector} is registered"
                 advice = f"did you mean {' or '.join(near)}?"
@@ -254,10 +254,10 @@ class _Reading:
         bindings = [
             binding
             for binding in self._statements.bindings
-            if _selector_of(binding) == selector
+            if _find_selector(binding) == selector
             and f"{scope}/".startswith(f"{binding.scope}/".lstrip("/"))
         ]
-        self._read |= {(binding.scope, selector) for binding in bindings}
+        self._used_bindings |= {(binding.scope, selector) for binding in bindings}
         values: dict[str, Any] = {}
         origins: dict[str, str] = {}
         # The longest scope wins, and of equal ones the last binding.
@@ -266,8 +266,8 @@ class _Reading:
             for binding in sorted(bindings, key=lambda binding: len(binding.scope))
         }
         for argument, binding in chosen.items():
-            if binding.unknown:
-                problem = f"refers to @{binding.unknown[0]}, which is not registered yet"
+            if binding.unknown_names:
+                problem = f"refers to @{binding.unknown_names[0]}, which is not registered yet"
                 advice = "give a plain value, or import its module first"
                 self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
                 continue
@@ -279,7 +279,7 @@ class _Reading:
                 origins[argument] = binding.origin
             except Exception as error:
                 problem = "gin cannot make the value"
-                advice = _reason(error)
+                advice = _format_error(error)
                 if "macro() missing" in advice:  # gin's own words for a macro without a value
                     problem = "the value uses a macro that is not defined"
                     advice = "define each %name in it: name = ..."
@@ -287,33 +287,33 @@ class _Reading:
         return values, origins
 
 
-def _selector_of(binding: Binding) -> str:
+def _find_selector(binding: Binding) -> str:
     """Returns the complete selector of the present experiment that a binding is for; "" if there is none."""
     if not binding.argument:
         return ""
     return next(
-        (selector for selector in _selectors if f".{selector}".endswith(f".{binding.selector}")), ""
+        (selector for selector in _scopes_by_selector if f".{selector}".endswith(f".{binding.selector}")), ""
     )
 
 
-def _bind_others(gin: Any, statements: Scan, strict: bool) -> list[Mistake]:
+def _bind_external_names(gin: Any, statements: Scan, strict: bool) -> list[Mistake]:
     """Binds macros and names that other code has registered; returns mistakes, unknown names only if `strict`."""
     mistakes = []
     for binding in statements.bindings:
         if not binding.argument:
             gin.bind_parameter((binding.name, "gin.macro", "value"), binding.value)
             continue
-        if _selector_of(binding):
+        if _find_selector(binding):
             continue
-        matches = matching_names(gin, binding.selector)
-        if not matches or binding.unknown:
+        matches = find_matching_names(gin, binding.selector)
+        if not matches or binding.unknown_names:
             for name in (
-                [*([] if matches else [binding.selector]), *binding.unknown] if strict else []
+                [*([] if matches else [binding.selector]), *binding.unknown_names] if strict else []
             ):
                 others = [
-                    other.rpartition(".")[2] for other in (*registered_names(gin), *_selectors)
+                    other.rpartition(".")[2] for other in (*list_registered_names(gin), *_scopes_by_selector)
                 ]
-                advice = suggestion(name.rpartition(".")[2], others)
+                advice = suggest_names(name.rpartition(".")[2], others)
                 mistakes.append(
                     Mistake(
                         binding.name, f"nothing called {name} is registered", advice, binding.origin
@@ -324,16 +324,16 @@ def _bind_others(gin: Any, statements: Scan, strict: bool) -> list[Mistake]:
                 gin.bind_parameter(
                     (binding.scope, binding.selector, binding.argument), binding.value
                 )
-                _bound.add((binding.scope, matches[0], binding.argument))
+                _bound_external_names.add((binding.scope, matches[0], binding.argument))
             except (
                 KeyError,
                 ValueError,
             ) as error:  # for an argument that is not there, and for an ambiguous name
                 mistakes.append(
-                    Mistake(binding.name, "gin refuses the binding", _reason(error), binding.origin)
+                    Mistake(binding.name, "gin refuses the binding", _format_error(error), binding.origin)
                 )
     return mistakes
 
 
-def _reason(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Layer:
+class ConfigLayer:
     """The values of one source.
 
     Attributes:
@@ -22,27 +22,27 @@ class Layer:
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
-    complete: bool = False
+    replaces_named_sections: bool = False
 
-    def origin(self, path: str) -> str:
+    def find_origin(self, path: str) -> str:
         """Returns where `path` was written; for a path without an entry, where its section was; else ""."""
         while path not in self.origins and "." in path:
             path = path.rpartition(".")[0]
         return self.origins.get(path, "")
 
 
-def join(*parts: object) -> str:
+def join_keys(*parts: object) -> str:
     """Returns the dotted path made of `parts`, leaving out empty ones."""
     return ".".join(str(part) for part in parts if part != "")
 
 
-def put(values: dict[str, Any], path: str, value: Any) -> str:
+def insert_value(values: dict[str, Any], path: str, value: Any) -> str:
     """Puts a value at a dotted path into nested dicts; returns what is wrong, if anything."""
     *around, name = path.split(".")
     for depth, part in enumerate(around, 1):
         inner = values.setdefault(part, {})
         if not isinstance(inner, dict):
-            return f"cannot be set: {join(*around[:depth])} itself is set to a value"
+            return f"cannot be set: {join_keys(*around[:depth])} itself is set to a value"
         values = inner
     if name in values:
         return "is given twice"
@@ -50,15 +50,15 @@ def put(values: dict[str, Any], path: str, value: Any) -> str:
     return ""
 
 
-def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+def unflatten_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns nested dicts in place of dotted paths."""
     nested: dict[str, Any] = {}
     for path, value in values.items():
-        put(nested, path, value)
+        insert_value(nested, path, value)
     return nested
 
 
-def given_inside(origins: dict[str, str], path: str) -> list[str]:
+def list_paths_inside(origins: dict[str, str], path: str) -> list[str]:
     """Returns the paths in `origins` that are `path` or inside it."""
     return [given for given in origins if is_inside(given, path)]
 

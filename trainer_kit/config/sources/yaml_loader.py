@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from trainer_kit.config.sources.layer import join
+from trainer_kit.config.sources.layer import join_keys
 from trainer_kit.errors import ConfigError, Mistake
 
 _TAG = "tag:yaml.org,2002:"
@@ -33,13 +33,13 @@ _SCALARS: tuple[tuple[str, str, str], ...] = (
 _TUPLE = (
     _TAG + "python/tuple"
 )  # as TF Model Garden writes its lists; read as a list, which makes no object
-MOST_CHARACTERS = 2**18  # of a text; PyYAML takes some seconds for so many
-_MOST_VALUES = 30_000  # of a document, with each alias replaced by what it stands for
-_MOST_LEVELS = 64
-_MOST_DIGITS = 300
-_TOO_DEEP = f"is nested more than {_MOST_LEVELS} levels deep"
+MAX_CHARACTERS = 2**18  # of a text; PyYAML takes some seconds for so many
+_MAX_VALUES = 30_000  # of a document, with each alias replaced by what it stands for
+_MAX_DEPTH = 64
+_MAX_DIGITS = 300
+_TOO_DEEP = f"is nested more than {_MAX_DEPTH} levels deep"
 _TOO_LARGE = "a config is a few kilobytes; keep data in separate files, and name those files here"
-_LOSSY = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff]")
+_CONTROL_CHARACTERS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff]")
 
 
 class _Loader(yaml.SafeLoader):
@@ -49,7 +49,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_whole_number(self, node: yaml.ScalarNode) -> int | str:
         text = str(self.construct_scalar(node)).replace("_", "")
-        if len(text) > _MOST_DIGITS:
+        if len(text) > _MAX_DIGITS:
             return (
                 text  # no field takes so large a number, and Python itself refuses it with an error
             )
@@ -70,7 +70,7 @@ class _Dumper(yaml.SafeDumper):
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         """In double quotes, with escapes, where another form would lose a line break that only Unicode knows."""
-        return self.represent_scalar(_STR, text, style='"' if _LOSSY.search(text) else None)
+        return self.represent_scalar(_STR, text, style='"' if _CONTROL_CHARACTERS.search(text) else None)
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
@@ -82,14 +82,14 @@ for _kind, _pattern, _first in _SCALARS:
 
 
 @dataclass
-class Parsed:
+class ParsedYaml:
     """Plain values, and the line (from 1) on which each key or item stands by its dotted path."""
 
     values: Any = None
     lines: dict[str, int] = field(default_factory=dict)
 
 
-def parse(text: str, name: str, own: bool = False) -> Parsed:
+def parse(text: str, name: str, is_trusted: bool = False) -> Parsed:
     """Reads one YAML document, or JSON, which is YAML too.
 
     Args:
@@ -102,7 +102,7 @@ def parse(text: str, name: str, own: bool = False) -> Parsed:
       ConfigError: when the text is not YAML, has a key twice, is too long, or would become too many
         values; every place as name:line:column.
     """
-    if not own:
+    if not is_trusted:
         check_length(text, name)
     if text.lstrip().startswith("{"):  # JSON may be indented with tabs, which YAML refuses
         text = re.sub(
@@ -110,23 +110,23 @@ def parse(text: str, name: str, own: bool = False) -> Parsed:
         )
     try:
         loader = _Loader(text)
-        reader = _Reader(loader, name, max(_MOST_VALUES, len(text)) if own else _MOST_VALUES)
+        reader = _Reader(loader, name, max(_MAX_VALUES, len(text)) if is_trusted else _MAX_VALUES)
         node = loader.get_single_node()
         values = None if node is None else reader.read(node, "")
     except yaml.YAMLError as error:
-        raise ConfigError([_broken(error, text, name)]) from None
+        raise ConfigError([_create_syntax_mistake(error, text, name)]) from None
     except RecursionError:
         raise ConfigError([Mistake("", _TOO_DEEP, _TOO_LARGE, name)]) from None
     if reader.mistakes:
         raise ConfigError(reader.mistakes)
-    return Parsed(values, reader.lines)
+    return ParsedYaml(values, reader.lines)
 
 
 def check_length(text: str, name: str) -> None:
     """Raises ConfigError when `text` is longer than a config can be; `name` is its name in the message."""
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise ConfigError(
-            [Mistake("", f"is longer than {MOST_CHARACTERS:,} characters", _TOO_LARGE, name)]
+            [Mistake("", f"is longer than {MAX_CHARACTERS:,} characters", _TOO_LARGE, name)]
         )
 
 
@@ -156,39 +156,39 @@ class _Reader:
     laughs").
     """
 
-    def __init__(self, loader: _Loader, name: str, most_values: int) -> None:
+    def __init__(self, loader: _Loader, name: str, max_values: int) -> None:
         self._loader = loader
         self._name = name
-        self._most_values = most_values
-        self._count = 0
-        self._open: list[yaml.Node] = []
+        self._max_values = max_values
+        self._value_count = 0
+        self._open_nodes: list[yaml.Node] = []
         self.lines: dict[str, int] = {}
         self.mistakes: list[Mistake] = []
 
     def read(self, node: yaml.Node, path: str) -> Any:
-        if node in self._open:
-            self._note(node, path, "holds itself", "an alias cannot stand inside what it names")
+        if node in self._open_nodes:
+            self._add_mistake(node, path, "holds itself", "an alias cannot stand inside what it names")
             return None
-        self._count += 1
-        if self._count > self._most_values:
-            problem = f"has more than {self._most_values:,} values, aliases counted each time"
-            raise ConfigError([Mistake("", problem, _TOO_LARGE, self._place(node))])
-        if len(self._open) >= _MOST_LEVELS:
-            raise ConfigError([Mistake("", _TOO_DEEP, _TOO_LARGE, self._place(node))])
-        self._open.append(node)
+        self._value_count += 1
+        if self._value_count > self._max_values:
+            problem = f"has more than {self._max_values:,} values, aliases counted each time"
+            raise ConfigError([Mistake("", problem, _TOO_LARGE, self._format_location(node))])
+        if len(self._open_nodes) >= _MAX_DEPTH:
+            raise ConfigError([Mistake("", _TOO_DEEP, _TOO_LARGE, self._format_location(node))])
+        self._open_nodes.append(node)
         if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
-            value: Any = self._mapping(node, path)
+            value: Any = self._read_mapping(node, path)
         elif isinstance(node, yaml.SequenceNode) and node.tag in (_SEQ, _TUPLE):
             value = []
             for index, item in enumerate(node.value):
-                self.lines[join(path, index)] = item.start_mark.line + 1
-                value.append(self.read(item, join(path, index)))
+                self.lines[join_keys(path, index)] = item.start_mark.line + 1
+                value.append(self.read(item, join_keys(path, index)))
         else:
-            value = self._scalar(node, path)
-        self._open.pop()
+            value = self._read_scalar(node, path)
+        self._open_nodes.pop()
         return value
 
-    def _scalar(self, node: yaml.Node, path: str) -> Any:
+    def _read_scalar(self, node: yaml.Node, path: str) -> Any:
         reason = ""
         if isinstance(node, yaml.ScalarNode):
             try:
@@ -203,10 +203,10 @@ class _Reader:
                     else value
                 )
         advice = "use plain values: text, numbers, lists and mappings"
-        self._note(node, path, f"{node.tag!r} cannot be read{reason}", advice)
+        self._add_mistake(node, path, f"{node.tag!r} cannot be read{reason}", advice)
         return None
 
-    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[Any, Any]:
+    def _read_mapping(self, node: yaml.MappingNode, path: str) -> dict[Any, Any]:
         merged: dict[Any, Any] = {}
         values: dict[Any, Any] = {}
         first_line: dict[Any, int] = {}
@@ -220,12 +220,12 @@ class _Reader:
                         merged.update(self.read(source, path) or {})
                     else:
                         problem = "<< needs a mapping, or a list of mappings"
-                        self._note(source, path, problem, "merge an anchor of a mapping")
+                        self._add_mistake(source, path, problem, "merge an anchor of a mapping")
                 continue
-            key = self._scalar(key_node, path)
-            where = join(path, key)
+            key = self._read_scalar(key_node, path)
+            where = join_keys(path, key)
             if key in values:
-                self._note(
+                self._add_mistake(
                     key_node, where, f"is given twice, first on line {first_line[key]}", "keep one"
                 )
                 continue
@@ -234,14 +234,14 @@ class _Reader:
             self.lines[where] = first_line[key]
         return {**merged, **values}
 
-    def _note(self, node: yaml.Node, path: str, problem: str, advice: str) -> None:
-        self.mistakes.append(Mistake(path, problem, advice, self._place(node)))
+    def _add_mistake(self, node: yaml.Node, path: str, problem: str, advice: str) -> None:
+        self.mistakes.append(Mistake(path, problem, advice, self._format_location(node)))
 
-    def _place(self, node: yaml.Node) -> str:
+    def _format_location(self, node: yaml.Node) -> str:
         return f"{self._name}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
-def _broken(error: yaml.YAMLError, text: str, name: str) -> Mistake:
+def _create_syntax_mistake(error: yaml.YAMLError, text: str, name: str) -> Mistake:
     place = name
     if isinstance(error, yaml.reader.ReaderError):
         place = f"{name}:{text.count(chr(10), 0, error.position) + 1}"

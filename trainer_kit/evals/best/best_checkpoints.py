@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.evals.best.exporter import BestCheckpoint
-from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.evals.best.exporter import BestWeightsExporter
+from trainer_kit.telemetry.scalars import flatten_scalars
 
 
 class BestCheckpoints:
@@ -24,19 +24,19 @@ class BestCheckpoints:
       named: The exporters of best_checkpoints, by name.
     """
 
-    def __init__(self, primary: Any, named: Mapping[str, BestCheckpoint]) -> None:
+    def __init__(self, primary: Any, named_exporters: Mapping[str, BestCheckpoint]) -> None:
         self.primary = primary
-        self.named = dict(named)
+        self.named_exporters = dict(named_exporters)
 
     @classmethod
-    def of(cls, exporter: Any) -> BestCheckpoints:
+    def from_exporter(cls, exporter: Any) -> BestCheckpoints:
         """Returns the owner of a trainer's `checkpoint_exporter`, which may be one already."""
         return exporter if isinstance(exporter, cls) else cls(exporter, {})
 
     def __iter__(self) -> Iterator[BestCheckpoint]:
-        if isinstance(self.primary, BestCheckpoint):
+        if isinstance(self.primary, BestWeightsExporter):
             yield self.primary
-        yield from self.named.values()
+        yield from self.named_exporters.values()
 
     @property
     def best_ckpt_logs(self) -> Mapping[str, Any] | None:
@@ -72,12 +72,12 @@ class BestCheckpoints:
         """
         step = int(trainer.global_step.numpy())
         left_out = set(trainer.validation_sets) - set(sets)
-        for exporter in (self.primary, *self.named.values()):
+        for exporter in (self.primary, *self.named_exporters.values()):
             if exporter is None:
                 continue
-            metric = _metric_of(exporter, trainer)
+            metric = _get_metric_name(exporter, trainer)
             if metric.partition("|")[0] not in left_out:
-                with trainer.evaluated_weights(metric) as weights:
+                with trainer.use_metric_weights(metric) as weights:
                     exporter.maybe_export_checkpoint(weights, logs, step)
 
     def maybe_export_checkpoint(
@@ -97,9 +97,9 @@ class BestCheckpoints:
         if self.primary is None or not hasattr(trainer, "config"):
             # The config may name the metric, and an own subclass of BaseTrainer need not have one
             return
-        metric = _metric_of(self.primary, trainer)
-        value = flat_scalars(self.best_ckpt_logs or {}, "|").get(metric)
-        groups, name = trainer.place_of_metric(metric)
+        metric = _get_metric_name(self.primary, trainer)
+        value = flatten_scalars(self.best_ckpt_logs or {}, "|").get(metric)
+        groups, name = trainer.locate_metric(metric)
         place: Any = logs
         for group in groups:
             place = place.get(group, {})
@@ -107,7 +107,7 @@ class BestCheckpoints:
             place[f"best_{name}"] = value
 
 
-def _metric_of(exporter: Any, trainer: Any) -> str:
+def _get_metric_name(exporter: Any, trainer: Any) -> str:
     """Returns the metric that decides; that of an object that does not tell is the one of the config."""
     if hasattr(exporter, "metric_name"):
         return str(exporter.metric_name)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoints.commit import commit, problem
+from trainer_kit.checkpoints.commit import write_commit_record, describe_damage
 from trainer_kit.checkpoints.pointer_file import write_pointer
-from trainer_kit.checkpoints.retention import remove_others
+from trainer_kit.checkpoints.retention import remove_checkpoints_except
 from trainer_kit.checkpoints.weights_folder import WeightsFolder
-from trainer_kit.evals.best.info_json import INFO, read_info, recorded_info
+from trainer_kit.evals.best.info_json import INFO, read_info, read_recorded_info
 
 
 class BestFolder(WeightsFolder):
@@ -27,73 +27,73 @@ class BestFolder(WeightsFolder):
       writes: Whether this process may change the folder; False where another process writes it.
     """
 
-    def __init__(self, path: str, writes: bool = True) -> None:
-        super().__init__(path, writes)
+    def __init__(self, path: str, is_writer: bool = True) -> None:
+        super().__init__(path, is_writer)
         self.info_path = os.path.join(path, INFO)
 
-    def infos(self, metric: str) -> dict[int, dict[str, Any]]:
+    def read_infos(self, metric: str) -> dict[int, dict[str, Any]]:
         """Returns a dict from step to info of whole weights that were kept by `metric`, in the order of steps."""
-        named = self.told()
+        named = self.read_best_info()
         infos: dict[int, dict[str, Any]] = {}
         for step in self.steps():
-            info = recorded_info(self.path, step)
+            info = read_recorded_info(self.path, step)
             if info is None and named is not None and named["step"] == step:
                 info = named
-            if info is not None and info["metric"] == metric and not problem(self.prefix(step)):
+            if info is not None and info["metric"] == metric and not describe_damage(self.prefix(step)):
                 infos[step] = info
         return infos
 
-    def told(self) -> dict[str, Any] | None:
+    def read_best_info(self) -> dict[str, Any] | None:
         """Returns the content of info.json; None if it is missing or, with a warning, cannot be read."""
         return read_info(self.path)
 
-    def written_form(self, info: dict[str, Any]) -> dict[str, Any]:
+    def format_info(self, info: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of info.json for the info of the best weights."""
         return info
 
-    def name(self, info: dict[str, Any]) -> None:
+    def write_best(self, info: dict[str, Any]) -> None:
         """Writes info.json, then the pointer file, to name existing weights; unchanged files are not written.
 
         Raises:
           StorageError: when a file cannot be written. The pointer file then still names whole
             weights.
         """
-        if not self.writes:
+        if not self.is_writer:
             return
-        content = self.written_form(info)
+        content = self.format_info(info)
         before = files.read_json(self.info_path)
         if json.dumps(before) != json.dumps(content):  # as text, since NaN has to equal NaN
             files.write_json(self.info_path, content, point="best.info")
         write_pointer(self.path, [self.prefix(info["step"])], point="best.pointer")
 
-    def name_best(self, ranked: Sequence[int]) -> None:
+    def update_best(self, ranked_steps: Sequence[int]) -> None:
         """Names the first of the steps `ranked` whose weights somebody has not removed."""
-        existing = self.steps() if self.writes else []
-        info = next((recorded_info(self.path, step) for step in ranked if step in existing), None)
+        existing = self.steps() if self.is_writer else []
+        info = next((read_recorded_info(self.path, step) for step in ranked_steps if step in existing), None)
         if info is not None:
-            self.name(info)
+            self.write_best(info)
 
     def rotate(self, keep: Sequence[int]) -> None:
         """Names the best of the steps `keep`, the first, then removes other weights with a record.
 
         Does nothing if `keep` is empty: weights stay until there are others to keep.
         """
-        if self.writes and keep:
-            self.name_best(keep)
-            remove_others(self.path, keep)
+        if self.is_writer and keep:
+            self.update_best(keep)
+            remove_checkpoints_except(self.path, keep)
 
-    def name_none(self) -> None:
+    def clear_best(self) -> None:
         """Removes info.json, then the pointer file."""
-        if self.writes:
+        if self.is_writer:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self.info_path)
             write_pointer(self.path, [])
 
-    def note(self, info: dict[str, Any]) -> None:
+    def write_info_record(self, info: dict[str, Any]) -> None:
         """Writes the commit record of whole weights, with their info.
 
         Raises:
           StorageError: when the record cannot be written.
         """
-        if self.writes:
-            commit(self.prefix(info["step"]), point="best.record", info=info)
+        if self.is_writer:
+            write_commit_record(self.prefix(info["step"]), point="best.record", info=info)

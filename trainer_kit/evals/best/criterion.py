@@ -7,20 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.telemetry.scalars import flatten_scalars
 
 _SIGNS = {"higher": 1.0, "lower": -1.0}
 _LOWER = ("loss", "error", "mse", "mae", "mape", "msle")
 _HIGHER = ("acc", "auc", "precision", "recall", "f1", "iou")
 
 
-def comparison_by_name(metric: str) -> str | None:
+def guess_comparison(metric: str) -> str | None:
     """Returns "lower" or "higher" where the name of a metric tells which of its values are better; else None."""
     lower, higher = (any(part in metric for part in parts) for parts in (_LOWER, _HIGHER))
     return None if lower == higher else "lower" if lower else "higher"
 
 
-class Scored(NamedTuple):
+class ScoredEvaluation(NamedTuple):
     """An evaluation that may be kept: the step of its weights, its value, and its record."""
 
     step: int
@@ -48,31 +48,31 @@ class Criterion:
 
     def score(self, step: int, metrics: Mapping[str, Any], record: Any) -> Scored | None:
         """Returns `record` as a candidate; None when its metric is missing or not finite."""
-        value = flat_scalars(metrics, "|").get(self.metric, math.nan)
-        return Scored(step, value, record) if math.isfinite(value) else None
+        value = flatten_scalars(metrics, "|").get(self.metric, math.nan)
+        return ScoredEvaluation(step, value, record) if math.isfinite(value) else None
 
     def fold(self, candidates: Iterable[Scored]) -> list[Scored]:
         """Returns the kept `candidates`, in their order."""
         kept: list[Scored] = []
         for one in candidates:
-            kept = self.add(kept, one)
+            kept = self.select_after(kept, one)
         return kept
 
-    def add(self, kept: Sequence[Scored], new: Scored) -> list[Scored]:
+    def select_after(self, selected: Sequence[Scored], new: Scored) -> list[Scored]:
         """Returns the kept evaluations after `new` was considered."""
-        if any(one.step == new.step for one in kept):
-            return list(kept)
-        if len(kept) < self.keep:
-            return [*kept, new]
-        worst = self.ranked(kept)[-1]
+        if any(one.step == new.step for one in selected):
+            return list(selected)
+        if len(selected) < self.keep:
+            return [*selected, new]
+        worst = self.sort_best_first(selected)[-1]
         if _SIGNS[self.comparison] * (new.value - worst.value) <= self.min_delta:
-            return list(kept)
-        return [*(one for one in kept if one is not worst), new]
+            return list(selected)
+        return [*(one for one in selected if one is not worst), new]
 
-    def ranked(self, kept: Iterable[Scored]) -> list[Scored]:
+    def sort_best_first(self, evaluations: Iterable[Scored]) -> list[Scored]:
         """Sorts by metric, best first; ties keep their order."""
-        return sorted(kept, key=lambda one: -_SIGNS[self.comparison] * one.value)
+        return sorted(evaluations, key=lambda one: -_SIGNS[self.comparison] * one.value)
 
-    def best(self, kept: Iterable[Scored]) -> Scored | None:
+    def best(self, evaluations: Iterable[Scored]) -> Scored | None:
         """Returns the best kept evaluation; None when nothing is kept."""
-        return next(iter(self.ranked(kept)), None)
+        return next(iter(self.sort_best_first(evaluations)), None)

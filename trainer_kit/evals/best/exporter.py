@@ -25,19 +25,19 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.checkpoints.commit import problem
+from trainer_kit.checkpoints.commit import describe_damage
 from trainer_kit.checkpoints.startup_scan import ARCHIVED, set_aside
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.evals.best.best_folder import BestFolder
-from trainer_kit.evals.best.criterion import Criterion, Scored
-from trainer_kit.evals.best.info_json import info_of
-from trainer_kit.evals.ledger import merged_sets
-from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.evals.best.criterion import Criterion, ScoredEvaluation
+from trainer_kit.evals.best.info_json import build_info
+from trainer_kit.evals.ledger import merge_validation_sets
+from trainer_kit.telemetry.scalars import flatten_scalars
 
 _LOG = logging.getLogger(__name__)
 
 
-class BestCheckpoint:
+class BestWeightsExporter:
     """Exports the weights of each evaluation that is kept, across restarts.
 
     Args:
@@ -65,7 +65,7 @@ class BestCheckpoint:
         *,
         keep: int = 1,
         min_delta: float = 0.0,
-        keeps: bool = True,
+        is_chief: bool = True,
         option: str = "trainer.best_checkpoint_eval_metric",
         folder: BestFolder | None = None,
     ) -> None:
@@ -74,27 +74,27 @@ class BestCheckpoint:
         self.metric_comp = metric_comp
         self.criterion = Criterion(metric_name, metric_comp, keep, min_delta)
         self._option = option
-        self._folder = folder or BestFolder(export_dir, keeps)
+        self._folder = folder or BestFolder(export_dir, is_chief)
         # The evaluations whose weights are kept, in the order of steps. All workers have the same,
         # and decide by it about exports: the chief may be changing the folder meanwhile.
-        infos = self._folder.infos(metric_name)
-        self._weights = self.criterion.fold(
-            Scored(step, info["value"], info) for step, info in infos.items()
+        infos = self._folder.read_infos(metric_name)
+        self._exported_evaluations = self.criterion.fold(
+            ScoredEvaluation(step, info["value"], info) for step, info in infos.items()
         )
-        self._so_far = list(self._weights)  # evaluations, which may have lost their weights
-        self._lost: set[int] = set()  # the steps of weights that a warning has named
-        self._folder.name_best(self._ranked(self._weights))
+        self._best_so_far = list(self._exported_evaluations)  # evaluations, which may have lost their weights
+        self._reported_lost_steps: set[int] = set()  # the steps of weights that a warning has named
+        self._folder.update_best(self._sort_steps(self._exported_evaluations))
 
     @property
     def best_ckpt_logs(self) -> dict[str, Any] | None:
         """The metrics of the best evaluation so far, flat, nested names joined by `|`; None before the first."""
-        best = self.criterion.best(self._so_far)
+        best = self.criterion.best(self._best_so_far)
         return best.record["metrics"] if best else None
 
     @property
     def best(self) -> tuple[str, float, int] | None:
         """(metric, value, step) of the best so far."""
-        best = self.criterion.best(self._so_far)
+        best = self.criterion.best(self._best_so_far)
         return (self.metric_name, best.value, best.step) if best else None
 
     def resume(self, step: int | None, evaluations: Iterable[Mapping[str, Any]]) -> None:
@@ -114,37 +114,37 @@ class BestCheckpoint:
           StorageError: when a file cannot be written.
         """
         candidates: list[Scored] = []
-        unrecorded = {item.step: item for item in self._weights}
-        for evaluation in merged_sets(evaluations):
-            metrics = flat_scalars(evaluation["metrics"], "|")
+        unrecorded = {item.step: item for item in self._exported_evaluations}
+        for evaluation in merge_validation_sets(evaluations):
+            metrics = flatten_scalars(evaluation["metrics"], "|")
             if self.metric_name in metrics:
                 unrecorded.pop(evaluation["step"], None)
-                info = info_of(evaluation["step"], metrics, self.metric_name)
+                info = build_info(evaluation["step"], metrics, self.metric_name)
                 if math.isfinite(info["value"]):
-                    candidates.append(Scored(info["step"], info["value"], info))
+                    candidates.append(ScoredEvaluation(info["step"], info["value"], info))
         candidates += unrecorded.values()
-        self._so_far = self.criterion.fold(
+        self._best_so_far = self.criterion.fold(
             item for item in candidates if step is None or item.step <= step
         )
 
-        before = {item.step: item for item in self._weights}
+        before = {item.step: item for item in self._exported_evaluations}
         steps = self._folder.steps()
         whole = {
             number
             for number in steps
-            if number in before or not problem(self._folder.prefix(number))
+            if number in before or not describe_damage(self._folder.prefix(number))
         }
         wanted = {item.step for item in self.criterion.fold(candidates)}
-        self._warn_of_lost(wanted.intersection(item.step for item in self._so_far) - whole)
+        self._warn_of_lost(wanted.intersection(item.step for item in self._best_so_far) - whole)
 
-        self._weights = []
+        self._exported_evaluations = []
         for item in sorted(self.criterion.fold(item for item in candidates if item.step in whole)):
             earlier = before.get(item.step)
             if earlier is None or earlier.value != item.value:  # the ledger decides
-                self._folder.note(item.record)
+                self._folder.write_info_record(item.record)
                 earlier = item
-            self._weights.append(earlier)
-        self._folder.rotate(self._ranked(self._weights))
+            self._exported_evaluations.append(earlier)
+        self._folder.rotate(self._sort_steps(self._exported_evaluations))
 
     def rewind(self, step: int, evaluations: Iterable[Mapping[str, Any]]) -> None:
         """Moves weights of steps after `step`, which are superseded, to `archived/`, and resumes from `step`.
@@ -156,13 +156,13 @@ class BestCheckpoint:
         Raises:
           StorageError: when a file cannot be moved or written.
         """
-        self._weights = [item for item in self._weights if item.step <= step]
+        self._exported_evaluations = [item for item in self._exported_evaluations if item.step <= step]
         later = [number for number in self._folder.steps() if number > step]
-        if self._weights:
-            self._folder.name_best(self._ranked(self._weights))
+        if self._exported_evaluations:
+            self._folder.update_best(self._sort_steps(self._exported_evaluations))
         elif later:
-            self._folder.name_none()
-        for number in later if self._folder.writes else ():
+            self._folder.clear_best()
+        for number in later if self._folder.is_writer else ():
             set_aside(self._folder.prefix(number), ARCHIVED)
         self.resume(step, [item for item in evaluations if item["step"] <= step])
 
@@ -175,7 +175,7 @@ class BestCheckpoint:
         """
         known = list(names)
         if self.metric_name not in known:
-            advice, names = suggestion(self.metric_name, known), ", ".join(sorted(known))
+            advice, names = suggest_names(self.metric_name, known), ", ".join(sorted(known))
             raise UsageError(
                 f"{self._option}: {self.metric_name!r} is not a validation metric, or not a single"
                 f" number; {advice}" + (f" (all: {names})" if names not in advice else "")
@@ -201,7 +201,7 @@ class BestCheckpoint:
           UsageError: when the metric is not among the logs, or is not a single number.
           StorageError: when the weights or the record cannot be written.
         """
-        logs = flat_scalars(eval_logs, "|")
+        logs = flatten_scalars(eval_logs, "|")
         self.check_metric(logs)
         value = logs[self.metric_name]
         if not math.isfinite(value):
@@ -213,40 +213,40 @@ class BestCheckpoint:
             )
             return False
 
-        new = Scored(int(step), value, info_of(int(step), logs, self.metric_name))
+        new = ScoredEvaluation(int(step), value, build_info(int(step), logs, self.metric_name))
         was_evaluated = any(
-            item.step == new.step for item in self._so_far
+            item.step == new.step for item in self._best_so_far
         )  # the first evaluation of a step counts
-        self._so_far = self.criterion.add(self._so_far, new)
-        self._warn_of_lost({item.step for item in self._weights} - set(self._folder.steps()))
+        self._best_so_far = self.criterion.select_after(self._best_so_far, new)
+        self._warn_of_lost({item.step for item in self._exported_evaluations} - set(self._folder.steps()))
 
-        earlier = next((item for item in self._weights if item.step == new.step), None)
+        earlier = next((item for item in self._exported_evaluations if item.step == new.step), None)
         if earlier is not None and (was_evaluated or earlier.value == new.value):
             return False  # perhaps it was exported before the run was killed
-        kept = self.criterion.add([item for item in self._weights if item is not earlier], new)
+        kept = self.criterion.select_after([item for item in self._exported_evaluations if item is not earlier], new)
         if new not in kept:
             return False
 
         save = functools.partial(self._save, checkpoint)
-        self._folder.write(new.step, save, self._ranked(kept), point="best", info=new.record)
-        self._weights = sorted(kept)
+        self._folder.write(new.step, save, self._sort_steps(kept), point="best", info=new.record)
+        self._exported_evaluations = sorted(kept)
         return True
 
     def _save(self, checkpoint: tf.train.Checkpoint, prefix: str) -> None:
         checkpoint.write(prefix)
-        files.reach("best.weights", prefix)
+        files.report_write_point("best.weights", prefix)
 
-    def _ranked(self, items: Iterable[Scored]) -> list[int]:
+    def _sort_steps(self, items: Iterable[Scored]) -> list[int]:
         """Returns the steps of evaluations, the best first."""
-        return [item.step for item in self.criterion.ranked(sorted(items))]
+        return [item.step for item in self.criterion.sort_best_first(sorted(items))]
 
     def _warn_of_lost(self, steps: set[int]) -> None:
         """Warns once of weights that should be kept, and that somebody has moved, damaged or removed."""
-        if self._folder.writes and steps - self._lost:
+        if self._folder.is_writer and steps - self._reported_lost_steps:
             _LOG.warning(
                 "%s has lost the weights of step %s: they are missing or damaged. The next"
                 " evaluation that is better than the existing weights is exported",
                 self.export_dir,
                 ", ".join(map(str, sorted(steps))),
             )
-        self._lost |= steps
+        self._reported_lost_steps |= steps

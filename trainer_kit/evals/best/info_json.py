@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoints.commit import read_record
-from trainer_kit.telemetry.scalars import flat_scalars, from_json_number
+from trainer_kit.checkpoints.commit import read_commit_record
+from trainer_kit.telemetry.scalars import flatten_scalars, from_json_number
 
 INFO, GARDEN_STEP = "info.json", "best_ckpt_global_step"
 _LOG = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def read_info(export_dir: str, quiet: bool = False) -> dict[str, Any] | None:
     info = files.read_json(path) or {}
     step = info.get(GARDEN_STEP)
     if isinstance(step, (int, float)) and math.isfinite(step):
-        info = recorded_info(export_dir, int(step)) or {}
+        info = read_recorded_info(export_dir, int(step)) or {}
     if is_info(info):
         return info
     if not quiet and os.path.exists(path):
@@ -39,15 +39,15 @@ def read_info(export_dir: str, quiet: bool = False) -> dict[str, Any] | None:
     return None
 
 
-def recorded_info(export_dir: str, step: int) -> dict[str, Any] | None:
+def read_recorded_info(export_dir: str, step: int) -> dict[str, Any] | None:
     """Returns the info in the commit record of the weights of `step`; None if there is none."""
-    info: Any = (read_record(os.path.join(export_dir, f"ckpt-{step}")) or {}).get("info")
+    info: Any = (read_commit_record(os.path.join(export_dir, f"ckpt-{step}")) or {}).get("info")
     return info if is_info(info) and info["step"] == step else None
 
 
-def info_of(step: int, metrics: Mapping[str, Any], metric: str) -> dict[str, Any]:
+def build_info(step: int, metrics: Mapping[str, Any], metric: str) -> dict[str, Any]:
     """Returns the info of weights, for their record and for info.json; `metrics` may be nested."""
-    flat = flat_scalars(metrics, "|")
+    flat = flatten_scalars(metrics, "|")
     return {
         "checkpoint": f"ckpt-{step}",
         "step": step,

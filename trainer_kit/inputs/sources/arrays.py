@@ -15,7 +15,7 @@ from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.sources.batch_function import BatchFunction
 from trainer_kit.inputs.sources.example_order import Order
-from trainer_kit.inputs.sources.source_pipeline import finished, options_of, warning_of_unread
+from trainer_kit.inputs.sources.source_pipeline import finish_pipeline, build_options, describe_unread_fields
 
 _LOG = logging.getLogger(__name__)
 _MOST_ROWS, _GATHERED_BYTES = 16, 2**18
@@ -67,13 +67,13 @@ class ArraySource:
     ) -> None:
         self._params = params
         self._transform = None if transform is None else BatchFunction(transform, "transform")
-        self._seeded = self._transform is not None and self._transform.takes_seed
-        self.num_examples = _count(arrays)
+        self._uses_seeds = self._transform is not None and self._transform.takes_seed
+        self.num_examples = _count_examples(arrays)
         self._order = Order(self.num_examples, params)
         with tf.device("CPU:0"):
             self._arrays = tf.nest.map_structure(tf.constant, arrays)
-        self._options = options_of(params)
-        warning = warning_of_unread("ArraySource", params, {"cache"})
+        self._options = build_options(params)
+        warning = describe_unread_fields("ArraySource", params, {"cache"})
         if warning:
             _LOG.warning(warning)
 
@@ -93,32 +93,32 @@ class ArraySource:
         Raises:
           UsageError: when the replicas cannot share a global batch to train on equally.
         """
-        rows = self._rows(input_context)
+        rows = self._count_batches_per_gather(input_context)
         if rows > 1:
-            gathered = self._order.at(position, rows=rows, seeds=self._seeded).map(self._gather)
+            gathered = self._order.at(position, batches_per_element=rows, with_seeds=self._uses_seeds).map(self._gather)
             batches = gathered.rebatch(self._params.global_batch_size, drop_remainder=True)
             batches = batches.apply(
                 tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
             )
         elif (
             self._params.is_training
-            or self._seeded
+            or self._uses_seeds
             or (input_context and input_context.num_input_pipelines > 1)
         ):
-            batches = self._order.at(position, input_context, seeds=self._seeded).map(self._gather)
+            batches = self._order.at(position, input_context, with_seeds=self._uses_seeds).map(self._gather)
         else:
             batches = self._slices(
                 position, input_context.num_replicas_in_sync if input_context else 1
             )
         if self._transform is not None:
-            batches = self._transform.over(batches, seeded=self._seeded)
-        return finished(batches, self._params, self._options)
+            batches = self._transform.apply_to(batches, has_seeds=self._uses_seeds)
+        return finish_pipeline(batches, self._params, self._options)
 
     def identity(self) -> dict[str, Any]:
         """Returns shape, dtype and checksum of each array; see Source."""
-        return array_identity(self._arrays)
+        return compute_array_identity(self._arrays)
 
-    def _rows(self, input_context: tf.distribute.InputContext | None) -> int:
+    def _count_batches_per_gather(self, input_context: tf.distribute.InputContext | None) -> int:
         """Returns how many batches one gather makes: a call of a function costs as much as a few kilobytes do."""
         several = input_context is not None and input_context.num_replicas_in_sync > 1
         if several or not self._params.is_training:
@@ -143,10 +143,10 @@ class ArraySource:
         if not self._params.is_training or self._transform is not None:
             return None
         batch = self._params.global_batch_size
-        indices = self._order.at(position, rows=size).map(
+        indices = self._order.at(position, batches_per_element=size).map(
             lambda rows: tf.reshape(rows, [size, batch])
         )
-        return finished(
+        return finish_pipeline(
             indices.map(self._gather), self._params.replace(prefetch_buffer_size=0), self._options
         )
 
@@ -157,7 +157,7 @@ class ArraySource:
         evaluation of 50 batches, which begins with a new iterator, took twice as long with a gather
         for each.
         """
-        begin, full, sizes, rest = self._order.one_pass(position, replicas)
+        begin, full, sizes, rest = self._order.split_one_pass(position, replicas)
         alike = len(set(sizes)) == 1 and not rest
         whole = tf.data.Dataset.from_tensors(self._part(begin, full))
         batches = whole.rebatch(sizes[0] if alike else sizes, drop_remainder=alike)
@@ -178,7 +178,7 @@ class ArraySource:
         return batch if seeds is None else (batch, seeds)
 
 
-def array_identity(arrays: Any) -> dict[str, Any]:
+def compute_array_identity(arrays: Any) -> dict[str, Any]:
     """Returns dtype, shape and a checksum of each of some nested arrays or tensors. Runs on the host.
 
     The checksum covers all of an array of up to 16 MiB. Of a larger one it covers evenly spaced
@@ -196,7 +196,7 @@ def array_identity(arrays: Any) -> dict[str, Any]:
     return described
 
 
-def _count(arrays: Any) -> int:
+def _count_examples(arrays: Any) -> int:
     """Returns the number of examples."""
     shapes = [np.shape(array) for array in tf.nest.flatten(arrays)]
     if not shapes or () in shapes or not isinstance(arrays, (tuple, Mapping, np.ndarray)):

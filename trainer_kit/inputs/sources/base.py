@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
-from trainer_kit.inputs.dataset_resume import skipped
-from trainer_kit.inputs.sources.example_order import replicas_here
-from trainer_kit.runtime.tensorflow_internals import operation_seeds_from_the_start
+from trainer_kit.inputs.dataset_resume import skip_batches
+from trainer_kit.inputs.sources.example_order import count_local_replicas
+from trainer_kit.runtime.tensorflow_internals import restart_operation_seeds
 
 
 @runtime_checkable
@@ -44,7 +44,7 @@ class Source(Protocol):
         ...
 
 
-def identity_of(data: Any, key_suffix: str = "") -> dict[str, Any]:
+def get_data_identity(data: Any, key_suffix: str = "") -> dict[str, Any]:
     """Returns the JSON values that describe `data`, which build_inputs has returned; none if nothing is known.
 
     Runs eagerly. `key_suffix` says for whom a plain dataset has batches: others have another number
@@ -59,7 +59,7 @@ def identity_of(data: Any, key_suffix: str = "") -> dict[str, Any]:
     return dict(identity()) if callable(identity) else {}
 
 
-def made_inputs(
+def call_build_inputs(
     build_inputs: Callable[..., Any],
     params: Any,
     input_context: tf.distribute.InputContext | None = None,
@@ -76,7 +76,7 @@ def made_inputs(
       UsageError: when `build_inputs` returns something else.
     """
     takes_context = "input_context" in inspect.signature(build_inputs).parameters
-    with operation_seeds_from_the_start():
+    with restart_operation_seeds():
         made = build_inputs(params, **({"input_context": input_context} if takes_context else {}))
     if not isinstance(made, Source) and not hasattr(made, "element_spec"):
         name = getattr(build_inputs, "__qualname__", "build_inputs")
@@ -87,7 +87,7 @@ def made_inputs(
     return made
 
 
-def positioned(
+def build_dataset_at(
     data: Any, position: Position, input_context: tf.distribute.InputContext | None = None
 ) -> tf.data.Dataset:
     """Returns a task's data, in batches for one replica, from `position` on and without what it leaves out.
@@ -100,39 +100,39 @@ def positioned(
       position: The position of the first batch.
       input_context: The worker's place among the others; None for a single replica.
     """
-    here = replicas_here(input_context)
+    here = count_local_replicas(input_context)
     if not isinstance(data, Source):
-        return _without(skipped(data, position.batch, here), position, here)
+        return _drop_skipped_batches(skip_batches(data, position.batch, here), position, here)
     stretches = [
         (
             data.at(begin, input_context)
             if length is None
             else data.at(begin, input_context).take(length * here)
         )
-        for begin, length in position.stretches()
+        for begin, length in position.iterate_ranges()
     ]
     return functools.reduce(lambda joined, stretch: joined.concatenate(stretch), stretches)
 
 
-def _without(dataset: tf.data.Dataset, position: Position, here: int) -> tf.data.Dataset:
+def _drop_skipped_batches(dataset: tf.data.Dataset, position: Position, local_replicas: int) -> tf.data.Dataset:
     """Returns `dataset`, which begins at the position, without the batches that it leaves out.
 
     Not by take, skip and concatenate: a dataset that is begun twice shuffles differently the second
     time.
     """
-    out = [batch for batch in position.left_out if batch >= position.batch]
+    out = [batch for batch in position.skipped_batches if batch >= position.batch]
     if not out:
         return dataset
 
     @tf.autograph.experimental.do_not_convert
     def is_used(index: tf.Tensor, element: Any) -> tf.Tensor:
         del element
-        return tf.reduce_all(index // here + position.batch != tf.constant(out, tf.int64))
+        return tf.reduce_all(index // local_replicas + position.batch != tf.constant(out, tf.int64))
 
     used = dataset.enumerate().filter(is_used).map(lambda index, element: element)
     count = int(dataset.cardinality())
     if count == tf.data.UNKNOWN_CARDINALITY:
         return used
     if count != tf.data.INFINITE_CARDINALITY:
-        count -= sum(min(here, max(0, count - (batch - position.batch) * here)) for batch in out)
+        count -= sum(min(local_replicas, max(0, count - (batch - position.batch) * local_replicas)) for batch in out)
     return used.apply(tf.data.experimental.assert_cardinality(count))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.autograph import converted
+from trainer_kit.inputs.autograph import apply_autograph
 
 
 class BatchFunction:
@@ -34,10 +34,10 @@ class BatchFunction:
 
     def __init__(self, function: Callable[..., Any], role: str) -> None:
         self._function = function
-        self.label = f"{role} {name_and_place(function)}"
-        self._seed_by = _seed_parameter(function)
-        self.takes_seed = self._seed_by is not None
-        if problem := _problem(function, self._seed_by):
+        self.label = f"{role} {describe_function(function)}"
+        self._seed_argument_kind = _seed_parameter(function)
+        self.takes_seed = self._seed_argument_kind is not None
+        if problem := _describe_signature_problem(function, self._seed_argument_kind):
             raise UsageError(
                 f"{self.label}: {problem}. {role} is called with one argument, the structure of the"
                 f" batch: write `def {role}(batch):`, and for examples of (x, y) unpack inside it,"
@@ -45,8 +45,8 @@ class BatchFunction:
                 " int32 [batch, 2]"
             )
 
-    def over(
-        self, batches: tf.data.Dataset, *, seeded: bool, keep_seeds: bool = False
+    def apply_to(
+        self, batches: tf.data.Dataset, *, has_seeds: bool, keep_seeds: bool = False
     ) -> tf.data.Dataset:
         """Returns `batches` with the function applied to each, in graph on the host.
 
@@ -61,7 +61,7 @@ class BatchFunction:
 
         @tf.autograph.experimental.do_not_convert
         def call(*parts: Any) -> Any:
-            batch, seeds = parts if seeded else (parts if unpacked else parts[0], None)
+            batch, seeds = parts if has_seeds else (parts if unpacked else parts[0], None)
             changed = self._call(batch, seeds)
             if not keep_seeds:
                 return changed
@@ -75,15 +75,15 @@ class BatchFunction:
         return made
 
     def _call(self, batch: Any, seeds: tf.Tensor | None) -> Any:
-        function = converted(self._function)
-        if self._seed_by is None:
+        function = apply_autograph(self._function)
+        if self._seed_argument_kind is None:
             return function(batch)
         return (
-            function(batch, seeds) if self._seed_by == "position" else function(batch, seed=seeds)
+            function(batch, seeds) if self._seed_argument_kind == "position" else function(batch, seed=seeds)
         )
 
 
-def label_of(dataset: Any) -> str | None:
+def get_function_label(dataset: Any) -> str | None:
     """Returns the label of the user's function that `BatchFunction.over` has made a dataset call; None for others."""
     return getattr(dataset, "label", None)
 
@@ -112,13 +112,13 @@ def _seed_parameter(function: Any) -> Literal["position", "keyword"] | None:
     return None
 
 
-def _problem(function: Any, seed_by: str | None) -> str:
+def _describe_signature_problem(function: Any, seed_argument_kind: str | None) -> str:
     """Returns why the function cannot be called with what it will get; "" if it can, or if no one can tell."""
     if not callable(function):
         return f"it is {function!r}, not a function"
     if _parameters(function) is None:
         return ""
-    given = {None: ((0,), {}), "position": ((0, 0), {}), "keyword": ((0,), {"seed": 0})}[seed_by]
+    given = {None: ((0,), {}), "position": ((0, 0), {}), "keyword": ((0,), {"seed": 0})}[seed_argument_kind]
     try:
         inspect.signature(function).bind(*given[0], **given[1])
     except TypeError:
@@ -126,7 +126,7 @@ def _problem(function: Any, seed_by: str | None) -> str:
     return ""
 
 
-def name_and_place(function: Any) -> str:
+def describe_function(function: Any) -> str:
     """Returns such as "augment (task.py:12)"; of an object its class."""
     while isinstance(function, functools.partial):
         function = function.func

@@ -41,9 +41,9 @@ class Order:
         self,
         position: int,
         input_context: tf.distribute.InputContext | None = None,
-        rows: int = 1,
+        batches_per_element: int = 1,
         *,
-        seeds: bool = False,
+        with_seeds: bool = False,
     ) -> tf.data.Dataset:
         """Returns the indices, int64 of shape [batch], of each batch for one replica from global batch `position` on.
 
@@ -62,10 +62,10 @@ class Order:
         """
         share = _Share(self._params, input_context)
         if self._params.is_training:
-            return self._shuffled(position, share, rows, seeds)
-        return self._in_order(position, share, seeds)
+            return self._build_shuffled(position, share, batches_per_element, with_seeds)
+        return self._in_order(position, share, with_seeds)
 
-    def one_pass(self, position: int, replicas: int) -> tuple[int, int, list[int], list[int]]:
+    def split_one_pass(self, position: int, replicas: int) -> tuple[int, int, list[int], list[int]]:
         """Returns how `at` shares one pass among the replicas from global batch `position` on.
 
         Returns:
@@ -80,11 +80,11 @@ class Order:
         return (
             min(begin, full),
             full,
-            _parts(batch, replicas),
-            _parts(rest, replicas) if rest else [],
+            _split_evenly(batch, replicas),
+            _split_evenly(rest, replicas) if rest else [],
         )
 
-    def _shuffled(self, position: int, share: _Share, rows: int, seeds: bool) -> tf.data.Dataset:
+    def _build_shuffled(self, position: int, share: _Share, batches_per_element: int, with_seeds: bool) -> tf.data.Dataset:
         """Returns the indices of each batch for training. Seeds are made for a whole epoch at once, in the background.
 
         The permutation is TensorFlow's stateless shuffle, not `index_shuffle`: that one uses 8 bits
@@ -92,7 +92,7 @@ class Order:
         from uniform near powers of 4, and took half of the time of a batch.
         """
         count, block, seed = self._count, self._block, self._params.seed or 0
-        first_epoch, used = divmod(position * share.batch, count)
+        first_epoch, used = divmod(position * share.global_batch_size, count)
 
         @tf.autograph.experimental.do_not_convert
         def permutation(epoch: tf.Tensor) -> Any:
@@ -105,40 +105,40 @@ class Order:
                 )
                 order = order[order < count]
             order = order[tf.where(epoch == first_epoch, tf.constant(used, tf.int64), 0) :]
-            return (order, example_seeds(epoch_key(seed, epoch), order)) if seeds else order
+            return (order, example_seeds(epoch_key(seed, epoch), order)) if with_seeds else order
 
         epochs = tf.data.Dataset.range(first_epoch, _FOREVER).map(permutation).prefetch(1)
-        batches = epochs.rebatch(share.batch * rows, drop_remainder=True)
+        batches = epochs.rebatch(share.global_batch_size * batches_per_element, drop_remainder=True)
         if share.replicas > 1:
-            rows_here = slice(share.first * share.size, (share.first + share.here) * share.size)
+            rows_here = slice(share.first * share.replica_batch_size, (share.first + share.local_replicas) * share.replica_batch_size)
 
             def select_rows(*parts: tf.Tensor) -> Any:
                 rows_of_parts = tuple(part[rows_here] for part in parts)
-                return rows_of_parts if seeds else rows_of_parts[0]
+                return rows_of_parts if with_seeds else rows_of_parts[0]
 
-            batches = batches.map(select_rows).rebatch(share.size, drop_remainder=True)
+            batches = batches.map(select_rows).rebatch(share.replica_batch_size, drop_remainder=True)
         return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
-    def _in_order(self, position: int, share: _Share, seeds: bool) -> tf.data.Dataset:
+    def _in_order(self, position: int, share: _Share, with_seeds: bool) -> tf.data.Dataset:
         """Returns the indices of each batch of one pass, which is epoch 0."""
         count = self._count
         with tf.device("CPU:0"):
-            key = epoch_key(self._params.seed, tf.constant(0, tf.int64)) if seeds else None
-        full, rest = divmod(count, share.batch)
+            key = epoch_key(self._params.seed, tf.constant(0, tf.int64)) if with_seeds else None
+        full, rest = divmod(count, share.global_batch_size)
         last = full if self._params.drop_remainder or not rest else full + 1
-        all_alike = last == full and share.size * share.replicas == share.batch
+        all_alike = last == full and share.replica_batch_size * share.replicas == share.global_batch_size
 
         @tf.autograph.experimental.do_not_convert
         def part(element: tf.Tensor) -> Any:
-            batch, replica = element // share.here, share.first + element % share.here
-            examples = tf.minimum(tf.constant(share.batch, tf.int64), count - batch * share.batch)
+            batch, replica = element // share.local_replicas, share.first + element % share.local_replicas
+            examples = tf.minimum(tf.constant(share.global_batch_size, tf.int64), count - batch * share.global_batch_size)
             size, larger = examples // share.replicas, examples % share.replicas
-            begin = batch * share.batch + replica * size + tf.minimum(replica, larger)
+            begin = batch * share.global_batch_size + replica * size + tf.minimum(replica, larger)
             indices = tf.range(begin, begin + size + tf.cast(replica < larger, tf.int64))
-            indices = tf.ensure_shape(indices, [share.size if all_alike else None])
+            indices = tf.ensure_shape(indices, [share.replica_batch_size if all_alike else None])
             return indices if key is None else (indices, example_seeds(key, indices))
 
-        return tf.data.Dataset.range(min(position, last) * share.here, last * share.here).map(part)
+        return tf.data.Dataset.range(min(position, last) * share.local_replicas, last * share.local_replicas).map(part)
 
 
 class _Share:
@@ -151,25 +151,25 @@ class _Share:
     """
 
     def __init__(self, params: DataConfig, context: tf.distribute.InputContext | None) -> None:
-        self.batch = batch = params.global_batch_size
+        self.global_batch_size = batch = params.global_batch_size
         self.replicas = context.num_replicas_in_sync if context else 1
-        self.size, rest = divmod(batch, self.replicas)
+        self.replica_batch_size, rest = divmod(batch, self.replicas)
         if rest and params.is_training:
-            nearest = [str(count * self.replicas) for count in (self.size, self.size + 1) if count]
+            nearest = [str(count * self.replicas) for count in (self.replica_batch_size, self.replica_batch_size + 1) if count]
             raise UsageError(
                 f"global_batch_size: batch {batch} on {self.replicas} replicas leaves {rest} over; "
                 f"the nearest that can be shared equally: {' or '.join(nearest)}"
             )
-        self.here = replicas_here(context)
-        self.first = context.input_pipeline_id * self.here if context else 0
+        self.local_replicas = count_local_replicas(context)
+        self.first = context.input_pipeline_id * self.local_replicas if context else 0
 
 
-def _parts(examples: int, replicas: int) -> list[int]:
+def _split_evenly(examples: int, replicas: int) -> list[int]:
     size, larger = divmod(examples, replicas)
     return [size + (number < larger) for number in range(replicas)]
 
 
-def replicas_here(input_context: tf.distribute.InputContext | None) -> int:
+def count_local_replicas(input_context: tf.distribute.InputContext | None) -> int:
     """Returns how many replicas one input pipeline serves: so many of its batches make its part of a global one."""
     return (
         input_context.num_replicas_in_sync // input_context.num_input_pipelines

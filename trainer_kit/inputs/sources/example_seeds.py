@@ -25,8 +25,8 @@ def epoch_key(seed: int | None, epoch: tf.Tensor) -> tf.Tensor:
       seed: of the data; None counts as 0, as it does for the order.
       epoch: int64 scalar, from 0 on.
     """
-    return _mixed(
-        _mixed(tf.constant((seed or 0) % 2**64, tf.uint64)) + _GOLDEN * tf.cast(epoch, tf.uint64)
+    return _mix(
+        _mix(tf.constant((seed or 0) % 2**64, tf.uint64)) + _GOLDEN * tf.cast(epoch, tf.uint64)
     )
 
 
@@ -37,10 +37,10 @@ def example_seeds(key: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
       key: of the epoch, by `epoch_key`.
       indices: of the examples in the data, int64 [n].
     """
-    return tf.bitcast(_mixed(key + _GOLDEN * tf.cast(indices, tf.uint64)), tf.int32)
+    return tf.bitcast(_mix(key + _GOLDEN * tf.cast(indices, tf.uint64)), tf.int32)
 
 
-def _mixed(state: tf.Tensor) -> tf.Tensor:
+def _mix(state: tf.Tensor) -> tf.Tensor:
     """Returns the next output of SplitMix64 from each state, uint64; sums and products are taken modulo 2**64."""
     state += _GOLDEN
     for shift, factor in _ROUNDS:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.sources.base import Source
-from trainer_kit.inputs.sources.example_order import replicas_here
+from trainer_kit.inputs.sources.example_order import count_local_replicas
 
 
 class FirstBatches:
@@ -23,8 +23,8 @@ class FirstBatches:
       repeats: Whether one pass follows another without end.
     """
 
-    def __init__(self, made: Any, batches: int, repeats: bool) -> None:
-        self._made, self._batches, self._repeats = made, batches, repeats
+    def __init__(self, data: Any, batches: int, repeats: bool) -> None:
+        self._data, self._batches, self._repeats = data, batches, repeats
 
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
@@ -35,8 +35,8 @@ class FirstBatches:
           DataError: when a pass is to be repeated, and the data is known to have fewer batches.
         """
         made, here, batches, repeats = (
-            self._made,
-            replicas_here(input_context),
+            self._data,
+            count_local_replicas(input_context),
             self._batches,
             self._repeats,
         )

@@ -12,12 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.sources.base import Source, identity_of
-from trainer_kit.inputs.sources.example_order import replicas_here
+from trainer_kit.inputs.sources.base import Source, get_data_identity
+from trainer_kit.inputs.sources.example_order import count_local_replicas
 from trainer_kit.inputs.task_sampler import TaskSampler
 
 
-def tasks_data(
+def combine_task_data(
     parts: Mapping[str, Any],
     sampler: TaskSampler | None,
     input_context: tf.distribute.InputContext | None = None,
@@ -32,13 +32,13 @@ def tasks_data(
     Raises:
       UsageError: when a task is drawn, and the batches of a task have no form without examples.
     """
-    source = TasksSource(parts, sampler)
+    source = MultiTaskSource(parts, sampler)
     if all(isinstance(part, Source) for part in parts.values()):
         return source
     return source.at(0, input_context)
 
 
-class TasksSource:
+class MultiTaskSource:
     """A Source whose elements have a batch of each task, {task: batch}, or of one task that a sampler draws.
 
     An element with a batch of one task is (number of the task, {task: batch}). The number counts
@@ -61,11 +61,11 @@ class TasksSource:
         datasets = self._datasets_at(position, input_context)
         if self._sampler is None:
             return tf.data.Dataset.zip(datasets)
-        return _interleaved(datasets, self._sampler.tasks(position), replicas_here(input_context))
+        return _interleave_tasks(datasets, self._sampler.draw_tasks(position), count_local_replicas(input_context))
 
     def identity(self) -> dict[str, Any]:
         """Returns what describes the data of each task; see Source."""
-        identities = {task: identity_of(part) for task, part in self._parts.items()}
+        identities = {task: get_data_identity(part) for task, part in self._parts.items()}
         return {
             f"{task}, {name}": value
             for task, part in identities.items()
@@ -95,20 +95,20 @@ class TasksSource:
             isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs
         ):
             return None
-        elements = _interleaved(datasets, self._sampler.tasks(position), 1, full=True)
+        elements = _interleave_tasks(datasets, self._sampler.draw_tasks(position), 1, full=True)
         return elements.batch(size, drop_remainder=True)
 
     def _datasets_at(
         self, position: int, input_context: tf.distribute.InputContext | None
     ) -> dict[str, tf.data.Dataset]:
-        counts = self._sampler.counts(position) if self._sampler else [position] * len(self._parts)
+        counts = self._sampler.count_steps_per_task(position) if self._sampler else [position] * len(self._parts)
         datasets = {}
         for (name, part), count in zip(self._parts.items(), counts, strict=True):
             datasets[name] = part.at(count, input_context) if isinstance(part, Source) else part
         return datasets
 
 
-def _interleaved(
+def _interleave_tasks(
     datasets: Mapping[str, tf.data.Dataset],
     tasks: tf.data.Dataset,
     repeats: int,

@@ -7,10 +7,10 @@ from collections.abc import Collection
 import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import DataConfig
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, suggest_names
 
 # The fields of DataConfig that every Source reads, and the one that changes nothing by design.
-_READ = {
+_COMMON_FIELDS = {
     "global_batch_size",
     "is_training",
     "drop_remainder",
@@ -22,7 +22,7 @@ _READ = {
 }
 
 
-def options_of(params: DataConfig) -> tf.data.Options:
+def build_options(params: DataConfig) -> tf.data.Options:
     """Returns tf.data's options for `params`.
 
     Raises:
@@ -43,13 +43,13 @@ def options_of(params: DataConfig) -> tf.data.Options:
         if chosen is None:
             raise UsageError(
                 f"autotune_algorithm: {params.autotune_algorithm!r} is not an algorithm of tf.data;"
-                f" {suggestion(params.autotune_algorithm, list(known))}"
+                f" {suggest_names(params.autotune_algorithm, list(known))}"
             )
         options.autotune.autotune_algorithm = chosen
     return options
 
 
-def finished(
+def finish_pipeline(
     batches: tf.data.Dataset, params: DataConfig, options: tf.data.Options
 ) -> tf.data.Dataset:
     """Returns `batches`, prefetched, and with `options`."""
@@ -60,7 +60,7 @@ def finished(
     return batches.with_options(options)
 
 
-def warning_of_unread(reader: str, params: DataConfig, read: Collection[str]) -> str:
+def describe_unread_fields(reader: str, params: DataConfig, own_fields: Collection[str]) -> str:
     """Returns a warning about fields that differ from their defaults and that `reader` does not read; "" if none does.
 
     Args:
@@ -69,7 +69,7 @@ def warning_of_unread(reader: str, params: DataConfig, read: Collection[str]) ->
       read: The fields that this Source reads in addition to those that all Sources read.
     """
     defaults = DataConfig()
-    others = [name for name in defaults.as_dict() if name not in _READ and name not in read]
+    others = [name for name in defaults.as_dict() if name not in _COMMON_FIELDS and name not in own_fields]
     unread = [name for name in others if getattr(params, name) != getattr(defaults, name)]
     if not unread:
         return ""

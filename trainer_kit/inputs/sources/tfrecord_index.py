@@ -40,7 +40,7 @@ _CHECKED_AT_ONCE = 1 << 20  # headers
 _SAMPLED = 64  # records that the identity reads
 # Without the decorator that logs, once in a process, that another reader should be used: none reads
 # such files faster.
-_records_of_file = inspect.unwrap(tf.compat.v1.io.tf_record_iterator)
+_iterate_file_records = inspect.unwrap(tf.compat.v1.io.tf_record_iterator)
 
 
 class RecordFiles:
@@ -59,16 +59,16 @@ class RecordFiles:
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = list(paths)
-        offsets = [_frames(path) for path in self._paths]
+        offsets = [_read_offsets(path) for path in self._paths]
         # Of each file the offsets of all records, then its length: record i of file f has entry i +
         # f, and ends where the next entry begins.
         self._offsets = np.concatenate(offsets)
-        self._firsts = np.cumsum([0, *(len(one) - 1 for one in offsets)])
+        self._first_indices = np.cumsum([0, *(len(one) - 1 for one in offsets)])
 
     def __len__(self) -> int:
-        return int(self._firsts[-1])
+        return int(self._first_indices[-1])
 
-    def read(self, indices: np.ndarray) -> np.ndarray:
+    def read_records(self, indices: np.ndarray) -> np.ndarray:
         """Returns the records (bytes, dtype object) at `indices` (int64, [batch]), in this order, checked.
 
         Safe in several threads at once.
@@ -77,14 +77,14 @@ class RecordFiles:
           DataError: when a record is damaged or a file can no longer be read; it names the file and
             the offset.
         """
-        files = np.searchsorted(self._firsts, indices, side="right") - 1
+        files = np.searchsorted(self._first_indices, indices, side="right") - 1
         begins, ends = self._offsets[indices + files], self._offsets[indices + files + 1]
         frames: list[bytes] = [b""] * len(indices)
         for file in np.unique(files).tolist():
             rows = np.flatnonzero(files == file)
             places = zip(rows.tolist(), begins[rows].tolist(), ends[rows].tolist(), strict=True)
             self._read_frames(self._paths[file], list(places), frames)
-        sound = _sound(frames)
+        sound = _read_valid_records(frames)
         if len(sound) < len(indices):
             path, offset = self._paths[files[len(sound)]], int(begins[len(sound)])
             raise DataError(
@@ -98,7 +98,7 @@ class RecordFiles:
         """Returns what describes the files: their names, and the number, the lengths and a sample of the records."""
         sample = np.unique(np.linspace(0, len(self) - 1, _SAMPLED).astype(np.int64))
         records_checksum = zlib.crc32(
-            b"".join(self.read(sample)), zlib.crc32(self._offsets.tobytes())
+            b"".join(self.read_records(sample)), zlib.crc32(self._offsets.tobytes())
         )
         names = [os.path.basename(path) for path in self._paths]
         names_checksum = zlib.crc32("/".join(names).encode())
@@ -125,7 +125,7 @@ class RecordFiles:
             raise DataError(f"{path} cannot be read any more: {error.strerror}") from error
 
 
-def matching_files(pattern: str | Sequence[str]) -> list[str]:
+def find_matching_files(pattern: str | Sequence[str]) -> list[str]:
     """Returns the files of a path or glob, several separated by commas, or a list of those; sorted, each once.
 
     Raises:
@@ -156,7 +156,7 @@ def matching_files(pattern: str | Sequence[str]) -> list[str]:
     return sorted(set(itertools.chain(*found)))
 
 
-def compression_of(path: str) -> str:
+def read_compression(path: str) -> str:
     """Returns "GZIP" or "ZLIB" for a file that begins as a compressed one, and "" for any other.
 
     Raises:
@@ -164,12 +164,12 @@ def compression_of(path: str) -> str:
     """
     try:
         with open(path, "rb") as stream:
-            return _compression(stream.read(_HEAD))
+            return _parse_compression(stream.read(_HEAD))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _frames(path: str) -> np.ndarray:
+def _read_offsets(path: str) -> np.ndarray:
     """Returns the offset of each record, then the file's length, as int64."""
     try:
         with open(path, "rb") as stream:
@@ -200,7 +200,7 @@ def _walk(path: str, content: mmap.mmap, size: int) -> np.ndarray:
 
 def _check_uncompressed(path: str, content: mmap.mmap) -> None:
     """A compressed file has no record at its start, and no others that could be found."""
-    if kind := _compression(content[:_HEAD]):
+    if kind := _parse_compression(content[:_HEAD]):
         raise DataError(
             f"{path}: at offset 0 it is compressed ({kind}), so that no record can be found without"
             " reading all before it; write the file without compression, or return a"
@@ -208,10 +208,10 @@ def _check_uncompressed(path: str, content: mmap.mmap) -> None:
         )
 
 
-def _compression(head: bytes) -> str:
+def _parse_compression(head: bytes) -> str:
     """Returns the kind of compression that a file begins with; a length of a record may begin with the same bytes."""
     is_length = (
-        len(head) >= _HEAD and _heads_are_right(np.frombuffer(head, np.uint8)[np.newaxis]).all()
+        len(head) >= _HEAD and _have_valid_checksums(np.frombuffer(head, np.uint8)[np.newaxis]).all()
     )
     return "" if is_length else _COMPRESSED.get(head[:2], "")
 
@@ -220,7 +220,7 @@ def _check_heads(path: str, content: mmap.mmap, offsets: np.ndarray) -> None:
     for begin in range(0, len(offsets), _CHECKED_AT_ONCE):
         some = offsets[begin : begin + _CHECKED_AT_ONCE]
         heads = np.frombuffer(content, np.uint8)[some[:, np.newaxis] + np.arange(_HEAD)]
-        right = _heads_are_right(heads)
+        right = _have_valid_checksums(heads)
         if not right.all():
             offset = int(some[np.argmin(right)])
             raise DataError(
@@ -228,7 +228,7 @@ def _check_heads(path: str, content: mmap.mmap, offsets: np.ndarray) -> None:
             )
 
 
-def _heads_are_right(heads: np.ndarray) -> np.ndarray:
+def _have_valid_checksums(heads: np.ndarray) -> np.ndarray:
     """Returns whether the checksums fit, bool [n], for the first bytes of n frames, uint8 [n, 12]."""
     checksum = np.full(len(heads), 0xFFFFFFFF, np.uint32)
     for column in heads[:, :8].T:
@@ -250,7 +250,7 @@ def _table() -> np.ndarray:
 _TABLE = _table()
 
 
-def _sound(frames: Sequence[bytes]) -> list[bytes]:
+def _read_valid_records(frames: Sequence[bytes]) -> list[bytes]:
     """Returns the record in each frame, up to the first that is damaged."""
     records: list[bytes] = []
     descriptor = os.memfd_create("records", os.MFD_CLOEXEC)
@@ -258,7 +258,7 @@ def _sound(frames: Sequence[bytes]) -> list[bytes]:
         with open(descriptor, "wb", closefd=False) as stream:
             stream.write(b"".join(frames))
         with contextlib.suppress(tf.errors.DataLossError):
-            for record in _records_of_file(f"/proc/self/fd/{descriptor}"):
+            for record in _iterate_file_records(f"/proc/self/fd/{descriptor}"):
                 records.append(record)
     finally:
         os.close(descriptor)

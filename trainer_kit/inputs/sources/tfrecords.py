@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError
-from trainer_kit.errors.user_frames import own_frames_in
-from trainer_kit.inputs.dataset_structure import line_of_failed_op
+from trainer_kit.errors.user_frames import parse_user_frames
+from trainer_kit.inputs.dataset_structure import find_failed_op_line
 from trainer_kit.inputs.sources.batch_function import BatchFunction
 from trainer_kit.inputs.sources.example_order import Order
-from trainer_kit.inputs.sources.source_pipeline import finished, options_of, warning_of_unread
-from trainer_kit.inputs.sources.tfrecord_index import RecordFiles, matching_files
+from trainer_kit.inputs.sources.source_pipeline import finish_pipeline, build_options, describe_unread_fields
+from trainer_kit.inputs.sources.tfrecord_index import RecordFiles, find_matching_files
 
 _LOG = logging.getLogger(__name__)
 _DAMAGE = re.compile(r"\bDataError: (.+)")
@@ -83,12 +83,12 @@ class TFRecordSource:
         self._params, self._functions = params, [BatchFunction(parse, "parse")]
         if batch_transform is not None:
             self._functions.append(BatchFunction(batch_transform, "batch_transform"))
-        self._seeded = any(function.takes_seed for function in self._functions)
-        self._files = RecordFiles(matching_files(file_pattern))
+        self._uses_seeds = any(function.takes_seed for function in self._functions)
+        self._files = RecordFiles(find_matching_files(file_pattern))
         self.num_examples = len(self._files)
         self._order = Order(self.num_examples, params, block=params.block_length)
-        self._options = options_of(params)
-        warning = warning_of_unread("TFRecordSource", params, {"input_path", "block_length"})
+        self._options = build_options(params)
+        warning = describe_unread_fields("TFRecordSource", params, {"input_path", "block_length"})
         if warning:
             _LOG.warning(warning)
 
@@ -108,27 +108,27 @@ class TFRecordSource:
         Raises:
           UsageError: when the replicas cannot share a global batch to train on equally.
         """
-        indices = self._order.at(position, input_context, seeds=self._seeded)
-        batches = indices.map(self._read, num_parallel_calls=tf.data.AUTOTUNE)
+        indices = self._order.at(position, input_context, with_seeds=self._uses_seeds)
+        batches = indices.map(self._read_batch, num_parallel_calls=tf.data.AUTOTUNE)
         for function in self._functions:
             more = function is not self._functions[-1]
-            batches = function.over(batches, seeded=self._seeded, keep_seeds=self._seeded and more)
-        return finished(batches, self._params, self._options)
+            batches = function.apply_to(batches, has_seeds=self._uses_seeds, keep_seeds=self._uses_seeds and more)
+        return finish_pipeline(batches, self._params, self._options)
 
     def identity(self) -> dict[str, Any]:
         """Returns what describes files and records; see Source and RecordFiles."""
         return self._files.identity()
 
     @tf.autograph.experimental.do_not_convert
-    def _read(self, indices: tf.Tensor, seeds: tf.Tensor | None = None) -> Any:
+    def _read_batch(self, indices: tf.Tensor, seeds: tf.Tensor | None = None) -> Any:
         # Not stateful: TensorFlow may then run several in parallel, in order, with op determinism
         # too.
-        records = tf.numpy_function(self._files.read, [indices], tf.string, stateful=False)
+        records = tf.numpy_function(self._files.read_records, [indices], tf.string, stateful=False)
         records = tf.ensure_shape(records, indices.shape)
         return records if seeds is None else (records, seeds)
 
 
-def damage_in(error: BaseException, *datasets: Any) -> DataError | None:
+def find_data_error(error: BaseException, *datasets: Any) -> DataError | None:
     """Returns a DataError if the error of a loop comes from inside tf.data; None if it does not.
 
     TensorFlow keeps only the text of an exception in a numpy_function; that of a TFRecordSource is
@@ -143,20 +143,20 @@ def damage_in(error: BaseException, *datasets: Any) -> DataError | None:
         return None
     if found := _DAMAGE.search(error.message):
         return DataError(found[1])
-    if not failed_to_read(error):
+    if not is_read_error(error):
         return None
     return DataError(
-        f"the data cannot be read: {_reason(error.message)}{_place(error.message, datasets)}"
+        f"the data cannot be read: {_reason(error.message)}{_describe_user_line(error.message, datasets)}"
     )
 
 
-def failed_to_read(error: tf.errors.OpError) -> bool:
+def is_read_error(error: tf.errors.OpError) -> bool:
     """Whether the op that failed is the one that takes a batch out of the data."""
     return _GET_NEXT.search(error.message) is not None
 
 
 @contextlib.contextmanager
-def reporting_damage(
+def explain_read_errors(
     datasets: Callable[[], Sequence[Any]], on_failure: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
     """Turns the error of a loop into a DataError if data cannot be read; the end of the data is no error.
@@ -175,19 +175,19 @@ def reporting_damage(
     except tf.errors.OpError as error:
         read = datasets()
         on_failure()
-        if damage := damage_in(error, *read):
+        if damage := find_data_error(error, *read):
             raise damage from error
         raise
 
 
-def _place(message: str, datasets: Iterable[Any]) -> str:
+def _describe_user_line(message: str, datasets: Iterable[Any]) -> str:
     """The user's line that failed, as far as it is known."""
-    of_python = own_frames_in(
+    of_python = parse_user_frames(
         message.partition("Traceback (most recent call last)")[2]
     )  # not where a batch is taken
     frame = of_python[-1] if of_python else None
     for dataset in datasets:
-        frame = frame or line_of_failed_op(message, dataset)
+        frame = frame or find_failed_op_line(message, dataset)
     return f"\n  {frame}: {frame.code}" if frame else ""
 
 

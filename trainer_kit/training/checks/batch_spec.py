@@ -9,16 +9,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.config.schema.evaluation import validation_sets
-from trainer_kit.errors import UsageError, add_note, explained
-from trainer_kit.inputs.autograph import converted
-from trainer_kit.inputs.dataset_iterator import missing_files_told
-from trainer_kit.inputs.registered_datasets import inputs_of
-from trainer_kit.inputs.sources.base import made_inputs
-from trainer_kit.inputs.worker_pipeline import one_pass
-from trainer_kit.process.error_report import described
-from trainer_kit.runtime.keras_internals import LayerNumbers
-from trainer_kit.runtime.tracing import traced
+from trainer_kit.config.schema.evaluation import get_validation_sets
+from trainer_kit.errors import UsageError, add_note, find_trainer_kit_error
+from trainer_kit.inputs.autograph import apply_autograph
+from trainer_kit.inputs.dataset_iterator import explain_missing_files
+from trainer_kit.inputs.registered_datasets import get_build_inputs
+from trainer_kit.inputs.sources.base import call_build_inputs
+from trainer_kit.inputs.worker_pipeline import build_one_pass
+from trainer_kit.process.error_report import describe_structure
+from trainer_kit.runtime.keras_internals import LayerNumbering
+from trainer_kit.runtime.tracing import trace_concrete_function
 from trainer_kit.training.task import is_compiled
 
 # The data has ended, or another worker is gone: errors that are not about batches or models.
@@ -31,13 +31,13 @@ _NOT_ABOUT_BATCHES = (
 )
 
 
-def new_model(task: Any) -> Any:
+def create_model(task: Any) -> Any:
     """Returns the model of a task; called in strategy scope. Its Keras 3 layers have the numbers of the first model."""
-    with LayerNumbers.of_first_model():
+    with LayerNumbering.restart():
         return task.build_model()
 
 
-def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = None) -> None:
+def build_model(sections: Any, task: Any, model: Any, train: bool, ready_made_dataset: Any = None) -> None:
     """Creates the missing variables of a model; runs eagerly, in strategy scope.
 
     The task calls the model on the specs of a batch, in a graph that is thrown away: no data is
@@ -70,7 +70,7 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
     if is_built(model) and not has_unbuilt_metrics(model):
         return
     try:
-        section, batch = _first_batch(sections, task, model, train, given)
+        section, batch = _compute_batch_spec(sections, task, model, train, ready_made_dataset)
     except Exception:
         if has_variables(model):  # the first step creates the rest
             return
@@ -94,14 +94,14 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, given: Any = 
         add_note(
             errors[0],
             f"the model {type(model).__name__} has no variables yet, so it was called on a batch of"
-            f" {section}, which is {described(batch)}; if it cannot be called so, build its"
+            f" {section}, which is {describe_structure(batch)}; if it cannot be called so, build its"
             " variables in build_model",
         )
         raise errors[0]
 
 
 def build_metrics(
-    sections: Any, task: Any, model: Any, metrics: Sequence[Any], train: bool, given: Any = None
+    sections: Any, task: Any, model: Any, metrics: Sequence[Any], train: bool, ready_made_dataset: Any = None
 ) -> None:
     """Creates the variables of metrics that make theirs at the first update; runs eagerly, in strategy scope.
 
@@ -117,11 +117,11 @@ def build_metrics(
     strategy = tf.distribute.get_strategy()
 
     def update(batch: Any) -> None:
-        converted(task.validation_step)(batch, model=model, metrics=list(metrics))
+        apply_autograph(task.validation_step)(batch, model=model, metrics=list(metrics))
 
     with contextlib.suppress(Exception):
-        _, spec = _first_batch(sections, task, model, train, given)
-        traced(
+        _, spec = _compute_batch_spec(sections, task, model, train, ready_made_dataset)
+        trace_concrete_function(
             lambda batch: strategy.run(tf.autograph.experimental.do_not_convert(update), (batch,)),
             spec,
         )
@@ -148,29 +148,29 @@ def _name_for_graphs(task: Any, model: Any) -> None:
             one.name = f"private{one.name}"
 
 
-def _first_batch(sections: Any, task: Any, model: Any, train: bool, given: Any) -> tuple[str, Any]:
+def _compute_batch_spec(sections: Any, task: Any, model: Any, train: bool, ready_made_dataset: Any) -> tuple[str, Any]:
     """Returns the dotted path of the data in the config, and the spec of one replica's batch."""
     name, data = _section_of_batches(sections, train)
-    dataset = next(iter(given.values())) if isinstance(given, Mapping) else given
+    dataset = next(iter(ready_made_dataset.values())) if isinstance(ready_made_dataset, Mapping) else ready_made_dataset
     if dataset is None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         why = (
             f"the model {type(model).__name__} has no variables yet, so the shape of a batch is"
             " read from the data"
         )
-        with missing_files_told(
+        with explain_missing_files(
             name, f"{why}; with a keras.Input in build_model the model is built without data"
         ):
             context = tf.distribute.InputContext(1, 0, replicas)
-            dataset = one_pass(made_inputs(inputs_of(task, data), data, context), context)
-    return f"task.{name}", one_replica(dataset.element_spec)
+            dataset = build_one_pass(call_build_inputs(get_build_inputs(task, data), data, context), context)
+    return f"task.{name}", get_replica_spec(dataset.element_spec)
 
 
 def _section_of_batches(sections: Any, train: bool) -> tuple[str, Any]:
     """Returns name and config of the data to use: the other data if the preferred one has no batch size."""
     evaluated = {
         f"validation_data.{name}".rstrip("."): data
-        for name, data in validation_sets(sections).items()
+        for name, data in get_validation_sets(sections).items()
     }
     trained = {"train_data": getattr(sections, "train_data", None)}
     found = {**trained, **evaluated} if train else {**evaluated, **trained}
@@ -218,21 +218,21 @@ def has_unbuilt_metrics(model: Any) -> bool:
 def _steps_with_model(task: Any, model: Any) -> Iterator[Callable[[Any], Any]]:
     """Yields functions of a batch that call the model as the task does, the most likely one first."""
     if not _is_default(task, "validation_step") or has_unbuilt_metrics(model):
-        yield lambda batch: converted(task.validation_step)(batch, model=model, metrics=[])
-    yield lambda batch: converted(task.inference_step)(_features(batch, model), model)
+        yield lambda batch: apply_autograph(task.validation_step)(batch, model=model, metrics=[])
+    yield lambda batch: apply_autograph(task.inference_step)(_features(batch, model), model)
     if not _is_default(task, "train_step") or has_unbuilt_metrics(model):
-        yield lambda batch: converted(task.train_step)(
+        yield lambda batch: apply_autograph(task.train_step)(
             batch, model=model, optimizer=None, metrics=[]
         )
 
 
 def _trace(step: Callable[[Any], Any], batch: Any) -> Any:
     """Traces a function of a batch on specs, and returns the specs of its outputs."""
-    return traced(step, batch).structured_outputs
+    return trace_concrete_function(step, batch).structured_outputs
 
 
 @contextlib.contextmanager
-def batch_described(section: str, spec: Callable[[], Any], task: Any, model: Any) -> Iterator[None]:
+def explain_batch_errors(section: str, get_spec: Callable[[], Any], task: Any, model: Any) -> Iterator[None]:
     """Adds a note to an error in a loop: the spec of a batch of `section`, and the spec of the model's outputs.
 
     The model is traced once more for this, so errors that are not about batches or models get no
@@ -241,15 +241,15 @@ def batch_described(section: str, spec: Callable[[], Any], task: Any, model: Any
     try:
         yield
     except Exception as error:
-        if explained(error) is None and not isinstance(error, _NOT_ABOUT_BATCHES):
+        if find_trainer_kit_error(error) is None and not isinstance(error, _NOT_ABOUT_BATCHES):
             with contextlib.suppress(Exception):
                 add_note(
-                    error, "\n".join(_described_batch(section, one_replica(spec()), task, model))
+                    error, "\n".join(_describe_batch(section, get_replica_spec(get_spec()), task, model))
                 )
         raise
 
 
-def one_replica(spec: Any) -> Any:
+def get_replica_spec(spec: Any) -> Any:
     """Returns the spec of the first replica's part of a distributed element."""
     return tf.nest.map_structure(
         lambda part: (
@@ -261,8 +261,8 @@ def one_replica(spec: Any) -> Any:
     )
 
 
-def _described_batch(section: str, batch: Any, task: Any, model: Any) -> Iterator[str]:
-    yield f"a batch of {section} is {described(batch)}"
+def _describe_batch(section: str, batch: Any, task: Any, model: Any) -> Iterator[str]:
+    yield f"a batch of {section} is {describe_structure(batch)}"
     if not (isinstance(batch, tuple) and len(batch) == 2) and _is_default(task, "train_step"):
         yield (
             "that is not a pair (features, labels), so both the model and build_losses (as labels)"
@@ -270,9 +270,9 @@ def _described_batch(section: str, batch: Any, task: Any, model: Any) -> Iterato
         )
     with contextlib.suppress(Exception):
         outputs = _trace(
-            lambda inputs: converted(task.inference_step)(_features(inputs, model), model), batch
+            lambda inputs: apply_autograph(task.inference_step)(_features(inputs, model), model), batch
         )
-        yield f"the model gives {described(outputs)}"
+        yield f"the model gives {describe_structure(outputs)}"
 
 
 def _features(batch: Any, model: Any) -> Any:

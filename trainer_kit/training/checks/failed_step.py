@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import DataError, DivergedError, StopTraining, TrainerKitError, UsageError
-from trainer_kit.inputs.sources.tfrecords import failed_to_read
-from trainer_kit.optimizers.gradient_processors import refused_gradient
+from trainer_kit.inputs.sources.tfrecords import is_read_error
+from trainer_kit.optimizers.gradient_processors import parse_non_finite_gradient
 from trainer_kit.training.loops.tracing import reads_before_writes
 
 _LOG = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class GradientDivergence(DivergedError):
 
 
 @contextlib.contextmanager
-def reporting_gradients() -> Iterator[None]:
+def explain_gradient_errors() -> Iterator[None]:
     """Raises GradientDivergence in place of the error of a step whose gradients were refused.
 
     Runs eagerly, on the host.
@@ -51,12 +51,12 @@ def reporting_gradients() -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        if refused := refused_gradient(error):
+        if refused := parse_non_finite_gradient(error):
             raise GradientDivergence(*refused) from error
         raise
 
 
-class CountedLoops:
+class LoopChecker:
     """Counts the steps of each loop of a trainer by global_step.
 
     Args:
@@ -64,18 +64,18 @@ class CountedLoops:
       stopping: A function that returns whether the run was asked to stop.
     """
 
-    def __init__(self, trainer: Any, stopping: Callable[[], bool]) -> None:
-        self._trainer, self._stopping, self._warned = trainer, stopping, False
+    def __init__(self, trainer: Any, should_stop: Callable[[], bool]) -> None:
+        self._trainer, self._should_stop, self._has_warned = trainer, should_stop, False
 
     @contextlib.contextmanager
-    def out_of_data(self) -> Iterator[None]:
+    def catch_end_of_data(self) -> Iterator[None]:
         """Treats the end of the data, which a user's train() may raise, as the end of the loop."""
         try:
             yield
         except (tf.errors.OutOfRangeError, StopIteration):
-            self._trainer.data_ended = True
+            self._trainer.has_data_ended = True
 
-    def counted(self, before: int, end: int, logs: Any) -> tuple[Mapping[str, Any], int]:
+    def check_loop(self, before: int, end: int, logs: Any) -> tuple[Mapping[str, Any], int]:
         """Returns the logs of a loop and the global step that it reached.
 
         Warns once if the loop did not reach `end`, unless a stop or the end of the data is the
@@ -92,27 +92,27 @@ class CountedLoops:
           UsageError: when the trainer's `train` returned neither a dict nor None.
         """
         trainer = self._trainer
-        reached = int(trainer.global_step.numpy()) if trainer.reached is None else trainer.reached
+        reached = int(trainer.global_step.numpy()) if trainer.reached_step is None else trainer.reached_step
         if logs is not None and not isinstance(logs, Mapping):
             raise UsageError(
-                f"{_described(trainer)} returned {logs!r:.60}; return a dict of metrics, or None"
+                f"{_describe_loop_methods(trainer)} returned {logs!r:.60}; return a dict of metrics, or None"
             )
         if reached == end:
             return logs or {}, reached
-        stopped = self._stopping() or trainer.data_ended
+        stopped = self._should_stop() or trainer.has_data_ended
         if reached < before or (reached == before and not stopped and not trainer.is_out_of_data()):
-            raise _not_counted(trainer, before, reached)
-        if not self._warned and not (reached < end and stopped) and reached > before:
-            self._warned = True
+            raise _create_uncounted_steps_error(trainer, before, reached)
+        if not self._has_warned and not (reached < end and stopped) and reached > before:
+            self._has_warned = True
             _LOG.warning(
                 "a loop was asked for %d steps, but %s moved global_step by %d; the run counts"
                 " train_steps, the intervals and the position of the data by global_step",
-                *(end - before, _described(trainer), reached - before),
+                *(end - before, _describe_loop_methods(trainer), reached - before),
             )
         return logs or {}, reached
 
 
-class StockLoops:
+class OrbitLoopCheck:
     """An action that ends runs under Orbit's own controller, which checks neither the steps of a loop nor a stop.
 
     Without it a run would make loops of 0 steps for ever after a stop request, after the end of the
@@ -123,8 +123,8 @@ class StockLoops:
       stopping: A function that returns whether the run was asked to stop.
     """
 
-    def __init__(self, trainer: Any, stopping: Callable[[], bool]) -> None:
-        self._trainer, self._stopping, self._before = trainer, stopping, -1
+    def __init__(self, trainer: Any, should_stop: Callable[[], bool]) -> None:
+        self._trainer, self._should_stop, self._last_step = trainer, should_stop, -1
 
     def __call__(self, logs: Any) -> None:
         """Ends the run when another loop would run no steps; the first loop has no earlier step to compare with.
@@ -135,41 +135,41 @@ class StockLoops:
           TrainerKitError: when the loop has not moved global_step.
         """
         del logs
-        before, self._before = self._before, int(self._trainer.global_step.numpy())
-        if self._stopping():
+        before, self._last_step = self._last_step, int(self._trainer.global_step.numpy())
+        if self._should_stop():
             raise StopTraining("a stop was asked for")
-        if before != self._before:
+        if before != self._last_step:
             return
-        if self._trainer.data_ended:
+        if self._trainer.has_data_ended:
             raise DataError(
                 f"task.train_data ended at step {before}; repeat the data, or lower"
                 " trainer.train_steps"
             )
-        raise _not_counted(self._trainer, before, before)
+        raise _create_uncounted_steps_error(self._trainer, before, before)
 
 
-def _not_counted(trainer: Any, before: int, after: int) -> TrainerKitError:
+def _create_uncounted_steps_error(trainer: Any, before: int, after: int) -> TrainerKitError:
     return TrainerKitError(
-        f"{_described(trainer)} did not add to global_step: it is {before} before and {after} after"
+        f"{_describe_loop_methods(trainer)} did not add to global_step: it is {before} before and {after} after"
         " a training loop, so the run would never end; call self.global_step.assign_add(1) in each"
         " training step"
     )
 
 
-def _described(trainer: Any) -> str:
+def _describe_loop_methods(trainer: Any) -> str:
     """Returns the user's methods that run or count training steps, with file and line; else the trainer's `train`."""
     trainer = vars(trainer).get("_inner", trainer)  # the wrapped trainer of an adopted one
-    own = [_with_place(type(trainer), name) for name in _METHODS if is_users(type(trainer), name)]
+    own = [_format_method_location(type(trainer), name) for name in _METHODS if is_user_defined(type(trainer), name)]
     return " or ".join(own) or f"{type(trainer).__name__}.train"
 
 
-def is_users(kind: type, name: str) -> bool:
+def is_user_defined(kind: type, name: str) -> bool:
     """Whether a class has a method of this name from user code, not from trainer_kit, Orbit or Model Garden."""
     owner = next((one for one in kind.__mro__ if name in vars(one)), None)
     return owner is not None and owner.__module__.split(".")[0] not in _LIBRARIES
 
 
-def _with_place(kind: type, name: str) -> str:
+def _format_method_location(kind: type, name: str) -> str:
     """Returns "Class.name (file:line)"."""
     owner = next(one for one in kind.__mro__ if name in vars(one))
     code = getattr(vars(owner)[name], "__code__", None)
@@ -177,7 +177,7 @@ def _with_place(kind: type, name: str) -> str:
     return f"{owner.__name__}.{name}{place}"
 
 
-def is_between_steps(trainer: Any, error: BaseException) -> bool:
+def is_state_complete(trainer: Any, error: BaseException) -> bool:
     """Whether the state after `error` in a training loop is that of the last complete step; False if not known.
 
     That is so when the loop was done; when a batch could not be read, and the step reads it before
@@ -187,13 +187,13 @@ def is_between_steps(trainer: Any, error: BaseException) -> bool:
       trainer: The trainer that ran the loop. For a user's own loop the answer is False.
       error: The error that the loop raised.
     """
-    if trainer.between_steps:
+    if trainer.is_at_step_boundary:
         return True
     if trainer.own.steps:
         return False
     loop = trainer.current_loop
     kind = type(trainer)
-    if loop is None or is_users(kind, "train") or is_users(kind, "create_train_loop_fn"):
+    if loop is None or is_user_defined(kind, "train") or is_user_defined(kind, "create_train_loop_fn"):
         return False
     cause = error if error.__cause__ is None else error.__cause__
     if (
@@ -204,14 +204,14 @@ def is_between_steps(trainer: Any, error: BaseException) -> bool:
         return False
     if not isinstance(cause, tf.errors.OpError):
         return loop.newest_graph is not None
-    if not failed_to_read(cause):
+    if not is_read_error(cause):
         return False
     if loop.newest_graph is not None:
         return reads_before_writes(loop.newest_graph)
-    return not is_users(kind, "train_step") and not is_users(kind, "next_train_inputs")
+    return not is_user_defined(kind, "train_step") and not is_user_defined(kind, "next_train_inputs")
 
 
-def loss_message(step: int, saved: int, checkpoint: str | None, alone: bool) -> str:
+def describe_lost_steps(step: int, saved_step: int, checkpoint: str | None, is_single_worker: bool) -> str:
     """Returns the message for a run that failed and could not be saved.
 
     Args:
@@ -222,13 +222,13 @@ def loss_message(step: int, saved: int, checkpoint: str | None, alone: bool) -> 
     """
     why = (
         "the training step that failed may have written some of its variables"
-        if alone
+        if is_single_worker
         else "a save needs all workers"
     )
-    lost = step - max(saved, 0)
+    lost = step - max(saved_step, 0)
     where = "there is no checkpoint, so the same command starts again from step 0"
-    if saved >= 0:
-        where = f"the same command resumes from step {saved} ({checkpoint})"
+    if saved_step >= 0:
+        where = f"the same command resumes from step {saved_step} ({checkpoint})"
     return (
         f"nothing was saved after the error: {why}; {where}, and {lost}"
         f" step{' is' if lost == 1 else 's are'} lost"

@@ -10,20 +10,20 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import TrainerKitError, UsageError
-from trainer_kit.inputs.op_definitions import op_definition
-from trainer_kit.inputs.stateful_ops import nodes, unsaved_state
+from trainer_kit.inputs.op_definitions import find_op_definition
+from trainer_kit.inputs.stateful_ops import iterate_nodes, find_unsaved_state
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
 from trainer_kit.training.task import Task
 
 _LOG = logging.getLogger(__name__)
 
 
-def check_sections(config: Any, train_data: bool, validation_data: bool) -> None:
+def check_sections(config: Any, needs_train_data: bool, needs_validation_data: bool) -> None:
     """Raises AttributeError when `config` lacks a needed section: trainer, task, runtime, or one of the data."""
     for name in ("trainer", "task", "runtime"):
         if not hasattr(config, name):
             raise AttributeError(f"the trainer needs a config with a section {name!r}")
-    for wanted, name in ((train_data, "train_data"), (validation_data, "validation_data")):
+    for wanted, name in ((needs_train_data, "train_data"), (needs_validation_data, "validation_data")):
         if wanted and not hasattr(config.task, name):
             raise AttributeError(
                 f"the trainer needs a config with a section 'task.{name}', or a ready-made dataset"
@@ -44,12 +44,12 @@ def check_model(model: Any, runtime: Any, strategy: tf.distribute.Strategy) -> N
             " distribution_strategy=one_device"
         )
     if getattr(runtime, "executor", "default") == "single_threaded" and (
-        problem := problem_of_one_thread(strategy)
+        problem := find_single_thread_problem(strategy)
     ):
         raise UsageError(f"runtime.executor=single_threaded: {problem}; set executor=default")
 
 
-def problem_of_one_thread(strategy: tf.distribute.Strategy) -> str:
+def find_single_thread_problem(strategy: tf.distribute.Strategy) -> str:
     """Returns why runtime.executor=single_threaded cannot be used; "" if it can.
 
     That executor does not move tensors between devices.
@@ -70,22 +70,22 @@ def problem_of_one_thread(strategy: tf.distribute.Strategy) -> str:
     return ""
 
 
-def tell_dropped_assertions(graph: tf.Graph) -> None:
+def warn_about_dropped_assertions(graph: tf.Graph) -> None:
     """Warns when the graph of a fused loop holds assertions, which XLA leaves out."""
-    if any(node.op == "Assert" for node in nodes(graph.as_graph_def())):
+    if any(node.op == "Assert" for node in iterate_nodes(graph.as_graph_def())):
         _LOG.warning(
             "the training step has assertions, such as tf.debugging.assert_less, and XLA leaves"
             " them out: with trainer.fuse_steps above 1 a failed assertion does not stop the run"
         )
 
 
-def tell_slow_convolutions(graph: tf.Graph) -> None:
+def warn_about_slow_convolutions(graph: tf.Graph) -> None:
     """Warns when the graph of a fused loop has convolutions and runs on CPUs, where those of XLA are slow."""
     if tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("TPU"):
         return
     if any(
         node.op.startswith(("Conv2D", "Conv3D", "DepthwiseConv2d"))
-        for node in nodes(graph.as_graph_def())
+        for node in iterate_nodes(graph.as_graph_def())
     ):
         _LOG.warning(
             "the training step has convolutions, and on a CPU those of XLA can take ten times as"
@@ -134,14 +134,14 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
     # A recurrent cuDNN layer without dropout draws nothing; tf_keras adds one for GPUs.
     ops = {
         node.op
-        for node in nodes(graph.as_graph_def())
+        for node in iterate_nodes(graph.as_graph_def())
         if not (
             node.op.startswith("CudnnRNN")
             and "dropout" in node.attr
             and node.attr["dropout"].f == 0
         )
     }
-    found = sorted(op for op in ops if unsaved_state(op, op_definition(op)))
+    found = sorted(op for op in ops if find_unsaved_state(op, find_op_definition(op)))
     if not found:
         return
     text = (
@@ -180,10 +180,10 @@ def check_methods(task: Any, train: bool, evaluate: bool) -> None:
         try:
             signature.bind(*range(count), **dict.fromkeys(named))
         except TypeError as problem:
-            wanted = _declared(inspect.signature(getattr(Task, name)))
+            wanted = _format_parameters(inspect.signature(getattr(Task, name)))
             raise TrainerKitError(
-                f"{_place(method)}: {type(task).__name__}.{name}{_declared(signature)} is called"
-                f" with {_described(count, named)}: {problem}; declare it as {name}{wanted}"
+                f"{_place(method)}: {type(task).__name__}.{name}{_format_parameters(signature)} is called"
+                f" with {_describe_arguments(count, named)}: {problem}; declare it as {name}{wanted}"
             ) from None
 
 
@@ -203,15 +203,15 @@ def _calls(task: Task, train: bool, evaluate: bool) -> Iterator[tuple[str, int, 
         yield "inference_step", 2, ()
 
 
-def _described(count: int, named: tuple[str, ...]) -> str:
+def _describe_arguments(count: int, keywords: tuple[str, ...]) -> str:
     """Describes the arguments of a call in words."""
     positional = [f"{count} positional argument{'s' if count > 1 else ''}"] if count else []
     return " and ".join(
-        [*positional, ", ".join(f"{name}=" for name in named)] if named else positional
+        [*positional, ", ".join(f"{name}=" for name in keywords)] if keywords else positional
     )
 
 
-def _declared(signature: inspect.Signature) -> str:
+def _format_parameters(signature: inspect.Signature) -> str:
     """Returns the parameters as text, without types."""
     empty = inspect.Parameter.empty
     return f"({', '.join(str(one.replace(annotation=empty)) for one in signature.parameters.values())})"

@@ -9,16 +9,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.strict_restore import differences_table
+from trainer_kit.checkpoints.state.strict_restore import format_differences
 from trainer_kit.checkpoints.weight_files.open_file import open_weights
 from trainer_kit.checkpoints.weight_files.weight_file import MODEL, WeightFile
 from trainer_kit.config.schema.initial_weights import InitCheckpointConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.evals.checkpoint_selection import weights_at
+from trainer_kit.evals.checkpoint_selection import resolve_weights_path
 from trainer_kit.optimizers.per_variable import check_patterns
 from trainer_kit.training.initial_weights.variable_matching import (
     names_in_file,
-    replaced_names,
+    apply_renames,
     weights_by_path,
 )
 
@@ -55,14 +55,14 @@ def load_initial_weights(model: Any, sources: str | Sequence[InitCheckpointConfi
     }
     for option, (names, report) in plans.items():
         for path, name in names.items():
-            _assign(weights[path], files[option].read(name))
+            _assign(weights[path], files[option].read_tensor(name))
         _LOG.info("%s", report)
     return [report for _, report in plans.values()]
 
 
 def _open(path: str, option: str) -> WeightFile:
     try:
-        return open_weights(weights_at(path))
+        return open_weights(resolve_weights_path(path))
     except UsageError as error:
         raise UsageError(f"{option}: {error}") from error
 
@@ -78,7 +78,7 @@ def _plan(
     check_patterns(f"{option}.variables", config.variables, list(weights))
     check_patterns(f"{option}.exclude", config.exclude, list(weights))
     new_names = (
-        replaced_names(file, config.rename.items(), f"{option}.rename") if config.rename else None
+        apply_renames(file, config.rename.items(), f"{option}.rename") if config.rename else None
     )
     chosen = {}
     for path, variable in weights.items():
@@ -108,7 +108,7 @@ def _plan(
         path for path, _, saved, _ in misfits if saved is not None and config.other_shapes == "skip"
     ]
     if len(misfits) > len(skipped) or not taken:
-        table = differences_table(sorted(misfits, key=lambda row: row[0].rpartition("/")))
+        table = format_differences(sorted(misfits, key=lambda row: row[0].rpartition("/")))
         raise UsageError(
             f"{option}: {len(misfits)} of the {len(chosen)} chosen variables cannot be loaded from"
             f" {file.path}, {file.kind}; give a list of sections with exclude, rename or"

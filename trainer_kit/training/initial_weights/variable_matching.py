@@ -18,13 +18,13 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import ROOT, CheckpointGraph
-from trainer_kit.checkpoints.state.variable_names import distinct, layer_names, model_variables
+from trainer_kit.checkpoints.state.variable_names import make_distinct, layer_names, model_variables
 from trainer_kit.checkpoints.weight_files.keras_file import KerasFile
 from trainer_kit.checkpoints.weight_files.tensorflow_file import TensorFlowFile
-from trainer_kit.checkpoints.weight_files.weight_file import MODEL, WeightFile, with_ranks
+from trainer_kit.checkpoints.weight_files.weight_file import MODEL, WeightFile, replace_numbers_by_ranks
 from trainer_kit.config.schema.optimization import AVERAGE, WEIGHTS, EMAConfig
-from trainer_kit.errors import UsageError, suggestion
-from trainer_kit.optimizers.moving_average import average_keys, averaged_variables
+from trainer_kit.errors import UsageError, suggest_names
+from trainer_kit.optimizers.moving_average import average_keys, select_averaged_variables
 from trainer_kit.optimizers.per_variable import check_patterns, native_variable, variable_path
 from trainer_kit.process.run_directory import read_layer_names
 
@@ -40,7 +40,7 @@ def weights_by_path(model: Any) -> dict[str, tf.Variable]:
     """
     weights = getattr(model, "weights", None) or model.variables
     return dict(
-        zip(distinct(map(variable_path, weights)), map(native_variable, weights), strict=True)
+        zip(make_distinct(map(variable_path, weights)), map(native_variable, weights), strict=True)
     )
 
 
@@ -80,10 +80,10 @@ def names_in_file(
     theirs = {name: name for name in file.shapes} if new_names is None else new_names
     ours = _namings(model, file)
     exact = _equal_names(ours, chosen, theirs, fit)
-    ranked = _equal_names([with_ranks(naming) for naming in ours], chosen, with_ranks(theirs), fit)
+    ranked = _equal_names([replace_numbers_by_ranks(naming) for naming in ours], chosen, replace_numbers_by_ranks(theirs), fit)
     names = exact
     checkpoint = file if isinstance(file, TensorFlowFile) and file.has_graph else None
-    if not file.has_own_numbers:
+    if not file.has_user_numbers:
         agree = all(ranked.get(path) == name for path, name in exact.items())
         if agree or (checkpoint and checkpoint.has_ranks):
             names = max(exact, ranked, key=fit)
@@ -100,7 +100,7 @@ def names_in_file(
     return {path: name for path, name in names.items() if path in chosen}, by_rank
 
 
-def replaced_names(
+def apply_renames(
     file: WeightFile, rename: Iterable[tuple[str, str]], option: str
 ) -> dict[str, str]:
     """Returns a dict from new name to name in a file, after replacements in order.
@@ -115,7 +115,7 @@ def replaced_names(
     """
     new_names = list(file.shapes)
     for pattern, replacement in rename:
-        check_patterns(option, [pattern], new_names, of=file.path)
+        check_patterns(option, [pattern], new_names, owner=file.path)
         new_names = [re.sub(pattern, replacement, name) for name in new_names]
     names: dict[str, str] = {}
     for new, name in zip(new_names, file.shapes, strict=True):
@@ -133,7 +133,7 @@ def _namings(model: Any, file: WeightFile) -> list[dict[str, str]]:
     path_of = {id(variable): path for path, variable in weights.items()}
     own = layer_names(model)
     if (
-        file.has_own_numbers and own is not None
+        file.has_user_numbers and own is not None
     ):  # the user's numbers of layers, and ranks for those of Keras
         named = {
             own.get(name, name): id(variable) for name, variable in model_variables(model).items()
@@ -142,10 +142,10 @@ def _namings(model: Any, file: WeightFile) -> list[dict[str, str]]:
             {name: path_of[identity] for name, identity in named.items() if identity in path_of}
         ]
     namings = [{path: path for path in weights}]
-    if isinstance(file, KerasFile) and file.numbered and isinstance(model, keras.Layer):
+    if isinstance(file, KerasFile) and file.has_numbered_variables and isinstance(model, keras.Layer):
         for item in (model, *inner_models(model)):
             namings.append(
-                {name: path_of[id(variable)] for name, variable in _numbered_variables(item)}
+                {name: path_of[id(variable)] for name, variable in _list_numbered_variables(item)}
             )
     return namings
 
@@ -185,20 +185,20 @@ def _forms(names: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
         yield inner  # otherwise the first part is a layer
 
 
-def _numbered_variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
+def _list_numbered_variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
     """Yields (names of layers and number, variable), the names that a file of Keras 3 has."""
     waiting, seen = [("", model)], {id(model)}
     while waiting:
         outer, layer = waiting.pop(0)
-        inner = [one for one in layers_of(layer) if id(one) not in seen]
+        inner = [one for one in get_child_layers(layer) if id(one) not in seen]
         seen |= {id(one) for one in inner}
-        below = {id(variable) for one in layers_of(layer) for variable in one.weights}
+        below = {id(variable) for one in get_child_layers(layer) for variable in one.weights}
         own = [variable for variable in layer.weights if id(variable) not in below]
         yield from ((f"{outer}{number}", native_variable(one)) for number, one in enumerate(own))
         waiting += [(f"{outer}{one.name}/", one) for one in inner]
 
 
-def layers_of(layer: Any) -> list[Any]:
+def get_child_layers(layer: Any) -> list[Any]:
     """Returns the layers that are attributes of a Keras layer, or in lists and dicts that are attributes."""
     return list({id(one): one for one in _layers_in(vars(layer).values())}.values())
 
@@ -230,10 +230,10 @@ class Match:
     node: int
     pairs: list[tuple[tf.Variable, str]]
     misfits: list[tuple[str, str, Any, Any]]
-    averaged: bool = False
+    is_averaged: bool = False
 
 
-def match(
+def find_best_match(
     model: Any, graph: CheckpointGraph, part: str | None = None, averaged: bool | str = True
 ) -> Match:
     """Returns the match that leaves the fewest variables without a value.
@@ -253,10 +253,10 @@ def match(
     if part is not None:
         if part not in nodes:
             raise UsageError(
-                f"part: {graph.prefix} has no {part!r}; {suggestion(part, list(nodes))}"
+                f"part: {graph.prefix} has no {part!r}; {suggest_names(part, list(nodes))}"
             )
         nodes = {part: nodes[part]}
-    matches = list(_matches(model, graph, nodes))
+    matches = list(_list_matches(model, graph, nodes))
     best = max(matches, key=lambda match: (-len(match.misfits), match.part == "model"))
     fitting = {match.node: match.part or "the root" for match in matches if not match.misfits}
     if part is None and best.part != "model" and len(fitting) > 1:
@@ -273,7 +273,7 @@ def match(
         return best
     name = AVERAGE if averaged is True else averaged
     if averages.get(name) is None:
-        known = suggestion(name, [WEIGHTS, *averages])
+        known = suggest_names(name, [WEIGHTS, *averages])
         raise UsageError(f"averaged: {graph.prefix} has no average {name!r}; {known}")
     return _with_averages(model, graph, best, graph.children(averages[name]))
 
@@ -284,7 +284,7 @@ def inner_models(model: Any) -> list[Any]:
 
 
 def keys_by_structure(
-    model: Any, graph: CheckpointGraph, wanted: Collection[int]
+    model: Any, graph: CheckpointGraph, variable_ids: Collection[int]
 ) -> dict[int, str]:
     """Returns id(tf.Variable) -> key of its value, by the objects of a checkpoint and of a model that fit best.
 
@@ -301,11 +301,11 @@ def keys_by_structure(
         fitting = [
             variable for variable, key in match.pairs if graph.shapes[key] == tuple(variable.shape)
         ]
-        return sum(id(variable) in wanted for variable in fitting)
+        return sum(id(variable) in variable_ids for variable in fitting)
 
     nodes = graph.nodes(_DEPTH)
     matches = [
-        match for item in (model, *inner_models(model)) for match in _matches(item, graph, nodes)
+        match for item in (model, *inner_models(model)) for match in _list_matches(item, graph, nodes)
     ]
     best = max(
         matches,
@@ -314,16 +314,16 @@ def keys_by_structure(
     return {id(variable): key for variable, key in best.pairs}
 
 
-def _matches(model: Any, graph: CheckpointGraph, nodes: Mapping[str, int]) -> Iterator[Match]:
+def _list_matches(model: Any, graph: CheckpointGraph, nodes: Mapping[str, int]) -> Iterator[Match]:
     """Yields the matches of a model with the nodes that have a name of its children, and with the first node."""
     for children_of in _views(model, graph):
         names = {name.lstrip("_") for name in children_of(model)}
         for number, (part, node) in enumerate(nodes.items()):
             if number == 0 or names & {name.lstrip("_") for name in graph.children(node)}:
-                yield _match(model, graph, part, node, children_of)
+                yield _match_node(model, graph, part, node, children_of)
 
 
-def _match(
+def _match_node(
     model: Any, graph: CheckpointGraph, part: str, node: int, children_of: Children
 ) -> Match:
     """Walks model and checkpoint together, and returns which values lead to variables by the same names."""
@@ -376,9 +376,9 @@ def _views(model: Any, graph: CheckpointGraph) -> list[Children]:
     recorded = read_layer_names(graph.prefix)
     own = layer_names(model)
     if named is model or own is None:
-        return [_tracked_children]
+        return [_get_tracked_children]
     if recorded is None:
-        return [lambda item: named if item is model else {}, _tracked_children]
+        return [lambda item: named if item is model else {}, _get_tracked_children]
     saved = {
         recorded.get(name, name): name for name in graph.children(graph.children(ROOT).get("model"))
     }
@@ -387,7 +387,7 @@ def _views(model: Any, graph: CheckpointGraph) -> list[Children]:
     return [lambda item: same if item is model else {}]
 
 
-def _tracked_children(item: Any) -> dict[str, Any]:
+def _get_tracked_children(item: Any) -> dict[str, Any]:
     """Returns what TensorFlow tracks, and layers by number, as in Keras 2's TensorFlow format."""
     children = dict(tf.train.TrackableView.children(item))
     if isinstance(item, keras.Model):
@@ -401,7 +401,7 @@ def _with_averages(
 ) -> Match:
     """Replaces the weights in a match by moving averages, nodes by path; variables without an average keep theirs."""
     for trainable_only in (True, False):
-        variables = averaged_variables(model, EMAConfig(trainable_weights_only=trainable_only))
+        variables = select_averaged_variables(model, EMAConfig(trainable_weights_only=trainable_only))
         variable_of = dict(zip(average_keys(variables), variables, strict=True))
         if nodes.keys() <= variable_of.keys():
             keys = {

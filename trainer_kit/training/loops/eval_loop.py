@@ -18,9 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit.errors import DataError
-from trainer_kit.inputs.autograph import converted
+from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.inputs.dataset_iterator import ValidationData
-from trainer_kit.training.loops.iterators import OneElement, as_int32, over_elements
+from trainer_kit.training.loops.iterators import SingleElementIterator, as_int32, loop_over_elements
 from trainer_kit.training.loops.tracing import (
     LoopFunction,
     Readback,
@@ -29,7 +29,7 @@ from trainer_kit.training.loops.tracing import (
     graph_function,
 )
 from trainer_kit.training.loops.train_loop import LoopSteps
-from trainer_kit.training.metrics import reported_values
+from trainer_kit.training.metrics import remove_engine_results
 
 _LOG = logging.getLogger(__name__)
 # Containers with more items are not searched for nested ones: they are data, not an aggregated
@@ -42,12 +42,12 @@ Reduce = Callable[[Any, Any], Any]
 @tf.autograph.experimental.do_not_convert
 def run_one_step(steps: LoopSteps, iterator: Any) -> Any:
     """Runs a step and what follows it, and returns the outputs of the step; runs in graph or eagerly."""
-    outputs = converted(steps.step)(iterator)
+    outputs = apply_autograph(steps.step)(iterator)
     steps.after_step()
     return outputs
 
 
-class SideEffects:
+class AttributeSnapshot:
     """Remembers the attributes of objects, and the contents of the lists, dicts and sets in them, also nested ones.
 
     Args:
@@ -62,9 +62,9 @@ class SideEffects:
 
     def restore(self) -> list[str]:
         """Undoes all changes since, and returns the names of the changed attributes."""
-        changed = [name for one, before in self._attributes for name in _put_back(one, before)]
+        changed = [name for one, before in self._attributes for name in _restore_attributes(one, before)]
         for name, container, before in self._contents:
-            if not _same(_items(container), before):
+            if not _has_same_items(_items(container), before):
                 changed.append(name)
                 container.clear()
                 (
@@ -75,9 +75,9 @@ class SideEffects:
         return sorted(set(changed))
 
 
-def _put_back(one: Any, before: dict[str, Any]) -> list[str]:
+def _restore_attributes(item: Any, before: dict[str, Any]) -> list[str]:
     """Restores changed attributes one by one, since other threads may read them; returns their names."""
-    now = vars(one)
+    now = vars(item)
     names = [
         name for name in {*now, *before} if now.get(name, _ABSENT) is not before.get(name, _ABSENT)
     ]
@@ -86,13 +86,13 @@ def _put_back(one: Any, before: dict[str, Any]) -> list[str]:
             now[name] = before[name]
         else:
             del now[name]
-    return [f"{type(one).__name__}.{name}" for name in names]
+    return [f"{type(item).__name__}.{name}" for name in names]
 
 
-def _containers(one: Any) -> Iterator[tuple[str, Any]]:
+def _containers(item: Any) -> Iterator[tuple[str, Any]]:
     """Yields every container in the attributes, once, with the name of its attribute."""
     seen: set[int] = set()
-    left = [(f"{type(one).__name__}.{name}", value) for name, value in vars(one).items()]
+    left = [(f"{type(item).__name__}.{name}", value) for name, value in vars(item).items()]
     while left:
         name, value = left.pop()
         if not isinstance(value, (list, dict, set, tuple)) or id(value) in seen:
@@ -110,11 +110,11 @@ def _items(container: Any) -> Any:
     return dict(container) if isinstance(container, dict) else list(container)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _has_same_items(container: Any, other: Any) -> bool:
     """Whether two containers hold the same objects; by identity, since the objects may not be comparable."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(one[key] is other[key] for key in one)
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+    if isinstance(container, dict):
+        return container.keys() == other.keys() and all(container[key] is other[key] for key in container)
+    return len(container) == len(other) and all(a is b for a, b in zip(container, other, strict=True))
 
 
 class NotInGraph(Exception):
@@ -142,12 +142,12 @@ class GraphReduction:
         self._steps = steps
         self._stop = stop
         self._watched = watched
-        self._outputs: Any = None  # specs of the outputs of a step, from the last trace
-        self._outputs_in: dict[tf.Graph, Any] = {}  # the same, of the step in each graph
-        self._first = graph_function(self._first_step)
-        self._outputs_only = graph_function(self._run_step)
-        self._reduction = graph_function(self._reduced)
-        self._rest = graph_function(self._all_steps)
+        self._output_specs: Any = None  # specs of the outputs of a step, from the last trace
+        self._output_specs_by_graph: dict[tf.Graph, Any] = {}  # the same, of the step in each graph
+        self._first_step_function = graph_function(self._first_step)
+        self._outputs_function = graph_function(self._run_step)
+        self._reduction_function = graph_function(self._reduce)
+        self._remaining_steps_function = graph_function(self._run_remaining_steps)
 
     def trace(self, iterator: Any, state: Any) -> None:
         """Traces all graphs that an evaluation with this iterator and state needs; runs nothing.
@@ -156,14 +156,14 @@ class GraphReduction:
           NotInGraph: when one of them cannot be traced.
         """
         try:
-            first = (self._first if state is None else self._outputs_only).get_concrete_function(
+            first = (self._first_step_function if state is None else self._outputs_function).get_concrete_function(
                 iterator
             )
-            outputs = self._outputs_in.setdefault(first.graph, self._outputs)
-            spec = self._settled(
+            outputs = self._output_specs_by_graph.setdefault(first.graph, self._output_specs)
+            spec = self._generalize_specs(
                 _specs(first.structured_outputs if state is None else _tensors(state)), outputs
             )
-            self._rest.get_concrete_function(
+            self._remaining_steps_function.get_concrete_function(
                 iterator, tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int32), spec
             )
         except (
@@ -174,7 +174,7 @@ class GraphReduction:
     @property
     def newest_graph(self) -> tf.Graph | None:
         """The newest graph that holds the first step; None before the first trace."""
-        return next(reversed(self._outputs_in), None)
+        return next(reversed(self._output_specs_by_graph), None)
 
     def __call__(self, iterator: Any, limit: int, state: Any) -> tuple[int, Any]:
         """Returns the number of steps done and the state, as eager tensors; `limit` -1 means all of the data."""
@@ -183,40 +183,40 @@ class GraphReduction:
             return done, state
         if state is None:
             try:
-                state, done = self._first(iterator), 1
+                state, done = self._first_step_function(iterator), 1
             except (StopIteration, tf.errors.OutOfRangeError):
                 return done, state
         if done == limit:
             return done, state
-        count, state = self._rest(iterator, tf.constant(limit), tf.constant(done), _tensors(state))
+        count, state = self._remaining_steps_function(iterator, tf.constant(limit), tf.constant(done), _tensors(state))
         return int(count), state
 
     def _first_step(self, iterator: Any) -> Any:
-        return self._reduced(None, self._run_step(iterator))
+        return self._reduce(None, self._run_step(iterator))
 
-    def _all_steps(self, iterator: Any, limit: tf.Tensor, done: tf.Tensor, state: Any) -> Any:
+    def _run_remaining_steps(self, iterator: Any, limit: tf.Tensor, done: tf.Tensor, state: Any) -> Any:
         def one_step(element: OneElement, flat: Any) -> Any:
             outputs = self._run_step(element)
             state_now = tf.nest.pack_sequence_as(state, flat, expand_composites=True)
-            return tf.nest.flatten(self._reduced(state_now, outputs), expand_composites=True)
+            return tf.nest.flatten(self._reduce(state_now, outputs), expand_composites=True)
 
         flat = tf.nest.flatten(state, expand_composites=True)
-        done, flat = over_elements(iterator, limit, self._stop, one_step, flat, done)
+        done, flat = loop_over_elements(iterator, limit, self._stop, one_step, flat, done)
         return done, tf.nest.pack_sequence_as(state, flat, expand_composites=True)
 
-    def _reduced(self, state: Any, outputs: Any) -> Any:
+    def _reduce(self, state: Any, outputs: Any) -> Any:
         """Reduces the outputs of one step; runs in graph, on the host, which supports strings and has the memory."""
         old = tf.nest.flatten(state)
         state = tf.nest.pack_sequence_as(state, old)  # its own dicts and lists, which it may change
-        kept = SideEffects(self._watched)
+        kept = AttributeSnapshot(self._watched)
         try:
             with tf.device("CPU:0"):
-                new = converted(self.reduce_fn)(state, outputs)
+                new = apply_autograph(self.reduce_fn)(state, outputs)
         finally:
             changed = kept.restore()
-        return self._checked(old, new, changed)
+        return self._check_reduced_state(old, new, changed)
 
-    def _checked(self, old: Sequence[Any], state: Any, changed: Sequence[str]) -> Any:
+    def _check_reduced_state(self, old: Sequence[Any], state: Any, changed: Sequence[str]) -> Any:
         if changed:
             raise NotInGraph(
                 f"the aggregation also changes {', '.join(changed)}, besides the state that it"
@@ -236,14 +236,14 @@ class GraphReduction:
             lambda leaf: leaf if leaf is None or tf.is_tensor(leaf) else tf.convert_to_tensor(leaf),
             run_one_step(self._steps, iterator),
         )
-        self._outputs = _specs(outputs)
+        self._output_specs = _specs(outputs)
         return outputs
 
-    def _settled(self, spec: Any, outputs: Any) -> Any:
+    def _generalize_specs(self, spec: Any, outputs: Any) -> Any:
         """Returns the specs of the state, with every dimension left open that a reduction changes."""
         while True:
-            after = _specs(self._reduction.get_concrete_function(spec, outputs).structured_outputs)
-            common = _common(spec, after)
+            after = _specs(self._reduction_function.get_concrete_function(spec, outputs).structured_outputs)
+            common = _merge_specs(spec, after)
             if common == spec:
                 return spec
             spec = common
@@ -257,21 +257,21 @@ def _reason(error: Exception) -> str:
     return text if isinstance(error, NotInGraph) else kind + text
 
 
-def _common(one: Any, other: Any) -> Any:
+def _merge_specs(spec: Any, other: Any) -> Any:
     """Returns the specs that both states fit."""
     try:
-        tf.nest.assert_same_structure(one, other)
+        tf.nest.assert_same_structure(spec, other)
     except (ValueError, TypeError) as error:
         raise NotInGraph("the state changes its structure from step to step") from error
     leaves = []
-    for before, after in zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True):
+    for before, after in zip(tf.nest.flatten(spec), tf.nest.flatten(other), strict=True):
         leaf = before.most_specific_common_supertype([after])
         if leaf is None:
             raise NotInGraph(
                 f"a part of the state is {before} after one step and {after} after the next"
             )
         leaves.append(leaf)
-    return tf.nest.pack_sequence_as(one, leaves)
+    return tf.nest.pack_sequence_as(spec, leaves)
 
 
 def _tensors(state: Any) -> Any:
@@ -334,34 +334,34 @@ class EvalLoop:
     """
 
     def __init__(
-        self, steps: LoopSteps, stop: tf.Variable, *, resets: bool = True, one_thread: bool = False
+        self, steps: LoopSteps, stop: tf.Variable, *, reset_metrics: bool = True, one_thread: bool = False
     ) -> None:
         self._steps = steps
         self._stop = stop
-        self._resets = resets
+        self._resets_metrics = reset_metrics
         self.reset = graph_function(steps.reset)
         self._results = Readback(steps.results, graph_function)
         check = check_one_thread if one_thread else None
-        self._compiled = LoopFunction(self._whole_loop, "the evaluation loop", check=check)
+        self._loop_function = LoopFunction(self._run_loop, "the evaluation loop", check=check)
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
         """Returns the number of steps done and the results; `num_steps` -1 means all of the data."""
-        results, (done,) = self._results.unpack(self._compiled(iterator, as_int32(num_steps)))
+        results, (done,) = self._results.unpack(self._loop_function(iterator, as_int32(num_steps)))
         return int(done), results
 
     @property
     def newest_graph(self) -> tf.Graph | None:
         """The newest graph of the loop; None before the first trace."""
-        return self._compiled.newest_graph
+        return self._loop_function.newest_graph
 
-    def _whole_loop(self, iterator: Any, num_steps: tf.Tensor) -> Any:
+    def _run_loop(self, iterator: Any, num_steps: tf.Tensor) -> Any:
         def one_step(element: Any, no_state: Any) -> Any:
             run_one_step(self._steps, element)
             return no_state
 
-        if self._resets:
+        if self._resets_metrics:
             self._steps.reset()
-        done, _ = over_elements(iterator, num_steps, self._stop, one_step)
+        done, _ = loop_over_elements(iterator, num_steps, self._stop, one_step)
         return self._results.pack(done)
 
 
@@ -385,21 +385,21 @@ class StatefulEvalLoop:
         steps: LoopSteps,
         stop: tf.Variable,
         *,
-        resets: bool = True,
+        reset_metrics: bool = True,
         use_tf_function: bool = True,
-        in_graph: bool = False,
+        use_tf_while_loop: bool = False,
         watched: Sequence[Any] = (),
     ) -> None:
         self._steps = steps
         self._stop = stop
         self._watched = watched
-        self._in_graph = in_graph
-        self._graph: GraphReduction | None = None
+        self._runs_in_graph = use_tf_while_loop
+        self._graph_reduction: GraphReduction | None = None
 
         step = functools.partial(run_one_step, steps)
         self._step = LoopFunction(step, "the evaluation step") if use_tf_function else step
         self._reset: Any = None
-        if resets:
+        if reset_metrics:
             self._reset = graph_function(steps.reset) if use_tf_function else steps.reset
 
     def __call__(
@@ -413,7 +413,7 @@ class StatefulEvalLoop:
           state: The initial state; None: `reduce_fn` creates it from the outputs of the first step.
           reduce_fn: A function of state and outputs that returns the new state.
         """
-        graph = self._traced(iterator, state, reduce_fn) if self._in_graph else None
+        graph = self._trace_reduction(iterator, state, reduce_fn) if self._runs_in_graph else None
         if self._reset is not None:
             self._reset()
         if graph is not None:
@@ -423,7 +423,7 @@ class StatefulEvalLoop:
     @property
     def newest_graph(self) -> tf.Graph | None:
         """The newest graph of the loop, or of the step; None if there is none."""
-        return getattr(self._graph if self._in_graph else self._step, "newest_graph", None)
+        return getattr(self._graph_reduction if self._runs_in_graph else self._step, "newest_graph", None)
 
     def _by_step(self, iterator: Any, limit: int, state: Any, reduce_fn: Reduce) -> tuple[int, Any]:
         done = 0
@@ -436,20 +436,20 @@ class StatefulEvalLoop:
             done += 1
         return done, state
 
-    def _traced(self, iterator: Any, state: Any, reduce_fn: Reduce) -> GraphReduction | None:
-        if self._graph is None or self._graph.reduce_fn != reduce_fn:
-            self._graph = GraphReduction(self._steps, self._stop, reduce_fn, self._watched)
+    def _trace_reduction(self, iterator: Any, state: Any, reduce_fn: Reduce) -> GraphReduction | None:
+        if self._graph_reduction is None or self._graph_reduction.reduce_fn != reduce_fn:
+            self._graph_reduction = GraphReduction(self._steps, self._stop, reduce_fn, self._watched)
         try:
-            self._graph.trace(iterator, state)
+            self._graph_reduction.trace(iterator, state)
         except NotInGraph as reason:
-            self._in_graph = False
+            self._runs_in_graph = False
             _LOG.warning(
                 "the evaluation runs step by step, because its logs cannot be aggregated in a"
                 " graph: %s; trainer.eval_tf_while_loop=false silences this warning",
                 reason,
             )
             return None
-        return self._graph
+        return self._graph_reduction
 
 
 class EagerEvalLoop:
@@ -467,9 +467,9 @@ class EagerEvalLoop:
 
     newest_graph: tf.Graph | None = None
 
-    def __init__(self, steps: LoopSteps, stop: tf.Variable, *, resets: bool = True) -> None:
+    def __init__(self, steps: LoopSteps, stop: tf.Variable, *, reset_metrics: bool = True) -> None:
         self.reset = steps.reset
-        self._loop = StatefulEvalLoop(steps, stop, resets=resets, use_tf_function=False)
+        self._loop = StatefulEvalLoop(steps, stop, reset_metrics=reset_metrics, use_tf_function=False)
         self._results = Readback(steps.results, eager)
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
@@ -506,7 +506,7 @@ class SplitEvalLoop:
             if count == 0:
                 break
             done += 1
-            if not self._hooks.end(done - 1, reported_values(results)):
+            if not self._hooks.end(done - 1, remove_engine_results(results)):
                 break
         return done, results
 
@@ -517,7 +517,7 @@ class SplitEvalLoop:
 
 
 @contextlib.contextmanager
-def reporting_end(section: str) -> Iterator[None]:
+def explain_end_of_data(section: str) -> Iterator[None]:
     """Raises DataError where a loop that a subclass makes asks for more batches than the data has.
 
     Args:
@@ -532,14 +532,14 @@ def reporting_end(section: str) -> Iterator[None]:
         ) from end
 
 
-def check_evaluated(done: int, wanted: int, stopped: bool) -> None:
+def check_evaluated_batches(done: int, num_steps: int, was_stopped: bool) -> None:
     """Raises DataError when an evaluation found no batch; warns when it found fewer than `wanted`."""
-    if done == 0 and not stopped:
+    if done == 0 and not was_stopped:
         raise DataError(
             "task.validation_data has no batch: no files, no examples, or fewer examples than one"
             " batch"
         )
-    if 0 <= done < wanted and not stopped:
+    if 0 <= done < num_steps and not was_stopped:
         _LOG.warning(
-            "the evaluation used %d batches of the %d asked for: the data has no more", done, wanted
+            "the evaluation used %d batches of the %d asked for: the data has no more", done, num_steps
         )

@@ -15,17 +15,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.config.schema.experiment import ONE_REPLICA
+from trainer_kit.config.schema.experiment import XLA_REPLICA_LIMIT
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.autograph import converted
-from trainer_kit.inputs.stateful_ops import nodes
+from trainer_kit.inputs.autograph import apply_autograph
+from trainer_kit.inputs.stateful_ops import iterate_nodes
 from trainer_kit.training.loops.iterators import (
-    OneElement,
-    WaitingClock,
+    SingleElementIterator,
+    TimedIterator,
     as_int32,
-    flags,
-    known_waits,
-    no_waits,
+    create_boolean_constants,
+    parse_wait_seconds,
+    create_wait_seconds,
     should_continue,
 )
 from trainer_kit.training.loops.tracing import LoopFunction, Readback, graph_function
@@ -47,8 +47,8 @@ _OVERDRAWN = (
 )
 
 
-def problem_of_fusing(
-    config: Any, strategy: tf.distribute.Strategy, given: Any, own_loop: str
+def find_fusing_problem(
+    config: Any, strategy: tf.distribute.Strategy, ready_made_dataset: Any, custom_loop_class: str
 ) -> str:
     """Returns why training steps cannot be fused in one XLA program, as far as known before a try; "" if none.
 
@@ -60,7 +60,7 @@ def problem_of_fusing(
     """
     replicas = strategy.num_replicas_in_sync
     if replicas > 1:
-        return f"there are {replicas} replicas, and {ONE_REPLICA}"
+        return f"there are {replicas} replicas, and {XLA_REPLICA_LIMIT}"
     if isinstance(
         strategy, (tf.distribute.experimental.ParameterServerStrategy, tf.distribute.TPUStrategy)
     ):
@@ -69,9 +69,9 @@ def problem_of_fusing(
         return "trainer.train_tf_while_loop is false"
     if config.runtime.run_eagerly:
         return "runtime.run_eagerly is true"
-    if own_loop:
-        return f"{own_loop} builds its own training loop in create_train_loop_fn"
-    if given is not None and not isinstance(given, tf.data.Dataset):
+    if custom_loop_class:
+        return f"{custom_loop_class} builds its own training loop in create_train_loop_fn"
+    if ready_made_dataset is not None and not isinstance(ready_made_dataset, tf.data.Dataset):
         return (
             "the ready-made dataset is already distributed, and fused steps need a tf.data.Dataset"
         )
@@ -87,7 +87,7 @@ def check_fusing(fuse_steps: int, problem: str) -> None:
         )
 
 
-class Stack:
+class BatchStack:
     """The batches that a fused loop has read and not used yet.
 
     The dataset of a fused loop gives several batches at once. A loop may end within them: the next
@@ -96,12 +96,12 @@ class Stack:
 
     def __init__(self) -> None:
         self._iterator: Any = None
-        self._left: tuple[Any, Any, Any] | None = None
-        self._known = True
+        self._stored: tuple[Any, Any, Any] | None = None
+        self._is_known = True
 
-    def of(self, iterator: Any) -> tuple[Any, Any, Any]:
+    def get_batches(self, iterator: Any) -> tuple[Any, Any, Any]:
         """Returns (batches, number of used batches, number of batches); no batches for another iterator."""
-        if self._left is None or self._iterator is None or self._iterator() is not iterator:
+        if self._stored is None or self._iterator is None or self._iterator() is not iterator:
             self._iterator = weakref.ref(
                 iterator
             )  # weak: other code decides when an iterator is deleted
@@ -109,30 +109,30 @@ class Stack:
             empty = tf.nest.map_structure(
                 lambda part: tf.zeros([size or 0 for size in part.shape], part.dtype), spec
             )
-            self._left = empty, tf.constant(0), tf.constant(0)
-            self._known = True
-        return self._left
+            self._stored = empty, tf.constant(0), tf.constant(0)
+            self._is_known = True
+        return self._stored
 
     def forget(self) -> None:
         """Drops the batches; the number of unused batches is unknown after this."""
-        self._left, self._iterator, self._known = None, None, False
+        self._stored, self._iterator, self._is_known = None, None, False
 
-    def put(self, batches: Any, used: tf.Tensor, count: tf.Tensor) -> None:
+    def store(self, batches: Any, used: tf.Tensor, count: tf.Tensor) -> None:
         """Stores the batches of an element, and how many are used."""
-        self._left = batches, used, count
+        self._stored = batches, used, count
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether all batches from the iterator are used; False if not known."""
-        return self._known and (self._left is None or int(self._left[1]) >= int(self._left[2]))
+        return self._is_known and (self._stored is None or int(self._stored[1]) >= int(self._stored[2]))
 
     def next_batch(self, iterator: Any) -> Any:
         """Returns the next unused batch, and counts it as used. Runs eagerly, on the host."""
-        batches, used, count = self.of(iterator)
-        if self.empty:
+        batches, used, count = self.get_batches(iterator)
+        if self.is_empty:
             count, batches = next(iterator)
             used = tf.constant(0)
-        self.put(batches, used + 1, count)
+        self.store(batches, used + 1, count)
         return tf.nest.map_structure(lambda stack: stack[int(used)], batches)
 
 
@@ -157,16 +157,16 @@ class FusedLoop:
         self._steps = steps
         self._stop = stop
         self._stack = stack
-        self._flags = flags()
+        self._flags = create_boolean_constants()
         self._results = Readback(steps.results, graph_function)
         self._program = tf.function(self._fused_steps, jit_compile=True, autograph=False)
-        self.compiled = LoopFunction(
-            self._whole_loop, "the fused training loop", _of_any_size, _refuse_summaries
+        self.loop_function = LoopFunction(
+            self._run_loop, "the fused training loop", _get_argument_specs, _refuse_summaries
         )
-        self.waited: float | None = 0.0
+        self.wait_seconds: float | None = 0.0
         self.fuse_steps = fuse_steps
 
-    def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
+    def __call__(self, iterator: Any, num_steps: tf.Tensor, reset_metrics: bool = True) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values; see TrainLoop.
 
         The elements of the iterator are (number of batches, stacked batches) of
@@ -176,31 +176,31 @@ class FusedLoop:
           tf.errors.OutOfRangeError: when the data ends first; the steps before that have been done.
         """
         wanted = as_int32(num_steps)
-        left = self._stack.of(iterator)
+        left = self._stack.get_batches(iterator)
         try:
-            left, packed = self.compiled(iterator, wanted, self._flags[fresh], left)
+            left, packed = self.loop_function(iterator, wanted, self._flags[reset_metrics], left)
         except Exception:
             self._stack.forget()
             raise
-        self._stack.put(*left)
+        self._stack.store(*left)
         results, (done, waited) = self._results.unpack(packed)
-        self.waited = known_waits(waited)
+        self.wait_seconds = parse_wait_seconds(waited)
         return int(done), results
 
     @property
     def newest_graph(self) -> tf.Graph | None:
         """The newest graph of the whole loop; None if there is none."""
-        return self.compiled.newest_graph
+        return self.loop_function.newest_graph
 
-    def _whole_loop(self, iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor, left: Any) -> Any:
+    def _run_loop(self, iterator: Any, num_steps: tf.Tensor, reset_metrics: tf.Tensor, stack_state: Any) -> Any:
         def go_on(done: tf.Tensor, left: Any, waited: tf.Tensor) -> tf.Tensor:
             return should_continue(self._stop, done < num_steps)
 
         def one_program(done: tf.Tensor, left: Any, waited: tf.Tensor) -> Any:
             def more() -> Any:
-                clock = WaitingClock(iterator, tf.identity(waited))  # of this branch
+                clock = TimedIterator(iterator, tf.identity(waited))  # of this branch
                 count, batches = next(clock)
-                return (batches, tf.constant(0), count), clock.waited
+                return (batches, tf.constant(0), count), clock.wait_seconds
 
             (batches, used, count), waited = tf.cond(
                 left[1] < left[2], lambda: (left, waited), more
@@ -209,22 +209,22 @@ class FusedLoop:
             self._program(batches, used, end)
             return done + end - used, (batches, end, count), waited
 
-        tf.cond(fresh, self._steps.reset, lambda: None)
-        begun = (tf.constant(0), left, no_waits())
+        tf.cond(reset_metrics, self._steps.reset, lambda: None)
+        begun = (tf.constant(0), stack_state, create_wait_seconds())
         shapes = tf.nest.map_structure(lambda tensor: tensor.shape, begun)
-        done, left, waited = tf.while_loop(go_on, one_program, begun, shapes)
-        return left, self._results.pack(done, waited)
+        done, stack_state, waited = tf.while_loop(go_on, one_program, begun, shapes)
+        return stack_state, self._results.pack(done, waited)
 
     def _fused_steps(self, batches: Any, begin: tf.Tensor, end: tf.Tensor) -> None:
         """Runs a step for each batch from `begin` to `end` (excluded); XLA compiles it."""
 
         def one_step(number: tf.Tensor) -> tuple[tf.Tensor]:
-            batch = OneElement(tf.nest.map_structure(lambda stack: stack[number], batches))
+            batch = SingleElementIterator(tf.nest.map_structure(lambda stack: stack[number], batches))
             try:
                 with tf.name_scope(""):
-                    converted(self._steps.step)(batch)
+                    apply_autograph(self._steps.step)(batch)
             except Exception:
-                if batch.overdrawn:
+                if batch.is_overdrawn:
                     raise UsageError(_OVERDRAWN) from None
                 raise
             return (number + 1,)
@@ -232,7 +232,7 @@ class FusedLoop:
         tf.while_loop(lambda number: number < end, one_step, (begin,))
 
 
-def _of_any_size(elements: Any) -> tuple[Any, ...]:
+def _get_argument_specs(elements: Any) -> tuple[Any, ...]:
     """Returns the specs of a loop's arguments after the iterator, for stacks of any size."""
     number, (count, batches) = tf.TensorSpec([], tf.int32), elements
     return number, tf.TensorSpec([], tf.bool), (batches, number, count)
@@ -240,7 +240,7 @@ def _of_any_size(elements: Any) -> tuple[Any, ...]:
 
 def _refuse_summaries(graph: tf.Graph) -> None:
     """Raises UsageError when the steps write summaries, which the message of XLA would not say."""
-    for node in nodes(graph.as_graph_def()):
+    for node in iterate_nodes(graph.as_graph_def()):
         if re.fullmatch(r"Write\w*Summary|ImportEvent", node.op):
             raise UsageError(
                 "trainer.fuse_steps: XLA cannot compile the training step: it writes a tf.summary"
@@ -249,7 +249,7 @@ def _refuse_summaries(graph: tf.Graph) -> None:
 
 
 @contextlib.contextmanager
-def reporting_refusal(size: int) -> Iterator[None]:
+def explain_xla_errors(size: int) -> Iterator[None]:
     """Raises UsageError instead of the error with which XLA refuses a loop with `size` steps in a program."""
     try:
         yield

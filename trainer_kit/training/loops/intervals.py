@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from trainer_kit.config.schema.durations import Interval, exact_steps, is_due
+from trainer_kit.config.schema.durations import Interval, get_exact_steps, is_due
 
 StepsPerLoop = int | Callable[[int], int]
 
 
 def next_multiple(step: int, interval: Interval) -> int:
     """Returns the first multiple of `interval` above `step`, rounded up to a whole step."""
-    steps = exact_steps(interval)
+    steps = get_exact_steps(interval)
     return math.ceil((step // steps + 1) * steps)
 
 
@@ -57,11 +57,11 @@ class Epochs:
 
     steps: Fraction
 
-    def end(self, epoch: int | Fraction) -> int:
+    def get_end_step(self, epoch: int | Fraction) -> int:
         """Returns the global step that ends an epoch, or a part of one; 0 for epoch 0."""
         return math.ceil(epoch * self.steps)
 
-    def ended(self, step: int) -> int:
+    def count_completed(self, step: int) -> int:
         """Returns the number of epochs that have ended after `step` steps."""
         return int(step // self.steps)
 
@@ -69,10 +69,10 @@ class Epochs:
         """Whether an epoch ends with this step."""
         return step > 0 and is_due(step - 1, step, self.steps)
 
-    def place(self, step: int) -> tuple[int, int]:
+    def locate_step(self, step: int) -> tuple[int, int]:
         """Returns the epoch that step number `step` belongs to, and its number in that epoch; (1, 0) for step 0."""
-        before = self.ended(max(0, step - 1))
-        return before + 1, step - self.end(before)
+        before = self.count_completed(max(0, step - 1))
+        return before + 1, step - self.get_end_step(before)
 
 
 class InterruptedLoop:
@@ -96,6 +96,6 @@ class InterruptedLoop:
         """Returns the state for a checkpoint."""
         return list(self.steps) if self.steps else None
 
-    def put_back(self, state: list[int] | None) -> None:
+    def restore(self, state: list[int] | None) -> None:
         """Restores the state of a checkpoint."""
         self.steps = (state[0], state[1]) if state else None

@@ -14,7 +14,7 @@ import tensorflow as tf
 from trainer_kit.runtime.collectives import all_gather, sum_over_workers, worker_count
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
 
-AGREE_EVERY = (
+STOP_SYNC_INTERVAL = (
     10  # steps, or batches of an evaluation, after which several workers agree whether to stop
 )
 
@@ -53,7 +53,7 @@ def should_continue(stop: tf.Variable, *conditions: tf.Tensor) -> tf.Tensor:
         return result
 
 
-def flags() -> tuple[tf.Tensor, tf.Tensor]:
+def create_boolean_constants() -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the tensors False and True, on the host: creating one per loop call takes as long as a small step."""
     with tf.device("CPU:0"), tf.init_scope():
         return tf.constant(False), tf.constant(True)
@@ -90,10 +90,10 @@ class StopFlag:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
-        self.variable, self._asked = stop_variable(), stop_variable()
-        self.variables = [self.variable, self._asked]
-        self._strategy, self._workers = strategy, worker_count(strategy)
-        self._asked_at: float | None = None
+        self.variable, self._local_request = stop_variable(), stop_variable()
+        self.variables = [self.variable, self._local_request]
+        self._strategy, self._num_workers = strategy, worker_count(strategy)
+        self._requested_at: float | None = None
 
     def request(self) -> None:
         """Ends the running loop before its next step; safe from another thread.
@@ -101,51 +101,51 @@ class StopFlag:
         Several workers end it together, after AGREE_EVERY steps at most. If one worker stopped
         alone, the others would wait for its gradients for ever.
         """
-        self._asked_at = self._asked_at or time.monotonic()
-        self._asked.assign(True)
-        if self._workers == 1:
+        self._requested_at = self._requested_at or time.monotonic()
+        self._local_request.assign(True)
+        if self._num_workers == 1:
             self.variable.assign(True)
 
     @property
-    def requested(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether running loops stop before their next step; the same on all workers."""
-        return self._asked_at is not None if self._workers == 1 else bool(self.variable.numpy())
+        return self._requested_at is not None if self._num_workers == 1 else bool(self.variable.numpy())
 
     @property
-    def seconds(self) -> float:
+    def seconds_since_request(self) -> float:
         """The seconds since this process was asked to stop; 0 if it was not."""
-        return time.monotonic() - self._asked_at if self._asked_at else 0.0
+        return time.monotonic() - self._requested_at if self._requested_at else 0.0
 
     @property
-    def agreed(self) -> bool | None:
+    def is_agreed(self) -> bool | None:
         """Whether all workers have agreed to stop; None if there is only one worker."""
-        return self.requested if self._workers > 1 else None
+        return self.is_requested if self._num_workers > 1 else None
 
     @tf.autograph.experimental.do_not_convert
-    def agree(self, count: tf.Variable) -> None:
+    def sync_workers(self, count: tf.Variable) -> None:
         """Ends the loop on all workers at the same step if one was asked to stop; runs in graph, after each step.
 
         Args:
           count: The counter of the steps; the same on all workers.
         """
-        if self._workers == 1:
+        if self._num_workers == 1:
             return
 
         def agree() -> tf.Tensor:
-            asked = sum_over_workers(self._strategy, tf.cast(self._asked, tf.int32))
+            asked = sum_over_workers(self._strategy, tf.cast(self._local_request, tf.int32))
             self.variable.assign(asked > 0)
             return asked
 
-        tf.cond(tf.equal(count % AGREE_EVERY, 0), agree, lambda: 0)
+        tf.cond(tf.equal(count % STOP_SYNC_INTERVAL, 0), agree, lambda: 0)
 
-    def agree_between_loops(self) -> None:
+    def sync_workers_between_loops(self) -> None:
         """Lets all workers stop if one was asked to, for trainers whose loops do not call `agree`; runs eagerly."""
-        if self._workers > 1:
-            requests = all_gather(self._strategy, "stop" if self._asked_at else "continue")
+        if self._num_workers > 1:
+            requests = all_gather(self._strategy, "stop" if self._requested_at else "continue")
             self.variable.assign("stop" in requests)
 
 
-def is_stopping(trainer: Any, asked: Callable[[], bool]) -> bool:
+def is_stopping(trainer: Any, has_local_request: Callable[[], bool]) -> bool:
     """Whether a run has to stop; with several workers, whether they have agreed to stop. Runs eagerly, on the host.
 
     Args:
@@ -153,21 +153,21 @@ def is_stopping(trainer: Any, asked: Callable[[], bool]) -> bool:
       asked: A function that returns whether this process was asked to stop in another way, such as
         by a signal.
     """
-    agreed = trainer.stop_agreed
-    return asked() or bool(trainer.stop_requested) if agreed is None else bool(agreed)
+    agreed = trainer.is_stop_agreed
+    return has_local_request() or bool(trainer.is_stop_requested) if agreed is None else bool(agreed)
 
 
-def no_waits() -> tf.Tensor:
+def create_wait_seconds() -> tf.Tensor:
     """Returns 0 seconds of waiting for data, float64, for a WaitingClock; NaN if op determinism forbids clocks."""
     return tf.constant(math.nan if is_op_determinism_enabled() else 0.0, tf.float64)
 
 
-def known_waits(seconds: float) -> float | None:
+def parse_wait_seconds(seconds: float) -> float | None:
     """Returns the seconds that a WaitingClock has added up; None if there was no clock."""
     return None if math.isnan(seconds) else seconds
 
 
-class WaitingClock:
+class TimedIterator:
     """An iterator that adds up the seconds that the loop waits for its elements; runs in graph, on the host.
 
     It costs a few hundredths of a step of 0.1 ms, and nothing measurable of longer ones. An element
@@ -185,9 +185,9 @@ class WaitingClock:
       waited: The seconds so far, including the elements since.
     """
 
-    def __init__(self, iterator: Any, waited: tf.Tensor, exact: bool = True) -> None:
+    def __init__(self, iterator: Any, wait_seconds: tf.Tensor, exact: bool = True) -> None:
         self._iterator = iterator
-        self.waited = waited
+        self.wait_seconds = wait_seconds
         self._exact = exact
 
     def __iter__(self) -> WaitingClock:
@@ -195,7 +195,7 @@ class WaitingClock:
 
     def __next__(self) -> Any:
         here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        elsewhere = here is not (self.waited.graph if tf.is_symbolic_tensor(self.waited) else None)
+        elsewhere = here is not (self.wait_seconds.graph if tf.is_symbolic_tensor(self.wait_seconds) else None)
         if elsewhere or is_op_determinism_enabled():
             return next(self._iterator)
         begin = tf.timestamp()
@@ -210,7 +210,7 @@ class WaitingClock:
             tf.control_dependencies(list(dict.fromkeys(part.op for part in parts))),
             tf.device("CPU:0"),
         ):
-            self.waited += tf.timestamp() - begin
+            self.wait_seconds += tf.timestamp() - begin
         return element
 
     get_next = __next__
@@ -219,7 +219,7 @@ class WaitingClock:
         return getattr(self._iterator, name)
 
 
-class OneElement:
+class SingleElementIterator:
     """An iterator over one element, so that steps which call `next(iterator)` run inside the graph's loop.
 
     A loop inside the step would get the same element each time, because a loop in graph is traced
@@ -237,14 +237,14 @@ class OneElement:
     """
 
     def __init__(self, element: Any) -> None:
-        self._left, self._graph, self.overdrawn = [element], tf.compat.v1.get_default_graph(), False
+        self._left, self._graph, self.is_overdrawn = [element], tf.compat.v1.get_default_graph(), False
 
     def __iter__(self) -> OneElement:
         return self
 
     def __next__(self) -> Any:
-        if not self._left or self._in_an_inner_loop():
-            self.overdrawn = True
+        if not self._left or self._is_in_inner_loop():
+            self.is_overdrawn = True
             raise ValueError(
                 "an evaluation step took two elements from its iterator; set"
                 " trainer.eval_tf_function=false"
@@ -253,7 +253,7 @@ class OneElement:
 
     get_next = __next__
 
-    def _in_an_inner_loop(self) -> bool:
+    def _is_in_inner_loop(self) -> bool:
         graph = tf.compat.v1.get_default_graph()
         while graph is not None and graph is not self._graph:
             if type(graph).__name__ == "WhileBodyFuncGraph":
@@ -262,7 +262,7 @@ class OneElement:
         return False
 
 
-def over_elements(
+def loop_over_elements(
     iterator: Any,
     limit: tf.Tensor,
     stop: tf.Variable,
@@ -294,7 +294,7 @@ def over_elements(
         with tf.name_scope(
             ""
         ):  # else "while/" would stand before the names of the task's summaries
-            state = step(OneElement(element.get_value()), state)
+            state = step(SingleElementIterator(element.get_value()), state)
         wanted = tf.not_equal(done + 1, limit)
         # A branch around the step itself would cost more than a small step.
         return (

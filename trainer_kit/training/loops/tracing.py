@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.runtime.tensorflow_internals import run_after
+from trainer_kit.runtime.tensorflow_internals import add_control_inputs
 
 _LOG = logging.getLogger(__name__)
 _NONE = object()
@@ -69,7 +69,7 @@ class LoopFunction:
         self._specs = specs
         self._check = check
         self._elements: Any = _NONE  # the spec of the elements of the newest graph's iterator
-        self._last: Callable[[], Any] = lambda: None  # returns the iterator of the last call
+        self._get_last_iterator: Callable[[], Any] = lambda: None  # returns the iterator of the last call
         self._concrete: Any = None  # the concrete function for it
         self._graphs: list[tf.Graph] = []
         self.newest_graph: tf.Graph | None = None
@@ -77,19 +77,19 @@ class LoopFunction:
     def __call__(self, iterator: Any, *arguments: Any) -> Any:
         if tf.config.functions_run_eagerly():
             return self.function(iterator, *arguments)
-        if self._last() is iterator:
+        if self._get_last_iterator() is iterator:
             # To look the concrete function up again takes 0.15 ms, a quarter of the call of a loop
             # without steps.
             self._concrete = self._concrete or self.function.get_concrete_function(
-                iterator, *self._like(iterator, arguments)
+                iterator, *self._get_trace_arguments(iterator, arguments)
             )
             return self._concrete(iterator, *arguments)
-        if _elements_of(iterator) != self._elements:
-            self.graph(iterator, *arguments)
-        self._last, self._concrete = _weak(iterator), None
+        if _get_element_spec(iterator) != self._elements:
+            self.trace_graph(iterator, *arguments)
+        self._get_last_iterator, self._concrete = _weak(iterator), None
         return self.function(iterator, *arguments)
 
-    def graph(self, iterator: Any, *arguments: Any) -> tf.Graph | None:
+    def trace_graph(self, iterator: Any, *arguments: Any) -> tf.Graph | None:
         """Returns the graph for such an iterator and arguments, and warns if the function is traced again for them.
 
         Returns None if TensorFlow runs functions eagerly.
@@ -97,15 +97,15 @@ class LoopFunction:
         if tf.config.functions_run_eagerly():
             return None
         graph = self.function.get_concrete_function(
-            iterator, *self._like(iterator, arguments)
+            iterator, *self._get_trace_arguments(iterator, arguments)
         ).graph
-        elements = _elements_of(iterator)
+        elements = _get_element_spec(iterator)
         if not any(graph is earlier for earlier in self._graphs):
             if self._graphs:
                 _LOG.warning(
                     "%s is traced again, which takes as long as the first time: its batches are now"
                     " %s, and were %s before; give all batches the same shape",
-                    *(self._name, _described(elements), _described(self._elements)),
+                    *(self._name, _format_spec(elements), _format_spec(self._elements)),
                 )
             if self._check is not None:
                 self._check(graph)
@@ -114,7 +114,7 @@ class LoopFunction:
         self._elements = elements
         return graph
 
-    def _like(self, iterator: Any, arguments: Sequence[Any]) -> Sequence[Any]:
+    def _get_trace_arguments(self, iterator: Any, arguments: Sequence[Any]) -> Sequence[Any]:
         """Returns what stands for the arguments after the iterator when the function is traced."""
         return self._specs(iterator.element_spec) if self._specs else arguments
 
@@ -127,11 +127,11 @@ def _weak(iterator: Any) -> Callable[[], Any]:
         return lambda: None
 
 
-def _elements_of(iterator: Any) -> Any:
+def _get_element_spec(iterator: Any) -> Any:
     return getattr(iterator, "element_spec", None)
 
 
-def _described(spec: Any) -> str:
+def _format_spec(spec: Any) -> str:
     parts = [
         part
         for part in tf.nest.flatten(spec, expand_composites=True)
@@ -150,15 +150,15 @@ class Readback:
       compiled: graph_function or eager.
     """
 
-    def __init__(self, results: Callable[[], Any], compiled: Callable[[Any], Any]) -> None:
+    def __init__(self, results: Callable[[], Any], wrapper: Callable[[Any], Any]) -> None:
         self._source = results
         self._structure: Any = None
-        self._scalar: list[bool] = []
+        self._is_scalar: list[bool] = []
         self._dtypes: list[Any] = []
-        self._compiled = compiled(self.pack)
+        self._compiled_pack = wrapper(self.pack)
 
     def __call__(self) -> Any:
-        return self.unpack(self._compiled())[0]
+        return self.unpack(self._compiled_pack())[0]
 
     def pack(self, *more: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns (stacked scalars, the other tensors); remembers the structure when traced.
@@ -167,27 +167,27 @@ class Readback:
           *more: Scalars to transfer with the results.
         """
         self._structure = self._source()
-        scalars, others = self._packed()
+        scalars, others = self._pack_structure()
         if more:
             scalars = tf.concat([scalars, tf.stack([tf.cast(one, tf.float64) for one in more])], 0)
         return scalars, others
 
     @tf.autograph.experimental.do_not_convert
-    def _packed(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _pack_structure(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
         tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(self._structure)]
         self._structure = tf.nest.map_structure(lambda leaf: None, self._structure)
         # The integers of 8 bytes are those that float64 does not hold exactly.
-        self._scalar = [
+        self._is_scalar = [
             t.shape.rank == 0 and (t.dtype.is_floating or (t.dtype.is_integer and t.dtype.size < 8))
             for t in tensors
         ]
         self._dtypes = [tensor.dtype.as_numpy_dtype for tensor in tensors]
         scalars = [
             tf.cast(t, tf.float64)
-            for t, is_scalar in zip(tensors, self._scalar, strict=True)
+            for t, is_scalar in zip(tensors, self._is_scalar, strict=True)
             if is_scalar
         ]
-        others = [t for t, is_scalar in zip(tensors, self._scalar, strict=True) if not is_scalar]
+        others = [t for t, is_scalar in zip(tensors, self._is_scalar, strict=True) if not is_scalar]
         return tf.stack(scalars) if scalars else tf.zeros([0], tf.float64), others
 
     def unpack(self, packed: tuple[tf.Tensor, list[tf.Tensor]]) -> tuple[Any, list[float]]:
@@ -195,13 +195,13 @@ class Readback:
         scalars, others = iter(packed[0].numpy()), iter(packed[1])
         leaves = [
             dtype(next(scalars)) if is_scalar else next(others).numpy()
-            for is_scalar, dtype in zip(self._scalar, self._dtypes, strict=True)
+            for is_scalar, dtype in zip(self._is_scalar, self._dtypes, strict=True)
         ]
         return tf.nest.pack_sequence_as(self._structure, leaves), [float(one) for one in scalars]
 
 
 @contextlib.contextmanager
-def writes_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
+def control_dependencies_for_writes(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
     """Makes operations created in this context write no variable before all `tensors` are ready.
 
     Eagerly it has no effect: operations then run in the order of the code.
@@ -231,12 +231,12 @@ def writes_after(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
             one in after for one in op.control_inputs
         ):
             after.add(op)
-        elif writes(op):
-            run_after(op, batch)
+        elif is_write_op(op):
+            add_control_inputs(op, batch)
             after.add(op)
 
 
-def writes(op: tf.Operation) -> bool:
+def is_write_op(op: tf.Operation) -> bool:
     """Whether an operation may change a variable. Inside a TPU program nothing may wait for operations outside it."""
     return (
         op.op_def.is_stateful
@@ -274,10 +274,10 @@ def reads_before_writes(graph: tf.Graph) -> bool:
         if node.op in ("While", "StatelessWhile")
     ]
     steps = [functions[name] for name in loops if does(name, _READS)] or [definition.node]
-    return all(_ordered(nodes, holds, functions) for nodes in steps)
+    return all(_has_ordered_writes(nodes, holds, functions) for nodes in steps)
 
 
-def _ordered(
+def _has_ordered_writes(
     nodes: Sequence[Any], holds: Callable[[Any, re.Pattern[str]], bool], functions: dict[str, Any]
 ) -> bool:
     """Whether every node that writes depends on every node that reads, in each function that does both."""
@@ -293,7 +293,7 @@ def _ordered(
             return False
     both = [node for node in reading if node in writing]
     return all(
-        _ordered(functions[name], holds, functions)
+        _has_ordered_writes(functions[name], holds, functions)
         for node in both
         for name in _called_functions(node)
     )

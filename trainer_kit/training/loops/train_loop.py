@@ -16,25 +16,25 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
-from trainer_kit.config.schema.durations import exact_steps
-from trainer_kit.inputs.autograph import converted
+from trainer_kit.config.schema.durations import get_exact_steps
+from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.training.loops.iterators import (
-    WaitingClock,
+    TimedIterator,
     as_int32,
-    flags,
-    known_waits,
-    no_waits,
+    create_boolean_constants,
+    parse_wait_seconds,
+    create_wait_seconds,
     should_continue,
 )
 from trainer_kit.training.loops.tracing import LoopFunction, Readback, eager, graph_function
 
 Loop = Callable[[Any, Any, bool], tuple[int, Any]]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
-LOOK_EVERY = (
+FINITE_CHECK_INTERVAL = (
     5  # steps between checks when loops are shorter: a check in each loop would slow them down
 )
-_SOUND = "trainer_kit/sound"  # of the results of a loop
-_NO_LOOK = -1
+_FINITE_KEY = "trainer_kit/sound"  # of the results of a loop
+_NOT_CHECKED = -1
 
 
 class LoopSteps(Protocol):
@@ -83,20 +83,20 @@ class TrainLoop:
         self._steps = steps
         self._stop = stop
         self._exact_waits = exact_waits
-        self._flags = flags()
-        self.is_whole = use_tf_while_loop
-        self.waited: float | None = None
+        self._flags = create_boolean_constants()
+        self.is_loop_compiled = use_tf_while_loop
+        self.wait_seconds: float | None = None
 
         wrapper = graph_function if use_tf_function else eager
         self._reset = wrapper(steps.reset)
         self._results = Readback(steps.results, wrapper)
-        self.compiled: LoopFunction | None = None
+        self.loop_function: LoopFunction | None = None
         if use_tf_while_loop:
-            self.compiled = LoopFunction(self._whole_loop, "the training loop", _arguments)
+            self.loop_function = LoopFunction(self._run_loop, "the training loop", _arguments)
         elif use_tf_function:
-            self.compiled = LoopFunction(self._one_step, "the training step")
+            self.loop_function = LoopFunction(self._run_step, "the training step")
 
-    def __call__(self, iterator: Any, num_steps: tf.Tensor, fresh: bool = True) -> tuple[int, Any]:
+    def __call__(self, iterator: Any, num_steps: tf.Tensor, reset_metrics: bool = True) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values.
 
         Args:
@@ -109,15 +109,15 @@ class TrainLoop:
           tf.errors.OutOfRangeError, StopIteration: when the data ends first; the steps before that
           have been done.
         """
-        if self.is_whole and self.compiled is not None:
-            packed = self.compiled(iterator, as_int32(num_steps), self._flags[fresh])
+        if self.is_loop_compiled and self.loop_function is not None:
+            packed = self.loop_function(iterator, as_int32(num_steps), self._flags[reset_metrics])
             results, (done, waited) = self._results.unpack(packed)
-            self.waited = known_waits(waited)
+            self.wait_seconds = parse_wait_seconds(waited)
             return int(done), results
 
-        if fresh:
+        if reset_metrics:
             self._reset()
-        step = self.compiled or self._one_step
+        step = self.loop_function or self._run_step
         steps_done = 0
         while steps_done < int(num_steps) and not self._stop.numpy():
             step(iterator)
@@ -127,30 +127,30 @@ class TrainLoop:
     @property
     def newest_graph(self) -> tf.Graph | None:
         """The newest graph of the whole loop, or of the step; None if there is none."""
-        return None if self.compiled is None else self.compiled.newest_graph
+        return None if self.loop_function is None else self.loop_function.newest_graph
 
     @tf.autograph.experimental.do_not_convert
-    def _one_step(self, iterator: Any) -> None:
-        converted(self._steps.step)(iterator)
+    def _run_step(self, iterator: Any) -> None:
+        apply_autograph(self._steps.step)(iterator)
         self._steps.after_step()
 
-    def _whole_loop(self, iterator: Any, num_steps: tf.Tensor, fresh: tf.Tensor) -> Any:
+    def _run_loop(self, iterator: Any, num_steps: tf.Tensor, reset_metrics: tf.Tensor) -> Any:
         steps = self._steps
 
         def go_on(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
             return should_continue(self._stop, done < num_steps)
 
         def one_step(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            clock = WaitingClock(iterator, waited, self._exact_waits)
+            clock = TimedIterator(iterator, waited, self._exact_waits)
             with tf.name_scope(
                 ""
             ):  # else "while/" would stand before the names of the task's summaries
-                converted(steps.step)(clock)
+                apply_autograph(steps.step)(clock)
                 steps.after_step()
-            return done + 1, clock.waited
+            return done + 1, clock.wait_seconds
 
-        tf.cond(fresh, steps.reset, lambda: None)
-        done, waited = tf.while_loop(go_on, one_step, (tf.constant(0), no_waits()))
+        tf.cond(reset_metrics, steps.reset, lambda: None)
+        done, waited = tf.while_loop(go_on, one_step, (tf.constant(0), create_wait_seconds()))
         return self._results.pack(done, waited)
 
 
@@ -178,11 +178,11 @@ class TrainingHooks(Protocol):
 class FirstStepCheck(Protocol):
     """A part of a trainer that checks a step which has run."""
 
-    def first_step_done(self) -> None:
+    def check_first_step(self) -> None:
         """Called after the first step of each new loop function; runs eagerly, on the host."""
 
 
-class LoopParts:
+class SegmentedLoop:
     """Runs the loops of a trainer in one or several calls; the results do not depend on the number of calls.
 
     The first step of a new loop function is a separate call: it includes tracing, compiling and
@@ -207,8 +207,8 @@ class LoopParts:
         self._checks = checks
         self._traced_loop: Loop | None = None
         self.hooks: TrainingHooks | None = None
-        self.ready_at = 0.0
-        self.waited: float | None = None
+        self.first_step_at = 0.0
+        self.wait_seconds: float | None = None
         self.results: Any = None
 
     def run(
@@ -216,7 +216,7 @@ class LoopParts:
         loop: Loop,
         iterator: Any,
         num_steps: Any,
-        fresh: bool,
+        reset_metrics: bool,
         context: Context = contextlib.nullcontext,
     ) -> int:
         """Runs `loop(iterator, num_steps, fresh)` in one or several calls, and returns the number of steps done.
@@ -237,10 +237,10 @@ class LoopParts:
         self.results = None  # and so it stays when the data ends inside the loop
         if loop is self._traced_loop and self.hooks is None:
             with context():
-                done, self.results = loop(iterator, num_steps, fresh)
-            self.waited = getattr(loop, "waited", None)
+                done, self.results = loop(iterator, num_steps, reset_metrics)
+            self.wait_seconds = getattr(loop, "waited", None)
             return done
-        return self._in_parts(loop, iterator, int(num_steps), fresh, context)
+        return self._run_segments(loop, iterator, int(num_steps), reset_metrics, context)
 
     def take_results(self) -> Any:
         """Returns the results of the last loop, once; None if the loop did not read them."""
@@ -248,8 +248,8 @@ class LoopParts:
         self.results = None
         return results
 
-    def _in_parts(
-        self, loop: Loop, iterator: Any, num_steps: int, fresh: bool, context: Context
+    def _run_segments(
+        self, loop: Loop, iterator: Any, num_steps: int, reset_metrics: bool, context: Context
     ) -> int:
         begin = int(self._global_step.numpy())
         step = begin
@@ -263,25 +263,25 @@ class LoopParts:
                 part_end = step + 1
                 self.hooks.begin(step)
             with context():
-                count, results = loop(iterator, part_end - step, fresh and step == begin)
+                count, results = loop(iterator, part_end - step, reset_metrics and step == begin)
 
             step += count
             if is_traced:
                 waited += getattr(loop, "waited", None) or 0.0
             else:
                 self._traced_loop = loop
-                self.ready_at = time.perf_counter()
+                self.first_step_at = time.perf_counter()
                 for check in self._checks:
-                    check.first_step_done()
+                    check.check_first_step()
             if step < part_end or (self.hooks is not None and not self.hooks.end(step, results)):
                 break
 
-        self.waited = None if getattr(loop, "waited", None) is None else waited
+        self.wait_seconds = None if getattr(loop, "waited", None) is None else waited
         self.results = results
         return step - begin
 
 
-class FiniteWeights:
+class FiniteWeightsCheck:
     """Checks the weights at the end of a training loop.
 
     Args:
@@ -296,7 +296,7 @@ class FiniteWeights:
         self._steps_per_loop: int = getattr(options, "steps_per_loop", 1)
 
     @tf.autograph.experimental.do_not_convert
-    def result(self, in_parts: bool = False) -> dict[str, tf.Tensor]:
+    def result(self, is_segmented: bool = False) -> dict[str, tf.Tensor]:
         """Returns an entry for the loop's results: 1 if all weights are finite, 0 if not, -1 if unchecked.
 
         Runs in graph.
@@ -304,19 +304,19 @@ class FiniteWeights:
         Args:
           in_parts: Whether there are results after each few steps of the loop.
         """
-        if self._steps_per_loop >= LOOK_EVERY and not in_parts:
-            return {_SOUND: self._look()}
-        due = tf.equal(self._global_step % LOOK_EVERY, 0)
-        return {_SOUND: tf.cond(due, self._look, lambda: tf.constant(_NO_LOOK))}
+        if self._steps_per_loop >= FINITE_CHECK_INTERVAL and not is_segmented:
+            return {_FINITE_KEY: self._compute_all_finite()}
+        due = tf.equal(self._global_step % FINITE_CHECK_INTERVAL, 0)
+        return {_FINITE_KEY: tf.cond(due, self._compute_all_finite, lambda: tf.constant(_NOT_CHECKED))}
 
-    def _look(self) -> tf.Tensor:
-        return tf.cast(self._state.finite(), tf.int32)
+    def _compute_all_finite(self) -> tf.Tensor:
+        return tf.cast(self._state.compute_weights_finite(), tf.int32)
 
 
 def pop_finite(results: dict[str, Any]) -> bool | None:
     """Removes from the results of a loop whether the weights were finite, and returns it; None if it did not check."""
-    seen = int(results.pop(_SOUND, _NO_LOOK))
-    return None if seen == _NO_LOOK else seen == 1
+    seen = int(results.pop(_FINITE_KEY, _NOT_CHECKED))
+    return None if seen == _NOT_CHECKED else seen == 1
 
 
 class SummaryTimer:
@@ -371,7 +371,7 @@ def summary_condition(
 
 def _is_due(step: tf.Variable, interval: int) -> tf.Tensor:
     """Returns whether `step` is the first one at or after a multiple of the interval, a bool scalar; runs in graph."""
-    exact = exact_steps(interval)
+    exact = get_exact_steps(interval)
     steps = exact.numerator
     parts = exact.denominator
     if parts == 1:

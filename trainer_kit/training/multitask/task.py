@@ -9,16 +9,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer_kit.config.experiments import task_class
+from trainer_kit.config.experiments import lookup_task_class
 from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.autograph import converted
-from trainer_kit.inputs.registered_datasets import inputs_of
-from trainer_kit.inputs.sources.base import made_inputs
-from trainer_kit.inputs.sources.several_tasks import tasks_data
+from trainer_kit.inputs.autograph import apply_autograph
+from trainer_kit.inputs.registered_datasets import get_build_inputs
+from trainer_kit.inputs.sources.base import call_build_inputs
+from trainer_kit.inputs.sources.several_tasks import combine_task_data
 from trainer_kit.inputs.task_sampler import TaskSampler
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
-from trainer_kit.training.task import Task, full_precision, has_own_state, split_batch
+from trainer_kit.training.task import Task, full_precision, has_state_methods, split_batch
 
 _ATTRIBUTE = "sub_task_"  # the beginning of the attribute that has the model of a task
 
@@ -95,7 +95,7 @@ class MultiTask(Task):
         self.tasks: dict[str, Any] = {}
         for task_name, routine in sorted(params.task_routines.items()):
             section = routine.task_config
-            task = task_class(section)(section, logging_dir=logging_dir)
+            task = lookup_task_class(section)(section, logging_dir=logging_dir)
             task.name = task_name
             self.tasks[task_name] = task
             has_own_step = getattr(type(task), "train_step", None) is not Task.train_step
@@ -105,7 +105,7 @@ class MultiTask(Task):
                     f" ({type(task).__name__}); set task.training=interleaving, or override"
                     " train_step of the MultiTask"
                 )
-        if any(map(has_own_state, self.tasks.values())):
+        if any(map(has_state_methods, self.tasks.values())):
             self.state, self.restore = self._states, self._restore
 
     @property
@@ -143,11 +143,11 @@ class MultiTask(Task):
         data = {}
         for name, task in self.tasks.items():
             section = task.task_config.train_data
-            data[name] = made_inputs(inputs_of(task, section), section, input_context)
-        return tasks_data(data, None if self.is_joint else self._sampler(), input_context)
+            data[name] = call_build_inputs(get_build_inputs(task, section), section, input_context)
+        return combine_task_data(data, None if self.is_joint else self._sampler(), input_context)
 
     def _states(self) -> dict[str, Any]:
-        return {name: task.state() for name, task in self.tasks.items() if has_own_state(task)}
+        return {name: task.state() for name, task in self.tasks.items() if has_state_methods(task)}
 
     def _restore(self, states: Mapping[str, Any]) -> None:
         for name, state in states.items():
@@ -180,7 +180,7 @@ class MultiTask(Task):
         with tf.GradientTape() as tape:
             for name, task in self.tasks.items():
                 features, labels = batches[name]
-                outputs[name] = full_precision(converted(models[name])(features, training=True))
+                outputs[name] = full_precision(apply_autograph(models[name])(features, training=True))
                 losses[name] = task.batch_loss(models[name], features, labels, outputs[name])
             total = tf.add_n(
                 [

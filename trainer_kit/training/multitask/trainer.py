@@ -10,14 +10,14 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.autograph import converted
+from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.inputs.dataset_iterator import ValidationData
 from trainer_kit.runtime.replica_values import local_tensors
 from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
 from trainer_kit.training.checks.batch_spec import build_metrics, build_model
 from trainer_kit.training.checks.model_and_config import check_methods
-from trainer_kit.training.loops.tracing import writes_after
-from trainer_kit.training.metrics import MetricSet, training_metrics, validation_metrics
+from trainer_kit.training.loops.tracing import control_dependencies_for_writes
+from trainer_kit.training.metrics import MetricSet, create_training_metrics, create_validation_metrics
 from trainer_kit.training.multitask.task import MultiTask, model_of_task
 from trainer_kit.training.task import step_loss
 from trainer_kit.training.task_inputs import TaskInputs, ValidationSet, ValidationSets
@@ -47,7 +47,7 @@ class MultiTaskMetrics(MetricSet):
         super().__init__("training_loss", [], exact=True)
         self.sets = dict(sets)
         counted = self.sets if count_steps else {}
-        self._steps = {name: tf.Variable(0, trainable=False, dtype=tf.int64) for name in counted}
+        self._step_counts = {name: tf.Variable(0, trainable=False, dtype=tf.int64) for name in counted}
         for metrics in counted.values():
             metrics.reserve(_STEPS, "task.training=interleaving")
 
@@ -71,7 +71,7 @@ class MultiTaskMetrics(MetricSet):
             if name in logs:
                 of_task = task.tasks[name]
                 metrics.update_with_step(
-                    of_task, metrics.take_metrics(of_task, logs[name]), inputs[name]
+                    of_task, metrics.extract_metrics(of_task, logs[name]), inputs[name]
                 )
 
     def update_with_task(self, name: str, task: Any, logs: Any, inputs: Any) -> None:
@@ -81,7 +81,7 @@ class MultiTaskMetrics(MetricSet):
 
     def count_step(self, name: str) -> None:
         """Counts a step of the task `name`; runs in graph, in cross-replica context."""
-        self._steps[name].assign_add(1)
+        self._step_counts[name].assign_add(1)
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
@@ -89,13 +89,13 @@ class MultiTaskMetrics(MetricSet):
         super().reset()
         for metrics in self.sets.values():
             metrics.reset()
-        for count in self._steps.values():
+        for count in self._step_counts.values():
             count.assign(0)
 
-    def reset_returned(self) -> None:
+    def reset_returned_metrics(self) -> None:
         """Resets the metrics that the steps of the tasks return; see MetricSet."""
         for metrics in self.sets.values():
-            metrics.reset_returned()
+            metrics.reset_returned_metrics()
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
@@ -103,32 +103,32 @@ class MultiTaskMetrics(MetricSet):
         results: dict[str, Any] = {
             name: dict(metrics.results()) for name, metrics in self.sets.items()
         }
-        for name, count in self._steps.items():
+        for name, count in self._step_counts.items():
             results[name][_STEPS] = tf.cast(count, tf.float64)  # int64 has a transfer of its own
         return results | super().results()
 
-    def reported(self, results: Mapping[str, Any]) -> dict[str, Any]:
+    def convert_to_logs(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the results of a loop without those of tasks that no step trained; runs eagerly, on the host."""
-        idle = [name for name in self._steps if not results[name][_STEPS]]
+        idle = [name for name in self._step_counts if not results[name][_STEPS]]
         reported = {name: value for name, value in results.items() if name not in idle}
-        for name in self._steps.keys() & reported.keys():
+        for name in self._step_counts.keys() & reported.keys():
             reported[name] = {**reported[name], _STEPS: int(reported[name][_STEPS])}
         return reported
 
     def variables(self) -> list[Any]:
         """Returns the variables of all metrics, always in the same order."""
         of_sets = [variable for metrics in self.sets.values() for variable in metrics.variables()]
-        return [*super().variables(), *of_sets, *self._steps.values()]
+        return [*super().variables(), *of_sets, *self._step_counts.values()]
 
 
 class MultiTaskInputs(TaskInputs):
     """Opens the data of several tasks; each validation set is that of one task."""
 
-    def validation_feed(
-        self, name: str, params: Any, task: Any, given: Any = None
+    def create_validation_data(
+        self, name: str, params: Any, task: Any, ready_made_dataset: Any = None
     ) -> ValidationData:
         """Returns the ValidationData of the validation data of one task; see TaskInputs."""
-        return super().validation_feed(name, params, task.tasks[name], given)
+        return super().create_validation_data(name, params, task.tasks[name], ready_made_dataset)
 
     def validation_section(self, name: str) -> str:
         """Returns the dotted path of a task's validation data below the section `task`."""
@@ -169,12 +169,12 @@ class MultiTaskTrainer(Trainer):
             self.state.add_root(f"task/tasks/{name}", of_task)
         if evaluate:
             with self.strategy.scope():
-                self.set_validation_sets(ValidationSets(map(self._of_task, self.validation)))
+                self.set_validation_sets(ValidationSets(map(self._bind_to_task, self.validation)))
 
     @property
     def train_metrics(self) -> Any:
         """The training metrics of each task by its name, without the losses."""
-        return {name: metrics.metrics for name, metrics in self._train_set.sets.items()}
+        return {name: metrics.metrics for name, metrics in self._train_metric_set.sets.items()}
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, iterator: Any) -> None:
@@ -182,15 +182,15 @@ class MultiTaskTrainer(Trainer):
         if self.task.is_joint:
             super().train_step(iterator)
             return
-        number, batches = converted(self.next_train_inputs)(iterator)
+        number, batches = apply_autograph(self.next_train_inputs)(iterator)
         turn = self.strategy.experimental_local_results(number)[0]
         random = stateless_random_operations(self.state.random_generator)
-        with writes_after(local_tensors((number, batches), self.strategy)), random:
+        with control_dependencies_for_writes(local_tensors((number, batches), self.strategy)), random:
             steps = [
                 functools.partial(self._task_step, name, batches[name]) for name in self.task.tasks
             ]
             done = tf.switch_case(tf.cast(turn, tf.int32), steps)
-        with writes_after([done]):
+        with control_dependencies_for_writes([done]):
             self.global_step.assign_add(1)
             if self._average is not None:
                 self._average.update(self.global_step)
@@ -205,17 +205,17 @@ class MultiTaskTrainer(Trainer):
             def step(
                 batch: Any,
             ) -> Any:  # a tf.function would copy the mappings, so they are no arguments
-                logs = converted(task.train_step)(
+                logs = apply_autograph(task.train_step)(
                     batch, model=model_of_task(self.model, name), **options
                 )
-                return self._train_set.sets[name].take_metrics(task, logs)
+                return self._train_metric_set.sets[name].extract_metrics(task, logs)
 
             if self.config.runtime.enable_xla:
                 step = tf.function(step, jit_compile=True, autograph=False)
-            self._train_set.update_with_task(name, task, step(batch), batch)
+            self._train_metric_set.update_with_task(name, task, step(batch), batch)
 
         self.strategy.run(train_on_replica, args=(batch,), options=self._run_options)
-        self._train_set.count_step(name)
+        self._train_metric_set.count_step(name)
         return tf.constant(True)
 
     @tf.autograph.experimental.do_not_convert
@@ -231,14 +231,14 @@ class MultiTaskTrainer(Trainer):
         sets = {}
         for name, of_task in task.tasks.items():
             own_model = model_of_task(model, name)
-            sets[name] = training_metrics(of_task, own_model, config, wanted=self.trains)
+            sets[name] = create_training_metrics(of_task, own_model, config, enabled=self.can_train)
             build_metrics(of_task.task_config, of_task, own_model, sets[name].metrics, True)
         return MultiTaskMetrics(sets, count_steps=not task.is_joint)
 
-    def _of_task(self, validation_set: ValidationSet) -> ValidationSet:
+    def _bind_to_task(self, validation_set: ValidationSet) -> ValidationSet:
         """Returns a validation set with the task, the model and new metrics that evaluate it; called in scope."""
         task = self.task.tasks[validation_set.name]
         model = model_of_task(self.model, validation_set.name)
-        metrics = validation_metrics(task, model, self.config, wanted=True)
+        metrics = create_validation_metrics(task, model, self.config, enabled=True)
         build_metrics(task.task_config, task, model, metrics.metrics, False)
         return dataclasses.replace(validation_set, task=task, model=model, metrics=metrics)

@@ -12,12 +12,12 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.checkpoints.state.keras_structure import named_and_structured
+from trainer_kit.checkpoints.state.keras_structure import build_model_trackable
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.checkpoints.state.strict_restore import (
     restore,
-    training_checkpoint,
-    weights_checkpoint,
+    create_training_checkpoint,
+    create_weights_checkpoint,
 )
 
 
@@ -95,7 +95,7 @@ def test_plain_tensorflow_reads_the_weights_of_any_model(tmp_path: Path, kind: s
         step, model = tf.Variable(7, dtype=tf.int64), MODELS[kind]()
         _scramble(model)
         wanted = model(POINTS).numpy()
-        checkpoint = weights_checkpoint(global_step=step, model=model)
+        checkpoint = create_weights_checkpoint(global_step=step, model=model)
         paths = [checkpoint.write(str(tmp_path / f"ckpt-{number}")) for number in (1, 2)]
     for path in paths:
         plain = MODELS[kind]()
@@ -108,15 +108,15 @@ def test_plain_tensorflow_reads_the_weights_of_any_model(tmp_path: Path, kind: s
 @pytest.mark.parametrize("kind", ["sequential", "functional", "subclassed"])
 def test_each_value_is_in_the_file_once_and_under_our_name(tmp_path: Path, kind: str) -> None:
     step, model = tf.Variable(0, dtype=tf.int64), MODELS[kind]()
-    named = training_checkpoint(global_step=step, model=model).write(str(tmp_path / "named"))
-    both = weights_checkpoint(global_step=step, model=model).write(str(tmp_path / "both"))
+    named = create_training_checkpoint(global_step=step, model=model).write(str(tmp_path / "named"))
+    both = create_weights_checkpoint(global_step=step, model=model).write(str(tmp_path / "both"))
     more = {"model/untracked": ()} if kind == "subclassed" else {}
     assert CheckpointGraph(both).shapes_by_name() == {
         **CheckpointGraph(named).shapes_by_name(),
         **more,
     }
     fresh = MODELS[kind]()
-    restore(training_checkpoint(global_step=step, model=fresh), both, whole=False)
+    restore(create_training_checkpoint(global_step=step, model=fresh), both, strict=False)
     np.testing.assert_array_equal(fresh(POINTS), model(POINTS))
 
 
@@ -133,10 +133,10 @@ def test_layers_that_tensorflow_does_not_see_are_reported(
             return self.blocks[1](self.blocks[0](inputs))
 
     model, step = Listed(), tf.Variable(0, dtype=tf.int64)
-    path = weights_checkpoint(global_step=step, model=model).write(str(tmp_path / "best"))
+    path = create_weights_checkpoint(global_step=step, model=model).write(str(tmp_path / "best"))
     assert "the model listed" in caplog.text and "dense/kernel and 3 more" in caplog.text
     fresh = Listed()
-    restore(training_checkpoint(global_step=step, model=fresh), path, whole=False)
+    restore(create_training_checkpoint(global_step=step, model=fresh), path, strict=False)
     np.testing.assert_array_equal(fresh(POINTS), model(POINTS))
 
 
@@ -148,7 +148,7 @@ def test_a_name_with_two_meanings_is_reported(caplog: pytest.LogCaptureFixture) 
             self.built = True
 
     model = Swapped()
-    kept = named_and_structured(model)
+    kept = build_model_trackable(model)
     assert (
         "a is the name of a variable and of another attribute" in caplog.text
         and "load_weights" in caplog.text

@@ -166,8 +166,8 @@ def test_each_save_has_the_arrays_of_its_time_whatever_shape(
     manager.sync()
     for number, shape in enumerate(shapes):
         path = f"{tmp_path}/ckpt-{number}"
-        restore(state.checkpoint, path, whole=True)
-        state.restored(path)
+        restore(state.checkpoint, path, strict=True)
+        state.after_restore(path)
         if shape is None:
             assert part.value is None and "run_arrays" not in str(tf.train.list_variables(path))
         else:
@@ -189,7 +189,7 @@ def test_arrays_do_not_hide_what_the_run_does_not_have(tmp_path: Path) -> None:
     larger.before_save([])
     path = larger.checkpoint.save(str(tmp_path / "ckpt"))
     again, _ = run(1, 2)
-    restore(again.checkpoint, path, whole=True)
+    restore(again.checkpoint, path, strict=True)
     smaller, _ = run(1)
     with pytest.raises(UsageError, match="does not fit this run"):
-        restore(smaller.checkpoint, path, whole=True)
+        restore(smaller.checkpoint, path, strict=True)

@@ -15,7 +15,7 @@ import tf_keras
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.checkpoints.state.strict_restore import (
     restore,
-    training_checkpoint,
+    create_training_checkpoint,
 )
 from trainer_kit.checkpoints.state.variable_names import model_variables, optimizer_variables
 from trainer_kit.errors import StorageError, UsageError
@@ -38,7 +38,7 @@ def _average(value: float = 0.0) -> dict[str, tf.Variable]:
 
 
 def _save(path: Path, parts: dict[str, Any]) -> str:
-    return str(training_checkpoint(**parts).save(str(path / "ckpt")))
+    return str(create_training_checkpoint(**parts).save(str(path / "ckpt")))
 
 
 def test_sections_are_model_gardens_with_readable_names(tmp_path: Path) -> None:
@@ -69,12 +69,12 @@ def test_a_moving_average_is_restored_only_if_it_was_saved(tmp_path: Path) -> No
         _save(tmp_path, _parts()),
     )
     assert (
-        CheckpointGraph(with_one).holds("average"),
-        CheckpointGraph(without).holds("average"),
+        CheckpointGraph(with_one).has_section("average"),
+        CheckpointGraph(without).has_section("average"),
     ) == (True, False)
     for path, expected in ((with_one, 0.5), (without, 0.25)):
         average = _average(0.25)
-        restore(training_checkpoint(**_parts(average=average)), path, whole=True)
+        restore(create_training_checkpoint(**_parts(average=average)), path, strict=True)
         assert next(iter(average.values())).numpy().ravel().tolist() == [expected] * 2
 
 
@@ -84,12 +84,12 @@ def test_a_long_list_of_differences_is_cut_and_counted(
     path = _save(tmp_path, _parts())
     model = keras.Sequential([keras.Input((2,)), *(keras.layers.Dense(7) for _ in range(10))])
     with pytest.raises(UsageError, match=r"  \.\.\. and 2 more$") as error:
-        restore(training_checkpoint(**{**_parts(), "model": model}), path, whole=True)
+        restore(create_training_checkpoint(**{**_parts(), "model": model}), path, strict=True)
     lines = str(error.value).splitlines()
     assert len([line for line in lines if line.startswith("    ")]) == 20
     layers = [line for line in lines[1:-1] if not line.startswith("    ")]
     assert layers == list(dict.fromkeys(layers)) and layers[0] == "  model/sequential/dense"
-    restore(training_checkpoint(**{**_parts(), "model": model}), path, whole=True, partial=True)
+    restore(create_training_checkpoint(**{**_parts(), "model": model}), path, strict=True, allow_partial=True)
     assert (
         len([line for line in caplog.text.splitlines() if line.startswith("    ")]) == 22
     )  # in part: all are listed
@@ -98,11 +98,11 @@ def test_a_long_list_of_differences_is_cut_and_counted(
 def test_files_that_are_gone_or_damaged_are_storage_errors(tmp_path: Path) -> None:
     path = _save(tmp_path, _parts())
     with pytest.raises(StorageError, match="ckpt-9 is gone or incomplete"):
-        restore(training_checkpoint(**_parts()), str(tmp_path / "ckpt-9"), whole=True)
+        restore(create_training_checkpoint(**_parts()), str(tmp_path / "ckpt-9"), strict=True)
     data = Path(f"{path}.data-00000-of-00001")
     data.write_bytes(data.read_bytes()[:10])
     with pytest.raises(StorageError, match="is damaged and cannot be read"):
-        restore(training_checkpoint(**_parts()), path, whole=True)
+        restore(create_training_checkpoint(**_parts()), path, strict=True)
 
 
 # ---- a changed model
@@ -124,7 +124,7 @@ def test_another_dtype_is_a_table_of_differences(
     with pytest.raises(
         UsageError, match="does not fit this run; use the code and the config"
     ) as error:
-        restore(training_checkpoint(**parts("float16")), path, **options)
+        restore(create_training_checkpoint(**parts("float16")), path, **options)
     rows = re.findall(r"(kernel|bias) +float saved, half here\n?", str(error.value))
     assert sorted(rows) == ["bias", "kernel"]
 
@@ -212,7 +212,7 @@ def test_a_changed_model_is_refused_or_restored_in_part(
     make, layer, row, taken = CHANGES[change]
     run = _zeros(make())
     with pytest.raises(UsageError) as error:
-        restore(training_checkpoint(**run), path, whole=True)
+        restore(create_training_checkpoint(**run), path, strict=True)
     advice = (
         "use the code and the config that it was saved with, another model_dir, or"
         " allow_partial_restore"
@@ -220,7 +220,7 @@ def test_a_changed_model_is_refused_or_restored_in_part(
     assert str(error.value).startswith(f"{path} does not fit this run; {advice}")
     assert _has_row(str(error.value), layer, row)
 
-    restore(training_checkpoint(**run), path, whole=True, partial=True)
+    restore(create_training_checkpoint(**run), path, strict=True, allow_partial=True)
     assert len(caplog.records) == 1
     told = caplog.records[0].getMessage()
     assert told.startswith(f"{path} is restored in part; ") and _has_row(told, layer, row)
@@ -258,10 +258,10 @@ def test_a_changed_tracked_model_is_refused_in_tensorflows_words(
     tmp_path: Path, make: Callable[..., Any], change: dict[str, int], told: str, partial: bool
 ) -> None:
     step = tf.Variable(7, dtype=tf.int64)
-    path = training_checkpoint(global_step=step, model=make()).save(str(tmp_path / "ckpt"))
-    other = training_checkpoint(global_step=tf.Variable(0, dtype=tf.int64), model=make(**change))
+    path = create_training_checkpoint(global_step=step, model=make()).save(str(tmp_path / "ckpt"))
+    other = create_training_checkpoint(global_step=tf.Variable(0, dtype=tf.int64), model=make(**change))
     with pytest.raises(UsageError, match="does not fit this run") as error:
-        restore(other, path, whole=True, partial=partial)
+        restore(other, path, strict=True, allow_partial=partial)
     assert ("allow_partial_restore" in str(error.value)) != partial  # it takes models by name only
     detail = str(error.value).partition(":\n")[2]
     assert len(detail) > 20 and re.search(told, detail), detail

@@ -122,8 +122,8 @@ class _Run:
         return f"{folder}/ckpt-{numbers[-1]}"
 
     def restore(self, path: str, whole: bool = True) -> None:
-        restore(self.state.checkpoint, path, whole=whole)
-        self.state.restored(path)
+        restore(self.state.checkpoint, path, strict=whole)
+        self.state.after_restore(path)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -177,7 +177,7 @@ def test_what_a_checkpoint_lacks_starts_anew(tmp_path: Path) -> None:
 
 
 def test_best_weights_hold_model_step_and_task_state(tmp_path: Path) -> None:
-    path = _Run().state.weights.write(str(tmp_path / "best"))
+    path = _Run().state.weights_checkpoint.write(str(tmp_path / "best"))
     assert {name.split("/")[0] for name in CheckpointGraph(path).shapes_by_name()} == {
         "global_step",
         "model",
@@ -191,22 +191,22 @@ def test_best_weights_hold_model_step_and_task_state(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_one_value_that_is_not_finite_makes_the_state_unsound(kind: str, value: float) -> None:
     run = _Run(MODELS[kind])
-    assert run.state.is_sound()
+    assert run.state.all_finite()
     variable = next(v for v in run.model.variables if len(v.shape) == 2)
     variable.assign(tf.tensor_scatter_nd_update(tf.ones(variable.shape), [[1, 1]], [value]))
-    assert not run.state.is_sound()
+    assert not run.state.all_finite()
     variable.assign(tf.ones(variable.shape))
-    assert run.state.is_sound()
+    assert run.state.all_finite()
 
 
 def test_infinities_do_not_cancel_and_integers_do_not_count() -> None:
     run = _Run()
     kernel = run.model.layers[0].kernel
     kernel.assign(tf.constant([[float("inf"), float("-inf")], [0.0, 0.0], [0.0, 0.0]]))
-    assert not run.state.is_sound()
+    assert not run.state.all_finite()
     step, model = tf.Variable(0, dtype=tf.int64), tf.Module()
     model.count = tf.Variable(2**40, dtype=tf.int64)
-    assert TrainState(step, model, None, None, _Task(), seed=0).is_sound()
+    assert TrainState(step, model, None, None, _Task(), seed=0).all_finite()
 
 
 def test_every_variable_of_any_shape_and_type_is_checked() -> None:
@@ -218,12 +218,12 @@ def test_every_variable_of_any_shape_and_type_is_checked() -> None:
         for shape in shapes
     ]
     state = TrainState(tf.Variable(0, dtype=tf.int64), model, None, None, _Task(), seed=0)
-    assert state.is_sound()
+    assert state.all_finite()
     for variable in model.weights:
         variable.assign(variable * float("nan"))
-        assert not state.is_sound()
+        assert not state.all_finite()
         variable.assign(tf.ones_like(variable))
-    assert state.is_sound()
+    assert state.all_finite()
 
 
 def test_replicas_save_and_restore_the_same(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_replicas_save_and_restore_the_same(tmp_path: Path) -> None:
         again = _Run()
         again.restore(path)
     assert again.values() == run.values() and again.note == {"step": 2}
-    assert run.state.is_sound()
+    assert run.state.all_finite()
     alone = _Run()
     alone.restore(path)
     assert alone.values() == run.values()
@@ -308,17 +308,17 @@ def test_an_optimizers_average_is_saved_and_evaluated(tmp_path: Path) -> None:
     assert average.resets == 0 and all(
         (one.numpy() == 4.0).all() for one in average.variables.averages
     )
-    state.restored(path)
+    state.after_restore(path)
     assert (average.resets, average.begins) == (0, 0)
-    state.restored(None)
+    state.after_restore(None)
     assert (average.resets, average.begins) == (0, 1)
 
 
 def test_without_an_optimizers_average_the_weights_are_used(tmp_path: Path) -> None:
     _, _, state = _averaging_run()
-    path = state.weights.write(str(tmp_path / "ckpt-1"))
+    path = state.weights_checkpoint.write(str(tmp_path / "ckpt-1"))
     assert not any(name.startswith("optimizer") for name in CheckpointGraph(path).shapes_by_name())
     _, average, other = _averaging_run()
     other.restore_weights(path)
     assert average.resets == 1
-    assert other.is_sound()
+    assert other.all_finite()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.checkpoints.weight_files.compare import common_names, differences
+from trainer_kit.checkpoints.weight_files.compare import common_names, compare_weights
 from trainer_kit.checkpoints.weight_files.tensorflow_file import TensorFlowFile
 
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype
@@ -35,7 +35,7 @@ def _file(path: Path, **values: object) -> TensorFlowFile:
 def test_values_are_compared_in_their_dtype(
     one: object, other: object, detail: str, tmp_path: Path
 ) -> None:
-    rows, equal = differences(
+    rows, equal = compare_weights(
         _file(tmp_path / "one", x=one, y=1.0), _file(tmp_path / "other", x=other, y=1.0)
     )
     assert rows == [["x", "of another value", detail]]
@@ -46,7 +46,7 @@ def test_nan_is_equal_to_nan(tmp_path: Path) -> None:
     first, second = (
         _file(tmp_path / name, x=np.float32([np.nan, np.inf])) for name in ("one", "other")
     )
-    assert differences(first, second) == ([], 1)
+    assert compare_weights(first, second) == ([], 1)
 
 
 def test_equal_names_go_before_the_order_of_layers(tmp_path: Path) -> None:
@@ -54,11 +54,11 @@ def test_equal_names_go_before_the_order_of_layers(tmp_path: Path) -> None:
         _file(tmp_path / "one", stage_1=1.0, stage_2=2.0),
         _file(tmp_path / "other", stage_2=2.0, stage_3=3.0),
     )
-    rows, _ = differences(one, other)
+    rows, _ = compare_weights(one, other)
     assert [name for name, _, _ in rows] == ["stage_1", "stage_3"]
     numbered, later = (
         _file(tmp_path / "two", fc=1.0, fc_1=2.0),
         _file(tmp_path / "three", fc_7=1.0, fc_8=2.0),
     )
     assert common_names(numbered, later)[1] == {"fc": "fc_7", "fc_1": "fc_8"}
-    assert differences(numbered, later) == ([], 2)
+    assert compare_weights(numbered, later) == ([], 2)

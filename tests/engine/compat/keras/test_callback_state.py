@@ -11,8 +11,8 @@ import tf_keras
 
 from trainer_kit.compat.keras.callback_state import (
     csv_lengths,
-    cut_csv_files,
-    write_to_temporary_folders,
+    truncate_csv_files,
+    redirect_to_temporary_folders,
 )
 
 
@@ -25,7 +25,7 @@ class Started:
         self.logger = kind(str(path), append=append)
         self.logger.set_model(keras.Model())
         self.logger.model.stop_training = False
-        cut_csv_files([self.logger], state or {})
+        truncate_csv_files([self.logger], state or {})
         self.logger.on_train_begin()
 
     def epochs(self, *numbers: int) -> None:
@@ -50,7 +50,7 @@ def test_a_run_that_goes_back_writes_its_rows_again(kind: Any, tmp_path: Path) -
     started.epochs(0)
     state = csv_lengths([started.logger])
     started.epochs(1)
-    cut_csv_files([started.logger], state)
+    truncate_csv_files([started.logger], state)
     started.epochs(1)
     assert (tmp_path / "log.csv").read_text().splitlines()[1:] == ["0,0.0,1.0", "1,0.5,1.0"]
 
@@ -79,7 +79,7 @@ def test_a_worker_beside_the_chief_writes_to_another_folder(module: Any, tmp_pat
         module.callbacks.CSVLogger(str(tmp_path / "log.csv")),
         module.callbacks.TensorBoard(str(tmp_path)),
     )
-    write_to_temporary_folders([keras.callbacks.History(), saver, logger, board])
+    redirect_to_temporary_folders([keras.callbacks.History(), saver, logger, board])
     paths = [Path(path) for path in (saver.filepath, logger.filename, board.log_dir)]
     assert [path.name for path in paths] == ["{epoch}.keras", "log.csv", tmp_path.name]
     assert all(path.parent.is_dir() and tmp_path not in (path, *path.parents) for path in paths)

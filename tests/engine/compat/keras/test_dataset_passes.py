@@ -82,8 +82,8 @@ def test_a_new_process_draws_the_orders_of_a_later_pass(name: str) -> None:
     tf.random.set_seed(3)
     first, later = (CHAINS[name](tf.data.Dataset.range(24).shuffle(8, seed=1)) for _ in range(2))
     whole = [batches(first) for _ in range(3)]
-    passes = DatasetPasses(later, len(whole[0]), given=later)
-    assert passes.begin(2 * len(whole[0]) + 1, reads=False)
+    passes = DatasetPasses(later, len(whole[0]), original_dataset=later)
+    assert passes.prepare_pass(2 * len(whole[0]) + 1, has_iterator=False)
     assert batches(passes.at(2 * len(whole[0]) + 1)) == whole[2][1:]
     assert whole[2] != whole[1]
 
@@ -103,8 +103,8 @@ def test_files_are_read_in_the_orders_of_a_later_pass(tmp_path: Path) -> None:
 
     first, later = records(), records()
     whole = [batches(first) for _ in range(3)]
-    passes = DatasetPasses(later, 6, given=later)
-    passes.begin(12, reads=False)
+    passes = DatasetPasses(later, 6, original_dataset=later)
+    passes.prepare_pass(12, has_iterator=False)
     assert batches(passes.at(12)) == whole[2]
 
 
@@ -115,18 +115,18 @@ def test_passes_before_are_not_read_only_for_their_orders() -> None:
 
     for shuffles in (shuffled, lambda dataset: shuffled(shuffled(dataset))):
         dataset = shuffles(tf.data.Dataset.range(24).map(failing)).batch(2)
-        assert DatasetPasses(dataset, 12, given=dataset).begin(60, reads=False)
+        assert DatasetPasses(dataset, 12, original_dataset=dataset).prepare_pass(60, has_iterator=False)
 
 
 def test_passes_of_a_finished_run_count_for_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
     first, again = (tf.data.Dataset.range(24).shuffle(24, seed=1).batch(4) for _ in range(2))
     whole = [batches(first) for _ in range(4)]
-    finished = DatasetPasses(again, 6, given=again)
+    finished = DatasetPasses(again, 6, original_dataset=again)
     finished.begin_passes(2)
     finished.begin_passes(2)  # a second start of the same run in this process draws nothing
-    resumed = DatasetPasses(again, 6, given=again)
-    resumed.earlier = 2
-    resumed.begin(6 + 1, reads=False)
+    resumed = DatasetPasses(again, 6, original_dataset=again)
+    resumed.earlier_passes = 2
+    resumed.prepare_pass(6 + 1, has_iterator=False)
     assert batches(resumed.at(6 + 1)) == whole[3][1:]
     assert not caplog.text
 
@@ -135,7 +135,7 @@ def test_a_run_that_goes_back_says_that_it_draws_other_orders(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     dataset = tf.data.Dataset.range(24).shuffle(24, seed=1).batch(4)
-    passes = DatasetPasses(dataset, 6, given=dataset)
+    passes = DatasetPasses(dataset, 6, original_dataset=dataset)
     for position in (0, 6, 0, 6):
-        passes.begin(position, reads=False)
+        passes.prepare_pass(position, has_iterator=False)
     assert caplog.text.count("x: a dataset that was read in this process before") == 1

@@ -16,8 +16,8 @@ import tf_keras
 from tests.builders import replicas
 from tests.engine.compat.keras.keras_programs import X, Y, assert_same_weights, linear
 from trainer_kit.compat import keras as tk_keras
-from trainer_kit.compat.keras.callback_state import is_stock
-from trainer_kit.compat.keras.keras_callbacks import TRAIN_BATCHES, acts_on_batches
+from trainer_kit.compat.keras.callback_state import is_keras_callback
+from trainer_kit.compat.keras.keras_callbacks import TRAIN_BATCH_METHODS, acts_on_batches
 from trainer_kit.errors import PreemptedError
 
 Calls = list[tuple[Any, ...]]
@@ -232,12 +232,12 @@ def progress_bar(verbose: Any) -> Any:
     ids=lambda value: type(value).__name__,
 )
 def test_a_callback_acts_on_batches_by_its_methods(callback: Any, acts: bool) -> None:
-    assert acts_on_batches(callback, TRAIN_BATCHES) is acts
+    assert acts_on_batches(callback, TRAIN_BATCH_METHODS) is acts
 
 
 def test_a_class_of_the_caller_is_not_the_stock_one_of_its_name() -> None:
     class History(keras.callbacks.Callback):
         """Has the name of another class."""
 
-    assert is_stock(keras.callbacks.History(), "History")
-    assert not is_stock(History(), "History")
+    assert is_keras_callback(keras.callbacks.History(), "History")
+    assert not is_keras_callback(History(), "History")

@@ -18,7 +18,7 @@ from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks
 from trainer_kit.errors import UsageError
 from trainer_kit.run.runner import run_experiment
-from trainer_kit.telemetry.metrics_jsonl import reported
+from trainer_kit.telemetry.metrics_jsonl import has_report
 
 
 class StopAt(Callback):
@@ -117,7 +117,7 @@ class Copies(Callback):
         if run.step == 12:
             deadline = time.monotonic() + 10
             while (
-                not reported(f"{run.directory}/metrics.jsonl", "validation", 8)
+                not has_report(f"{run.directory}/metrics.jsonl", "validation", 8)
                 and time.monotonic() < deadline
             ):
                 time.sleep(0.01)

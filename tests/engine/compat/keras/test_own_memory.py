@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.compat.keras.py_dataset_epochs import with_own_memory
-from trainer_kit.compat.keras.training_data import training_data, validation_dataset
+from trainer_kit.compat.keras.py_dataset_epochs import copy_batch
+from trainer_kit.compat.keras.training_data import build_training_data, build_validation_data
 
 BATCHES, BATCH, ALIGNMENT = 5, 20, 64
 
@@ -52,11 +52,11 @@ def refilled() -> Iterator[Any]:
 
 
 def training(data: Any) -> Any:
-    return opened(training_data(data, steps_per_epoch=BATCHES).batches)
+    return opened(build_training_data(data, steps_per_epoch=BATCHES).batches)
 
 
 def validation(data: Any) -> Any:
-    return opened(validation_dataset(data, steps=BATCHES))
+    return opened(build_validation_data(data, steps=BATCHES))
 
 
 def opened(batches: Any) -> Any:
@@ -84,7 +84,7 @@ def test_a_generator_may_refill_one_buffer(read: Any) -> None:
 
 def test_ragged_and_sparse_parts_and_texts_are_copied() -> None:
     ragged, sparse = tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[0, 4]])
-    batch = with_own_memory(
+    batch = copy_batch(
         {"ragged": ragged, "sparse": sparse, "text": tf.constant(["a"]), "none": None, "list": [5]}
     )
     assert batch["ragged"].to_list() == [[1], [2, 3]] and batch["ragged"].dtype == tf.int32

@@ -11,7 +11,7 @@ import tf_keras
 
 from tests.engine.compat.keras.keras_programs import X, Y
 from trainer_kit.compat import keras as tk_keras
-from trainer_kit.compat.keras.program_changes import description
+from trainer_kit.compat.keras.program_changes import describe_model
 
 
 def made(
@@ -50,7 +50,7 @@ def test_an_optimizer_without_a_config_is_described_by_its_class() -> None:
 
     model = made(tf_keras)
     model.optimizer = Composite()
-    described = description(model)
+    described = describe_model(model)
     assert described["the optimizer"] == "Composite"
     assert not any("of the optimizer" in name for name in described)
 

@@ -22,7 +22,7 @@ from tests.engine.compat.keras.keras_programs import (
     pairs,
 )
 from trainer_kit.compat import keras as tk_keras
-from trainer_kit.compat.keras.training_data import training_data, validation_dataset
+from trainer_kit.compat.keras.training_data import build_training_data, build_validation_data
 from trainer_kit.errors import DataError, UsageError
 
 
@@ -53,8 +53,8 @@ def test_an_epoch_ends_with_arrays(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 def test_steps_per_epoch_is_at_most_the_length(caplog: pytest.LogCaptureFixture) -> None:
     for x in (pairs().batch(20), Batches()):
-        assert training_data(x, steps_per_epoch=7).steps_per_epoch == 5
-    assert training_data(pairs().batch(10), steps_per_epoch=4).steps_per_epoch == 4
+        assert build_training_data(x, steps_per_epoch=7).steps_per_epoch == 5
+    assert build_training_data(pairs().batch(10), steps_per_epoch=4).steps_per_epoch == 4
     assert "does not divide the 10 batches" in caplog.text
 
 
@@ -143,9 +143,9 @@ def test_a_shuffled_py_dataset_resumes_inside_a_pass(tmp_path: Path) -> None:
             return np.full((20, 8), number, "float32"), Y[:20]
 
     options = {"shuffle": True, "class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
-    passes = training_data(Numbered(), shuffle=True).batches
+    passes = build_training_data(Numbered(), shuffle=True).batches
     orders = [[int(x[0, 0]) for x, _ in passes.at(position)] for position in (0, 5, 7)]
-    passes.by_pass = False
+    passes.ends_with_pass = False
     assert [int(x[0, 0]) for x, _ in passes.at(2).take(8)] == [*orders[0][2:], *orders[1]]
     assert orders[0] != orders[1] == [*orders[1][:2], *orders[2]]
     assert sorted(orders[0]) == sorted(orders[1]) == [0, 1, 2, 3, 4]
@@ -213,12 +213,12 @@ def test_an_epoch_of_some_steps_ends_for_a_py_dataset(tmp_path: Path) -> None:
 
 
 def test_steps_divide_validation_arrays_as_in_keras() -> None:
-    batches = validation_dataset((X[:37], Y[:37]), steps=2)
+    batches = build_validation_data((X[:37], Y[:37]), steps=2)
     assert [len(y) for _, y in batches.at(0)] == [19, 18]
 
 
 def test_each_evaluation_has_the_same_batches_of_a_generator() -> None:
-    batches = validation_dataset(numbered(9), steps=4)
+    batches = build_validation_data(numbered(9), steps=4)
     numbers = [[int(x[0, 0]) for x, _ in batches] for _ in range(2)]
     assert numbers == [[0, 1, 2, 3]] * 2
 

@@ -16,7 +16,7 @@ from official.core import train_utils as theirs
 
 from tests.engine.compat.model_garden.garden_task import eagerly, small_config
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
-from trainer_kit.compat.model_garden.adopted_trainer import AdoptedTrainer, adopted
+from trainer_kit.compat.model_garden.adopted_trainer import TrainerAdapter, adapt_trainer
 from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.runner import run_experiment
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
@@ -49,12 +49,12 @@ def _run(config: Any, folder: Path, trainers: list[AdoptedTrainer] | None = None
     with strategy.scope():
         task = task_factory.get_task(config.task)
         inner = theirs.create_trainer(config, task, train=True, evaluate=True, trainer_cls=Counting)
-        trainer: Any = adopted(inner)
+        trainer: Any = adapt_trainer(inner)
     (trainers if trainers is not None else []).append(trainer)
     runner.run_experiment(
         strategy, task, "train_and_eval", convert(config), str(folder), trainer=trainer
     )
-    assert isinstance(trainer, AdoptedTrainer)
+    assert isinstance(trainer, TrainerAdapter)
     return trainer
 
 
@@ -78,7 +78,7 @@ def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(
     assert {"model", "optimizer", "global_step", "my_batches"} <= names
     gone_on = _run(_with_steps(6), tmp_path)
     assert int(gone_on.batches) == int(gone_on.others.batches) == int(gone_on.global_step) == 6
-    names = CheckpointGraph(str(tmp_path / "ckpt-6")).section("step_state").keys()
+    names = CheckpointGraph(str(tmp_path / "ckpt-6")).get_section_keys("step_state").keys()
     assert names == {"trainer/others/batches", "trainer/others/fixed"}
     assert gone_on.train_dataset is not None  # its data are those of the wrapped trainer
     gone_on.train_dataset = other = tf.data.Dataset.range(3)
@@ -175,7 +175,7 @@ def test_a_name_that_our_checkpoints_have_is_refused() -> None:
         UsageError,
         match="every checkpoint already has a part named task; give your item another name",
     ):
-        adopted(inner)
+        adapt_trainer(inner)
 
 
 def test_what_cannot_be_driven_is_told() -> None:
@@ -183,7 +183,7 @@ def test_what_cannot_be_driven_is_told() -> None:
         UsageError,
         match="SimpleNamespace has no config, model, optimizer, global_step, checkpoint; g",
     ):
-        adopted(SimpleNamespace(strategy=None))
+        adapt_trainer(SimpleNamespace(strategy=None))
 
 
 class OrbitTrainer(orbit.StandardTrainer):  # type: ignore[misc]
@@ -250,4 +250,4 @@ def test_best_weights_that_no_trainer_keeps_are_refused() -> None:
     with pytest.raises(
         UsageError, match="best_checkpoint_eval_metric=accuracy: OrbitTrainer keeps no best weights"
     ):
-        adopted(OrbitTrainer(config))
+        adapt_trainer(OrbitTrainer(config))

@@ -19,7 +19,7 @@ from official.modeling import optimization
 from tests.builders import replicas
 from tests.engine.compat.model_garden.garden_task import bits
 from trainer_kit.compat.model_garden.actions import AveragesSaver
-from trainer_kit.compat.model_garden.optimizers import OptimizersAverage
+from trainer_kit.compat.model_garden.optimizers import OptimizerAverages
 
 
 def _trained() -> tuple[Any, Any]:
@@ -46,7 +46,7 @@ def _read(folder: Path, model: Any) -> list[Any]:
 
 def _saver(folder: Path, model: Any, optimizer: Any, max_to_keep: int = 1) -> AveragesSaver:
     """Returns the action, with averages that are exchanged as a trainer does it. In scope."""
-    average = OptimizersAverage(optimizer, model)
+    average = OptimizerAverages(optimizer, model)
 
     @contextlib.contextmanager
     def averaged(name: str) -> Iterator[None]:

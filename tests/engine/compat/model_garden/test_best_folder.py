@@ -17,11 +17,11 @@ from official.core import train_utils
 from trainer_kit.compat.model_garden.best_checkpoint import (
     BestCheckpointExporter,
     GardenBestFolder,
-    nested,
+    nest_metrics,
 )
 from trainer_kit.errors import StorageError
-from trainer_kit.evals.best.info_json import info_of, read_info
-from trainer_kit.telemetry.scalars import flat_scalars
+from trainer_kit.evals.best.info_json import build_info, read_info
+from trainer_kit.telemetry.scalars import flatten_scalars
 
 LINKS = ["best_ckpt-1.data-00000-of-00001", "best_ckpt-1.index"]
 OURS = [
@@ -43,9 +43,9 @@ def _weights(step: int) -> tf.train.Checkpoint:
 def _put(folder: GardenBestFolder, step: int) -> dict[str, Any]:
     """Writes weights and names them, as an exporter does."""
     _weights(step).write(folder.prefix(step))
-    info = info_of(step, METRICS, "val|accuracy")
-    folder.note(info)
-    folder.name(info)
+    info = build_info(step, METRICS, "val|accuracy")
+    folder.write_info_record(info)
+    folder.write_best(info)
     folder.rotate([step])
     return info
 
@@ -80,9 +80,9 @@ def test_the_best_weights_are_named_in_model_gardens_form(tmp_path: Path) -> Non
     written = json.loads((tmp_path / "info.json").read_text())
     assert written == {**METRICS, "best_ckpt_global_step": 20.0}
     assert read_info(str(tmp_path)) == info
-    folder.name(info)
+    folder.write_best(info)
     assert json.loads((tmp_path / "info.json").read_text()) == written
-    folder.name_none()
+    folder.clear_best()
     assert [name for name in _files(tmp_path) if name.endswith(".index")] == ["ckpt-20.index"]
     assert not {"info.json", "checkpoint"} & set(_files(tmp_path))
 
@@ -125,7 +125,7 @@ def test_links_that_fail_end_no_run_and_are_not_copied(
     folder = GardenBestFolder(str(tmp_path))
     _weights(20).write(folder.prefix(20))
     monkeypatch.setattr(os, "link", _refuse)
-    folder.name(info_of(20, METRICS, "val|accuracy"))
+    folder.write_best(build_info(20, METRICS, "val|accuracy"))
     assert tf.train.latest_checkpoint(str(tmp_path)) == folder.prefix(20)
     assert not {*LINKS} & {*_files(tmp_path)}
 
@@ -136,17 +136,17 @@ def test_weights_that_cannot_be_copied_are_a_storage_error(
     _theirs(tmp_path, {10: 0.5})
     monkeypatch.setattr(shutil, "copyfile", _refuse)
     with pytest.raises(StorageError, match=r"ckpt-1 cannot be copied to .*ckpt-10: no links here"):
-        GardenBestFolder(str(tmp_path)).adopt("val|accuracy")
+        GardenBestFolder(str(tmp_path)).import_garden_weights("val|accuracy")
 
 
 def test_a_worker_foresees_the_takeover_and_writes_nothing(tmp_path: Path) -> None:
     _theirs(tmp_path, {10: 0.5})
     before = _files(tmp_path)
-    folder = GardenBestFolder(str(tmp_path), writes=False)
-    folder.adopt("val|accuracy")
-    assert folder.infos("val|accuracy") == {10: info_of(10, METRICS, "val|accuracy")}
-    folder.name(info_of(10, METRICS, "val|accuracy"))
-    folder.name_none()
+    folder = GardenBestFolder(str(tmp_path), is_writer=False)
+    folder.import_garden_weights("val|accuracy")
+    assert folder.read_infos("val|accuracy") == {10: build_info(10, METRICS, "val|accuracy")}
+    folder.write_best(build_info(10, METRICS, "val|accuracy"))
+    folder.clear_best()
     assert _files(tmp_path) == before
 
 
@@ -162,7 +162,7 @@ def test_untrusted_weights_are_not_taken_over_for_a_reason(
         (tmp_path / "checkpoint").unlink()
     before = _files(tmp_path)
     with caplog.at_level(logging.WARNING):
-        GardenBestFolder(str(tmp_path)).adopt(metric)
+        GardenBestFolder(str(tmp_path)).import_garden_weights(metric)
     assert f"is damaged or has no finite {metric}" in caplog.text
     assert _files(tmp_path) == before
 
@@ -172,4 +172,4 @@ def test_untrusted_weights_are_not_taken_over_for_a_reason(
 )
 def test_joined_names_are_nested_even_if_a_metric_is_a_group(names: tuple[str, ...]) -> None:
     flat = {name: float(number) for number, name in enumerate(names)}
-    assert flat_scalars(nested(flat), "|") == flat
+    assert flatten_scalars(nest_metrics(flat), "|") == flat

@@ -12,10 +12,10 @@ import pytest
 from official.core import config_definitions
 from official.modeling.hyperparams import base_config, oneof
 
-from trainer_kit.compat.model_garden.config_classes import mirror, original
-from trainer_kit.config.merge import apply
+from trainer_kit.compat.model_garden.config_classes import mirror, build_original
+from trainer_kit.config.merge import apply_layers
 from trainer_kit.config.schema.experiment import TrainerConfig
-from trainer_kit.config.sources.layer import Layer
+from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import ConfigError
 
 
@@ -70,7 +70,7 @@ class Tree(base_config.Config):
 
 
 def _overridden(theirs: Any, *layers: dict[str, Any]) -> Any:
-    return apply(mirror(theirs), [Layer(values) for values in layers]).config
+    return apply_layers(mirror(theirs), [ConfigLayer(values) for values in layers]).config
 
 
 def _differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 def test_what_is_not_touched_comes_back_as_it_was() -> None:
     theirs = Whole()
     theirs.override({"more": {"a": 1}, "extra": 5}, is_strict=False)
-    back = original(mirror(theirs))
+    back = build_original(mirror(theirs))
     assert type(back) is Whole and back is not theirs
     assert back == theirs and back.as_dict() == theirs.as_dict()
     assert isinstance(back.several, tuple) and isinstance(back.rate, int) and back.rate == 1
@@ -121,7 +121,7 @@ def test_an_override_reaches_the_original_object(
     given: dict[str, Any], found: dict[str, Any]
 ) -> None:
     theirs, mirrored = Whole(), _overridden(Whole(), given)
-    back = original(mirrored)
+    back = build_original(mirrored)
     theirs.override(given)
     assert back.as_dict() == theirs.as_dict()
     assert _differences(Whole().as_dict(), back.as_dict()) == found
@@ -177,13 +177,13 @@ def test_list_items_may_have_fields_unknown_to_their_class() -> None:
     theirs = Routines(
         routines=(Routine(name="a", head=LargeHead()), Routine(name="b", part=Neck()))
     )
-    back = original(mirror(theirs))
+    back = build_original(mirror(theirs))
     assert (
         back == theirs
         and isinstance(back.routines[0].head, LargeHead)
         and isinstance(back.routines[1].part, Neck)
     )
-    changed = original(_overridden(theirs, {"routines": [{"head": {"depth": 7}}, {}]}))
+    changed = build_original(_overridden(theirs, {"routines": [{"head": {"depth": 7}}, {}]}))
     assert isinstance(changed.routines[0].head, LargeHead) and changed.routines[0].head.depth == 7
     assert changed.routines[0].name == "a" and changed.routines[1] == theirs.routines[1]
 
@@ -199,14 +199,14 @@ def test_only_what_changed_is_put_on_their_object() -> None:
 
     mirrored = _overridden(Noting(), {"name": "n", "size": 1})
     given.clear()
-    assert original(mirrored).name == "n"
+    assert build_original(mirrored).name == "n"
     assert given == [{"name": "n"}]
 
 
 def test_keys_that_they_do_not_annotate_can_be_written() -> None:
     theirs = Whole()
     theirs.override({"more": {"a": 1}, "extra": 5}, is_strict=False)
-    back = original(_overridden(theirs, {"extra": "six", "more": {"a": 2}}))
+    back = build_original(_overridden(theirs, {"extra": "six", "more": {"a": 2}}))
     assert (back.extra, back.more.a) == ("six", 2)
     with pytest.raises(ConfigError, match=r"more.b: there is no such key"):
         _overridden(theirs, {"more": {"b": 2}})
@@ -227,7 +227,7 @@ def _trainer(theirs: config_definitions.TrainerConfig) -> Any:
 )
 def test_an_option_of_trainer_kit_survives_a_round_trip(given: dict[str, Any]) -> None:
     before = _trainer(config_definitions.TrainerConfig()).replace(**given)
-    back = original(before)
+    back = build_original(before)
     assert type(back) is config_definitions.TrainerConfig
     after = _trainer(back)
     assert (
@@ -246,15 +246,15 @@ def test_an_option_of_trainer_kit_survives_a_round_trip(given: dict[str, Any]) -
 def test_the_original_of_a_locked_object_can_be_changed(inner: bool) -> None:
     theirs = Whole(count=70 + inner)  # of which there is no mirror yet
     for part in (theirs.heads[0], theirs.part.neck, theirs.data) if inner else ():
-        part.lock()
-    theirs.lock()
+        part.create_lock()
+    theirs.create_lock()
     given = {
         "count": 4,
         "heads": [{"size": 7}, {}],
         "part": {"neck": {"depth": 5}},
         "data": {"cache": True},
     }
-    back = original(_overridden(theirs, given))
+    back = build_original(_overridden(theirs, given))
     assert (back.count, back.heads[0].size, back.part.neck.depth, back.data.cache) == (
         4,
         7,
@@ -267,7 +267,7 @@ def test_the_original_of_a_locked_object_can_be_changed(inner: bool) -> None:
 
 
 def test_a_class_that_holds_itself_ends_where_there_is_nothing() -> None:
-    back = original(
+    back = build_original(
         _overridden(Tree(inside=Tree(size=2)), {"inside": {"size": 3, "inside": {"size": 4}}})
     )
     assert back.as_dict() == {
@@ -276,7 +276,7 @@ def test_a_class_that_holds_itself_ends_where_there_is_nothing() -> None:
     }
     assert type(back.inside.inside) is Tree
     assert (
-        original(_overridden(Tree(), {"inside": {"inside": {"size": 4}}})).inside.inside.size == 4
+        build_original(_overridden(Tree(), {"inside": {"inside": {"size": 4}}})).inside.inside.size == 4
     )
 
 
@@ -289,10 +289,10 @@ def test_two_mirrors_share_nothing_that_can_be_changed() -> None:
         == second.as_dict()["heads"]
         == Whole().as_dict()["heads"]
     )
-    back = original(second)
+    back = build_original(second)
     back.heads[0].size = 100
     back.data.input_path = "mine"
-    assert original(mirror(Whole())) == original(second) == Whole()
+    assert build_original(mirror(Whole())) == build_original(second) == Whole()
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_objects_with_other_value_types_have_own_mirrors(
         theirs = Whole()
         theirs.override(given)
         ((name, value),) = given.items()
-        found = getattr(original(mirror(theirs)), name)
+        found = getattr(build_original(mirror(theirs)), name)
         assert found == value and type(found) is type(value)
 
 
@@ -332,8 +332,8 @@ def test_a_mirror_is_copied(copied: Any) -> None:
     mirrored = _overridden(Whole(), {"count": 9, "absent": {"size": 4}, "heads": [{"name": "c"}]})
     again = copied(mirrored)
     assert again == mirrored and again is not mirrored
-    assert original(again) == original(mirrored)
-    assert apply(again, [Layer({"count": 11})]).config.count == 11
+    assert build_original(again) == build_original(mirrored)
+    assert apply_layers(again, [ConfigLayer({"count": 11})]).config.count == 11
 
 
 def test_a_class_goes_with_its_last_object() -> None:
@@ -366,4 +366,4 @@ def test_a_value_that_their_class_refuses_is_told() -> None:
             super().override(override_params, is_strict)
 
     with pytest.raises(ConfigError, match="too large"):
-        original(_overridden(Strict(), {"size": 3}))
+        build_original(_overridden(Strict(), {"size": 3}))

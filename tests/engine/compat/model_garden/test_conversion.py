@@ -10,14 +10,14 @@ from official.core import config_definitions, exp_factory, task_factory
 from official.modeling.hyperparams import Config as TheirConfig
 from official.utils.testing import mock_task
 
-from trainer_kit.compat.model_garden.config_classes import original
-from trainer_kit.compat.model_garden.conversion import convert, sections
+from trainer_kit.compat.model_garden.config_classes import build_original
+from trainer_kit.compat.model_garden.conversion import convert, get_trainer_sections
 from trainer_kit.compat.model_garden.trainer import Trainer, create_task
-from trainer_kit.config.experiments import task_class, trainer_class
-from trainer_kit.config.merge import apply
+from trainer_kit.config.experiments import lookup_task_class, find_trainer_class
+from trainer_kit.config.merge import apply_layers
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.config.sources.layer import Layer
+from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import ConfigError
 
 
@@ -41,14 +41,14 @@ def test_the_sections_are_ours_with_their_values() -> None:
     assert (
         converted.trainer.fuse_steps == 1 and converted.runtime.random_seed == 1
     )  # of ours, by default
-    assert original(converted) == theirs
-    assert isinstance(original(converted).task, mock_task.MockTaskConfig)
+    assert build_original(converted) == theirs
+    assert isinstance(build_original(converted).task, mock_task.MockTaskConfig)
 
 
 def test_mirroring_that_nobody_asked_for_is_left_to_the_machine() -> None:
     assert convert(_mock()).runtime.distribution_strategy == "auto"
-    asked = apply(
-        convert(_mock()), [Layer({"runtime": {"distribution_strategy": "mirrored"}})]
+    asked = apply_layers(
+        convert(_mock()), [ConfigLayer({"runtime": {"distribution_strategy": "mirrored"}})]
     ).config
     assert asked.runtime.distribution_strategy == "mirrored"
     for other in ("off", "one_device", "tpu"):
@@ -78,7 +78,7 @@ def test_the_best_has_a_folder_even_if_none_was_named() -> None:
     )
     named = convert(_mock(trainer={"best_checkpoint_export_subdir": "mine"})).trainer
     assert named.best_checkpoint_export_subdir == "mine"
-    assert original(convert(_mock())).trainer.best_checkpoint_export_subdir == ""
+    assert build_original(convert(_mock())).trainer.best_checkpoint_export_subdir == ""
 
 
 def test_refused_values_are_reported_with_path_and_class() -> None:
@@ -110,8 +110,8 @@ def test_refused_values_are_reported_with_path_and_class() -> None:
 
 def test_the_tasks_section_knows_their_task_and_the_trainer() -> None:
     converted = convert(_mock(task={"init_checkpoint": "somewhere"}))
-    assert task_class(converted.task) is create_task
-    assert trainer_class(converted.task) is Trainer
+    assert lookup_task_class(converted.task) is create_task
+    assert find_trainer_class(converted.task) is Trainer
     task = create_task(converted.task, "logs")
     assert type(task) is mock_task.MockTask and task.logging_dir == "logs"
     assert isinstance(task.task_config, mock_task.MockTaskConfig)
@@ -122,10 +122,10 @@ def test_the_tasks_section_knows_their_task_and_the_trainer() -> None:
 def test_a_trainer_reads_their_task_and_our_other_sections(ours: bool) -> None:
     theirs = _mock(trainer={"train_steps": 3})
     task = task_factory.get_task(theirs.task)
-    found = sections(convert(theirs) if ours else theirs, task)
+    found = get_trainer_sections(convert(theirs) if ours else theirs, task)
     assert found.task is (task.task_config if ours else theirs.task)
     assert found.trainer == convert(theirs).trainer and found.runtime == convert(theirs).runtime
-    assert sections(found, task) is found  # anything else is taken as it is
+    assert get_trainer_sections(found, task) is found  # anything else is taken as it is
 
 
 def test_xla_is_for_gpus_that_are_asked_for_as_theirs_has_it() -> None:
@@ -146,7 +146,7 @@ def test_what_a_config_of_theirs_does_not_have_has_our_default() -> None:
         TrainerConfig().steps_per_loop,
     )
     assert converted.runtime.distribution_strategy == "auto"
-    assert original(converted).as_dict() == partial.as_dict()
+    assert build_original(converted).as_dict() == partial.as_dict()
 
 
 @pytest.mark.parametrize(
@@ -157,4 +157,4 @@ def test_a_loss_scale_counts_with_float16_only(dtype: str | None, counts: bool) 
     config.override({"runtime": {"mixed_precision_dtype": dtype, "loss_scale": "dynamic"}})
     converted = convert(config)
     assert (converted.runtime.loss_scale == "dynamic") is counts
-    assert original(converted).runtime.loss_scale == "dynamic"
+    assert build_original(converted).runtime.loss_scale == "dynamic"

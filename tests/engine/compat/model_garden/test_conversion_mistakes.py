@@ -12,15 +12,15 @@ from official.common import registry_imports  # noqa: F401  it registers all of 
 from official.core import exp_factory
 from official.modeling.hyperparams import params_dict
 
-from trainer_kit.compat.model_garden.config_classes import original
-from trainer_kit.compat.model_garden.conversion import broken_rules, convert
+from trainer_kit.compat.model_garden.config_classes import build_original
+from trainer_kit.compat.model_garden.conversion import find_broken_rules, convert
 from trainer_kit.compat.model_garden.experiments import PREFIX
 from trainer_kit.compat.model_garden.optimizers import check_values
-from trainer_kit.config.discovery import find_experiment
-from trainer_kit.config.merge import apply
-from trainer_kit.config.resolve import Sources, resolve
+from trainer_kit.config.discovery import import_experiment
+from trainer_kit.config.merge import apply_layers
+from trainer_kit.config.resolve import ConfigSources, resolve_config
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.sources.layer import Layer
+from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import ConfigError
 
 RESNET, BERT = "resnet_imagenet", "bert/pretraining"
@@ -120,8 +120,8 @@ trainer:
 
 
 def _resolved(name: str, sources: Sources) -> ExperimentConfig:
-    find_experiment(PREFIX + name)
-    return resolve(PREFIX + name, sources).config
+    import_experiment(PREFIX + name)
+    return resolve_config(PREFIX + name, sources).config
 
 
 def _listed(value: Any) -> Any:
@@ -136,7 +136,7 @@ def _listed(value: Any) -> Any:
 )
 def test_a_mistake_is_told_in_one_line(name: str, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as told:
-        _resolved(name, Sources(params_overrides=(override,)))
+        _resolved(name, ConfigSources(params_overrides=(override,)))
     assert "\n" not in str(told.value)
     assert str(told.value).startswith(override.partition("=")[0].split("[")[0][:8])
 
@@ -148,10 +148,10 @@ def test_a_file_of_theirs_gives_the_values_that_it_gives_them(name: str, tmp_pat
     theirs = params_dict.override_params_dict(
         exp_factory.get_exp_config(name), str(file), is_strict=True
     )
-    ours = _resolved(name, Sources(config_files=(str(file),)))
-    assert _listed(original(ours.task).as_dict()) == _listed(theirs.task.as_dict())
+    ours = _resolved(name, ConfigSources(config_files=(str(file),)))
+    assert _listed(build_original(ours.task).as_dict()) == _listed(theirs.task.as_dict())
     assert (
-        original(ours.trainer.optimizer_config).as_dict()
+        build_original(ours.trainer.optimizer_config).as_dict()
         == theirs.trainer.optimizer_config.as_dict()
     )
     assert ours.trainer.train_steps == theirs.trainer.train_steps
@@ -177,13 +177,13 @@ def test_a_file_that_does_not_fit_is_told_by_its_line(
     file = tmp_path / "theirs.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace(")", r"\)")):
-        _resolved(RESNET, Sources(config_files=(str(file),)))
+        _resolved(RESNET, ConfigSources(config_files=(str(file),)))
 
 
 def test_what_is_a_tuple_of_theirs_comes_to_them_as_one() -> None:
     text = "task.train_data.feature_shape=[8,64,64,3]"
-    ours = _resolved("video_classification_kinetics400", Sources(params_overrides=(text,)))
-    assert original(ours.task).train_data.feature_shape == (8, 64, 64, 3)
+    ours = _resolved("video_classification_kinetics400", ConfigSources(params_overrides=(text,)))
+    assert build_original(ours.task).train_data.feature_shape == (8, 64, 64, 3)
 
 
 def test_a_broken_restriction_is_reported_before_a_run() -> None:
@@ -193,9 +193,9 @@ def test_a_broken_restriction_is_reported_before_a_run() -> None:
         "task.train_data.dtype == task.validation_data.dtype",
     ]
     ours = convert(theirs)
-    assert not broken_rules(theirs) and not broken_rules(ours)
+    assert not find_broken_rules(theirs) and not find_broken_rules(ours)
     changes = {"model": {"num_classes": 3}, "train_data": {"dtype": "float16"}}
-    mistakes = broken_rules(apply(ours, [Layer({"task": changes}, {"task": "here"})]).config)
+    mistakes = find_broken_rules(apply_layers(ours, [ConfigLayer({"task": changes}, {"task": "here"})]).config)
     assert str(mistakes[0]).startswith(
         "task.model.num_classes: breaks the experiment's rule 'task.model.num_classes >"
     )
@@ -204,7 +204,7 @@ def test_a_broken_restriction_is_reported_before_a_run() -> None:
         "task.train_data.dtype",
     ]
     theirs.task.model.num_classes = 3
-    assert [mistake.path for mistake in broken_rules(theirs)] == ["task.model.num_classes"]
+    assert [mistake.path for mistake in find_broken_rules(theirs)] == ["task.model.num_classes"]
 
 
 def test_a_trainer_refuses_a_config_that_breaks_a_restriction() -> None:

@@ -13,9 +13,9 @@ from tests.builders import replicas
 from tests.engine.compat.model_garden.garden_task import bits
 from tests.engine.linear_task import linear_experiment
 from trainer_kit.compat.model_garden.optimizers import (
-    OptimizersAverage,
-    averaging,
-    check_one_average,
+    OptimizerAverages,
+    find_averaging_optimizer,
+    check_single_average,
 )
 from trainer_kit.errors import UsageError
 
@@ -47,23 +47,23 @@ def test_a_swap_exchanges_bits_and_a_second_one_undoes_it(
         model = _model()
         optimizer = _averaging(model, trainable_only)
         wrapper = tf_keras.mixed_precision.LossScaleOptimizer(optimizer) if wrapped else optimizer
-        average = OptimizersAverage(wrapper, model)
+        average = OptimizerAverages(wrapper, model)
     averaged = model.trainable_variables if trainable_only else model.variables
     weights, averages = bits(averaged), bits(optimizer._average_weights)
     others = bits(model.non_trainable_variables)
     average.swap()
-    assert average.swapped
+    assert average.active_average
     assert (bits(averaged), bits(optimizer._average_weights)) == (averages, weights)
     assert not trainable_only or bits(model.non_trainable_variables) == others
     average.swap()
-    assert not average.swapped
+    assert not average.active_average
     assert (bits(averaged), bits(optimizer._average_weights)) == (weights, averages)
 
 
 def test_a_reset_makes_the_averages_equal_to_the_weights() -> None:
     with replicas(2).scope():
         model = _model()
-        average = OptimizersAverage(optimizer := _averaging(model), model)
+        average = OptimizerAverages(optimizer := _averaging(model), model)
     weights = bits(model.variables)
     average.reset()
     assert bits(optimizer._average_weights) == bits(model.trainable_variables)
@@ -73,19 +73,19 @@ def test_a_reset_makes_the_averages_equal_to_the_weights() -> None:
 def test_missing_averages_are_made_and_begin_at_zero() -> None:
     model = _model()
     optimizer = optimization.ExponentialMovingAverage(tf_keras.optimizers.legacy.SGD())
-    average = OptimizersAverage(optimizer, model)
-    average.begin()
+    average = OptimizerAverages(optimizer, model)
+    average.initialize()
     average.update(1)
     assert optimizer.has_shadow_copy and not any(np.any(one) for one in optimizer._average_weights)
     known = optimizer._average_weights
-    OptimizersAverage(optimizer, model)
+    OptimizerAverages(optimizer, model)
     assert all(one is other for one, other in zip(known, optimizer._average_weights, strict=True))
 
 
 def test_only_an_averaging_optimizer_averages() -> None:
     plain = tf_keras.optimizers.legacy.SGD()
     ema = optimization.ExponentialMovingAverage(tf_keras.optimizers.legacy.SGD())
-    assert averaging(ema) is averaging(tf_keras.mixed_precision.LossScaleOptimizer(ema)) is ema
+    assert find_averaging_optimizer(ema) is find_averaging_optimizer(tf_keras.mixed_precision.LossScaleOptimizer(ema)) is ema
     for other in (
         plain,
         tf_keras.optimizers.SGD(),
@@ -93,16 +93,16 @@ def test_only_an_averaging_optimizer_averages() -> None:
         None,
         {},
     ):
-        assert averaging(other) is None
+        assert find_averaging_optimizer(other) is None
 
 
 @pytest.mark.parametrize(
     "ema", [{"more_decays": {"fast": 0.5}}, {"evaluate": ("average", "weights")}], ids=str
 )
 def test_several_averages_are_refused(ema: dict[str, Any]) -> None:
-    check_one_average(linear_experiment(optimizer_config={"ema": {"average_decay": 0.5}}).trainer)
+    check_single_average(linear_experiment(optimizer_config={"ema": {"average_decay": 0.5}}).trainer)
     with pytest.raises(
         UsageError,
         match="keeps one average, which evaluations use; remove more_decays and evaluate",
     ):
-        check_one_average(linear_experiment(optimizer_config={"ema": ema}).trainer)
+        check_single_average(linear_experiment(optimizer_config={"ema": ema}).trainer)

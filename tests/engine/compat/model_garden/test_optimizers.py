@@ -22,14 +22,14 @@ from tests.engine.compat.model_garden.garden_task import (
     small_config,
     small_trainer,
 )
-from trainer_kit.checkpoints.state.strict_restore import restore, training_checkpoint
+from trainer_kit.checkpoints.state.strict_restore import restore, create_training_checkpoint
 from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.optimizers import (
-    OptimizersAverage,
-    averaging,
+    OptimizerAverages,
+    find_averaging_optimizer,
     check_values,
     create_optimizer,
-    make_whole,
+    create_optimizer_variables,
 )
 from trainer_kit.errors import ConfigError, UsageError
 
@@ -85,11 +85,11 @@ class _Part:
         config = small_config(**CASES[case])
         self.task = task_factory.get_task(config.task)
         self.model, self.optimizer = self.task.build_model(), create_optimizer(self.task, config)
-        make_whole(self.optimizer, self.model.trainable_variables)
-        if averaging(self.optimizer) is not None:
-            OptimizersAverage(self.optimizer, self.model)
+        create_optimizer_variables(self.optimizer, self.model.trainable_variables)
+        if find_averaging_optimizer(self.optimizer) is not None:
+            OptimizerAverages(self.optimizer, self.model)
         step = tf.Variable(0, dtype=tf.int64)
-        self.checkpoint = training_checkpoint(
+        self.checkpoint = create_training_checkpoint(
             global_step=step, model=self.model, optimizer=self.optimizer
         )
 
@@ -116,7 +116,7 @@ def test_each_optimizer_goes_on_as_if_it_had_not_stopped(case: str, tmp_path: Pa
     )  # the first step makes nothing that was not there
     assert begin != middle != end
     again = _Part(case)
-    restore(again.checkpoint, path, whole=True)
+    restore(again.checkpoint, path, strict=True)
     assert _all(again, tmp_path) == middle
     again.train(3)
     assert _all(again, tmp_path) == end
@@ -203,7 +203,7 @@ def test_wrapped_optimizers_have_their_slots_before_a_step(tmp_path: Path) -> No
     for _ in range(2):
         path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "optimizer"))
         sizes.append(len(tf.train.load_checkpoint(path).get_variable_to_shape_map()))
-        make_whole(optimizer, model.trainable_variables)
+        create_optimizer_variables(optimizer, model.trainable_variables)
     assert sizes[1] >= sizes[0] + 4  # two moments of two variables
 
 

@@ -87,7 +87,7 @@ def test_the_same_flags_give_the_same_config(files: Path, flags: dict[str, Any])
     theirs, ours = _both(files, **flags)
     assert type(ours) is type(theirs) and type(ours.task) is type(theirs.task)
     assert ours.as_dict() == theirs.as_dict()
-    assert ours._locked and theirs._locked
+    assert ours._uses_flock and theirs._uses_flock
     with pytest.raises(ValueError, match="locked"):
         ours.override({"trainer": {"train_steps": 1}})
 

@@ -20,7 +20,7 @@ from official.utils.testing import mock_task  # noqa: F401 - registers the exper
 
 from tests.engine.compat.model_garden.garden_task import SmallConfig, SmallTask, eagerly
 from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExporter
-from trainer_kit.compat.model_garden.config_classes import original
+from trainer_kit.compat.model_garden.config_classes import build_original
 from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.runner import OrbitExperimentRunner, run_experiment
 from trainer_kit.compat.model_garden.trainer import Trainer
@@ -55,7 +55,7 @@ def _run(run: Any, mode: str, folder: Path, config: Any = None, **options: Any) 
     config = config or _config()
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
-        task = task_factory.get_task(original(convert(config).task), logging_dir=str(folder))
+        task = task_factory.get_task(build_original(convert(config).task), logging_dir=str(folder))
     return run(strategy, task, mode, config, str(folder), **options)
 
 
@@ -243,7 +243,7 @@ def _their_runner(
 ) -> OrbitExperimentRunner:
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
-        task = task_factory.get_task(original(convert(config).task))
+        task = task_factory.get_task(build_original(convert(config).task))
     return cls(strategy, task, mode, config, str(folder))
 
 

@@ -30,10 +30,10 @@ from tests.engine.compat.model_garden.garden_task import (
     small_trainer,
 )
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
-from trainer_kit.compat.model_garden.adopted_trainer import AdoptedTrainer
+from trainer_kit.compat.model_garden.adopted_trainer import TrainerAdapter
 from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
-from trainer_kit.config.experiments import task_class
+from trainer_kit.config.experiments import lookup_task_class
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.training import trainer_creation
 
@@ -75,7 +75,7 @@ def test_a_config_of_theirs_or_of_ours_trains_as_theirs_does() -> None:
         )
     for ours, how in ((False, contextlib.nullcontext), (True, eagerly)):
         trainer = small_trainer(config, ours=ours)
-        assert type(trainer) is Trainer and trainer.trains
+        assert type(trainer) is Trainer and trainer.can_train
         assert trainer.config.task is (trainer.task.task_config if ours else config.task)
         assert trainer.config.trainer == convert(config).trainer
         with how():
@@ -139,7 +139,7 @@ class _Failing(Trainer):
     def eval_end(self, aggregated_logs: Any = None) -> Any:
         self.evaluations = getattr(self, "evaluations", 0) + 1
         if self.evaluations == 2:
-            assert self._average.swapped
+            assert self._average.active_average
             raise RuntimeError("out of memory")
         return super().eval_end(aggregated_logs)
 
@@ -176,7 +176,7 @@ def test_gin_chooses_the_trainer_by_short_or_whole_name(binding: str) -> None:
     gin.parse_config(binding)
     config = convert(small_config())
     assert isinstance(
-        trainer_creation.create_trainer(config, task_class(config.task)(config.task)), MyTrainer
+        trainer_creation.create_trainer(config, lookup_task_class(config.task)(config.task)), MyTrainer
     )
     passed = create_trainer(config, SmallTask(small_config().task), True, True, trainer_cls=Trainer)
     assert type(passed) is Trainer  # what is passed wins
@@ -218,8 +218,8 @@ def test_what_gin_binds_of_their_trainer_counts_for_ours() -> None:
 def test_a_model_garden_trainer_chosen_by_gin_is_run() -> None:
     gin.parse_config("create_trainer.trainer_cls = @official.core.base_trainer.Trainer")
     converted = convert(small_config())
-    made = trainer_creation.create_trainer(converted, task_class(converted.task)(converted.task))
-    assert isinstance(made, AdoptedTrainer) and isinstance(made._inner, base_trainer.Trainer)
+    made = trainer_creation.create_trainer(converted, lookup_task_class(converted.task)(converted.task))
+    assert isinstance(made, TrainerAdapter) and isinstance(made._inner, base_trainer.Trainer)
     assert int(made.global_step) == 0
 
 

@@ -10,7 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from trainer_kit.compat.pipelines.example_functions import augmented, preprocessed
+from trainer_kit.compat.pipelines.example_functions import apply_augmentation, apply_preprocessing
 from trainer_kit.errors import UsageError
 
 
@@ -45,7 +45,7 @@ READERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", READERS)
 def test_preprocessing_is_called_by_keyword(name: str) -> None:
     assert [
-        int(one) for one in first(preprocessed(tf.data.Dataset.range(3, 5), READERS[name]()))
+        int(one) for one in first(apply_preprocessing(tf.data.Dataset.range(3, 5), READERS[name]()))
     ] == [3, 6]
 
 
@@ -64,7 +64,7 @@ def unconditional(example: Any, size: int) -> Any:
 )
 def test_preprocessing_that_cannot_be_called_is_told(function: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=rf"{problem}.*called as preprocessing\(example=record\)"):
-        preprocessed(tf.data.Dataset.range(2), function)
+        apply_preprocessing(tf.data.Dataset.range(2), function)
 
 
 def test_conditions_over_tensors_are_converted() -> None:
@@ -73,7 +73,7 @@ def test_conditions_over_tensors_are_converted() -> None:
             example = 2 * example
         return example
 
-    assert [int(one) for one in preprocessed(tf.data.Dataset.range(3, 5), doubled)] == [3, 8]
+    assert [int(one) for one in apply_preprocessing(tf.data.Dataset.range(3, 5), doubled)] == [3, 8]
 
 
 class Flipped(keras.layers.Layer):
@@ -95,21 +95,21 @@ AUGMENTATIONS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_augmentation_gets_all_parts_or_the_first(name: str) -> None:
-    image, label = first(augmented(pairs(), AUGMENTATIONS[name]()))
+    image, label = first(apply_augmentation(pairs(), AUGMENTATIONS[name]()))
     assert (float(image[0, 0, 0]), int(label)) == (-1, 0)
 
 
 def test_augmentation_of_three_arguments_for_two_is_refused() -> None:
     with pytest.raises(UsageError, match=r"needs 3 arguments, but preprocessing returns 2 parts"):
-        augmented(pairs(), lambda image, label, weight: (image, label, weight))
+        apply_augmentation(pairs(), lambda image, label, weight: (image, label, weight))
     with pytest.raises(UsageError, match="data_augmentation: 'flip' is not a callable"):
-        augmented(pairs(), "flip")
+        apply_augmentation(pairs(), "flip")
 
 
 def test_random_ops_draw_the_same_numbers_in_two_runs() -> None:
     def numbers() -> list[float]:
         tf.random.set_seed(1)
-        noisy = augmented(tf.data.Dataset.range(400), lambda number: tf.random.uniform([], seed=2))
+        noisy = apply_augmentation(tf.data.Dataset.range(400), lambda number: tf.random.uniform([], seed=2))
         return [float(number) for number in noisy]
 
     assert numbers() == numbers()

@@ -14,8 +14,8 @@ import tf_keras
 
 from trainer_kit.compat.pipelines.model_building import (
     build_model,
-    custom_objects_known,
-    input_size,
+    use_custom_objects,
+    get_input_size,
 )
 from trainer_kit.errors import UsageError
 
@@ -50,7 +50,7 @@ def functional(library: ModuleType = keras, **compiled: Any) -> Any:
 def built(
     build_model_func: Any, custom: type | None = None, objects: Any = None, **compiled: Any
 ) -> Any:
-    with custom_objects_known(objects):
+    with use_custom_objects(objects):
         return build_model(build_model_func, custom, **compiled)
 
 
@@ -193,12 +193,12 @@ def test_the_size_of_images_is_an_input_size(
 ) -> None:
     layers = library.layers
     model = library.Sequential([layers.Input(shape), layers.GlobalAveragePooling2D()])
-    assert input_size(model) == size
+    assert get_input_size(model) == size
     inputs = {"image": layers.Input(shape, name="image"), "more": layers.Input((2,), name="more")}
     assert (
-        input_size(library.Model(inputs, layers.GlobalAveragePooling2D()(inputs["image"]))) == size
+        get_input_size(library.Model(inputs, layers.GlobalAveragePooling2D()(inputs["image"]))) == size
     )
-    assert input_size(functional(library)) == 4  # the number of features
+    assert get_input_size(functional(library)) == 4  # the number of features
 
 
 @pytest.mark.parametrize(
@@ -206,4 +206,4 @@ def test_the_size_of_images_is_an_input_size(
 )
 def test_a_model_for_any_size_has_no_input_size(build: Any) -> None:
     with pytest.raises(UsageError, match="does not tell the size of its inputs"):
-        input_size(build())
+        get_input_size(build())

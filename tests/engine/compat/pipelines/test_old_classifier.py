@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.compat.pipelines.bct import count_classes, frozen_classifier, only_output
+from trainer_kit.compat.pipelines.bct import count_classes, load_frozen_classifier, get_single_output
 from trainer_kit.errors import UsageError
 
 X = np.random.RandomState(0).randn(5, 3).astype("float32")
@@ -40,12 +40,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     "form", ["a model", "a .keras file", "a SavedModel", "a SavedModel of tf_keras"]
 )
 def test_gradients_go_through_a_frozen_classifier(form: str, saved: dict[str, Any]) -> None:
-    model, layer = saved["a model"], frozen_classifier(saved[form])
+    model, layer = saved["a model"], load_frozen_classifier(saved[form])
     found = []
     for one in (model, layer):
         with tf.GradientTape() as tape:
             embeddings = tf.Variable(X)
-            loss = tf.reduce_sum(only_output(one(tf.identity(embeddings), training=False))[:, 0])
+            loss = tf.reduce_sum(get_single_output(one(tf.identity(embeddings), training=False))[:, 0])
         found.append(tape.gradient(loss, embeddings))
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
     assert (count_classes(layer, 3, False), len(layer.variables), layer.trainable_variables) == (
@@ -60,7 +60,7 @@ def test_a_whole_model_is_no_classifier_of_embeddings() -> None:
     with pytest.raises(
         UsageError, match=r"does not take the new embeddings, \[batch, 3\].*NAME_OF_THE_EMBEDDING"
     ):
-        count_classes(frozen_classifier(whole), 3, False)
+        count_classes(load_frozen_classifier(whole), 3, False)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_whole_model_is_no_classifier_of_embeddings() -> None:
 )
 def test_what_is_no_classifier_is_an_error(given: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        frozen_classifier(given)
+        load_frozen_classifier(given)
 
 
 def test_logits_are_told_from_probabilities() -> None:

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.compat.pipelines.data_sets import TRAIN, VALID, example, write, write_data_set
-from trainer_kit.compat.keras.training_data import training_data
+from trainer_kit.compat.keras.training_data import build_training_data
 from trainer_kit.compat.pipelines import (
     TFRECORD_FEATURES,
     get_labels,
@@ -124,7 +124,7 @@ def epochs_of_a_fit(folder: Path) -> Any:
         .shuffle(6, seed=5)
         .batch(4, drop_remainder=True)
     )
-    return training_data(kept.prefetch(2)).batches
+    return build_training_data(kept.prefetch(2)).batches
 
 
 def batches_from(epochs: Any, position: int) -> list[bytes]:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.evals.best.exporter import BestWeightsExporter
 
 
 class _Weights:
@@ -30,7 +30,7 @@ class _Weights:
 def _run(
     folder: Path, values: list[float], comp: str = "higher", first_step: int = 1
 ) -> BestCheckpoint:
-    weights, best = _Weights(), BestCheckpoint(str(folder), "accuracy", comp)
+    weights, best = _Weights(), BestWeightsExporter(str(folder), "accuracy", comp)
     for step, value in enumerate(values, first_step):
         best.maybe_export_checkpoint(
             weights.at(step), {"accuracy": value, "validation_loss": 1.0}, step
@@ -71,7 +71,7 @@ def test_what_is_no_single_number_is_left_out_of_the_record(tmp_path: Path) -> N
         "f1": None,
         "far": {"note": "x", "loss": tf.constant(1.0)},
     }
-    best = BestCheckpoint(str(tmp_path), "accuracy")
+    best = BestWeightsExporter(str(tmp_path), "accuracy")
     assert best.maybe_export_checkpoint(_Weights().at(1), {**logs, "one": tf.constant([1.0])}, 1)
     assert best.best_ckpt_logs == {"accuracy": 0.5, "far|loss": 1.0}
     assert json.loads((tmp_path / "info.json").read_text())["metrics"] == {
@@ -82,7 +82,7 @@ def test_what_is_no_single_number_is_left_out_of_the_record(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("value", [None, [0.1, 0.2], "0.5"])
 def test_a_metric_that_is_not_a_single_number_is_an_error(tmp_path: Path, value: object) -> None:
-    best = BestCheckpoint(str(tmp_path), "f1")
+    best = BestWeightsExporter(str(tmp_path), "f1")
     message = r"'f1' is not a validation metric, or not a single number; there are: accuracy$"
     with pytest.raises(UsageError, match=message):
         best.maybe_export_checkpoint(_Weights().at(1), {"f1": value, "accuracy": 0.5}, 1)
@@ -135,7 +135,7 @@ def test_a_damaged_info_is_written_again_with_a_warning(
         info.write_text(damaged)
     if not recorded:
         (tmp_path / "ckpt-2.commit.json").unlink()
-    best = BestCheckpoint(str(tmp_path), "accuracy")
+    best = BestWeightsExporter(str(tmp_path), "accuracy")
     best.resume(2, [{"step": 2, "metrics": {"accuracy": 0.9, "validation_loss": 1.0}}])
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     silent = ["missing", "weights that are missing", *(["of Model Garden"] if recorded else [])]
@@ -146,7 +146,7 @@ def test_a_damaged_info_is_written_again_with_a_warning(
     assert best.maybe_export_checkpoint(_Weights().at(4), {"accuracy": 0.95}, 4)
     assert _saved_step(tmp_path) == 4
     caplog.clear()
-    assert BestCheckpoint(str(tmp_path), "accuracy").best == ("accuracy", 0.95, 4)
+    assert BestWeightsExporter(str(tmp_path), "accuracy").best == ("accuracy", 0.95, 4)
     assert caplog.records == []
 
 
@@ -161,7 +161,7 @@ def test_a_damaged_best_is_reported_and_replaced_by_the_next(
 ) -> None:
     _run(tmp_path, [0.5, 0.9])
     damage(tmp_path / name)
-    best = BestCheckpoint(str(tmp_path), "accuracy")
+    best = BestWeightsExporter(str(tmp_path), "accuracy")
     best.resume(2, [{"step": 2, "metrics": {"accuracy": 0.9}}])
     assert len(caplog.records) == 1 and "has lost the weights of step 2" in caplog.text
     assert best.best == ("accuracy", 0.9, 2)
@@ -180,7 +180,7 @@ def test_a_damaged_best_is_reported_and_replaced_by_the_next(
 
 def test_a_new_metric_keeps_the_old_best_until_its_first_export(tmp_path: Path) -> None:
     _run(tmp_path, [0.5, 0.9])
-    other = BestCheckpoint(str(tmp_path), "validation_loss", "lower")
+    other = BestWeightsExporter(str(tmp_path), "validation_loss", "lower")
     other.resume(2, [])
     assert other.best is None and _saved_step(tmp_path) == 2
     assert other.maybe_export_checkpoint(_Weights().at(3), {"validation_loss": 4.0}, 3)
@@ -200,7 +200,7 @@ def test_files_of_others_and_debris_of_the_dead_are_told_apart(tmp_path: Path) -
         tmp_path / "ckpt-1.index", tmp_path / "ckpt-7.index"
     )  # it has no record, so somebody else wrote it
     (tmp_path / ".saving-ckpt-0").mkdir()
-    BestCheckpoint(str(tmp_path), "accuracy")
+    BestWeightsExporter(str(tmp_path), "accuracy")
     there = {path.name.split(".")[0] for path in tmp_path.iterdir()}
     assert there == {"checkpoint", "info", "ckpt-1", "ckpt-7", "ckpt-notes"}
 
@@ -217,7 +217,7 @@ def test_a_rewind_forgets_later_bests_across_restarts(tmp_path: Path, killed: bo
     assert tf.train.latest_checkpoint(str(tmp_path)) is None
     assert not (tmp_path / "info.json").exists()
     if killed:
-        best = BestCheckpoint(str(tmp_path), "accuracy")
+        best = BestWeightsExporter(str(tmp_path), "accuracy")
         best.resume(2, [told])
     assert best.best == ("accuracy", 0.6, 2)
     assert best.maybe_export_checkpoint(
@@ -240,7 +240,7 @@ def test_workers_that_keep_nothing_decide_like_the_one_that_does(tmp_path: Path)
     _run(tmp_path, [0.5, 0.9])
     (tmp_path / "info.json").write_text("{")
     before = sorted(path.name for path in tmp_path.iterdir())
-    other = BestCheckpoint(str(tmp_path), "accuracy", keeps=False)
+    other = BestWeightsExporter(str(tmp_path), "accuracy", is_chief=False)
     assert other.best == ("accuracy", 0.9, 2)
     other.rewind(1, [])
     assert other.maybe_export_checkpoint(_Weights().at(2), {"accuracy": 0.8}, 2)

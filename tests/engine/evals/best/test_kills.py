@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.commit import problem, read_record
-from trainer_kit.evals.best.exporter import BestCheckpoint
+from trainer_kit.checkpoints.commit import describe_damage, read_commit_record
+from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.evals.ledger import Ledger
 
 VALUES = [0.5, 0.8, 0.3, 0.7, 0.9, 0.85, 0.2, 0.95]
@@ -28,7 +28,7 @@ class _Run:
         self.value = tf.Variable(0)
         self.checkpoint = tf.train.Checkpoint(value=self.value)
         self.ledger: list[dict[str, Any]] = []
-        self.best = BestCheckpoint(str(folder), "accuracy", **self.options)
+        self.best = BestWeightsExporter(str(folder), "accuracy", **self.options)
 
     def to(self, step: int) -> _Run:
         """Evaluates up to `step`; an evaluation that is on record is not recorded again."""
@@ -46,7 +46,7 @@ class _Run:
     def again_from(self, step: int) -> _Run:
         """Another process, which goes on from the checkpoint of `step`."""
         self.at = step
-        self.best = BestCheckpoint(str(self.folder), "accuracy", **self.options)
+        self.best = BestWeightsExporter(str(self.folder), "accuracy", **self.options)
         self.best.resume(step, self.ledger)
         return self
 
@@ -54,15 +54,15 @@ class _Run:
 def _steps(folder: Path) -> list[int]:
     """The steps of the weights there, each of which has to be whole, of its step, and noted."""
     for step, prefix in complete_checkpoints(str(folder)).items():
-        assert problem(prefix) == ""
+        assert describe_damage(prefix) == ""
         assert int(tf.train.load_variable(prefix, "value/.ATTRIBUTES/VARIABLE_VALUE")) == step
-        assert (read_record(prefix) or {})["info"]["step"] == step
+        assert (read_commit_record(prefix) or {})["info"]["step"] == step
     return list(complete_checkpoints(str(folder)))
 
 
 def _named(folder: Path) -> int:
     info = json.loads((folder / "info.json").read_text())
-    assert (read_record(str(folder / info["checkpoint"])) or {})["info"] == info
+    assert (read_commit_record(str(folder / info["checkpoint"])) or {})["info"] == info
     assert tf.train.latest_checkpoint(str(folder)) == str(folder / info["checkpoint"])
     return int(info["step"])
 
@@ -165,11 +165,11 @@ def test_a_run_that_dies_at_any_write_and_goes_on_keeps_the_same(
     files.on_write_point = None
     died_at = run.at
     info = json.loads((tmp_path / "info.json").read_text())  # tells of weights that exist
-    assert (read_record(str(tmp_path / info["checkpoint"])) or {})["info"] == info
-    assert problem(str(tf.train.latest_checkpoint(str(tmp_path)))) == ""
+    assert (read_commit_record(str(tmp_path / info["checkpoint"])) or {})["info"] == info
+    assert describe_damage(str(tf.train.latest_checkpoint(str(tmp_path)))) == ""
     kept = complete_checkpoints(str(tmp_path))
     assert (
-        len([step for step, prefix in kept.items() if (read_record(prefix) or {}).get("info")]) >= 2
+        len([step for step, prefix in kept.items() if (read_commit_record(prefix) or {}).get("info")]) >= 2
     )
     run.again_from(start)
     assert len(_steps(tmp_path)) == 2 and _named(tmp_path) in (2, 5, 8)
@@ -211,21 +211,21 @@ def test_a_kill_between_two_sets_keeps_the_weights_of_that_step(tmp_path: Path) 
     sets = {"often": "a", "rare": "b"}
     ledger = Ledger(tmp_path / "evals.jsonl", dataset="", config_hash="", sets=sets)
     folder, checkpoint = tmp_path / "best", tf.train.Checkpoint(value=tf.Variable(0))
-    best = BestCheckpoint(str(folder), "rare|accuracy")
+    best = BestWeightsExporter(str(folder), "rare|accuracy")
     for step, accuracy in ((1, 0.5), (2, 0.9)):
         metrics = {name: {"accuracy": accuracy} for name in sets}
         best.maybe_export_checkpoint(checkpoint, metrics, step)
         ledger.append(step, metrics, dict.fromkeys(sets, 0.1))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    records = ledger.counting()
+    records = ledger.get_active_evaluations()
 
     for step, accuracy in ((1, 0.5), (2, 0.9)):
-        best = BestCheckpoint(str(folder), "rare|accuracy")
+        best = BestWeightsExporter(str(folder), "rare|accuracy")
         best.resume(step, records[:-1])
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
         assert best.best == ("rare|accuracy", accuracy, step)
 
     (folder / "info.json").unlink()
     (folder / "ckpt-2.commit.json").unlink()
-    BestCheckpoint(str(folder), "rare|accuracy").resume(2, records)
+    BestWeightsExporter(str(folder), "rare|accuracy").resume(2, records)
     assert (folder / "info.json").read_bytes() == before["info.json"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 from tests.builders import input_context, read_batches, replicas, training_data, validation_data
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, UsageError
-from trainer_kit.inputs.sources.arrays import ArraySource, array_identity
+from trainer_kit.inputs.sources.arrays import ArraySource, compute_array_identity
 
 EXAMPLES, BATCH = 11, 4
 
@@ -300,14 +300,14 @@ def test_the_identity_of_arrays_tells_which_one_has_changed() -> None:
 
 def test_the_identity_of_a_large_array_reads_a_sample() -> None:
     large = np.zeros(2**25, np.uint8)  # 32 MiB, of which every second byte is read
-    identity = array_identity(large)
+    identity = compute_array_identity(large)
     large[7] = 1
-    assert array_identity(large) == identity
+    assert compute_array_identity(large) == identity
     large[8] = 1
-    assert array_identity(large) != identity
+    assert compute_array_identity(large) != identity
 
 
 def test_strings_have_an_identity_that_is_not_their_address() -> None:
     words = [b"one", b"two", b"three"]
-    assert array_identity(np.array(words, object)) == array_identity(tf.constant(words))
-    assert array_identity(np.array(words, object)) != array_identity(tf.constant(words[::-1]))
+    assert compute_array_identity(np.array(words, object)) == compute_array_identity(tf.constant(words))
+    assert compute_array_identity(np.array(words, object)) != compute_array_identity(tf.constant(words[::-1]))

@@ -16,7 +16,7 @@ from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.sources.arrays import ArraySource
-from trainer_kit.inputs.sources.base import Source, identity_of, made_inputs, positioned
+from trainer_kit.inputs.sources.base import Source, get_data_identity, call_build_inputs, build_dataset_at
 from trainer_kit.testing import tiny_arrays
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
@@ -31,16 +31,16 @@ def test_a_dataset_is_no_source_and_arrays_and_own_classes_are() -> None:
 def test_a_plain_dataset_is_described_by_length_and_spec() -> None:
     data = tf.data.Dataset.range(10).batch(4)
     spec = "TensorSpec(shape=(None,), dtype=tf.int64, name=None)"
-    assert identity_of(data) == {"batches": 3, "element_spec": spec}
-    assert identity_of(data, " of one replica") == {
+    assert get_data_identity(data) == {"batches": 3, "element_spec": spec}
+    assert get_data_identity(data, " of one replica") == {
         "batches of one replica": 3,
         "element_spec of one replica": spec,
     }
 
 
 def test_a_source_without_identity_is_not_known() -> None:
-    assert identity_of(_Recorded(ArraySource(np.zeros(3), training_data(1)), [])) == {}
-    assert identity_of(None) == {}
+    assert get_data_identity(_Recorded(ArraySource(np.zeros(3), training_data(1)), [])) == {}
+    assert get_data_identity(None) == {}
 
 
 class _Recorded:
@@ -131,7 +131,7 @@ PARAMS, TWO = training_data(), input_context(2)
 @functools.cache
 def _whole(build_inputs: Any) -> np.ndarray:
     """The first 30 global batches, from the start and with none left out."""
-    dataset = positioned(made_inputs(build_inputs, PARAMS, TWO), Position(), TWO)
+    dataset = build_dataset_at(call_build_inputs(build_inputs, PARAMS, TWO), Position(), TWO)
     return np.asarray(read_batches(dataset, 30 * 2)).reshape([30, 2, 2])
 
 
@@ -143,8 +143,8 @@ def _whole(build_inputs: Any) -> np.ndarray:
 def test_data_begins_at_the_position_without_left_out_batches(
     position: Position, build_inputs: Any
 ) -> None:
-    rows = _whole(build_inputs)[[position.nth(k) for k in range(8)]].reshape([-1, 2]).tolist()
-    dataset = positioned(made_inputs(build_inputs, PARAMS, TWO), position, TWO)
+    rows = _whole(build_inputs)[[position.get_batch_after(k) for k in range(8)]].reshape([-1, 2]).tolist()
+    dataset = build_dataset_at(call_build_inputs(build_inputs, PARAMS, TWO), position, TWO)
     assert read_batches(dataset, 8 * 2) == rows
     assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
 
@@ -173,7 +173,7 @@ def test_one_pass_knows_its_length_without_what_is_left_out(
         (lambda params: ArraySource(np.arange(17), params), 10),
         (plain, 9),
     ):
-        dataset = positioned(build_inputs(params), Position(begin, left_out), context)
+        dataset = build_dataset_at(build_inputs(params), Position(begin, left_out), context)
         expected = [k for k in range(begin * 2, elements) if k // 2 not in left_out]
         assert int(dataset.cardinality()) == len(expected) == len(read_batches(dataset, -1))
 
@@ -183,7 +183,7 @@ def test_any_dataset_can_leave_batches_out() -> None:
         numbers = tf.data.Dataset.range(9).filter(lambda value: value != 4)
         return numbers.map(lambda value: {"a": value, "b": (value, [value])})
 
-    read = list(positioned(build_inputs(None), Position(1, (2, 3))))
+    read = list(build_dataset_at(build_inputs(None), Position(1, (2, 3))))
     assert [int(element["a"]) for element in read] == [1, 5, 6, 7, 8]
     assert set(read[0]) == {"a", "b"} and isinstance(read[0]["b"], tuple)
 
@@ -196,10 +196,10 @@ def test_build_inputs_gets_the_context_only_if_it_takes_one() -> None:
         got.append((params, input_context))
         return tf.data.Dataset.range(3)
 
-    made_inputs(with_context, 1, context)
+    call_build_inputs(with_context, 1, context)
     assert got == [(1, context)]
     assert (
-        made_inputs(lambda params: params, numbers := tf.data.Dataset.range(3), context) is numbers
+        call_build_inputs(lambda params: params, numbers := tf.data.Dataset.range(3), context) is numbers
     )
 
 
@@ -209,17 +209,17 @@ def test_what_is_no_data_is_told_with_the_method(made: Any) -> None:
         return made
 
     with pytest.raises(UsageError):
-        made_inputs(build_inputs, None)
+        call_build_inputs(build_inputs, None)
 
 
 @pytest.mark.usefixtures("_global_seed")
 def test_unseeded_shuffles_ignore_earlier_random_numbers() -> None:
-    first = read_batches(made_inputs(_plain_inputs, None), 20)
+    first = read_batches(call_build_inputs(_plain_inputs, None), 20)
     following = float(tf.random.uniform([]))
-    assert read_batches(made_inputs(_plain_inputs, None), 20) == first
+    assert read_batches(call_build_inputs(_plain_inputs, None), 20) == first
     tf.random.set_seed(5)
     assert (
         float(tf.random.uniform([])) == following
     )  # and making data changes no number of the others
     tf.random.set_seed(6)
-    assert read_batches(made_inputs(_plain_inputs, None), 20) != first
+    assert read_batches(call_build_inputs(_plain_inputs, None), 20) != first

@@ -19,7 +19,7 @@ from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_resume import ResumePolicy
-from trainer_kit.inputs.fused_batches import stacked_at
+from trainer_kit.inputs.fused_batches import build_stacked_dataset_at
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.sources.base import Source
 from trainer_kit.inputs.sources.batch_function import BatchFunction
@@ -97,8 +97,8 @@ def test_a_parameter_named_seed_gets_the_seeds_of_the_batch(function: Any) -> No
     batch, seeds = np.arange(4), np.arange(8, dtype=np.int32).reshape(4, 2)
     changes = BatchFunction(function, "transform")
     assert changes.takes_seed
-    (changed,) = changes.over(
-        tf.data.Dataset.from_tensors((batch, seeds)), seeded=True
+    (changed,) = changes.apply_to(
+        tf.data.Dataset.from_tensors((batch, seeds)), has_seeds=True
     ).as_numpy_iterator()
     assert [part.tolist() for part in changed] == [batch.tolist(), seeds.tolist()]
 
@@ -206,7 +206,7 @@ def test_seeds_depend_on_the_epoch_and_not_on_the_start(seeded: list[Any]) -> No
 
 def test_stacked_batches_have_the_same_seeds(seeded: list[Any]) -> None:
     plain = [seed for batch in seeded[:12] for _, seed in batch]
-    stacks = stacked_at(_arrays(_with_seed), Position(), 3).take(4)
+    stacks = build_stacked_dataset_at(_arrays(_with_seed), Position(), 3).take(4)
     assert [
         tuple(row) for _, (_, seeds) in stacks for row in seeds.numpy().reshape(-1, 2).tolist()
     ] == plain

@@ -13,7 +13,7 @@ from trainer_kit.config.schema.multitask import TaskSamplingConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.sources.base import Source
-from trainer_kit.inputs.sources.several_tasks import tasks_data
+from trainer_kit.inputs.sources.several_tasks import combine_task_data
 from trainer_kit.inputs.task_sampler import TaskSampler
 
 SAMPLER = TaskSampler(TaskSamplingConfig(), (1.0, 2.0), seed=3)
@@ -40,13 +40,13 @@ def _assert_same(one: Any, other: Any) -> None:
 @pytest.fixture(scope="module")
 def interleaved() -> list[Any]:
     """The first 20 elements."""
-    return _elements(tasks_data(_parts(), SAMPLER).at(0), 20)
+    return _elements(combine_task_data(_parts(), SAMPLER).at(0), 20)
 
 
 @pytest.fixture(scope="module")
 def joint() -> list[Any]:
     """The first 20 elements."""
-    return _elements(tasks_data(_parts(), None).at(0), 20)
+    return _elements(combine_task_data(_parts(), None).at(0), 20)
 
 
 def test_an_interleaved_element_is_the_next_batch_of_one_task(interleaved: list[Any]) -> None:
@@ -61,8 +61,8 @@ def test_an_interleaved_element_is_the_next_batch_of_one_task(interleaved: list[
 
 def test_a_stream_continues_from_any_position(joint: list[Any], interleaved: list[Any]) -> None:
     for source, whole in (
-        (tasks_data(_parts(), None), joint),
-        (tasks_data(_parts(), SAMPLER), interleaved),
+        (combine_task_data(_parts(), None), joint),
+        (combine_task_data(_parts(), SAMPLER), interleaved),
     ):
         assert isinstance(source, Source)
         later = source.at(7)
@@ -71,9 +71,9 @@ def test_a_stream_continues_from_any_position(joint: list[Any], interleaved: lis
 
 
 def test_stacks_hold_the_same_batches(joint: list[Any], interleaved: list[Any]) -> None:
-    stack = _elements(tasks_data(_parts(), None).stacked_at(3, 4), 1)[0]
+    stack = _elements(combine_task_data(_parts(), None).stacked_at(3, 4), 1)[0]
     _assert_same(stack, tf.nest.map_structure(lambda *parts: np.stack(parts), *joint[3:7]))
-    numbers, stacks = _elements(tasks_data(_parts(), SAMPLER).stacked_at(3, 4), 1)[0]
+    numbers, stacks = _elements(combine_task_data(_parts(), SAMPLER).stacked_at(3, 4), 1)[0]
     for place, (number, batches) in enumerate(interleaved[3:7]):
         name = "ab"[number]
         assert numbers[place] == number
@@ -84,9 +84,9 @@ def test_stacks_hold_the_same_batches(joint: list[Any], interleaved: list[Any]) 
 
 def test_all_replicas_of_a_step_train_the_same_task() -> None:
     context = input_context(2)
-    elements = _elements(tasks_data(_parts(), SAMPLER, context).at(5, context), 12)
+    elements = _elements(combine_task_data(_parts(), SAMPLER, context).at(5, context), 12)
     numbers = [int(number) for number, _ in elements]
-    assert numbers[::2] == numbers[1::2] == [int(one) for one in SAMPLER.tasks(5).take(6)]
+    assert numbers[::2] == numbers[1::2] == [int(one) for one in SAMPLER.draw_tasks(5).take(6)]
     assert {len(batches["ab"[number]]["x"]) for number, batches in elements if number == 1} == {
         1
     }  # half of a batch
@@ -94,7 +94,7 @@ def test_all_replicas_of_a_step_train_the_same_task() -> None:
 
 def test_a_plain_dataset_among_the_tasks_makes_a_plain_dataset() -> None:
     parts = {"a": _parts()["a"], "b": tf.data.Dataset.range(6).batch(2)}
-    joint, interleaved = tasks_data(parts, None), tasks_data(parts, SAMPLER)
+    joint, interleaved = combine_task_data(parts, None), combine_task_data(parts, SAMPLER)
     assert not isinstance(joint, Source) and len(_elements(joint, 9)) == 3
     batches = [
         batches["b"].tolist() for number, batches in _elements(interleaved, 50) if number == 1
@@ -105,12 +105,12 @@ def test_a_plain_dataset_among_the_tasks_makes_a_plain_dataset() -> None:
 def test_interleaved_batches_have_to_be_dense() -> None:
     ragged = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])).ragged_batch(2)
     with pytest.raises(UsageError):
-        tasks_data({"a": _parts()["a"], "b": ragged}, SAMPLER)
+        combine_task_data({"a": _parts()["a"], "b": ragged}, SAMPLER)
 
 
 def test_the_identity_of_several_tasks_is_that_of_each() -> None:
     of_b = ArraySource({"x": np.arange(9)}, training_data(2)).identity()
-    for source in (tasks_data(_parts(), None), tasks_data(_parts(), SAMPLER)):
+    for source in (combine_task_data(_parts(), None), combine_task_data(_parts(), SAMPLER)):
         identity = source.identity()
         assert list(identity) == ["a, array 0", "a, array 1", "b, array 0"]
         assert identity["b, array 0"] == of_b["array 0"]

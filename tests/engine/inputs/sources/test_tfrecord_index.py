@@ -10,7 +10,7 @@ import pytest
 
 from tests.builders import write_records
 from trainer_kit.errors import DataError, UsageError
-from trainer_kit.inputs.sources.tfrecord_index import RecordFiles, matching_files
+from trainer_kit.inputs.sources.tfrecord_index import RecordFiles, find_matching_files
 
 RECORDS = [b"first", b"", b"third with \0 inside\0", bytes(range(256)) * 40, b"last"]
 FRAME = 16  # bytes around each record
@@ -38,7 +38,7 @@ def test_records_of_several_files_are_read_in_any_order(tmp_path: Path) -> None:
     files = RecordFiles(paths)
     assert len(files) == 11
     for indices in ([0], list(range(11)), [10, 0, 5, 5, 3, 9], []):
-        assert files.read(np.array(indices, np.int64)).tolist() == [
+        assert files.read_records(np.array(indices, np.int64)).tolist() == [
             expected[index] for index in indices
         ]
 
@@ -46,7 +46,7 @@ def test_records_of_several_files_are_read_in_any_order(tmp_path: Path) -> None:
 def test_no_file_stays_open(tmp_path: Path) -> None:
     files = RecordFiles([write_records(tmp_path / str(index), RECORDS) for index in range(20)])
     before = len(os.listdir("/proc/self/fd"))
-    files.read(np.arange(100))
+    files.read_records(np.arange(100))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -76,9 +76,9 @@ def test_only_reading_the_damaged_record_fails(tmp_path: Path, place: int) -> No
     good, path = write_records(tmp_path / "good", [b"x"]), write_records(tmp_path / "a", RECORDS)
     _spoil(path, _offset(2) + place if place > 0 else _offset(3) + place)
     files = RecordFiles([good, path])
-    assert files.read(np.array([5, 4, 0, 1])).tolist() == [RECORDS[4], RECORDS[3], b"x", RECORDS[0]]
+    assert files.read_records(np.array([5, 4, 0, 1])).tolist() == [RECORDS[4], RECORDS[3], b"x", RECORDS[0]]
     with pytest.raises(DataError, match=rf"^{path}: the record at offset {_offset(2)} is damaged"):
-        files.read(np.array([5, 3, 0]))
+        files.read_records(np.array([5, 3, 0]))
 
 
 def test_a_file_that_changes_after_it_was_indexed_is_told(tmp_path: Path) -> None:
@@ -86,10 +86,10 @@ def test_a_file_that_changes_after_it_was_indexed_is_told(tmp_path: Path) -> Non
     files = RecordFiles([path])
     os.truncate(path, _offset(3))
     with pytest.raises(DataError, match=rf"{path}: the record at offset {_offset(3)} is damaged"):
-        files.read(np.array([0, 3]))
+        files.read_records(np.array([0, 3]))
     os.remove(path)
     with pytest.raises(DataError, match=rf"{path} cannot be read any more: No such file"):
-        files.read(np.array([0]))
+        files.read_records(np.array([0]))
 
 
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
@@ -107,18 +107,18 @@ def test_every_form_of_pattern_gives_sorted_files(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     base, names = str(tmp_path), ["a-1", "a-2", "b-1"]
     expected = [f"{base}/{name}" for name in names]
-    assert matching_files(f"{base}/?-*") == expected
-    assert matching_files(f"{base}/b-1, {base}/a-*") == expected
-    assert matching_files([f"{base}/b-*,{base}/a-2", f"{base}/a-*"]) == expected
-    assert matching_files(f"{base}/c") == [f"{base}/c"]
+    assert find_matching_files(f"{base}/?-*") == expected
+    assert find_matching_files(f"{base}/b-1, {base}/a-*") == expected
+    assert find_matching_files([f"{base}/b-*,{base}/a-2", f"{base}/a-*"]) == expected
+    assert find_matching_files(f"{base}/c") == [f"{base}/c"]
 
 
 def test_a_pattern_without_files_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with pytest.raises(DataError, match=rf"no file matches {tmp_path}/x\*, {tmp_path}/y$"):
-        matching_files(f"{tmp_path}/a,{tmp_path}/x*,{tmp_path}/y")
+        find_matching_files(f"{tmp_path}/a,{tmp_path}/x*,{tmp_path}/y")
     with pytest.raises(DataError, match="no file matches ' , '"):
-        matching_files(" , ")
+        find_matching_files(" , ")
 
 
 @pytest.mark.parametrize("name", ["empty", "."])
@@ -131,7 +131,7 @@ def test_what_holds_no_record_is_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("pattern", [{"images": "a*"}, "", (), [1], "gs://b/a*"])
 def test_what_is_no_pattern_of_this_machine_is_refused(pattern: object) -> None:
     with pytest.raises(UsageError):
-        matching_files(pattern)  # type: ignore[arg-type]
+        find_matching_files(pattern)  # type: ignore[arg-type]
 
 
 def test_the_identity_of_files_changes_with_names_and_records(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.builders import (
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource
-from trainer_kit.inputs.sources.tfrecords import TFRecordSource, damage_in
+from trainer_kit.inputs.sources.tfrecords import TFRecordSource, find_data_error
 
 EXAMPLES, BATCH = 23, 4
 DATA = {True: training_data(), False: validation_data(seed=7)}
@@ -121,7 +121,7 @@ def test_reading_a_damaged_record_names_file_and_offset(tmp_path: Path) -> None:
     assert read_batches(source.at(0), 2) == [[0], [1]]
     with pytest.raises(tf.errors.OpError) as caught:
         read_batches(source.at(2), 1)
-    error = damage_in(caught.value)
+    error = find_data_error(caught.value)
     assert isinstance(error, DataError)
     assert str(error) == f"{path}: the record at offset {2 * size} is damaged: its checksum differs"
     assert read_batches(source.at(3)) == [[3]]
@@ -179,7 +179,7 @@ def test_what_fails_inside_a_plain_dataset_is_told_in_one_line(
 ) -> None:
     with pytest.raises(tf.errors.OpError) as caught:
         read(begin(make(tmp_path)))
-    error = str(damage_in(caught.value))
+    error = str(find_data_error(caught.value))
     assert error.startswith("the data cannot be read: ") and reason in error
     assert not re.search(r"\n|node|\[Op:|INVALID|DATA_LOSS|Graph execution", error)
 
@@ -203,7 +203,7 @@ Detected at node while/assert_less/Assert/AssertGuard/Assert defined at (most re
     "waiting", ["IteratorGetNext/_2", "while/body/_1/while/IteratorGetNext_1/_16", "Identity/_6"]
 )
 def test_a_failure_that_the_data_only_waits_for_is_no_damage(waiting: str) -> None:
-    assert damage_in(tf.errors.InvalidArgumentError(None, None, _ELSEWHERE % waiting)) is None
+    assert find_data_error(tf.errors.InvalidArgumentError(None, None, _ELSEWHERE % waiting)) is None
 
 
 def test_what_fails_in_a_step_on_two_devices_is_no_damage() -> None:
@@ -216,12 +216,12 @@ def test_what_fails_in_a_step_on_two_devices_is_no_damage() -> None:
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="assertion failed") as caught:
         step(iter(tf.data.Dataset.range(9)))
-    assert damage_in(caught.value) is None
+    assert find_data_error(caught.value) is None
 
 
 def test_only_errors_of_the_data_are_taken_for_damage() -> None:
-    assert damage_in(ValueError("DataError: x")) is None
-    assert damage_in(tf.errors.InvalidArgumentError(None, None, "shape")) is None
+    assert find_data_error(ValueError("DataError: x")) is None
+    assert find_data_error(tf.errors.InvalidArgumentError(None, None, "shape")) is None
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ import tf_keras
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
 from trainer_kit.training.accumulation import (
-    check_accumulating,
+    check_micro_batch_support,
     less_memory_advice,
     warn_of_batch_normalization,
 )
-from trainer_kit.training.base_trainer import OwnParts
+from trainer_kit.training.base_trainer import CustomParts
 from trainer_kit.training.trainer import Trainer
 
 
@@ -69,7 +69,7 @@ def test_asynchronous_training_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(
         UsageError, match="workers of a ParameterServerStrategy update by themselves; set it to 1"
     ):
-        check_accumulating("Trainer", OwnParts(), None, 4)
+        check_micro_batch_support("Trainer", CustomParts(), None, 4)
 
 
 class _ScalingOfKeras2:
@@ -81,7 +81,7 @@ def test_loss_scales_of_tf_keras_are_refused() -> None:
     with pytest.raises(
         UsageError, match="accumulate_steps=4: an optimizer of tf_keras scales the loss"
     ):
-        check_accumulating("Trainer", OwnParts(), optimizer, 4)
+        check_micro_batch_support("Trainer", CustomParts(), optimizer, 4)
 
 
 def test_memory_that_runs_out_names_the_number_to_try_next() -> None:

@@ -16,7 +16,7 @@ from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import TinyConfig
-from trainer_kit.training.checks.batch_spec import batch_described, build_model, is_built
+from trainer_kit.training.checks.batch_spec import explain_batch_errors, build_model, is_built
 from trainer_kit.training.trainer import Trainer
 
 
@@ -189,7 +189,7 @@ def test_an_error_in_a_loop_gets_batch_and_outputs() -> None:
     spec = (tf.TensorSpec([None, 8]), tf.TensorSpec([None], tf.int32))
     with (
         pytest.raises(KeyError) as caught,
-        batch_described("task.train_data", lambda: spec, task, task.build_model()),
+        explain_batch_errors("task.train_data", lambda: spec, task, task.build_model()),
     ):
         raise KeyError("lost")
     [note] = caught.value.__notes__
@@ -206,7 +206,7 @@ def test_an_error_that_is_not_the_models_gets_no_note(error: Exception) -> None:
     task = LinearTask(TinyConfig())
     with (
         pytest.raises(type(error)),
-        batch_described("task.train_data", pytest.fail, task, task.build_model()),
+        explain_batch_errors("task.train_data", pytest.fail, task, task.build_model()),
     ):
         raise error
     assert not hasattr(error, "__notes__")

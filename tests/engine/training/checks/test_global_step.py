@@ -17,7 +17,7 @@ from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import DataError, PreemptedError, TrainerKitError, UsageError
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.runtime.determinism import seed_everything
-from trainer_kit.telemetry.metrics_jsonl import active_history
+from trainer_kit.telemetry.metrics_jsonl import read_active_history
 from trainer_kit.testing import compare_runs
 from trainer_kit.training.trainer import Trainer
 
@@ -82,7 +82,7 @@ def _run(
 def _steps(folder: Path) -> list[int]:
     return [
         line["step"]
-        for line in active_history(str(folder / "metrics.jsonl"))
+        for line in read_active_history(str(folder / "metrics.jsonl"))
         if line["kind"] == "train"
     ]
 

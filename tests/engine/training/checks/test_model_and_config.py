@@ -21,7 +21,7 @@ from trainer_kit.training.checks.model_and_config import (
     check_exact_resume,
     check_model,
     check_sections,
-    tell_slow_convolutions,
+    warn_about_slow_convolutions,
 )
 
 
@@ -125,7 +125,7 @@ def test_a_recurrent_layer_without_dropout_draws_nothing(caplog: pytest.LogCaptu
 def test_fused_convolutions_on_a_cpu_get_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     for layer, told in ((keras.layers.Dense(2), False), (keras.layers.Conv1D(2, 2), True)):
         step = tf.function(tf.function(layer, jit_compile=True), autograph=False)
-        tell_slow_convolutions(step.get_concrete_function(tf.TensorSpec([2, 4, 3])).graph)
+        warn_about_slow_convolutions(step.get_concrete_function(tf.TensorSpec([2, 4, 3])).graph)
         assert ("convolutions" in caplog.text) is told
 
 

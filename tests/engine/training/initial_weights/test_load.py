@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.strict_restore import restore, training_checkpoint
+from trainer_kit.checkpoints.state.strict_restore import restore, create_training_checkpoint
 from trainer_kit.checkpoints.state.variable_names import model_variables
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.training.initial_weights.load import load_initial_weights
@@ -25,7 +25,7 @@ def _saved(folder: Path, model: Any, step: int = 5) -> str:
     optimizer = keras.optimizers.Adam()
     optimizer.build(model.trainable_variables)
     counter = tf.Variable(step, dtype=tf.int64)
-    return training_checkpoint(global_step=counter, model=model, optimizer=optimizer).write(
+    return create_training_checkpoint(global_step=counter, model=model, optimizer=optimizer).write(
         f"{folder}/ckpt-{step}"
     )
 
@@ -78,7 +78,7 @@ def test_items_of_keras_three_are_loaded_in_either_form(tmp_path: Path, form: st
     for one in (saved, model):
         one.checkpoint_items = {"body": one.checkpoint_items["body"]}
     if form == "named":
-        path = training_checkpoint(global_step=step, model=saved).write(str(tmp_path / "ckpt"))
+        path = create_training_checkpoint(global_step=step, model=saved).write(str(tmp_path / "ckpt"))
     else:
         path = tf.train.Checkpoint(model=model_variables(saved), **saved.checkpoint_items).write(
             str(tmp_path / "ckpt")
@@ -91,7 +91,7 @@ def test_items_of_keras_three_are_loaded_in_either_form(tmp_path: Path, form: st
 
 def test_items_of_keras_three_are_saved_twice_and_restored(tmp_path: Path) -> None:
     model, step = _with_body(), tf.Variable(0, dtype=tf.int64)
-    checkpoint = training_checkpoint(global_step=step, model=model)
+    checkpoint = create_training_checkpoint(global_step=step, model=model)
     options = tf.train.CheckpointOptions(enable_async=True)
     for number in range(3):
         step.assign(number)
@@ -99,7 +99,7 @@ def test_items_of_keras_three_are_saved_twice_and_restored(tmp_path: Path) -> No
     checkpoint.sync()
     again, there = _with_body(), tf.Variable(5, dtype=tf.int64)
     restore(
-        training_checkpoint(global_step=there, model=again), str(tmp_path / "ckpt-3"), whole=True
+        create_training_checkpoint(global_step=there, model=again), str(tmp_path / "ckpt-3"), strict=True
     )
     assert int(there) == 2
     assert all(

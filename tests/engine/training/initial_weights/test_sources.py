@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.builders import assert_all_close, on_each_replica, replicas
-from trainer_kit.checkpoints.state.strict_restore import training_checkpoint
+from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint
 from trainer_kit.config.schema.initial_weights import InitCheckpointConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.training.initial_weights.load import load_initial_weights
@@ -71,7 +71,7 @@ def _tensorflow_one(net: keras.Model, folder: Path) -> str:
 
 def _ours(net: keras.Model, folder: Path) -> str:
     step = tf.Variable(1, dtype=tf.int64)
-    return training_checkpoint(global_step=step, model=net).write(f"{folder}/ckpt-1")
+    return create_training_checkpoint(global_step=step, model=net).write(f"{folder}/ckpt-1")
 
 
 SOURCES = (

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.engine.training.loops.counting_step import Counter, batches
 from trainer_kit.errors import DataError
-from trainer_kit.training.loops.eval_loop import EvalLoop, StatefulEvalLoop, check_evaluated
+from trainer_kit.training.loops.eval_loop import EvalLoop, StatefulEvalLoop, check_evaluated_batches
 
 
 @pytest.mark.parametrize(("wanted", "done", "total"), [(-1, 4, 45.0), (2, 2, 15.0), (9, 4, 45.0)])
@@ -80,7 +80,7 @@ def _plain(state: Any) -> Any:
 
 def _loops(reduce_fn: Any, watched: Any = ()) -> tuple[Counter, StatefulEvalLoop, StatefulEvalLoop]:
     counter = Counter()
-    graph = StatefulEvalLoop(counter, counter.stop, in_graph=True, watched=watched)
+    graph = StatefulEvalLoop(counter, counter.stop, use_tf_while_loop=True, watched=watched)
     return counter, graph, StatefulEvalLoop(counter, counter.stop)
 
 
@@ -142,7 +142,7 @@ def test_a_stop_ends_the_loop_in_graph_before_its_next_step() -> None:
             self.stop.assign(self.total > 3.0)
 
     counter = StoppingCounter()
-    graph = StatefulEvalLoop(counter, counter.stop, in_graph=True)
+    graph = StatefulEvalLoop(counter, counter.stop, use_tf_while_loop=True)
     done, state = graph(iter(batches()), -1, None, _values)
     assert (done, state.numpy().tolist()) == (2, [0, 1, 2, 3, 4, 5])
     assert graph(iter(batches()), -1, None, _values) == (0, None)
@@ -259,9 +259,9 @@ def test_no_batch_is_an_error_and_too_few_are_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(DataError, match="has no batch"):
-        check_evaluated(0, -1, stopped=False)
-    check_evaluated(0, -1, stopped=True)
-    check_evaluated(3, 3, stopped=False)
+        check_evaluated_batches(0, -1, was_stopped=False)
+    check_evaluated_batches(0, -1, was_stopped=True)
+    check_evaluated_batches(3, 3, was_stopped=False)
     assert not caplog.text
-    check_evaluated(3, 4, stopped=False)
+    check_evaluated_batches(3, 4, was_stopped=False)
     assert "the evaluation used 3 batches of the 4 asked for" in caplog.text

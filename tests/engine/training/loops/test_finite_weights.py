@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.config.schema.experiment import TrainerConfig
-from trainer_kit.training.loops.train_loop import FiniteWeights, pop_finite
+from trainer_kit.training.loops.train_loop import FiniteWeightsCheck, pop_finite
 
 
 class _Loop:
@@ -18,7 +18,7 @@ class _Loop:
         self.model.weight = tf.Variable(1.0)
         state = TrainState(self.global_step, self.model, None, None, None, seed=0)
         self._look = tf.function(
-            FiniteWeights(
+            FiniteWeightsCheck(
                 state, self.global_step, TrainerConfig(steps_per_loop=steps_per_loop)
             ).result,
             autograph=False,
@@ -55,7 +55,7 @@ def test_the_look_is_taken_out_of_the_results() -> None:
     results = {"loss": 1.0}
     assert pop_finite(results) is None and results == {"loss": 1.0}
     state = TrainState(tf.Variable(5, dtype=tf.int64), tf.Module(), None, None, None, seed=0)
-    results |= FiniteWeights(
+    results |= FiniteWeightsCheck(
         state, tf.Variable(5, dtype=tf.int64), TrainerConfig(steps_per_loop=5)
     ).result()
     assert len(results) == 2

@@ -12,13 +12,13 @@ import tensorflow as tf
 from tests.builders import replicas
 from tests.engine.training.loops.counting_step import Counter
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.fused_batches import stacked
+from trainer_kit.inputs.fused_batches import stack_batches
 from trainer_kit.testing import tiny_experiment
 from trainer_kit.training.loops.fused_loop import (
     FusedLoop,
-    Stack,
-    problem_of_fusing,
-    reporting_refusal,
+    BatchStack,
+    find_fusing_problem,
+    explain_xla_errors,
 )
 
 
@@ -31,26 +31,26 @@ def _sums(*numbers: range) -> list[dict[str, float]]:
 
 
 def test_loops_of_any_length_use_each_batch_once_in_order() -> None:
-    counter, stack = Counter(), Stack()
+    counter, stack = Counter(), BatchStack()
     loop = _loop(counter, stack)
-    iterator = iter(stacked(tf.data.Dataset.range(105).batch(5, drop_remainder=True), 4))
+    iterator = iter(stack_batches(tf.data.Dataset.range(105).batch(5, drop_remainder=True), 4))
     done = [loop(iterator, tf.constant(steps)) for steps in (6, 1, 9, 5)]
     assert [steps for steps, _ in done] == [6, 1, 9, 5]
     assert [results for _, results in done] == _sums(
         range(30), range(30, 35), range(35, 80), range(80, 105)
     )
-    assert stack.empty
+    assert stack.is_empty
     with pytest.raises(tf.errors.OutOfRangeError):
         loop(iterator, tf.constant(1))
 
 
 def test_what_a_loop_has_left_belongs_to_its_iterator() -> None:
-    counter, stack = Counter(), Stack()
+    counter, stack = Counter(), BatchStack()
     loop = _loop(counter, stack)
-    dataset = stacked(tf.data.Dataset.range(12).batch(2), 4)
+    dataset = stack_batches(tf.data.Dataset.range(12).batch(2), 4)
     first, second = iter(dataset), iter(dataset)
     loop(first, tf.constant(3))
-    assert not stack.empty
+    assert not stack.is_empty
     assert loop(second, tf.constant(1)) == (1, {"total": 1.0})
     assert stack.next_batch(second).numpy().tolist() == [2, 3]
     assert loop(second, tf.constant(3))[1] == {"total": float(sum(range(4, 10)))}
@@ -58,22 +58,22 @@ def test_what_a_loop_has_left_belongs_to_its_iterator() -> None:
 
 def test_a_smaller_batch_is_a_step_of_its_own() -> None:
     counter = Counter()
-    loop = _loop(counter, Stack())
-    iterator = iter(stacked(tf.data.Dataset.range(8).batch(3).repeat(), 4))
+    loop = _loop(counter, BatchStack())
+    iterator = iter(stack_batches(tf.data.Dataset.range(8).batch(3).repeat(), 4))
     assert loop(iterator, tf.constant(3)) == (3, {"total": 28.0})
     assert loop(iterator, tf.constant(4)) == (4, {"total": 28.0 + 3})
 
 
 def test_a_stop_ends_a_loop_at_the_end_of_a_program() -> None:
     counter = Counter()
-    loop = _loop(counter, Stack())
+    loop = _loop(counter, BatchStack())
     no_prefetch = tf.data.Options()
     no_prefetch.experimental_optimization.inject_prefetch = False
-    dataset = stacked(tf.data.Dataset.range(40).batch(2), 4).map(_stop_with_the_second(counter))
+    dataset = stack_batches(tf.data.Dataset.range(40).batch(2), 4).map(_stop_with_the_second(counter))
     iterator = iter(dataset.with_options(no_prefetch))
     assert loop(iterator, tf.constant(20))[0] == 8
     counter.stop.assign(False)
-    assert loop(iterator, tf.constant(12), fresh=False) == (12, {"total": float(sum(range(40)))})
+    assert loop(iterator, tf.constant(12), reset_metrics=False) == (12, {"total": float(sum(range(40)))})
 
 
 def _stop_with_the_second(counter: Counter) -> object:
@@ -88,11 +88,11 @@ def _stop_with_the_second(counter: Counter) -> object:
 
 def test_the_waiting_for_batches_is_measured() -> None:
     counter = Counter()
-    loop = _loop(counter, Stack())
+    loop = _loop(counter, BatchStack())
     slow = tf.data.Dataset.range(4).map(lambda x: tf.py_function(_slowly, [x], tf.int64))
     slow = slow.map(lambda x: tf.ensure_shape(x, [])).batch(1)
-    loop(iter(stacked(slow, 2)), tf.constant(4))
-    assert loop.waited >= 0.1
+    loop(iter(stack_batches(slow, 2)), tf.constant(4))
+    assert loop.wait_seconds >= 0.1
 
 
 def _slowly(number: tf.Tensor) -> tf.Tensor:
@@ -109,14 +109,14 @@ def test_what_xla_refuses_is_named_with_its_place() -> None:
             return super().step(iterator)
 
     counter = PythonCounter()
-    loop = FusedLoop(counter, counter.stop, Stack(), 4)
-    iterator = iter(stacked(tf.data.Dataset.range(8).batch(2), 4))
+    loop = FusedLoop(counter, counter.stop, BatchStack(), 4)
+    iterator = iter(stack_batches(tf.data.Dataset.range(8).batch(2), 4))
     told = r"trainer\.fuse_steps=4: XLA cannot compile .*: it uses tf\.py_function"
-    with pytest.raises(UsageError, match=told) as caught, reporting_refusal(4):
+    with pytest.raises(UsageError, match=told) as caught, explain_xla_errors(4):
         loop(iterator, tf.constant(4))
     assert ", which XLA does not support; change the step, or" in str(caught.value)
     assert "test_fused_loop.py" in str(caught.value)
-    with pytest.raises(tf.errors.OpError), reporting_refusal(1):
+    with pytest.raises(tf.errors.OpError), explain_xla_errors(1):
         loop(iterator, tf.constant(4))
 
 
@@ -139,12 +139,12 @@ def test_a_traced_step_that_cannot_be_fused_is_refused(
             first(iterator)
             return super().step(iterator)
 
-    loop = _loop(UnfitCounter(), Stack())
+    loop = _loop(UnfitCounter(), BatchStack())
     with (
         tf.summary.create_file_writer(str(tmp_path)).as_default(),
         pytest.raises(UsageError, match=message),
     ):
-        loop(iter(stacked(tf.data.Dataset.range(8).batch(2), 4)), tf.constant(4))
+        loop(iter(stack_batches(tf.data.Dataset.range(8).batch(2), 4)), tf.constant(4))
 
 
 def test_a_variable_out_of_reach_of_a_gpu_program_is_named() -> None:
@@ -154,12 +154,12 @@ def test_a_variable_out_of_reach_of_a_gpu_program_is_named() -> None:
     )
     with (
         pytest.raises(UsageError, match=r"it uses the variable seen .* on the CPU.* int64"),
-        reporting_refusal(4),
+        explain_xla_errors(4),
     ):
         raise tf.errors.InvalidArgumentError(None, None, f"Graph execution error:\n{told} GPU:0")
 
 
 @pytest.mark.parametrize(("count", "problem"), [(1, ""), (2, "there are 2 replicas")])
 def test_steps_of_several_replicas_are_not_fused(count: int, problem: str) -> None:
-    found = problem_of_fusing(tiny_experiment(), replicas(count), given=None, own_loop="")
+    found = find_fusing_problem(tiny_experiment(), replicas(count), ready_made_dataset=None, custom_loop_class="")
     assert found.startswith(problem) and bool(found) == bool(problem)

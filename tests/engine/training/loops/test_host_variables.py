@@ -8,22 +8,22 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.training.loops.counting_step import Counter, batches
-from trainer_kit.inputs.fused_batches import stacked
+from trainer_kit.inputs.fused_batches import stack_batches
 from trainer_kit.training.loops.eval_loop import EvalLoop
-from trainer_kit.training.loops.fused_loop import FusedLoop, Stack
+from trainer_kit.training.loops.fused_loop import FusedLoop, BatchStack
 from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.loops.train_loop import TrainLoop
 
 
 def _fused(counter: Counter, stop: tf.Variable) -> FusedLoop:
-    return FusedLoop(counter, stop, Stack(), 4)
+    return FusedLoop(counter, stop, BatchStack(), 4)
 
 
 @pytest.mark.parametrize("kind", [TrainLoop, _fused, EvalLoop])
 def test_no_loop_waits_for_a_gpu_to_learn_whether_it_goes_on(kind: Any) -> None:
     counter = Counter()
     loop = kind(counter, counter.stop)
-    loop(iter(stacked(batches(), 4) if kind is _fused else batches()), tf.constant(2))
+    loop(iter(stack_batches(batches(), 4) if kind is _fused else batches()), tf.constant(2))
     graph = loop.newest_graph.as_graph_def()
     conditions = {node.attr["cond"].func.name for node in graph.node if node.op == "While"}
     (condition,) = [one for one in graph.library.function if one.signature.name in conditions]
@@ -46,4 +46,4 @@ def test_a_strategy_does_not_take_the_stop_flag_to_its_devices(devices: list[str
         "CPU:0",
     ]
     flag.request()
-    assert flag.requested and flag.variable.numpy()
+    assert flag.is_requested and flag.variable.numpy()

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.builders import replicas
-from trainer_kit.training.loops.tracing import writes_after
+from trainer_kit.training.loops.tracing import control_dependencies_for_writes
 
 
 def test_writes_wait_for_the_batch_and_reads_do_not() -> None:
@@ -15,7 +15,7 @@ def test_writes_wait_for_the_batch_and_reads_do_not() -> None:
     @tf.function(autograph=False)
     def step(iterator: object) -> None:
         batch = next(iterator)
-        with writes_after([batch]):
+        with control_dependencies_for_writes([batch]):
             count.assign_add(1)
             total.assign_add(weight * batch)
 
@@ -51,7 +51,7 @@ def test_replicas_write_nothing_after_the_end_of_the_data(ragged: bool) -> None:
                 for b in strategy.experimental_local_results(batch)
                 for t in tf.nest.flatten(b, True)
             ]
-            with writes_after(parts):
+            with control_dependencies_for_writes(parts):
                 strategy.run(lambda: count.assign_add(1.0))
             return (number + 1,)
 

@@ -37,7 +37,7 @@ def test_another_shape_of_batch_is_told_with_the_one_before(
 ) -> None:
     loop = LoopFunction(lambda iterator, number: next(iterator)[0][0] + number, "the training loop")
     first = _iterator(2)
-    loop.graph(first, tf.constant(1, tf.int64))
+    loop.trace_graph(first, tf.constant(1, tf.int64))
     with caplog.at_level(logging.WARNING):
         for iterator in (first, _iterator(2)):
             assert int(loop(iterator, tf.constant(1, tf.int64))) == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.training.loops.eval_loop import SideEffects
+from trainer_kit.training.loops.eval_loop import AttributeSnapshot
 
 
 class _Object:
@@ -50,7 +50,7 @@ def _remove(one: Any) -> None:
 )
 def test_a_change_is_named_and_undone(change: Any, name: str) -> None:
     one = _Object()
-    items, kept = one.items, SideEffects([one])
+    items, kept = one.items, AttributeSnapshot([one])
     change(one)
     assert kept.restore() == [f"_Object.{name}"]
     assert _plain(one) == _plain(_Object())
@@ -60,7 +60,7 @@ def test_a_change_is_named_and_undone(change: Any, name: str) -> None:
 
 def test_unchanged_and_nested_objects_are_not_restored() -> None:
     one = _Object()
-    kept = SideEffects([one])
+    kept = AttributeSnapshot([one])
     one.other.count = 1
     one.count = 0
     assert kept.restore() == []
@@ -70,7 +70,7 @@ def test_unchanged_and_nested_objects_are_not_restored() -> None:
 def test_containers_that_hold_themselves_are_no_trouble() -> None:
     one = _Object()
     one.items.append(one.items)
-    kept = SideEffects([one])
+    kept = AttributeSnapshot([one])
     one.items.append(4)
     assert kept.restore() == ["_Object.items"]
     assert one.items[:2] == [1, 2]

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.training.loops.counting_step import Counter, batches
-from trainer_kit.training.loops.iterators import OneElement
+from trainer_kit.training.loops.iterators import SingleElementIterator
 from trainer_kit.training.loops.tracing import Readback
 from trainer_kit.training.loops.train_loop import TrainLoop
 
@@ -25,7 +25,7 @@ def test_the_waits_for_batches_are_measured(exact: bool) -> None:
     )
     train = TrainLoop(counter, counter.stop, exact_waits=exact)
     assert train(iter(slow), tf.constant(3))[0] == 3
-    assert train.waited is not None and train.waited > 0.03
+    assert train.wait_seconds is not None and train.wait_seconds > 0.03
 
 
 def test_a_stop_ends_the_train_loop_before_its_next_step() -> None:
@@ -90,11 +90,11 @@ def test_a_batch_may_have_parts_that_are_none() -> None:
         3,
         {"total": 3.0},
     )
-    assert train.waited is not None and train.waited > 0
+    assert train.wait_seconds is not None and train.wait_seconds > 0
 
 
 def test_error_of_an_eval_step_with_two_elements_names_the_flag() -> None:
-    iterator = OneElement(tf.constant(1))
+    iterator = SingleElementIterator(tf.constant(1))
     next(iterator)
     with pytest.raises(ValueError, match="eval_tf_function=false"):
         next(iterator)

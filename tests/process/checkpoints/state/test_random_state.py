@@ -16,7 +16,7 @@ import tf_keras
 from tests.fork_server import ForkServer
 from tests.process.checkpoints.random_runs import REPLICAS, STEPS, draw_all, go_on, kinds
 from trainer_kit.checkpoints.state.random_state import (
-    process_generators,
+    prepare_process_generators,
     task_state,
     untracked_model_state,
 )
@@ -50,17 +50,17 @@ def test_a_resumed_process_draws_the_same_random_numbers(
 def test_process_generators_use_the_seed_unless_they_exist() -> None:
     generator = tf.random.Generator.from_seed(1)
     tf.random.set_global_generator(generator)
-    found = process_generators(5)
+    found = prepare_process_generators(5)
     assert sorted(found) == ["keras", "tensorflow"]
     assert found["tensorflow"] is generator.state
-    assert process_generators(6)["keras"] is found["keras"]
+    assert prepare_process_generators(6)["keras"] is found["keras"]
 
 
 def test_a_missing_tensorflow_generator_is_made_from_the_seed() -> None:
     expected = tf.random.Generator.from_seed(tf.compat.v1.get_seed(5)).state.numpy().tolist()
     for _ in range(2):
         tf.random.set_global_generator(None)
-        assert process_generators(5)["tensorflow"].numpy().tolist() == expected
+        assert prepare_process_generators(5)["tensorflow"].numpy().tolist() == expected
 
 
 def test_a_run_replaces_generators_left_on_other_replicas() -> None:
@@ -74,13 +74,13 @@ def test_a_run_replaces_generators_left_on_other_replicas() -> None:
     tf.random.set_global_generator(None)
     for strategy in (mirrored(), mirrored(), tf.distribute.get_strategy()):
         with strategy.scope():
-            found = process_generators(5)
+            found = prepare_process_generators(5)
         assert [strategy.extended.variable_created_in_scope(state) for state in found.values()] == [
             True,
             True,
         ]
         with strategy.scope():
-            assert process_generators(6) == found
+            assert prepare_process_generators(6) == found
     assert (
         random.getstate() == of_program
     )  # its next model has the weights that it has without a run

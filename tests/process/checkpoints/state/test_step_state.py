@@ -29,7 +29,7 @@ from tests.process.checkpoints.stateful_tasks import (
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.checkpoints.state.step_state import StepState
 from trainer_kit.checkpoints.state.strict_restore import restore
-from trainer_kit.checkpoints.state.traced_writes import written
+from trainer_kit.checkpoints.state.traced_writes import find_written_handles
 from trainer_kit.errors import UsageError
 from trainer_kit.testing.tiny_task import FEATURES
 from trainer_kit.training.trainer import Trainer
@@ -66,7 +66,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_never_stopped(trained: Path, fo
 
 def test_what_is_saved_has_the_path_of_attributes_or_a_number(trained: Path) -> None:
     saved = {
-        form: CheckpointGraph(f"{trained}/{form} stopped/ckpt-{STEPS}").section("step_state")
+        form: CheckpointGraph(f"{trained}/{form} stopped/ckpt-{STEPS}").get_section_keys("step_state")
         for form in FORMS
     }
     compiled = saved["compiled"]
@@ -218,10 +218,10 @@ def test_slots_that_no_step_makes_are_refused_before_it(tmp_path: Path) -> None:
         restore(
             _trainer(_OtherSecond).checkpoint,
             trainer.checkpoint.save(str(tmp_path / "other")),
-            whole=True,
+            strict=True,
         )
     other = _trainer(_OtherSecond)
-    restore(other.checkpoint, path, whole=True)
+    restore(other.checkpoint, path, strict=True)
     other.after_restore(path)
     before = [variable.numpy().tolist() for variable in other.model.variables]
     with pytest.raises(
@@ -274,7 +274,7 @@ def test_with_a_train_of_its_own_what_changes_is_saved(
     trainers[0].train(tf.constant(1))
     trainers[0].before_save(str(tmp_path / "ckpt-1"))
     path = trainers[0].checkpoint.write(str(tmp_path / "ckpt-1"))
-    names = {name.split("/")[1] for name in CheckpointGraph(path).section("step_state")}
+    names = {name.split("/")[1] for name in CheckpointGraph(path).get_section_keys("step_state")}
     assert names == {"target", "evaluated", "teacher", "fixed", "made"}
     trainers[1].after_restore(path)
     expected, found = ([v.numpy().tolist() for v in one.task.target.variables] for one in trainers)
@@ -328,7 +328,7 @@ def test_each_replica_gets_its_own_value_back(tmp_path: Path, aggregation: str) 
         trainers[0].train(tf.constant(1))
         trainers[0].before_save(str(tmp_path / "ckpt-1"))
         path = trainers[0].checkpoint.write(str(tmp_path / "ckpt-1"))
-        restore(trainers[1].checkpoint, path, whole=True)
+        restore(trainers[1].checkpoint, path, strict=True)
         trainers[1].after_restore(path)
     before, after = (
         [*map(_values, (one.task.seen, one.task.second.layers[0].moving_mean.value))]
@@ -405,7 +405,7 @@ def test_what_a_graph_only_reads_is_not_written() -> None:
         tf.while_loop(lambda number: number < 3, step, (tf.constant(0),))
 
     graph = tf.function(loop, autograph=False).get_concrete_function().graph
-    assert {id(handle) for handle in written(graph)} == {id(changed.handle), id(inner.handle)}
+    assert {id(handle) for handle in find_written_handles(graph)} == {id(changed.handle), id(inner.handle)}
 
 
 class _Saving(LinearTask):
@@ -435,13 +435,13 @@ def test_a_tasks_own_state_is_in_every_checkpoint(
     trainer.before_save(str(tmp_path / "ckpt"))
     path = trainer.checkpoint.save(str(tmp_path / "ckpt"))
     again = _trainer(_Saving, **EAGER)
-    restore(again.checkpoint, path, whole=True)
-    again.state.restored(path)
+    restore(again.checkpoint, path, strict=True)
+    again.state.after_restore(path)
     assert again.task.count == 3 and not caplog.records
     evaluated = Trainer.create(again.config, _Saving(again.config.task), train=False, evaluate=True)
     evaluated.state.restore_weights(path)
     assert evaluated.task.count == 3 and not caplog.records
-    evaluated.state.restore_weights(again.state.weights.write(str(tmp_path / "best-3")))
+    evaluated.state.restore_weights(again.state.weights_checkpoint.write(str(tmp_path / "best-3")))
     (record,) = caplog.records
     assert "best-3 holds no state of the task; the task is used as it is now" in record.getMessage()
 
@@ -508,7 +508,7 @@ def test_generators_are_put_back_by_late_saves_and_errors() -> None:
 
     def save_late() -> None:
         seen.append(trainer.task.seeds.state.numpy().tolist())
-        trainer.end_averaging()
+        trainer.restore_trained_weights()
         seen.append(trainer.task.seeds.state.numpy().tolist())
 
     trainer.task.meanwhile = save_late

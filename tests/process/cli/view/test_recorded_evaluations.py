@@ -10,10 +10,10 @@ import pytest
 
 from tests.process.cli.written_runs import evaluation, write_ledger
 from trainer_kit.cli.view import recorded_evaluations as ledgers
-from trainer_kit.cli.view.recorded_evaluations import Choice
+from trainer_kit.cli.view.recorded_evaluations import MetricChoice
 from trainer_kit.evals.best.criterion import Criterion
 
-_HIGHER, _LOWER = Choice("accuracy", "higher"), Choice("accuracy", "lower")
+_HIGHER, _LOWER = MetricChoice("accuracy", "higher"), MetricChoice("accuracy", "lower")
 
 
 def _weights(prefix: Path, *suffixes: str) -> None:
@@ -55,21 +55,21 @@ def test_the_best_are_ranked_as_the_run_itself_ranks_them(
     values = {10: 0.5, 20: 0.7, 30: math.nan, 40: 0.7, 50: math.inf, 60: 0.1, 70: 0.5}
     write_ledger(tmp_path, *(evaluation(step, accuracy=value) for step, value in values.items()))
     evaluations = ledgers.read_evaluations(tmp_path, "validation")
-    kept = ledgers.kept(evaluations, Criterion(choice.metric, choice.comparison, 3))
-    assert [one.step for one in ledgers.ranked(evaluations, choice)["validation"]] == steps
+    kept = ledgers.select_kept_evaluations(evaluations, Criterion(choice.metric, choice.comparison, 3))
+    assert [one.step for one in ledgers.rank_evaluations(evaluations, choice)["validation"]] == steps
     assert [one.step for one in kept["validation"]] == steps[:3]
 
 
 def test_a_step_is_ranked_once_and_datasets_are_not_mixed(tmp_path: Path) -> None:
     again = [evaluation(step, accuracy=value) for step, value in ((1, 0.7), (2, 0.8), (1, 0.9))]
     write_ledger(tmp_path, *again, evaluation(3, dataset="other", accuracy=1.0))
-    ranked = ledgers.ranked(ledgers.read_evaluations(tmp_path, "validation"), _HIGHER)
+    ranked = ledgers.rank_evaluations(ledgers.read_evaluations(tmp_path, "validation"), _HIGHER)
     found = {
         name: [(one.step, one.metrics["accuracy"]) for one in of] for name, of in ranked.items()
     }
     assert found == {"validation": [(1, 0.9), (2, 0.8)], "other": [(3, 1.0)]}
     assert (
-        ledgers.ranked(ledgers.read_evaluations(tmp_path, "validation"), Choice("loss", "lower"))
+        ledgers.rank_evaluations(ledgers.read_evaluations(tmp_path, "validation"), MetricChoice("loss", "lower"))
         == {}
     )
 
@@ -79,18 +79,18 @@ def test_complete_weights_are_found_in_best_folders_first(tmp_path: Path) -> Non
         write_ledger(tmp_path, evaluation(10, accuracy=0.5)), "validation"
     )
     kept = [tmp_path / "evals" / "fast" / "best_ckpt", tmp_path / "best_ckpt"]
-    assert ledgers.weights_of(one, tmp_path, kept) is None
+    assert ledgers.find_weights(one, tmp_path, kept) is None
     _weights(tmp_path / "best_ckpt" / "ckpt-10", ".index", ".data-00000-of-00002")  # half of them
     _weights(tmp_path / "ckpt-100")
-    assert ledgers.weights_of(one, tmp_path, kept) is None
+    assert ledgers.find_weights(one, tmp_path, kept) is None
     for prefix in (tmp_path / "ckpt-10", tmp_path / "best_ckpt" / "ckpt-10", kept[0] / "ckpt-10"):
         _weights(prefix, ".index", ".data-00000-of-00002", ".data-00001-of-00002", ".commit.json")
-        assert ledgers.weights_of(one, tmp_path, kept) == prefix
+        assert ledgers.find_weights(one, tmp_path, kept) == prefix
     (tmp_path / "ckpt-10.index").unlink()
-    assert ledgers.weights_of(one, tmp_path, []) is None
+    assert ledgers.find_weights(one, tmp_path, []) is None
 
 
 def test_info_json_that_is_missing_or_damaged_is_told(tmp_path: Path) -> None:
-    assert ledgers.info_verdict([], _HIGHER, tmp_path) == (None, "there is no info.json")
+    assert ledgers.compare_with_info([], _HIGHER, tmp_path) == (None, "there is no info.json")
     (tmp_path / "info.json").write_text("{")
-    assert ledgers.info_verdict([], _HIGHER, tmp_path) == (False, "info.json is damaged")
+    assert ledgers.compare_with_info([], _HIGHER, tmp_path) == (False, "info.json is damaged")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.cli.written_runs import write_params, write_process
-from trainer_kit.cli.view.run_status import Process, Settings, open_run, read_settings, read_trainer
+from trainer_kit.cli.view.run_status import TrainerHeartbeat, Settings, require_run, read_settings, read_trainer_heartbeat
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.process.run_lock import RunLock
 
@@ -18,9 +18,9 @@ _DEFAULTS = Settings("", "higher", "best_ckpt")
 def test_a_run_that_has_only_begun_is_read_as_far_as_it_is_there(tmp_path: Path) -> None:
     with RunLock(tmp_path, lambda: ("start", 0)):
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-        folder = open_run(str(tmp_path))
-        trainer = read_trainer(folder)
-        assert trainer is not None and (trainer.step, trainer.ended) == (0, "")
+        folder = require_run(str(tmp_path))
+        trainer = read_trainer_heartbeat(folder)
+        assert trainer is not None and (trainer.step, trainer.end_state) == (0, "")
         assert read_settings(folder) == _DEFAULTS
         assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
@@ -51,18 +51,18 @@ def test_params_tell_what_is_best(tmp_path: Path) -> None:
 def test_a_heartbeat_is_read_as_far_as_it_is_complete(tmp_path: Path) -> None:
     path = write_process(tmp_path / "heartbeat.json", host="a", pid=5, step=3, ended="failed")
     os.utime(path, (50, 50))
-    assert read_trainer(tmp_path) == Process("a", 5, 3, "failed", 50.0)
+    assert read_trainer_heartbeat(tmp_path) == TrainerHeartbeat("a", 5, 3, "failed", 50.0)
     os.utime(write_process(path), (50, 50))
-    assert read_trainer(tmp_path) == Process("", None, None, "", 50.0)
+    assert read_trainer_heartbeat(tmp_path) == TrainerHeartbeat("", None, None, "", 50.0)
     os.utime(write_process(path, host=None, pid="5", step=None, ended=True), (50, 50))
-    assert read_trainer(tmp_path) == Process("", None, None, "done", 50.0)
+    assert read_trainer_heartbeat(tmp_path) == TrainerHeartbeat("", None, None, "done", 50.0)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"host": "a"', "\xff"])
 def test_half_a_heartbeat_is_none(tmp_path: Path, text: str) -> None:
-    assert read_trainer(tmp_path) is None
+    assert read_trainer_heartbeat(tmp_path) is None
     (tmp_path / "heartbeat.json").write_bytes(text.encode("latin-1"))
-    assert read_trainer(tmp_path) is None
+    assert read_trainer_heartbeat(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_half_a_heartbeat_is_none(tmp_path: Path, text: str) -> None:
 def test_another_folder_is_refused_with_what_is_there(path: str, said: str, tmp_path: Path) -> None:
     write_params(tmp_path / "runs" / "digits")
     with pytest.raises(UsageError, match=said.format(here=tmp_path)):
-        open_run(str(tmp_path / path))
+        require_run(str(tmp_path / path))
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
@@ -85,6 +85,6 @@ def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path) -> None:
     tmp_path.chmod(0)
     try:
         with pytest.raises(StorageError, match="cannot be read: Permission denied"):
-            open_run(str(tmp_path))
+            require_run(str(tmp_path))
     finally:
         tmp_path.chmod(0o700)

@@ -16,7 +16,7 @@ from trainer_kit.cli.main import main
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import DataError, UsageError
-from trainer_kit.runtime.precision import precision
+from trainer_kit.runtime.precision import precision_scope
 
 LAZY_MODULE = "tests.process.compat.model_garden.lazy"
 LAZY = "tests_lazy"
@@ -86,7 +86,7 @@ def check(
             )
         return code, text.getvalue()
 
-    with precision(RuntimeConfig()):  # the precision of this process is afterwards what it was
+    with precision_scope(RuntimeConfig()):  # the precision of this process is afterwards what it was
         yield run
 
 

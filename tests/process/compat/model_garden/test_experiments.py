@@ -11,12 +11,12 @@ from official.core import exp_factory
 from official.core.config_definitions import ExperimentConfig as TheirExperimentConfig
 
 from tests.builders import run_program
-from trainer_kit.compat.model_garden.config_classes import mirror, original
+from trainer_kit.compat.model_garden.config_classes import mirror, build_original
 from trainer_kit.compat.model_garden.experiments import EXPERIMENTS, PREFIX, find
-from trainer_kit.config.discovery import find_experiment
+from trainer_kit.config.discovery import import_experiment
 from trainer_kit.config.experiments import experiments, get_experiment
-from trainer_kit.config.experiments import task_class as task_class_of
-from trainer_kit.config.resolve import Sources, describe, resolve
+from trainer_kit.config.experiments import lookup_task_class as task_class_of
+from trainer_kit.config.resolve import ConfigSources, list_resolved_values, resolve_config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import to_yaml
 from trainer_kit.errors import UsageError
@@ -53,7 +53,7 @@ def test_the_page_lists_every_experiment_once() -> None:
 @pytest.mark.parametrize("name", ["mock", "bert/squad"])
 def test_a_name_is_known_with_and_without_the_prefix(name: str) -> None:
     for full in (name, PREFIX + name):
-        find_experiment(full)
+        import_experiment(full)
         assert isinstance(get_experiment(full), ExperimentConfig)
 
 
@@ -75,7 +75,7 @@ def test_a_near_name_is_told(given: str, near: str) -> None:
     with pytest.raises(
         UsageError, match=f"no experiment is called '{given}'; did you mean .*{near}"
     ):
-        find_experiment(given)
+        import_experiment(given)
 
 
 def test_theirs_is_not_imported_early_and_is_missed_in_one_line() -> None:
@@ -108,16 +108,16 @@ def test_what_a_module_of_a_user_registers_with_them_is_known() -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_config_resolves_is_shown_and_comes_back_as_it_was(name: str) -> None:
     theirs = exp_factory.get_exp_config(name)
-    assert original(mirror(theirs)).as_dict() == theirs.as_dict()
-    find_experiment(PREFIX + name)
-    resolved = resolve(PREFIX + name, Sources())
+    assert build_original(mirror(theirs)).as_dict() == theirs.as_dict()
+    import_experiment(PREFIX + name)
+    resolved = resolve_config(PREFIX + name, ConfigSources())
     ours = resolved.config
-    assert original(ours.task).as_dict() == theirs.task.as_dict()
+    assert build_original(ours.task).as_dict() == theirs.task.as_dict()
     assert (
-        original(ours.trainer.optimizer_config).as_dict()
+        build_original(ours.trainer.optimizer_config).as_dict()
         == theirs.trainer.optimizer_config.as_dict()
     )
-    described = describe(resolved)
+    described = list_resolved_values(resolved)
     assert len(described) > 100
     assert {origin for _, _, origin in described} == {"default"}
     assert task_class_of(ours.task).__name__ == "create_task"

@@ -10,7 +10,7 @@ from typing import Any
 import gin
 import pytest
 
-from trainer_kit.compat.model_garden.gin_names import takes_bindings_of
+from trainer_kit.compat.model_garden.gin_names import accept_gin_bindings
 
 _NUMBERS = itertools.count()
 
@@ -32,7 +32,7 @@ def _make(name: str) -> Callable[..., Any]:
 def _pair() -> tuple[str, Callable[..., Any], Callable[..., Any]]:
     """Returns a name that is new to gin, our function of that name, and Model Garden's."""
     name = f"get_things_{next(_NUMBERS)}"
-    ours = takes_bindings_of(f"official.core.things.{name}")(_make(name))
+    ours = accept_gin_bindings(f"official.core.things.{name}")(_make(name))
     return name, ours, gin.configurable(module="official.core.things")(_make(name))
 
 

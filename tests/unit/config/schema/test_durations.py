@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from tests.config_builders import sample_experiment, wrong_fields
-from trainer_kit.config.resolve import Sources, resolve
+from trainer_kit.config.resolve import ConfigSources, resolve_config
 from trainer_kit.config.schema.durations import EPOCHS, SECONDS, SHARE, Duration
 from trainer_kit.config.schema.experiment import TrainerConfig
 
@@ -26,7 +26,7 @@ from trainer_kit.config.schema.experiment import TrainerConfig
     ],
 )
 def test_a_duration_is_read_with_or_without_a_space(text: str, amount: float, unit: str) -> None:
-    duration = Duration.read(text)
+    duration = Duration.parse(text)
     assert duration is not None
     assert (duration, duration.amount, duration.unit) == (text, Fraction(amount), unit)
 
@@ -35,17 +35,17 @@ def test_a_duration_is_read_with_or_without_a_space(text: str, amount: float, un
     "text", ["epochs", "3", "0 epochs", "-1 epochs", "120 %", "3 epocs", "1/2 h", ""]
 )
 def test_other_texts_are_no_durations(text: str) -> None:
-    assert Duration.read(text) is None
+    assert Duration.parse(text) is None
 
 
 def test_python_yaml_gin_and_text_give_the_same_duration(experiment: str) -> None:
     sources = (
-        Sources(gin_params=("TrainerConfig.train_steps = '3 epochs'",)),
-        Sources(params_overrides=("trainer.train_steps=3 epochs",)),
-        Sources(params_overrides=("trainer: {train_steps: 3 epochs}",)),
+        ConfigSources(gin_params=("TrainerConfig.train_steps = '3 epochs'",)),
+        ConfigSources(params_overrides=("trainer.train_steps=3 epochs",)),
+        ConfigSources(params_overrides=("trainer: {train_steps: 3 epochs}",)),
     )
     for source in sources:
-        trainer = resolve(experiment, source).config.trainer
+        trainer = resolve_config(experiment, source).config.trainer
         assert trainer == sample_experiment(steps="3 epochs").trainer
         assert trainer.as_dict()["train_steps"] == "3 epochs"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.config_builders import refused, wrong_fields
-from trainer_kit.config.fields import fields_of, section_class
+from trainer_kit.config.fields import get_fields, find_section_class
 from trainer_kit.config.schema import evaluation, optimization, optimizers, schedules
 from trainer_kit.config.schema import experiment as schema
 from trainer_kit.config.schema.base import Config, OneOfConfig
@@ -97,7 +97,7 @@ OURS = {
     for name, found in vars(module).items()
     if isinstance(found, type)
     and issubclass(found, Config)
-    and fields_of(found)
+    and get_fields(found)
     and not name.startswith("_")
     if found is not OpenOneOfConfig
 }
@@ -115,21 +115,21 @@ def test_every_class_is_here() -> None:
 
 @pytest.mark.parametrize("name", sorted(OURS.keys() & THEIRS.keys()))
 def test_every_field_is_here(name: str) -> None:
-    missing = THEIRS[name].keys() - fields_of(OURS[name]).keys()
+    missing = THEIRS[name].keys() - get_fields(OURS[name]).keys()
     assert missing == (REFUSED_OPTIMIZERS if name == "OptimizerConfig" else set())
 
 
 @pytest.mark.parametrize("name", sorted(OURS.keys() & THEIRS.keys()))
 def test_the_defaults_are_the_same(name: str) -> None:
     for field, theirs in THEIRS[name].items():
-        info = fields_of(OURS[name]).get(field)
+        info = get_fields(OURS[name]).get(field)
         if info is None:
             continue
         ours = info.get_default(call_default_factory=True)
         if f"{name}.{field}" in MODEL_GARDEN_EXCEPTIONS and not isinstance(theirs, Made):
             assert ours != theirs or field == "differential_privacy_config"
         elif isinstance(theirs, Made):
-            inner = section_class(info.annotation)
+            inner = find_section_class(info.annotation)
             assert inner is not None and inner.__name__ == theirs.factory
             assert ours is None if issubclass(OURS[name], OneOfConfig) else type(ours) is inner
         else:
@@ -297,7 +297,7 @@ def test_virtual_cpus_share_any_batch_to_evaluate_on() -> None:
     config = schema.ExperimentConfig().replace(
         runtime={"virtual_cpus": 3}, task={"validation_data": {"global_batch_size": 32}}
     )
-    assert list(config.equal_batches()) == []
+    assert list(config.get_training_batch_sizes()) == []
 
 
 @pytest.mark.parametrize(("steps", "batch"), [(8, 8), (9, 0), (1, 1)])

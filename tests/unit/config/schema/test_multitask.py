@@ -8,10 +8,10 @@ import pytest
 
 import trainer_kit as tk
 from tests.config_builders import layered, nested, refused, wrong_fields
-from trainer_kit.config.resume_check import kind_of
-from trainer_kit.config.schema.evaluation import validation_sets
+from trainer_kit.config.resume_check import get_change_kind
+from trainer_kit.config.schema.evaluation import get_validation_sets
 from trainer_kit.config.serialize import to_yaml
-from trainer_kit.process.run_directory import config_hash
+from trainer_kit.process.run_directory import compute_config_hash
 
 
 @tk.configclass
@@ -92,17 +92,17 @@ def test_joint_steps_may_have_summaries_of_tensors() -> None:
 
 
 def test_each_task_is_a_validation_set_unless_left_out() -> None:
-    assert [*validation_sets(_experiment().task)] == ["near", "far"]
-    assert [*validation_sets(_experiment(evaluated_tasks=("far",)).task)] == ["far"]
+    assert [*get_validation_sets(_experiment().task)] == ["near", "far"]
+    assert [*get_validation_sets(_experiment(evaluated_tasks=("far",)).task)] == ["far"]
 
 
 def test_an_evaluation_depends_on_its_own_task_only() -> None:
     plain = _experiment()
     far = _experiment(task_routines={"far": {"task_config": {"width": 8}}})
     longer = _experiment(sampling_seed=5, task_routines={"near": {"task_weight": 2.0}})
-    assert config_hash(plain, "near") == config_hash(far, "near") == config_hash(longer, "near")
-    assert config_hash(plain, "far") != config_hash(far, "far") != config_hash(far)
-    assert config_hash(plain) == config_hash(longer)
+    assert compute_config_hash(plain, "near") == compute_config_hash(far, "near") == compute_config_hash(longer, "near")
+    assert compute_config_hash(plain, "far") != compute_config_hash(far, "far") != compute_config_hash(far)
+    assert compute_config_hash(plain) == compute_config_hash(longer)
 
 
 def test_a_resume_may_change_what_it_may_change_of_one_task() -> None:
@@ -114,7 +114,7 @@ def test_a_resume_may_change_what_it_may_change_of_one_task() -> None:
         "task_routines.a.task_config.train_data.seed": "dangerous",
         "task_routines.a.task_weight": "dangerous",
     }
-    assert {path: kind_of(f"task.{path}") for path in paths} == paths
+    assert {path: get_change_kind(f"task.{path}") for path in paths} == paths
 
 
 def test_data_outside_of_the_tasks_is_written_as_none() -> None:

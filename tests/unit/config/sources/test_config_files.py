@@ -10,7 +10,7 @@ import pytest
 
 from tests.config_builders import refused
 from trainer_kit.config.sources.config_files import read_config_file, read_params_override
-from trainer_kit.config.sources.layer import Layer
+from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import ConfigError
 
 NESTED = {"trainer": {"train_steps": 5, "loss_upper_bound": 0.001}, "task": {"weights": [1, 2]}}
@@ -19,7 +19,7 @@ NESTED = {"trainer": {"train_steps": 5, "loss_upper_bound": 0.001}, "task": {"we
 def test_a_yaml_file_gives_values_with_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "conf.yaml"
     path.write_text("trainer:\n  train_steps: 5\n")
-    assert read_config_file(path) == Layer(
+    assert read_config_file(path) == ConfigLayer(
         {"trainer": {"train_steps": 5}},
         {"trainer": f"{path}:1", "trainer.train_steps": f"{path}:2"},
     )
@@ -35,7 +35,7 @@ def test_json_is_known_by_its_name_or_by_its_text(tmp_path: Path) -> None:
 
 def test_an_empty_file_gives_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("# later\n")
-    assert read_config_file(tmp_path / "empty.yaml") == Layer()
+    assert read_config_file(tmp_path / "empty.yaml") == ConfigLayer()
 
 
 def test_a_missing_file_names_the_near_ones_in_its_folder(tmp_path: Path) -> None:

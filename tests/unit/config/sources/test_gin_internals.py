@@ -25,12 +25,12 @@ def _other(value: int = 0) -> int:
 
 def test_names_are_found_by_their_ends() -> None:
     assert (
-        internals.matching_names(gin, "gin_internals.first")
-        == internals.matching_names(gin, ONE)
+        internals.find_matching_names(gin, "gin_internals.first")
+        == internals.find_matching_names(gin, ONE)
         == [ONE]
     )
-    assert internals.matching_names(gin, "gin_internals.nothing") == []
-    assert {ONE, OTHER} <= set(internals.registered_names(gin))
+    assert internals.find_matching_names(gin, "gin_internals.nothing") == []
+    assert {ONE, OTHER} <= set(internals.list_registered_names(gin))
 
 
 class _NoTables:
@@ -43,4 +43,4 @@ def test_without_the_table_the_error_says_what_to_do() -> None:
     with pytest.raises(
         UsageError, match=r"install the gin-config of requirements\.lock, or use --config_file"
     ):
-        internals.registered_names(_NoTables)
+        internals.list_registered_names(_NoTables)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gin
 
-from trainer_kit.config.sources.gin_scan import scan
+from trainer_kit.config.sources.gin_scan import scan_gin
 
 
 def test_statements_come_in_order_with_their_places(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_statements_come_in_order_with_their_places(tmp_path: Path) -> None:
         "import some.module\na.x = 1\ninclude 'inner.gin'\nC:\n  y = 3\n  z = [%m, {'k':"
         " @nobody()}]\nm = 4\n"
     )
-    found = scan(gin, [str(outer)], ["scope/d.e.x = 5"])
+    found = scan_gin(gin, [str(outer)], ["scope/d.e.x = 5"])
     assert found.mistakes == []
     assert found.imports == [("some.module", f"{outer}:1")]
     assert [(binding.name, binding.origin) for binding in found.bindings] == [
@@ -27,13 +27,13 @@ def test_statements_come_in_order_with_their_places(tmp_path: Path) -> None:
         ("m", f"{outer}:7"),
         ("scope/d.e.x", "--gin_params"),
     ]
-    assert found.bindings[3].unknown == ("nobody",)
+    assert found.bindings[3].unknown_names == ("nobody",)
 
 
 def test_what_stands_before_a_mistake_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "conf.gin"
     path.write_text("a.x = 1\na.y 2\n")
-    found = scan(gin, [str(path), str(tmp_path / "gone.gin")], ["a.z = 3"])
+    found = scan_gin(gin, [str(path), str(tmp_path / "gone.gin")], ["a.z = 3"])
     assert [binding.name for binding in found.bindings] == ["a.x", "a.z"]
     assert [mistake.origin for mistake in found.mistakes] == [
         f"{path}:2",
@@ -43,5 +43,5 @@ def test_what_stands_before_a_mistake_is_kept(tmp_path: Path) -> None:
 
 def test_nothing_is_bound_by_scanning() -> None:
     before = gin.config_str()
-    scan(gin, [], ["a.x = 1", "m = 2"])
+    scan_gin(gin, [], ["a.x = 1", "m = 2"])
     assert gin.config_str() == before

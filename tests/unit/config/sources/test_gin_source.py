@@ -11,9 +11,9 @@ import gin
 import pytest
 
 from trainer_kit.config.experiments import register_experiment
-from trainer_kit.config.resolve import Sources, resolve
+from trainer_kit.config.resolve import ConfigSources, resolve_config
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.sources.gin_source import gin_first_pass, gin_second_pass, operative_gin
+from trainer_kit.config.sources.gin_source import run_gin_first_pass, run_gin_second_pass, get_operative_gin_config
 from trainer_kit.errors import ConfigError, Mistake
 
 
@@ -30,7 +30,7 @@ def failing_value() -> int:
 def first_pass(
     experiment: str, *bindings: str, files: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], list[Mistake]]:
-    found = gin_first_pass(files, bindings, experiment)
+    found = run_gin_first_pass(files, bindings, experiment)
     return found.layer.values, list(found.mistakes)
 
 
@@ -42,7 +42,7 @@ def only_mistake(experiment: str, *bindings: str) -> Mistake:
 
 def second_pass_mistakes(*bindings: str, files: tuple[str, ...] = ()) -> list[Mistake]:
     with pytest.raises(ConfigError) as caught:
-        gin_second_pass(files, bindings)
+        run_gin_second_pass(files, bindings)
     return list(caught.value.mistakes)
 
 
@@ -52,7 +52,7 @@ def test_a_section_goes_by_the_name_of_its_class(experiment: str) -> None:
         "NetConfig.rate = 0.25",
         "SampleTaskConfig.weights = (1, 2)",
     ]
-    config: Any = resolve(experiment, Sources(gin_params=tuple(bindings))).config
+    config: Any = resolve_config(experiment, ConfigSources(gin_params=tuple(bindings))).config
     assert (config.trainer.train_steps, config.task.model.rate, config.task.weights) == (
         5,
         0.25,
@@ -67,7 +67,7 @@ def test_a_scope_tells_sections_of_one_class_apart_and_wins(experiment: str) -> 
         "train_data/DataConfig.seed = 2",
         "DataConfig.global_batch_size = 4",
     )
-    task: Any = resolve(experiment, Sources(gin_params=bindings)).config.task
+    task: Any = resolve_config(experiment, ConfigSources(gin_params=bindings)).config.task
     assert (task.train_data.global_batch_size, task.validation_data.global_batch_size) == (4, 8)
     assert (task.train_data.seed, task.validation_data.seed) == (2, 1)
     assert task.extra_data is None
@@ -79,7 +79,7 @@ def test_a_scoped_binding_brings_an_absent_section_into_being(experiment: str) -
         "DataConfig.global_batch_size = 4",
         "EMAConfig.start_step = 9",
     )
-    config: Any = resolve(experiment, Sources(gin_params=bindings)).config
+    config: Any = resolve_config(experiment, ConfigSources(gin_params=bindings)).config
     assert (config.task.extra_data.seed, config.task.extra_data.global_batch_size) == (3, 4)
     assert config.trainer.optimizer_config.ema.start_step == 9
 
@@ -90,12 +90,12 @@ def test_the_branches_of_a_choice_go_by_their_classes(experiment: str) -> None:
         "SGDConfig.momentum = 0.9",
         "AdamConfig.beta_1 = 0.8",
     )
-    optimizer = resolve(
-        experiment, Sources(gin_params=bindings)
+    optimizer = resolve_config(
+        experiment, ConfigSources(gin_params=bindings)
     ).config.trainer.optimizer_config.optimizer
     assert (optimizer.type, optimizer.get().momentum) == ("sgd", 0.9)
-    optimizer = resolve(
-        experiment, Sources(gin_params=bindings[2:])
+    optimizer = resolve_config(
+        experiment, ConfigSources(gin_params=bindings[2:])
     ).config.trainer.optimizer_config.optimizer
     assert (optimizer.type, optimizer.get().beta_1) == ("adam", 0.8)
 
@@ -103,8 +103,8 @@ def test_the_branches_of_a_choice_go_by_their_classes(experiment: str) -> None:
 def test_origins_of_gin_are_the_line_or_the_flag(experiment: str, tmp_path: Path) -> None:
     path = tmp_path / "conf.gin"
     path.write_text("\nTrainerConfig:\n  train_steps = 5\n  max_to_keep = 2\nDataConfig.seed = 1\n")
-    sources = Sources(gin_files=(str(path),), gin_params=("TrainerConfig.max_to_keep = 3",))
-    origins = resolve(experiment, sources).origins
+    sources = ConfigSources(gin_files=(str(path),), gin_params=("TrainerConfig.max_to_keep = 3",))
+    origins = resolve_config(experiment, sources).origins
     assert origins["trainer.train_steps"] == f"{path}:3"
     assert origins["trainer.max_to_keep"] == "--gin_params"
     assert origins["task.train_data.seed"] == f"{path}:5"
@@ -116,8 +116,8 @@ def test_macros_and_includes_work_and_later_bindings_win(experiment: str, tmp_pa
     path.write_text(
         "include 'base.gin'\nTrainerConfig.train_steps = %steps\nTrainerConfig.max_to_keep = 2\n"
     )
-    trainer = resolve(
-        experiment, Sources(gin_files=(str(path),), gin_params=("steps = 6",))
+    trainer = resolve_config(
+        experiment, ConfigSources(gin_files=(str(path),), gin_params=("steps = 6",))
     ).config.trainer
     assert (trainer.train_steps, trainer.max_to_keep) == (6, 2)
 
@@ -131,7 +131,7 @@ def test_a_registered_function_can_make_a_value(experiment: str) -> None:
 
 
 def test_the_experiments_name_binds_factory_arguments(experiment: str) -> None:
-    resolved = resolve(experiment, Sources(gin_params=(f"{experiment}.learning_rate = 3e-4",)))
+    resolved = resolve_config(experiment, ConfigSources(gin_params=(f"{experiment}.learning_rate = 3e-4",)))
     learning_rate = "trainer.optimizer_config.learning_rate.constant.learning_rate"
     assert resolved.config.trainer.optimizer_config.learning_rate.get().learning_rate == 3e-4
     assert resolved.origins[learning_rate] == f"{experiment}.learning_rate of --gin_params"
@@ -142,7 +142,7 @@ def test_a_name_with_slashes_and_other_characters(register: Callable[[str], str]
     name = register("vision/3d/net-{}")
     last = name.rpartition("-")[2]
     for written in (f"vision/_3d/net_{last}", f"vision._3d.net_{last}", f"net_{last}"):
-        config = resolve(name, Sources(gin_params=(f"{written}.steps = 6",))).config
+        config = resolve_config(name, ConfigSources(gin_params=(f"{written}.steps = 6",))).config
         assert config.trainer.train_steps == 6, written
     mistake = only_mistake(name, f"vison/_3d/net_{last}.steps = 6")
     assert "vison/_3d" in mistake.problem
@@ -156,8 +156,8 @@ def test_a_decorated_factory_is_bound_once(register: Callable[[str], str]) -> No
         return ExperimentConfig().replace(trainer={"train_steps": steps})
 
     register_experiment(name)(made)
-    assert resolve(name, Sources(gin_params=(f"{name}.steps = 6",))).config.trainer.train_steps == 6
-    assert resolve(name, Sources()).config.trainer.train_steps == 1
+    assert resolve_config(name, ConfigSources(gin_params=(f"{name}.steps = 6",))).config.trainer.train_steps == 6
+    assert resolve_config(name, ConfigSources()).config.trainer.train_steps == 1
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_missing_gin_file_names_the_near_ones(experiment: str, tmp_path: Path)
         _, mistakes = first_pass(experiment, files=(str(tmp_path / name),))
         assert "there is no such file" in mistakes[0].problem
     with pytest.raises(ConfigError, match=r"did you mean .*/digits.gin\?"):
-        resolve(experiment, Sources(gin_files=(str(tmp_path / "digit.gin"),)))
+        resolve_config(experiment, ConfigSources(gin_files=(str(tmp_path / "digit.gin"),)))
 
 
 def test_the_second_pass_reports_all_unknown_names(experiment: str, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_the_second_pass_reports_all_unknown_names(experiment: str, tmp_path: Pa
 def test_a_section_of_another_experiment_is_unknown(
     experiment: str, register: Callable[[str], str]
 ) -> None:
-    gin_first_pass((), ("NetConfig.rate = 0.5",), experiment)
+    run_gin_first_pass((), ("NetConfig.rate = 0.5",), experiment)
     other = f"{experiment}_plain"
     register_experiment(other)(ExperimentConfig)
     assert first_pass(other, "NetConfig.rate = 0.5") == ({}, [])
@@ -276,9 +276,9 @@ def test_code_imported_between_the_passes_gets_its_bindings(experiment: str) -> 
     def late_thing(size: int = 1, inner: str = "") -> tuple[int, str]:
         return size, inner
 
-    gin_second_pass((), bindings)
+    run_gin_second_pass((), bindings)
     assert late_thing() == (4, "inner")
-    assert "late_thing.size = 4" in operative_gin()
+    assert "late_thing.size = 4" in get_operative_gin_config()
     (mistake,) = second_pass_mistakes(*bindings, "late_thing.sise = 5")
     assert mistake.path == "late_thing.sise"
     assert "doesn't have a parameter named 'sise'" in mistake.advice
@@ -294,7 +294,7 @@ def test_only_the_second_pass_imports_a_gin_files_modules(
     bindings = ("import module_for_gin", "from_gin.x = 5")
     first_pass(experiment, *bindings)
     assert "module_for_gin" not in sys.modules
-    gin_second_pass((), bindings)
+    run_gin_second_pass((), bindings)
     assert sys.modules["module_for_gin"].from_gin() == 5
     mistakes = second_pass_mistakes("import module_for_gni")
     assert "module_for_gni" in mistakes[0].problem
@@ -346,7 +346,7 @@ def test_a_locked_gin_is_no_obstacle_and_stays_locked(experiment: str) -> None:
         assert first_pass(experiment, "TrainerConfig.max_to_keep = 2")[0] == {
             "trainer": {"max_to_keep": 2}
         }
-        gin_second_pass((), ("TrainerConfig.max_to_keep = 2",))
+        run_gin_second_pass((), ("TrainerConfig.max_to_keep = 2",))
         assert gin.config_is_locked()
     finally:
         gin.config._set_config_is_locked(False)
@@ -354,5 +354,5 @@ def test_a_locked_gin_is_no_obstacle_and_stays_locked(experiment: str) -> None:
 
 def test_without_gin_sources_the_second_pass_leaves_gin_alone() -> None:
     before = gin.config_str()
-    gin_second_pass((), ())
+    run_gin_second_pass((), ())
     assert gin.config_str() == before

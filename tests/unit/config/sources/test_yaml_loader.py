@@ -196,9 +196,9 @@ def test_a_file_of_our_own_may_hold_what_is_written_out_in_it() -> None:
     many = "a: &a [" + "1, " * 200 + f"1]\nb: [{'*a, ' * 200}*a]"
     long = many + "\n#" + "-" * 50_000
     assert TOO_MANY in broken(many)[0].problem and TOO_MANY in broken(long)[0].problem
-    assert len(parse(long, "params.yaml", own=True).values["b"]) == 201
+    assert len(parse(long, "params.yaml", is_trusted=True).values["b"]) == 201
     with pytest.raises(ConfigError, match=TOO_MANY):
-        parse(many, "params.yaml", own=True)
+        parse(many, "params.yaml", is_trusted=True)
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "0x" + "9" * 5000])

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_kit.evals.best.criterion import Criterion, Scored, comparison_by_name
+from trainer_kit.evals.best.criterion import Criterion, ScoredEvaluation, guess_comparison
 
 
 def _fold(criterion: Criterion, *values: float) -> list[int]:
@@ -17,13 +17,13 @@ def _fold(criterion: Criterion, *values: float) -> list[int]:
 
 def test_nested_metrics_use_a_bar_and_missing_ones_do_not_count() -> None:
     criterion = Criterion("far|m")
-    assert criterion.score(1, {"far": {"m": 0.5}}, "record") == Scored(1, 0.5, "record")
+    assert criterion.score(1, {"far": {"m": 0.5}}, "record") == ScoredEvaluation(1, 0.5, "record")
     assert criterion.score(1, {"m": 0.5}, None) is None
 
 
 def test_of_a_step_the_evaluation_that_is_kept_stays() -> None:
     criterion = Criterion("m", keep=2)
-    kept = criterion.fold([Scored(1, 0.5, "a"), Scored(1, 0.9, "b"), Scored(2, 0.4, "c")])
+    kept = criterion.fold([ScoredEvaluation(1, 0.5, "a"), ScoredEvaluation(1, 0.9, "b"), ScoredEvaluation(2, 0.4, "c")])
     assert [one.record for one in kept] == ["a", "c"]
 
 
@@ -67,11 +67,11 @@ def test_without_min_delta_the_top_k_of_any_prefix_are_kept(
     finite = [(-value, step) for step, value in enumerate(values, 1) if math.isfinite(value)]
     assert set(_fold(criterion, *values)) == {step for _, step in sorted(finite)[:keep]}
     scored = [
-        Scored(step, value, None) for step, value in enumerate(values, 1) if math.isfinite(value)
+        ScoredEvaluation(step, value, None) for step, value in enumerate(values, 1) if math.isfinite(value)
     ]
     kept = criterion.fold(scored[:cut])
     for one in scored[cut:]:
-        kept = criterion.add(kept, one)
+        kept = criterion.select_after(kept, one)
     assert kept == criterion.fold(scored)
 
 
@@ -81,11 +81,11 @@ def test_repeated_evaluations_change_nothing_that_is_kept(
 ) -> None:
     criterion = Criterion("m", "lower", keep, min_delta)
     scored = [
-        Scored(step, value, None) for step, value in enumerate(values, 1) if math.isfinite(value)
+        ScoredEvaluation(step, value, None) for step, value in enumerate(values, 1) if math.isfinite(value)
     ]
     kept = criterion.fold(scored)
     for one in scored[start:]:
-        assert criterion.add(kept, one) == kept
+        assert criterion.select_after(kept, one) == kept
 
 
 def test_the_name_of_a_metric_may_tell_its_better_values() -> None:
@@ -97,7 +97,7 @@ def test_the_name_of_a_metric_may_tell_its_better_values() -> None:
         "perplexity",
         "precision_loss",
     )
-    assert [comparison_by_name(name) for name in names] == [
+    assert [guess_comparison(name) for name in names] == [
         "lower",
         "lower",
         "higher",

@@ -8,12 +8,12 @@ EPOCHS = Epochs(Fraction(103, 10))
 
 
 def test_epoch_e_ends_with_the_step_that_uses_its_last_example() -> None:
-    assert [EPOCHS.end(epoch) for epoch in range(5)] == [0, 11, 21, 31, 42]
+    assert [EPOCHS.get_end_step(epoch) for epoch in range(5)] == [0, 11, 21, 31, 42]
     assert [step for step in range(43) if EPOCHS.is_end(step)] == [11, 21, 31, 42]
 
 
 def test_a_step_knows_its_epoch_and_its_place_in_it() -> None:
-    assert [EPOCHS.place(step) for step in (0, 1, 11, 12, 21, 22)] == [
+    assert [EPOCHS.locate_step(step) for step in (0, 1, 11, 12, 21, 22)] == [
         (1, 0),
         (1, 1),
         (1, 11),
@@ -21,4 +21,4 @@ def test_a_step_knows_its_epoch_and_its_place_in_it() -> None:
         (2, 10),
         (3, 1),
     ]
-    assert [EPOCHS.ended(step) for step in (0, 10, 11, 20, 21)] == [0, 0, 1, 1, 2]
+    assert [EPOCHS.count_completed(step) for step in (0, 10, 11, 20, 21)] == [0, 0, 1, 1, 2]

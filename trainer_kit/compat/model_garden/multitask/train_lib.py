@@ -12,24 +12,24 @@ from official.modeling.multitask import task_sampler
 from official.modeling.multitask.multitask import MultiTask
 
 from trainer_kit.compat.model_garden import runner
-from trainer_kit.compat.model_garden.adopted_trainer import adopted
+from trainer_kit.compat.model_garden.adopted_trainer import adapt_trainer
 from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExporter
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
-from trainer_kit.compat.model_garden.config_classes import original
+from trainer_kit.compat.model_garden.config_classes import build_original
 from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.multitask.trainers import (
-    EngineTask,
+    MultiTaskAdapter,
     MultiTaskBaseTrainer,
     MultiTaskEvaluator,
     MultiTaskInterleavingTrainer,
-    evaluate_tasks,
+    set_evaluation_tasks,
 )
 from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer
-from trainer_kit.compat.model_garden.trainer import Trainer, logging_folder
+from trainer_kit.compat.model_garden.trainer import Trainer, ensure_logging_folder
 from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.schema.base import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.errors import UsageError, suggestion
+from trainer_kit.errors import UsageError, suggest_names
 
 TRAINERS: dict[str, Any] = {
     "interleaving": MultiTaskInterleavingTrainer,
@@ -59,7 +59,7 @@ class RunTasks:
         return self.train_task.build_inputs
 
 
-def run_tasks(
+def create_run_tasks(
     config: ExperimentConfig,
     train_task: Any,
     eval_tasks: list[Any] | None = None,
@@ -75,7 +75,7 @@ def run_tasks(
       trainer: A ready-made trainer of the trained task, or None.
     """
     if isinstance(train_task, MultiTask):
-        train_task = EngineTask(train_task)
+        train_task = MultiTaskAdapter(train_task)
     if not hasattr(config, "eval_tasks"):
         return RunTasks(
             train_task,
@@ -84,7 +84,7 @@ def run_tasks(
             trainer,
         )
 
-    routines = original(config).eval_tasks
+    routines = build_original(config).eval_tasks
     steps = {}
     for routine in routines:  # a task may have either name
         steps[routine.task_config.name] = routine.eval_steps
@@ -102,10 +102,10 @@ def run_tasks(
     return RunTasks(train_task, eval_tasks, steps, trainer)
 
 
-class MultiTaskTrainers:
+class MultiTaskTrainerFactory:
     """Creates trainers for experiments that train or evaluate several tasks."""
 
-    best_checkpoint = BestCheckpointExporter
+    best_checkpoint_class = BestCheckpointExporter
 
     @classmethod
     def create(
@@ -127,11 +127,11 @@ class MultiTaskTrainers:
           evaluate: Whether the trainer will evaluate.
           checkpoint_exporter: An exporter of the best checkpoint.
         """
-        tasks = task if isinstance(task, RunTasks) else run_tasks(config, task)
+        tasks = task if isinstance(task, RunTasks) else create_run_tasks(config, task)
         trained = tasks.train_task
         if tasks.trainer is not None:
             trainer = tasks.trainer
-        elif not isinstance(trained, EngineTask):
+        elif not isinstance(trained, MultiTaskAdapter):
             trainer = Trainer.create(config, trained, train, False)
         else:
             check_values(trained.multi_task, config)
@@ -146,8 +146,8 @@ class MultiTaskTrainers:
                     trained.tasks.values(), model, config=config, optimizer=optimizer
                 )
         if evaluate:
-            evaluate_tasks(trainer, tasks.eval_tasks, tasks.eval_steps, checkpoint_exporter)
-        return adopted(trainer, config.runtime.random_seed)
+            set_evaluation_tasks(trainer, tasks.eval_tasks, tasks.eval_steps, checkpoint_exporter)
+        return adapt_trainer(trainer, config.runtime.random_seed)
 
 
 def get_trainer(
@@ -170,12 +170,12 @@ def get_trainer(
     if kind not in TRAINERS:
         raise UsageError(
             f"trainer.trainer_type: there is no trainer type {kind!r};"
-            f" {suggestion(kind, list(TRAINERS))}"
+            f" {suggest_names(kind, list(TRAINERS))}"
         )
 
     arguments: dict[str, Any] = {"config": config}
     if kind == "interleaving":
-        sampling = original(options.task_sampler)
+        sampling = build_original(options.task_sampler)
         arguments["task_sampler"] = task_sampler.get_task_sampler(sampling, task.task_weights)
     with distribution_strategy.scope():
         return TRAINERS[kind](task, model, create_optimizer(task, config), **arguments)
@@ -188,10 +188,10 @@ def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
     there is one. `logging_dir` exists during the call, because some tasks write to it when they are
     created.
     """
-    theirs = original(config)
+    theirs = build_original(config)
     registered = task_factory._REGISTERED_TASK_CLS.get(type(theirs), MultiTask)
-    with logging_folder(logging_dir), explain_config_errors("task.task_routines"):
-        return EngineTask(registered.from_config(theirs, logging_dir=logging_dir))
+    with ensure_logging_folder(logging_dir), explain_config_errors("task.task_routines"):
+        return MultiTaskAdapter(registered.from_config(theirs, logging_dir=logging_dir))
 
 
 def run_experiment(
@@ -226,7 +226,7 @@ def run_experiment(
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
     """
     config = convert(params)
-    tasks = run_tasks(config, EngineTask(task, model), trainer=trainer)
+    tasks = create_run_tasks(config, MultiTaskAdapter(task, model), trainer=trainer)
     model, logs = runner.run_experiment(
         distribution_strategy, tasks, mode, config, model_dir, run_post_eval, **options
     )
@@ -266,7 +266,7 @@ def run_experiment_with_multitask_eval(
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
     """
     config = convert(params)
-    tasks = run_tasks(config, train_task, eval_tasks, trainer if lookup_mode(mode).trains else None)
+    tasks = create_run_tasks(config, train_task, eval_tasks, trainer if lookup_mode(mode).trains else None)
     return runner.run_experiment(
         distribution_strategy, tasks, mode, config, model_dir, run_post_eval, **options
     )

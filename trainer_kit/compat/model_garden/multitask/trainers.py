@@ -15,14 +15,14 @@ import tensorflow as tf
 from official.modeling.multitask.multitask import MultiTask
 
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
-from trainer_kit.compat.model_garden.conversion import Sections, convert
+from trainer_kit.compat.model_garden.conversion import TrainerSections, convert
 from trainer_kit.compat.model_garden.trainer import Trainer
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.inputs.autograph import converted
-from trainer_kit.inputs.sources.base import made_inputs
-from trainer_kit.inputs.sources.several_tasks import tasks_data
+from trainer_kit.inputs.autograph import apply_autograph
+from trainer_kit.inputs.sources.base import call_build_inputs
+from trainer_kit.inputs.sources.several_tasks import combine_task_data
 from trainer_kit.inputs.task_sampler import BLOCK, TaskSampler
 from trainer_kit.telemetry.scalars import LOSS
 from trainer_kit.training.checks.batch_spec import build_model
@@ -31,10 +31,10 @@ from trainer_kit.training.multitask.task import model_of_task
 from trainer_kit.training.multitask.trainer import MultiTaskMetrics, MultiTaskTrainer
 from trainer_kit.training.task_inputs import ValidationSet, ValidationSets
 
-TOTAL = "total_loss"
+TOTAL_LOSS = "total_loss"
 
 
-class EngineTask:
+class MultiTaskAdapter:
     """Presents a MultiTask of Model Garden to the engine as one task. Created in strategy scope.
 
     Args:
@@ -57,7 +57,7 @@ class EngineTask:
         self.sampler: DrawnTasks | None = None
         self.step_counters: dict[str, Any] = {}
         if task_sampler is not None:
-            self.sampler = DrawnTasks(task_sampler, len(self.tasks))
+            self.sampler = GardenTaskSampler(task_sampler, len(self.tasks))
             self.step_counters = {name: orbit.utils.create_global_step() for name in self.tasks}
 
     @property
@@ -97,8 +97,8 @@ class EngineTask:
         parts = {}
         for number, (name, task) in enumerate(self.tasks.items()):
             with explain_config_errors(f"task.task_routines.{number}.task_config.train_data"):
-                parts[name] = made_inputs(task.build_inputs, params[name], input_context)
-        return tasks_data(parts, self.sampler, input_context)
+                parts[name] = call_build_inputs(task.build_inputs, params[name], input_context)
+        return combine_task_data(parts, self.sampler, input_context)
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
@@ -109,15 +109,15 @@ class EngineTask:
         Returns:
           Logs: the weighted sum of the losses, and the loss of each task under its name.
         """
-        step = converted(self.multi_task.joint_train_step)
+        step = apply_autograph(self.multi_task.joint_train_step)
         losses = dict(
             step(inputs, multi_task_model=model, optimizer=optimizer, task_metrics=metrics)
         )
-        total = losses.pop(TOTAL, None)
+        total = losses.pop(TOTAL_LOSS, None)
         if unknown := losses.keys() - self.tasks.keys():
             raise UsageError(
                 f"the training step returned losses of unknown names: {', '.join(unknown)}; it may"
-                f" return {TOTAL} and one for each task: {', '.join(self.tasks)}"
+                f" return {TOTAL_LOSS} and one for each task: {', '.join(self.tasks)}"
             )
         if total is None or type(self.multi_task).joint_train_step is MultiTask.joint_train_step:
             # In float64, so that the order of the sum does not matter.
@@ -136,7 +136,7 @@ class EngineTask:
             model.initialize()
 
 
-class DrawnTasks(TaskSampler):
+class GardenTaskSampler(TaskSampler):
     """Draws the tasks that Model Garden's interleaving trainer draws.
 
     Args:
@@ -151,20 +151,20 @@ class DrawnTasks(TaskSampler):
     @tf.autograph.experimental.do_not_convert
     def _block(self, block: tf.Tensor) -> tf.Tensor:
         return tf.map_fn(
-            self._draw,
+            self._draw_task_at,
             block * BLOCK + tf.range(BLOCK, dtype=tf.int64),
             fn_output_signature=tf.int64,
         )
 
     @tf.autograph.experimental.do_not_convert
-    def _draw(self, step: tf.Tensor) -> tf.Tensor:
+    def _draw_task_at(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the number of the task trained after `step` steps, an int64 scalar; runs in graph.
 
         A draw beyond the last bound gives the last task: rounded sums of probabilities may stay
         below 1.
         """
         drawn = tf.random.stateless_uniform(shape=[], seed=(0, step))
-        bounds = converted(self._sampler.task_cumulative_distribution)(step)
+        bounds = apply_autograph(self._sampler.task_cumulative_distribution)(step)
         return tf.reduce_sum(tf.cast(drawn >= bounds[:-1], tf.int64))
 
 
@@ -186,7 +186,7 @@ class TaskMetrics(MultiTaskMetrics):
     @property
     def losses(self) -> dict[str, Any]:
         """The metrics of the losses by task, and of their sum as `total_loss` if each step trains all tasks."""
-        total = {TOTAL: self.loss} if self._task.is_joint else {}
+        total = {TOTAL_LOSS: self.loss} if self._task.is_joint else {}
         return total | {name: metrics.loss for name, metrics in self.sets.items()}
 
     @tf.autograph.experimental.do_not_convert
@@ -199,7 +199,7 @@ class TaskMetrics(MultiTaskMetrics):
         """Returns a dict from task name to results; called in cross-replica context."""
         results = super().results()
         of_tasks = {name: results.pop(name) for name in self.sets}
-        return {TOTAL: results, **of_tasks} if self._task.is_joint else of_tasks
+        return {TOTAL_LOSS: results, **of_tasks} if self._task.is_joint else of_tasks
 
 
 class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
@@ -226,8 +226,8 @@ class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
         *,
         config: Any = None,
     ) -> None:
-        task = EngineTask(multi_task, task_sampler=self._task_sampler)
-        sections = _trainer_sections(config, task.tasks, trainer_options)
+        task = MultiTaskAdapter(multi_task, task_sampler=self._task_sampler)
+        sections = _build_trainer_sections(config, task.tasks, trainer_options)
         super().__init__(sections, task, multi_task_model, optimizer, evaluate=False)
 
     @property
@@ -243,7 +243,7 @@ class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
     @property
     def training_losses(self) -> dict[str, Any]:
         """The metrics of the training losses by task, and of their sum as `total_loss`."""
-        return dict(self._train_set.losses)
+        return dict(self._train_metric_set.losses)
 
     @property
     def training_metrics(self) -> dict[str, list[Any]]:
@@ -312,7 +312,7 @@ class MultiTaskEvaluator(Trainer):
         config: Any = None,
         optimizer: Any = None,
     ) -> None:
-        self._given_step = global_step
+        self._shared_global_step = global_step
         self._eval_tasks = list(eval_tasks)
         tasks = {task.name: task for task in self._eval_tasks}
         for number, name in enumerate(tasks):
@@ -320,11 +320,11 @@ class MultiTaskEvaluator(Trainer):
                 build_model(
                     tasks[name].task_config, tasks[name], model_of_task(model, name), train=False
                 )
-        task = EngineTask(SimpleNamespace(tasks=tasks))
+        task = MultiTaskAdapter(SimpleNamespace(tasks=tasks))
         super().__init__(
-            _trainer_sections(config, tasks), task, model, optimizer, train=False, evaluate=False
+            _build_trainer_sections(config, tasks), task, model, optimizer, train=False, evaluate=False
         )
-        evaluate_tasks(self, self._eval_tasks, eval_steps, checkpoint_exporter)
+        set_evaluation_tasks(self, self._eval_tasks, eval_steps, checkpoint_exporter)
 
     @property
     def tasks(self) -> list[Any]:
@@ -334,18 +334,18 @@ class MultiTaskEvaluator(Trainer):
     @property
     def validation_losses(self) -> dict[str, Any]:
         """The metrics of the validation losses by task."""
-        return {part.name: self._metrics_of(part).loss for part in self.validation}
+        return {part.name: self._get_metrics(part).loss for part in self.validation}
 
     @property
     def validation_metrics(self) -> Any:
         """The validation metrics by task, without the losses."""
-        return {part.name: self._metrics_of(part).metrics for part in self.validation}
+        return {part.name: self._get_metrics(part).metrics for part in self.validation}
 
     def _new_global_step(self) -> Any:
-        return super()._new_global_step() if self._given_step is None else self._given_step
+        return super()._new_global_step() if self._shared_global_step is None else self._shared_global_step
 
 
-def evaluate_tasks(
+def set_evaluation_tasks(
     trainer: Any,
     tasks: Iterable[Any],
     steps: Mapping[str, int | None] | None = None,
@@ -388,7 +388,7 @@ def evaluate_tasks(
             )
             path = trainer.inputs.validation_section(task.name)
             trainer.inputs.section_paths[path] = f"{section}.validation_data"
-            feed = trainer.inputs.validation_feed(task.name, task.task_config.validation_data, task)
+            feed = trainer.inputs.create_validation_data(task.name, task.task_config.validation_data, task)
             metrics = MetricSet("validation_loss", task_metrics(task, False), exact=True)
             model = model_of_task(trainer.model, task.name)
 
@@ -405,7 +405,7 @@ def evaluate_tasks(
     trainer.checkpoint_exporter = checkpoint_exporter
 
 
-def _trainer_sections(
+def _build_trainer_sections(
     config: Any, tasks: Mapping[str, Any], trainer_options: Any = None
 ) -> Sections:
     """Returns the config sections for a trainer of `tasks`; without a config they have the defaults."""
@@ -417,4 +417,4 @@ def _trainer_sections(
             train_tf_function=trainer_options.use_tf_function, train_tf_while_loop=loop
         )
     data = {name: getattr(task.task_config, "train_data", None) for name, task in tasks.items()}
-    return Sections(SimpleNamespace(train_data=data), trainer, config.runtime)
+    return TrainerSections(SimpleNamespace(train_data=data), trainer, config.runtime)

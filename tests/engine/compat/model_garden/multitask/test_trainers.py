@@ -22,7 +22,7 @@ from trainer_kit.compat.model_garden.multitask import (
     MultiTaskEvaluator,
     MultiTaskInterleavingTrainer,
 )
-from trainer_kit.compat.model_garden.multitask.trainers import DrawnTasks, evaluate_tasks
+from trainer_kit.compat.model_garden.multitask.trainers import GardenTaskSampler, set_evaluation_tasks
 from trainer_kit.errors import UsageError
 from trainer_kit.testing.tiny_task import tiny_experiment
 
@@ -67,7 +67,7 @@ def test_the_options_of_an_interleaving_trainer_count(tasks: multitask.MultiTask
         trainer = MultiTaskInterleavingTrainer(tasks, model, optimizer, sampler, options)
         logs.append(trainer.train(tf.constant(6)))
         counts = [int(trainer.task_step_counter(name).numpy()) for name in multi_task.TASKS]
-        assert counts == DrawnTasks(sampler, 2).counts(6)
+        assert counts == GardenTaskSampler(sampler, 2).count_steps_per_task(6)
     for name in multi_task.TASKS:
         assert logs[1][name] == pytest.approx(logs[0][name], rel=1e-5)
 
@@ -83,7 +83,7 @@ def test_the_tasks_are_drawn_as_theirs_are(tasks: multitask.MultiTask) -> None:
     with eagerly():
         theirs.train(tf.constant(40))
     counts = [int(theirs.task_step_counter(name).numpy()) for name in multi_task.TASKS]
-    assert DrawnTasks(drawing, 2).counts(40) == counts and min(counts) > 0
+    assert GardenTaskSampler(drawing, 2).count_steps_per_task(40) == counts and min(counts) > 0
 
 
 class RoundedSampler(task_sampler.TaskSampler):
@@ -95,12 +95,12 @@ class RoundedSampler(task_sampler.TaskSampler):
 
 
 def test_a_draw_beyond_the_last_bound_is_the_last_task() -> None:
-    rare, often = DrawnTasks(RoundedSampler({}), 2).counts(
+    rare, often = GardenTaskSampler(RoundedSampler({}), 2).count_steps_per_task(
         20
     )  # theirs would draw the same number for ever
     assert rare + often == 20 and often > 10
     without_weight = task_sampler.ProportionalTaskSampler({"sum": 0.0, "difference": 1.0})
-    assert DrawnTasks(without_weight, 2).counts(40) == [0, 40]
+    assert GardenTaskSampler(without_weight, 2).count_steps_per_task(40) == [0, 40]
 
 
 class TheirOwnStep(MultiTaskBaseTrainer):
@@ -209,7 +209,7 @@ def test_averaged_weights_are_evaluated(tasks: multitask.MultiTask) -> None:
         tf_keras.optimizers.legacy.SGD(0.05), trainable_weights_only=False, average_decay=0.5
     )
     trainer = MultiTaskBaseTrainer(tasks, model, average)
-    evaluate_tasks(trainer, tasks.tasks.values())
+    set_evaluation_tasks(trainer, tasks.tasks.values())
     with eagerly():
         trainer.train(tf.constant(3))
     before = [variable.numpy() for variable in model.variables]
