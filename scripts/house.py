@@ -91,7 +91,7 @@ def is_within(name: str, module: str) -> bool:
 
 
 @functools.cache  # several rules ask
-def list_imports(source: Source) -> list[Import]:
+def list_imports(source: SourceFile) -> list[Import]:
     """Returns all imports, those inside functions, for type checkers only, or by import_module("...") included."""
     return [
         Import(target, getattr(node, "lineno", 0), at_start)
@@ -100,7 +100,7 @@ def list_imports(source: Source) -> list[Import]:
     ]
 
 
-def lower_floors_only(sources: Sequence[Source]) -> list[str]:
+def lower_floors_only(sources: Sequence[SourceFile]) -> list[str]:
     """A module imports from its own folder and from lower ones, and by module, not from the package's front door."""
     breaches = []
     for source in _select_package_sources(sources):
@@ -126,7 +126,7 @@ def lower_floors_only(sources: Sequence[Source]) -> list[str]:
     return breaches
 
 
-def no_cycles(sources: Sequence[Source]) -> list[str]:
+def no_cycles(sources: Sequence[SourceFile]) -> list[str]:
     """No module imports itself, directly or through others; in config, imports inside functions count too."""
     known = {source.module for source in sources}
     graph = {}
@@ -144,7 +144,7 @@ def no_cycles(sources: Sequence[Source]) -> list[str]:
     return []
 
 
-def light_lower_floors(sources: Sequence[Source]) -> list[str]:
+def light_lower_floors(sources: Sequence[SourceFile]) -> list[str]:
     """The lowest floors import the standard library and a few quick libraries: no TensorFlow, no NumPy."""
     return [
         f"{source.module}:{item.line} imports {item.target}; its floor may use"
@@ -156,7 +156,7 @@ def light_lower_floors(sources: Sequence[Source]) -> list[str]:
     ]
 
 
-def restricted_libraries(sources: Sequence[Source]) -> list[str]:
+def restricted_libraries(sources: Sequence[SourceFile]) -> list[str]:
     """orbit, gin, absl.flags and official are imported where ONLY_IN says, and nowhere else."""
     return [
         f"{source.module}:{item.line} imports {item.target}; only {', '.join(rooms)} may"
@@ -168,7 +168,7 @@ def restricted_libraries(sources: Sequence[Source]) -> list[str]:
     ]
 
 
-def single_tf_keras_importer(sources: Sequence[Source]) -> list[str]:
+def single_tf_keras_importer(sources: Sequence[SourceFile]) -> list[str]:
     """Outside compat.model_garden at most one module, a small one, imports tf_keras."""
     users = [
         source
@@ -184,7 +184,7 @@ def single_tf_keras_importer(sources: Sequence[Source]) -> list[str]:
     ]
 
 
-def experiments_use_public_names(sources: Sequence[Source]) -> list[str]:
+def experiments_use_public_names(sources: Sequence[SourceFile]) -> list[str]:
     """An experiment imports no other experiment, and of trainer_kit only the names of its __all__."""
     public = set(trainer_kit.__all__)
     breaches = []
@@ -215,7 +215,7 @@ def experiments_use_public_names(sources: Sequence[Source]) -> list[str]:
     return breaches
 
 
-def package_knows_no_experiment(sources: Sequence[Source]) -> list[str]:
+def package_knows_no_experiment(sources: Sequence[SourceFile]) -> list[str]:
     """trainer_kit imports neither experiments nor tests nor scripts."""
     return [
         f"{source.module}:{item.line} imports {item.target}"
@@ -226,7 +226,7 @@ def package_knows_no_experiment(sources: Sequence[Source]) -> list[str]:
     ]
 
 
-def private_names_in_their_modules(sources: Sequence[Source]) -> list[str]:
+def private_names_in_their_modules(sources: Sequence[SourceFile]) -> list[str]:
     """Unpublished names of libraries, and other modules' private names, are used in INTERNALS only."""
     users: dict[str, str] = {}
     for use in find_private_uses(sources):
@@ -238,7 +238,7 @@ def private_names_in_their_modules(sources: Sequence[Source]) -> list[str]:
     return list(users.values())
 
 
-def safe_yaml(sources: Sequence[Source]) -> list[str]:
+def safe_yaml(sources: Sequence[SourceFile]) -> list[str]:
     """YAML is read by safe loaders only: yaml.load needs one, or a class made from one, by name."""
     breaches = []
     for source in (one for one in sources if "yaml" in one.text):
@@ -280,14 +280,14 @@ def safe_yaml(sources: Sequence[Source]) -> list[str]:
     return breaches
 
 
-def names_say_what_is_inside(sources: Sequence[Source]) -> list[str]:
+def names_say_what_is_inside(sources: Sequence[SourceFile]) -> list[str]:
     """No module is called utils or the like."""
     return [
         source.module for source in sources if BAD_NAMES & set(source.module.lower().split("."))
     ]
 
 
-def module_docstrings(sources: Sequence[Source]) -> list[str]:
+def module_docstrings(sources: Sequence[SourceFile]) -> list[str]:
     """Every module that is not empty begins with a docstring."""
     return [
         source.module
@@ -296,7 +296,7 @@ def module_docstrings(sources: Sequence[Source]) -> list[str]:
     ]
 
 
-def annotated_functions(sources: Sequence[Source]) -> list[str]:
+def annotated_functions(sources: Sequence[SourceFile]) -> list[str]:
     """Every function is fully annotated."""
     return [
         f"{source.module}:{function.lineno} {function.name} is not fully annotated"
@@ -306,7 +306,7 @@ def annotated_functions(sources: Sequence[Source]) -> list[str]:
     ]
 
 
-def public_docstrings(sources: Sequence[Source]) -> list[str]:
+def public_docstrings(sources: Sequence[SourceFile]) -> list[str]:
     """At least DOCUMENTED_SHARE of the public modules, classes and functions have a docstring."""
     count, missing = find_undocumented(sources)
     return missing if len(missing) > (1 - DOCUMENTED_SHARE) * count else []
@@ -330,7 +330,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _select_package_sources(sources: Sequence[Source]) -> Iterator[Source]:
+def _select_package_sources(sources: Sequence[SourceFile]) -> Iterator[SourceFile]:
     """Returns the package's modules, without the top-level __init__, which names them all."""
     return (source for source in sources if source.module.startswith(PACKAGE + "."))
 
@@ -382,7 +382,7 @@ def _last_name(function: ast.expr) -> str:
     return getattr(function, "attr", "") or getattr(function, "id", "")
 
 
-def _iterate_package_attributes(source: Source) -> Iterator[tuple[str, int]]:
+def _iterate_package_attributes(source: SourceFile) -> Iterator[tuple[str, int]]:
     aliases = {
         alias.asname or alias.name
         for node in source.nodes

@@ -68,7 +68,7 @@ def wrong():
 """
 
 
-def _override(name: str, value: str, expected: str) -> Mistake:
+def _override(name: str, value: str, expected: str) -> CommandMistake:
     return CommandMistake(name, {"params_override": value}, expected)
 
 
@@ -85,13 +85,17 @@ MISTAKES = [
     CommandMistake("no model_dir", {"model_dir": None}, "--model_dir: is needed"),
     CommandMistake("unknown experiment", {"experiment": "digitz"}, "did you mean digits"),
     CommandMistake("unknown mode", {"mode": "train_eval"}, "did you mean train_and_eval"),
-    CommandMistake("no window of steps", {"profile": "20:10"}, "--profile: '20:10' ends before it begins"),
+    CommandMistake(
+        "no window of steps", {"profile": "20:10"}, "--profile: '20:10' ends before it begins"
+    ),
     CommandMistake(
         "module that does not exist",
         {"import_module": "no_such_module"},
         "no module is called 'no_such_module'",
     ),
-    CommandMistake("file that does not exist", {"import_module": "{folder}/my.py"}, "there is no file"),
+    CommandMistake(
+        "file that does not exist", {"import_module": "{folder}/my.py"}, "there is no file"
+    ),
     _override("unknown key", "trainer.train_step=5", "did you mean trainer.train_steps"),
     _override("unknown section", "trainr.train_steps=5", "did you mean trainer"),
     _override("unknown key of the task", "task.train_data.batch_size=5", "global_batch_size"),
@@ -170,7 +174,9 @@ MISTAKES = [
     ),
     CommandMistake("missing gin file", {"gin_file": "{folder}/no.gin"}, "no.gin"),
     CommandMistake("broken gin", {"gin_params": "TrainerConfig.train_steps ="}, "--gin_params"),
-    CommandMistake("unknown gin argument", {"gin_params": "TrainerConfig.train_step = 5"}, "train_steps"),
+    CommandMistake(
+        "unknown gin argument", {"gin_params": "TrainerConfig.train_step = 5"}, "train_steps"
+    ),
     CommandMistake(
         "model_dir below a file",
         {"model_dir": "{folder}/file/run"},
@@ -444,7 +450,7 @@ def run_command(arguments: list[str]) -> tuple[int, str]:
 
 
 def run_mistake(
-    mistake: Mistake, folder: Path, run: Callable[[list[str]], tuple[int, str]] = run_command
+    mistake: CommandMistake, folder: Path, run: Callable[[list[str]], tuple[int, str]] = run_command
 ) -> Outcome:
     """Runs the wrong command with `run`, which returns its exit code and its error text."""
     for name, text in mistake.files:
@@ -482,7 +488,7 @@ def run_mistake(
     return Outcome(code, text, seconds, written, imported)
 
 
-def is_reported(mistake: Mistake, outcome: Outcome, folder: Path) -> bool:
+def is_reported(mistake: CommandMistake, outcome: Outcome, folder: Path) -> bool:
     """Whether the outcome is as expected: message, exit code, no files written, TensorFlow imported only if needed."""
     expected = mistake.expected.replace("{folder}", str(folder))
     told = (

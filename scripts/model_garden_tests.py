@@ -109,7 +109,11 @@ class Row:
     @property
     def expected_differences(self) -> list[str]:
         """The differing tests that the docs list; a listed name stands for all parameters of a test."""
-        return [name for name in self.differing_tests if any(_matches_listed_test(name, one) for one in self.listed)]
+        return [
+            name
+            for name in self.differing_tests
+            if any(_matches_listed_test(name, one) for one in self.listed)
+        ]
 
     @property
     def unexpected_differences(self) -> list[str]:
@@ -129,7 +133,13 @@ class Row:
         """Returns the file's cells in the table."""
         ran = sum(outcome != SKIPPED for outcome in self.theirs.tests.values())
         both = len(self.theirs.get_passed_tests() & self.ours.get_passed_tests())
-        numbers = (ran, len(self.theirs.get_passed_tests()), both, len(self.expected_differences), len(self.unexpected_differences))
+        numbers = (
+            ran,
+            len(self.theirs.get_passed_tests()),
+            both,
+            len(self.expected_differences),
+            len(self.unexpected_differences),
+        )
         seconds = f"{self.theirs.seconds:.0f} + {self.ours.seconds:.0f}"
         return (f"`{self.file}`", *map(str, numbers), seconds)
 
@@ -146,7 +156,7 @@ class ModuleNames:
     theirs: list[str]
 
 
-def replace_modules() -> dict[str, Replaced]:
+def replace_modules() -> dict[str, ModuleNames]:
     """Puts trainer_kit's names into Model Garden's modules in this process; returns module -> Replaced."""
     found = {}
     for theirs, ours in REPLACED.items():
@@ -327,7 +337,8 @@ def describe_problems(row: Row) -> list[str]:
         if one.problem
     ]
     lines += [
-        f"{row.file}: {name}: {row.ours.tests.get(name, 'did not run')}" for name in row.unexpected_differences
+        f"{row.file}: {name}: {row.ours.tests.get(name, 'did not run')}"
+        for name in row.unexpected_differences
     ]
     return lines + [
         f"{row.file}: {name} is listed in {_DOCS.name}, but does not differ"

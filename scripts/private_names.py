@@ -49,7 +49,7 @@ class _ClassNames:
 class _ModuleNames:
     """A module's defined names, its classes, and its imports: name -> dotted target."""
 
-    source: Source
+    source: SourceFile
     imports: dict[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -57,21 +57,25 @@ class _ModuleNames:
         return _collect_defined_names(self.source.tree)
 
     @cached_property
-    def classes(self) -> dict[str, _Class]:
+    def classes(self) -> dict[str, _ClassNames]:
         found = [node for node in self.source.nodes if isinstance(node, ast.ClassDef)]
         return {
-            node.name: _ClassNames(_collect_defined_names(node), [ast.unparse(base) for base in node.bases])
+            node.name: _ClassNames(
+                _collect_defined_names(node), [ast.unparse(base) for base in node.bases]
+            )
             for node in found
         }
 
 
-def find_private_uses(sources: Sequence[Source]) -> list[Use]:
+def find_private_uses(sources: Sequence[SourceFile]) -> list[Use]:
     """Returns all uses of names that are not public, in the order of the sources."""
     known = {source.module: _ModuleNames(source, _imports(source)) for source in sources}
     return [use for names in known.values() for use in _uses(names.source.tree, names, known, "")]
 
 
-def _uses(node: ast.AST, names: _Names, known: Mapping[str, _Names], inside: str) -> Iterator[Use]:
+def _uses(
+    node: ast.AST, names: _ModuleNames, known: Mapping[str, _ModuleNames], inside: str
+) -> Iterator[Use]:
     """Yields the uses below a node; `inside` is the class of `self`."""
     for child in ast.iter_child_nodes(node):
         for name in _find_private_names(child, names, known, inside):
@@ -81,7 +85,9 @@ def _uses(node: ast.AST, names: _Names, known: Mapping[str, _Names], inside: str
         )
 
 
-def _find_private_names(node: ast.AST, names: _Names, known: Mapping[str, _Names], inside: str) -> list[str]:
+def _find_private_names(
+    node: ast.AST, names: _ModuleNames, known: Mapping[str, _ModuleNames], inside: str
+) -> list[str]:
     """Returns the names that are not public in one node, without those below it."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return _private_imports(node)
@@ -129,7 +135,9 @@ def _attribute(node: ast.AST) -> tuple[ast.expr | None, str]:
     return None, ""
 
 
-def _collect_class_names(name: str, names: _Names, known: Mapping[str, _Names]) -> set[str]:
+def _collect_class_names(
+    name: str, names: _ModuleNames, known: Mapping[str, _ModuleNames]
+) -> set[str]:
     """Returns the names that a class and those of its bases that are in the sources define."""
     if name not in names.classes:
         module, _, name = names.imports.get(name, "").rpartition(".")
@@ -137,7 +145,9 @@ def _collect_class_names(name: str, names: _Names, known: Mapping[str, _Names]) 
             return set()
         names = known[module]
     one = names.classes[name]
-    return one.names.union(*(_collect_class_names(base, names, known) for base in one.bases if base != name))
+    return one.names.union(
+        *(_collect_class_names(base, names, known) for base in one.bases if base != name)
+    )
 
 
 def _collect_defined_names(node: ast.AST) -> set[str]:
@@ -153,7 +163,7 @@ def _collect_defined_names(node: ast.AST) -> set[str]:
     return found
 
 
-def _imports(source: Source) -> dict[str, str]:
+def _imports(source: SourceFile) -> dict[str, str]:
     nodes = [node for node in source.nodes if isinstance(node, ast.ImportFrom)]
     return {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
@@ -164,7 +174,9 @@ def _imports(source: Source) -> dict[str, str]:
 
 if __name__ == "__main__":
     outside = [
-        use for use in find_private_uses(read_source_files("trainer_kit")) if ".compat." not in use.module
+        use
+        for use in find_private_uses(read_source_files("trainer_kit"))
+        if ".compat." not in use.module
     ]
     for one in outside:
         print(f"{one.module}:{one.line}: {one.name}   {one.text[:80]}")

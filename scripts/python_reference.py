@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.markdown import page, table, escape_html
+from scripts.markdown import escape_html, page, table
 from scripts.source_files import ROOT, Function
 
 PACKAGES = {

@@ -18,9 +18,9 @@ from scripts.python_reference import render_python_page
 from scripts.source_files import ROOT
 from trainer_kit.cli.main import CHECKPOINTS, CHECKS, VERBS, add_common_arguments
 from trainer_kit.config.allowed_values import format_value
-from trainer_kit.config.field_docs import FieldDoc, read_field_docs, read_class_summary
+from trainer_kit.config.field_docs import FieldDoc, read_class_summary, read_field_docs
 from trainer_kit.config.modes import MODES
-from trainer_kit.config.schema.base import Config
+from trainer_kit.config.schema.configclass import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.section import Section
 from trainer_kit.errors import EXIT_CODES
@@ -125,7 +125,9 @@ def _sections(
     for name, doc in read_field_docs(config_class).items():
         if doc.section is not None and doc.section is not Config:
             yield from _sections(
-                f"{path}.{name}{_get_placeholder(doc)}".lstrip("."), doc.section, getattr(value, name, None)
+                f"{path}.{name}{_get_placeholder(doc)}".lstrip("."),
+                doc.section,
+                getattr(value, name, None),
             )
 
 
@@ -134,7 +136,9 @@ def _describe_repeated_section(path: str, config_class: type[Section], value: An
     others = {
         name: format_value(getattr(value, name))
         for name, doc in read_field_docs(config_class).items()
-        if isinstance(value, Config) and doc.default and format_value(getattr(value, name)) != doc.default
+        if isinstance(value, Config)
+        and doc.default
+        and format_value(getattr(value, name)) != doc.default
     }
     differing = "".join(
         f" Here the default of `{name}` is `{other}`." for name, other in others.items()
@@ -178,7 +182,7 @@ class _ArgumentRecorder(argparse.ArgumentParser):
     """A parser that records how its arguments are written and what they mean.
 
     Attributes:
-      noted: pairs of an argument's form and its meaning.
+      recorded_arguments: pairs of an argument's form and its meaning.
     """
 
     def __init__(self) -> None:

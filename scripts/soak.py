@@ -27,9 +27,9 @@ from pathlib import Path
 
 import tensorflow as tf  # noqa: F401  some damages read a checkpoint: its import would take seconds with the lock held
 
-from scripts.soak_faults import ALONE, DAMAGES, STOPS, has_foreign_checkpoint, find_partial_saves
+from scripts.soak_faults import ALONE, DAMAGES, STOPS, find_partial_saves, has_foreign_checkpoint
 from scripts.soak_losses import WARNINGS, restore_lines
-from scripts.soak_processes import PATIENCE, Soak, move_folder, find_oddities, read_last_step
+from scripts.soak_processes import PATIENCE, Soak, find_oddities, move_folder, read_last_step
 from trainer_kit import files
 from trainer_kit.errors import ExitCode
 from trainer_kit.process.run_lock import LOCK, read_heartbeat
@@ -187,7 +187,9 @@ def _judge(soak: Soak, code: int | None) -> bool:
     whole = soak.base / "uninterrupted"
     reference = soak.start("uninterrupted.log", soak.build_command("train_and_eval", whole)).wait()
     restore_lines(soak.run)
-    soak.oddities += find_oddities(soak) if soak.faults else ["the run ended before the first fault"]
+    soak.oddities += (
+        find_oddities(soak) if soak.faults else ["the run ended before the first fault"]
+    )
     differences = [f"the uninterrupted run ended with exit code {reference}"] if reference else []
     differences += compare_runs(whole, soak.run) if code == 0 else []
     differences += _find_sidecar_differences(soak.run)

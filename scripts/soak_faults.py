@@ -81,9 +81,15 @@ def tear_pointer(run: Path, chance: random.Random) -> str:
 def tear_best(run: Path, chance: random.Random) -> str:
     """Cuts info.json or removes it; the weights, their record and the ledger's line stay."""
     path = run / "best_ckpt" / "info.json"
-    evaluated = {line.get("step") for line in files.read_json_lines(run / "evals" / "validation.jsonl")}
+    evaluated = {
+        line.get("step") for line in files.read_json_lines(run / "evals" / "validation.jsonl")
+    }
     weights = complete_checkpoints(str(path.parent)).items()
-    whole = [step for step, prefix in weights if read_commit_record(prefix) and not describe_damage(prefix)]
+    whole = [
+        step
+        for step, prefix in weights
+        if read_commit_record(prefix) and not describe_damage(prefix)
+    ]
     if not path.exists() or not evaluated.issuperset(whole) or not whole:
         return ""
     if chance.random() < 0.5:
@@ -138,7 +144,7 @@ def leave_debris(run: Path, chance: random.Random) -> str:
 
 
 def leave_foreign(run: Path, chance: random.Random) -> str:
-    """Adds a foreign checkpoint without a record; `foreign_kept` looks for it at the end."""
+    """Adds a foreign checkpoint without a record; `has_foreign_checkpoint` looks for it at the end."""
     del chance
     prefix = _find_newest_checkpoint(run)
     if prefix is None or (run / "ckpt-7.index").exists():
@@ -211,7 +217,11 @@ ALONE = {
 def _find_newest_checkpoint(run: Path) -> str | None:
     """Returns the newest complete checkpoint."""
     return next(
-        (path for path in reversed(complete_checkpoints(str(run)).values()) if not describe_damage(path)),
+        (
+            path
+            for path in reversed(complete_checkpoints(str(run)).values())
+            if not describe_damage(path)
+        ),
         None,
     )
 

@@ -48,7 +48,10 @@ def restore_lines(run: Path) -> None:
     """Puts the removed lines back into their files, in the order of their steps; later lines stay."""
     for name in (HISTORY, LEDGER):
         lines = {}
-        for path in [*sorted(_list_backups(run, name), key=lambda path: int(path.suffix[1:])), run / name]:
+        for path in [
+            *sorted(_list_backups(run, name), key=lambda path: int(path.suffix[1:])),
+            run / name,
+        ]:
             for record in files.read_json_lines(path):
                 lines[record["step"], record.get("kind") == "validation"] = record
         if _list_backups(run, name):
@@ -65,7 +68,11 @@ def _is_recorded(run: Path, what: str) -> bool:
 
 def _find_newest_checkpoint(run: Path) -> str:
     return next(
-        (path for path in reversed(complete_checkpoints(str(run)).values()) if not describe_damage(path)),
+        (
+            path
+            for path in reversed(complete_checkpoints(str(run)).values())
+            if not describe_damage(path)
+        ),
         "",
     )
 

@@ -124,7 +124,9 @@ def _find_worker_pid(supervisor: subprocess.Popen[bytes]) -> int | None:
     return None
 
 
-def _wait_for_exit_codes(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+def _wait_for_exit_codes(
+    folder: Path, supervisors: Sequence[subprocess.Popen[bytes]]
+) -> list[int | None]:
     """Waits for both supervisors and returns their exit codes; one that makes no progress is terminated."""
     _wait_for_step(folder, supervisors, sys.maxsize)
     for supervisor in supervisors:

@@ -64,7 +64,7 @@ class SourceFile:
         ]
 
 
-def read_source_files(*folders: str, root: Path = ROOT) -> list[Source]:
+def read_source_files(*folders: str, root: Path = ROOT) -> list[SourceFile]:
     """Returns every Python file below `folders` of `root`; a folder that does not exist has none."""
     paths = [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
     return [
@@ -84,13 +84,15 @@ def is_annotated(function: Function) -> bool:
     return typed and (function.returns is not None or function.name == "__init__")
 
 
-def find_undocumented(sources: Sequence[Source]) -> tuple[int, list[str]]:
+def find_undocumented(sources: Sequence[SourceFile]) -> tuple[int, list[str]]:
     """Returns how many public modules, classes and functions there are, and the names of those without a docstring."""
     names = [(name, node) for source in sources for name, node in _iterate_public_names(source)]
     return len(names), [name for name, node in names if not ast.get_docstring(node)]
 
 
-def _iterate_public_names(source: Source) -> Iterator[tuple[str, ast.Module | ast.ClassDef | Function]]:
+def _iterate_public_names(
+    source: SourceFile,
+) -> Iterator[tuple[str, ast.Module | ast.ClassDef | Function]]:
     if source.tree.body:
         yield source.module, source.tree
     yield from _public_members(source.module, source.tree)

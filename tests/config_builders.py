@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field
 
 from trainer_kit.config.merge import ResolvedConfig, apply_layers
-from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.configclass import Config, configclass
 from trainer_kit.config.schema.experiment import (
     DataConfig,
     ExperimentConfig,
@@ -17,7 +17,7 @@ from trainer_kit.config.schema.experiment import (
     TrainerConfig,
 )
 from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.config.schema.optimizers import OptimizerConfig
+from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
 from trainer_kit.config.schema.schedules import ConstantLrConfig, LrConfig
 from trainer_kit.config.schema.section import FieldError
 from trainer_kit.config.sources.config_files import read_params_override
@@ -71,7 +71,7 @@ def overridden(setting: str, config: ExperimentConfig | None = None) -> Experime
     return apply_layers(config or sample_experiment(), [read_params_override(setting)]).config
 
 
-def layered(config: ExperimentConfig, *layers: dict[str, Any]) -> Resolved:
+def layered(config: ExperimentConfig, *layers: dict[str, Any]) -> ResolvedConfig:
     """Returns `config` with layers of values, whose origins are "layer 0", "layer 1" and so on."""
     sources = []
     for number, values in enumerate(layers):

@@ -13,8 +13,8 @@ TYPE_CHECKING = False  # as in typing, which takes time to import
 __version__ = "0.1.0"
 
 _HOME = {
-    "Config": "config.schema.base",
-    "configclass": "config.schema.base",
+    "Config": "config.schema.configclass",
+    "configclass": "config.schema.configclass",
     "DataConfig": "config.schema.experiment",
     "ExperimentConfig": "config.schema.experiment",
     "RuntimeConfig": "config.schema.runtime",
@@ -22,17 +22,17 @@ _HOME = {
     "TrainerConfig": "config.schema.experiment",
     "OptimizationConfig": "config.schema.optimization",
     "NamedOptimizerConfig": "config.schema.optimization",
-    "GanConfig": "config.schema.gan",
+    "GanConfig": "config.schema.gan_config",
     "MultiTaskConfig": "config.schema.multitask",
     "TaskRoutine": "config.schema.multitask",
-    "BaseOptimizerConfig": "config.schema.optimizers",
-    "Callback": "callbacks.base",
+    "BaseOptimizerConfig": "config.schema.optimizer_configs",
+    "Callback": "callbacks.callback",
     "register_callback": "callbacks.configured_callbacks",
     "DataError": "errors",
     "StopTraining": "errors",
-    "get_experiment": "config.experiments",
-    "register_experiment": "config.experiments",
-    "register_task": "config.experiments",
+    "get_experiment": "config.experiment_registry",
+    "register_experiment": "config.experiment_registry",
+    "register_task": "config.experiment_registry",
     "register_optimizer": "config.registration",
     "register_schedule": "config.registration",
     "register_dataset": "config.registration",
@@ -43,12 +43,12 @@ _HOME = {
     "apply_gradients": "optimizers.gradients",
     "needs_gradients": "optimizers.gradients",
     "scale_loss": "optimizers.gradients",
-    "expose": "training.named_tensors",
+    "expose": "training.step_tensors",
     "get_predictor": "serving.predictor",
-    "load_model": "serving.load",
-    "load_weights": "serving.load",
-    "GanTask": "training.gan",
-    "MultiTask": "training.multitask.task",
+    "load_model": "serving.model_loading",
+    "load_weights": "serving.model_loading",
+    "GanTask": "training.gan_task",
+    "MultiTask": "training.multitask.multi_task",
     "Task": "training.task",
     "Trainer": "training.trainer",
     "launch": "run.launcher",
@@ -61,11 +61,11 @@ __all__ = [*_HOME, "__version__"]
 if TYPE_CHECKING:
     from typing import Any
 
-    from trainer_kit.callbacks.base import Callback as Callback
+    from trainer_kit.callbacks.callback import Callback as Callback
     from trainer_kit.callbacks.configured_callbacks import register_callback as register_callback
-    from trainer_kit.config.experiments import get_experiment as get_experiment
-    from trainer_kit.config.experiments import register_experiment as register_experiment
-    from trainer_kit.config.experiments import register_task as register_task
+    from trainer_kit.config.experiment_registry import get_experiment as get_experiment
+    from trainer_kit.config.experiment_registry import register_experiment as register_experiment
+    from trainer_kit.config.experiment_registry import register_task as register_task
     from trainer_kit.config.registration import register_dataset as register_dataset
     from trainer_kit.config.registration import (
         register_gradient_processor as register_gradient_processor,
@@ -73,8 +73,8 @@ if TYPE_CHECKING:
     from trainer_kit.config.registration import register_metric as register_metric
     from trainer_kit.config.registration import register_optimizer as register_optimizer
     from trainer_kit.config.registration import register_schedule as register_schedule
-    from trainer_kit.config.schema.base import Config as Config
-    from trainer_kit.config.schema.base import configclass as configclass
+    from trainer_kit.config.schema.configclass import Config as Config
+    from trainer_kit.config.schema.configclass import configclass as configclass
     from trainer_kit.config.schema.experiment import DataConfig as DataConfig
     from trainer_kit.config.schema.experiment import ExperimentConfig as ExperimentConfig
     from trainer_kit.config.schema.experiment import TaskConfig as TaskConfig
@@ -82,7 +82,9 @@ if TYPE_CHECKING:
     from trainer_kit.config.schema.multitask import MultiTaskConfig as MultiTaskConfig
     from trainer_kit.config.schema.multitask import TaskRoutine as TaskRoutine
     from trainer_kit.config.schema.optimization import OptimizationConfig as OptimizationConfig
-    from trainer_kit.config.schema.optimizers import BaseOptimizerConfig as BaseOptimizerConfig
+    from trainer_kit.config.schema.optimizer_configs import (
+        BaseOptimizerConfig as BaseOptimizerConfig,
+    )
     from trainer_kit.config.schema.runtime import RuntimeConfig as RuntimeConfig
     from trainer_kit.errors import DataError as DataError
     from trainer_kit.errors import StopTraining as StopTraining
@@ -94,12 +96,12 @@ if TYPE_CHECKING:
     from trainer_kit.run.launcher import launch as launch
     from trainer_kit.run.runner import run_experiment as run_experiment
     from trainer_kit.run.supervisor import supervise as supervise
-    from trainer_kit.serving.load import load_model as load_model
-    from trainer_kit.serving.load import load_weights as load_weights
+    from trainer_kit.serving.model_loading import load_model as load_model
+    from trainer_kit.serving.model_loading import load_weights as load_weights
     from trainer_kit.serving.predictor import get_predictor as get_predictor
-    from trainer_kit.training.gan import GanTask as GanTask
-    from trainer_kit.training.multitask.task import MultiTask as MultiTask
-    from trainer_kit.training.named_tensors import expose as expose
+    from trainer_kit.training.gan_task import GanTask as GanTask
+    from trainer_kit.training.multitask.multi_task import MultiTask as MultiTask
+    from trainer_kit.training.step_tensors import expose as expose
     from trainer_kit.training.task import Task as Task
     from trainer_kit.training.trainer import Trainer as Trainer
 

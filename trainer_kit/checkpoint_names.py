@@ -62,7 +62,7 @@ def complete_checkpoints(directory: str) -> dict[int, str]:
 
 
 def check_step_exists(step: int, existing_steps: Iterable[int]) -> None:
-    """Raises UsageError, with the existing steps, when `step`, from --from_step, is not among `there`."""
+    """Raises UsageError, with the existing steps, when `step`, from --from_step, is not among `existing_steps`."""
     steps = sorted(existing_steps)
     if step not in steps:
         listed = (

@@ -17,7 +17,9 @@ from typing import Any
 
 from trainer_kit.errors import StorageError, UsageError
 
-_MAX_JSON_DEPTH = 100  # levels of a record; walking a deeper one might exceed Python's recursion limit
+_MAX_JSON_DEPTH = (
+    100  # levels of a record; walking a deeper one might exceed Python's recursion limit
+)
 
 # Called with (write point, path) just before each step of a write; fault injection sets it, nothing
 # else does.
@@ -77,8 +79,10 @@ def write_json(path: str | os.PathLike[str], value: Any, point: str = "file") ->
     write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n", point)
 
 
-def append_json_line(path: str | os.PathLike[str], record: dict[str, Any], point: str = "line") -> None:
-    """Appends `record` as one JSON line, flushed to disk. `read_lines` drops a line that a crash has cut.
+def append_json_line(
+    path: str | os.PathLike[str], record: dict[str, Any], point: str = "line"
+) -> None:
+    """Appends `record` as one JSON line, flushed to disk. `read_json_lines` drops a line that a crash has cut.
 
     Args:
       path: A local path; the file and its folder are made if they are missing.

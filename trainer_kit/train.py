@@ -20,17 +20,22 @@ from typing import Any, TextIO, cast
 
 from absl import flags
 
-from trainer_kit.config.experiments import lookup_task_class
+from trainer_kit.config.experiment_registry import lookup_task_class
 from trainer_kit.config.modes import MODES
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.sources.gin_source import run_gin_second_pass, get_operative_gin_config
+from trainer_kit.config.sources.gin_source import get_operative_gin_config, run_gin_second_pass
 from trainer_kit.errors import ExitCode
 from trainer_kit.files import follow_links
 from trainer_kit.process.error_report import print_error
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.startup_signals import record_exit_code
 from trainer_kit.run.flag_texts import format_help_text
-from trainer_kit.run.flags import format_attempt_flags, parse_flags, build_request, format_first_attempt_flags
+from trainer_kit.run.flags import (
+    build_request,
+    format_attempt_flags,
+    format_first_attempt_flags,
+    parse_flags,
+)
 from trainer_kit.run.preflight import check_request
 from trainer_kit.run.supervisor import supervise
 from trainer_kit.runtime.tf_config import read_worker_index

@@ -25,7 +25,7 @@ class BctDigitsTask(trainer_kit.Task):
     the old classifier, which is frozen, at the new embeddings.
 
     The metrics are shares of held-out images, the queries, for which the most similar one of the
-    other images, the gallery, shows the same digit. In `retrieval` the trained model embeds both.
+    other images, the gallery, shows the same digit. In `compute_retrieval` the trained model embeds both.
     With an old model there are `cross_retrieval`, where the trained model embeds the query and the
     old one the gallery, and `old_retrieval`, where the old one embeds both. The images are those of
     the digits that the old model has learned (without an old model: the model itself); the same
@@ -124,13 +124,17 @@ class BctDigitsTask(trainer_kit.Task):
 
     def _build_old_layers(self) -> list[keras.Layer]:
         params = self.task_config
-        layers = build_encoder_and_classifier(params.old_model.net, params.embedding_size, prefix="old_")
+        layers = build_encoder_and_classifier(
+            params.old_model.net, params.embedding_size, prefix="old_"
+        )
         for layer in layers:
             layer.trainable = False  # no optimizer gets its variables
         return layers
 
 
-def build_encoder_and_classifier(net: Any, embedding_size: int, prefix: str = "") -> list[keras.Layer]:
+def build_encoder_and_classifier(
+    net: Any, embedding_size: int, prefix: str = ""
+) -> list[keras.Layer]:
     """Returns a net from images to embeddings and a layer from embeddings to logits.
 
     Args:

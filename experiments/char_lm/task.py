@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import trainer_kit
 from experiments.char_lm.model import build_transformer
-from experiments.char_lm.text import VOCABULARY, find_standard_library, read_text, cut_windows
+from experiments.char_lm.text import VOCABULARY, cut_windows, find_standard_library, read_text
 from trainer_kit import DataConfig
 
 
@@ -33,7 +33,9 @@ class CharLmTask(trainer_kit.Task):
         """
         del input_context  # the source gets it when it is asked for its dataset
         config = self.task_config
-        text = read_text(Path(config.folder or find_standard_library()), held_out=not params.is_training)
+        text = read_text(
+            Path(config.folder or find_standard_library()), held_out=not params.is_training
+        )
         most = 0 if params.is_training else config.evaluated_windows
         return trainer_kit.ArraySource(
             cut_windows(text, config.model.context, most), params, transform=split_targets

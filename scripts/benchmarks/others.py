@@ -15,7 +15,7 @@ from official.core import base_task, config_definitions, train_lib
 from official.modeling import optimization
 
 from scripts.benchmarks import nets
-from scripts.benchmarks.ours import ENDLESS, constant_rate, build_endless_settings
+from scripts.benchmarks.ours import ENDLESS, build_endless_settings, constant_rate
 from scripts.benchmarks.pacer import Pacer
 from trainer_kit.compat import keras as keras_door
 from trainer_kit.compat import model_garden as model_garden_door
@@ -126,7 +126,8 @@ def model_garden(
     }
     config = config_definitions.ExperimentConfig(
         trainer=config_definitions.TrainerConfig(
-            **build_endless_settings(loop), optimizer_config=optimization.OptimizationConfig(optimizer)
+            **build_endless_settings(loop),
+            optimizer_config=optimization.OptimizationConfig(optimizer),
         )
     )
     if is_ours:

@@ -113,4 +113,6 @@ def by_hand(pacer: Pacer, folder: str, *, recipe: str, loop: int) -> None:
 def ours(pacer: Pacer, folder: str, *, recipe: str, loop: int) -> None:
     """Trains the dense net in trainer_kit."""
     config = make_config("dense", loop, trainer=TRAINER[recipe])
-    tk.launch(config, "train", f"{folder}/run", train_actions=[lambda logs: pacer.report_steps(loop)])
+    tk.launch(
+        config, "train", f"{folder}/run", train_actions=[lambda logs: pacer.report_steps(loop)]
+    )

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from trainer_kit.config.experiments import register_task
-from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.experiment_registry import register_task
+from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.testing import CLASSES, FEATURES, TinyConfig, TinyTask, tiny_experiment
 

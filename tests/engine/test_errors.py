@@ -15,8 +15,8 @@ from trainer_kit.errors import (
     Mistake,
     TrainerKitError,
     UsageError,
-    find_trainer_kit_error,
     find_similar_names,
+    find_trainer_kit_error,
     suggest_names,
 )
 

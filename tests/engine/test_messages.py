@@ -14,14 +14,14 @@ import tf_keras
 import trainer_kit as tk
 from tests.builders import input_context, optimization, replicas, training_data, validation_data
 from tests.engine.inputs.one_replica import OneReplica
-from trainer_kit.callbacks.base import Run
+from trainer_kit.callbacks.callback import Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.config.schema.optimization import EMAConfig, OptimizationConfig
 from trainer_kit.errors import DataError, TrainerKitError, UsageError
 from trainer_kit.inputs.dataset_iterator import ValidationData
 from trainer_kit.inputs.dataset_resume import ResumePolicy
 from trainer_kit.inputs.fused_batches import stack_batches
-from trainer_kit.inputs.sources.base import call_build_inputs
+from trainer_kit.inputs.sources.source_protocol import call_build_inputs
 from trainer_kit.inputs.sources.tfrecord_index import find_matching_files
 from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.optimizers.factory import create_optimizer

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from scripts.examples import collect_files, read_pages
-from trainer_kit.config.experiments import experiments
+from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.training.trainer import Trainer
 
 RATE, RHO = 0.1, 0.5

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer_kit.config.experiments import register_experiment
+from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.config.modes import MODES
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.files import read_json_lines
-from trainer_kit.run.flags import define_flags, parse_flags, build_request
+from trainer_kit.run.flags import build_request, define_flags, parse_flags
 from trainer_kit.run.preflight import check_request
 from trainer_kit.train import get_attempts_dir, main
 

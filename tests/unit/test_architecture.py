@@ -32,7 +32,7 @@ HEAVY = {
 }
 
 
-def source(text: str, module: str = "m") -> Source:
+def source(text: str, module: str = "m") -> SourceFile:
     return SourceFile(module, text)
 
 
@@ -42,7 +42,7 @@ BAD: list[tuple[house.Rule, Modules]] = [
     (house.lower_floors_only, {"trainer_kit.errors": "import trainer_kit.run.runner"}),
     (
         house.lower_floors_only,
-        {"trainer_kit.config.schema.base": "from trainer_kit.process import signals"},
+        {"trainer_kit.config.schema.configclass": "from trainer_kit.process import signals"},
     ),
     (
         house.lower_floors_only,
@@ -147,13 +147,15 @@ GOOD: list[tuple[house.Rule, Modules]] = [
         house.lower_floors_only,
         {
             "trainer_kit.config.schema.experiment": (
-                "from trainer_kit.config.schema.base import Config"
+                "from trainer_kit.config.schema.configclass import Config"
             )
         },
     ),
     (
         house.lower_floors_only,
-        {"trainer_kit.training.task": "from trainer_kit.inputs.sources.base import Source"},
+        {
+            "trainer_kit.training.task": "from trainer_kit.inputs.sources.source_protocol import Source"
+        },
     ),
     (
         house.lower_floors_only,
@@ -221,13 +223,13 @@ def breaches(rule: house.Rule, modules: Modules) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def checkout() -> list[Source]:
+def checkout() -> list[SourceFile]:
     """All that the rules are for; parsed once."""
     return read_source_files("trainer_kit", "experiments", "scripts")
 
 
 @pytest.mark.parametrize("rule", house.RULES, ids=lambda rule: rule.__name__)
-def test_the_checkout_keeps_the_rule(rule: house.Rule, checkout: list[Source]) -> None:
+def test_the_checkout_keeps_the_rule(rule: house.Rule, checkout: list[SourceFile]) -> None:
     found = rule(checkout)
     assert not found, "\n".join([str(rule.__doc__), *found])
 
@@ -280,7 +282,9 @@ def test_front_door_flags_commands_and_unit_tests_import_little() -> None:
         for m in modules
         if m in ("trainer_kit", "trainer_kit.train") or house.get_floor(m) == "cli"
     ]
-    experiments = [one.module for one in read_source_files("experiments") if one.module.count(".") == 1]
+    experiments = [
+        one.module for one in read_source_files("experiments") if one.module.count(".") == 1
+    ]
     unit = [one.module for one in read_source_files("tests/unit")]
     assert light and doors and experiments and len(unit) > 50
     of_package, with_tests = heavy_imports(ROOT, [*light, *doors, *experiments], unit)

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from trainer_kit.checkpoint_names import complete_checkpoints, list_checkpoint_files, parse_checkpoint_name, parse_step
+from trainer_kit.checkpoint_names import (
+    complete_checkpoints,
+    list_checkpoint_files,
+    parse_checkpoint_name,
+    parse_step,
+)
 
 OWN = (
     "ckpt-10.index",
@@ -50,7 +55,9 @@ def test_own_files_are_those_of_exactly_that_checkpoint(tmp_path: Path) -> None:
     folder.mkdir()
     for name in (*OWN, *FOREIGN, "ckpt-100.index", "ckpt-1.index"):
         (folder / name).touch()
-    assert list_checkpoint_files(str(folder / "ckpt-10")) == sorted(str(folder / name) for name in OWN)
+    assert list_checkpoint_files(str(folder / "ckpt-10")) == sorted(
+        str(folder / name) for name in OWN
+    )
     assert list_checkpoint_files(str(folder / "ckpt-7")) == []
 
 

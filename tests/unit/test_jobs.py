@@ -31,7 +31,8 @@ ACTIONS = {Decision.END: "FailJob", Decision.RESTART: "Ignore", Decision.RETRY: 
 FINAL = [
     code
     for code in sorted(ExitCode)
-    if classify_exit_code(code)[1] is Decision.END and code not in (ExitCode.DONE, ExitCode.MODEL_DIR_IN_USE)
+    if classify_exit_code(code)[1] is Decision.END
+    and code not in (ExitCode.DONE, ExitCode.MODEL_DIR_IN_USE)
 ]
 COUNTED = sorted({*ExitCode} - {*FINAL, ExitCode.DONE, ExitCode.PREEMPTED})
 
@@ -82,7 +83,9 @@ def test_kubernetes_has_a_rule_for_each_exit_code(jobs: list[dict[str, Any]], nu
             assert codes["values"] == sorted(codes["values"])
             actions.update(dict.fromkeys(codes["values"], rule["action"]))
 
-    wanted = {code: ACTIONS[classify_exit_code(code)[1]] for code in ExitCode if code is not ExitCode.DONE}
+    wanted = {
+        code: ACTIONS[classify_exit_code(code)[1]] for code in ExitCode if code is not ExitCode.DONE
+    }
     wanted[ExitCode.MODEL_DIR_IN_USE] = "Count"
     assert actions == wanted
     assert [rule["action"] for rule in rules] == [

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Callback, Requests, Run
+from trainer_kit.callbacks.callback import Callback, Requests, Run
 from trainer_kit.checkpoints.state.python_state import check_state
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
 from trainer_kit.runtime.collectives import broadcast_int, worker_count
 from trainer_kit.telemetry.time_ledger import TIME_CATEGORIES, TimeLedger
 from trainer_kit.training.checks.failed_step import is_user_defined
 from trainer_kit.training.loops.intervals import next_multiple
-from trainer_kit.training.metrics import to_numpy
+from trainer_kit.training.metric_set import to_numpy
 
 _LOG = logging.getLogger(__name__)
 EPOCH_EVENTS = ("epoch_begin", "epoch_end")
@@ -42,11 +42,11 @@ class EpochEvents:
 
     Args:
       run: The run; its `epochs` are set before training begins.
-      wanted: Whether a callback has one of these events.
+      has_listeners: Whether a callback has one of these events.
 
     Attributes:
-      wanted: The argument of this name.
-      training: Whether the run trains at present; an evaluation without training has no epochs.
+      has_listeners: The argument of this name.
+      is_training: Whether the run trains at present; an evaluation without training has no epochs.
     """
 
     def __init__(self, run: Run, has_listeners: bool) -> None:
@@ -146,7 +146,9 @@ class CallbackList:
         self.members = list(members)
         self.times = times or TimeLedger()
         self.errors: dict[str, int] = {}
-        self._pending_states: dict[str, Any] = {}  # states of a checkpoint, until train_begin was called
+        self._pending_states: dict[
+            str, Any
+        ] = {}  # states of a checkpoint, until train_begin was called
         self._has_begun = False
         self._logs: Mapping[str, Any] = {}  # of the loop or the evaluation that has just ended
         self._reporters: dict[str, Callback] = {}  # which member has reported a name last
@@ -159,7 +161,9 @@ class CallbackList:
         )
         self.epochs = EpochEvents(run, wants_epochs)
         self._users_events = {
-            name for name in _EVENTS if any(is_user_defined(type(member), name) for member in self.members)
+            name
+            for name in _EVENTS
+            if any(is_user_defined(type(member), name) for member in self.members)
         }
 
     def register_states(self) -> None:
@@ -220,13 +224,13 @@ class CallbackList:
 
     @contextlib.contextmanager
     def call_begin_and_end(self, phase: str) -> Iterator[None]:
-        """Calls `<what>_begin`, and at the end always `<what>_end` on the members that have begun.
+        """Calls `<phase>_begin`, and at the end always `<phase>_end` on the members that have begun.
 
         Args:
-          what: "run" or "train".
+          phase: "run" or "train".
 
         Raises:
-          Exception: the first error of a member or of the body; `<what>_end` is still called on all
+          Exception: the first error of a member or of the body; `<phase>_end` is still called on all
             members.
         """
         begun: list[Callback] = []
@@ -234,7 +238,9 @@ class CallbackList:
             ends.push(lambda kind, error, trace: self._call_end(begun, f"{phase}_end", error))
             again: dict[str, Any] = {}
             if self._has_begun:
-                again = {name: self._read_state(member) for name, member in self._iter_stateful_members()}
+                again = {
+                    name: self._read_state(member) for name, member in self._iter_stateful_members()
+                }
             for member in self.members:
                 begun.append(member)
                 if self._is_called(member, f"{phase}_begin"):
@@ -247,7 +253,9 @@ class CallbackList:
             yield
             self.epochs.is_training = False
 
-    def _call_end(self, members: Sequence[Callback], event: str, error: BaseException | None) -> None:
+    def _call_end(
+        self, members: Sequence[Callback], event: str, error: BaseException | None
+    ) -> None:
         first: Exception | None = None
         self.run.error = error
         for member in members:
@@ -324,7 +332,9 @@ class CallbackList:
             stop_reason=(requests.stop_reason or elsewhere) if stop else "",
             save=save,
             overwrite_checkpoint=again,
-            sets_to_evaluate={name for name, is_chosen in zip(sets, chosen, strict=True) if is_chosen},
+            sets_to_evaluate={
+                name for name, is_chosen in zip(sets, chosen, strict=True) if is_chosen
+            },
             rewind_step=rewind if rewind >= 0 else None,
             rewind_reason=requests.rewind_reason or elsewhere,
         )
@@ -401,7 +411,7 @@ class CallbackList:
         return restore
 
     def _restore_states(self, previous_states: dict[str, Any]) -> None:
-        """Restores the states of a checkpoint, or `again`, the states before a second train_begin.
+        """Restores the states of a checkpoint, or `previous_states`, the states before a second train_begin.
 
         This runs after train_begin, in which callbacks may reset themselves.
         """

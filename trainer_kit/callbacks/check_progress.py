@@ -7,7 +7,7 @@ from collections.abc import Callable as Function
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.callbacks.recovery import describe_remedy
 from trainer_kit.errors import DivergedError
 from trainer_kit.telemetry.flops import describe_model_cost
@@ -19,7 +19,7 @@ class CheckProgress(Callback):
 
     Args:
       steps: The number of training steps.
-      alone: Whether the first step is a loop of its own, so that a loss that is not finite there is
+      isolate_first_step: Whether the first step is a loop of its own, so that a loss that is not finite there is
         known as such.
       announce: Called with a description when the next part begins; the part before it has
         succeeded.
@@ -27,7 +27,9 @@ class CheckProgress(Callback):
 
     name = "check"
 
-    def __init__(self, steps: int, isolate_first_step: bool, announce: Function[[str], None]) -> None:
+    def __init__(
+        self, steps: int, isolate_first_step: bool, announce: Function[[str], None]
+    ) -> None:
         self.every = self._steps = steps
         self._isolate_first_step, self._announce = isolate_first_step, announce
 
@@ -44,7 +46,9 @@ class CheckProgress(Callback):
         """Shows the loss, and ends the run."""
         if run.step < self._steps:
             return
-        print(f"      training_loss {get_training_loss(logs):.4g}; {describe_model_cost(run.trainer)}")
+        print(
+            f"      training_loss {get_training_loss(logs):.4g}; {describe_model_cost(run.trainer)}"
+        )
         if run.step < (run.total_steps or run.step + 1):
             run.stop("the check ends here")
 

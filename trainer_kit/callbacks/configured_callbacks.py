@@ -7,7 +7,7 @@ from collections.abc import Callable as Function
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from trainer_kit.callbacks.base import Callback
+from trainer_kit.callbacks.callback import Callback
 from trainer_kit.callbacks.ema_checkpoints import EMACheckpoints
 from trainer_kit.callbacks.reduce_on_plateau import ReduceOnPlateau
 from trainer_kit.callbacks.sample_pictures import SamplePictures
@@ -68,7 +68,10 @@ def create_callbacks(sections: Iterable[CallbackConfig]) -> list[Callback]:
         sections, Sequence
     ):  # a field of this name that a Model Garden program has for itself
         return []
-    return [_create_callback(f"trainer.callbacks[{place}]", section) for place, section in enumerate(sections)]
+    return [
+        _create_callback(f"trainer.callbacks[{place}]", section)
+        for place, section in enumerate(sections)
+    ]
 
 
 def check_callbacks(callbacks: Any) -> list[Callback]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.evals.ledger import REWIND, Ledger, active_records
@@ -30,7 +30,7 @@ class MetricProgress:
       best: The last value that was an improvement; NaN before the first one.
       best_step: The step of that value; -1 before the first one.
       last_step: The step of the last evaluation that counts; -1 before the first one.
-      without: The number of evaluations since the last improvement.
+      evaluations_since_best: The number of evaluations since the last improvement.
     """
 
     best: float = math.nan
@@ -44,7 +44,7 @@ def compute_metric_progress(
     comparison: str,
     min_delta: float = 0.0,
     start_step: int = 0,
-) -> Standing:
+) -> MetricProgress:
     """Returns the Standing after a series of evaluations. Pure.
 
     Args:
@@ -99,7 +99,9 @@ class EarlyStopping(Callback):
     def __init__(self, options: EarlyStoppingConfig, ledger: Ledger, evals: str) -> None:
         self._options, self._ledger = options, ledger
         self._sidecar_ledger = Ledger(
-            os.path.join(evals, f"{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl"), dataset="", config_hash=""
+            os.path.join(evals, f"{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl"),
+            dataset="",
+            config_hash="",
         )
         self._cached_evaluations: tuple[Any, list[tuple[int, float]]] = (None, [])
 
@@ -129,14 +131,20 @@ class EarlyStopping(Callback):
         """
         options = self._options
         done = [one for one in self._read_evaluations(options) if one[0] <= step]
-        now = compute_metric_progress(done, options.metric_comp, options.min_delta, options.start_step)
+        now = compute_metric_progress(
+            done, options.metric_comp, options.min_delta, options.start_step
+        )
         if now.evaluations_since_best < options.patience:
             return ""
 
         where = f" of {options.eval_name}" if options.eval_name else ""
         much = f" by more than {options.min_delta:g}" if options.min_delta else ""
         before = f" on {now.best:.6g} of step {now.best_step}" if now.best_step >= 0 else ""
-        count = "evaluation" if now.evaluations_since_best == 1 else f"{now.evaluations_since_best} evaluations"
+        count = (
+            "evaluation"
+            if now.evaluations_since_best == 1
+            else f"{now.evaluations_since_best} evaluations"
+        )
         return (
             f"{options.metric}{where} has not improved{before}{much} in the last {count}, up to"
             f" step {now.last_step} (trainer.early_stopping.patience={options.patience})"
@@ -158,7 +166,11 @@ class EarlyStopping(Callback):
                 *self._sidecar_ledger.records(),
             ]
         if records != self._cached_evaluations[0]:
-            found = active_records(records) if options.eval_name else self._ledger.get_current_evaluations()
+            found = (
+                active_records(records)
+                if options.eval_name
+                else self._ledger.get_current_evaluations()
+            )
             active = _select_set(found, options.metric)
             if found and not active:
                 self._check_validation_set(options, found)
@@ -170,7 +182,9 @@ class EarlyStopping(Callback):
             self._cached_evaluations = records, _extract_values(active, options)
         return self._cached_evaluations[1]
 
-    def _check_validation_set(self, options: EarlyStoppingConfig, records: Sequence[Mapping[str, Any]]) -> None:
+    def _check_validation_set(
+        self, options: EarlyStoppingConfig, records: Sequence[Mapping[str, Any]]
+    ) -> None:
         """Raises UsageError when the metric's validation set is never evaluated."""
         own = options.metric.partition("|")[0] in self._ledger.sets  # it may have a longer interval
         whole = {
@@ -178,7 +192,9 @@ class EarlyStopping(Callback):
         }  # of a sidecar, which evaluates all of its sets at each step
         if len(whole) > 1 if options.eval_name else not own:
             names = {name for item in records for name in flatten_scalars(item["metrics"], "|")}
-            check_metric(options.metric, names, f"evals/{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl")
+            check_metric(
+                options.metric, names, f"evals/{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl"
+            )
 
 
 def _select_set(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:

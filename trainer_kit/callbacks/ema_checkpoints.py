@@ -6,7 +6,7 @@ import functools
 import os
 from typing import Any
 
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.errors import UsageError, suggest_names
 
 FOLDER, AVERAGE = "ema_checkpoints", "average"
@@ -48,7 +48,7 @@ class EMACheckpoints(Callback):
         Raises:
           UsageError: when the run keeps no such average.
         """
-        known = list(getattr(run.trainer, "averages", ()))
+        known = list(getattr(run.trainer, "average_names", ()))
         if self._average not in known:
             advice = (
                 suggest_names(self._average, known) if known else "set trainer.optimizer_config.ema"

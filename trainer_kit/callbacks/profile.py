@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.runtime.executor import SINGLE_THREADED
 from trainer_kit.telemetry.profile_window import parse_profile_steps
 from trainer_kit.training.loops.intervals import next_multiple
@@ -108,7 +108,9 @@ class Profile(Callback):
         try:
             tf.profiler.experimental.stop()
         except Exception as error:
-            _LOG.warning("the trace cannot be written in %s: %s", self._folder, _describe_error(error))
+            _LOG.warning(
+                "the trace cannot be written in %s: %s", self._folder, _describe_error(error)
+            )
             return
         folder = os.path.join(self._folder, "plugins", "profile")
         _LOG.info(

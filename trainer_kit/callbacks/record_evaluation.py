@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.telemetry.report import Writer
-from trainer_kit.training.metrics import to_numpy
+from trainer_kit.training.metric_set import to_numpy
 
 
 class ExportBest(Callback):

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer_kit import files
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.startup_scan import DIVERGED
 from trainer_kit.checkpoints.state.variable_names import model_variables
@@ -134,7 +134,7 @@ class Recovery(Callback):
         Args:
           step: The current global step.
           end: The last step to take, which the diverged loop had reached.
-          until: The time.monotonic() at which the search ends; with several workers, the chief's
+          deadline: The time.monotonic() at which the search ends; with several workers, the chief's
             clock counts.
         """
         options = self._options

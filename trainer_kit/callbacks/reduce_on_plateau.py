@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.telemetry.scalars import flatten_scalars
 

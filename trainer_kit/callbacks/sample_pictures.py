@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.errors import UsageError
 from trainer_kit.files import write_bytes
 

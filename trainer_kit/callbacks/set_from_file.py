@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.ledger import REWIND, active_records, read_records
@@ -58,7 +58,9 @@ class SetFromFile(Callback):
 
     def next_boundary(self, step: int) -> int | None:
         """Returns the step of the next reading to repeat."""
-        return next((record["step"] for record in self._pending_readings if record["step"] > step), None)
+        return next(
+            (record["step"] for record in self._pending_readings if record["step"] > step), None
+        )
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """Repeats the recorded readings of this step; reads the file when there is none to repeat."""

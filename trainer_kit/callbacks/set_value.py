@@ -7,7 +7,7 @@ from collections.abc import Callable as Function
 from collections.abc import Sequence
 from typing import Any
 
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.config.imported_names import import_object
 from trainer_kit.config.schema.durations import EPOCHS, Duration
 from trainer_kit.errors import UsageError
@@ -45,7 +45,14 @@ class SetAtSteps(Callback):
             step = _resolve_step(run, place)
             if step in self._values_by_step:
                 places = [
-                    *map(_format_milestone, (one for one in self._values_by_milestone if _resolve_step(run, one) == step))
+                    *map(
+                        _format_milestone,
+                        (
+                            one
+                            for one in self._values_by_milestone
+                            if _resolve_step(run, one) == step
+                        ),
+                    )
                 ]
                 raise UsageError(
                     f"set_at_steps: {' and '.join(places)} are both step {step}; give it one value"
@@ -122,7 +129,11 @@ def _resolve_step(run: Run, milestone: int | Duration) -> int:
 
 
 def _format_milestone(milestone: int | Duration) -> str:
-    return f"step {milestone}" if isinstance(milestone, int) else f"'{float(milestone.amount):g} epochs'"
+    return (
+        f"step {milestone}"
+        if isinstance(milestone, int)
+        else f"'{float(milestone.amount):g} epochs'"
+    )
 
 
 def _parse_values(steps: Any) -> dict[int | Duration, float]:
@@ -144,7 +155,9 @@ def _parse_values(steps: Any) -> dict[int | Duration, float]:
                 f"set_at_steps: the value {value!r:.60} at step {pair[0]} is not a finite number"
             )
         if step in values:
-            raise UsageError(f"set_at_steps: {_format_milestone(step)} is there twice; give it one value")
+            raise UsageError(
+                f"set_at_steps: {_format_milestone(step)} is there twice; give it one value"
+            )
         values[step] = float(value)
     return values
 

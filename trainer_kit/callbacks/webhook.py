@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.errors import ExitCode, UsageError, find_trainer_kit_error
 from trainer_kit.telemetry.scalars import flatten_scalars, to_json_number
 
@@ -123,7 +123,9 @@ class Webhook(Callback):
         )  # of job-1/checkpoints the last part alone says nothing
         told = {"text": f"{name} {text}", "status": status, "model_dir": folder}
         body = json.dumps(
-            _to_strict_json({**told, "host": socket.gethostname(), **record}), allow_nan=False, default=str
+            _to_strict_json({**told, "host": socket.gethostname(), **record}),
+            allow_nan=False,
+            default=str,
         )
         answer: list[str] = []
         sender = threading.Thread(

@@ -2,7 +2,7 @@
 
 A save writes its files to the folder `.saving-ckpt-<step>`. When they are complete, `finish_save`
 forces them to the disk, writes the commit record `ckpt-<step>.commit.json` beside them and moves
-all files into place, the record last. After a kill, `finish_interrupted` continues: a temporary
+all files into place, the record last. After a kill, `finish_interrupted_saves` continues: a temporary
 folder with a record is moved into place, any other is removed. So a checkpoint is either complete
 or not there, and one that is saved again stays complete.
 
@@ -21,7 +21,14 @@ import zlib
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import ITERATOR_SUFFIX, POINTER_FILE, RECORD_SUFFIX, TEMPORARY_NAME_PATTERN, list_checkpoint_files, parse_checkpoint_name
+from trainer_kit.checkpoint_names import (
+    ITERATOR_SUFFIX,
+    POINTER_FILE,
+    RECORD_SUFFIX,
+    TEMPORARY_NAME_PATTERN,
+    list_checkpoint_files,
+    parse_checkpoint_name,
+)
 from trainer_kit.errors import StorageError
 
 _SAVING = ".saving-"
@@ -62,7 +69,9 @@ def finish_save(prefix: str, point: str = "checkpoint", **entries: Any) -> None:
       OSError: when a file cannot be read back or moved.
     """
     folder = _temporary_folder(prefix)
-    write_commit_record(os.path.join(folder, os.path.basename(prefix)), point=f"{point}.record", **entries)
+    write_commit_record(
+        os.path.join(folder, os.path.basename(prefix)), point=f"{point}.record", **entries
+    )
     _move_into_place(prefix)
 
 
@@ -101,7 +110,8 @@ def create_write_error(what: str, folder: str, error: Exception | None) -> Stora
 def is_commit_pending(prefix: str) -> bool:
     """Whether a save of the checkpoint `prefix` is recorded and not yet in place."""
     return (
-        read_commit_record(os.path.join(_temporary_folder(prefix), os.path.basename(prefix))) is not None
+        read_commit_record(os.path.join(_temporary_folder(prefix), os.path.basename(prefix)))
+        is not None
     )
 
 
@@ -167,7 +177,8 @@ def remove_checkpoint(prefix: str) -> None:
     """
     begin_save(prefix)
     for path in sorted(
-        list_checkpoint_files(prefix), key=lambda path: (not path.endswith(RECORD_SUFFIX), ".data-" in path)
+        list_checkpoint_files(prefix),
+        key=lambda path: (not path.endswith(RECORD_SUFFIX), ".data-" in path),
     ):
         files.report_write_point("checkpoint.remove", path)
         with contextlib.suppress(FileNotFoundError):
@@ -278,7 +289,9 @@ def _describe_read_failure(prefix: str) -> str:
     import tensorflow as tf  # a checkpoint with a record is checked without TensorFlow
 
     iterators = {
-        path.rpartition(".")[0] for path in list_checkpoint_files(prefix) if path.startswith(prefix + ITERATOR_SUFFIX)
+        path.rpartition(".")[0]
+        for path in list_checkpoint_files(prefix)
+        if path.startswith(prefix + ITERATOR_SUFFIX)
     }
     try:
         for part in [prefix, *sorted(iterators)]:

@@ -16,10 +16,10 @@ from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints, list_checkpoint_files, parse_step
 from trainer_kit.checkpoints.commit import (
     begin_save,
+    describe_foreign_checkpoint,
     fail_save,
     finish_interrupted_saves,
     finish_save,
-    describe_foreign_checkpoint,
     is_commit_pending,
     read_commit_record,
 )
@@ -29,13 +29,13 @@ from trainer_kit.checkpoints.startup_scan import (
     DIVERGED,
     archive_later_checkpoints,
     check_from_step,
-    finish_rewind,
     find_unfinished_rewind,
+    finish_rewind,
     recover_newest_checkpoint,
     set_aside,
 )
 from trainer_kit.checkpoints.state.strict_restore import restore
-from trainer_kit.config.schema.durations import is_due, get_seconds
+from trainer_kit.config.schema.durations import get_seconds, is_due
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.errors import DivergedError, StorageError
 from trainer_kit.process.run_directory import RunDirectory
@@ -97,14 +97,14 @@ class CheckpointManager(tf.train.CheckpointManager):
       reports: The reports to write to the disk before a checkpoint is in place.
       retention: Protects older checkpoints from rotation; None: only pins do.
       asynchronous: Whether saves run in the background.
-      partial: Whether to restore what fits and list what does not.
+      allow_partial: Whether to restore what fits and list what does not.
 
     Attributes:
       saved_step: The step of the last saved or restored checkpoint; -1 before the first.
       saved_path: The prefix of that checkpoint.
       checkpoint_interval: The steps between saves; 1 if a time decides, since Orbit's Controller
         saves nothing without one.
-      goes_back_to: The step that the run goes back to by request, which a dead process may not have
+      rewind_step: The step that the run goes back to by request, which a dead process may not have
         finished; None without a rewind.
     """
 
@@ -181,7 +181,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
         Args:
           from_step: The step of the checkpoint to resume from instead of the newest; 0 starts
-            again. Later checkpoints stay in place until `archive_later`, since the named checkpoint
+            again. Later checkpoints stay in place until `archive_later_checkpoints`, since the named checkpoint
             may not fit.
 
         Raises:
@@ -193,7 +193,9 @@ class CheckpointManager(tf.train.CheckpointManager):
             return
         if self._is_chief:
             finish_interrupted_saves(self.restore_folder)
-            from_step = find_unfinished_rewind(self.restore_folder) if from_step is None else from_step
+            from_step = (
+                find_unfinished_rewind(self.restore_folder) if from_step is None else from_step
+            )
             if from_step is not None:
                 check_from_step(self.restore_folder, from_step, self._run.run_id)
         else:
@@ -236,7 +238,7 @@ class CheckpointManager(tf.train.CheckpointManager):
           checkpoint_number: The number in the names of the files; None: the global step.
           check_interval: Whether it can be too early since the last save.
           options: TensorFlow's options of the write.
-          again: Whether to write the checkpoint of a saved step once more.
+          overwrite: Whether to write the checkpoint of a saved step once more.
 
         Raises:
           StorageError: when this save, or the previous background save, cannot be written, when the
@@ -256,7 +258,11 @@ class CheckpointManager(tf.train.CheckpointManager):
         )
         if foreign := describe_foreign_checkpoint(prefix, self._run.run_id):
             raise StorageError(foreign)
-        if list_checkpoint_files(prefix) and read_commit_record(prefix) is None and not is_commit_pending(prefix):
+        if (
+            list_checkpoint_files(prefix)
+            and read_commit_record(prefix) is None
+            and not is_commit_pending(prefix)
+        ):
             folder = set_aside(prefix, ARCHIVED)
             _LOG.warning(
                 "%s already existed, but this run did not save it; it was moved to %s",
@@ -318,7 +324,9 @@ class CheckpointManager(tf.train.CheckpointManager):
         entries: dict[str, Any] = {"time": round(time.time())}
         if run_id := self._run.run_id:
             entries["run_id"] = run_id
-        if self._reports is not None and (extent := self._reports.flush_to_disk(parse_step(prefix))):
+        if self._reports is not None and (
+            extent := self._reports.flush_to_disk(parse_step(prefix))
+        ):
             entries["recorded"] = extent
         finish_save(prefix, **entries)
         files.report_write_point("checkpoint.pointer", prefix)
@@ -416,7 +424,11 @@ class CheckpointManager(tf.train.CheckpointManager):
         """Restores one checkpoint; the next save is due one interval later."""
         loose = self._trainer.state.optional_sections
         restore(
-            self.checkpoint, path, strict=self._trainer.can_train, allow_partial=self._allow_partial, optional_sections=loose
+            self.checkpoint,
+            path,
+            strict=self._trainer.can_train,
+            allow_partial=self._allow_partial,
+            optional_sections=loose,
         )
         self.saved_step = self._step
         self.saved_path = path
@@ -426,7 +438,11 @@ class CheckpointManager(tf.train.CheckpointManager):
     def find_newest(self) -> str | None:
         """Waits for the save in flight and returns the prefix of the newest whole checkpoint, on every worker."""
         self.sync()
-        newest = recover_newest_checkpoint(self.restore_folder, self._run.run_id) if self._is_chief else None
+        newest = (
+            recover_newest_checkpoint(self.restore_folder, self._run.run_id)
+            if self._is_chief
+            else None
+        )
         step = self._broadcast(parse_step(newest) if newest else -1)
         return os.path.join(self.restore_folder, f"ckpt-{step}") if step >= 0 else None
 

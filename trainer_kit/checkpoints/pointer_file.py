@@ -61,7 +61,9 @@ def write_pointer(
 
 def _read_pointer_text(directory: str) -> str:
     try:
-        with open(os.path.join(directory, POINTER_FILE), encoding="utf-8", errors="replace") as stream:
+        with open(
+            os.path.join(directory, POINTER_FILE), encoding="utf-8", errors="replace"
+        ) as stream:
             return stream.read()
     except OSError:
         return ""

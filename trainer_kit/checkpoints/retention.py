@@ -9,10 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 
-from trainer_kit.checkpoint_names import RECORD_SUFFIX, complete_checkpoints, parse_checkpoint_name, parse_step
+from trainer_kit.checkpoint_names import (
+    RECORD_SUFFIX,
+    complete_checkpoints,
+    parse_checkpoint_name,
+    parse_step,
+)
 from trainer_kit.checkpoints.commit import is_saved_by_run, read_commit_record, remove_checkpoint
 from trainer_kit.checkpoints.pointer_file import write_pointer
-from trainer_kit.config.schema.durations import is_due, get_seconds
+from trainer_kit.config.schema.durations import get_seconds, is_due
 from trainer_kit.process.sidecar_lease import LeaseReader
 
 
@@ -26,7 +31,7 @@ class Retention:
         checkpoints.
     """
 
-    def __init__(self, folder: str, leases: Leases, interval: int | str | None = None) -> None:
+    def __init__(self, folder: str, leases: LeaseReader, interval: int | str | None = None) -> None:
         self._folder = folder
         self._leases = leases
         self._interval = interval
@@ -85,7 +90,11 @@ def remove_checkpoints_except(folder: str, keep: Collection[int], run_id: str = 
     Raises:
       OSError: when a file cannot be removed.
     """
-    records = [name for name in os.listdir(folder) if parse_checkpoint_name(name) and name.endswith(RECORD_SUFFIX)]
+    records = [
+        name
+        for name in os.listdir(folder)
+        if parse_checkpoint_name(name) and name.endswith(RECORD_SUFFIX)
+    ]
     checkpoints = [name.removesuffix(RECORD_SUFFIX) for name in records]
     for checkpoint in sorted(checkpoints, key=parse_step):
         prefix = os.path.join(folder, checkpoint)
@@ -124,7 +133,9 @@ def first_of_each_period(folder: str, seconds: float, steps: Sequence[int]) -> s
         prefix = os.path.join(folder, f"ckpt-{step}")
         if not os.path.exists(f"{prefix}.index"):
             continue
-        saved = (read_commit_record(prefix) or {}).get("time") or os.path.getmtime(f"{prefix}.index")
+        saved = (read_commit_record(prefix) or {}).get("time") or os.path.getmtime(
+            f"{prefix}.index"
+        )
         if saved >= last + seconds:
             chosen.add(step)
             last = saved

@@ -16,17 +16,17 @@ from collections.abc import Collection
 from trainer_kit import files
 from trainer_kit.checkpoint_names import (
     RECORD_SUFFIX,
+    check_step_exists,
     complete_checkpoints,
     list_checkpoint_files,
     parse_checkpoint_name,
-    check_step_exists,
     parse_step,
 )
 from trainer_kit.checkpoints.commit import (
-    write_commit_record,
-    describe_foreign_checkpoint,
     describe_damage,
+    describe_foreign_checkpoint,
     read_commit_record,
+    write_commit_record,
 )
 from trainer_kit.checkpoints.pointer_file import read_checkpoint_names, write_pointer
 from trainer_kit.errors import StorageError, UsageError
@@ -107,14 +107,18 @@ def check_from_step(directory: str, step: int, run_id: str = "") -> None:
 def archive_later_checkpoints(directory: str, step: int) -> None:
     """Moves the checkpoints after `step` (all of them for 0) to `archived/`.
 
-    It first writes a note, which `going_back` reports to later processes until `done_going_back`
+    It first writes a note, which `find_unfinished_rewind` reports to later processes until `finish_rewind`
     removes it.
 
     Raises:
       StorageError: when a file cannot be written or moved.
     """
     files.write_json(os.path.join(directory, ARCHIVED, _NOTE), {"step": step})
-    later = [prefix for prefix in _list_saved_checkpoints(directory) if parse_step(prefix) > step or step == 0]
+    later = [
+        prefix
+        for prefix in _list_saved_checkpoints(directory)
+        if parse_step(prefix) > step or step == 0
+    ]
     moved = [
         os.path.join(set_aside(prefix, ARCHIVED), os.path.basename(prefix)) for prefix in later
     ]
@@ -143,7 +147,7 @@ def find_unfinished_rewind(directory: str) -> int | None:
 
 
 def finish_rewind(directory: str) -> None:
-    """Removes the note of `archive_later`, once history, ledger and best checkpoint are rewound too."""
+    """Removes the note of `archive_later_checkpoints`, once history, ledger and best checkpoint are rewound too."""
     with contextlib.suppress(FileNotFoundError):
         os.remove(os.path.join(directory, ARCHIVED, _NOTE))
 
@@ -168,7 +172,9 @@ def set_aside(prefix: str, folder: str) -> str:
     _repair_pointer(directory, without=[prefix])
     try:
         os.makedirs(target, exist_ok=True)
-        for path in sorted(list_checkpoint_files(prefix), key=lambda path: not path.endswith(RECORD_SUFFIX)):
+        for path in sorted(
+            list_checkpoint_files(prefix), key=lambda path: not path.endswith(RECORD_SUFFIX)
+        ):
             os.replace(path, os.path.join(target, os.path.basename(path)))
     except OSError as error:
         raise StorageError(

@@ -11,7 +11,12 @@ import tensorflow as tf
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.commit import begin_save, fail_save, finish_interrupted_saves, finish_save
+from trainer_kit.checkpoints.commit import (
+    begin_save,
+    fail_save,
+    finish_interrupted_saves,
+    finish_save,
+)
 from trainer_kit.checkpoints.pointer_file import write_pointer
 from trainer_kit.checkpoints.retention import remove_checkpoints_except
 from trainer_kit.errors import StorageError
@@ -24,7 +29,7 @@ class WeightsFolder:
 
     Args:
       path: The local folder; it is created with the first checkpoint.
-      writes: Whether this worker writes the folder. Others take part in each save, since reading a
+      is_writer: Whether this worker writes the folder. Others take part in each save, since reading a
         variable can involve all workers, but discard what they save.
     """
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from trainer_kit.cli.evals import evaluation_to_json
 from trainer_kit.cli.view import recorded_evaluations as ledgers
 from trainer_kit.cli.view.recorded_evaluations import MetricChoice, RecordedEvaluation
-from trainer_kit.cli.view.run_status import Settings, require_run, read_settings
-from trainer_kit.cli.view.tables import Table, format_number, print_tables
+from trainer_kit.cli.view.run_status import Settings, read_settings, require_run
+from trainer_kit.cli.view.tables import Table, format_metric, print_tables
 from trainer_kit.errors import ExitCode, UsageError, suggest_names
 
 
@@ -91,7 +91,7 @@ def _show_named(
     folder: Path,
     name: str,
     settings: Settings,
-    evaluations: Sequence[Evaluation],
+    evaluations: Sequence[RecordedEvaluation],
 ) -> int:
     """Prints the evaluations that trainer.best_checkpoints keeps under a name."""
     if arguments.metric or arguments.comparison:
@@ -125,15 +125,21 @@ def _show_named(
 def _print_evaluations(
     arguments: argparse.Namespace,
     folder: Path,
-    choice: Choice,
-    ranked_evaluations: Sequence[Sequence[Evaluation]],
-    evaluations: Sequence[Evaluation],
+    choice: MetricChoice,
+    ranked_evaluations: Sequence[Sequence[RecordedEvaluation]],
+    evaluations: Sequence[RecordedEvaluation],
     best_dirs: Sequence[Path | None],
 ) -> None:
-    """Prints evaluations with their weights, and whether info.json in the first of `places` names the best."""
+    """Prints evaluations with their weights, and whether info.json in the first of `best_dirs` names the best."""
     name, kept = arguments.name, best_dirs[0]
-    verdict = ledgers.compare_with_info([of[0] for of in ranked_evaluations], choice, kept) if kept else (None, "")
-    weights = [_weights(one, folder, [place for place in best_dirs if place]) for one in evaluations]
+    verdict = (
+        ledgers.compare_with_info([of[0] for of in ranked_evaluations], choice, kept)
+        if kept
+        else (None, "")
+    )
+    weights = [
+        _weights(one, folder, [place for place in best_dirs if place]) for one in evaluations
+    ]
     if arguments.json:
         rows = [
             {"value": one.metrics[choice.metric], **evaluation_to_json(one), "weights": place}
@@ -152,17 +158,26 @@ def _print_evaluations(
         print(*filter(None, [verdict[1]]))
 
 
-def _weights(evaluation: Evaluation, folder: Path, best_dirs: Sequence[Path]) -> str | None:
+def _weights(evaluation: RecordedEvaluation, folder: Path, best_dirs: Sequence[Path]) -> str | None:
     place = ledgers.find_weights(evaluation, folder, best_dirs)
     return None if place is None else os.path.relpath(place, folder)
 
 
 def _table(
-    name: str, choice: Choice, best: Sequence[Evaluation], weights: Sequence[str | None]
+    name: str,
+    choice: MetricChoice,
+    best: Sequence[RecordedEvaluation],
+    weights: Sequence[str | None],
 ) -> Table:
     metric = choice.metric
     rows = [
-        [str(one.step), format_number(one.metrics[metric]), one.dataset, one.checkpoint, place or "gone"]
+        [
+            str(one.step),
+            format_metric(one.metrics[metric]),
+            one.dataset,
+            one.checkpoint,
+            place or "gone",
+        ]
         for one, place in zip(best, weights, strict=True)
     ]
     found = (

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         checks.begin("config: every value is known and valid")
         config = resolve_arguments(arguments).config
         checks.begin("task: its module can be imported, and gin knows every name that is bound")
-        from trainer_kit.config.experiments import lookup_task_class
+        from trainer_kit.config.experiment_registry import lookup_task_class
 
         task_type = lookup_task_class(config.task)
         run_gin_second_pass(arguments.gin_file, arguments.gin_params)
@@ -123,7 +123,11 @@ def shorten_config(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def _build_trainer(
-    config: ExperimentConfig, short_config: ExperimentConfig, task: Any, folder: str, checks: Checklist
+    config: ExperimentConfig,
+    short_config: ExperimentConfig,
+    task: Any,
+    folder: str,
+    checks: Checklist,
 ) -> Any:
     """Returns the trainer of the short run, after the checks of the names and the data that `config` asks for."""
     from trainer_kit.callbacks.early_stopping import check_early_stopping_metric

@@ -31,7 +31,14 @@ def run(arguments: argparse.Namespace) -> int:
     if rows:
         headers = ["name", "difference", "detail"]
         print_tables(
-            [Table(f"{first.path} and {second.path}", headers, rows, left_aligned=frozenset(headers))],
+            [
+                Table(
+                    f"{first.path} and {second.path}",
+                    headers,
+                    rows,
+                    left_aligned=frozenset(headers),
+                )
+            ],
             sys.stdout,
         )
     print(f"{equal} variables are equal, {len(rows)} differ")

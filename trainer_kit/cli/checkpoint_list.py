@@ -34,7 +34,14 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [[name, str(list(shape)), file.dtypes[name]] for name, shape in file.shapes.items()]
     headers = ["name", "shape", "dtype"]
     print_tables(
-        [Table(f"{file.path}, {file.kind}", headers, rows, left_aligned=frozenset(["name", "dtype"]))],
+        [
+            Table(
+                f"{file.path}, {file.kind}",
+                headers,
+                rows,
+                left_aligned=frozenset(["name", "dtype"]),
+            )
+        ],
         sys.stdout,
     )
     print(f"{len(rows)} variables with {sum(map(math.prod, file.shapes.values())):,} values")

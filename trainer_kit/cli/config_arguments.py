@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from trainer_kit.config import discovery
-from trainer_kit.config.experiments import lookup_task_class
+from trainer_kit.config.experiment_registry import lookup_task_class
 from trainer_kit.config.merge import ResolvedConfig
 from trainer_kit.config.resolve import ConfigSources, resolve_config
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -36,7 +36,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def resolve_arguments(arguments: argparse.Namespace) -> Resolved[ExperimentConfig]:
+def resolve_arguments(arguments: argparse.Namespace) -> ResolvedConfig[ExperimentConfig]:
     """Returns the config that the arguments describe.
 
     Raises:
@@ -58,7 +58,7 @@ def resolve_task(arguments: argparse.Namespace) -> tuple[ExperimentConfig, Any]:
     return config, task_type
 
 
-def build_sources(arguments: argparse.Namespace) -> Sources:
+def build_sources(arguments: argparse.Namespace) -> ConfigSources:
     """Returns the sources of config values that the arguments name."""
     return ConfigSources(
         config_files=tuple(arguments.config_file),

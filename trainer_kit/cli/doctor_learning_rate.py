@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     config, task_type = resolve_task(arguments)
     from trainer_kit.run.launcher import prepare_runtime
     from trainer_kit.run.lengths import resolve_lengths
-    from trainer_kit.training.rate_range import run_range_test, range_test_config
+    from trainer_kit.training.rate_range import range_test_config, run_range_test
     from trainer_kit.training.trainer_creation import create_trainer
 
     changed = range_test_config(config, arguments.lowest, arguments.highest, arguments.steps)
@@ -139,7 +139,9 @@ def _save_picture(rate_range: RateRange, path: str) -> None:
     axes.plot(rate_range.rates, rate_range.losses, color="lightgray", label="each step")
     axes.plot(rate_range.rates, rate_range.smoothed_losses, label="smoothed")
     if rate_range.suggestion is not None:
-        axes.axvline(rate_range.suggestion, linestyle="--", label=f"suggested: {rate_range.suggestion:.2g}")
+        axes.axvline(
+            rate_range.suggestion, linestyle="--", label=f"suggested: {rate_range.suggestion:.2g}"
+        )
     axes.legend()
     try:
         figure.savefig(path)

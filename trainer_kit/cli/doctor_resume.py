@@ -48,8 +48,8 @@ class Kill:
     """One kill of the run.
 
     Attributes:
-      sent: the signal that was sent.
-      after: the step whose report the kill waited for.
+      sent_signal: the signal that was sent.
+      after_step: the step whose report the kill waited for.
       seconds: the time from that report to the signal.
       code: the process's exit code, or minus the number of the signal that ended it.
       step: the last step in metrics.jsonl after the process had ended.
@@ -143,7 +143,9 @@ def _run_with_kills(arguments: argparse.Namespace, base: Path) -> int:
 
 
 def _command(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    given = [f"--{name}={value}" for name in _FORWARDED_ARGUMENTS for value in getattr(arguments, name)]
+    given = [
+        f"--{name}={value}" for name in _FORWARDED_ARGUMENTS for value in getattr(arguments, name)
+    ]
     run_flags = [f"--experiment={arguments.experiment}", f"--mode={_MODE}", f"--model_dir={folder}"]
     return [sys.executable, "-m", "trainer_kit.train", *run_flags, *given]
 
@@ -172,7 +174,7 @@ def _run_to_end(command: list[str], folder: Path) -> float:
 def _run_until_killed(
     command: list[str], folder: Path, sent_signal: signal.Signals, after_step: int, seconds: float
 ) -> Kill | None:
-    """Kills a run `seconds` after its report of step `after` or later; returns None if the run ended before that.
+    """Kills a run `seconds` after its report of step `after_step` or later; returns None if the run ended before that.
 
     Raises:
       DoctorError: when the run ended with another exit code.
@@ -186,7 +188,11 @@ def _run_until_killed(
         code = process.wait()
     if code not in (ExitCode.DONE, ExitCode.PREEMPTED, -sent_signal):
         raise _build_failure(code, folder)
-    return None if code == ExitCode.DONE else Kill(sent_signal, after_step, seconds, code, _last_step(folder))
+    return (
+        None
+        if code == ExitCode.DONE
+        else Kill(sent_signal, after_step, seconds, code, _last_step(folder))
+    )
 
 
 @contextlib.contextmanager
@@ -283,7 +289,8 @@ def _report_verdict(
 
 def _last_step(folder: Path) -> int:
     return max(
-        (int(line.get("step", 0)) for line in files.read_json_lines(folder / "metrics.jsonl")), default=0
+        (int(line.get("step", 0)) for line in files.read_json_lines(folder / "metrics.jsonl")),
+        default=0,
     )
 
 

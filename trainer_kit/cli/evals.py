@@ -11,8 +11,8 @@ from typing import Any
 
 from trainer_kit.cli.view import recorded_evaluations as ledgers
 from trainer_kit.cli.view.recorded_evaluations import MetricChoice, RecordedEvaluation
-from trainer_kit.cli.view.run_status import require_run, read_settings
-from trainer_kit.cli.view.tables import Table, format_number, print_tables
+from trainer_kit.cli.view.run_status import read_settings, require_run
+from trainer_kit.cli.view.tables import Table, format_metric, print_tables
 from trainer_kit.errors import ExitCode
 from trainer_kit.telemetry.scalars import to_json_number
 
@@ -51,33 +51,39 @@ def run(arguments: argparse.Namespace) -> int:
     choice = ledgers.choose_metric(
         arguments.metric, arguments.comparison, read_settings(folder), everything
     )
-    shown = {name: [one for one in of if one.is_active or arguments.all] for name, of in found.items()}
+    shown = {
+        name: [one for one in of if one.is_active or arguments.all] for name, of in found.items()
+    }
     if arguments.json:
         print(
             json.dumps(
-                [ledger_to_json(name, of, choice) for name, of in shown.items()], indent=2, allow_nan=False
+                [ledger_to_json(name, of, choice) for name, of in shown.items()],
+                indent=2,
+                allow_nan=False,
             )
         )
     else:
-        print_tables([build_table(name, of, choice, folder) for name, of in shown.items()], sys.stdout)
+        print_tables(
+            [build_table(name, of, choice, folder) for name, of in shown.items()], sys.stdout
+        )
     return ExitCode.DONE
 
 
 def build_table(
-    name: str, evaluations: Sequence[Evaluation], choice: Choice | None, folder: Path
+    name: str, evaluations: Sequence[RecordedEvaluation], choice: MetricChoice | None, folder: Path
 ) -> Table:
     """Returns a ledger as a table with one row per evaluation; the best of each dataset is marked."""
     best, metrics = _get_best_ids(evaluations, choice), ledgers.metric_names(evaluations)
     rows = []
     for one in evaluations:
         mark = "best" if id(one) in best else "" if one.is_active else "superseded"
-        values = [format_number(one.metrics.get(metric)) for metric in metrics]
+        values = [format_metric(one.metrics.get(metric)) for metric in metrics]
         rows.append(
             [
                 str(one.step),
                 one.dataset,
                 *values,
-                format_number(one.seconds),
+                format_metric(one.seconds),
                 ledgers.format_checkpoint_cell(one, folder),
                 mark,
             ]
@@ -92,18 +98,22 @@ def build_table(
     )
 
 
-def ledger_to_json(name: str, evaluations: Sequence[Evaluation], choice: Choice | None) -> dict[str, Any]:
+def ledger_to_json(
+    name: str, evaluations: Sequence[RecordedEvaluation], choice: MetricChoice | None
+) -> dict[str, Any]:
     """Returns a ledger as JSON values; numbers that are not finite become the text "nan", "inf" or "-inf"."""
     best = _get_best_ids(evaluations, choice)
     return {
         "name": name,
         "metric": choice.metric if choice else None,
         "comparison": choice.comparison if choice else None,
-        "evaluations": [{**evaluation_to_json(one), "best": id(one) in best} for one in evaluations],
+        "evaluations": [
+            {**evaluation_to_json(one), "best": id(one) in best} for one in evaluations
+        ],
     }
 
 
-def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
+def evaluation_to_json(evaluation: RecordedEvaluation) -> dict[str, Any]:
     """Returns an evaluation as JSON values."""
     return {
         "step": evaluation.step,
@@ -116,7 +126,9 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _get_best_ids(evaluations: Sequence[Evaluation], choice: Choice | None) -> set[int]:
+def _get_best_ids(
+    evaluations: Sequence[RecordedEvaluation], choice: MetricChoice | None
+) -> set[int]:
     """Returns the id() of each dataset's best evaluation: two evaluations may be equal in every field."""
     return (
         set()

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from trainer_kit.config import discovery
-from trainer_kit.config.experiments import experiments
+from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.config.field_docs import get_first_sentence, read_class_summary
 from trainer_kit.config.schema.experiment import DatasetConfig
-from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
-from trainer_kit.config.schema.metrics import MetricConfig
+from trainer_kit.config.schema.gradient_processor_configs import GradientProcessorConfig
+from trainer_kit.config.schema.metric_configs import MetricConfig
 from trainer_kit.config.schema.open_choice import OpenOneOfConfig
-from trainer_kit.config.schema.optimizers import OptimizerConfig
+from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
 from trainer_kit.config.schema.schedules import LrConfig
 from trainer_kit.errors import ExitCode
 
@@ -76,7 +76,9 @@ def _branches(choice: type[OpenOneOfConfig]) -> dict[str, str]:
     """Returns the first sentence about each branch: of its registered function, else of its config class."""
     found = {}
     for name, config_class in choice.branches().items():
-        registered = _get_first_line(choice.registry.lookup(name).build) if name in choice.registry else ""
+        registered = (
+            _get_first_line(choice.registry.lookup(name).build) if name in choice.registry else ""
+        )
         found[name] = registered or get_first_sentence(read_class_summary(config_class))
     return found
 

@@ -15,7 +15,7 @@ from typing import Any
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
 from trainer_kit.cli.view.tables import find_console
 from trainer_kit.config.allowed_values import format_value
-from trainer_kit.config.experiments import get_experiment
+from trainer_kit.config.experiment_registry import get_experiment
 from trainer_kit.config.field_docs import read_docs_by_path
 from trainer_kit.config.fields import flatten_values
 from trainer_kit.config.resolve import list_resolved_values

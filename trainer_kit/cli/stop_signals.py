@@ -17,11 +17,11 @@ from trainer_kit.process.startup_signals import get_signal_exit_code, get_stop_s
 class StopSignalHandler:
     """While entered, SIGINT raises KeyboardInterrupt, SIGTERM and SIGHUP raise SystemExit; in the main thread only.
 
-    An import of TensorFlow may turn these into an ImportError; `received` keeps the signal that
+    An import of TensorFlow may turn these into an ImportError; `received_signal` keeps the signal that
     really arrived. A second signal, at least a second later, ends the process at once.
 
     Attributes:
-      received: the signal that decides the exit code, or None; see `signals.deciding`.
+      received_signal: the signal that decides the exit code, or None; see `signals.select_deciding_signal`.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class StopSignalHandler:
         self._handlers: dict[int, Any] = {}
         self._hook = sys.unraisablehook
 
-    def __enter__(self) -> Stops:
+    def __enter__(self) -> StopSignalHandler:
         if threading.current_thread() is threading.main_thread():
             self._handlers = {
                 number: signal.signal(number, self._stop) for number in get_stop_signals()

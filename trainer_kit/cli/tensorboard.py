@@ -16,7 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer_kit import files
-from trainer_kit.cli.view.run_status import TrainerHeartbeat, is_run_folder, read_trainer_heartbeat, explain_read_errors
+from trainer_kit.cli.view.run_status import (
+    TrainerHeartbeat,
+    explain_read_errors,
+    is_run_folder,
+    read_trainer_heartbeat,
+)
 from trainer_kit.cli.view.tables import Table, print_tables
 from trainer_kit.errors import UsageError
 from trainer_kit.process.run_lock import is_process_alive
@@ -95,17 +100,24 @@ def _table(folder: Path) -> Table:
     if not rows:
         return Table(f"{folder} holds no run yet", (), ())
     return Table(
-        f"runs in {folder}", ("run", "state", "step"), rows, left_aligned=frozenset({"run", "state"})
+        f"runs in {folder}",
+        ("run", "state", "step"),
+        rows,
+        left_aligned=frozenset({"run", "state"}),
     )
 
 
-def _describe_state(trainer: Process) -> str:
+def _describe_state(trainer: TrainerHeartbeat) -> str:
     """Returns "alive", "ended: done", "gone, no end recorded" or "silent for 23 s"."""
     if trainer.end_state:
         return f"ended: {trainer.end_state}"
 
     # The process table of another machine cannot be read.
-    if trainer.host == socket.gethostname() and trainer.pid is not None and not is_process_alive(trainer.pid):
+    if (
+        trainer.host == socket.gethostname()
+        and trainer.pid is not None
+        and not is_process_alive(trainer.pid)
+    ):
         return "gone, no end recorded"
 
     seconds = time.time() - trainer.write_time

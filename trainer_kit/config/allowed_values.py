@@ -44,7 +44,9 @@ def describe_allowed_values(annotation: Any, metadata: tuple[Any, ...] = ()) -> 
     if marks := [item for item in metadata if isinstance(item, DurationField)]:
         return marks[0].allowed_values
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(describe_allowed_values(arg) for arg in args)) + _describe_bounds(metadata)
+        return " or ".join(
+            dict.fromkeys(describe_allowed_values(arg) for arg in args)
+        ) + _describe_bounds(metadata)
     if origin is Literal:
         words = [format_value(arg) if not isinstance(arg, str) else arg for arg in args]
         return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
@@ -54,9 +56,9 @@ def describe_allowed_values(annotation: Any, metadata: tuple[Any, ...] = ()) -> 
         return f"a mapping (each value {describe_allowed_values(args[1])})" if args else "a mapping"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "a section"
-    return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation))) + _describe_bounds(
-        metadata
-    )
+    return _NAMES.get(
+        annotation, getattr(annotation, "__name__", str(annotation))
+    ) + _describe_bounds(metadata)
 
 
 def format_value(value: Any) -> str:
@@ -90,10 +92,10 @@ def suggest_key(path: str, name: str, siblings: Sequence[str], known_paths: Iter
     """Returns what the user probably meant by an unknown key.
 
     Args:
-      where: The dotted path of the key.
-      name: The key, which is the end of `where`.
+      path: The dotted path of the key.
+      name: The key, which is the end of `path`.
       siblings: The keys that its section has.
-      known: The dotted paths of all values.
+      known_paths: The dotted paths of all values.
     """
     if "." in name:
         return "nest the keys, or write it as a.b=c in --params_override"

@@ -16,8 +16,8 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from trainer_kit.config.experiments import experiments
-from trainer_kit.errors import UsageError, find_similar_names, suggest_paths, suggest_names
+from trainer_kit.config.experiment_registry import experiments
+from trainer_kit.errors import UsageError, find_similar_names, suggest_names, suggest_paths
 
 EXPERIMENT_ENTRY_POINT_GROUP = "trainer_kit.experiments"
 FRAMEWORK_ENTRY_POINT_GROUP = "trainer_kit.doors"
@@ -90,7 +90,9 @@ def import_experiment(
             f"there is no folder experiments/ in {os.getcwd()}, and no installed package has"
             " experiments"
         )
-        if own or find_similar_names(name, names):  # of another framework's experiments only near names
+        if own or find_similar_names(
+            name, names
+        ):  # of another framework's experiments only near names
             known = suggest_names(name, names if find_similar_names(name, names) else sorted(own))
         flag = "--experiment: " if option.startswith("--") else ""
         advice = f"{known} If not, name" if known.endswith("?") else f"{known}; name"

@@ -11,7 +11,13 @@ import re
 from dataclasses import dataclass
 
 from trainer_kit.config.allowed_values import describe_allowed_values, format_value
-from trainer_kit.config.fields import get_fields, find_list_item_class, find_dict_value_class, find_section_class, list_sections
+from trainer_kit.config.fields import (
+    find_dict_value_class,
+    find_list_item_class,
+    find_section_class,
+    get_fields,
+    list_sections,
+)
 from trainer_kit.config.schema.section import Section
 from trainer_kit.config.sources.layer import join_keys
 
@@ -25,7 +31,7 @@ class FieldDoc:
 
     Attributes:
       text: The whole entry of the docstring; empty if the class has none for the field.
-      allowed: What the field takes, in words.
+      allowed_values: What the field takes, in words.
       default: The default as a config file would show it; empty for a section and for a field
         without a default.
       section: The config class of the field if it is a section, or holds sections; else None.
@@ -55,15 +61,24 @@ def read_field_docs(config_class: type[Section]) -> dict[str, FieldDoc]:
     docs = {}
     for name, field in get_fields(config_class).items():
         annotation = field.annotation
-        section = find_section_class(annotation) or find_list_item_class(annotation) or find_dict_value_class(annotation)
+        section = (
+            find_section_class(annotation)
+            or find_list_item_class(annotation)
+            or find_dict_value_class(annotation)
+        )
         default = ""
         if not field.is_required():
             value = field.get_default(call_default_factory=True)
             default = (
-                "" if isinstance(value, Section) else format_value(list(value) if value == () else value)
+                ""
+                if isinstance(value, Section)
+                else format_value(list(value) if value == () else value)
             )
         docs[name] = FieldDoc(
-            texts.get(name, ""), describe_allowed_values(annotation, tuple(field.metadata)), default, section
+            texts.get(name, ""),
+            describe_allowed_values(annotation, tuple(field.metadata)),
+            default,
+            section,
         )
     return docs
 

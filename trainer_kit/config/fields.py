@@ -21,7 +21,9 @@ def get_fields(config_class: type[Section]) -> dict[str, FieldInfo]:
 def find_section_class(annotation: Any) -> type[Section] | None:
     """Returns the config class of a field that is a section, also if None or several by name are allowed; else None."""
     arms = [
-        arm for arm in _get_union_members(annotation) if arm is not type(None) and get_origin(arm) is not dict
+        arm
+        for arm in _get_union_members(annotation)
+        if arm is not type(None) and get_origin(arm) is not dict
     ]
     if len(arms) == 1 and isinstance(arms[0], type) and issubclass(arms[0], Section):
         return arms[0]
@@ -110,7 +112,10 @@ def _get_union_members(annotation: Any) -> list[Any]:
 
 
 def _walk_sections(
-    config_class: type[Section], config: Section | None, path: str, enclosing_classes: tuple[type, ...]
+    config_class: type[Section],
+    config: Section | None,
+    path: str,
+    enclosing_classes: tuple[type, ...],
 ) -> Iterator[tuple[str, type[Section], bool]]:
     yield path, config_class, config is not None
     for name, field in get_fields(config_class).items():
@@ -124,7 +129,9 @@ def _walk_sections(
         inner = type(value) if isinstance(value, Section) else find_section_class(field.annotation)
         if inner is None or (value is None and inner in (*enclosing_classes, config_class)):
             continue  # a class that may hold itself ends where there is nothing
-        yield from _walk_sections(inner, value, join_keys(path, name), (*enclosing_classes, config_class))
+        yield from _walk_sections(
+            inner, value, join_keys(path, name), (*enclosing_classes, config_class)
+        )
 
 
 def is_section_mapping(value: Any) -> bool:

@@ -16,7 +16,7 @@ def import_object(field: str, name: str, is_expected_kind: Callable[[Any], bool]
     Args:
       field: The field of the config, for messages.
       name: The name, "module:name".
-      is_one: Whether an object is of the kind that the field takes.
+      is_expected_kind: Whether an object is of the kind that the field takes.
       kind: This kind, for messages: "subclass of trainer_kit.Callback".
 
     Raises:
@@ -35,7 +35,9 @@ def import_object(field: str, name: str, is_expected_kind: Callable[[Any], bool]
             f"{field}: there is no module {module!r} ({error}); write {kind} as module:name"
         ) from None
     if not is_expected_kind(found):
-        names = [each for each, value in vars(sys.modules[module]).items() if is_expected_kind(value)]
+        names = [
+            each for each, value in vars(sys.modules[module]).items() if is_expected_kind(value)
+        ]
         raise UsageError(
             f"{field}: {module} has no {kind} called {attribute!r}; {suggest_names(attribute, names)}"
         )

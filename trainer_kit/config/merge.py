@@ -21,27 +21,27 @@ from trainer_kit.config.allowed_values import (
     NO_SUCH_KEY,
     REMOVED_VALUES,
     describe_allowed_values,
+    format_value,
     suggest_correction,
     suggest_key,
-    format_value,
 )
 from trainer_kit.config.fields import (
     create_field_adapter,
-    suggest_fields,
-    get_fields,
-    flatten_values,
-    find_list_item_class,
     find_dict_value_class,
+    find_list_item_class,
     find_section_class,
+    flatten_values,
+    get_fields,
+    suggest_fields,
 )
 from trainer_kit.config.schema.section import (
     FieldError,
     Section,
+    get_path_in_experiment,
     has_several_sections,
     is_configclass,
-    get_path_in_experiment,
 )
-from trainer_kit.config.sources.layer import ConfigLayer, list_paths_inside, is_inside, join_keys
+from trainer_kit.config.sources.layer import ConfigLayer, is_inside, join_keys, list_paths_inside
 from trainer_kit.errors import ConfigError, Mistake, suggest_names
 
 DEFAULT_ORIGIN = "default"
@@ -56,7 +56,7 @@ class ResolvedConfig(Generic[ConfigT]):
     origins: dict[str, str]
 
 
-def apply_layers(config: ConfigT, layers: Sequence[Layer]) -> Resolved[ConfigT]:
+def apply_layers(config: ConfigT, layers: Sequence[ConfigLayer]) -> ResolvedConfig[ConfigT]:
     """Returns `config` with the values of `layers` merged into it; the last layer wins.
 
     A section is checked against the class of the section that `config` has there: a task's against
@@ -69,11 +69,13 @@ def apply_layers(config: ConfigT, layers: Sequence[Layer]) -> Resolved[ConfigT]:
     merged, origins, mistakes = merge_layers(config, layers, check_all_sections=True)
     if mistakes:
         raise ConfigError(mistakes)
-    return ResolvedConfig(merged, {path: origins.get(path, DEFAULT_ORIGIN) for path in flatten_values(merged)})
+    return ResolvedConfig(
+        merged, {path: origins.get(path, DEFAULT_ORIGIN) for path in flatten_values(merged)}
+    )
 
 
 def merge_layers(
-    config: ConfigT, layers: Sequence[Layer], check_all_sections: bool = False
+    config: ConfigT, layers: Sequence[ConfigLayer], check_all_sections: bool = False
 ) -> tuple[ConfigT, dict[str, str], list[Mistake]]:
     """Returns `config` with the values of `layers`, the origins of the values that they give, and all mistakes.
 
@@ -82,7 +84,7 @@ def merge_layers(
     Args:
       config: The config, or a section of it.
       layers: The values; the last layer wins.
-      checks_all: Whether sections that no layer touches are checked too, which gives their values
+      check_all_sections: Whether sections that no layer touches are checked too, which gives their values
         the fields' types.
     """
     merger = _Merger(config, config.path_in_experiment or "", check_all_sections)
@@ -140,7 +142,9 @@ class _Draft:
         """A draft that changes independently of `value`, a section or a draft; any other value: a fresh one."""
         if isinstance(value, Section):
             return cls.from_section(value)
-        return copy.deepcopy(value) if isinstance(value, _Draft) else cls.from_defaults(config_class)
+        return (
+            copy.deepcopy(value) if isinstance(value, _Draft) else cls.from_defaults(config_class)
+        )
 
 
 class _Merger:
@@ -148,8 +152,8 @@ class _Merger:
 
     Args:
       config: The config, or its class, for near names.
-      place: The path of the config in an experiment, for near names.
-      checks_all: See merge_layers.
+      path_prefix: The path of the config in an experiment, for near names.
+      check_all_sections: See merge_layers.
 
     Attributes:
       layer: The layer that is being merged.
@@ -180,7 +184,11 @@ class _Merger:
             inner = _get_value_class(current) or find_section_class(info.annotation)
             named = find_dict_value_class(info.annotation)
             listed = find_list_item_class(info.annotation)
-            has_names = isinstance(current, dict) and bool(current) and not self.layer.replaces_named_sections
+            has_names = (
+                isinstance(current, dict)
+                and bool(current)
+                and not self.layer.replaces_named_sections
+            )
             if isinstance(value, Section):
                 self._set_leaf(section, name, value, where)
             elif (
@@ -210,7 +218,9 @@ class _Merger:
         """Returns the draft of a section with the values of a mapping; None for a value that is refused."""
         if not isinstance(value, Mapping):
             self._add_mistake(
-                path, f"{format_value(value)} is not a section", suggest_fields(config_class, path, value)
+                path,
+                f"{format_value(value)} is not a section",
+                suggest_fields(config_class, path, value),
             )
             return None
         if not is_configclass(config_class):
@@ -233,7 +243,9 @@ class _Merger:
         current = parent.values.get(name)
         before = current if isinstance(current, dict) else {}
         model = (
-            current if _get_value_class(current) else _Draft.from_defaults(parent.config_class).values.get(name)
+            current
+            if _get_value_class(current)
+            else _Draft.from_defaults(parent.config_class).values.get(name)
         )
         sections = {} if self.layer.replaces_named_sections else dict(before)
         parent.values[name] = sections
@@ -302,14 +314,18 @@ class _Merger:
         ):
             value = {**current, **value}
         try:
-            section.values[name] = create_field_adapter(section.config_class, name).validate_python(value)
+            section.values[name] = create_field_adapter(section.config_class, name).validate_python(
+                value
+            )
         except ValidationError as error:
             causes = [details.get("ctx", {}).get("error") for details in error.errors()]
             if any(causes):  # of a check of the user's own
                 self._add_mistake(path, str(next(filter(None, causes))))
                 return
             allowed = describe_allowed_values(info.annotation, tuple(info.metadata))
-            advice = REMOVED_VALUES.get(f"{name}={value}") or suggest_correction(info.annotation, value, info.metadata)
+            advice = REMOVED_VALUES.get(f"{name}={value}") or suggest_correction(
+                info.annotation, value, info.metadata
+            )
             self._add_mistake(path, f"{format_value(value)} is not {allowed}", advice)
         else:
             self._set_origin(path)
@@ -319,8 +335,8 @@ class _Merger:
         self.origins[path] = self.layer.find_origin(path) or "given"
 
     def _remove_origins(self, path: str) -> None:
-        for path in list_paths_inside(self.origins, path):
-            del self.origins[path]
+        for inner_path in list_paths_inside(self.origins, path):
+            del self.origins[inner_path]
 
     def _add_mistake(self, path: str, problem: str, advice: str = "") -> None:
         self.mistakes.append(Mistake(path, problem, advice, self.layer.find_origin(path)))
@@ -333,7 +349,9 @@ class _Merger:
             paths = []
         siblings = list(get_fields(section.config_class))
         self._add_mistake(
-            path, NO_SUCH_KEY, suggest_key(join_keys(self._path_prefix, path), name, siblings, paths)
+            path,
+            NO_SUCH_KEY,
+            suggest_key(join_keys(self._path_prefix, path), name, siblings, paths),
         )
 
     def build(self, value: Any, path: str) -> Any:
@@ -346,14 +364,20 @@ class _Merger:
             return [self.build(item, join_keys(path, index)) for index, item in enumerate(value)]
         if isinstance(value, dict) and any(_get_value_class(item) for item in value.values()):
             return {key: self.build(item, join_keys(path, key)) for key, item in value.items()}
-        section = _Draft.from_section(value) if isinstance(value, Section) and self._check_all_sections else value
+        section = (
+            _Draft.from_section(value)
+            if isinstance(value, Section) and self._check_all_sections
+            else value
+        )
         if not isinstance(section, _Draft):
             return value
 
         values = dict(section.values)
         if section.config_class.is_choice:
             chosen = values.get("type")
-            for name in () if section.has_explicit_type else dict.fromkeys(section.touched_branches):
+            for name in (
+                () if section.has_explicit_type else dict.fromkeys(section.touched_branches)
+            ):
                 if name != chosen:
                     where = join_keys(path, "type")
                     problem = f"has no effect while {where} is {format_value(chosen)}"
@@ -368,7 +392,9 @@ class _Merger:
             return section.config_class(**values)
         except FieldError as error:
             for mistake in error.relative_mistakes:
-                self._add_broken_rule(join_keys(path, mistake.path), mistake.problem, mistake.advice)
+                self._add_broken_rule(
+                    join_keys(path, mistake.path), mistake.problem, mistake.advice
+                )
         except Exception:
             if not self.mistakes:  # else a rule stumbled over what could not be set
                 raise

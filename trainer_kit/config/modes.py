@@ -15,7 +15,7 @@ class Mode:
       trains: Whether it changes weights, and so owns model_dir.
       evaluates: Whether it needs validation data.
       meaning: One line for the help text.
-      single: Whether it is one run in model_dir; otherwise each checkpoint of another run gets its
+      is_single_run: Whether it is one run in model_dir; otherwise each checkpoint of another run gets its
         own run.
     """
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.configclass import Config, configclass
 from trainer_kit.config.schema.experiment import DatasetConfig
-from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
-from trainer_kit.config.schema.metrics import MetricConfig
+from trainer_kit.config.schema.gradient_processor_configs import GradientProcessorConfig
+from trainer_kit.config.schema.metric_configs import MetricConfig
 from trainer_kit.config.schema.open_choice import register_branch
-from trainer_kit.config.schema.optimizers import BaseOptimizerConfig, OptimizerConfig
+from trainer_kit.config.schema.optimizer_configs import BaseOptimizerConfig, OptimizerConfig
 from trainer_kit.config.schema.schedules import LrConfig
 
 Builder = TypeVar("Builder", bound=Callable[..., object])

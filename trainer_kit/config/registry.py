@@ -50,7 +50,9 @@ class Registry(Generic[Entry]):
           UsageError: when there is none; the message has the nearest names.
         """
         if name not in self._entries:
-            raise UsageError(f"no {self.kind} is called {name!r}; {suggest_names(name, self.names())}")
+            raise UsageError(
+                f"no {self.kind} is called {name!r}; {suggest_names(name, self.names())}"
+            )
         return self._entries[name]
 
     def names(self) -> list[str]:

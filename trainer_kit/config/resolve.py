@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainer_kit.config.experiments import get_experiment
-from trainer_kit.config.fields import get_fields, is_section_mapping, flatten_values
+from trainer_kit.config.experiment_registry import get_experiment
+from trainer_kit.config.fields import flatten_values, get_fields, is_section_mapping
 from trainer_kit.config.merge import DEFAULT_ORIGIN, ResolvedConfig, apply_layers
-from trainer_kit.config.schema.base import Config
+from trainer_kit.config.schema.configclass import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.config_files import read_config_file, read_params_override
 from trainer_kit.config.sources.gin_source import GinFirstPass, run_gin_first_pass
@@ -32,21 +32,21 @@ class ConfigSources:
     gin_files: tuple[str, ...] = ()
     gin_params: tuple[str, ...] = ()
     params_overrides: tuple[str, ...] = ()
-    flags: Layer = field(default_factory=ConfigLayer)
+    flags: ConfigLayer = field(default_factory=ConfigLayer)
 
 
-def resolve_config(name: str, sources: Sources) -> Resolved[ExperimentConfig]:
+def resolve_config(name: str, sources: ConfigSources) -> ResolvedConfig[ExperimentConfig]:
     """Returns the config of the experiment `name`: its factory's defaults, changed by all sources.
 
-    Names that gin does not know yet are left to `sources.gin_second_pass`. TensorFlow is not
+    Names that gin does not know yet are left to `sources.run_gin_second_pass`. TensorFlow is not
     imported here.
 
     Raises:
       ConfigError: with every mistake of every source.
     """
     mistakes: list[Mistake] = []
-    files: list[Layer] = []
-    overrides: list[Layer] = []
+    files: list[ConfigLayer] = []
+    overrides: list[ConfigLayer] = []
     for read, texts, layers in (
         (read_config_file, sources.config_files, files),
         (read_params_override, sources.params_overrides, overrides),
@@ -77,7 +77,9 @@ def resolve_config(name: str, sources: Sources) -> Resolved[ExperimentConfig]:
 
     # The origin of what a bound argument of the factory has changed is that argument.
     defaults = flatten_values(get_experiment(name))
-    arguments = ", ".join(f"{argument} of {place}" for argument, place in first.argument_origins.items())
+    arguments = ", ".join(
+        f"{argument} of {place}" for argument, place in first.argument_origins.items()
+    )
     origins = dict(resolved.origins)
     for path, value in flatten_values(first.config).items():
         is_changed = path not in defaults or defaults[path] != value
@@ -87,7 +89,7 @@ def resolve_config(name: str, sources: Sources) -> Resolved[ExperimentConfig]:
 
 
 def list_resolved_values(
-    resolved: Resolved[ExperimentConfig], baseline: ExperimentConfig | None = None
+    resolved: ResolvedConfig[ExperimentConfig], baseline: ExperimentConfig | None = None
 ) -> list[tuple[str, Any, str]]:
     """Returns (dotted path, plain value, origin) of every value, in the order of the config.
 
@@ -96,7 +98,7 @@ def list_resolved_values(
 
     Args:
       resolved: A checked config.
-      against: A config, usually that of `get_experiment(name)`; if given, only values that differ
+      baseline: A config, usually that of `get_experiment(name)`; if given, only values that differ
         from it are returned.
     """
     known = flatten_values(baseline) if baseline is not None else {}

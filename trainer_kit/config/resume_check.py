@@ -24,8 +24,12 @@ from trainer_kit.errors import ConfigError, Mistake, suggest_names
 ALLOW_FLAG = "--allow_config_change"
 Kind = Literal["safe", "dangerous"]
 
-_OPTIMIZER_NAME = re.compile(r"^(trainer\.optimizers)\.\w+")  # the name of one of several optimizers
-_TASK_ROUTINE_PREFIX = re.compile(r"^task\.task_routines\.[^.]+\.task_config\.")  # one of several tasks
+_OPTIMIZER_NAME = re.compile(
+    r"^(trainer\.optimizers)\.\w+"
+)  # the name of one of several optimizers
+_TASK_ROUTINE_PREFIX = re.compile(
+    r"^task\.task_routines\.[^.]+\.task_config\."
+)  # one of several tasks
 
 # The longest entry that holds a path decides; * stands for any name.
 _KINDS: dict[str, Kind] = {
@@ -124,7 +128,10 @@ def compare_configs(old: Mapping[str, Any], new: ExperimentConfig) -> list[Chang
             if path.startswith(_FRAMEWORK_SECTIONS)
         }
         defaults |= {
-            path: value for end, value in _DEFAULTS_BY_SUFFIX.items() for path in after if path.endswith(end)
+            path: value
+            for end, value in _DEFAULTS_BY_SUFFIX.items()
+            for path in after
+            if path.endswith(end)
         }
         before = {**{path: value for path, value in defaults.items() if path in after}, **before}
 

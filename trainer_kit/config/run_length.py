@@ -38,14 +38,16 @@ def find_share_mistakes(options: TrainerConfig) -> list[Mistake]:
     ]
 
 
-def replace_durations(config: ExperimentConfig, steps_per_epoch: Fraction | None) -> ExperimentConfig:
+def replace_durations(
+    config: ExperimentConfig, steps_per_epoch: Fraction | None
+) -> ExperimentConfig:
     """Returns the config with steps in place of epochs and shares; unchanged if it has none.
 
     Steps of schedules and warm-ups of one of several optimizers count its updates.
 
     Args:
       config: The config as it was written.
-      epoch: The steps of an epoch; None if no duration counts epochs.
+      steps_per_epoch: The steps of an epoch; None if no duration counts epochs.
 
     Raises:
       ConfigError: when a share has no run of known length, or a rule of the config is broken.

@@ -18,7 +18,7 @@ def to_yaml(config: ExperimentConfig) -> str:
     return yaml_loader.dump(config.as_dict())
 
 
-def parse_params(text: str) -> yaml_loader.Parsed:
+def parse_params(text: str) -> yaml_loader.ParsedYaml:
     """Returns the values in the text of a params.yaml, with their lines.
 
     Raises:
@@ -48,10 +48,14 @@ def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
     for section, fields in parsed.values.items():
         if section in ("trainer", "runtime") and isinstance(fields, dict):
             parsed.values[section] = {
-                name: value for name, value in fields.items() if f"{name}={value}" not in REMOVED_VALUES
+                name: value
+                for name, value in fields.items()
+                if f"{name}={value}" not in REMOVED_VALUES
             }
     origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}
-    return apply_layers(default_config, [ConfigLayer(parsed.values, origins, replaces_named_sections=True)]).config
+    return apply_layers(
+        default_config, [ConfigLayer(parsed.values, origins, replaces_named_sections=True)]
+    ).config
 
 
 def write_params(path: str | os.PathLike[str], config: ExperimentConfig) -> None:

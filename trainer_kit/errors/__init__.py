@@ -188,12 +188,14 @@ _MAX_SIMILARITY_GAP = (
 
 
 def find_similar_names(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
-    """Returns at most `most` candidates that are similar to `name`, best first; leaves out much weaker ones."""
+    """Returns at most `limit` candidates that are similar to `name`, best first; leaves out much weaker ones."""
     by_lower = {candidate.lower(): candidate for candidate in sorted(set(candidates))}
     best = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     if not best:
         return ()
-    cutoff = max(0.6, difflib.SequenceMatcher(None, best[0], name.lower()).ratio() - _MAX_SIMILARITY_GAP)
+    cutoff = max(
+        0.6, difflib.SequenceMatcher(None, best[0], name.lower()).ratio() - _MAX_SIMILARITY_GAP
+    )
     return tuple(
         by_lower[match]
         for match in difflib.get_close_matches(name.lower(), by_lower, n=limit, cutoff=cutoff)
@@ -225,4 +227,6 @@ def suggest_paths(missing: Path, names: Sequence[str], kind: str) -> str:
     if near := find_similar_names(missing.name, names):
         return f"did you mean {' or '.join(str(missing.parent / name) for name in near)}?"
     place = "here" if missing.parent == Path() else f"in {missing.parent}"
-    return f"{place} {suggest_names(missing.name, names)}" if names else f"{place} there are no {kind}"
+    return (
+        f"{place} {suggest_names(missing.name, names)}" if names else f"{place} there are no {kind}"
+    )

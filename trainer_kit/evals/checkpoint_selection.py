@@ -10,7 +10,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.checkpoints.commit import is_foreign, describe_damage
+from trainer_kit.checkpoints.commit import describe_damage, is_foreign
 from trainer_kit.checkpoints.weight_files.keras_file import is_keras_file
 from trainer_kit.errors import StorageError, UsageError, suggest_paths
 from trainer_kit.evals.best.info_json import read_info
@@ -64,7 +64,7 @@ def find_folder_checkpoint(directory: str) -> str | None:
 
 
 def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
-    """Returns the prefix for `which`: `latest`, `best`, a step, `ckpt-<step>`, or a path; "" for `initial`.
+    """Returns the prefix for `which`: `latest`, `best_dir`, a step, `ckpt-<step>`, or a path; "" for `initial`.
 
     Raises:
       UsageError: when there is no such checkpoint; the message lists the existing ones.

@@ -47,11 +47,11 @@ class WatchedRun(Protocol):
         """Records an evaluation that was reported."""
 
     def protect_checkpoints(self, after_step: int | None, reading_step: int | None) -> None:
-        """Keeps the run from removing checkpoints: those after step `after` and that of step `reads`; None: none."""
+        """Keeps the run from removing checkpoints: those after step `after_step` and that of step `reading_step`; None: none."""
 
 
 class UnmonitoredRun:
-    """A run that is known only by its checkpoints and by `finished`, which tells whether more will come."""
+    """A run that is known only by its checkpoints and by `is_finished`, which tells whether more will come."""
 
     def __init__(self, is_finished: Callable[[], bool]) -> None:
         self.is_finished = is_finished
@@ -112,13 +112,15 @@ class CheckpointWatcher:
         self.unevaluated_count = 0
 
     def follow(
-        self, should_stop: Callable[[], bool], enter_wait: Callable[[], AbstractContextManager[None]]
+        self,
+        should_stop: Callable[[], bool],
+        enter_wait: Callable[[], AbstractContextManager[None]],
     ) -> Iterator[str]:
-        """Yields the prefix of each checkpoint until the run is finished or `stopping` returns True.
+        """Yields the prefix of each checkpoint until the run is finished or `should_stop` returns True.
 
         Args:
-          stopping: Returns whether to end.
-          waiting: Returns a context manager that is entered while waiting.
+          should_stop: Returns whether to end.
+          enter_wait: Returns a context manager that is entered while waiting.
 
         Raises:
           NothingToWaitForError: when no checkpoint came in time although the run is not finished.
@@ -149,7 +151,11 @@ class CheckpointWatcher:
                     limit = f"at most {self._timeout:g} s without a sign of life"
                 pattern = f"{self._directory}/ckpt-*.index"
                 _LOG.info(
-                    "waiting for %s (%s); %s; %s", pattern, self._describe_folder(), self._run.describe_trainer(), limit
+                    "waiting for %s (%s); %s; %s",
+                    pattern,
+                    self._describe_folder(),
+                    self._run.describe_trainer(),
+                    limit,
                 )
                 logged = now
             with enter_wait():
@@ -157,7 +163,9 @@ class CheckpointWatcher:
 
     def _is_foreign(self, prefix: str) -> bool:
         """Whether another run saved the checkpoint; warns once."""
-        if prefix not in self._foreign_prefixes and is_foreign(prefix, read_run_id(self._directory)):
+        if prefix not in self._foreign_prefixes and is_foreign(
+            prefix, read_run_id(self._directory)
+        ):
             _LOG.warning("%s was saved by another run; it is not evaluated", prefix)
             self._foreign_prefixes.add(prefix)
         return prefix in self._foreign_prefixes

@@ -20,7 +20,7 @@ from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.ledger import Ledger
 from trainer_kit.process.run_directory import RunDirectory, has_begun
-from trainer_kit.process.run_lock import read_heartbeat, is_process_alive
+from trainer_kit.process.run_lock import is_process_alive, read_heartbeat
 from trainer_kit.process.sidecar_lease import Lease
 
 _LOG = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Sidecar:
       train_steps: The value of trainer.train_steps that counts if the run's folder does not name
         it.
       global_step: The variable of the step that was restored last; None: a subclass has another
-        `step_reached`.
+        `get_reached_step`.
     """
 
     def __init__(
@@ -151,7 +151,9 @@ class Sidecar:
         if heartbeat["beat"] != self._last_heartbeat[0]:
             self._last_heartbeat = (heartbeat["beat"], now)
         here = heartbeat["host"] == socket.gethostname()
-        return now - self._last_heartbeat[1] < _SILENT_SECONDS and not (here and not is_process_alive(heartbeat["pid"]))
+        return now - self._last_heartbeat[1] < _SILENT_SECONDS and not (
+            here and not is_process_alive(heartbeat["pid"])
+        )
 
     def describe_trainer(self) -> str:
         """Describes the trainer: its host and pid, its step, and whether it is alive."""
@@ -174,7 +176,9 @@ class Sidecar:
         """Follows a rewind of the run: evaluations of later steps no longer count. Returns the step, or None."""
         # The best is rewound before the ledger: a sidecar that dies in between repeats both at its
         # next start.
-        step = self._ledger.follow(self._directory.training_ledger_path, before_rewind=self._rewind_best)
+        step = self._ledger.follow(
+            self._directory.training_ledger_path, before_rewind=self._rewind_best
+        )
         if step is not None:
             self._resume_best_and_summaries(step)
         return step

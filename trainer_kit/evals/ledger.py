@@ -19,7 +19,12 @@ from typing import Any
 
 from trainer_kit import files
 from trainer_kit.errors import StorageError
-from trainer_kit.telemetry.scalars import as_scalar, flatten_scalars, from_json_number, to_json_number
+from trainer_kit.telemetry.scalars import (
+    as_scalar,
+    flatten_scalars,
+    from_json_number,
+    to_json_number,
+)
 
 REWIND = "rewind"
 _LOG = logging.getLogger(__name__)
@@ -118,7 +123,8 @@ class Ledger:
         """Warns when somebody has truncated or removed the file since this process appended its last record."""
         if self._size and (_signature(self.path) or (0, 0))[1] < self._size:
             steps = sorted(
-                {key[1] for key in self._recorded_metrics or ()} - {item["step"] for item in self.records()}
+                {key[1] for key in self._recorded_metrics or ()}
+                - {item["step"] for item in self.records()}
             )
             _LOG.warning(
                 "%s was cut or removed during the run: the evaluations of %d steps are lost (%s)",
@@ -141,7 +147,7 @@ class Ledger:
 
         Args:
           path: The ledger to follow.
-          before: Called with the returned step before a rewind is written: if the process dies in
+          before_rewind: Called with the returned step before a rewind is written: if the process dies in
             this call, it finds the rewind again after a restart.
 
         Returns:
@@ -187,7 +193,9 @@ class Ledger:
 
     def read_extent(self, step: int) -> tuple[int, int]:
         """Returns (number of evaluations before `step` that count, their last step); (0, -1) if there is none."""
-        evaluated = [item["step"] for item in _iterate_active_records(self.records()) if item["step"] < step]
+        evaluated = [
+            item["step"] for item in _iterate_active_records(self.records()) if item["step"] < step
+        ]
         return len(evaluated), max(evaluated, default=-1)
 
     def find_rewind_step(self, lineage: int) -> int | None:
@@ -224,7 +232,9 @@ class Ledger:
 
     def find_recorded_sets(self, step: int) -> set[str]:
         """Returns the validation sets whose evaluation of `step` counts; a single set without a name is ""."""
-        found = {item.get("dataset") for item in self.get_active_evaluations() if item["step"] == step}
+        found = {
+            item.get("dataset") for item in self.get_active_evaluations() if item["step"] == step
+        }
         return (
             {name for name in self.sets if name in found}
             if self.sets
@@ -239,9 +249,13 @@ class Ledger:
             if item.get("dataset") in (None, *self._hashes)
         ]
 
-    def _warn_of_other_metrics(self, step: int, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    def _warn_of_other_metrics(
+        self, step: int, before: Mapping[str, Any], now: Mapping[str, Any]
+    ) -> None:
         # Compared as text, since NaN has to equal NaN.
-        old, new = ({name: str(value) for name, value in _flatten_metrics(side)} for side in (before, now))
+        old, new = (
+            {name: str(value) for name, value in _flatten_metrics(side)} for side in (before, now)
+        )
         both = {**old, **new}
         others = [name for name in both if old.get(name) != new.get(name)]
         if self._has_warned or not others:

@@ -22,7 +22,9 @@ _LEFT_OVER = ("**/*_temp", "**/.*.tmp", "**/checkpoint.tmp*", "**/.saving-*")
 _NOT_COMPARED = ("save_counter",)  # counts the saves of the process, which are not part of the run
 
 
-def compare_runs(first_run: str | os.PathLike[str], second_run: str | os.PathLike[str]) -> list[str]:
+def compare_runs(
+    first_run: str | os.PathLike[str], second_run: str | os.PathLike[str]
+) -> list[str]:
     """Returns the differences of two finished runs, one line each; [] when they are equal. Runs eagerly, on the host.
 
     Compares, bit by bit, the variables of the newest checkpoint and of the best ones; and, without
@@ -34,8 +36,12 @@ def compare_runs(first_run: str | os.PathLike[str], second_run: str | os.PathLik
     """
     sides = (os.fspath(first_run), os.fspath(second_run))
     differences = _compare_lines("metrics.jsonl", *(_history(side) for side in sides))
-    differences += _compare_variables("newest checkpoint", *(_find_newest_checkpoint(side) for side in sides))
-    differences += _compare_values("best info", *(_read_json(_find_best_info_path(side)) for side in sides))
+    differences += _compare_variables(
+        "newest checkpoint", *(_find_newest_checkpoint(side) for side in sides)
+    )
+    differences += _compare_values(
+        "best info", *(_read_json(_find_best_info_path(side)) for side in sides)
+    )
     differences += _compare_variables("best checkpoint", *(_best_weights(side) for side in sides))
     for name in sorted({name for side in sides for name in _list_named_best_checkpoints(side)}):
         differences += _compare_named_best_checkpoint(
@@ -47,10 +53,14 @@ def compare_runs(first_run: str | os.PathLike[str], second_run: str | os.PathLik
         "final.json",
         *(_omit_fields(final, ("time",)) if isinstance(final, dict) else final for final in finals),
     )
-    return differences + [f"left over: {path}" for side in sides for path in find_leftover_files(side)]
+    return differences + [
+        f"left over: {path}" for side in sides for path in find_leftover_files(side)
+    ]
 
 
-def find_first_different_step(first_run: str | os.PathLike[str], second_run: str | os.PathLike[str]) -> int | None:
+def find_first_different_step(
+    first_run: str | os.PathLike[str], second_run: str | os.PathLike[str]
+) -> int | None:
     """Returns the first step at which the histories of two runs differ; None if they are equal."""
     sides = [_history(os.fspath(side)) for side in (first_run, second_run)]
     for first, second in zip(*sides, strict=False):
@@ -95,11 +105,14 @@ def _compare_named_best_checkpoint(name: str, first_folder: str, second_folder: 
     """Returns the differences of a named best checkpoint: weights, steps and info.json."""
     sides = [complete_checkpoints(side) for side in (first_folder, second_folder)]
     differences = _compare_values(
-        f"best {name} info", *(_read_json(os.path.join(side, INFO)) for side in (first_folder, second_folder))
+        f"best {name} info",
+        *(_read_json(os.path.join(side, INFO)) for side in (first_folder, second_folder)),
     )
     differences += _compare_values(f"best {name} steps", *(list(side) for side in sides))
     for step in sides[0].keys() & sides[1].keys():
-        differences += _compare_variables(f"best {name} ckpt-{step}", *(side[step] for side in sides))
+        differences += _compare_variables(
+            f"best {name} ckpt-{step}", *(side[step] for side in sides)
+        )
     return differences
 
 
@@ -142,7 +155,11 @@ def _are_identical(first: Any, second: Any) -> bool:
     if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
     # An array of strings holds their addresses.
-    return bool(np.all(first == second)) if first.dtype == object else first.tobytes() == second.tobytes()
+    return (
+        bool(np.all(first == second))
+        if first.dtype == object
+        else first.tobytes() == second.tobytes()
+    )
 
 
 def _evaluations(folder: str) -> list[Any]:
@@ -186,7 +203,11 @@ def _compare_lines(what: str, first_lines: Sequence[Any], second_lines: Sequence
                 f"{what}: line {number + 1}: {json.dumps(first)} in one, {json.dumps(second)} in"
                 " the other"
             ]
-    return [] if len(first_lines) == len(second_lines) else [f"{what}: {len(first_lines)} lines, {len(second_lines)}"]
+    return (
+        []
+        if len(first_lines) == len(second_lines)
+        else [f"{what}: {len(first_lines)} lines, {len(second_lines)}"]
+    )
 
 
 def _compare_values(what: str, first_value: Any, second_value: Any) -> list[str]:

@@ -18,7 +18,12 @@ from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.ledger import Ledger, active_records, read_sidecar_records
 from trainer_kit.process.sidecar_lease import read_lineages_in_evaluation
 from trainer_kit.telemetry.background_writer import BackgroundWriter
-from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter, read_active_history, read_extent, has_report
+from trainer_kit.telemetry.metrics_jsonl import (
+    JsonLinesWriter,
+    has_report,
+    read_active_history,
+    read_extent,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,12 +33,12 @@ class RunHistory:
 
     Args:
       ledger: The ledger of the run's own evaluations.
-      history: The writer of metrics.jsonl; None on workers that are not the chief.
+      history_writer: The writer of metrics.jsonl; None on workers that are not the chief.
       summaries: The managers of TensorBoard's folders for training and validation; those without a
         method `resume` are left alone.
       best: The owner of the best checkpoints; None if the run keeps none.
-      writer: The writer of all reports; None: there are none to wait for.
-      checkpoints: The folder of the run's checkpoints, whose records contain the `extent` of their
+      background_writer: The writer of all reports; None: there are none to wait for.
+      checkpoint_folder: The folder of the run's checkpoints, whose records contain the `read_extent` of their
         steps; "": there is none to compare with.
     """
 
@@ -107,7 +112,9 @@ class RunHistory:
                 " restore one from a backup, or start again from step 0 with --from_step=0"
             )
         last = (
-            max((line["step"] for line in read_active_history(self._history_writer.path)), default=0)
+            max(
+                (line["step"] for line in read_active_history(self._history_writer.path)), default=0
+            )
             if self._history_writer
             else 0
         )
@@ -156,7 +163,10 @@ class RunHistory:
                     left if size_now else "nothing is left",
                 ),
             )
-        (count, last), (count_now, last_now) = _parse_extent(before, "evaluations"), now["evaluations"]
+        (count, last), (count_now, last_now) = (
+            _parse_extent(before, "evaluations"),
+            now["evaluations"],
+        )
         if count_now < count:
             left = f"{count_now} are left, up to step {last_now}" if count_now else "none is left"
             _LOG.warning(
@@ -218,7 +228,9 @@ class RunHistory:
 
         A single set is called "".
         """
-        if self._history_writer is not None and not has_report(self._history_writer.path, "validation", step):
+        if self._history_writer is not None and not has_report(
+            self._history_writer.path, "validation", step
+        ):
             return set()
         return self.ledger.find_recorded_sets(step)
 

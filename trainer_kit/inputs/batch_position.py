@@ -15,7 +15,7 @@ class Position:
 
     Attributes:
       batch: The index of the next batch; if that batch is left out, the one after it is used.
-      left_out: The indices of batches that are passed over because they made training diverge;
+      skipped_batches: The indices of batches that are passed over because they made training diverge;
         sorted, each once.
     """
 

@@ -54,10 +54,10 @@ class DatasetIterator(abc.ABC):
 
     Args:
       name: The dotted path of the config's section below `task`, for messages.
-      given: A ready-made dataset to use instead of the task's; `forget` keeps it.
+      prebuilt_dataset: A ready-made dataset to use instead of the task's; `reset` keeps it.
 
     Attributes:
-      given: The ready-made dataset; None if there is none.
+      prebuilt_dataset: The ready-made dataset; None if there is none.
     """
 
     def __init__(self, name: str, prebuilt_dataset: Any = None) -> None:
@@ -117,10 +117,12 @@ class ValidationData(DatasetIterator):
       name: The dotted path of the config's section below `task`.
       inputs: The inputs of the trainer.
       pipeline: The pipeline of the section, a OnePassPipeline.
-      given: A ready-made dataset to use instead; None: there is none.
+      prebuilt_dataset: A ready-made dataset to use instead; None: there is none.
     """
 
-    def __init__(self, name: str, inputs: Inputs, pipeline: Any, prebuilt_dataset: Any = None) -> None:
+    def __init__(
+        self, name: str, inputs: Inputs, pipeline: Any, prebuilt_dataset: Any = None
+    ) -> None:
         super().__init__(name, prebuilt_dataset)
         self._inputs = inputs
         self._pipeline = pipeline

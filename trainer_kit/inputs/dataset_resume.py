@@ -19,19 +19,23 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
-from trainer_kit.inputs.dataset_structure import parse_transformation_kind, get_transformation_kind, iterate_transformations
+from trainer_kit.inputs.dataset_structure import (
+    get_transformation_kind,
+    iterate_transformations,
+    parse_transformation_kind,
+)
 from trainer_kit.inputs.op_definitions import find_op_definition
 from trainer_kit.inputs.sources.batch_function import get_function_label
-from trainer_kit.inputs.stateful_ops import iterate_nodes, find_unsaved_state
+from trainer_kit.inputs.stateful_ops import find_unsaved_state, iterate_nodes
 from trainer_kit.runtime.tensorflow_internals import (
     get_dataset_functions,
     get_input_datasets,
     is_nondeterministic,
-    is_unseeded,
     is_reshuffled_each_iteration,
+    is_unseeded,
 )
 
-Method = Literal["iterator", "skip", "inexact"]
+ResumeMethod = Literal["iterator", "skip", "inexact"]
 _LOG = logging.getLogger(__name__)
 
 # Chains of these continue exactly from a saved iterator, at every position.
@@ -85,12 +89,12 @@ class Examination:
     """The facts about a dataset that matter for resuming. Entries read like "map(): RandomUniform".
 
     Attributes:
-      python: Python functions, whose state no one knows.
+      python_functions: Python functions, whose state no one knows.
       random_ops: Stateful random operations, whose state no one saves.
-      state: Other operations that keep a state, such as those that change a variable.
-      orders: Transformations whose order may differ from process to process.
-      unsafe: What keeps a saved iterator from being exact.
-      new_orders: Shuffles that draw another order each time that an iterator of the same dataset is
+      stateful_ops: Other operations that keep a state, such as those that change a variable.
+      nondeterministic_orders: Transformations whose order may differ from process to process.
+      iterator_obstacles: What keeps a saved iterator from being exact.
+      reshuffled_each_iteration: Shuffles that draw another order each time that an iterator of the same dataset is
         made.
     """
 
@@ -113,7 +117,7 @@ class Resumption:
         "iterator".
     """
 
-    method: Method
+    method: ResumeMethod
     reasons: tuple[str, ...] = ()
 
 
@@ -123,7 +127,9 @@ def examine_dataset(dataset: tf.data.Dataset) -> Examination:
     in_any_order = dataset.options().deterministic is False
     for part in iterate_transformations(dataset):
         name = get_function_label(part) or _format_transformation(get_transformation_kind(part))
-        if is_nondeterministic(part) or (in_any_order and get_transformation_kind(part).startswith("Parallel")):
+        if is_nondeterministic(part) or (
+            in_any_order and get_transformation_kind(part).startswith("Parallel")
+        ):
             facts["orders"][f"{name}: deterministic=False"] = None
         if is_unseeded(part):
             facts["orders"][f"{name} without a seed"] = None
@@ -147,7 +153,7 @@ def choose_resume_method(
 
     Args:
       examination: The examination of the dataset.
-      no_iterator: Why an iterator of any dataset could not be saved here; "" if it can.
+      iterator_obstacle: Why an iterator of any dataset could not be saved here; "" if it can.
       deterministic_ops: Whether TensorFlow's op determinism is on, with which tf.data keeps every
         map in order.
       section: The section of the config, with which each line begins.
@@ -158,7 +164,11 @@ def choose_resume_method(
     if unsaved:
         return Resumption("inexact", (_describe_inexact_resume(unsaved, section),))
 
-    unsafe = [iterator_obstacle] if iterator_obstacle else [*examination.random_ops, *examination.iterator_obstacles]
+    unsafe = (
+        [iterator_obstacle]
+        if iterator_obstacle
+        else [*examination.random_ops, *examination.iterator_obstacles]
+    )
     if unsafe:
         text = (
             f"{section}: a resumed run reads the data from its start and drops the batches that"
@@ -174,13 +184,13 @@ class ResumePolicy:
 
     Args:
       require_exact: Whether a resume that cannot be exact is refused.
-      one_iterator: Whether plain datasets are read on one replica, so that their iterators can be
+      has_single_iterator: Whether plain datasets are read on one replica, so that their iterators can be
         saved.
       deterministic_ops: Whether TensorFlow's op determinism is on.
-      restarts: Whether a tf.data.Dataset that ends starts again, with new orders of its shuffles.
+      repeats_datasets: Whether a tf.data.Dataset that ends starts again, with new orders of its shuffles.
 
     Attributes:
-      restarts: The argument of this name.
+      repeats_datasets: The argument of this name.
       reasons: The reasons so far that a resume is slow or not exact.
     """
 
@@ -230,11 +240,21 @@ class ResumePolicy:
             return
 
         seen = examine_dataset(dataset)
-        labels = tuple(label for part in iterate_transformations(dataset) if (label := get_function_label(part)))
-        unsaved = [text for text in (*seen.python_functions, *seen.random_ops) if text.startswith(labels)]
+        labels = tuple(
+            label
+            for part in iterate_transformations(dataset)
+            if (label := get_function_label(part))
+        )
+        unsaved = [
+            text for text in (*seen.python_functions, *seen.random_ops) if text.startswith(labels)
+        ]
         unsaved += seen.stateful_ops
         if not self._deterministic_ops:
-            unsaved += [text for text in (*seen.random_ops, *seen.nondeterministic_orders) if text not in unsaved]
+            unsaved += [
+                text
+                for text in (*seen.random_ops, *seen.nondeterministic_orders)
+                if text not in unsaved
+            ]
         if unsaved:
             self.report(Resumption("inexact", (_describe_inexact_resume(unsaved, _TRAIN_DATA),)))
 
@@ -257,7 +277,9 @@ def _get_log_level(resumption: Resumption) -> int:
     return logging.INFO if resumption.method == "skip" else logging.WARNING
 
 
-def skip_batches(dataset: tf.data.Dataset, batches: int, local_replicas: int = 1) -> tf.data.Dataset:
+def skip_batches(
+    dataset: tf.data.Dataset, batches: int, local_replicas: int = 1
+) -> tf.data.Dataset:
     """Returns `dataset`, whose elements are batches for one replica, without its first global batches."""
     return dataset.skip(batches * local_replicas) if batches else dataset
 

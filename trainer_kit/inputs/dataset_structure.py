@@ -66,7 +66,11 @@ def is_infinite(dataset: Any) -> bool:
     if known != tf.data.UNKNOWN_CARDINALITY:
         return known == tf.data.INFINITE_CARDINALITY
     inputs = get_input_datasets(dataset)
-    return get_transformation_kind(dataset) in _INFINITE_IF_INPUTS_ARE and bool(inputs) and all(map(is_infinite, inputs))
+    return (
+        get_transformation_kind(dataset) in _INFINITE_IF_INPUTS_ARE
+        and bool(inputs)
+        and all(map(is_infinite, inputs))
+    )
 
 
 def find_failed_op_line(message: str, dataset: Any) -> Frame | None:
@@ -80,9 +84,13 @@ def find_failed_op_line(message: str, dataset: Any) -> Frame | None:
     with contextlib.suppress(
         TrainerKitError
     ):  # a TensorFlow that does not tell what a dataset is made of
-        for part in iterate_transformations(dataset) if isinstance(dataset, tf.data.Dataset) else ():
+        for part in (
+            iterate_transformations(dataset) if isinstance(dataset, tf.data.Dataset) else ()
+        ):
             for operation in (
-                operation for graph in get_dataset_functions(part) for operation in graph.get_operations()
+                operation
+                for graph in get_dataset_functions(part)
+                for operation in graph.get_operations()
             ):
                 if operation.name in names and (frames := select_user_frames(operation.traceback)):
                     return frames[-1]

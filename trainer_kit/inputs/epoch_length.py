@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from trainer_kit.errors import ConfigError, Mistake
 from trainer_kit.inputs.dataset_structure import is_infinite
-from trainer_kit.inputs.sources.base import Source
 from trainer_kit.inputs.sources.example_order import count_local_replicas
+from trainer_kit.inputs.sources.source_protocol import Source
 
 _LOG = logging.getLogger(__name__)
 _SET_IT = "set trainer.steps_per_epoch to the number of steps that count as an epoch"
@@ -29,11 +29,11 @@ def compute_epoch_length(
     it.
 
     Args:
-      made: What build_inputs has returned: a Source with `batches_per_epoch` or `num_examples`, or
+      data: What build_inputs has returned: a Source with `batches_per_epoch` or `num_examples`, or
         a tf.data.Dataset of batches for one replica; None: there is no task.train_data.
       batch_size: The global batch size, by which a Source counts.
       input_context: The worker's place among the others; None for a single replica.
-      wanted_by: What needs the length, for the message.
+      required_by: What needs the length, for the message.
 
     Raises:
       ConfigError: when the data has no end, or does not tell its length.
@@ -68,4 +68,6 @@ def compute_epoch_length(
 
 
 def _not_known(required_by: str, reason: str) -> ConfigError:
-    return ConfigError([Mistake(required_by, f"needs the length of an epoch, but {reason}", _SET_IT)])
+    return ConfigError(
+        [Mistake(required_by, f"needs the length of an epoch, but {reason}", _SET_IT)]
+    )

@@ -9,7 +9,7 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_structure import get_transformation_kind
-from trainer_kit.inputs.sources.base import build_dataset_at
+from trainer_kit.inputs.sources.source_protocol import build_dataset_at
 from trainer_kit.runtime.tensorflow_internals import get_input_datasets
 
 
@@ -25,13 +25,13 @@ def build_stacked_dataset_at(
     faster; it returns None where it cannot.
 
     Args:
-      made: The Source or tf.data.Dataset that a task's `build_inputs` returned.
+      data: The Source or tf.data.Dataset that a task's `build_inputs` returned.
       position: The position of the first batch.
       size: The number of batches in an element.
       input_context: The worker's place among the others.
 
     Returns:
-      A dataset as `stacked` returns it.
+      A dataset as `stack_batches` returns it.
     """
     at_once = getattr(data, "stacked_at", None)
     data = _remove_prefetch(data)
@@ -64,9 +64,9 @@ def stack_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
             .prefetch(tf.data.AUTOTUNE)
         )
     ragged = dataset.ragged_batch(size)
-    return ragged.flat_map(lambda *parts: _split_by_size(_element(parts, spec), spec, size)).prefetch(
-        tf.data.AUTOTUNE
-    )
+    return ragged.flat_map(
+        lambda *parts: _split_by_size(_element(parts, spec), spec, size)
+    ).prefetch(tf.data.AUTOTUNE)
 
 
 def describe_stacking_problem(spec: Any) -> str:
@@ -91,7 +91,10 @@ def _remove_prefetch(data: Any) -> Any:
     """Returns a dataset without the prefetch that it ends with, if it does: stacks are prefetched, and a hand-over of
     each batch between threads costs as much as a small step.
     """
-    if not isinstance(data, tf.data.Dataset) or get_transformation_kind(data) not in ("Prefetch", "Options"):
+    if not isinstance(data, tf.data.Dataset) or get_transformation_kind(data) not in (
+        "Prefetch",
+        "Options",
+    ):
         return data
     (before,) = get_input_datasets(data)
     return (

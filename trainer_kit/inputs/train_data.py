@@ -60,16 +60,16 @@ class TrainData(DatasetIterator):
       section: The section of the data; None: the data is ready-made.
       policy: Decides and reports how the run resumes in the data.
       global_step: The number of steps that have taken a batch, an int64 scalar.
-      given: A ready-made dataset to use instead of the task's. A tf.data.Dataset is treated as one
+      prebuilt_dataset: A ready-made dataset to use instead of the task's. A tf.data.Dataset is treated as one
         that build_inputs returned, with two limits: a shuffle needs a seed of its own to be the
         same in the next process, and it draws other orders when the dataset is read again in this
         process. Any other dataset, such as one over several replicas, has no position: each start
         and each rollback reads it from its beginning.
       batch_size: The number of examples in a global batch; 0: not known.
-      instead: The advice about a ready-made dataset without a position, for the warning.
+      advice: The advice about a ready-made dataset without a position, for the warning.
 
     Attributes:
-      stack: The number of batches in one element, as made by inputs.fused_batches; 1 means single
+      stack_size: The number of batches in one element, as made by inputs.fused_batches; 1 means single
         batches.
     """
 
@@ -93,7 +93,9 @@ class TrainData(DatasetIterator):
         self._advice = advice
         self._start_position = Position()  # the position that the run had at the step _since
         self._start_step = 0
-        self._replaced_at_step = 0  # the step at which the dataset took the place of another that was read
+        self._replaced_at_step = (
+            0  # the step at which the dataset took the place of another that was read
+        )
         self._skipped_batches: tuple[int, ...] = ()  # in this process
         self._saved_iterator_path = ""  # the path of the state that the next iterator gets
         self._opened_data: OpenedData | None = None  # the data that was opened last
@@ -115,7 +117,9 @@ class TrainData(DatasetIterator):
         self._last_read_source = self.source
         if self._saved_iterator_path and self.needs_iterator_state:
             try:
-                tf.train.Checkpoint(iterator=iterator).read(self._saved_iterator_path).assert_consumed()
+                tf.train.Checkpoint(iterator=iterator).read(
+                    self._saved_iterator_path
+                ).assert_consumed()
             except (tf.errors.OpError, AssertionError) as error:
                 raise StorageError(
                     f"{self._saved_iterator_path} does not hold the state of this data's iterator:"
@@ -135,7 +139,9 @@ class TrainData(DatasetIterator):
         if self._dataset is not None:
             return self._dataset
 
-        start = TrainingStart(self.position, self.stack_size, bool(self._saved_iterator_path), self._last_read_source)
+        start = TrainingStart(
+            self.position, self.stack_size, bool(self._saved_iterator_path), self._last_read_source
+        )
         if self.prebuilt_dataset is None:
             assert self._inputs is not None and self._section is not None
             pipeline = PositionedPipeline(self._section, start, self._policy)
@@ -195,7 +201,10 @@ class TrainData(DatasetIterator):
                 " lower_learning_rate"
             )
         self._skipped_batches = (*self._skipped_batches, batch)
-        self._start_step, self._start_position = self._read_step(), self.position.with_skipped_batch(batch)
+        self._start_step, self._start_position = (
+            self._read_step(),
+            self.position.with_skipped_batch(batch),
+        )
         self._saved_iterator_path = ""
         self.reset()
 
@@ -252,7 +261,11 @@ class TrainData(DatasetIterator):
             self._policy.report(Resumption("skip", (_FAILED_AHEAD,)))
 
     def save_iterator(
-        self, prefix: str, *, is_at_position: bool = True, should_give_up: Callable[[], bool] = lambda: False
+        self,
+        prefix: str,
+        *,
+        is_at_position: bool = True,
+        should_give_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """Saves the state of the iterator to files that begin with `prefix`, for data that needs it. Runs eagerly.
 
@@ -261,9 +274,9 @@ class TrainData(DatasetIterator):
 
         Args:
           prefix: The path that the names of the files begin with.
-          at_place: Whether the iterator is at the run's position. If it is ahead, nothing is saved,
+          is_at_position: Whether the iterator is at the run's position. If it is ahead, nothing is saved,
             and a resume reads the data from its start.
-          give_up: A function that is called while the save takes long; when it returns True,
+          should_give_up: A function that is called while the save takes long; when it returns True,
             nothing is saved, and a resume reads the data from its start.
         """
         if not self.needs_iterator_state or not self.has_iterator:

@@ -19,8 +19,8 @@ from trainer_kit.inputs.dataset_resume import ResumePolicy, Resumption, examine_
 from trainer_kit.inputs.dataset_structure import is_infinite
 from trainer_kit.inputs.fused_batches import build_stacked_dataset_at
 from trainer_kit.inputs.registered_datasets import get_build_inputs
-from trainer_kit.inputs.sources.base import Source, call_build_inputs, build_dataset_at
 from trainer_kit.inputs.sources.first_batches import FirstBatches
+from trainer_kit.inputs.sources.source_protocol import Source, build_dataset_at, call_build_inputs
 from trainer_kit.runtime.datasets import with_private_threadpool
 from trainer_kit.runtime.global_batch import explain_uneven_batch
 
@@ -39,7 +39,7 @@ class DataSection:
       params: The section.
       task: The task; its build_inputs makes the data where the section names no dataset.
       runtime: The section `runtime` of the config.
-      first_batches: The number of global batches that the data is cut to; None: it is not cut.
+      batch_limit: The number of global batches that the data is cut to; None: it is not cut.
     """
 
     path: str
@@ -68,7 +68,7 @@ class WorkerPipeline(abc.ABC):
 
     Attributes:
       section: The argument of this name.
-      built: What build_inputs has returned last; None before the first call.
+      source: What build_inputs has returned last; None before the first call.
     """
 
     repeats = False  # whether data that is cut to its first batches repeats them
@@ -112,7 +112,9 @@ class WorkerPipeline(abc.ABC):
         return dataset
 
     @abc.abstractmethod
-    def build_dataset(self, data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+    def build_dataset(
+        self, data: Any, input_context: tf.distribute.InputContext | None
+    ) -> tf.data.Dataset:
         """Returns the dataset of one worker.
 
         Args:
@@ -138,10 +140,14 @@ class OnePassPipeline(WorkerPipeline):
         """
         batch_size = getattr(self.section.params, "global_batch_size", 0)
         replicas = input_context.num_replicas_in_sync if input_context is not None else 1
-        with explain_uneven_batch(batch_size, replicas, f"task.{self.section.path}.global_batch_size"):
+        with explain_uneven_batch(
+            batch_size, replicas, f"task.{self.section.path}.global_batch_size"
+        ):
             return super().__call__(input_context)
 
-    def build_dataset(self, data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+    def build_dataset(
+        self, data: Any, input_context: tf.distribute.InputContext | None
+    ) -> tf.data.Dataset:
         """Returns one pass over the data of one worker."""
         return build_one_pass(data, input_context)
 
@@ -165,9 +171,9 @@ class TrainingStart:
 
     Attributes:
       position: The position of the first batch.
-      stack: The number of batches in an element; see inputs.fused_batches.
+      stack_size: The number of batches in an element; see inputs.fused_batches.
       has_saved_iterator: Whether the state of an iterator at this position is saved.
-      read_before: The data that this process has read before, which may be the same object.
+      previous_source: The data that this process has read before, which may be the same object.
     """
 
     position: Position
@@ -183,7 +189,7 @@ class OpenedData:
     Attributes:
       dataset: The dataset of one worker.
       source: What it is made of: what build_inputs returned, or a ready-made dataset.
-      saves_iterator: Whether checkpoints need the state of the dataset's iterator.
+      needs_iterator_state: Whether checkpoints need the state of the dataset's iterator.
     """
 
     dataset: Any
@@ -225,7 +231,9 @@ def open_at(
         saves_iterator = can_be_saved and position.batch == 0
 
     if start.stack_size > 1:
-        dataset = build_stacked_dataset_at(disable_idle_autotune(data), position, start.stack_size, input_context)
+        dataset = build_stacked_dataset_at(
+            disable_idle_autotune(data), position, start.stack_size, input_context
+        )
     else:
         dataset = build_dataset_at(data, position, input_context)
     if isinstance(data, Source):
@@ -242,7 +250,7 @@ class PositionedPipeline(WorkerPipeline):
       policy: Decides how it gets there, and reports it.
 
     Attributes:
-      opened: What the strategy has distributed; None before that.
+      opened_data: What the strategy has distributed; None before that.
     """
 
     repeats = True
@@ -253,7 +261,9 @@ class PositionedPipeline(WorkerPipeline):
         self._policy = policy
         self.opened_data: OpenedData | None = None
 
-    def build_dataset(self, data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+    def build_dataset(
+        self, data: Any, input_context: tf.distribute.InputContext | None
+    ) -> tf.data.Dataset:
         """Returns the dataset of one worker from the position on; see `open_at`."""
         self.opened_data = open_at(data, self._start, self._policy, input_context)
         return self.opened_data.dataset

@@ -11,9 +11,11 @@ import keras
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
 from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.config.schema.optimizers import OptimizerConfig
+from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.decaying import (
+from trainer_kit.optimizers.gradient_processing import GradientProcessing
+from trainer_kit.optimizers.gradients import Clipping
+from trainer_kit.optimizers.keras_optimizers import (
     Adadelta,
     Adafactor,
     Adamax,
@@ -23,14 +25,12 @@ from trainer_kit.optimizers.decaying import (
     Lion,
     Nadam,
 )
-from trainer_kit.optimizers.gradient_processors import GradientProcessing
-from trainer_kit.optimizers.gradients import Clipping
 from trainer_kit.optimizers.lars import Lars
 from trainer_kit.optimizers.learning_rate import create_learning_rate
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
 from trainer_kit.optimizers.rate_groups import RateGroups, apply_rate_groups
 from trainer_kit.optimizers.schedule_free import ScheduleFreeAdamW
-from trainer_kit.optimizers.weight_decay import DecayRuleMixin, DecayRule
+from trainer_kit.optimizers.weight_decay import DecayRule, DecayRuleMixin
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,9 @@ def _build(config: OptimizationConfig) -> keras.Optimizer:
         return optimizer(rate, **_arguments(optimizer, names, chosen))
     if kind in _BUILDERS:
         return _BUILDERS[kind](chosen, rate)
-    return _check_registered_optimizer(kind, OptimizerConfig.registry.lookup(kind).build(chosen, rate))
+    return _check_registered_optimizer(
+        kind, OptimizerConfig.registry.lookup(kind).build(chosen, rate)
+    )
 
 
 def _check_registered_optimizer(kind: str, optimizer: Any) -> keras.Optimizer:
@@ -159,7 +161,7 @@ def _muon(config: Any, rate: Rate) -> keras.Optimizer:
             f"optimizer.type=muon needs Keras 3.13 or newer, and Keras {keras.version()} is"
             " installed; update Keras, or choose another optimizer, such as adamw"
         )
-    from trainer_kit.optimizers.decaying import Muon
+    from trainer_kit.optimizers.keras_optimizers import Muon
 
     names = (
         "momentum nesterov ns_steps muon_a muon_b muon_c rms_rate exclude_layers exclude_embeddings"

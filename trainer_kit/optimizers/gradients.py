@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.config.schema.optimizers import AdamWeightDecayConfig, BaseOptimizerConfig
+from trainer_kit.config.schema.optimizer_configs import AdamWeightDecayConfig, BaseOptimizerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.per_variable import variable_path
 
@@ -190,7 +190,9 @@ def needs_gradients(optimizer: Any) -> tf.Tensor:
     return tf.constant(True) if periodic is None else periodic()
 
 
-def update_variables(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
+def update_variables(
+    optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]
+) -> None:
     """Updates variables by gradients, none of which is None; in a replica. See `apply_gradients`, which prepares them.
 
     An optimizer around another one (for a loss scale, or for an update in every n-th step) calls

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.optimizers.per_variable import PerVariable, SlotOptimizer, variable_path
-from trainer_kit.optimizers.weight_decay import DecayRuleMixin, DecayRule
+from trainer_kit.optimizers.weight_decay import DecayRule, DecayRuleMixin
 
 
 class _LarsWithoutDecay(SlotOptimizer):

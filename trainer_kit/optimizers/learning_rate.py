@@ -157,14 +157,16 @@ class ConfiguredRates:
             for name, rate in rates.items()
             if isinstance(rate, (keras.Variable, tf.Variable))
         }
-        self._configured_rates = {name: float(rate.numpy()) for name, rate in self._variables.items()}
+        self._configured_rates = {
+            name: float(rate.numpy()) for name, rate in self._variables.items()
+        }
 
     def state(self) -> dict[str, float]:
         """Returns the rates of the config, for the checkpoint; runs eagerly, on the host."""
         return self._configured_rates
 
     def restore(self, saved_rates: Mapping[str, float] | None) -> None:
-        """Assigns the rates of the config that differ from `before`; runs eagerly, after the variables are restored."""
+        """Assigns the rates of the config that differ from `saved_rates`; runs eagerly, after the variables are restored."""
         for name, rate in self._configured_rates.items():
             if saved_rates is not None and saved_rates.get(name) != rate:
                 self._variables[name].assign(rate)
@@ -218,7 +220,9 @@ def add_learning_rate_factor(optimizer: Any, name: str) -> None:
       UsageError: when the optimizer is not a Keras 3 optimizer.
     """
     optimizer = unwrap_optimizer(optimizer)
-    rate = get_learning_rate_or_schedule(optimizer) if isinstance(optimizer, keras.Optimizer) else None
+    rate = (
+        get_learning_rate_or_schedule(optimizer) if isinstance(optimizer, keras.Optimizer) else None
+    )
     scaled = rate if isinstance(rate, ScaledRate) else ScaledRate(rate)
     if rate is None or not replace_learning_rate(optimizer, scaled):
         kind = type(optimizer).__name__
@@ -246,7 +250,11 @@ def _schedule(config: LrConfig) -> float | Schedule:
     schedule = _SCHEDULES[str(config.type)](chosen)
     keeps_its_own_offset = isinstance(schedule, PowerDecayWithOffset)
     offset = 0 if keeps_its_own_offset else getattr(chosen, "offset", 0)
-    return WithOffset(schedule, offset, waits=config.type in _CONSTANT_BEFORE_OFFSET) if offset else schedule
+    return (
+        WithOffset(schedule, offset, waits=config.type in _CONSTANT_BEFORE_OFFSET)
+        if offset
+        else schedule
+    )
 
 
 def _convert_registered_schedule(name: str, result: Any) -> float | Schedule:

@@ -76,7 +76,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
           trainable_variables: The variables, one for each gradient; None means those it was built
             with.
         """
-        given = list(self._get_built_variables() if trainable_variables is None else trainable_variables)
+        given = list(
+            self._get_built_variables() if trainable_variables is None else trainable_variables
+        )
         if not self.built:
             self.build(given)
         inverse = 1.0 / tf.convert_to_tensor(self.dynamic_scale)

@@ -15,7 +15,9 @@ from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.per_variable import native_variable, variable_path
 
 
-def select_averaged_variables(model: Any, config: EMAConfig, trainable: Sequence[Any] = ()) -> list[Any]:
+def select_averaged_variables(
+    model: Any, config: EMAConfig, trainable: Sequence[Any] = ()
+) -> list[Any]:
     """Returns the variables of `model` that are averaged: the trainable ones, or all of floating point.
 
     Args:
@@ -77,13 +79,13 @@ class MovingAverage:
 
     Args:
       variables: Floating-point variables of Keras 3, of a tf_keras model, or tf.Variables; see
-        `averaged_variables`.
+        `select_averaged_variables`.
       config: The decays and their start; or one config for each variable, all with the same
         `evaluate`. A variable with None is not averaged. It counts in the keys, so that these do
         not depend on what is averaged.
 
     Attributes:
-      evaluated: What evaluations use: names of averages, or "weights".
+      weights_to_evaluate: What evaluations use: names of averages, or "weights".
 
     Raises:
       UsageError: when there are no variables, or they belong to another strategy than the current
@@ -116,7 +118,9 @@ class MovingAverage:
     @property
     def names(self) -> list[str]:
         """The names of the averages: "average" for that of average_decay, and those of more_decays."""
-        return list(dict.fromkeys(name for one in self._averaged_variables for name in one.averages))
+        return list(
+            dict.fromkeys(name for one in self._averaged_variables for name in one.averages)
+        )
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
@@ -182,7 +186,7 @@ class MovingAverage:
         self._exchange_functions[name]()
         self._active_average = "" if self._active_average else name
 
-    def _new_averages(self, source: tf.Variable, key: str, config: EMAConfig) -> _Averaged:
+    def _new_averages(self, source: tf.Variable, key: str, config: EMAConfig) -> _AveragedVariable:
         if not self._strategy.extended.variable_created_in_scope(source):
             raise UsageError(
                 f"{source.name} belongs to another strategy; make the average in the scope of that"
@@ -193,7 +197,9 @@ class MovingAverage:
         return _AveragedVariable(source, key, self._configs.index(config), made)
 
     def _by_key(self, name: str) -> dict[str, tf.Variable]:
-        return {one.key: one.averages[name] for one in self._averaged_variables if name in one.averages}
+        return {
+            one.key: one.averages[name] for one in self._averaged_variables if name in one.averages
+        }
 
     def _in_graph(self, function: Callable[[str], None], name: str) -> Callable[[], None]:
         return tf.function(functools.partial(function, name), autograph=False)
@@ -253,7 +259,9 @@ def _copy(average: tf.Variable, value: Any) -> None:
 
 
 def exchange(
-    strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable], others: Sequence[tf.Variable]
+    strategy: tf.distribute.Strategy,
+    variables: Sequence[tf.Variable],
+    others: Sequence[tf.Variable],
 ) -> None:
     """Exchanges the values of variables, one by one, on every replica, exactly.
 

@@ -27,16 +27,20 @@ class NamedOptimizers(Mapping[str, Any]):
 
     Args:
       optimizers: The optimizers, of Keras 3, not built yet.
-      owned: The variables of each optimizer, by its name.
+      variables_by_optimizer: The variables of each optimizer, by its name.
     """
 
-    def __init__(self, optimizers: Mapping[str, Any], variables_by_optimizer: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(
+        self, optimizers: Mapping[str, Any], variables_by_optimizer: Mapping[str, Sequence[Any]]
+    ) -> None:
         self._optimizers, self._variables_by_optimizer = (
             dict(optimizers),
             {name: list(variables_by_optimizer[name]) for name in optimizers},
         )
         self._optimizer_names = {
-            _key(one): name for name, variables in self._variables_by_optimizer.items() for one in variables
+            _key(one): name
+            for name, variables in self._variables_by_optimizer.items()
+            for one in variables
         }
 
     def __getitem__(self, name: str) -> Any:
@@ -86,7 +90,8 @@ class NamedOptimizers(Mapping[str, Any]):
             if common is not None:  # for the optimizer to divide by its own scale
                 factor = (1.0 if own is None else own) / common
                 pairs = [
-                    (None if one is None else updates.scale_gradient(one, factor), of) for one, of in pairs
+                    (None if one is None else updates.scale_gradient(one, factor), of)
+                    for one, of in pairs
                 ]
             updates.apply_gradients(self._optimizers[name], pairs)
 
@@ -110,7 +115,7 @@ def partition_variables(
       names: The names of the optimizers.
       sections: Their configs, with patterns in `variables`; an optimizer that the task has made by
         itself has none.
-      given: The variables that `task.optimizer_variables(model)` returned, by the name of the
+      task_variables: The variables that `task.optimizer_variables(model)` returned, by the name of the
         optimizer.
       model: The built model.
 
@@ -152,7 +157,9 @@ def partition_variables(
     return owned
 
 
-def log_ownership(variables_by_optimizer: Mapping[str, Sequence[Any]], trainable: Sequence[Any]) -> None:
+def log_ownership(
+    variables_by_optimizer: Mapping[str, Sequence[Any]], trainable: Sequence[Any]
+) -> None:
     """Logs how many variables each optimizer updates, and warns of trainable variables that none updates."""
     taken = {_key(one) for variables in variables_by_optimizer.values() for one in variables}
     if left := [variable_path(one) for one in trainable if _key(one) not in taken]:
@@ -161,7 +168,8 @@ def log_ownership(variables_by_optimizer: Mapping[str, Sequence[Any]], trainable
             ", ".join(left),
         )
     _log.info(
-        "variables of each optimizer: %s", ", ".join(f"{name} {len(variables_by_optimizer[name])}" for name in variables_by_optimizer)
+        "variables of each optimizer: %s",
+        ", ".join(f"{name} {len(variables_by_optimizer[name])}" for name in variables_by_optimizer),
     )
 
 
@@ -183,7 +191,11 @@ def _describe_missing_variables(
         key for key, path in paths.items() if any(re.search(pattern, path) for pattern in patterns)
     }
     if matched:
-        owners = [other for other in variables_by_optimizer if any(_key(one) in matched for one in variables_by_optimizer[other])]
+        owners = [
+            other
+            for other in variables_by_optimizer
+            if any(_key(one) in matched for one in variables_by_optimizer[other])
+        ]
         return (
             f"{section}.variables: {', '.join(owners)}, which"
             f" {'comes' if len(owners) == 1 else 'come'} first, already updates all variables that"
@@ -200,11 +212,14 @@ def _describe_missing_variables(
     )
 
 
-def _describe_ownership_conflict(name: str, variable: Any, variables_by_optimizer: Mapping[str, Sequence[Any]]) -> str:
+def _describe_ownership_conflict(
+    name: str, variable: Any, variables_by_optimizer: Mapping[str, Sequence[Any]]
+) -> str:
     owners = [
         other
         for other in variables_by_optimizer
-        if other != name and any(_key(one) == _key(variable) for one in variables_by_optimizer[other])
+        if other != name
+        and any(_key(one) == _key(variable) for one in variables_by_optimizer[other])
     ]
     path = variable_path(variable)
     if owners:

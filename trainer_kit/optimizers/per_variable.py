@@ -58,7 +58,7 @@ def check_patterns(
       option: The flag or the path of the config value that gives the patterns, for messages.
       patterns: Regular expressions.
       paths: The paths of the variables.
-      of: Whose variables these are, for messages.
+      owner: Whose variables these are, for messages.
 
     Raises:
       UsageError: when a pattern is not found.

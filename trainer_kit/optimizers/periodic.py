@@ -103,7 +103,9 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
           trainable_variables: The variables, one for each gradient; None means those it was built
             with.
         """
-        given = list(self._get_built_variables() if trainable_variables is None else trainable_variables)
+        given = list(
+            self._get_built_variables() if trainable_variables is None else trainable_variables
+        )
         if not self.built:
             self.build(given)
         pairs = [
@@ -148,7 +150,9 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
                 strategy.run(mean_update)
             else:
                 strategy.run(
-                    lambda replica: updates.update_variables(self.inner_optimizer, replica, variables),
+                    lambda replica: updates.update_variables(
+                        self.inner_optimizer, replica, variables
+                    ),
                     (gradients,),
                 )
             for one in sums:

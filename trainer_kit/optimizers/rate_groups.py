@@ -60,7 +60,9 @@ class RateGroups:
 
     def factor(self, path: str) -> float:
         """Returns the factor of the learning rate of the variable at `path`."""
-        return _find_first_match(self.multipliers, path)[1] * _find_first_match(self.layers, path)[1]
+        return (
+            _find_first_match(self.multipliers, path)[1] * _find_first_match(self.layers, path)[1]
+        )
 
     def warn_about_unused_patterns(self, paths: Sequence[str]) -> None:
         """Logs a warning for each pattern that counts for none of `paths`; most likely it is misspelt."""
@@ -96,7 +98,9 @@ class _RateGroupsMixin:
         if self.built:
             return
         by_keras = 0.0 if isinstance(self, DecayRuleMixin) else self.weight_decay or 0.0
-        decays = [by_keras if by_keras and uses_weight_decay(self, one) else 0.0 for one in variables]
+        decays = [
+            by_keras if by_keras and uses_weight_decay(self, one) else 0.0 for one in variables
+        ]
         if by_keras:
             self.exclude_from_weight_decay(var_list=list(variables))  # type: ignore[attr-defined]
         super().build(variables)  # type: ignore[misc]
@@ -116,7 +120,9 @@ class _RateGroupsMixin:
             return  # not even slots change; and FTRL divides by the learning rate
         if factor != 1.0:
             learning_rate = learning_rate * factor
-        apply_weight_decay(variable, self.applied_decay_rates.get_value(self, variable), learning_rate)
+        apply_weight_decay(
+            variable, self.applied_decay_rates.get_value(self, variable), learning_rate
+        )
         super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
 
 

@@ -58,7 +58,9 @@ class DecayRule:
             return True
         return self.rest and not any(re.search(pattern, path) for pattern in self.exclude)
 
-    def warn_about_unused_patterns(self, paths: Sequence[str], subject: str = "weight decay") -> None:
+    def warn_about_unused_patterns(
+        self, paths: Sequence[str], subject: str = "weight decay"
+    ) -> None:
         """Logs a warning for each pattern that finds none of `paths`; most likely it is misspelt."""
         for pattern in (*self.include, *self.exclude):
             if not any(re.search(pattern, path) for path in paths):

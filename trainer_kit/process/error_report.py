@@ -19,7 +19,12 @@ from typing import Any
 from trainer_kit import files
 from trainer_kit.errors import ConfigError, ExitCode, StorageError, find_trainer_kit_error
 from trainer_kit.errors.user_exits import build_exit_error
-from trainer_kit.errors.user_frames import find_package_frames, get_error_message, find_user_frames, get_frame_locals
+from trainer_kit.errors.user_frames import (
+    find_package_frames,
+    find_user_frames,
+    get_error_message,
+    get_frame_locals,
+)
 
 LINES = 15
 _WIDTH = 300  # characters of a line
@@ -110,7 +115,9 @@ def _describe(error: BaseException) -> Iterator[str]:
     else:
         yield "no line of your code is in this traceback; trainer_kit called the code that failed"
     yield from (f"  {line}"[:_WIDTH] for line in format_reason(error))
-    yield from (f"  {advice}" for words, advice in _ADVICE.items() if words in get_error_message(error))
+    yield from (
+        f"  {advice}" for words, advice in _ADVICE.items() if words in get_error_message(error)
+    )
     if frames:
         if values := describe_values(get_frame_locals(error, frames[-1])):
             yield f"  where {values}"[:_WIDTH]

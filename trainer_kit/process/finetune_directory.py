@@ -35,7 +35,9 @@ def list_finished_steps(model_dir: str) -> list[int]:
 def list_unfinished_steps(model_dir: str) -> list[int]:
     """Returns the steps whose runs have saved a checkpoint and are not finished, in order."""
     steps = set(_steps(model_dir, rf"{FINETUNE}(\d+)")) - set(list_finished_steps(model_dir))
-    return [step for step in sorted(steps) if complete_checkpoints(get_finetune_dir(model_dir, step))]
+    return [
+        step for step in sorted(steps) if complete_checkpoints(get_finetune_dir(model_dir, step))
+    ]
 
 
 def _steps(model_dir: str, pattern: str) -> list[int]:

@@ -69,7 +69,9 @@ class RunDirectory:
         self.eval_summary_dir = own or os.path.join(model_dir, trainer.validation_summary_subdir)
         self.training_ledger_path = os.path.join(self.evals_dir, "validation.jsonl")
         self.ledger_path = (
-            os.path.join(self.evals_dir, f"{sidecar}.jsonl") if sidecar else self.training_ledger_path
+            os.path.join(self.evals_dir, f"{sidecar}.jsonl")
+            if sidecar
+            else self.training_ledger_path
         )
         self.metrics_path = os.path.join(model_dir, "metrics.jsonl")
         self.params_path = os.path.join(model_dir, "params.yaml")
@@ -86,7 +88,7 @@ class RunDirectory:
         threads: Mapping[str, int] | None = None,
         setup: Mapping[str, Any] | None = None,
     ) -> None:
-        """Writes params.yaml, manifest.json and the further files `texts`, by name; removes an older final.json.
+        """Writes params.yaml, manifest.json and the further files `extra_files`, by name; removes an older final.json.
 
         A resumed run reuses the thread counts `threads`. A warning names each difference of
         platform, versions or threads to the first start, since the results may differ in their last
@@ -101,7 +103,9 @@ class RunDirectory:
         if not run_id:
             # A run that resumes from copied checkpoints in another folder owns these checkpoints.
             newest = next(reversed(complete_checkpoints(self.path).values()), "")
-            adopted = (files.read_json(newest + RECORD_SUFFIX) or {}).get("run_id") if newest else None
+            adopted = (
+                (files.read_json(newest + RECORD_SUFFIX) or {}).get("run_id") if newest else None
+            )
             run_id = adopted if adopted and isinstance(adopted, str) else uuid.uuid4().hex
         starts = before.get("starts")
         now = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "mode": mode}
@@ -172,7 +176,11 @@ class RunDirectory:
 
     def list_missing_records(self, names: Iterable[str]) -> list[str]:
         """Returns the missing ones of the files that write_record writes, with the further files `names`."""
-        records = (self.params_path, self.manifest_path, *(os.path.join(self.path, name) for name in names))
+        records = (
+            self.params_path,
+            self.manifest_path,
+            *(os.path.join(self.path, name) for name in names),
+        )
         return [path for path in records if not os.path.exists(path)]
 
     def remove_records(self, paths: Iterable[str]) -> None:
@@ -199,8 +207,8 @@ class RunDirectory:
           mode: The mode of the run.
           metrics: The metrics of the last evaluation.
           best: The owner of the best checkpoints; None if the run keeps none.
-          stopped: Why the run ended before the last step of its config; "" if it did not.
-          time: The time account of the process that ended the run; None: not known.
+          stop_reason: Why the run ended before the last step of its config; "" if it did not.
+          time_account: The time account of the process that ended the run; None: not known.
         """
         record: dict[str, Any] = {"step": step, "mode": mode, "metrics": metrics}
         if stop_reason:
@@ -225,7 +233,9 @@ class RunDirectory:
                 for key, kind in (("step", int), ("mode", str), ("metrics", dict))
             }
         except (OSError, ValueError, TypeError, KeyError) as error:
-            _warn_once(f"{self.final_path} cannot be read ({error!r}); the run counts as not finished")
+            _warn_once(
+                f"{self.final_path} cannot be read ({error!r}); the run counts as not finished"
+            )
             return None
         return {**final, **known}
 
@@ -260,9 +270,9 @@ class RunDirectory:
     def _read_trainer_value(self, name: str) -> Any:
         if not os.path.isfile(self.params_path):
             raise KeyError(name)
-        return yaml_loader.parse(_read_params(self.params_path), self.params_path, is_trusted=True).values[
-            "trainer"
-        ][name]
+        return yaml_loader.parse(
+            _read_params(self.params_path), self.params_path, is_trusted=True
+        ).values["trainer"][name]
 
     def check_experiment(self, experiment: str) -> None:
         """Raises UsageError when model_dir holds a run of another experiment."""

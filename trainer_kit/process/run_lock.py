@@ -34,7 +34,7 @@ from trainer_kit.errors import (
 from trainer_kit.process.watchdog import ProgressReader, call_within
 
 LOCK, HEARTBEAT = "trainer.lock", "heartbeat.json"
-Ended = Literal["done", "stopped", "failed"]
+EndState = Literal["done", "stopped", "failed"]
 
 _LOG = logging.getLogger(__name__)
 _KINDS = {"host": str, "pid": int, "started": str, "step": int, "phase": str, "beat": str}
@@ -115,7 +115,7 @@ class RunLock:
       progress: Returns (phase, step); called in a thread, where it may be slow or raise.
       host: The name of this machine; None: its host name.
       beat_seconds: The seconds between two heartbeats.
-      record: The file without which there is nothing to resume: if an error ends the block before
+      record_path: The file without which there is nothing to resume: if an error ends the block before
         it exists, lock and heartbeat are removed, and the folder if it is then empty. None: they
         always stay.
       names: The names of the lock file and of the heartbeat file.
@@ -138,13 +138,15 @@ class RunLock:
         self._seconds = beat_seconds
         self._record_path = record_path
         self._start_time = _now()
-        self._end_state: Ended | None = None
+        self._end_state: EndState | None = None
         self._has_failed = False
         self._descriptor = -1
         self._uses_flock = False
         self._stop_event = threading.Event()
         self._release_lock = threading.Lock()
-        self._reader = ProgressReader(lambda: _convert_progress(*progress()), min(1.0, beat_seconds))
+        self._reader = ProgressReader(
+            lambda: _convert_progress(*progress()), min(1.0, beat_seconds)
+        )
         self._thread = threading.Thread(target=self._serve, name="heartbeat", daemon=True)
 
     @property
@@ -186,18 +188,20 @@ class RunLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.release(_get_end_state(error), remove_files=error is not None and not self.is_recorded())
+        self.release(
+            _get_end_state(error), remove_files=error is not None and not self.is_recorded()
+        )
 
     def is_recorded(self) -> bool:
         """Whether there is something to resume, so that lock and heartbeat stay after an error."""
         return self._record_path is None or os.path.exists(self._record_path)
 
-    def release(self, end_state: Ended, *, remove_files: bool = False) -> None:
+    def release(self, end_state: EndState, *, remove_files: bool = False) -> None:
         """Writes the last heartbeat, which says how the run ended, and releases the lock; once, in any thread.
 
         Args:
-          ended: How the run ended.
-          withdraw: Whether to remove lock and heartbeat first, and the folder if it is then empty.
+          end_state: How the run ended.
+          remove_files: Whether to remove lock and heartbeat first, and the folder if it is then empty.
             They stay if the file system has no locks, since they may already belong to another
             trainer.
         """
@@ -232,9 +236,9 @@ class RunLock:
         there = self._read_heartbeat()
         if there is not None and not there["ended"]:
             who = f"{there['host']} pid {there['pid']}"
-            if (not self._uses_flock or there["host"] != self._host) and not self._watch_for_silence(
-                there, who
-            ):
+            if (
+                not self._uses_flock or there["host"] != self._host
+            ) and not self._watch_for_silence(there, who):
                 return
             _LOG.warning(
                 "the run of %s in this folder was cut off; this process takes it over", who
@@ -408,7 +412,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _get_end_state(error: BaseException | None) -> Ended:
+def _get_end_state(error: BaseException | None) -> EndState:
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return "done"
     if isinstance(error, SystemExit):

@@ -30,7 +30,7 @@ class Lease(RunLock):
     """While entered, this process is the only sidecar of its name, and its lease names the checkpoints it needs.
 
     Args:
-      evals: The folder `evals` of the run; made if it is missing.
+      evals_dir: The folder `evals_dir` of the run; made if it is missing.
       name: The name of the sidecar.
       progress: Returns (phase, step).
       **options: Further options of RunLock.
@@ -47,15 +47,21 @@ class Lease(RunLock):
         before = read_heartbeat(evals_dir, file) or {}
         self.name = name
         # The needs of the previous process, until this one knows its own.
-        self._needed_checkpoints = {"after": before.get("after", -1), "reads": None, "lineage": _lineage(before)}
+        self._needed_checkpoints = {
+            "after": before.get("after", -1),
+            "reads": None,
+            "lineage": _lineage(before),
+        }
         super().__init__(evals_dir, progress, names=(f"{name}.lock", file), **options)
 
-    def protect_checkpoints(self, after_step: int | None, reading_step: int | None, lineage: int = 0) -> None:
+    def protect_checkpoints(
+        self, after_step: int | None, reading_step: int | None, lineage: int = 0
+    ) -> None:
         """Writes the needed checkpoints to the lease, before one of them is read.
 
         Args:
-          after: The step after which every checkpoint is needed; None: only the one that is read.
-          reads: The step of the checkpoint that is read now; None: no checkpoint.
+          after_step: The step after which every checkpoint is needed; None: only the one that is read.
+          reading_step: The step of the checkpoint that is read now; None: no checkpoint.
           lineage: The lineage of the run that the sidecar has followed so far.
         """
         needs = {"after": after_step, "reads": reading_step, "lineage": lineage}
@@ -93,16 +99,23 @@ class LeaseReader:
     """Reads the leases of a run's sidecars, for its trainer when it removes old checkpoints.
 
     Args:
-      evals: The folder of the leases.
-      max_wait: The largest number of checkpoints that are kept because a sidecar has not evaluated
+      evals_dir: The folder of the leases.
+      max_wait_checkpoints: The largest number of checkpoints that are kept because a sidecar has not evaluated
         them yet.
       ledger: The ledger of the run, which knows its rewinds; None: the run was never rewound.
     """
 
     def __init__(
-        self, evals_dir: str | os.PathLike[str], max_wait_checkpoints: int, ledger: _Rewinds | None = None
+        self,
+        evals_dir: str | os.PathLike[str],
+        max_wait_checkpoints: int,
+        ledger: _RewindLedger | None = None,
     ) -> None:
-        self._folder, self._max_wait_checkpoints, self._ledger = Path(evals_dir), max_wait_checkpoints, ledger
+        self._folder, self._max_wait_checkpoints, self._ledger = (
+            Path(evals_dir),
+            max_wait_checkpoints,
+            ledger,
+        )
         self._last_beats: dict[str, tuple[Any, float]] = {}
         self._reported_leases: set[str] = set()
 
@@ -161,7 +174,9 @@ class LeaseReader:
 
 def read_lineages_in_evaluation(evals_dir: str | os.PathLike[str]) -> list[int]:
     """Returns the lineages of the checkpoints that sidecars are reading, or were reading when they were killed."""
-    leases = [read_heartbeat(evals_dir, path.name) or {} for path in Path(evals_dir).glob(f"*{LEASE}")]
+    leases = [
+        read_heartbeat(evals_dir, path.name) or {} for path in Path(evals_dir).glob(f"*{LEASE}")
+    ]
     return [_lineage(lease) for lease in leases if isinstance(lease.get("reads"), int)]
 
 

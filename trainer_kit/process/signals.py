@@ -19,7 +19,11 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from trainer_kit.errors import InterruptedRunError, PreemptedError
-from trainer_kit.process.startup_signals import get_command_exit_code, get_signal_exit_code, get_stop_signals
+from trainer_kit.process.startup_signals import (
+    get_command_exit_code,
+    get_signal_exit_code,
+    get_stop_signals,
+)
 
 _LOG = logging.getLogger(__name__)
 _SAVED, _LOST = "nothing is lost", "the steps after the last checkpoint are lost"
@@ -32,7 +36,9 @@ BEFORE_FIRST_STEP = "before the first step; the same command starts the run agai
 MIN_KEY_PRESS_SECONDS = 1.0  # seconds; two SIGINT in less time are one forwarded key press
 
 
-def select_deciding_signal(earlier: signal.Signals | None, number: signal.Signals) -> signal.Signals:
+def select_deciding_signal(
+    earlier: signal.Signals | None, number: signal.Signals
+) -> signal.Signals:
     """Returns the signal that decides the exit code: the first SIGTERM or SIGHUP if one arrived, else SIGINT."""
     return number if earlier in (None, signal.SIGINT) else earlier
 
@@ -169,7 +175,10 @@ class StopSignals:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
             signal.set_wakeup_fd(self._wakeup)
             os.close(self._writer)  # ends the thread, which closes the reader
-        if isinstance(error, InterruptedRunError) and self._received_signal not in (None, signal.SIGINT):
+        if isinstance(error, InterruptedRunError) and self._received_signal not in (
+            None,
+            signal.SIGINT,
+        ):
             raise PreemptedError(str(error)) from error
 
     def _listen(self) -> None:
@@ -217,9 +226,14 @@ class StopSignals:
             )
 
     def _record_signal(self, number: signal.Signals) -> None:
-        first, self._received_signal = self._received_signal is None, select_deciding_signal(self._received_signal, number)
+        first, self._received_signal = (
+            self._received_signal is None,
+            select_deciding_signal(self._received_signal, number),
+        )
         if first:
-            threading.Thread(target=self._enforce_grace_time, name="grace-time", daemon=True).start()
+            threading.Thread(
+                target=self._enforce_grace_time, name="grace-time", daemon=True
+            ).start()
             self._run.stop()
 
     def _enforce_grace_time(self) -> None:
@@ -306,4 +320,6 @@ def _reset_signals_in_child() -> None:
 _mask: set[int | signal.Signals] = (
     set()
 )  # of the thread that forks; a signal to the new child waits until it is ready
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_reset_signals_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_reset_signals_in_child
+)

@@ -189,7 +189,9 @@ class Watchdog:
             before = now
             if seen != self._reader.changes:
                 if warned:
-                    self._log_warning(f"progress again after {idle:.0f} s in {self._describe_phase()}")
+                    self._log_warning(
+                        f"progress again after {idle:.0f} s in {self._describe_phase()}"
+                    )
                 idle, seen, warned = 0.0, self._reader.changes, False
             elif self._timeout is not None and idle >= self._timeout:
                 self._end(idle)
@@ -205,7 +207,9 @@ class Watchdog:
                         f"the process ends with {code} after {self._timeout:g} s"
                         " (trainer.hang_timeout_seconds)"
                     )
-                self._log_warning(f"no progress for {self._warn_after:g} s in {self._describe_phase()}; {prospect}")
+                self._log_warning(
+                    f"no progress for {self._warn_after:g} s in {self._describe_phase()}; {prospect}"
+                )
 
     def _describe_phase(self) -> str:
         phase, token = self._reader.latest
@@ -225,7 +229,8 @@ class Watchdog:
             path = self._folder / f"stacks-{datetime.now(timezone.utc):%Y%m%dT%H%M%S.%fZ}.txt"
             stacks = _stacks()
             kept = call_within(
-                _ACTION_TIMEOUT_SECONDS, lambda: files.write_text(path, f"{what}\n\n{stacks}", point="stacks")
+                _ACTION_TIMEOUT_SECONDS,
+                lambda: files.write_text(path, f"{what}\n\n{stacks}", point="stacks"),
             )
             where = f"are in {path}" if kept else f"cannot be written to {path}:\n{stacks}"
             text = (

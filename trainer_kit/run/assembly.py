@@ -9,11 +9,11 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Run
+from trainer_kit.callbacks.callback import Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.early_stopping import EarlyStopping, check_early_stopping_metric
-from trainer_kit.callbacks.named_tensors import TensorSummaries, request_tensors
 from trainer_kit.callbacks.profile import Profile
+from trainer_kit.callbacks.tensor_summaries import TensorSummaries, request_tensors
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.checkpoints.retention import Retention
 from trainer_kit.checkpoints.state.variable_names import layer_names
@@ -28,15 +28,15 @@ from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.run_directory import (
     compute_config_hash,
     describe_differences,
+    get_versions,
     has_begun,
     read_manifest,
-    get_versions,
 )
 from trainer_kit.process.sidecar_lease import Lease, LeaseReader
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.callback_order import assemble_callbacks
 from trainer_kit.run.controller import Controller
-from trainer_kit.run.orbit_adapters import Actions, OrbitController, register_states, list_actions
+from trainer_kit.run.orbit_adapters import Actions, OrbitController, list_actions, register_states
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.preflight import find_early_stopping_mistakes
 from trainer_kit.runtime.collectives import barrier, broadcast_text, worker_count
@@ -48,8 +48,8 @@ from trainer_kit.training.loops.train_loop import SummaryTimer
 from trainer_kit.training.trainer_creation import (
     check_accumulation,
     check_best_metric,
-    check_overfit_batches,
     check_freeze,
+    check_overfit_batches,
     check_trainer,
     create_exporter,
     create_trainer,
@@ -65,7 +65,7 @@ def build_trainer(plan: RunPlan, task: Any) -> tuple[Any, BestCheckpoints | None
     A trainer that the run creates gets no exporter: the run exports the evaluations that it
     records, and not those that a callback runs. Three kinds of trainer export in their own
     `evaluate`: a ready-made one, one that an orbit.Controller drives, and one whose class has
-    another `best_checkpoint`, such as Model Garden's.
+    another `best_checkpoint_class`, such as Model Garden's.
 
     Called in strategy scope.
 
@@ -351,7 +351,7 @@ def build_controller(
         summary_interval=_summary_interval(plan),
         save_on_stop=options.preemption_on_demand_checkpoint or options.max_time is not None,
         history=history,
-        cuts=[steps for steps in loop_ends if isinstance(steps, RoundedSteps)],
+        boundary_intervals=[steps for steps in loop_ends if isinstance(steps, RoundedSteps)],
         **arguments,
     )
 
@@ -377,5 +377,6 @@ def build_actions(plan: RunPlan, trainer: Any, manager: CheckpointManager) -> Ac
             orbit.actions.SaveCheckpointIfPreempted(resolver, manager, trainer.global_step)
         )
     return Actions(
-        train, [*plan.eval_actions, *trainer.build_eval_actions(plan.config, plan.directory.output_dir)]
+        train,
+        [*plan.eval_actions, *trainer.build_eval_actions(plan.config, plan.directory.output_dir)],
     )

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainer_kit.callbacks.base import Callback
+from trainer_kit.callbacks.callback import Callback
 from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.finite_check import FiniteCheck
+from trainer_kit.callbacks.metrics_reporter import MetricsReporter
 from trainer_kit.callbacks.profile import Profile
-from trainer_kit.callbacks.record_evaluation import ExportBest, RecordEvaluation, RecordSidecarEvaluation
+from trainer_kit.callbacks.record_evaluation import (
+    ExportBest,
+    RecordEvaluation,
+    RecordSidecarEvaluation,
+)
 from trainer_kit.callbacks.recovery import Recovery
-from trainer_kit.callbacks.reports import MetricsReporter
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.evals.continuous_eval import Sidecar
@@ -45,7 +49,12 @@ def assemble_callbacks(
     batch_size = getattr(getattr(config.task, "train_data", None), "global_batch_size", 0)
     best = history.best
     exports = [ExportBest(best)] if best is not None else []
-    shown = [*user_callbacks, actions, *([early_stopping] if early_stopping else []), MetricsReporter(writer, batch_size, best)]
+    shown = [
+        *user_callbacks,
+        actions,
+        *([early_stopping] if early_stopping else []),
+        MetricsReporter(writer, batch_size, best),
+    ]
     if sidecar is not None:
         return [*exports, *shown, RecordSidecarEvaluation(sidecar, writer)]
     checks = _divergence_checks(config, trainer, manager) if trains else []

@@ -1,7 +1,7 @@
 """Controller: the outer loop of a run. It knows loops, evaluations, saves and events, and nothing else.
 
 `Controller.boundary` is what happens between two training loops, in the order that
-callbacks/base.py promises. An interval is due when a loop crosses one of its multiples. global_step
+callbacks/callback.py promises. An interval is due when a loop crosses one of its multiples. global_step
 tells how many steps a loop has taken. A stop takes effect between loops, and between the steps of a
 loop.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Evaluation, Loop, Requests
+from trainer_kit.callbacks.callback import Evaluation, Loop, Requests
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.finite_check import CollectiveDivergedError
 from trainer_kit.checkpoint_names import complete_checkpoints
@@ -32,13 +32,13 @@ from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.progress import REPORT_PHASE, Phases
 from trainer_kit.runtime.collectives import broadcast_int, broadcast_text, is_chief
-from trainer_kit.telemetry.tensorboard import SummaryManager
+from trainer_kit.telemetry.summary_manager import SummaryManager
 from trainer_kit.telemetry.time_ledger import TimeLedger
 from trainer_kit.training.checks.failed_step import LoopChecker
 from trainer_kit.training.loops.intervals import InterruptedLoop, StepsPerLoop, next_stop
 from trainer_kit.training.loops.iterators import is_stopping
 from trainer_kit.training.loops.train_loop import SummaryTimer, summary_condition
-from trainer_kit.training.metrics import to_numpy
+from trainer_kit.training.metric_set import to_numpy
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class BoundaryOptions:
 
     Attributes:
       eval_steps: The number of batches in an evaluation; -1: all.
-      intervals: The steps between evaluations of each validation set; None: only at the end.
+      eval_intervals: The steps between evaluations of each validation set; None: only at the end.
         Empty: no evaluations.
       saves_last: Whether the last step is always saved.
     """
@@ -96,11 +96,11 @@ class Controller:
       save_on_stop: Whether a stop saves a checkpoint.
       history: Knows the recorded evaluations. A validation set without a record is evaluated when
         the run begins. None: there are none.
-      cuts: The intervals at whose multiples loops end, such as the epochs between checkpoints.
+      boundary_intervals: The intervals at whose multiples loops end, such as the epochs between checkpoints.
 
     Attributes:
       run: The Run that callbacks receive.
-      running: The global steps (begin, end) planned for the current training loop, or for the last
+      loop_range: The global steps (begin, end) planned for the current training loop, or for the last
         one.
     """
 
@@ -154,12 +154,18 @@ class Controller:
         self._announced_checkpoint_step = (
             checkpoint_manager.saved_step
         )  # of the last checkpoint that callbacks know
-        self._loops = LoopChecker(trainer, lambda: self.should_stop or bool(self.run.requests.stop_reason))
+        self._loops = LoopChecker(
+            trainer, lambda: self.should_stop or bool(self.run.requests.stop_reason)
+        )
         if trainer is not None:
             trainer.register_state(
                 "loop", self._interrupted_loop.state, self._interrupted_loop.restore
             )
-            trainer.register_state("evaluated", lambda: self._announced_eval_steps or None, self._restore_announced_eval_steps)
+            trainer.register_state(
+                "evaluated",
+                lambda: self._announced_eval_steps or None,
+                self._restore_announced_eval_steps,
+            )
             trainer.register_state(
                 "evaluations asked for",
                 lambda: sorted(self._requested_sets) or None,
@@ -173,7 +179,8 @@ class Controller:
         """Whether a stop was requested; with several workers, whether they have agreed to stop."""
         signals = self._signals
         return is_stopping(
-            self.trainer or self.evaluator, lambda: signals is not None and signals.is_stop_requested()
+            self.trainer or self.evaluator,
+            lambda: signals is not None and signals.is_stop_requested(),
         )
 
     @property
@@ -233,7 +240,11 @@ class Controller:
         writer = self.summary_manager.summary_writer()
         self.callbacks.log_shortened_loops(self.steps_per_loop)
 
-        with self._phases.during_run(), self.callbacks.call_begin_and_end("train"), writer.as_default():
+        with (
+            self._phases.during_run(),
+            self.callbacks.call_begin_and_end("train"),
+            writer.as_default(),
+        ):
             self._needs_catch_up = True
             while self._needs_catch_up or not (self._is_last() or self.should_stop):
                 try:
@@ -257,7 +268,7 @@ class Controller:
             self.sync()
         return output
 
-    def _train_loop(self, options: Goal) -> Loop | None:
+    def _train_loop(self, options: BoundaryOptions) -> Loop | None:
         """Runs one training loop; returns None if it took no step, or if a stop interrupted it."""
         step = self.run.step
         pause = next_stop(
@@ -296,12 +307,12 @@ class Controller:
             return None
         return Loop(step, reached, seconds, logs)
 
-    def boundary(self, loop: Loop | None, options: Goal) -> dict[str, Any]:
+    def boundary(self, loop: Loop | None, options: BoundaryOptions) -> dict[str, Any]:
         """Does what is due at the step between two training loops.
 
         Args:
           loop: The training loop that has ended; None if it is not to be reported.
-          goal: What happens on the way to the last step.
+          options: What happens on the way to the last step.
 
         Returns:
           The logs of the evaluations at this step; empty if none was due.
@@ -351,7 +362,7 @@ class Controller:
         if loop is not None and loop.end == self.run.step:
             self.callbacks.call("boundary_begin", loop.logs)
 
-    def _save_if_due(self, requests: Requests, options: Goal) -> None:
+    def _save_if_due(self, requests: Requests, options: BoundaryOptions) -> None:
         """Saves a checkpoint if one is due or asked for, or if the run ends here."""
         if self.should_stop:
             if self._save_on_stop:
@@ -374,7 +385,7 @@ class Controller:
                 " saved)"
             )
 
-    def _evaluate_if_due(self, options: Goal) -> dict[str, Any]:
+    def _evaluate_if_due(self, options: BoundaryOptions) -> dict[str, Any]:
         """Evaluates the validation sets that are due or asked for; returns their logs."""
         step = self.run.step
         due = options.due_sets(self.loop_range[0], step, self._is_last(), self._requested_sets)
@@ -382,18 +393,22 @@ class Controller:
             [name for name in due if self._last_eval_steps.get(name) != step], {}, options
         )
 
-    def _stop_if_requested(self, logs: dict[str, Any], options: Goal) -> dict[str, Any]:
+    def _stop_if_requested(self, logs: dict[str, Any], options: BoundaryOptions) -> dict[str, Any]:
         """Ends the boundary, and the run if boundary_end asked for that: all sets are evaluated at the last step.
 
         Args:
           logs: The logs of the evaluations at this step so far.
-          goal: What happens on the way to the last step.
+          options: What happens on the way to the last step.
         """
         while True:
             requests = self._take_requests()
             if requests.save:
                 self.save_checkpoint(requests.overwrite_checkpoint)
-            due = self._select_unevaluated_sets(options.eval_intervals) if requests.stop_reason else []
+            due = (
+                self._select_unevaluated_sets(options.eval_intervals)
+                if requests.stop_reason
+                else []
+            )
             if self.should_stop:
                 raise RunStopped
             if not due:
@@ -402,14 +417,14 @@ class Controller:
             self.callbacks.call("boundary_end")
 
     def _evaluate_sets(
-        self, sets: Collection[str], logs: dict[str, Any], options: Goal
+        self, sets: Collection[str], logs: dict[str, Any], options: BoundaryOptions
     ) -> dict[str, Any]:
         """Evaluates sets, and those that callbacks ask for meanwhile; all sets if a callback ends the run here.
 
         Args:
-          due: The names of the validation sets.
+          sets: The names of the validation sets.
           logs: The logs of other sets at this step.
-          goal: What happens on the way to the last step.
+          options: What happens on the way to the last step.
 
         Returns:
           All logs of this step.
@@ -420,7 +435,9 @@ class Controller:
             if requests.save:
                 self.save_checkpoint(requests.overwrite_checkpoint)
             requested = options.eval_intervals if self.run.stop_reason else self._requested_sets
-            sets = self._select_unevaluated_sets(name for name in options.eval_intervals if name in requested)
+            sets = self._select_unevaluated_sets(
+                name for name in options.eval_intervals if name in requested
+            )
         return logs
 
     def _is_last(self) -> bool:
@@ -428,7 +445,7 @@ class Controller:
         is_at_end = self.run.total_steps is not None and self.run.step >= self.run.total_steps
         return is_at_end or bool(self.run.stop_reason) or self.trainer.has_data_ended
 
-    def _catch_up(self, options: Goal) -> dict[str, Any]:
+    def _catch_up(self, options: BoundaryOptions) -> dict[str, Any]:
         """Catches up on saves and evaluations that are due at the first step of the run, or after a rewind.
 
         It is a boundary without a loop. Callbacks receive the recorded logs of evaluations that
@@ -437,9 +454,15 @@ class Controller:
         """
         self._needs_catch_up = False
         step = self.run.step
-        recorded = self._broadcast_recorded_logs(step) if options.eval_intervals and step > 0 else {}
+        recorded = (
+            self._broadcast_recorded_logs(step) if options.eval_intervals and step > 0 else {}
+        )
         self._requested_sets -= recorded.keys()
-        unseen = {name: logs for name, logs in recorded.items() if self._announced_eval_steps.get(name) != step}
+        unseen = {
+            name: logs
+            for name, logs in recorded.items()
+            if self._announced_eval_steps.get(name) != step
+        }
         if unseen:
             self.run.evaluation = Evaluation(step, tuple(unseen), is_replayed=True)
             self.callbacks.call("evaluation_end", unseen.get("", unseen))
@@ -495,7 +518,7 @@ class Controller:
         Args:
           steps: The number of batches; -1: all.
           sets: The names of the validation sets; a single one is called "".
-          before: The logs of other sets at the same step.
+          other_logs: The logs of other sets at the same step.
 
         Returns:
           All logs of this step, NumPy values.
@@ -538,7 +561,9 @@ class Controller:
         names = list(sets)
         recorded = self._broadcast_recorded_logs(step) if names else {}
         return [
-            name for name in names if self._last_eval_steps.get(name) != step and name not in recorded
+            name
+            for name in names
+            if self._last_eval_steps.get(name) != step and name not in recorded
         ]
 
     def _broadcast_recorded_logs(self, step: int) -> dict[str, Any]:
@@ -567,8 +592,8 @@ class Controller:
           steps: The number of batches in an evaluation; -1: all.
           timeout: The seconds to wait for a checkpoint without a sign of life of the run; None: no
             limit.
-          timeout_fn: Returns whether no more checkpoints will come; used when `watched` is None.
-          watched: The run that saves the checkpoints; None: only its folder is known.
+          timeout_fn: Returns whether no more checkpoints will come; used when `watched_run` is None.
+          watched_run: The run that saves the checkpoints; None: only its folder is known.
           newest_only: Whether to evaluate only the newest checkpoint each time, instead of all in
             order.
 
@@ -580,7 +605,9 @@ class Controller:
         """
         output: dict[str, Any] = {}
         run = watched_run or UnmonitoredRun(timeout_fn or (lambda: False))
-        watcher = CheckpointWatcher(self.checkpoint_manager.restore_folder, timeout, run, newest_only)
+        watcher = CheckpointWatcher(
+            self.checkpoint_manager.restore_folder, timeout, run, newest_only
+        )
 
         def is_over() -> bool:
             return self.should_stop or bool(self.run.stop_reason)
@@ -611,7 +638,7 @@ class Controller:
         """Saves a checkpoint of the current step, unless there is one already.
 
         Args:
-          again: Whether to write it once more if there is one.
+          overwrite: Whether to write it once more if there is one.
 
         Raises:
           DivergedError: when a weight is not finite; nothing is saved.

@@ -33,14 +33,14 @@ from trainer_kit.process.run_directory import RunDirectory, check_model_dir, rea
 from trainer_kit.process.run_lock import HEARTBEAT, RunLock
 from trainer_kit.process.sidecar_lease import Lease
 from trainer_kit.process.signals import StopSignals
-from trainer_kit.run.monitoring import TimeLimit
 from trainer_kit.run.plan import RunOptions
+from trainer_kit.run.run_limits import TimeLimit
 from trainer_kit.run.run_record import record_run
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.runtime.collectives import worker_count
 from trainer_kit.runtime.determinism import seed_everything
 from trainer_kit.runtime.precision import set_precision
-from trainer_kit.telemetry.tensorboard import SummaryManager
+from trainer_kit.telemetry.summary_manager import SummaryManager
 
 _LOG = logging.getLogger(__name__)
 _STOP_PLACE = "between two checkpoints; the same command continues with the next one"
@@ -87,7 +87,9 @@ def finetune_checkpoints(
 
     with signals, TimeLimit(config.trainer.max_time, signals), contextlib.ExitStack() as run:
         pretraining = Pretraining(str(config.task.init_checkpoint), model_dir, run)
-        run.enter_context(RunLock(model_dir, pretraining.get_phase_and_step, record_path=directory.params_path))
+        run.enter_context(
+            RunLock(model_dir, pretraining.get_phase_and_step, record_path=directory.params_path)
+        )
         run.enter_context(
             record_run(
                 directory, config, options.experiment, CONTINUOUS_FINETUNE, options.records()
@@ -136,7 +138,7 @@ class Pretraining(Sidecar):
     Args:
       folder: The folder of that run; it need not exist yet.
       model_dir: The folder of the fine-tunings.
-      run: Gets the lease in `folder`, once a heartbeat shows that trainer_kit runs there.
+      exit_stack: Gets the lease in `folder`, once a heartbeat shows that trainer_kit runs there.
     """
 
     def __init__(self, folder: str, model_dir: str, exit_stack: contextlib.ExitStack) -> None:

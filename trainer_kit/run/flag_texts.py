@@ -158,4 +158,6 @@ def describe_flag(name: str) -> str:
 
 
 def _indent_text(text: str, spaces: int) -> Iterator[str]:
-    yield from textwrap.wrap(text, _WIDTH, initial_indent=" " * spaces, subsequent_indent=" " * spaces)
+    yield from textwrap.wrap(
+        text, _WIDTH, initial_indent=" " * spaces, subsequent_indent=" " * spaces
+    )

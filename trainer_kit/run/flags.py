@@ -92,7 +92,7 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
 def format_attempt_flags(values: flags.FlagValues) -> list[str]:
     """Returns the arguments of each attempt under the supervisor: the same flags without --max_restarts.
 
-    They lack --from_step too, which would rewind the run at each restart; `until_begun` returns it.
+    They lack --from_step too, which would rewind the run at each restart; `format_first_attempt_flags` returns it.
     """
     arguments: list[str] = []
     for name in values:
@@ -116,7 +116,7 @@ def format_first_attempt_flags(values: flags.FlagValues) -> list[str]:
     return [] if values.from_step is None else [f"--{FIRST_ATTEMPT_FLAG}={values.from_step}"]
 
 
-def build_sources(values: flags.FlagValues) -> Sources:
+def build_sources(values: flags.FlagValues) -> ConfigSources:
     """Returns the sources of config values; --tpu and --tf_data_service win over every other source."""
     set_by_flags: dict[str, Any] = (
         {"runtime": {"tpu": values.tpu}} if values.tpu is not None else {}
@@ -135,7 +135,7 @@ def build_sources(values: flags.FlagValues) -> Sources:
     )
 
 
-def build_request(values: flags.FlagValues) -> Request:
+def build_request(values: flags.FlagValues) -> RunRequest:
     """Returns the run that the flags ask for."""
     return RunRequest(
         experiment=values.experiment,

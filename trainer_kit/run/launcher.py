@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer_kit.config.experiments import lookup_task_class
+from trainer_kit.config.experiment_registry import lookup_task_class
 from trainer_kit.config.modes import CONTINUOUS_FINETUNE, lookup_mode
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.files import follow_links
 from trainer_kit.process.run_directory import read_thread_counts
 from trainer_kit.run.finetune import finetune_checkpoints
-from trainer_kit.run.monitoring import forbid_concurrent_runs
 from trainer_kit.run.plan import RunOptions
+from trainer_kit.run.run_limits import forbid_concurrent_runs
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.runtime.determinism import seed_everything
 from trainer_kit.runtime.devices import configure_devices
@@ -21,7 +21,11 @@ from trainer_kit.runtime.global_batch import split_global_batch
 from trainer_kit.runtime.lost_workers import convert_lost_worker_errors
 from trainer_kit.runtime.precision import set_precision
 from trainer_kit.runtime.strategy import create_strategy
-from trainer_kit.runtime.tf_config import configure_cluster, find_parameter_server_mistakes, read_cluster
+from trainer_kit.runtime.tf_config import (
+    configure_cluster,
+    find_parameter_server_mistakes,
+    read_cluster,
+)
 from trainer_kit.training.trainer_creation import check_optimizer_choice
 
 

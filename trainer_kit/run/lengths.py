@@ -8,14 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Callback
+from trainer_kit.callbacks.callback import Callback
 from trainer_kit.callbacks.callback_list import EPOCH_EVENTS
 from trainer_kit.config.run_length import find_durations, replace_durations
 from trainer_kit.config.schema.durations import EPOCHS
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.inputs.epoch_length import compute_epoch_length
 from trainer_kit.inputs.registered_datasets import get_build_inputs
-from trainer_kit.inputs.sources.base import call_build_inputs
+from trainer_kit.inputs.sources.source_protocol import call_build_inputs
 from trainer_kit.runtime.collectives import broadcast_int, worker_count, worker_index
 from trainer_kit.training.loops.intervals import Epochs
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import orbit
 
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.errors import StopTraining, UsageError
 from trainer_kit.evals.run_history import RunHistory
@@ -20,7 +20,7 @@ class Actions(Callback):
 
     An action may raise StopTraining; the other actions are still called. If an action has restored
     an earlier checkpoint, after a loop or after an evaluation, the run goes back to that step.
-    `keep_states` saves the states of train actions that have methods `state()` and
+    `register_states` saves the states of train actions that have methods `state()` and
     `restore(state)`.
 
     Args:
@@ -110,7 +110,7 @@ class OrbitController:
     It keeps no ledger, does not rewind after a divergence, and stops between loops only.
 
     Args:
-      kind: A subclass of orbit.Controller; its constructor restores the newest checkpoint.
+      controller_cls: A subclass of orbit.Controller; its constructor restores the newest checkpoint.
       trainer, evaluator: As in Controller.
       callbacks: The callbacks of the run, which have no members.
       actions: The users' actions; the orbit.Controller calls them.
@@ -149,7 +149,10 @@ class OrbitController:
         train_actions = list(actions.train_actions)
         if trainer is not None:
             train_actions.insert(
-                0, OrbitLoopCheck(trainer, lambda: signals.is_stop_requested() or trainer.is_stop_requested)
+                0,
+                OrbitLoopCheck(
+                    trainer, lambda: signals.is_stop_requested() or trainer.is_stop_requested
+                ),
             )
         self._orbit_controller = controller_cls(
             trainer=trainer,
@@ -187,7 +190,10 @@ class OrbitController:
     ) -> dict[str, Any]:
         """Evaluates the checkpoints that appear in the manager's folder; returns the last logs."""
         return self._call_until_stopped(
-            self._orbit_controller.evaluate_continuously, steps=steps, timeout=timeout, timeout_fn=timeout_fn
+            self._orbit_controller.evaluate_continuously,
+            steps=steps,
+            timeout=timeout,
+            timeout_fn=timeout_fn,
         )
 
     def _call_until_stopped(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Callback
+from trainer_kit.callbacks.callback import Callback
 from trainer_kit.callbacks.configured_callbacks import check_callbacks, create_callbacks
 from trainer_kit.config.fields import flatten_values
 from trainer_kit.config.modes import Mode, lookup_mode
@@ -46,7 +46,9 @@ from trainer_kit.training.loops.intervals import Epochs
 
 _LOG = logging.getLogger(__name__)
 _PER_WORKER_PATHS = ("runtime.task_index", "runtime.worker_hosts")  # each worker may have others
-_VISIBILITY_TIMEOUT_SECONDS = 60.0  # seconds; a network file system may hide a new file as long as that
+_VISIBILITY_TIMEOUT_SECONDS = (
+    60.0  # seconds; a network file system may hide a new file as long as that
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class RunPlan:
 
     Attributes:
       mode: The name of the mode.
-      kind: The properties of the mode.
+      mode_properties: The properties of the mode.
       config: The experiment's config; in continuous_eval, with only the validation sets that it
         evaluates. In modes that train, `resolve_lengths` has put steps in place of epochs and
         shares.
@@ -91,7 +93,7 @@ class RunPlan:
       them. train_actions, eval_actions: The caller's actions, as lists.
       callbacks: The callbacks of the task if the run trains, those of the config, then the
         caller's.
-      written: The config with its durations as they were written, for the run's records.
+      original_config: The config with its durations as they were written, for the run's records.
       changes: What differs from the config that the run in model_dir was started with.
       epochs: The epochs of the run; None if neither the config nor a callback names epochs.
     """
@@ -164,7 +166,9 @@ class RunPlan:
             )
         if not self.is_chief or not self.trains:
             return contextlib.nullcontext()
-        return RunLock(directory.path, progress.get_phase_and_step, record_path=directory.params_path)
+        return RunLock(
+            directory.path, progress.get_phase_and_step, record_path=directory.params_path
+        )
 
 
 def plan_run(
@@ -195,7 +199,9 @@ def plan_run(
     train_actions = list_actions("train_actions", options.train_actions)
     eval_actions = list_actions("eval_actions", options.eval_actions)
     directory = RunDirectory(
-        follow_links(model_dir), config.trainer, sidecar=get_evaluation_name(mode, options.eval_name)
+        follow_links(model_dir),
+        config.trainer,
+        sidecar=get_evaluation_name(mode, options.eval_name),
     )
     strategy = resolve_strategy(strategy)
     changes = list[Change]()
@@ -240,7 +246,7 @@ def resolve_plan(plan: RunPlan, task: Any) -> RunPlan:
         return plan
     build_callbacks = getattr(task, "build_callbacks", list)
     callbacks = [*check_callbacks(list(build_callbacks())), *plan.callbacks]
-    dataset = getattr(getattr(plan.options.trainer, "data", None), "given", None)
+    dataset = getattr(getattr(plan.options.trainer, "data", None), "prebuilt_dataset", None)
     config, epochs = resolve_lengths(plan.config, task, callbacks, dataset)
     return dataclasses.replace(plan, config=config, callbacks=callbacks, epochs=epochs)
 

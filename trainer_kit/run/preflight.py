@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trainer_kit import files
-from trainer_kit.checkpoint_names import complete_checkpoints, check_step_exists
+from trainer_kit.checkpoint_names import check_step_exists, complete_checkpoints
 from trainer_kit.config import discovery
 from trainer_kit.config.merge import ResolvedConfig
 from trainer_kit.config.modes import CONTINUOUS_FINETUNE, MODES, lookup_mode
@@ -45,7 +45,7 @@ class RunRequest:
     experiment: str | None
     mode: str | None
     model_dir: str | None
-    sources: Sources = field(default_factory=ConfigSources)
+    sources: ConfigSources = field(default_factory=ConfigSources)
     import_modules: tuple[str, ...] = ()
     allow_config_change: tuple[str, ...] = ()
     checkpoint: str = "latest"
@@ -54,7 +54,7 @@ class RunRequest:
     profile: str | None = None
 
 
-def check_request(request: Request) -> Resolved[ExperimentConfig]:
+def check_request(request: RunRequest) -> ResolvedConfig[ExperimentConfig]:
     """Returns the config of the requested run, after all checks that need no TensorFlow.
 
     Raises:
@@ -64,7 +64,7 @@ def check_request(request: Request) -> Resolved[ExperimentConfig]:
       ModelDirInUseError: when another process trains in model_dir.
     """
     mistakes = list(_flag_mistakes(request))
-    resolved: Resolved[ExperimentConfig] | None = None
+    resolved: ResolvedConfig[ExperimentConfig] | None = None
     cause: UsageError | None = None
     try:
         if request.experiment:
@@ -131,7 +131,7 @@ def find_profile_mistakes(profile: str | None, mode: str) -> list[Mistake]:
     return []
 
 
-def _flag_mistakes(request: Request) -> Iterator[Mistake]:
+def _flag_mistakes(request: RunRequest) -> Iterator[Mistake]:
     for name in ("experiment", "mode", "model_dir"):
         if not getattr(request, name):
             yield Mistake(f"--{name}", "is needed", "see --help")
@@ -173,7 +173,7 @@ def _read_text(path: str) -> str:
         return ""  # there is no run yet, or check_model_dir reports what is wrong with it
 
 
-def _check_directory(request: Request, resolved: Resolved[ExperimentConfig]) -> None:
+def _check_directory(request: RunRequest, resolved: ResolvedConfig[ExperimentConfig]) -> None:
     model_dir, experiment = str(request.model_dir), str(request.experiment)
     if MODES[str(request.mode)].trains:
         directory = RunDirectory(model_dir, resolved.config.trainer)

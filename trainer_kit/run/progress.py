@@ -59,7 +59,7 @@ class Progress(StoppableRun):
       controller: The controller; None until it is made.
       trainer: The trainer; None until it is made.
       times: The time ledger of the run, which begins now.
-      doing: A text that says what the run does before its first loop or evaluation.
+      startup_activity: A text that says what the run does before its first loop or evaluation.
     """
 
     def __init__(self) -> None:

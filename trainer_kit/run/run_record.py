@@ -17,7 +17,7 @@ from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.progress import REPORT_PHASE
 from trainer_kit.runtime.collectives import all_gather
-from trainer_kit.runtime.devices import has_only_cpus, get_thread_counts
+from trainer_kit.runtime.devices import get_thread_counts, has_only_cpus
 from trainer_kit.telemetry.flops import describe_model_cost
 from trainer_kit.telemetry.report_lines import format_best
 from trainer_kit.telemetry.report_writers import ReportWriters
@@ -206,4 +206,7 @@ def _account_for_time(
         is_on_cpu=has_only_cpus(),
     )
     advice = advise_on_time(times, settings)
-    return {**times.to_record(), "verdict": advice}, [f"time of this process: {times.format_shares()}", advice]
+    return {**times.to_record(), "verdict": advice}, [
+        f"time of this process: {times.format_shares()}",
+        advice,
+    ]

@@ -12,12 +12,12 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Callback
-from trainer_kit.callbacks.reports import get_epoch_progress
+from trainer_kit.callbacks.callback import Callback
+from trainer_kit.callbacks.metrics_reporter import get_epoch_progress
 from trainer_kit.config.run_warnings import (
     find_interval_warnings,
-    find_zero_rate_warnings,
     find_save_interval_warnings,
+    find_zero_rate_warnings,
 )
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError
@@ -25,17 +25,17 @@ from trainer_kit.errors.user_exits import convert_system_exit
 from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
 from trainer_kit.process.watchdog import Watchdog
 from trainer_kit.run import assembly
-from trainer_kit.run.checkpointing import save_after_errors
 from trainer_kit.run.controller import Controller, RunRewound
-from trainer_kit.run.monitoring import TimeLimit, forbid_concurrent_runs
 from trainer_kit.run.plan import RunOptions, RunPlan, check_agreement, plan_run, resolve_plan
 from trainer_kit.run.progress import Progress
+from trainer_kit.run.run_limits import TimeLimit, forbid_concurrent_runs
 from trainer_kit.run.run_record import (
     find_finished_run,
     finish_run,
     record_run,
     was_stopped,
 )
+from trainer_kit.run.save_on_error import save_after_errors
 from trainer_kit.runtime.collectives import barrier, broadcast_text
 from trainer_kit.runtime.lost_workers import convert_lost_worker_errors
 from trainer_kit.telemetry.console import ConsoleWriter
@@ -43,7 +43,7 @@ from trainer_kit.telemetry.current_activity import ActivityWatcher
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_lines import format_epoch_progress
-from trainer_kit.training.named_tensors import check_evaluation_tensors
+from trainer_kit.training.step_tensors import check_evaluation_tensors
 from trainer_kit.training.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
@@ -176,7 +176,9 @@ def run_experiment(
         progress.trainer = trainer  # a signal stops it from now on
         signals.check_not_stopped(BEFORE_FIRST_STEP)
         timeout_seconds = config.trainer.hang_timeout_seconds
-        run.enter_context(Watchdog(progress.get_progress_token, plan.directory.output_dir, timeout_seconds))
+        run.enter_context(
+            Watchdog(progress.get_progress_token, plan.directory.output_dir, timeout_seconds)
+        )
 
         # What it is reported to, saved by and driven by.
         writers = assembly.build_writers(plan, console)
@@ -207,7 +209,9 @@ def run_experiment(
         start = int(trainer.global_step.numpy())
         _log_start(plan, trainer, start)
         stop_reason = (
-            early_stopping.find_stop_reason(start) if early_stopping is not None and plan.is_chief else ""
+            early_stopping.find_stop_reason(start)
+            if early_stopping is not None and plan.is_chief
+            else ""
         )
         stop_reason = broadcast_text(plan.strategy, stop_reason)
         final = plan.directory.read_final()
@@ -226,7 +230,11 @@ def run_experiment(
 
         check_evaluation_tensors(trainer)
         if plan.trains:
-            for find_warnings in (find_save_interval_warnings, find_zero_rate_warnings, find_interval_warnings):
+            for find_warnings in (
+                find_save_interval_warnings,
+                find_zero_rate_warnings,
+                find_interval_warnings,
+            ):
                 for warning in find_warnings(config.trainer):
                     _LOG.warning("%s", warning)
         manager.archive_later_checkpoints()

@@ -67,7 +67,7 @@ def supervise(
     A preempted run (exit code 75) is restarted any number of times, unless `trainer.max_time`
     stopped it. A crash (code 1, a signal, a code that is not ours) and a stall (7) count against
     `max_restarts`. Every other code ends the supervisor. The wait before a restart doubles each
-    time, up to `most_backoff_seconds`, and is short again after an attempt that lasted longer than
+    time, up to `max_backoff_seconds`, and is short again after an attempt that lasted longer than
     that.
 
     SIGTERM, SIGHUP (unless it is ignored) and SIGINT are sent on to the command's process group,
@@ -79,9 +79,9 @@ def supervise(
       max_restarts: The number of restarts after crashes and stalls, 0 or more.
       log_dir: A local folder, usually the run's model_dir; each supervisor needs its own.
       backoff_seconds: The first wait, in seconds.
-      most_backoff_seconds: The longest wait, in seconds.
+      max_backoff_seconds: The longest wait, in seconds.
       grace_seconds: The seconds from a forwarded signal to SIGKILL.
-      until_begun: Further arguments for actions that happen once. Attempts get them until the run
+      first_attempt_arguments: Further arguments for actions that happen once. Attempts get them until the run
         in `run_dir` has started or resumed since this call, as its manifest.json shows.
       run_dir: The run's model_dir; None: `log_dir`.
 

@@ -21,7 +21,7 @@ _EXIT_DELAY = 1.0  # seconds
 
 
 def resolve_strategy(strategy: tf.distribute.Strategy | None) -> tf.distribute.Strategy:
-    """Returns `given`, or else the current strategy; warns when a multi-worker strategy has only one worker.
+    """Returns `strategy`, or else the current strategy; warns when a multi-worker strategy has only one worker.
 
     Raises:
       UsageError: for parameter servers.

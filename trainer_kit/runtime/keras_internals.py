@@ -68,7 +68,9 @@ class LayerNumbering:
     Keras goes on counting, and a pattern with a number matches the first model only.
     """
 
-    _counts_before_first_model: Mapping[str, int] = {}  # the number of names of each kind before the first model
+    _counts_before_first_model: Mapping[
+        str, int
+    ] = {}  # the number of names of each kind before the first model
     _counts_after_last_model: Mapping[str, int] | None = (
         None  # after the last model; another object is there after clear_session
     )
@@ -185,7 +187,7 @@ def get_data_adapter(x: Any, y: Any = None, sample_weight: Any = None, **options
 
 
 def is_array_adapter(adapter: Any) -> bool:
-    """Whether `data_adapter` has been given arrays; see there."""
+    """Whether `get_data_adapter` has been given arrays; see there."""
     from keras.src.trainers import data_adapters
 
     return isinstance(adapter, data_adapters.ArrayDataAdapter)

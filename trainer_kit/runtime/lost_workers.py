@@ -23,7 +23,9 @@ _ERROR_TYPES = (
     tf.errors.DeadlineExceededError,
 )
 _MESSAGE_PARTS = ("Collective ops is aborted by", "coordination service")
-_TASK_PATTERN = re.compile(r"(?:reported from|remote target) /job:(\w+)(?:/replica:\d+)?/task:(\d+)")
+_TASK_PATTERN = re.compile(
+    r"(?:reported from|remote target) /job:(\w+)(?:/replica:\d+)?/task:(\d+)"
+)
 
 
 def find_lost_worker(error: BaseException) -> str | None:

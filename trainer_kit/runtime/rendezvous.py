@@ -49,7 +49,9 @@ def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> 
     # All are called at once: one that does not even refuse takes the whole time for an answer.
     with _listen(own_address), ThreadPoolExecutor(_MAX_CONCURRENT_CALLS, "rendezvous") as calls:
         while addresses:
-            answers = dict(zip(addresses, calls.map(_is_reachable, addresses.values()), strict=True))
+            answers = dict(
+                zip(addresses, calls.map(_is_reachable, addresses.values()), strict=True)
+            )
             addresses = {who: address for who, address in addresses.items() if not answers[who]}
             waited = time.monotonic() - begin
             missing = ", ".join(

@@ -32,7 +32,7 @@ def select_replica_local(variables: Iterable[Any], strategy: tf.distribute.Strat
 
 
 def are_replicas_equal(state: list[Any]) -> bool:
-    """Whether all replicas have the same bits of each variable, in the return value of `replica_values`."""
+    """Whether all replicas have the same bits of each variable, in the return value of `read_replica_values`."""
     for by_worker in zip(*state, strict=True):
         bits = {value.tobytes() for values in by_worker for value in values}
         if len(bits) > 1:
@@ -56,7 +56,7 @@ def read_replica_values(variables: Sequence[Any], strategy: tf.distribute.Strate
 def restore_replica_values(
     variables: Sequence[Any], strategy: tf.distribute.Strategy, state: list[Any]
 ) -> bool:
-    """Restores what `replica_values` returned; returns False and changes nothing if the replicas are not the same."""
+    """Restores what `read_replica_values` returned; returns False and changes nothing if the replicas are not the same."""
     if len(state) != worker_count(strategy):
         return False
     there = _parts(variables, strategy)

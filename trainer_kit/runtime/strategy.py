@@ -158,7 +158,9 @@ def runtime_has_started() -> bool:
     return False
 
 
-def _create_multi_worker_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
+def _create_multi_worker_mirrored(
+    runtime: RuntimeConfig, machine: Machine
+) -> tf.distribute.Strategy:
     del machine
     implementation = tf.distribute.experimental.CommunicationImplementation(
         (runtime.all_reduce_alg or "auto").upper()
@@ -230,7 +232,9 @@ def _create_tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strat
     return tf.distribute.TPUStrategy(resolver)
 
 
-def _build_strategy_error(policy: str, error: Exception, advice: str, where: str = "") -> ConfigError:
+def _build_strategy_error(
+    policy: str, error: Exception, advice: str, where: str = ""
+) -> ConfigError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return ConfigError(
         [Mistake("runtime.distribution_strategy", f"{policy}{where} failed: {reason}", advice)]

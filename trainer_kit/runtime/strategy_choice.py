@@ -18,7 +18,7 @@ class Machine:
 
     Attributes:
       gpus: how many GPUs this machine has.
-      tpu_variable: the one of TPU_VARIABLES that is set; empty: none.
+      tpu_env_var: the one of TPU_VARIABLES that is set; empty: none.
       cluster: the other workers, of TF_CONFIG.
     """
 

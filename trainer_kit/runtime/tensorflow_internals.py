@@ -102,7 +102,7 @@ def convert_with_autograph(
 
     Args:
       function: What to convert.
-      itself: Whether its own code is converted, or only what converts itself unless AutoGraph is
+      convert_own_code: Whether its own code is converted, or only what converts itself unless AutoGraph is
         off around it, as the layers, losses and metrics of tf_keras do.
     """
     if inspect.ismethod(function) and hasattr(function, "_tf_decorator"):
@@ -119,7 +119,9 @@ def convert_with_autograph(
         )
     except AttributeError:
         return (
-            tf.autograph.to_graph(function) if convert_own_code and inspect.isroutine(function) else function
+            tf.autograph.to_graph(function)
+            if convert_own_code and inspect.isroutine(function)
+            else function
         )
 
 

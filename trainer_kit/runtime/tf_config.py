@@ -151,7 +151,9 @@ def read_cluster() -> Cluster | None:
     tasks = _parse_tasks(content["cluster"])
     task = content.get("task")
     if not isinstance(task, dict) or not {"type", "index"} <= set(task):
-        raise _build_tf_config_error(f"'task' is {task!r}, without the type and index of this process")
+        raise _build_tf_config_error(
+            f"'task' is {task!r}, without the type and index of this process"
+        )
     try:
         index = int(task["index"])  # some platforms write it as text
     except (TypeError, ValueError) as error:
@@ -193,7 +195,9 @@ def _parse_tasks(cluster: Any) -> dict[str, tuple[str, ...]]:
     if not isinstance(cluster, dict) or not all(
         isinstance(addresses, list) for addresses in cluster.values()
     ):
-        raise _build_tf_config_error(f"'cluster' is {cluster!r}, not lists of addresses by task type")
+        raise _build_tf_config_error(
+            f"'cluster' is {cluster!r}, not lists of addresses by task type"
+        )
     tasks = {
         name: tuple(str(address) for address in addresses) for name, addresses in cluster.items()
     }

@@ -51,7 +51,9 @@ def _load_strictly(model: Any, path: str, old_values: list[Any]) -> None:
     All variables are set to NaN first; those that are still NaN afterwards were left out.
     """
     numbers = [
-        (v, old) for v, old in zip(model.variables, old_values, strict=True) if old.dtype.kind == "f"
+        (v, old)
+        for v, old in zip(model.variables, old_values, strict=True)
+        if old.dtype.kind == "f"
     ]
     for variable, old in numbers:
         variable.assign(np.full_like(old, np.nan))

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.inputs.autograph import apply_autograph
-from trainer_kit.serving.load import check_built, load_model
-from trainer_kit.training.named_tensors import LayerOutputs, unknown_tensor
+from trainer_kit.serving.model_loading import check_built, load_model
+from trainer_kit.training.step_tensors import LayerOutputs, unknown_tensor
 
 Predictor = Callable[..., dict[str, np.ndarray]]
 
@@ -30,7 +30,7 @@ def get_predictor(
     The function takes the values of the inputs, in their order or by name, and returns the outputs
     as NumPy arrays by name. It computes only what the outputs need. A live model is used with the
     weights that it has at each call; for their moving average, call the function inside
-    `trainer.averaged_weights()`.
+    `trainer.use_weights()`.
 
     Args:
       model: A built Keras 3 model, tf_keras model or tf.Module, which is called with
@@ -93,7 +93,9 @@ def get_predictor(
     return predict
 
 
-def _load_run_model(path: Path, which: str | int | None, import_modules: str | Sequence[str]) -> Any:
+def _load_run_model(
+    path: Path, which: str | int | None, import_modules: str | Sequence[str]
+) -> Any:
     """Returns the model of a run's folder, or of a checkpoint in it."""
     if (path / "params.yaml").is_file():
         return load_model(path, "best" if which is None else which, import_modules)
@@ -107,7 +109,9 @@ def _load_run_model(path: Path, which: str | int | None, import_modules: str | S
     return load_model(folder, os.fspath(path), import_modules)
 
 
-def _make_argument_builder(model: Any, names: list[str]) -> Callable[[Mapping[str, tf.Tensor]], Any]:
+def _make_argument_builder(
+    model: Any, names: list[str]
+) -> Callable[[Mapping[str, tf.Tensor]], Any]:
     """Returns a function that makes the argument of the model's call from values by name."""
     structure = getattr(model, "input", None) if getattr(model, "inputs", None) else None
     if structure is None:  # no functional model

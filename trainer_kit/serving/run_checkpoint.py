@@ -24,10 +24,10 @@ def resolve_run_checkpoint(
     """Returns the prefix of a run's checkpoint.
 
     Args:
-      folder: The run's folder.
+      run_dir: The run's folder.
       which: "best", "best:NAME", "latest", a step, as a number or as "ckpt-<step>", or a path.
-      options: The run's trainer config.
-      at_path: Returns the prefix for a path.
+      trainer_config: The run's trainer config.
+      resolve_path: Returns the prefix for a path.
 
     Raises:
       UsageError: when there is no such checkpoint; the message lists the existing ones.
@@ -35,17 +35,25 @@ def resolve_run_checkpoint(
     """
     which = which.removeprefix("ckpt-") if isinstance(which, str) else which
     there = complete_checkpoints(os.fspath(run_dir))
-    listed = f"there are {', '.join(map(str, there))}" if there else f"{run_dir} holds no checkpoint"
+    listed = (
+        f"there are {', '.join(map(str, there))}" if there else f"{run_dir} holds no checkpoint"
+    )
     if isinstance(which, os.PathLike) or (isinstance(which, str) and os.sep in which):
         return resolve_path(os.fspath(which))
     if which == "latest":
         if (newest := find_newest_checkpoint(os.fspath(run_dir))) is None:
-            raise UsageError(f"there is no latest checkpoint: {run_dir} holds none{_describe_best_weights(run_dir)}")
+            raise UsageError(
+                f"there is no latest checkpoint: {run_dir} holds none{_describe_best_weights(run_dir)}"
+            )
         return newest
     if which == "best" or str(which).startswith(_BEST_PREFIX):
         return _resolve_best(run_dir, str(which), trainer_config)
     if isinstance(which, bool) or not (isinstance(which, int) or str(which).isdigit()):
-        names = ["best", "latest", *(f"{_BEST_PREFIX}{name}" for name in trainer_config.best_checkpoints)]
+        names = [
+            "best",
+            "latest",
+            *(f"{_BEST_PREFIX}{name}" for name in trainer_config.best_checkpoints),
+        ]
         meanings = {**{name: name for name in names}, "newest": "latest"}
         near = dict.fromkeys(meanings[word] for word in find_similar_names(str(which), meanings))
         did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
@@ -54,7 +62,9 @@ def resolve_run_checkpoint(
             f" or a path; {listed}"
         )
     if int(which) not in there:
-        raise UsageError(f"there is no checkpoint of step {which}; {listed}{_describe_best_weights(run_dir)}")
+        raise UsageError(
+            f"there is no checkpoint of step {which}; {listed}{_describe_best_weights(run_dir)}"
+        )
     return there[int(which)]
 
 

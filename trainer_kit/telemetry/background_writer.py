@@ -21,11 +21,11 @@ class BackgroundWriter:
 
     Args:
       writers: The writers that get every report. They are called only in the thread, `close`
-        included, except those with a true attribute `in_caller_thread`: `write`, `flush` and
+        included, except those with a true attribute `needs_caller_thread`: `write`, `flush` and
         `close` call these directly.
       capacity: The number of reports that may wait. When the queue is full, `write` waits: no
         report is dropped.
-      together: The seconds that a report waits for others, unless the queue is half full. Waking
+      batching_seconds: The seconds that a report waits for others, unless the queue is half full. Waking
         the thread for each report would cost 4 % of a loop of 20 ms.
     """
 
@@ -33,9 +33,11 @@ class BackgroundWriter:
         self, writers: Sequence[Writer], capacity: int = 256, batching_seconds: float = 0.2
     ) -> None:
         self._direct_writers = tuple(
-            writer for writer in writers if getattr(writer, "in_caller_thread", False)
+            writer for writer in writers if getattr(writer, "needs_caller_thread", False)
         )
-        self._threaded_writers = tuple(writer for writer in writers if writer not in self._direct_writers)
+        self._threaded_writers = tuple(
+            writer for writer in writers if writer not in self._direct_writers
+        )
         self._queue: queue.Queue[Report | _Request] = queue.Queue(maxsize=capacity)
         self._batching_seconds = batching_seconds
         self._wake_event = threading.Event()  # something waits for the thread
@@ -70,7 +72,7 @@ class BackgroundWriter:
     def flush_threaded_writers(self) -> None:
         """Waits like `flush`, in any thread; the next call of another method raises errors of writers.
 
-        Writers with a true `in_caller_thread` are left out. Returns at once after `close`.
+        Writers with a true `needs_caller_thread` are left out. Returns at once after `close`.
         """
         if not self._is_closed:
             self._run_on_writers(lambda writer: writer.flush(), threaded_only=True)
@@ -103,7 +105,11 @@ class BackgroundWriter:
             self._wake_event.set()
 
     def _run_on_writers(
-        self, action: Callable[[Writer], None], *, is_last: bool = False, threaded_only: bool = False
+        self,
+        action: Callable[[Writer], None],
+        *,
+        is_last: bool = False,
+        threaded_only: bool = False,
     ) -> None:
         request = _Request(action, is_last)
         self._enqueue(request)

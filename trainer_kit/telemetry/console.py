@@ -224,5 +224,8 @@ def _render_report(report: Report, elapsed: float, best: tuple[str, float, int] 
     figures = lines.format_rates(report) + lines.format_metrics(report)
     figures += [] if best is None else [lines.format_best(best)]
     return Group(
-        grid, Columns([Text(lines.replace_unprintable(figure)) for figure in figures], padding=(0, 2, 0, 0))
+        grid,
+        Columns(
+            [Text(lines.replace_unprintable(figure)) for figure in figures], padding=(0, 2, 0, 0)
+        ),
     )

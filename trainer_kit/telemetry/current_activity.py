@@ -62,7 +62,7 @@ class ActivityWatcher:
         self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="activity watch", daemon=True)
 
-    def __enter__(self) -> CurrentActivity:
+    def __enter__(self) -> ActivityWatcher:
         self._thread.start()
         return self
 

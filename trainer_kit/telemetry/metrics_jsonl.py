@@ -70,7 +70,10 @@ class JsonLinesWriter:
         kind, step = report.kind, int(report.step)
         record: dict[str, Any] = {"kind": kind, "step": step}
         if report.epoch_progress is not None:
-            record["epoch"], record["step_in_epoch"] = report.epoch_progress.epoch, report.epoch_progress.step
+            record["epoch"], record["step_in_epoch"] = (
+                report.epoch_progress.epoch,
+                report.epoch_progress.step,
+            )
         for name in WALL_CLOCK_FIELDS:
             value = getattr(report, name)
             record[name] = None if value is None else to_json_number(value)
@@ -132,7 +135,9 @@ class JsonLinesWriter:
         """Returns the step of the last line; -1 if there is none."""
         if self._last_step is None:
             with _map_file(self.path) as data:
-                self._last_step = next((record["step"] for _, _, record in _iter_records_reversed(data)), -1)
+                self._last_step = next(
+                    (record["step"] for _, _, record in _iter_records_reversed(data)), -1
+                )
         return self._last_step
 
     def _append(self, record: dict[str, Any]) -> None:
@@ -149,7 +154,12 @@ class JsonLinesWriter:
         self.close()
         with _map_file(self.path) as data:
             place = next(
-                (end for _, end, other in _iter_records_reversed(data) if other["step"] <= record["step"]), 0
+                (
+                    end
+                    for _, end, other in _iter_records_reversed(data)
+                    if other["step"] <= record["step"]
+                ),
+                0,
             )
             text = data[:place] + _encode_line(record) + data[place:]
         files.write_text(self.path, text.decode(errors="replace"), point="history")
@@ -191,7 +201,8 @@ def has_report(
         # A resume at an earlier step, in a file of an earlier version, ends the search like a
         # report.
         near = itertools.takewhile(
-            lambda record: record["step"] >= step, (record for _, _, record in _iter_records_reversed(data))
+            lambda record: record["step"] >= step,
+            (record for _, _, record in _iter_records_reversed(data)),
         )
         found = [
             record.get("metrics") or {}
@@ -211,7 +222,11 @@ def read_extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
     """
     with _map_file(path) as data:
         return next(
-            ((record["step"], end) for _, end, record in _iter_records_reversed(data) if record["step"] <= step),
+            (
+                (record["step"], end)
+                for _, end, record in _iter_records_reversed(data)
+                if record["step"] <= step
+            ),
             (-1, 0),
         )
 
@@ -263,11 +278,20 @@ def _split(path: str, step: int) -> tuple[bytes, list[bytes]]:
         start = (
             0
             if old
-            else next((start for start, _, record in _iter_records_reversed(data) if record["step"] <= step), 0)
+            else next(
+                (
+                    start
+                    for start, _, record in _iter_records_reversed(data)
+                    if record["step"] <= step
+                ),
+                0,
+            )
         )
         *lines, cut = data[start:].split(b"\n")
         found = {
-            number: record for number, line in enumerate([*lines, cut]) if (record := _parse_line(line))
+            number: record
+            for number, line in enumerate([*lines, cut])
+            if (record := _parse_line(line))
         }
         active = _select_active(
             [

@@ -40,7 +40,7 @@ class Report:
         its new value.
       step: The global step that was reached.
       total_steps: The step at which the run ends; None if it is not known.
-      epoch: The place of the step in its epoch; None without epochs.
+      epoch_progress: The place of the step in its epoch; None without epochs.
       metrics: Python or NumPy scalars by name; a nested mapping is a group (one data set of
         several).
       steps_per_second: The speed of this loop; None for an evaluation or if it is not known.
@@ -63,7 +63,7 @@ class Report:
     seconds: float = 0.0
     seconds_left: float | None = None
     best: tuple[str, float, int] | None = None
-    epoch_progress: EpochPlace | None = None
+    epoch_progress: EpochProgress | None = None
     reason: str = ""
     seconds_of_sets: Mapping[str, float] = field(default_factory=dict)
 
@@ -76,9 +76,9 @@ class Activity:
     """The current activity of a run and its progress.
 
     Attributes:
-      what: TRAINING for a training loop, EVALUATING, or a description such as "building the model".
+      name: TRAINING for a training loop, EVALUATING, or a description such as "building the model".
       step: The current global step; for an evaluation, the step of its weights.
-      done: The finished steps of this training loop, or batches of this evaluation; 0 for other
+      completed: The finished steps of this training loop, or batches of this evaluation; 0 for other
         activities.
       total: The steps of the run, or the batches of the evaluation; None if it is not known.
       seconds: The seconds since the activity began.

@@ -23,7 +23,12 @@ def format_single_report(report: Report) -> str:
     training_loss 0.123", or "validation | step 200/400 | 1.5 s | accuracy 0.98 | best accuracy 0.98
     at step 200".
     """
-    parts = [report.kind, f"step {format_progress(report)}", *format_rates(report), *format_time_left(report)]
+    parts = [
+        report.kind,
+        f"step {format_progress(report)}",
+        *format_rates(report),
+        *format_time_left(report),
+    ]
     if report.kind != "train" and report.seconds > 0:
         parts.append(f"{format_number(report.seconds)} s")
     parts += format_metrics(report)
@@ -64,12 +69,18 @@ def format_progress(report: Report) -> str:
     steps = (
         f"{report.step}" if report.total_steps is None else f"{report.step}/{report.total_steps}"
     )
-    return steps if report.epoch_progress is None else f"{steps} ({format_epoch_progress(report.epoch_progress)})"
+    return (
+        steps
+        if report.epoch_progress is None
+        else f"{steps} ({format_epoch_progress(report.epoch_progress)})"
+    )
 
 
-def format_epoch_progress(progress: EpochPlace) -> str:
+def format_epoch_progress(progress: EpochProgress) -> str:
     """Returns "epoch 3/4, step 40/100"; the number of epochs is left out if it is not known."""
-    epochs = f"{progress.epoch}" if progress.epochs is None else f"{progress.epoch}/{progress.epochs}"
+    epochs = (
+        f"{progress.epoch}" if progress.epochs is None else f"{progress.epoch}/{progress.epochs}"
+    )
     return f"epoch {epochs}, step {progress.step}/{progress.steps}"
 
 
@@ -93,13 +104,15 @@ def format_time_left(report: Report, elapsed: float = 0.0) -> list[str]:
 
 
 def format_metrics(report: Report) -> list[str]:
-    """Returns "name value" for each scalar of the report except the best one, which `best_text` shows."""
+    """Returns "name value" for each scalar of the report except the best one, which `format_best` shows."""
     shown_already = set()
     if report.best:
         place, bar, last = report.best[0].rpartition("|")
         shown_already = {f"best_{report.best[0]}", f"{place}{bar}best_{last}".replace("|", "/")}
     scalars = flatten_scalars(report.metrics).items()
-    return [f"{name} {format_number(value)}" for name, value in scalars if name not in shown_already]
+    return [
+        f"{name} {format_number(value)}" for name, value in scalars if name not in shown_already
+    ]
 
 
 def format_best(best: tuple[str, float, int]) -> str:

@@ -9,7 +9,7 @@ from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.telemetry.background_writer import BackgroundWriter
 from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 from trainer_kit.telemetry.report import Writer
-from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
+from trainer_kit.telemetry.summary_manager import SummaryManager, TensorBoardWriter
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ReportWriters:
 
         Args:
           directory: The run's folder.
-          chief: Whether this process writes the run's files.
+          is_chief: Whether this process writes the run's files.
           trains: Whether the run trains and so has a history.
           save_summary: Whether TensorBoard summaries are written.
           console: The writer that shows progress; None shows none.

@@ -49,10 +49,10 @@ class RunSettings:
     Attributes:
       steps_per_loop: The trainer's setting, in steps.
       to_compile: The settings to change so that steps are compiled in one loop; empty if they are.
-      fused: Whether several steps are one program.
+      is_fused: Whether several steps are one program.
       can_fuse: Whether steps could be fused, but are not.
       can_use_one_thread: Whether runtime.executor could be single_threaded, but is not.
-      on_cpu: Whether all devices are CPUs, on which low precision is not faster.
+      is_on_cpu: Whether all devices are CPUs, on which low precision is not faster.
     """
 
     steps_per_loop: int
@@ -96,7 +96,9 @@ def _compute_avoidable_share(times: TimeAccount, name: str) -> float:
         return times.share(name)
     if times.evaluations < 2 or not times.wall:
         return 0.0
-    later = (times.seconds.get(name, 0.0) - times.first_evaluation_seconds) / (times.evaluations - 1)
+    later = (times.seconds.get(name, 0.0) - times.first_evaluation_seconds) / (
+        times.evaluations - 1
+    )
     return later * times.evaluations / times.wall
 
 

@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-TIME_CATEGORIES = ("start", "input", "step", "callbacks", "evaluation", "save", "report", "recovery", "trace")
+TIME_CATEGORIES = (
+    "start",
+    "input",
+    "step",
+    "callbacks",
+    "evaluation",
+    "save",
+    "report",
+    "recovery",
+    "trace",
+)
 _PHASE_TO_CATEGORY = {
     "train": "step",
     "evaluate": "evaluation",
@@ -51,7 +61,9 @@ class TimeLedger:
             self._switch_to(before)
             if name == "evaluate":
                 self._evaluations += 1
-                self._first_evaluation_seconds = self._first_evaluation_seconds or self._seconds[name]
+                self._first_evaluation_seconds = (
+                    self._first_evaluation_seconds or self._seconds[name]
+                )
 
     def end_start(self) -> None:
         """Ends the name "start"; a second call does nothing."""
@@ -70,7 +82,9 @@ class TimeLedger:
         self._steps += steps
         self._move("train", TIME_CATEGORIES[0], first_seconds)
         if input_seconds is not None:
-            self._input_seconds = (self._input_seconds or 0.0) + self._move("train", "input", input_seconds)
+            self._input_seconds = (self._input_seconds or 0.0) + self._move(
+                "train", "input", input_seconds
+            )
 
     def build_account(self) -> TimeAccount:
         """Returns the account up to now; counting continues."""
@@ -83,7 +97,11 @@ class TimeLedger:
         if self._input_seconds is None:
             del named["input"]
         return TimeAccount(
-            named, self._last_switch_time - self._begin_time, self._steps, self._evaluations, self._first_evaluation_seconds
+            named,
+            self._last_switch_time - self._begin_time,
+            self._steps,
+            self._evaluations,
+            self._first_evaluation_seconds,
         )
 
     def _switch_to(self, name: str) -> str:
@@ -111,7 +129,7 @@ class TimeAccount:
       wall: The seconds since the ledger was created.
       steps: The number of training steps.
       evaluations: The number of evaluations.
-      first_evaluation: The seconds of the first evaluation, which includes its tracing.
+      first_evaluation_seconds: The seconds of the first evaluation, which includes its tracing.
     """
 
     seconds: Mapping[str, float]

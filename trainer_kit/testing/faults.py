@@ -21,7 +21,11 @@ _REPLACE_STEPS = (".open", ".flush", ".rename")  # of a file that is replaced as
 # Every write point of a local run of train_and_eval that keeps the best, rotates, is killed,
 # resumes and ends.
 WRITE_POINTS: tuple[str, ...] = (
-    *(name + step for name in ("heartbeat", "params", "manifest", "file") for step in _REPLACE_STEPS),
+    *(
+        name + step
+        for name in ("heartbeat", "params", "manifest", "file")
+        for step in _REPLACE_STEPS
+    ),
     "checkpoint.begin",
     "checkpoint.save",
     "checkpoint.written",

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.config.experiments import register_task
-from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.experiment_registry import register_task
+from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import (
     DataConfig,
     ExperimentConfig,

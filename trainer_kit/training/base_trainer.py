@@ -16,13 +16,13 @@ class CustomParts:
     """The parts of a trainer that are not those of a trainer_kit.Trainer, so that the engine cannot change them.
 
     Attributes:
-      steps: All steps. They expose no tensors, and are not split into micro-batches; the loops run
+      has_steps: All steps. They expose no tensors, and are not split into micro-batches; the loops run
         only as a whole, and there are no hyper-parameters that callbacks can change.
-      loop: The training loop. Its graph is not known, and its steps are neither fused nor split.
-      train: The method `train`, which may not run the loop.
-      loop_begin: The method `train_loop_begin`, which may change the data.
-      loop_end: The method `train_loop_end`, which may take more steps.
-      replica_step: The step on each replica, which is not split into micro-batches.
+      has_train_loop: The training loop. Its graph is not known, and its steps are neither fused nor split.
+      has_train_method: The method `has_train_method`, which may not run the loop.
+      has_loop_begin: The method `train_loop_begin`, which may change the data.
+      has_loop_end: The method `train_loop_end`, which may take more steps.
+      has_replica_step: The step on each replica, which is not split into micro-batches.
     """
 
     has_steps: bool = False
@@ -41,26 +41,28 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     Everything else has a default.
 
     Attributes:
-      own: What of the trainer is its own. A trainer whose steps are not its own has the parts of a
+      custom_parts: What of the trainer is its own. A trainer whose steps are not its own has the parts of a
         Trainer.
       stop_flag: The StopFlag that loops check before each step; None: loops do not check one.
-      trains: Whether the trainer was created to train.
-      evaluates: Whether the trainer was created to evaluate.
-      data_ended: Whether the training data ended in the last loop.
-      reached: The global step after the last loop, if the loop has returned it; None: read
+      can_train: Whether the trainer was created to train.
+      can_evaluate: Whether the trainer was created to evaluate.
+      has_data_ended: Whether the training data ended in the last loop.
+      reached_step: The global step after the last loop, if the loop has returned it; None: read
         global_step.
       loop_steps: The number of steps of the last loop; None when only the global step shows it.
       weights_finite: Whether all weights were finite at the last check; None: not checked since the
         last loop.
-      metrics_continue: Whether the next loop continues the metrics of the last one: that was
+      should_continue_metrics: Whether the next loop continues the metrics of the last one: that was
         interrupted, or ended inside an epoch whose metrics are reported at its end.
-      between_steps: False while a loop runs: an error may then come from the middle of a step.
+      is_at_step_boundary: False while a loop runs: an error may then come from the middle of a step.
       input_seconds: The seconds that the last loop waited for batches; None if not known.
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
       batch_spec: The spec of a replica's training batch; None before it is known.
     """
 
-    custom_parts: OwnParts = CustomParts(has_steps=True, has_train_loop=True, has_train_method=True)
+    custom_parts: CustomParts = CustomParts(
+        has_steps=True, has_train_loop=True, has_train_method=True
+    )
     stop_flag: StopFlag | None = None
     can_train: bool = True
     can_evaluate: bool = True
@@ -114,8 +116,10 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """The exporter with which `evaluate` exports the best weights; None: it exports nothing."""
         return None
 
-    def register_state(self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]) -> None:
-        """Adds the state that `get` returns, in JSON types, to checkpoints; `put` receives it after a restore."""
+    def register_state(
+        self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]
+    ) -> None:
+        """Adds the state that `get_state` returns, in JSON types, to checkpoints; `restore_state` receives it after a restore."""
 
     def validation_intervals(self, default: int | None) -> dict[str, int | None]:
         """Returns the steps between evaluations, by validation set; `default` for sets without an interval."""

@@ -35,10 +35,10 @@ from trainer_kit.training.loops.eval_loop import (
     explain_end_of_data,
 )
 from trainer_kit.training.loops.iterators import StopFlag, batch_counter, is_stopping
-from trainer_kit.training.loops.tracing import control_dependencies_for_writes
+from trainer_kit.training.loops.loop_function import control_dependencies_for_writes
 from trainer_kit.training.loops.train_loop import TrainLoop
-from trainer_kit.training.metrics import MetricSet, to_numpy, create_validation_metrics
-from trainer_kit.training.named_tensors import StepTensors
+from trainer_kit.training.metric_set import MetricSet, create_validation_metrics, to_numpy
+from trainer_kit.training.step_tensors import StepTensors
 from trainer_kit.training.task import preserve_task_states
 from trainer_kit.training.task_inputs import ValidationSet, ValidationSets
 
@@ -52,12 +52,14 @@ class AsyncWorkers:
       strategy: The trainer's strategy.
 
     Attributes:
-      are_there: Whether the strategy uses parameter servers.
+      uses_parameter_servers: Whether the strategy uses parameter servers.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy
-        self.uses_parameter_servers = isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
+        self.uses_parameter_servers = isinstance(
+            strategy, tf.distribute.experimental.ParameterServerStrategy
+        )
         make = tf.distribute.experimental.coordinator.ClusterCoordinator
         self._coordinator = make(strategy) if self.uses_parameter_servers else None
 
@@ -90,7 +92,11 @@ class AsyncWorkers:
         Raises:
           UsageError: when only single steps are compiled.
         """
-        function = loop.loop_function.function if loop.is_loop_compiled and loop.loop_function is not None else None
+        function = (
+            loop.loop_function.function
+            if loop.is_loop_compiled and loop.loop_function is not None
+            else None
+        )
         if function is None:
             raise UsageError(
                 "asynchronous training needs trainer.train_tf_while_loop=true: workers run whole"
@@ -108,7 +114,7 @@ class WeightSelector:
 
     Args:
       state: The TrainState of the run.
-      average: A MovingAverage, or an object with `swap`, `swapped`, `names` and `evaluated`; None:
+      average: A MovingAverage, or an object with `swap`, `active_average`, `names` and `evaluated`; None:
         the weights themselves are evaluated.
 
     Attributes:
@@ -142,7 +148,7 @@ class WeightSelector:
 
     @contextlib.contextmanager
     def select_weights(self, name: str) -> Iterator[None]:
-        """Selects what `use_average` uses inside this context; the weights are back after it."""
+        """Selects what `apply_selected_weights` uses inside this context; the weights are back after it."""
         self._selected_name = name
         try:
             yield
@@ -243,9 +249,9 @@ class Evaluator(BaseTrainer):
       checkpoint_exporter: Exports the best of all evaluations; None: `evaluate` exports nothing.
 
     Attributes:
-      best_checkpoint: The class that keeps the best checkpoint of a run.
+      best_checkpoint_class: The class that keeps the best checkpoint of a run.
       validation: The validation sets.
-      evaluates: Whether the trainer was created to evaluate, or has received validation sets since.
+      can_evaluate: Whether the trainer was created to evaluate, or has received validation sets since.
       evaluated_batches: An int64 scalar on the host: the batches that this process has evaluated.
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
     """
@@ -312,7 +318,9 @@ class Evaluator(BaseTrainer):
 
     def get_metric_weights_name(self, metric: str) -> str:
         """Returns which weights a metric of an evaluation is of: the name of an average, or "weights"."""
-        return self._weights.split_metric_name(metric, [name for name in self.validation_set_names if name])[0]
+        return self._weights.split_metric_name(
+            metric, [name for name in self.validation_set_names if name]
+        )[0]
 
     def use_weights(self, name: str = "") -> AbstractContextManager[None]:
         """Replaces the weights by a moving average, if any, and makes late saves wait; runs eagerly, on the host.
@@ -338,7 +346,7 @@ class Evaluator(BaseTrainer):
 
         Args:
           prefix: The path of the checkpoint, without suffixes.
-          name: Which weights; see `averaged_weights`.
+          name: Which weights; see `use_weights`.
         """
         if self.can_train:
             self.state.track_attributes(self._get_transient_variables())
@@ -424,8 +432,10 @@ class Evaluator(BaseTrainer):
     def eval_dataset(self, dataset: Any) -> None:
         self.validation.replace(dataset)
 
-    def register_state(self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]) -> None:
-        """Adds the state that `get` returns, in JSON types, to checkpoints; `put` receives it after a restore."""
+    def register_state(
+        self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]
+    ) -> None:
+        """Adds the state that `get_state` returns, in JSON types, to checkpoints; `restore_state` receives it after a restore."""
         self.state.python_state.add(name, get_state, restore_state)
 
     def distribute_dataset(self, dataset_or_fn: Any, *args: Any, **kwargs: Any) -> Any:
@@ -506,7 +516,9 @@ class Evaluator(BaseTrainer):
         self.eval_tensors.values = {}
         try:
             self.validation.evaluated_names = self.validation.names if sets is None else tuple(sets)
-            self._other_logs = self._evaluate_other_weights(num_steps) if self._weights.others else {}
+            self._other_logs = (
+                self._evaluate_other_weights(num_steps) if self._weights.others else {}
+            )
             states = self._evaluate_sets(num_steps)
             logs = dict(self.eval_end(states if self.validation.has_names else states[""]) or {})
             if self._checkpoint_exporter is not None:
@@ -542,7 +554,10 @@ class Evaluator(BaseTrainer):
         names.
         """
         found: dict[str, dict[str, Any]] = {}
-        with self.state.preserve_variables(), preserve_task_states(map(self._get_task, self.validation)):
+        with (
+            self.state.preserve_variables(),
+            preserve_task_states(map(self._get_task, self.validation)),
+        ):
             for weights in self._weights.others:
                 with self._weights.select_weights(weights):
                     states = self._evaluate_sets(num_steps)
@@ -550,7 +565,9 @@ class Evaluator(BaseTrainer):
                         False
                     ):  # not around the loops: their graphs are used for all weights
                         for name, state in states.items():
-                            found.setdefault(name, {})[weights] = self._compute_set_logs(name, state)
+                            found.setdefault(name, {})[weights] = self._compute_set_logs(
+                                name, state
+                            )
         return found
 
     def _evaluate_set(self, validation_set: ValidationSet, num_steps: Any, state: Any) -> Any:
@@ -627,7 +644,9 @@ class Evaluator(BaseTrainer):
 
             def stateful_loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
                 done, state = stateful_loop(iterator, num_steps, state, reduce_fn)
-                self._check_evaluation_loop(done, num_steps, stateful_loop.newest_graph, steps.metrics)
+                self._check_evaluation_loop(
+                    done, num_steps, stateful_loop.newest_graph, steps.metrics
+                )
                 return state
 
             return stateful_loop_fn
@@ -652,7 +671,9 @@ class Evaluator(BaseTrainer):
         self, done: int, num_steps: Any, graph: tf.Graph | None, metrics: MetricSet
     ) -> None:
         check_evaluated_batches(done, int(num_steps), self.is_stop_requested)
-        self.state.check_evaluation(graph, [*self._get_transient_variables(), *metrics.returned_variables])
+        self.state.check_evaluation(
+            graph, [*self._get_transient_variables(), *metrics.returned_variables]
+        )
 
     def eval_begin(self) -> Any:
         """Replaces the weights by the moving average, if there is one; called before each validation set.
@@ -697,7 +718,9 @@ class Evaluator(BaseTrainer):
         one = self.validation.current
         task, model, metrics = self._get_task(one), self._get_model(one), self._get_metrics(one)
         # A subclass may have metrics of its own in place of those that it was made with.
-        updated = self.validation_metrics if metrics is self._validation_metric_set else metrics.metrics
+        updated = (
+            self.validation_metrics if metrics is self._validation_metric_set else metrics.metrics
+        )
         with self.eval_tensors.capture_tensors(model) as tensors:
             logs = apply_autograph(task.validation_step)(inputs, model=model, metrics=updated)
         logs = metrics.extract_metrics(task, logs, model)
@@ -716,7 +739,9 @@ class Evaluator(BaseTrainer):
     @tf.autograph.experimental.do_not_convert
     def eval_reduce(self, state: Any = None, step_outputs: Any = None) -> Any:
         """Returns the state of the evaluation with one step's outputs added; state is None for the first step."""
-        return apply_autograph(self._get_task(self.validation.current).aggregate_logs)(state, step_outputs)
+        return apply_autograph(self._get_task(self.validation.current).aggregate_logs)(
+            state, step_outputs
+        )
 
     def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
         """Returns the logs of the evaluation. Runs eagerly, on the host.
@@ -795,13 +820,25 @@ class Evaluator(BaseTrainer):
         return one
 
     def _get_task(self, validation_set: ValidationSet | None) -> Any:
-        return self.task if validation_set is None or validation_set.task is None else validation_set.task
+        return (
+            self.task
+            if validation_set is None or validation_set.task is None
+            else validation_set.task
+        )
 
     def _get_model(self, validation_set: ValidationSet | None) -> Any:
-        return self.model if validation_set is None or validation_set.model is None else validation_set.model
+        return (
+            self.model
+            if validation_set is None or validation_set.model is None
+            else validation_set.model
+        )
 
     def _get_metrics(self, validation_set: ValidationSet | None) -> MetricSet:
-        return self._validation_metric_set if validation_set is None or validation_set.metrics is None else validation_set.metrics
+        return (
+            self._validation_metric_set
+            if validation_set is None or validation_set.metrics is None
+            else validation_set.metrics
+        )
 
     def check_aggregation(self) -> None:
         """Raises UsageError when logs are aggregated on several workers: each has those of its own replicas only."""

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.gradient_processors import GradientProcessing
+from trainer_kit.optimizers.gradient_processing import GradientProcessing
 from trainer_kit.optimizers.gradients import Gradient, global_norm
 from trainer_kit.optimizers.learning_rate import unwrap_optimizer
-from trainer_kit.training.metrics import MetricSet, StepMean
+from trainer_kit.training.metric_set import MetricSet, StepMean
 
 _NAME = "gradient_norm"
 _FIELD = "trainer.report_gradient_norm"

@@ -15,8 +15,8 @@ from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.optimizers.learning_rate import (
     add_learning_rate_factor,
     get_base_rate,
-    unwrap_optimizer,
     learning_rate_factors,
+    unwrap_optimizer,
 )
 
 _LOG = logging.getLogger(__name__)

@@ -58,7 +58,11 @@ class RateRange:
     def is_still_falling(self) -> bool:
         """Whether the loss is lowest at the highest rate that was tried, so that a higher one may be better."""
         last = len(self.losses) - 1 - _window(len(self.losses)) // 2
-        return self.is_falling and self.ended_by != DIVERGED and int(np.argmin(self.smoothed_losses)) >= last
+        return (
+            self.is_falling
+            and self.ended_by != DIVERGED
+            and int(np.argmin(self.smoothed_losses)) >= last
+        )
 
     @property
     def is_falling(self) -> bool:

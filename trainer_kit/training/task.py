@@ -20,12 +20,12 @@ from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import TrainerKitError, UsageError, add_note
 from trainer_kit.inputs.autograph import apply_autograph
-from trainer_kit.inputs.sources.base import Source
+from trainer_kit.inputs.sources.source_protocol import Source
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
 from trainer_kit.process.error_report import describe_values
 from trainer_kit.runtime.keras_internals import skip_replica_loss_scaling
-from trainer_kit.training.initial_weights.load import load_initial_weights
+from trainer_kit.training.initial_weights.weight_loading import load_initial_weights
 
 
 class Task(abc.ABC):
@@ -340,7 +340,9 @@ class Task(abc.ABC):
         if others:
             apply_autograph(self.process_metrics)(others, labels, outputs)
         if compiled:
-            apply_autograph(self.process_compiled_metrics)(model, features, labels, outputs, **weights)
+            apply_autograph(self.process_compiled_metrics)(
+                model, features, labels, outputs, **weights
+            )
 
 
 @tf.autograph.experimental.do_not_convert

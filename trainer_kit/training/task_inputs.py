@@ -17,7 +17,7 @@ from trainer_kit.inputs.train_data import TrainData
 from trainer_kit.inputs.worker_pipeline import DataSection, OnePassPipeline, WorkerPipeline
 from trainer_kit.runtime.datasets import distribute_dataset, has_plain_iterator
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
-from trainer_kit.training.metrics import MetricSet
+from trainer_kit.training.metric_set import MetricSet
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ValidationSet:
 
     Attributes:
       name: The name of the set; "" for a single set.
-      feed: The data of the set, with its iterator.
+      data: The data of the set, with its iterator.
       options: The steps and the interval of this set from the config; None: those of all sets.
       task: The task whose validation_step evaluates a batch; None: the trainer's task.
       model: The model for the step: the task's part of a model that several tasks share; None: the
@@ -91,7 +91,7 @@ class ValidationSets:
 
     Attributes:
       current: The set that is evaluated now, or was evaluated last; None if there are no sets.
-      evaluated: The names of the sets in the current or last evaluation.
+      evaluated_names: The names of the sets in the current or last evaluation.
     """
 
     def __init__(self, sets: Iterable[ValidationSet]) -> None:
@@ -153,16 +153,20 @@ class ValidationSets:
         ]
 
 
-def create_validation_sets(data_by_name: Mapping[str, ValidationData], options: Any) -> ValidationSets:
+def create_validation_sets(
+    data_by_name: Mapping[str, ValidationData], options: Any
+) -> ValidationSets:
     """Returns validation sets that differ only in their data; the trainer's task evaluates all of them.
 
     Args:
-      feeds: The data of each set, by name.
+      data_by_name: The data of each set, by name.
       options: The section `trainer` of the config; its `validation_sets` may set steps and interval
         for each set.
     """
     own = getattr(options, "validation_sets", {})
-    return ValidationSets(ValidationSet(name, feed, own.get(name)) for name, feed in data_by_name.items())
+    return ValidationSets(
+        ValidationSet(name, feed, own.get(name)) for name, feed in data_by_name.items()
+    )
 
 
 class TaskInputs:
@@ -173,7 +177,7 @@ class TaskInputs:
       task: The trainer's task.
 
     Attributes:
-      pass_pipeline: The class that makes the validation data of a worker.
+      pass_pipeline_class: The class that makes the validation data of a worker.
     """
 
     pass_pipeline_class: type[OnePassPipeline] = OnePassPipeline
@@ -188,7 +192,9 @@ class TaskInputs:
     @property
     def opened_validation_data(self) -> dict[str, Any]:
         """What build_inputs has returned for each validation set that was opened, by its section."""
-        opened = [pipeline for pipeline in self._validation_pipelines if pipeline.source is not None]
+        opened = [
+            pipeline for pipeline in self._validation_pipelines if pipeline.source is not None
+        ]
         return {pipeline.section.path: pipeline.source for pipeline in opened}
 
     def create_train_data(self, global_step: tf.Variable, ready_made_dataset: Any) -> TrainData:
@@ -196,7 +202,7 @@ class TaskInputs:
 
         Args:
           global_step: The number of steps that have taken a batch, an int64 scalar.
-          given: A ready-made dataset that replaces the task's; None: there is none.
+          ready_made_dataset: A ready-made dataset that replaces the task's; None: there is none.
 
         Raises:
           UsageError: when the config asks to overfit batches of a ready-made dataset.
@@ -212,19 +218,28 @@ class TaskInputs:
         )
         section = self._section("train_data", params, self._task, ready_made_dataset)
         batch_size = getattr(params, "global_batch_size", 0)
-        return TrainData(self, section, policy, global_step, ready_made_dataset, batch_size=batch_size)
+        return TrainData(
+            self, section, policy, global_step, ready_made_dataset, batch_size=batch_size
+        )
 
     def create_all_validation_data(self, ready_made_dataset: Any) -> dict[str, ValidationData]:
         """Returns the data of each validation set, by name; none is opened yet.
 
         Args:
-          given: A ready-made dataset that replaces the task's, or a dict of datasets by name; None:
+          ready_made_dataset: A ready-made dataset that replaces the task's, or a dict of datasets by name; None:
             there is none.
         """
         sets = get_validation_sets(self._config.task)
         if isinstance(ready_made_dataset, Mapping):
-            sets = {**dict.fromkeys(ready_made_dataset), **{name: data for name, data in sets.items() if name}}
-        ready_made_dataset = ready_made_dataset if isinstance(ready_made_dataset, Mapping) else {"": ready_made_dataset}
+            sets = {
+                **dict.fromkeys(ready_made_dataset),
+                **{name: data for name, data in sets.items() if name},
+            }
+        ready_made_dataset = (
+            ready_made_dataset
+            if isinstance(ready_made_dataset, Mapping)
+            else {"": ready_made_dataset}
+        )
         return {
             name: self.create_validation_data(name, data, self._task, ready_made_dataset.get(name))
             for name, data in sets.items()
@@ -233,13 +248,13 @@ class TaskInputs:
     def create_validation_data(
         self, name: str, params: Any, task: Any, ready_made_dataset: Any = None
     ) -> ValidationData:
-        """Returns the data of one validation set; see `validation_feeds`.
+        """Returns the data of one validation set; see `create_all_validation_data`.
 
         Args:
           name: The name of the set; "" for a single set.
           params: The data's section of the config.
           task: The task whose build_inputs opens the data.
-          given: A ready-made dataset that replaces the task's; None: there is none.
+          ready_made_dataset: A ready-made dataset that replaces the task's; None: there is none.
 
         Raises:
           UsageError: when the config asks to overfit batches, but the dataset is ready-made.

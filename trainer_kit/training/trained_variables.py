@@ -13,8 +13,16 @@ import tensorflow as tf
 from trainer_kit.config.schema.optimization import EMAConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import build_optimizers
-from trainer_kit.optimizers.moving_average import MovingAverage, select_averaged_variables, create_average
-from trainer_kit.optimizers.named_optimizers import NamedOptimizers, log_ownership, partition_variables
+from trainer_kit.optimizers.moving_average import (
+    MovingAverage,
+    create_average,
+    select_averaged_variables,
+)
+from trainer_kit.optimizers.named_optimizers import (
+    NamedOptimizers,
+    log_ownership,
+    partition_variables,
+)
 from trainer_kit.optimizers.per_variable import check_patterns, native_variable
 from trainer_kit.optimizers.periodic import PeriodicOptimizer
 from trainer_kit.training.initial_weights.variable_matching import get_child_layers, weights_by_path
@@ -209,7 +217,9 @@ def moving_average(
     """
     sections = _sections(options)
     if averaged := {name: one.ema for name, one in sections.items() if one.ema is not None}:
-        owned = partition_variables(sections, sections, _get_optimizer_variables(task, model), model)
+        owned = partition_variables(
+            sections, sections, _get_optimizer_variables(task, model), model
+        )
         configs = {
             id(native_variable(variable)): ema
             for name, ema in averaged.items()

@@ -22,30 +22,24 @@ from trainer_kit.config.schema.evaluation import get_training_sets
 from trainer_kit.errors import DataError, add_note
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.inputs.dataset_iterator import describe_empty_data
-from trainer_kit.inputs.sources.base import get_data_identity
-from trainer_kit.optimizers.gradient_processors import parse_non_finite_gradient
+from trainer_kit.inputs.sources.source_protocol import get_data_identity
+from trainer_kit.optimizers.gradient_processing import parse_non_finite_gradient
 from trainer_kit.optimizers.learning_rate import ConfiguredRates, current_learning_rate
 from trainer_kit.runtime.collectives import worker_count
 from trainer_kit.runtime.executor import SINGLE_THREADED, use_executor
 from trainer_kit.runtime.replica_values import (
-    local_tensors,
-    restore_replica_values,
-    read_replica_values,
     build_run_options,
+    local_tensors,
+    read_replica_values,
+    restore_replica_values,
 )
 from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
-from trainer_kit.training.accumulation import (
-    Accumulation,
-    check_micro_batch_support,
-    less_memory_advice,
-    warn_of_batch_normalization,
-)
 from trainer_kit.training.base_trainer import CustomParts
 from trainer_kit.training.checks.batch_spec import (
-    explain_batch_errors,
     build_metrics,
     build_model,
     create_model,
+    explain_batch_errors,
 )
 from trainer_kit.training.checks.failed_step import explain_gradient_errors
 from trainer_kit.training.checks.model_and_config import (
@@ -61,14 +55,17 @@ from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.gradient_reports import GradientReports
 from trainer_kit.training.hyper_parameters import HyperParameters
 from trainer_kit.training.loops.fused_loop import (
-    FusedLoop,
     BatchStack,
+    FusedLoop,
     check_fusing,
-    find_fusing_problem,
     explain_xla_errors,
+    find_fusing_problem,
 )
 from trainer_kit.training.loops.iterators import StopFlag
-from trainer_kit.training.loops.tracing import check_one_thread, control_dependencies_for_writes
+from trainer_kit.training.loops.loop_function import (
+    check_one_thread,
+    control_dependencies_for_writes,
+)
 from trainer_kit.training.loops.train_loop import (
     FiniteWeightsCheck,
     SegmentedLoop,
@@ -76,8 +73,14 @@ from trainer_kit.training.loops.train_loop import (
     TrainLoop,
     pop_finite,
 )
-from trainer_kit.training.metrics import remove_engine_results, to_numpy, create_training_metrics
-from trainer_kit.training.named_tensors import StepTensors
+from trainer_kit.training.metric_set import create_training_metrics, remove_engine_results, to_numpy
+from trainer_kit.training.micro_batches import (
+    Accumulation,
+    check_micro_batch_support,
+    less_memory_advice,
+    warn_of_batch_normalization,
+)
+from trainer_kit.training.step_tensors import StepTensors
 from trainer_kit.training.task import has_state_methods
 from trainer_kit.training.task_inputs import TaskInputs, create_validation_sets
 from trainer_kit.training.trained_variables import (
@@ -129,7 +132,9 @@ class TrainingSteps:
         # Exact up to 2**53; an int64 has a transfer of its own.
         results[_STEP_KEY] = tf.cast(trainer.global_step, tf.float64)
         if trainer._finite_weights_check is not None:
-            results |= trainer._finite_weights_check.result(is_segmented=trainer.segmented_loop.hooks is not None)
+            results |= trainer._finite_weights_check.result(
+                is_segmented=trainer.segmented_loop.hooks is not None
+            )
         return results
 
 
@@ -252,7 +257,7 @@ class Trainer(Evaluator):
       data: The training data.
       hyper_parameters: The values that can be changed between loops, by name.
       loop_factory: Creates the training loops.
-      loop_parts: Runs the loops, and splits them where work has to be done between two steps.
+      segmented_loop: Runs the loops, and splits them where work has to be done between two steps.
       accumulation: Splits batches into micro-batches, if trainer.accumulate_steps asks for it.
 
     Raises:
@@ -321,7 +326,9 @@ class Trainer(Evaluator):
             global_step=self._global_step,
             state=state,
             average=self._average,
-            sets=create_validation_sets(self.inputs.create_all_validation_data(validation_dataset), options),
+            sets=create_validation_sets(
+                self.inputs.create_all_validation_data(validation_dataset), options
+            ),
             metrics=self._evaluation_metrics(config, task, model, evaluate),
             checkpoint_exporter=checkpoint_exporter,
         )
@@ -342,7 +349,9 @@ class Trainer(Evaluator):
         self.data.set_stack_size(fuse_steps)
         accumulate_steps = getattr(options, "accumulate_steps", 1) if train else 1
         if accumulate_steps > 1:
-            check_micro_batch_support(self.class_name, self.custom_parts, self._optimizer, accumulate_steps)
+            check_micro_batch_support(
+                self.class_name, self.custom_parts, self._optimizer, accumulate_steps
+            )
             warn_of_batch_normalization(model, accumulate_steps)
         self.accumulation = Accumulation(
             accumulate_steps, self.class_name, task, self._train_metric_set, is_fused=fuse_steps > 1
@@ -429,7 +438,9 @@ class Trainer(Evaluator):
         replicas = self._strategy.num_replicas_in_sync
         key_suffix = f" for one of {replicas} replicas on {worker_count(self._strategy)} workers"
         made = {"train_data": self.data.made, **self.inputs.validation_data}
-        return {f"task.{section}": get_data_identity(data, key_suffix) for section, data in made.items()}
+        return {
+            f"task.{section}": get_data_identity(data, key_suffix) for section, data in made.items()
+        }
 
     def initialize(self) -> None:
         """Lets the task load its initial weights; called when there is no checkpoint to restore.
@@ -492,7 +503,11 @@ class Trainer(Evaluator):
             if isinstance(loop, (TrainLoop, FusedLoop)):
                 if not self.state.step_is_known:
                     with self._enter_loop(iterator):
-                        graph = None if loop.loop_function is None else loop.loop_function.trace_graph(iterator)
+                        graph = (
+                            None
+                            if loop.loop_function is None
+                            else loop.loop_function.trace_graph(iterator)
+                        )
                     self._track_loop_state(graph)
                 self.is_at_step_boundary = True
                 context = functools.partial(self._enter_loop, iterator)
@@ -517,14 +532,24 @@ class Trainer(Evaluator):
         traced, or is the trainer's own, or if `train_loop_begin` is overridden, which may change
         the data. Runs eagerly, on the host.
         """
-        has_own_train = self.custom_parts.has_train_method and type(self).trace_training is Trainer.trace_training
-        if not self.can_train or self.state.step_is_known or has_own_train or self.custom_parts.has_loop_begin:
+        has_own_train = (
+            self.custom_parts.has_train_method
+            and type(self).trace_training is Trainer.trace_training
+        )
+        if (
+            not self.can_train
+            or self.state.step_is_known
+            or has_own_train
+            or self.custom_parts.has_loop_begin
+        ):
             return
         iterator = self.data.iterator()
         loop = self._newest_loop()
         if isinstance(loop, (TrainLoop, FusedLoop)):
             with self._enter_loop(iterator):
-                graph = None if loop.loop_function is None else loop.loop_function.trace_graph(iterator)
+                graph = (
+                    None if loop.loop_function is None else loop.loop_function.trace_graph(iterator)
+                )
             self._track_loop_state(graph)
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
@@ -623,7 +648,9 @@ class Trainer(Evaluator):
         self._gradient_reports.update_results(results)
         self.train_tensors.read_values()
         self.reached_step = (
-            None if self.custom_parts.has_train_method or self.custom_parts.has_loop_end else reached
+            None
+            if self.custom_parts.has_train_method or self.custom_parts.has_loop_end
+            else reached
         )  # it may take more steps
         return self.convert_to_logs(results)
 
@@ -753,7 +780,7 @@ class Trainer(Evaluator):
         return [*super()._get_transient_variables(), *of_training]
 
 
-def get_custom_parts(kind: type[Trainer]) -> OwnParts:
+def get_custom_parts(kind: type[Trainer]) -> CustomParts:
     """Returns what a class of trainers has of its own: the methods that it overrides."""
     return CustomParts(
         has_train_loop=kind.create_train_loop_fn is not Trainer.create_train_loop_fn,

@@ -7,19 +7,19 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from trainer_kit.config.experiments import find_trainer_class
+from trainer_kit.config.experiment_registry import find_trainer_class
 from trainer_kit.config.imported_names import import_object
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.config.schema.optimizers import OptimizerConfig
+from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.best.criterion import guess_comparison
 from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.training.base_trainer import BaseTrainer
-from trainer_kit.training.multitask.trainer import MultiTaskTrainer
+from trainer_kit.training.multitask.multi_task_trainer import MultiTaskTrainer
 from trainer_kit.training.task import Task
 from trainer_kit.training.trainer import Trainer
 
@@ -60,13 +60,13 @@ def _is_trainer_class(value: Any) -> bool:
 
 def create_exporter(
     config: ExperimentConfig, directory: RunDirectory, is_chief: bool = True
-) -> BestCheckpoint | BestCheckpoints | None:
+) -> BestWeightsExporter | BestCheckpoints | None:
     """Returns the exporter that keeps the best checkpoints in their folders; None when the config names no metric.
 
     Args:
       config: The experiment's config.
       directory: The run's directory.
-      keeps: Whether this worker's files are kept; only the chief's are.
+      is_chief: Whether this worker's files are kept; only the chief's are.
     """
     options = config.trainer
     metric, primary = options.best_checkpoint_eval_metric, None

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.callbacks import callback_list
-from trainer_kit.callbacks.base import Callback, Requests, Run
+from trainer_kit.callbacks.callback import Callback, Requests, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
 from trainer_kit.telemetry.time_ledger import TimeLedger
@@ -315,7 +315,9 @@ def test_other_workers_do_what_the_chiefs_callbacks_ask_for(
     chief.run.rewind(40, "again")
     other.run.save()  # the chief has not
     asked = [one.take_requests() for one in (chief, other)]
-    assert [(one.save, one.sets_to_evaluate, one.rewind_step) for one in asked] == [(False, {""}, 40)] * 2
+    assert [(one.save, one.sets_to_evaluate, one.rewind_step) for one in asked] == [
+        (False, {""}, 40)
+    ] * 2
     assert chief.run.stop_reason == "enough" and other.run.stop_reason
 
 

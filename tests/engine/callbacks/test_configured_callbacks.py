@@ -9,7 +9,7 @@ import pytest
 
 import trainer_kit
 from trainer_kit.callbacks.configured_callbacks import check_callbacks, create_callbacks
-from trainer_kit.config.experiments import register_experiment
+from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.config.resolve import ConfigSources, resolve_config
 from trainer_kit.config.schema.experiment import CallbackConfig, ExperimentConfig
 from trainer_kit.errors import UsageError

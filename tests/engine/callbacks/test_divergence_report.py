@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from trainer_kit import apply_gradients, train
 from trainer_kit.callbacks.recovery import (
-    format_rerun_command,
+    compute_gradient_norms,
     find_nonfinite_examples,
     find_nonfinite_variable,
-    compute_gradient_norms,
+    format_rerun_command,
 )
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_creation import create_trainer

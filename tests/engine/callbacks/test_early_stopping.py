@@ -20,7 +20,7 @@ import trainer_kit
 from tests.builders import evaluated_steps, final_record
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
-from trainer_kit.callbacks.base import Run
+from trainer_kit.callbacks.callback import Run
 from trainer_kit.callbacks.early_stopping import EarlyStopping, compute_metric_progress
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig

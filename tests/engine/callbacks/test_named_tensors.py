@@ -15,9 +15,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import trainer_kit as tk
 from tests.builders import json_lines, replicas
 from tests.engine.linear_task import LinearTask, linear_experiment
-from trainer_kit.callbacks.base import Loop, Run
-from trainer_kit.callbacks.named_tensors import TensorSummaries
-from trainer_kit.config.schema.metrics import SummaryConfig
+from trainer_kit.callbacks.callback import Loop, Run
+from trainer_kit.callbacks.tensor_summaries import TensorSummaries
+from trainer_kit.config.schema.metric_configs import SummaryConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.training.base_trainer import CustomParts

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.traces import times_traced
-from trainer_kit.callbacks.base import Run
+from trainer_kit.callbacks.callback import Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.profile import Profile
 from trainer_kit.testing import TinyTask, tiny_experiment
@@ -146,16 +146,18 @@ def test_a_profile_on_one_thread_warns(
     trainer = SimpleNamespace(
         own=CustomParts(), config=config, global_step=tf.Variable(0, dtype=tf.int64)
     )
-    with CallbackList(Run(trainer, str(tmp_path)), [Profile("1:2", str(tmp_path), 100)]).call_begin_and_end(
-        "train"
-    ):
+    with CallbackList(
+        Run(trainer, str(tmp_path)), [Profile("1:2", str(tmp_path), 100)]
+    ).call_begin_and_end("train"):
         assert ("the profile will show no TensorFlow operations" in caplog.text) is warns
 
 
 def test_a_trainer_of_another_framework_is_traced(tmp_path: Path) -> None:
     step = tf.Variable(0, dtype=tf.int64)
     other = SimpleNamespace(
-        own=CustomParts(has_steps=True), global_step=step, train=lambda steps: {"step": step.assign_add(3)}
+        own=CustomParts(has_steps=True),
+        global_step=step,
+        train=lambda steps: {"step": step.assign_add(3)},
     )
     callbacks = CallbackList(Run(other, str(tmp_path)), [Profile("4:6", str(tmp_path), 100)])
     with callbacks.call_begin_and_end("train"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Evaluation, Run
+from trainer_kit.callbacks.callback import Evaluation, Run
 from trainer_kit.callbacks.record_evaluation import RecordEvaluation, RecordSidecarEvaluation
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.evals.continuous_eval import Sidecar

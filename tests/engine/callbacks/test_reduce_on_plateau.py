@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from trainer_kit.callbacks.base import Run
+from trainer_kit.callbacks.callback import Run
 from trainer_kit.callbacks.reduce_on_plateau import ReduceOnPlateau
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.callbacks import reports as reports_module
-from trainer_kit.callbacks.base import Evaluation, Loop, Run
-from trainer_kit.callbacks.reports import MetricsReporter
+from trainer_kit.callbacks import metrics_reporter as reports_module
+from trainer_kit.callbacks.callback import Evaluation, Loop, Run
+from trainer_kit.callbacks.metrics_reporter import MetricsReporter
 from trainer_kit.telemetry.report import Report, Writer
 from trainer_kit.telemetry.report_lines import estimate_seconds_left
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Evaluation, Run
+from trainer_kit.callbacks.callback import Evaluation, Run
 from trainer_kit.callbacks.sample_pictures import SamplePictures, image_grid
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch

@@ -10,7 +10,7 @@ import pytest
 from tests.builders import curve
 from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.callbacks.set_from_file import SetFromFile
 from trainer_kit.callbacks.set_value import SetAtSteps
 from trainer_kit.files import read_json_lines
@@ -44,7 +44,9 @@ def _run(
 ) -> list[tuple[int, dict[str, float]]]:
     config, callbacks = linear_experiment(train_steps=train_steps), [Hand(*hand), SetFromFile()]
     launch(config, "train", str(folder), callbacks=callbacks, trainer=ready.again())
-    lines = [line for line in read_active_history(folder / "metrics.jsonl") if line["kind"] == "change"]
+    lines = [
+        line for line in read_active_history(folder / "metrics.jsonl") if line["kind"] == "change"
+    ]
     return [(line["step"], line["metrics"]) for line in lines]
 
 
@@ -85,7 +87,9 @@ def test_steps_that_are_repeated_write_each_change_once(
     hand = Hand({15: "learning_rate_factor: 0.5"}, (15, 10))
     callbacks = [hand, SetAtSteps("learning_rate", [[10, 1e-3]]), SetFromFile()]
     launch(linear_experiment(), "train", str(tmp_path), callbacks=callbacks, trainer=ready.again())
-    lines = [line for line in read_json_lines(tmp_path / "metrics.jsonl") if line["kind"] == "change"]
+    lines = [
+        line for line in read_json_lines(tmp_path / "metrics.jsonl") if line["kind"] == "change"
+    ]
     assert [(line["step"], line["metrics"], line["reason"]) for line in lines] == [
         (10, {"learning_rate": 0.001}, "set_at_steps"),
         (10, {"learning_rate_factor": 0.5}, "hyper_parameters.yaml"),

@@ -11,7 +11,7 @@ import pytest
 
 from tests.builders import replicas
 from tests.engine.linear_task import LinearTask, linear_experiment
-from trainer_kit.callbacks.base import Run
+from trainer_kit.callbacks.callback import Run
 from trainer_kit.callbacks.set_value import SetAtSteps, SetByFunction
 from trainer_kit.errors import UsageError
 from trainer_kit.files import read_json_lines

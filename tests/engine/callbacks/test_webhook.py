@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.callbacks.webhook import Webhook
 from trainer_kit.errors import PreemptedError
 from trainer_kit.files import read_json

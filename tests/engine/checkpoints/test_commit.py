@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.checkpoints.small_run import SmallRun, flip_bit, names, parts
-from trainer_kit.checkpoints.commit import write_commit_record, describe_damage, read_commit_record
+from trainer_kit.checkpoints.commit import describe_damage, read_commit_record, write_commit_record
 
 DATA, INDEX, RECORD = "ckpt-1.data-00000-of-00001", "ckpt-1.index", "ckpt-1.commit.json"
 ITERATOR, ITERATOR_INDEX = "ckpt-1.iterator.data-00000-of-00001", "ckpt-1.iterator.index"
@@ -64,7 +64,9 @@ def test_damage_of_any_file_is_told_by_name(
     path = Path(prefix).with_name(name)
     size = path.stat().st_size
     damage(path)
-    assert describe_damage(prefix) == told.format(name, path.stat().st_size if path.exists() else 0, size)
+    assert describe_damage(prefix) == told.format(
+        name, path.stat().st_size if path.exists() else 0, size
+    )
 
 
 @pytest.mark.parametrize(

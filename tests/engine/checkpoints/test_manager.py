@@ -92,7 +92,9 @@ def test_reports_are_settled_before_a_checkpoint_is_in_place(
         run.manager.save(run.step)
     run.manager.sync()
     assert found == [[], ["ckpt-1"]]
-    assert [(read_commit_record(f"{tmp_path}/ckpt-{step}") or {})["recorded"] for step in (1, 2)] == [
+    assert [
+        (read_commit_record(f"{tmp_path}/ckpt-{step}") or {})["recorded"] for step in (1, 2)
+    ] == [
         {"history": 1},
         {"history": 2},
     ]

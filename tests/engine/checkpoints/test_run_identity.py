@@ -39,11 +39,17 @@ def _copy(other: Path, folder: Path, step: int, *left_out: str) -> list[str]:
 def test_each_record_holds_the_identity_of_the_run(tmp_path: Path) -> None:
     _run(tmp_path).train_to(1)
     SmallRun(tmp_path).train_to(2)
-    assert [(read_commit_record(f"{tmp_path}/ckpt-{step}") or {}).get("run_id") for step in (1, 2)] == [
+    assert [
+        (read_commit_record(f"{tmp_path}/ckpt-{step}") or {}).get("run_id") for step in (1, 2)
+    ] == [
         "ours",
         None,
     ]
-    assert [is_saved_by_run(f"{tmp_path}/ckpt-{step}", "ours") for step in (1, 2, 3)] == [True, True, False]
+    assert [is_saved_by_run(f"{tmp_path}/ckpt-{step}", "ours") for step in (1, 2, 3)] == [
+        True,
+        True,
+        False,
+    ]
     assert [is_foreign(f"{tmp_path}/ckpt-{step}", "theirs") for step in (1, 2, 3)] == [
         True,
         False,

@@ -15,9 +15,9 @@ from tests.engine.checkpoints.small_run import RUN_ID, SmallRun, flip_bit, names
 from trainer_kit import files
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import (
-    finish_interrupted_saves,
     create_write_error,
     describe_damage,
+    finish_interrupted_saves,
     read_commit_record,
     remove_checkpoint,
 )
@@ -25,8 +25,8 @@ from trainer_kit.checkpoints.retention import remove_old_checkpoints
 from trainer_kit.checkpoints.startup_scan import (
     DAMAGED,
     archive_later_checkpoints,
-    finish_rewind,
     find_unfinished_rewind,
+    finish_rewind,
     recover_newest_checkpoint,
     set_aside,
 )
@@ -148,7 +148,10 @@ def test_a_whole_checkpoint_without_a_good_record_is_used(
         damage is Path.unlink
     )  # it may be of another program, and is no checkpoint of ours then
     if there is not None:
-        assert there["files"].keys() == {*parts(3)[1:]} and describe_damage(str(folder / "ckpt-3")) == ""
+        assert (
+            there["files"].keys() == {*parts(3)[1:]}
+            and describe_damage(str(folder / "ckpt-3")) == ""
+        )
 
 
 def test_a_damaged_record_is_rewritten_with_the_run_id(folder: Path) -> None:
@@ -215,7 +218,10 @@ def test_an_unfinished_rewind_is_known_until_it_is_done(
     assert names(folder) == sorted(["archived", "checkpoint", *parts(1)])
     assert (find_unfinished_rewind(str(folder)), SmallRun(folder).manager.rewind_step) == (1, 1)
     finish_rewind(str(folder))
-    assert (find_unfinished_rewind(str(folder)), SmallRun(folder).manager.rewind_step) == (None, None)
+    assert (find_unfinished_rewind(str(folder)), SmallRun(folder).manager.rewind_step) == (
+        None,
+        None,
+    )
     finish_rewind(str(folder))
     (folder / "archived" / "going_back.json").write_text("{")
     with pytest.raises(
@@ -416,4 +422,6 @@ def test_only_a_full_disk_asks_for_space(tmp_path: Path) -> None:
         " folder"
     )
     full = OSError(28, "No space left on device")
-    assert "free some space" in str(create_write_error("ckpt-1 was not written", str(tmp_path), full))
+    assert "free some space" in str(
+        create_write_error("ckpt-1 was not written", str(tmp_path), full)
+    )

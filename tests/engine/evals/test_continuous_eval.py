@@ -169,7 +169,7 @@ def test_one_that_cannot_begin_leaves_the_folder_as_it_was(run: Path) -> None:
 
 
 def _sidecar(
-    folder: Path, train_steps: int = 20, best: BestCheckpoint | None = None, step: int = 0
+    folder: Path, train_steps: int = 20, best: BestWeightsExporter | None = None, step: int = 0
 ) -> Sidecar:
     directory = RunDirectory(str(folder), TrainerConfig(), "side")
     ledger = Ledger(directory.ledger_path, dataset="eval", config_hash="a")
@@ -181,7 +181,7 @@ def _sidecar(
 def test_a_sidecar_killed_in_a_rewind_keeps_no_later_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    def start() -> BestCheckpoint:
+    def start() -> BestWeightsExporter:
         return BestWeightsExporter(str(tmp_path / "best"), "accuracy", keep=2)
 
     def die(reached: str, path: str) -> None:

@@ -154,7 +154,8 @@ def test_losses_of_history_and_ledger_are_reported(
     told: _Told, tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     files.write_json(
-        str(tmp_path / "ckpt-30") + RECORD_SUFFIX, {"files": {}, "recorded": told.run_history.read_extent(30)}
+        str(tmp_path / "ckpt-30") + RECORD_SUFFIX,
+        {"files": {}, "recorded": told.run_history.read_extent(30)},
     )
     told.history.close()
     for name in ("metrics.jsonl", "evals.jsonl"):

@@ -14,9 +14,15 @@ from experiments.char_lm import CharLmConfig, char_lm
 from experiments.char_lm.config import CharLmModelConfig
 from experiments.char_lm.model import build_transformer
 from experiments.char_lm.task import CharLmTask, split_targets
-from experiments.char_lm.text import VOCABULARY, is_held_out, read_text, list_source_files, cut_windows
+from experiments.char_lm.text import (
+    VOCABULARY,
+    cut_windows,
+    is_held_out,
+    list_source_files,
+    read_text,
+)
 from trainer_kit import DataError
-from trainer_kit.config.experiments import lookup_task_class
+from trainer_kit.config.experiment_registry import lookup_task_class
 from trainer_kit.errors import ConfigError
 from trainer_kit.run.launcher import launch
 
@@ -46,7 +52,12 @@ def _characters(examples: int, length: int) -> np.ndarray:
 def test_tests_generated_files_and_packages_are_left_out(tmp_path: Path) -> None:
     (_library(tmp_path, 3) / "sub").mkdir()
     (tmp_path / "sub/inside.py").write_text("a = 1\n")
-    assert list_source_files(tmp_path) == ["module_0.py", "module_1.py", "module_2.py", "sub/inside.py"]
+    assert list_source_files(tmp_path) == [
+        "module_0.py",
+        "module_1.py",
+        "module_2.py",
+        "sub/inside.py",
+    ]
 
 
 def test_no_held_out_file_is_in_the_training_text(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from experiments.digits import task as digits_task
 from experiments.digits_mlp import DigitsMlpConfig, digits_mlp
 from experiments.digits_mlp import task as digits_mlp_task
 from experiments.digits_tasks import digits_tasks
-from trainer_kit.config.experiments import lookup_task_class
+from trainer_kit.config.experiment_registry import lookup_task_class
 from trainer_kit.run.launcher import launch
 
 

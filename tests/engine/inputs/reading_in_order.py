@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.inputs.dataset_resume import skip_batches
-from trainer_kit.inputs.sources.base import call_build_inputs
+from trainer_kit.inputs.sources.source_protocol import call_build_inputs
 
 
 def _draw(value: tf.Tensor) -> tf.Tensor:
@@ -33,5 +33,7 @@ def read_whole_and_skipped() -> None:
     whole = _read(call_build_inputs(_make, None), 30)
     tf.random.uniform([])
     for cut in (1, 9, 13, 22):
-        assert _read(skip_batches(call_build_inputs(_make, None), cut), 30 - cut) == whole[cut:], cut
+        assert _read(skip_batches(call_build_inputs(_make, None), cut), 30 - cut) == whole[cut:], (
+            cut
+        )
     assert len({value for batch in whole for value in batch[1]}) > 100

@@ -20,9 +20,9 @@ from tests.builders import replicas, write_records
 from tests.engine.inputs.reading_in_order import read_whole_and_skipped
 from tests.fork_server import ForkServer
 from trainer_kit.inputs import dataset_resume
-from trainer_kit.inputs.dataset_resume import examine_dataset, choose_resume_method, skip_batches
+from trainer_kit.inputs.dataset_resume import choose_resume_method, examine_dataset, skip_batches
 from trainer_kit.inputs.dataset_structure import get_transformation_kind, iterate_transformations
-from trainer_kit.inputs.sources.base import call_build_inputs
+from trainer_kit.inputs.sources.source_protocol import call_build_inputs
 
 D = tf.data.Dataset
 SEVERAL = "an iterator over several replicas cannot be saved"
@@ -303,7 +303,9 @@ def _method(
     dataset: tf.data.Dataset, saved: bool = True, deterministic: bool = False
 ) -> tuple[str, str]:
     found = choose_resume_method(
-        examine_dataset(dataset), iterator_obstacle="" if saved else SEVERAL, deterministic_ops=deterministic
+        examine_dataset(dataset),
+        iterator_obstacle="" if saved else SEVERAL,
+        deterministic_ops=deterministic,
     )
     return found.method, "\n".join(found.reasons)
 
@@ -335,7 +337,9 @@ def test_a_saved_iterator_continues_exactly_at_every_position(
 
 def test_every_safe_transformation_is_in_a_chain(files: list[str]) -> None:
     kinds = {
-        get_transformation_kind(part) for make in CHAINS.values() for part in iterate_transformations(_make(make, files))
+        get_transformation_kind(part)
+        for make in CHAINS.values()
+        for part in iterate_transformations(_make(make, files))
     }
     assert kinds >= dataset_resume._SAFE
 

@@ -12,7 +12,11 @@ from tests.builders import training_data, validation_data
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_structure import get_transformation_kind, iterate_transformations
-from trainer_kit.inputs.fused_batches import describe_stacking_problem, stack_batches, build_stacked_dataset_at
+from trainer_kit.inputs.fused_batches import (
+    build_stacked_dataset_at,
+    describe_stacking_problem,
+    stack_batches,
+)
 from trainer_kit.inputs.sources.arrays import ArraySource
 
 PARAMS = training_data(seed=3)
@@ -68,7 +72,10 @@ def test_a_source_gives_the_same_batches_as_one_by_one(position: Position) -> No
     transformed = ArraySource(
         (np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS, transform=lambda pair: pair
     )
-    at_once, one_by_one = build_stacked_dataset_at(source, position, 3), build_stacked_dataset_at(transformed, position, 3)
+    at_once, one_by_one = (
+        build_stacked_dataset_at(source, position, 3),
+        build_stacked_dataset_at(transformed, position, 3),
+    )
     assert at_once.element_spec == one_by_one.element_spec
     count = 12
     assert _unstacked(at_once, 4) == _unstacked(one_by_one, 4)
@@ -87,13 +94,19 @@ def test_no_single_batch_is_prefetched_before_stacking() -> None:
     plain, prefetched = stack_batches(dataset, 4), dataset.prefetch(3).with_options(options)
     stacks = build_stacked_dataset_at(prefetched, Position(1), 4)
     assert _unstacked(stacks, 2) == _unstacked(plain, 2)[1:]
-    assert [get_transformation_kind(part) for part in iterate_transformations(stacks)].count("Prefetch") == 1
+    assert [get_transformation_kind(part) for part in iterate_transformations(stacks)].count(
+        "Prefetch"
+    ) == 1
     assert stacks.options().deterministic is True
 
 
 def test_a_pass_over_arrays_is_stacked_too() -> None:
     source = ArraySource(np.arange(10), validation_data())
-    assert _unstacked(build_stacked_dataset_at(source, Position(), 2), 2) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert _unstacked(build_stacked_dataset_at(source, Position(), 2), 2) == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,10 @@ def test_any_position_continues_the_same_draws(position: int) -> None:
     sampler = _sampler((1.0, 2.0))
     whole = _drawn(sampler, 3000)
     assert (_drawn(sampler, 50, position) == whole[position : position + 50]).all()
-    assert sampler.count_steps_per_task(position) == np.bincount(whole[:position], minlength=2).tolist()
+    assert (
+        sampler.count_steps_per_task(position)
+        == np.bincount(whole[:position], minlength=2).tolist()
+    )
 
 
 def test_another_seed_draws_other_tasks() -> None:

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tests.builders import optimization
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.accumulation import GradientAccumulator, GradientSums
 from trainer_kit.optimizers.factory import create_optimizer
+from trainer_kit.optimizers.gradient_accumulator import GradientAccumulator, GradientSums
 from trainer_kit.optimizers.gradients import apply_gradients
 
 # The share and the gradient of three micro-batches, whose weighted sum is [2, 3].

@@ -16,7 +16,7 @@ import trainer_kit as tk
 from tests.builders import optimization
 from tests.engine.optimizers import numpy_optimizers
 from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.config.schema.optimizers import OptimizerConfig
+from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.factory import build_optimizers, create_optimizer
 from trainer_kit.optimizers.gradients import Clipping, apply_gradients

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import trainer_kit as tk
 from trainer_kit.config.registry import Registry
-from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
+from trainer_kit.config.schema.gradient_processor_configs import GradientProcessorConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.gradient_processors import GradientProcessing
+from trainer_kit.optimizers.gradient_processing import GradientProcessing
 
 KERNEL = np.array([[1.0, -4.0], [3.0, 0.0], [2.0, 10.0]], np.float32)
 BIAS = np.array([3.0, -4.0], np.float32)

@@ -13,7 +13,7 @@ import tf_keras
 from tests.builders import on_each_replica, replicas
 from trainer_kit.checkpoints.state.variable_names import canonical_paths
 from trainer_kit.config.schema.optimization import EMAConfig
-from trainer_kit.optimizers.moving_average import MovingAverage, select_averaged_variables, exchange
+from trainer_kit.optimizers.moving_average import MovingAverage, exchange, select_averaged_variables
 
 
 def expected(values: list[float], config: EMAConfig) -> list[float]:

@@ -16,7 +16,7 @@ import trainer_kit as tk
 from tests.builders import optimization, replicas
 from tests.engine.optimizers.test_gradients import train
 from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.config.schema.optimizers import OptimizerConfig
+from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients
 from trainer_kit.optimizers.rate_groups import RateGroups

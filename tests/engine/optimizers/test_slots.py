@@ -13,7 +13,7 @@ import tensorflow as tf
 from tests.builders import optimization
 from trainer_kit.checkpoints.state.variable_names import optimizer_variables
 from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.config.schema.optimizers import OptimizerConfig
+from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
 from trainer_kit.optimizers.factory import create_optimizer
 from trainer_kit.optimizers.gradients import apply_gradients
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from trainer_kit.errors import DataError, add_note
 from trainer_kit.errors.user_exits import build_exit_error
-from trainer_kit.errors.user_frames import parse_frames, find_user_frames, get_frame_locals
-from trainer_kit.process.error_report import LINES, describe_structure, print_error, format_reason
+from trainer_kit.errors.user_frames import find_user_frames, get_frame_locals, parse_frames
+from trainer_kit.process.error_report import LINES, describe_structure, format_reason, print_error
 
 
 def _failing(points: np.ndarray) -> None:
@@ -159,8 +159,13 @@ def test_the_reason_is_without_stacks_and_names_of_nodes(text: str, line: str) -
 
 def test_structures_are_described_with_dtypes_and_shapes() -> None:
     points, labels = np.zeros([2, 3], np.float32), np.zeros([2], np.int32)
-    assert describe_structure(({"points": points}, [labels])) == "({points: float32 [2, 3]}, (int32 [2]))"
-    assert describe_structure({"points": points, "name": "x"}) == "" and describe_structure("x") == ""
+    assert (
+        describe_structure(({"points": points}, [labels]))
+        == "({points: float32 [2, 3]}, (int32 [2]))"
+    )
+    assert (
+        describe_structure({"points": points, "name": "x"}) == "" and describe_structure("x") == ""
+    )
 
 
 def test_frames_in_the_text_of_an_error_are_found() -> None:

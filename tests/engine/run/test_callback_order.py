@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.callbacks.base import Callback, Loop, Run
+from trainer_kit.callbacks.callback import Callback, Loop, Run
 from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.profile import Profile
 from trainer_kit.checkpoints.manager import CheckpointManager

@@ -11,13 +11,13 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.callbacks.finite_check import FiniteCheck
-from trainer_kit.callbacks.reports import MetricsReporter
+from trainer_kit.callbacks.metrics_reporter import MetricsReporter
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import DivergedError, StopTraining, UsageError
-from trainer_kit.run.controller import Controller, BoundaryOptions
+from trainer_kit.run.controller import BoundaryOptions, Controller
 from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.report import Report, Writer
 from trainer_kit.telemetry.time_ledger import TimeLedger
@@ -415,7 +415,9 @@ def test_checkpoints_are_evaluated_in_order_without_damaged_ones(
     assert "a checkpoint is skipped: " in caplog.text and "ckpt-8 is damaged" in caplog.text
 
 
-GOAL = BoundaryOptions(eval_steps=-1, eval_intervals={"far": None, "dev": 4, "test": 6}, saves_last=True)
+GOAL = BoundaryOptions(
+    eval_steps=-1, eval_intervals={"far": None, "dev": 4, "test": 6}, saves_last=True
+)
 
 
 @pytest.mark.parametrize(

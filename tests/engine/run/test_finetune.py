@@ -14,8 +14,8 @@ from tests.builders import final_record, read_json
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from tests.engine.telemetry.test_tensorboard import read_curves
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.config.experiments import register_task
-from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.experiment_registry import register_task
+from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import (
     ConfigError,

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 import trainer_kit
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
-from trainer_kit.config.experiments import register_task
-from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.experiment_registry import register_task
+from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.run.launcher import launch, prepare_runtime

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Evaluation, Loop, Run
+from trainer_kit.callbacks.callback import Evaluation, Loop, Run
 from trainer_kit.run.orbit_adapters import Actions, register_states
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_creation import create_trainer

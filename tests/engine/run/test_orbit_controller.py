@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from tests.engine.linear_task import LinearTask, linear_experiment
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.errors import StopTraining, UsageError

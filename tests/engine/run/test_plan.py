@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Callback
+from trainer_kit.callbacks.callback import Callback
 from trainer_kit.callbacks.configured_callbacks import register_callback
 from trainer_kit.config.schema.evaluation import get_validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -71,7 +71,10 @@ def test_a_folder_behind_a_link_is_planned_by_its_own_path(tmp_path: Path) -> No
     ],
 )
 def test_a_second_run_of_the_same_files_is_refused(tmp_path: Path, first: Any, second: Any) -> None:
-    with _plan(tmp_path, first[0], **first[1]).create_lock(Progress()), pytest.raises(ModelDirInUseError):
+    with (
+        _plan(tmp_path, first[0], **first[1]).create_lock(Progress()),
+        pytest.raises(ModelDirInUseError),
+    ):
         _plan(tmp_path, second[0], **second[1]).create_lock(Progress()).__enter__()
 
 

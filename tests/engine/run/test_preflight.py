@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.config.experiments import register_experiment
+from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.config.resolve import ConfigSources
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import write_params
@@ -68,7 +68,9 @@ def test_early_stopping_needs_evaluations_during_training(name: str, tmp_path: P
     assert _check(name, tmp_path, "train", sources=beside).trainer.early_stopping is not None
     with pytest.raises(ConfigError, match=r"trainer.early_stopping.metric.*: is needed"):
         _check(
-            name, tmp_path, sources=ConfigSources(params_overrides=("trainer.early_stopping.patience=3",))
+            name,
+            tmp_path,
+            sources=ConfigSources(params_overrides=("trainer.early_stopping.patience=3",)),
         )
 
 

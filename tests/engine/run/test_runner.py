@@ -22,7 +22,7 @@ from tests.builders import final_record, json_lines, read_json
 from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
 from tests.engine.traces import times_traced
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import (

@@ -67,9 +67,7 @@ def _returned(strategy: Any, index: int) -> dict[str, Any]:
 
     return {
         "place": [collectives.worker_count(strategy), collectives.worker_index(strategy)],
-        "numbers": [
-            collectives.broadcast_int(strategy, numbers[index]) for numbers in NUMBERS
-        ],
+        "numbers": [collectives.broadcast_int(strategy, numbers[index]) for numbers in NUMBERS],
         "texts": [collectives.all_gather(strategy, texts[index]) for texts in TEXTS],
     }
 

@@ -12,7 +12,11 @@ import tensorflow as tf
 
 from tests.builders import input_context, read_batches, replicas
 from trainer_kit.config.schema.runtime import RuntimeConfig
-from trainer_kit.runtime.datasets import distribute_dataset, drop_partial_steps, with_private_threadpool
+from trainer_kit.runtime.datasets import (
+    distribute_dataset,
+    drop_partial_steps,
+    with_private_threadpool,
+)
 
 EXAMPLES = 11
 

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from trainer_kit.errors import PreemptedError, StorageError
-from trainer_kit.runtime.lost_workers import find_lost_worker, convert_lost_worker_errors
+from trainer_kit.runtime.lost_workers import convert_lost_worker_errors, find_lost_worker
 
 # What TensorFlow 2.20 says, shortened: a dead worker, a dead chief, one whose connection broke, one
 # that is back.

@@ -13,12 +13,12 @@ from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.runtime.replica_values import (
     ReplicaLocalState,
     are_replicas_equal,
+    build_run_options,
     encode_array,
     local_tensors,
-    select_replica_local,
-    restore_replica_values,
     read_replica_values,
-    build_run_options,
+    restore_replica_values,
+    select_replica_local,
 )
 
 

@@ -16,7 +16,7 @@ import tf_keras
 from tests.builders import replicas
 from trainer_kit.errors import TrainerKitError
 from trainer_kit.inputs.op_definitions import find_op_definition
-from trainer_kit.inputs.stateful_ops import iterate_nodes, find_unsaved_state
+from trainer_kit.inputs.stateful_ops import find_unsaved_state, iterate_nodes
 from trainer_kit.runtime import tensorflow_internals as internals
 
 D = tf.data.Dataset
@@ -164,7 +164,11 @@ def test_a_dataset_without_the_names_is_an_error_with_advice() -> None:
     ("make", "name", "ask"),
     [
         (lambda: D.range(9).shuffle(9), "_seed", internals.is_unseeded),
-        (lambda: D.range(9).shuffle(9), "_reshuffle_each_iteration", internals.is_reshuffled_each_iteration),
+        (
+            lambda: D.range(9).shuffle(9),
+            "_reshuffle_each_iteration",
+            internals.is_reshuffled_each_iteration,
+        ),
         (lambda: D.random(seed=1), "_seed2", internals.is_unseeded),
         (lambda: D.range(9).map(lambda x: x, 2), "_deterministic", internals.is_nondeterministic),
     ],
@@ -210,7 +214,11 @@ def _drawing(draw: Any, generator: tf.random.Generator) -> Any:
 
 def _hidden_states(function: Any) -> set[str]:
     graph = function.get_concrete_function().graph.as_graph_def()
-    return {node.op for node in iterate_nodes(graph) if find_unsaved_state(node.op, find_op_definition(node.op))}
+    return {
+        node.op
+        for node in iterate_nodes(graph)
+        if find_unsaved_state(node.op, find_op_definition(node.op))
+    }
 
 
 @pytest.mark.parametrize("name", DRAWS)

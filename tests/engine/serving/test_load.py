@@ -26,11 +26,11 @@ from tests.engine.checkpoints.state.test_keras_structure import (
     _sequential,
 )
 from trainer_kit.checkpoint_names import complete_checkpoints
-from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, StorageError, UsageError
 from trainer_kit.run.launcher import launch
-from trainer_kit.serving.recorded_run import read_run_config
+from trainer_kit.serving.run_config_loading import read_run_config
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
 
@@ -231,7 +231,7 @@ def test_a_rotated_checkpoint_is_replaced_by_the_newest(
 ) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     newest = copy / "ckpt-60"
-    from trainer_kit.serving import load
+    from trainer_kit.serving import model_loading as load
 
     original = load.CheckpointGraph
 

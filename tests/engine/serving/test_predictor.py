@@ -13,7 +13,7 @@ import tf_keras
 
 import trainer_kit as tk
 from trainer_kit.config.discovery import import_experiment
-from trainer_kit.config.experiments import get_experiment
+from trainer_kit.config.experiment_registry import get_experiment
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
 from trainer_kit.testing.tiny_task import tiny_arrays

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.telemetry.scalars import as_scalar, flatten_scalars, from_json_number, to_json_number
+from trainer_kit.telemetry.scalars import (
+    as_scalar,
+    flatten_scalars,
+    from_json_number,
+    to_json_number,
+)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +84,11 @@ def test_flat_scalars_joins_names_and_drops_the_rest() -> None:
     }
     assert flatten_scalars(metrics) == {"loss": 0.5, "digits/accuracy": 1.0, "digits/deep/n": 2.0}
     assert list(flatten_scalars({"b": 1, "a": 2})) == ["b", "a"]
-    assert flatten_scalars(metrics, "|") == {"loss": 0.5, "digits|accuracy": 1.0, "digits|deep|n": 2.0}
+    assert flatten_scalars(metrics, "|") == {
+        "loss": 0.5,
+        "digits|accuracy": 1.0,
+        "digits|deep|n": 2.0,
+    }
 
 
 @pytest.mark.parametrize("value", [0.0, -1.5, 1e300, 5e-324, math.inf, -math.inf, math.nan, 7])

@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing import (
 from tests.builders import report
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.telemetry.background_writer import BackgroundWriter
-from trainer_kit.telemetry.tensorboard import SummaryManager, TensorBoardWriter
+from trainer_kit.telemetry.summary_manager import SummaryManager, TensorBoardWriter
 
 
 def read_curves(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:

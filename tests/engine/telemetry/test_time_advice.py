@@ -87,7 +87,9 @@ def test_the_largest_of_what_is_worth_a_change_comes_first() -> None:
 
 def test_fused_steps_on_a_cpu_may_be_slow_convolutions() -> None:
     fused = replace(_SETTINGS, on_cpu=True, can_fuse=False, fused=True)
-    assert "if the model has convolutions, try trainer.fuse_steps=1" in advise_on_time(_times(), fused)
+    assert "if the model has convolutions, try trainer.fuse_steps=1" in advise_on_time(
+        _times(), fused
+    )
 
 
 def test_low_precision_is_not_advised_where_all_devices_are_cpus() -> None:
@@ -100,7 +102,9 @@ def test_low_precision_is_not_advised_where_all_devices_are_cpus() -> None:
 
 
 def test_a_final_evaluation_and_tracing_cannot_be_saved() -> None:
-    assert not advise_on_time(_times(evaluation=40, evaluations=1), _SETTINGS).startswith("evaluation")
+    assert not advise_on_time(_times(evaluation=40, evaluations=1), _SETTINGS).startswith(
+        "evaluation"
+    )
     assert not advise_on_time(_times(evaluation=40, first_evaluation=36), _SETTINGS).startswith(
         "evaluation"
     )
@@ -117,8 +121,12 @@ def test_what_the_run_has_already_is_not_advised() -> None:
         "0.094 ms; try runtime.executor=single_threaded, in a new model_dir"
     )
     for done in ({"can_use_one_thread": False}, {"fused": True}):
-        assert advise_on_time(_times(steps=10**6), replace(tiny, **done)).startswith("compute-bound")
-    assert advise_on_time(short, replace(_SETTINGS, steps_per_loop=1)).startswith("short loops: 94 %")
+        assert advise_on_time(_times(steps=10**6), replace(tiny, **done)).startswith(
+            "compute-bound"
+        )
+    assert advise_on_time(short, replace(_SETTINGS, steps_per_loop=1)).startswith(
+        "short loops: 94 %"
+    )
     eager = replace(_SETTINGS, to_compile=("runtime.run_eagerly=false",))
     assert re.search(
         r"^eager steps: 94 % .*; try runtime\.run_eagerly=false$", advise_on_time(short, eager)
@@ -141,7 +149,9 @@ def test_every_setting_that_is_advised_is_one_of_the_config() -> None:
     )
     lines += [advise_on_time(_times(), replace(_SETTINGS, to_compile=eager))]
     lines += [
-        advise_on_time(_times(steps=600_000), replace(_SETTINGS, can_fuse=False, can_use_one_thread=True))
+        advise_on_time(
+            _times(steps=600_000), replace(_SETTINGS, can_fuse=False, can_use_one_thread=True)
+        )
     ]
     named = {
         name

@@ -169,7 +169,7 @@ def ready() -> ReadyTrainer:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, ready: ReadyTrainer) -> Path:
     """A run of 40 steps, which saves and evaluates two validation sets at each tenth."""
-    if NAME not in trainer_kit.config.experiments.experiments:
+    if NAME not in trainer_kit.config.experiment_registry.experiments:
         trainer_kit.register_experiment(NAME)(_run_config)
     folder = tmp_path_factory.mktemp("averages") / "run"
     _launch(_run_config(), folder, trainer=ready.again(folder))

@@ -12,7 +12,7 @@ import tensorflow as tf
 import trainer_kit as tk
 from tests.builders import seeded_trainer
 from tests.engine.linear_task import LinearTask, linear_experiment
-from trainer_kit.config.schema.metrics import MetricConfig
+from trainer_kit.config.schema.metric_configs import MetricConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.training.trainer import Trainer
 

@@ -64,7 +64,7 @@ class _Watched(Trainer):
 def _trainer(
     cls: type[Trainer] = Trainer,
     task_type: type[LinearTask] = LinearTask,
-    exporter: BestCheckpoint | None = None,
+    exporter: BestWeightsExporter | None = None,
 ) -> Any:
     """Returns a trainer whose weights are not their moving average, but worse."""
     config = linear_experiment(optimizer_config=AVERAGED, eval_tf_while_loop=False)
@@ -236,7 +236,9 @@ def test_each_validation_set_has_its_loss_steps_and_logs(
 
 def test_best_of_a_set_is_kept_only_when_it_is_evaluated(tmp_path: Path) -> None:
     trainer = _of_sets(LinearTask, "dev", "test")
-    trainer._checkpoint_exporter = BestWeightsExporter(str(tmp_path), "dev|validation_loss", "lower")
+    trainer._checkpoint_exporter = BestWeightsExporter(
+        str(tmp_path), "dev|validation_loss", "lower"
+    )
     assert list(trainer.evaluate(tf.constant(-1), sets=["test"])["test"]) == [
         "accuracy",
         "validation_loss",

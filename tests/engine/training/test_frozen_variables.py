@@ -152,7 +152,9 @@ def test_a_resume_with_another_freeze_says_what_it_means(tmp_path: Path) -> None
     )
     before, after = (TensorFlowFile(f"{folder}/ckpt-{step}") for step in (10, 20))
     names = ("model/sequential/dense/kernel", "model/sequential/dense_1/kernel")
-    assert [np.array_equal(before.read_tensor(name), after.read_tensor(name)) for name in names] == [False, True]
+    assert [
+        np.array_equal(before.read_tensor(name), after.read_tensor(name)) for name in names
+    ] == [False, True]
 
 
 def test_averages_of_variables_trained_again_begin_at_them(tmp_path: Path) -> None:

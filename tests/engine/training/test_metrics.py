@@ -13,7 +13,7 @@ import tf_keras
 
 from trainer_kit.errors import UsageError
 from trainer_kit.testing import TinyConfig, TinyTask
-from trainer_kit.training.metrics import MetricSet, model_metrics, task_metrics, to_numpy
+from trainer_kit.training.metric_set import MetricSet, model_metrics, task_metrics, to_numpy
 
 
 class _Parts(keras.metrics.Metric):

@@ -11,7 +11,12 @@ import tensorflow as tf
 
 from tests.builders import on_each_replica, replicas
 from trainer_kit.errors import UsageError
-from trainer_kit.training.accumulation import MicroBatches, batch_size, find_static_batch_size, slice_batch
+from trainer_kit.training.micro_batches import (
+    MicroBatches,
+    batch_size,
+    find_static_batch_size,
+    slice_batch,
+)
 
 
 class _Parts:

@@ -20,7 +20,7 @@ from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
 from trainer_kit.run.launcher import launch
 from trainer_kit.runtime.precision import precision_scope
-from trainer_kit.serving.load import load_weights
+from trainer_kit.serving.model_loading import load_weights
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer import Trainer
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import trainer_kit as tk
 from trainer_kit.errors import UsageError
-from trainer_kit.training.named_tensors import LayerOutputs
+from trainer_kit.training.step_tensors import LayerOutputs
 
 
 class Squared(keras.layers.Layer):

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import DataError, DivergedError, UsageError
 from trainer_kit.testing import TinyTask, tiny_experiment
-from trainer_kit.training.rate_range import DIVERGED, RateRange, run_range_test, range_test_config
+from trainer_kit.training.rate_range import DIVERGED, RateRange, range_test_config, run_range_test
 from trainer_kit.training.trainer import Trainer
 
 

@@ -14,7 +14,7 @@ from tests.builders import seeded_trainer
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
 from trainer_kit.testing import tiny_arrays
-from trainer_kit.training.metrics import MetricSet
+from trainer_kit.training.metric_set import MetricSet
 from trainer_kit.training.task import Task
 from trainer_kit.training.trainer import Trainer
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.linear_task import LinearTask, linear_experiment
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.files import read_json_lines
 from trainer_kit.run.runner import run_experiment
@@ -85,7 +85,9 @@ def test_an_evaluation_before_the_first_step_has_restored_state(tmp_path: Path) 
     with pytest.raises(RuntimeError, match="the first start ends here"):
         _run(_Counting, _Failing(True), tmp_path)
     task: Any = _run(_Counting, _Failing(False), tmp_path)
-    counts = [line["metrics"]["count"] for line in read_json_lines(tmp_path / "evals/validation.jsonl")]
+    counts = [
+        line["metrics"]["count"] for line in read_json_lines(tmp_path / "evals/validation.jsonl")
+    ]
     assert counts == [10.0, 20.0]
     assert task.counter().numpy() == 20.0
 

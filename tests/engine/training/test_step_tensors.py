@@ -16,7 +16,7 @@ from tests.builders import assert_all_close, seeded_trainer
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
 from trainer_kit.testing.tiny_task import tiny_arrays
-from trainer_kit.training.metrics import MetricSet
+from trainer_kit.training.metric_set import MetricSet
 from trainer_kit.training.task_inputs import ValidationSets
 from trainer_kit.training.trainer import Trainer
 

@@ -16,7 +16,7 @@ import tf_keras
 import trainer_kit
 from tests.builders import assert_all_close, seeded_trainer, trained_weights
 from tests.engine.linear_task import LinearTask, linear_experiment
-from trainer_kit.config.experiments import register_task
+from trainer_kit.config.experiment_registry import register_task
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.runtime.precision import precision_scope
@@ -89,7 +89,11 @@ def test_a_loop_trains_counts_and_reports_until_it_is_stopped() -> None:
     assert second["learning_rate"] == np.float32(0.01)
     trainer.request_stop()
     trainer.train(tf.constant(5))
-    assert (trainer.loop_steps, trainer.is_stop_requested, int(trainer.global_step)) == (0, True, 55)
+    assert (trainer.loop_steps, trainer.is_stop_requested, int(trainer.global_step)) == (
+        0,
+        True,
+        55,
+    )
 
 
 @pytest.mark.parametrize(

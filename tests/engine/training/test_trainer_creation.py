@@ -23,8 +23,8 @@ from trainer_kit.training.base_trainer import CustomParts
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import (
     check_best_metric,
-    check_overfit_batches,
     check_freeze,
+    check_overfit_batches,
     create_exporter,
     create_trainer,
 )
@@ -67,7 +67,9 @@ def test_a_name_of_no_trainer_is_refused(name: str, message: str) -> None:
         create_trainer(config, TinyTask(config.task))
 
 
-def _exporter(config: ExperimentConfig, folder: Path) -> BestCheckpoint | BestCheckpoints | None:
+def _exporter(
+    config: ExperimentConfig, folder: Path
+) -> BestWeightsExporter | BestCheckpoints | None:
     return create_exporter(config, RunDirectory(str(folder), config.trainer))
 
 
@@ -75,7 +77,9 @@ def test_bests_with_names_are_kept_as_the_config_has_them(tmp_path: Path) -> Non
     values = {"metric": "validation_loss", "metric_comp": "lower", "keep": 3, "min_delta": 0.5}
     exporter = _exporter(tiny_experiment(best_checkpoints={"top": values}), tmp_path)
     assert isinstance(exporter, BestCheckpoints) and exporter.primary is None
-    assert exporter.named_exporters["top"].criterion == Criterion("validation_loss", "lower", 3, 0.5)
+    assert exporter.named_exporters["top"].criterion == Criterion(
+        "validation_loss", "lower", 3, 0.5
+    )
     assert exporter.named_exporters["top"].export_dir == str(tmp_path / "best_checkpoints" / "top")
 
 
@@ -109,7 +113,9 @@ def test_the_cost_of_an_example_is_known_after_a_step() -> None:
     trainer = _trainer()
     assert "for one example" not in describe_model_cost(trainer)
     trainer.train(tf.constant(1))
-    assert "195" in describe_model_cost(trainer) and "for one example" in describe_model_cost(trainer)
+    assert "195" in describe_model_cost(trainer) and "for one example" in describe_model_cost(
+        trainer
+    )
 
 
 def test_labels_and_weights_are_not_given_to_the_model() -> None:
@@ -117,14 +123,18 @@ def test_labels_and_weights_are_not_given_to_the_model() -> None:
     spec = (tf.TensorSpec((None, 8)), tf.TensorSpec((None,), tf.int64), tf.TensorSpec((None,)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Keras warns of inputs of another structure
-        assert "FLOPs unknown" not in describe_model_cost(SimpleNamespace(model=model, batch_spec=spec))
+        assert "FLOPs unknown" not in describe_model_cost(
+            SimpleNamespace(model=model, batch_spec=spec)
+        )
 
 
 def test_a_trainer_that_opens_its_data_itself_cannot_cut_it() -> None:
     options = tiny_experiment(overfit_batches=2).trainer
     check_overfit_batches(_trainer(), options)
     with pytest.raises(UsageError, match=r"trainer\.overfit_batches: Theirs opens its data itself"):
-        check_overfit_batches(SimpleNamespace(class_name="Theirs", own=CustomParts(has_steps=True)), options)
+        check_overfit_batches(
+            SimpleNamespace(class_name="Theirs", own=CustomParts(has_steps=True)), options
+        )
 
 
 def test_a_trainer_of_another_kind_that_cannot_freeze_is_refused() -> None:

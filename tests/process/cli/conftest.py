@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainer_kit.cli.main import main
-from trainer_kit.config.experiments import experiments
+from trainer_kit.config.experiment_registry import experiments
 
 ROOT = Path(__file__).parents[3]
 Command = Callable[..., subprocess.CompletedProcess[str]]

@@ -13,10 +13,10 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.cli.main import main
-from trainer_kit.config.experiments import register_experiment, register_task
-from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.experiment_registry import register_experiment, register_task
+from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import ExitCode
 from trainer_kit.testing import TinyConfig, tiny_arrays

@@ -12,7 +12,7 @@ import tensorflow as tf
 import trainer_kit as tk
 from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint
 from trainer_kit.cli.main import main
-from trainer_kit.training.initial_weights.load import load_initial_weights
+from trainer_kit.training.initial_weights.weight_loading import load_initial_weights
 
 
 def _net(value: float) -> keras.Model:

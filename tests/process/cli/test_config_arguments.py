@@ -6,8 +6,8 @@ import argparse
 
 from trainer_kit.cli.config_arguments import add_config_arguments, build_sources
 from trainer_kit.config.resolve import ConfigSources
-from trainer_kit.run.flags import parse_flags
 from trainer_kit.run.flags import build_sources as train_sources
+from trainer_kit.run.flags import parse_flags
 
 _TEXTS = [
     "--params_override=a=1",
@@ -34,4 +34,8 @@ def test_sources_are_kept_in_their_order_as_training_takes_them() -> None:
         gin_params=("a.b = 1", "a.b = 2"),
         params_overrides=("a=1", "a=2"),
     )
-    assert build_sources(_parsed(*_TEXTS)) == train_sources(parse_flags(["train", *_TEXTS])) == expected
+    assert (
+        build_sources(_parsed(*_TEXTS))
+        == train_sources(parse_flags(["train", *_TEXTS]))
+        == expected
+    )

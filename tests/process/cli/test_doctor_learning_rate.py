@@ -10,7 +10,7 @@ import pytest
 
 from trainer_kit.cli.doctor_learning_rate import _print
 from trainer_kit.cli.main import main
-from trainer_kit.config.experiments import register_experiment
+from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.errors import ExitCode
 from trainer_kit.testing import tiny_experiment
 from trainer_kit.training.rate_range import DATA_ENDED, DIVERGED, RateRange

@@ -118,7 +118,7 @@ def _forget(folder: str) -> None:
 def _forget_registrations() -> None:
     """Forgets what was registered, but for what trainer_kit itself has."""
     from trainer_kit.callbacks.configured_callbacks import _callbacks
-    from trainer_kit.config.experiments import experiments
+    from trainer_kit.config.experiment_registry import experiments
     from trainer_kit.config.schema.open_choice import OpenOneOfConfig
 
     experiments._entries.clear()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import keras
 
-from trainer_kit.config.experiments import experiments
+from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.train import main
 
 

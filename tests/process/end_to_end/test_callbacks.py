@@ -127,7 +127,9 @@ def test_kills_change_neither_the_stop_step_nor_the_bits(runs: tuple[Path, Path]
 
 
 def test_hyper_parameters_change_at_the_same_steps_after_kills(runs: tuple[Path, Path]) -> None:
-    lines = [line for line in read_json_lines(runs[1] / "metrics.jsonl") if line["kind"] == "change"]
+    lines = [
+        line for line in read_json_lines(runs[1] / "metrics.jsonl") if line["kind"] == "change"
+    ]
     assert [(line["step"], line["metrics"]) for line in lines] == [
         (0, {"loss_weight": 0.01}),
         (12, {"loss_weight": 0.5}),

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
-from trainer_kit.config.experiments import register_task
-from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.experiment_registry import register_task
+from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.run.launcher import launch

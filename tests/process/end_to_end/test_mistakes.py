@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from scripts.code_mistakes import CODE_MISTAKES, CodeMistake
-from scripts.mistakes import MISTAKES, ROOT, CommandMistake, run_mistake, is_reported, run_module, find_missing_parts
+from scripts.mistakes import (
+    MISTAKES,
+    ROOT,
+    CommandMistake,
+    find_missing_parts,
+    is_reported,
+    run_mistake,
+    run_module,
+)
 from tests.fork_server import ForkServer
 from tests.process.end_to_end.late_commands import answer
 
@@ -71,7 +79,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("mistake", _EARLY, ids=lambda mistake: mistake.name.replace(" ", "_"))
 def test_a_mistake_gets_one_message_and_leaves_nothing(
-    mistake: Mistake,
+    mistake: CommandMistake,
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
     commands: subprocess.Popen[str],
@@ -99,7 +107,7 @@ def test_the_real_command_tells_a_mistake(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mistake", _LATE, ids=lambda mistake: mistake.name.replace(" ", "_"))
 def test_a_mistake_that_needs_tensorflow_gets_one_message_too(
-    mistake: Mistake, tmp_path: Path, late: Run
+    mistake: CommandMistake, tmp_path: Path, late: Run
 ) -> None:
     outcome = run_mistake(mistake, tmp_path, late)
     assert outcome.code == mistake.code, outcome.text

@@ -16,7 +16,7 @@ from tests.builders import json_lines, read_json, wait_until
 from tests.engine.telemetry.test_tensorboard import read_curves
 from tests.fork_server import ForkServer
 from tests.process.end_to_end.killed_experiment import INTERVAL, held_in_evaluation, killed_at
-from trainer_kit.config.experiments import get_experiment
+from trainer_kit.config.experiment_registry import get_experiment
 from trainer_kit.run.launcher import launch
 
 EXPERIMENT = "tests.process.end_to_end.killed_experiment"

@@ -16,7 +16,7 @@ import pytest
 
 from tests.config_builders import refused
 from tests.fork_server import Ended, ForkServer
-from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.serialize import to_yaml
 from trainer_kit.errors import ExitCode, StorageError, UsageError
@@ -328,7 +328,9 @@ def test_the_config_hash_covers_what_evaluations_depend_on() -> None:
         ),  # which is evaluated then
     )
     assert len({compute_config_hash(one) for one in (config, *others)}) == 7
-    assert compute_config_hash(config) == compute_config_hash(config.replace(task={"train_data": {"seed": 3}}))
+    assert compute_config_hash(config) == compute_config_hash(
+        config.replace(task={"train_data": {"seed": 3}})
+    )
     assert compute_config_hash(config) == compute_config_hash(_config(train_steps=51))
     assert len(compute_config_hash(config)) == 12
 
@@ -339,7 +341,9 @@ def test_the_config_hash_is_that_of_earlier_releases() -> None:
     )  # of a config before datasets had names in it
     average = {"average_decay": 0.9, "more_decays": {"fast": 0.5}}
     config = ExperimentConfig().replace(trainer={"optimizer_config": {"ema": average}})
-    assert compute_config_hash(config) == "8c7500f33386"  # of a config before there were several averages
+    assert (
+        compute_config_hash(config) == "8c7500f33386"
+    )  # of a config before there were several averages
     both = config.replace(trainer={"optimizer_config": {"ema": {"evaluate": ["average", "fast"]}}})
     others = {"fast": 0.6}, {"fast": 0.5, "slow": 0.9}
     changed = [
@@ -359,8 +363,14 @@ class Evaluating(ExperimentConfig):
 
 def test_an_unknown_validation_set_has_the_hash_of_all_sets() -> None:
     config = Evaluating(task=_config().task, trainer=_config().trainer)
-    assert compute_config_hash(config, "one") == compute_config_hash(config, "other") == compute_config_hash(config)
-    assert compute_config_hash(config.replace(eval_tasks=("one",)), "one") != compute_config_hash(config, "one")
+    assert (
+        compute_config_hash(config, "one")
+        == compute_config_hash(config, "other")
+        == compute_config_hash(config)
+    )
+    assert compute_config_hash(config.replace(eval_tasks=("one",)), "one") != compute_config_hash(
+        config, "one"
+    )
 
 
 def test_the_first_thread_counts_and_all_starts_are_recorded(

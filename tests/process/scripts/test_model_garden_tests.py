@@ -28,7 +28,11 @@ def _row(**ours: str) -> Row:
 
 def test_a_test_that_fails_with_trainer_kit_alone_is_unexpected() -> None:
     row = _row(**{"T.test_a_gpu": "ValueError: no", "T.test_b": "ValueError: no"})
-    assert (row.expected_differences, row.unexpected_differences, row.outdated_entries) == (["T.test_a_gpu"], ["T.test_b"], [])
+    assert (row.expected_differences, row.unexpected_differences, row.outdated_entries) == (
+        ["T.test_a_gpu"],
+        ["T.test_b"],
+        [],
+    )
     assert table([row])[2].startswith(f"| `{FILE}` | 3 | 3 | 1 | 1 | 1 |")
 
 

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.unit.telemetry.test_console import screen
-from trainer_kit.config.experiments import register_task
-from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.experiment_registry import register_task
+from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
 from trainer_kit.run import runner
 from trainer_kit.run.launcher import launch

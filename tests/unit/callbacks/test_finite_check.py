@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.callbacks.base import Loop, Run
+from trainer_kit.callbacks.callback import Loop, Run
 from trainer_kit.callbacks.finite_check import FiniteCheck
 from trainer_kit.errors import DivergedError
 

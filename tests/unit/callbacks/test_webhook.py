@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.callbacks.base import Run
+from trainer_kit.callbacks.callback import Run
 from trainer_kit.callbacks.webhook import Webhook
 from trainer_kit.errors import DivergedError, PreemptedError, UsageError
 

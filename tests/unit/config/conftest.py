@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.config_builders import sample_experiment
-from trainer_kit.config.experiments import register_experiment
+from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources import gin_source
 

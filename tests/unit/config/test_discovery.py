@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer_kit.config import discovery
-from trainer_kit.config.experiments import experiments, get_experiment
+from trainer_kit.config.experiment_registry import experiments, get_experiment
 from trainer_kit.errors import UsageError
 
 Write = Callable[..., None]
@@ -25,7 +25,7 @@ def factory():
 """
 _DOOR = """
 from trainer_kit import ExperimentConfig, TrainerConfig
-from trainer_kit.config.experiments import experiments
+from trainer_kit.config.experiment_registry import experiments
 
 asked = []
 
@@ -71,7 +71,9 @@ def write(here: Path) -> Write:
 def install(here: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Installs what a wheel would: a distribution with an entry point, beside its module of site/."""
 
-    def install(module: str, point: str, target: str, group: str = discovery.EXPERIMENT_ENTRY_POINT_GROUP) -> None:
+    def install(
+        module: str, point: str, target: str, group: str = discovery.EXPERIMENT_ENTRY_POINT_GROUP
+    ) -> None:
         info = f"site/{module}_project-1.0.dist-info"
         write(
             f"{info}/METADATA",

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic import dataclasses as foreign
 
 from tests.config_builders import NetConfig, SampleTaskConfig, refused
-from trainer_kit.config.experiments import get_experiment, register_experiment
+from trainer_kit.config.experiment_registry import get_experiment, register_experiment
 from trainer_kit.config.resolve import ConfigSources, resolve_config
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
@@ -63,7 +63,9 @@ def test_mistakes_in_any_section_are_told_with_their_paths(
 @pytest.mark.parametrize("gin_params", [(), ("TrainerConfig.train_steps = 5",)])
 def test_resolving_tells_it_beside_other_mistakes(gin_params: tuple[str, ...], name: str) -> None:
     register_experiment(name)(wrong)
-    mistakes = refused(resolve_config, name, ConfigSources(config_files=("none.yaml",), gin_params=gin_params))
+    mistakes = refused(
+        resolve_config, name, ConfigSources(config_files=("none.yaml",), gin_params=gin_params)
+    )
     assert mistakes["trainer.train_step"].advice == "did you mean trainer.train_steps?"
     assert mistakes[""].origin == "none.yaml"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer_kit.config.resolve import non_default_paths
-from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.configclass import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig
 
 RATE = {"type": "constant", "constant": {"learning_rate": 0.5}}

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from trainer_kit.config.experiments import (
+from trainer_kit.config.experiment_registry import (
+    find_trainer_class,
     get_experiment,
+    lookup_task_class,
     register_experiment,
     register_task,
-    lookup_task_class,
-    find_trainer_class,
 )
-from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig, TrainerConfig
 from trainer_kit.errors import UsageError
 
@@ -157,7 +157,9 @@ def test_a_trainer_class_may_be_bound_beside_the_task(
     )
     assert lookup_task_class(OwnTrainerConfig()) is OwnTask
     assert find_trainer_class(OwnTrainerConfig()) is OwnTrainer
-    assert find_trainer_class(NamedTrainerConfig()) is sys.modules["late_trainer_module"].LateTrainer
+    assert (
+        find_trainer_class(NamedTrainerConfig()) is sys.modules["late_trainer_module"].LateTrainer
+    )
     assert find_trainer_class(KnownTaskConfig()) is None  # the engine's own
 
 

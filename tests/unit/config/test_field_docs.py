@@ -9,8 +9,8 @@ import pytest
 from experiments.char_lm.config import CharLmConfig
 from experiments.digits.config import DigitsConfig
 from experiments.digits_mlp.config import DigitsMlpConfig
-from trainer_kit.config.field_docs import read_docs_by_path, read_field_docs, read_class_summary
-from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.field_docs import read_class_summary, read_docs_by_path, read_field_docs
+from trainer_kit.config.schema.configclass import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
 
 
@@ -56,7 +56,11 @@ def test_every_config_field_has_a_sentence(config_class: type[Config]) -> None:
         " class"
         for cls in dict.fromkeys(_classes(config_class))
         for name, doc in read_field_docs(cls).items()
-        if not (doc.first_sentence.endswith(".") and doc.first_sentence[0].isupper() and len(doc.first_sentence) > 15)
+        if not (
+            doc.first_sentence.endswith(".")
+            and doc.first_sentence[0].isupper()
+            and len(doc.first_sentence) > 15
+        )
     ]
     assert wrong == []
 
@@ -90,5 +94,7 @@ def test_sections_that_hold_several_are_known_by_their_class() -> None:
 
 def test_docs_by_path_include_branches_not_chosen() -> None:
     docs = read_docs_by_path(ExperimentConfig())
-    assert docs["trainer.train_steps"].first_sentence.startswith("The global step at which training ends")
+    assert docs["trainer.train_steps"].first_sentence.startswith(
+        "The global step at which training ends"
+    )
     assert "trainer.optimizer_config.optimizer.adam.beta_1" in docs

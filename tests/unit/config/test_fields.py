@@ -9,17 +9,17 @@ from pydantic import SerializeAsAny, ValidationError
 
 from trainer_kit.config.fields import (
     create_field_adapter,
-    suggest_fields,
-    get_fields,
-    find_list_item_class,
     find_dict_value_class,
+    find_list_item_class,
     find_section_class,
+    get_fields,
     list_sections,
+    suggest_fields,
 )
-from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.configclass import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.optimization import EMAConfig
-from trainer_kit.config.schema.optimizers import AdamConfig, OptimizerConfig
+from trainer_kit.config.schema.optimizer_configs import AdamConfig, OptimizerConfig
 
 
 @configclass
@@ -56,7 +56,9 @@ def test_sections_are_known_by_their_annotations(
 
 
 def test_sections_lists_present_and_possible_sections(default: ExperimentConfig) -> None:
-    found = {path: (config_class, is_there) for path, config_class, is_there in list_sections(default)}
+    found = {
+        path: (config_class, is_there) for path, config_class, is_there in list_sections(default)
+    }
     assert found[""] == (ExperimentConfig, True)
     assert found["trainer"] == (TrainerConfig, True)
     assert found["task"] == (type(default.task), True)

@@ -12,7 +12,7 @@ import pytest
 from tests.config_builders import layered, nested, refused
 from trainer_kit.config.fields import flatten_values
 from trainer_kit.config.merge import apply_layers
-from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.configclass import Config, configclass
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TaskConfig
 from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import ConfigError
@@ -288,7 +288,9 @@ def test_a_set_needs_a_name_that_can_be_in_a_metrics_name(default: ExperimentCon
 )
 def test_a_union_field_takes_a_section_or_a_plain_value(value: object, place: object) -> None:
     config = ExperimentConfig(task=PlacesConfig())
-    assert layered(config, nested("task.place", value)).config.task == PlacesConfig(path_in_experiment=place)
+    assert layered(config, nested("task.place", value)).config.task == PlacesConfig(
+        path_in_experiment=place
+    )
 
 
 def test_a_union_field_refuses_what_none_of_its_types_takes() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.config_builders import overridden, refused
-from trainer_kit.config.experiments import register_experiment
+from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.config.registration import (
     register_dataset,
     register_metric,
@@ -17,10 +17,10 @@ from trainer_kit.config.registration import (
     register_schedule,
 )
 from trainer_kit.config.resolve import ConfigSources, resolve_config
-from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.configclass import Config, configclass
 from trainer_kit.config.schema.experiment import DatasetConfig, ExperimentConfig
-from trainer_kit.config.schema.metrics import MetricConfig
-from trainer_kit.config.schema.optimizers import BaseOptimizerConfig, OptimizerConfig
+from trainer_kit.config.schema.metric_configs import MetricConfig
+from trainer_kit.config.schema.optimizer_configs import BaseOptimizerConfig, OptimizerConfig
 from trainer_kit.config.schema.schedules import LrConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.errors import UsageError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.config_builders import refused
-from trainer_kit.config.experiments import get_experiment
+from trainer_kit.config.experiment_registry import get_experiment
 from trainer_kit.config.fields import flatten_values
 from trainer_kit.config.resolve import ConfigSources, list_resolved_values, resolve_config
 from trainer_kit.config.sources.layer import ConfigLayer
@@ -107,7 +107,9 @@ def test_the_mistakes_of_all_sources_are_one_report(experiment: str, tmp_path: P
 def test_two_mistakes_of_gin_are_reported_together(
     gin: str, overrides: tuple[str, ...], paths: set[str], experiment: str, tmp_path: Path
 ) -> None:
-    sources = ConfigSources(gin_files=(written(tmp_path, "a.gin", gin),), params_overrides=overrides)
+    sources = ConfigSources(
+        gin_files=(written(tmp_path, "a.gin", gin),), params_overrides=overrides
+    )
     mistakes = refused(resolve_config, experiment, sources)
     assert mistakes.keys() == paths
     assert "TrainrConfig" not in gin or "did you mean TrainerConfig?" in str(
@@ -120,7 +122,9 @@ def test_unknown_experiments_and_unreadable_sources_are_reported(
     experiment: str, gin_params: tuple[str, ...]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve_config(f"{experiment}x", ConfigSources(config_files=("missing.yaml",), gin_params=gin_params))
+        resolve_config(
+            f"{experiment}x", ConfigSources(config_files=("missing.yaml",), gin_params=gin_params)
+        )
     assert experiment in str(caught.value)
     assert "missing.yaml" in str(caught.value)
 
@@ -144,7 +148,7 @@ def test_resolving_without_gin_imports_no_tensorflow_or_gin() -> None:
         "import sys\nfrom trainer_kit.config.resolve import Sources, describe, resolve\nfrom"
         " trainer_kit.config import resume_check, serialize\nfrom trainer_kit.config.sources import"
         " gin_source\nfrom trainer_kit.config.schema.experiment import ExperimentConfig\nfrom"
-        " trainer_kit.config.experiments import"
+        " trainer_kit.config.experiment_registry import"
         " register_experiment\nregister_experiment('a')(ExperimentConfig)\nresolved = resolve('a',"
         " Sources(params_overrides=('trainer.train_steps=5',)))\ntext ="
         " serialize.to_yaml(resolved.config)\nassert resume_check.check_resume(text,"

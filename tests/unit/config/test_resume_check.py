@@ -13,8 +13,8 @@ from trainer_kit.config.resume_check import (
     check_resume,
     compare_configs,
     find_data_mistakes,
-    get_change_kind,
     find_unknown_paths,
+    get_change_kind,
 )
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import to_yaml
@@ -85,7 +85,9 @@ def test_a_dangerous_change_needs_its_flag(
 
 def test_steps_that_are_fused_may_be_fused_in_another_grouping(default: ExperimentConfig) -> None:
     fused = [default.replace(trainer={"fuse_steps": steps}) for steps in (5, 7, 1)]
-    kinds = [[change.kind for change in compare_configs(fused[0].as_dict(), config)] for config in fused]
+    kinds = [
+        [change.kind for change in compare_configs(fused[0].as_dict(), config)] for config in fused
+    ]
     assert kinds == [[], ["safe"], ["dangerous"]]
 
 
@@ -151,7 +153,9 @@ def test_another_choice_is_one_change(
         else {}
     )
     changed = layered(default, nested(path, {**new, **cosine})).config
-    assert compare_configs(default.as_dict(), changed) == [Change(f"{path}.type", old, new["type"], kind)]
+    assert compare_configs(default.as_dict(), changed) == [
+        Change(f"{path}.type", old, new["type"], kind)
+    ]
 
 
 def test_a_moving_average_that_appears_is_dangerous(default: ExperimentConfig) -> None:
@@ -267,7 +271,9 @@ def test_other_data_is_a_mistake_that_names_what_differs() -> None:
 
 @pytest.mark.parametrize("allowed", ["task.train_data.identity", "task.train_data", "task"])
 def test_other_data_is_allowed_by_its_path_or_a_section(allowed: str) -> None:
-    assert not list(find_data_mistakes(_DATA, {"task.train_data": {"array 1": "other"}}, [], [allowed]))
+    assert not list(
+        find_data_mistakes(_DATA, {"task.train_data": {"array 1": "other"}}, [], [allowed])
+    )
     assert list(
         find_data_mistakes(
             _DATA, {"task.train_data": {"array 1": "other"}}, [], ["task.validation_data"]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.config_builders import layered, nested, refused
-from trainer_kit.config.fields import get_fields, flatten_values
-from trainer_kit.config.schema.base import OneOfConfig
+from trainer_kit.config.fields import flatten_values, get_fields
+from trainer_kit.config.schema.configclass import OneOfConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.schema.optimizers import OptimizerConfig
+from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
 from trainer_kit.config.schema.schedules import LrConfig, WarmupConfig
 from trainer_kit.config.serialize import from_yaml, to_yaml
 from trainer_kit.config.sources.layer import is_inside

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.builders import json_lines
 from trainer_kit.errors import StorageError
 from trainer_kit.evals import ledger as module
-from trainer_kit.evals.ledger import Ledger, active_records, merge_validation_sets, extract_scalars
+from trainer_kit.evals.ledger import Ledger, active_records, extract_scalars, merge_validation_sets
 
 
 @pytest.fixture
@@ -160,9 +160,9 @@ def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
     path.write_text(old + '"seconds": 1.0, "config_hash": "abc", "lineage": 0}\n')
     assert last_step(ledger(path)) == 4
     assert not ledger(path).append(4, {"loss": math.nan, "acc": 0.5}, 1.0)
-    assert [(item["step"], item["metrics"]["acc"]) for item in ledger(path).get_active_evaluations()] == [
-        (4, 0.5)
-    ]
+    assert [
+        (item["step"], item["metrics"]["acc"]) for item in ledger(path).get_active_evaluations()
+    ] == [(4, 0.5)]
 
 
 def test_recorded_sets_are_those_whose_evaluation_counts(path: Path) -> None:
@@ -188,7 +188,8 @@ def test_a_rewind_takes_away_what_was_evaluated_for_later_steps(path: Path) -> N
     assert written.append(8, {"acc": 0.6}, 1.0)
     assert json_lines(path)[3:4] == [rewind(4, 1)] and json_lines(path)[4]["lineage"] == 1
     counting = [
-        (item["step"], item["lineage"], item["metrics"]["acc"]) for item in written.get_active_evaluations()
+        (item["step"], item["lineage"], item["metrics"]["acc"])
+        for item in written.get_active_evaluations()
     ]
     assert counting == [(4, 0, 0.5), (8, 1, 0.6)]
     assert last_step(written) == 8
@@ -229,7 +230,10 @@ def test_only_records_of_several_sets_at_one_step_are_merged(path: Path) -> None
         sets.append(step, {name: {"acc": step / 10} for name in names}, dict.fromkeys(names, 0.1))
     changed = ledger(path, sets={"often": "c", "rare": "d"})
     changed.append(2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}, {"often": 0.1, "rare": 0.1})
-    assert [(one["step"], one["metrics"]) for one in merge_validation_sets(changed.get_active_evaluations())] == [
+    assert [
+        (one["step"], one["metrics"])
+        for one in merge_validation_sets(changed.get_active_evaluations())
+    ] == [
         (1, {"often": {"acc": 0.1}, "rare": {"acc": 0.1}}),
         (2, {"often": {"acc": 0.2}, "rare": {"acc": 0.2}}),
         (2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}),
@@ -294,7 +298,11 @@ def test_what_it_has_appended_itself_is_not_read_again(
     written.append(20, {"loss": 0.5, "set": {"accuracy": math.inf}}, 0.1, "ckpt-20")
     written.rewind(10)
     written.append(15, {"loss": 0.5}, 0.1)
-    assert len(before) == 1 and written.read_extent(20) == (2, 15) and written.read_extent(10) == (0, -1)
+    assert (
+        len(before) == 1
+        and written.read_extent(20) == (2, 15)
+        and written.read_extent(10) == (0, -1)
+    )
     assert (written.find_rewind_step(0), written.find_rewind_step(1)) == (10, None)
     monkeypatch.undo()
     assert str(written.records()) == str(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer_kit.config.discovery import import_experiment
-from trainer_kit.config.experiments import get_experiment
+from trainer_kit.config.experiment_registry import get_experiment
 from trainer_kit.config.merge import ResolvedConfig
 from trainer_kit.config.modes import MODES
 from trainer_kit.config.resolve import ConfigSources, list_resolved_values, resolve_config
@@ -43,14 +43,16 @@ def _commands(text: str) -> list[list[tuple[str, str]]]:
     return [[tuple(flag.split("=", 1)) for flag in flags.split()] for flags in found]  # type: ignore[misc]
 
 
-def _resolved(flags: list[tuple[str, str]]) -> Resolved:
+def _resolved(flags: list[tuple[str, str]]) -> ResolvedConfig:
     """Resolves the config of a command, whose mode and experiment have to exist and whose model_dir has to be given."""
     given = dict(flags)
     assert given.pop("--mode") in MODES
     assert given.pop("--model_dir").startswith("runs/")
     name = given.pop("--experiment")
     import_experiment(name)
-    return resolve_config(name, ConfigSources(**{SOURCE_OF[flag]: (value,) for flag, value in given.items()}))
+    return resolve_config(
+        name, ConfigSources(**{SOURCE_OF[flag]: (value,) for flag, value in given.items()})
+    )
 
 
 def test_configs_are_data_and_each_experiment_has_some() -> None:

@@ -13,7 +13,9 @@ from trainer_kit.inputs.batch_position import Position
 
 def _used(position: Position, count: int) -> list[int]:
     """The indices of the next batches, found by looking at each."""
-    used = (batch for batch in itertools.count(position.batch) if batch not in position.skipped_batches)
+    used = (
+        batch for batch in itertools.count(position.batch) if batch not in position.skipped_batches
+    )
     return list(itertools.islice(used, count))
 
 
@@ -46,7 +48,9 @@ def test_only_the_left_out_batch_is_not_used(position: Position, count: int) -> 
     bad = position.get_batch_after(count)
     expected = [batch for batch in _used(position, 30) if batch != bad]
     assert _used(position.with_skipped_batch(bad), 29) == expected
-    assert position.with_skipped_batch(bad).with_skipped_batch(bad) == position.with_skipped_batch(bad)
+    assert position.with_skipped_batch(bad).with_skipped_batch(bad) == position.with_skipped_batch(
+        bad
+    )
     assert position.with_skipped_batch(bad).batch == position.batch
 
 

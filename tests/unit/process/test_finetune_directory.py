@@ -8,10 +8,10 @@ import pytest
 
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig
 from trainer_kit.process.finetune_directory import (
-    list_finished_steps,
-    get_metrics_path,
     find_pretraining_mistakes,
     get_finetune_dir,
+    get_metrics_path,
+    list_finished_steps,
     list_unfinished_steps,
 )
 

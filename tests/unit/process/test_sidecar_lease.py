@@ -23,7 +23,7 @@ def _lease(run: Path, name: str = "side", record: str | None = None) -> Lease:
     return Lease(run / "evals", name, lambda: ("evaluate", 20), record=record)
 
 
-def _leases(run: Path, max_wait: int = 20) -> Leases:
+def _leases(run: Path, max_wait: int = 20) -> LeaseReader:
     return LeaseReader(run / "evals", max_wait)
 
 

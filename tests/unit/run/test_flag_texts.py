@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from trainer_kit.run.flag_texts import EXAMPLES, FLAGS, describe_flag, format_help_text, format_usage
-from trainer_kit.run.flags import define_flags, parse_flags, build_request
+from trainer_kit.run.flag_texts import (
+    EXAMPLES,
+    FLAGS,
+    describe_flag,
+    format_help_text,
+    format_usage,
+)
+from trainer_kit.run.flags import build_request, define_flags, parse_flags
 
 ROOT = Path(__file__).parents[3]
 

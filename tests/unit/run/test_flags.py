@@ -10,12 +10,12 @@ from trainer_kit.config.resolve import ConfigSources
 from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import UsageError
 from trainer_kit.run.flags import (
-    format_attempt_flags,
-    define_flags,
-    parse_flags,
     build_request,
     build_sources,
+    define_flags,
+    format_attempt_flags,
     format_first_attempt_flags,
+    parse_flags,
 )
 from trainer_kit.run.preflight import RunRequest
 

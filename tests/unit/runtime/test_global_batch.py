@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer_kit.errors import ExitCode, UsageError
-from trainer_kit.runtime.global_batch import split_global_batch, explain_uneven_batch
+from trainer_kit.runtime.global_batch import explain_uneven_batch, split_global_batch
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,11 @@ import pytest
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ExitCode, UsageError
-from trainer_kit.runtime.tf_config import configure_cluster, find_parameter_server_mistakes, read_cluster
+from trainer_kit.runtime.tf_config import (
+    configure_cluster,
+    find_parameter_server_mistakes,
+    read_cluster,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +62,12 @@ def test_an_existing_tf_config_wins_over_worker_hosts(caplog: pytest.LogCaptureF
     assert "worker_hosts is not used: TF_CONFIG is set, with 3 worker(s)" in caplog.text
     found = read_cluster()
     assert found is not None
-    assert (found.worker_count, found.parameter_server_count, found.task_type, found.task_index) == (
+    assert (
+        found.worker_count,
+        found.parameter_server_count,
+        found.task_type,
+        found.task_index,
+    ) == (
         3,
         1,
         "chief",

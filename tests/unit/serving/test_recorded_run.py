@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from trainer_kit.errors import UsageError
-from trainer_kit.serving.recorded_run import read_run_config
+from trainer_kit.serving.run_config_loading import read_run_config
 
 MODULE = """
 import trainer_kit
-from trainer_kit.config.experiments import register_experiment
+from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig
 
 @register_experiment("recorded_elsewhere")

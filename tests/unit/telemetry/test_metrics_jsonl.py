@@ -19,8 +19,8 @@ from trainer_kit.telemetry.metrics_jsonl import (
     RESUME,
     WALL_CLOCK_FIELDS,
     JsonLinesWriter,
-    read_active_history,
     has_report,
+    read_active_history,
     superseded_path,
 )
 from trainer_kit.telemetry.report import CHANGE, Report

@@ -110,7 +110,11 @@ def test_evaluations_are_counted_and_the_first_is_kept_apart(
             with ledger.during("callbacks"):
                 clock.wait(1)
     account = ledger.build_account()
-    assert (account.evaluations, account.first_evaluation_seconds, account.seconds["evaluation"]) == (
+    assert (
+        account.evaluations,
+        account.first_evaluation_seconds,
+        account.seconds["evaluation"],
+    ) == (
         3,
         5,
         9,

@@ -43,7 +43,9 @@ def build_model_trackable(model: Any) -> Any:
     ):
         _LOG.warning(
             "%s",
-            _format_load_warning(model, f"{clashes[0]} is the name of a variable and of another attribute"),
+            _format_load_warning(
+                model, f"{clashes[0]} is the name of a variable and of another attribute"
+            ),
         )
         return named
     reached = {id(item) for item in tf.train.TrackableView(structure).descendants()}
@@ -82,7 +84,7 @@ def _copy_structure(item: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
 
     Args:
       item: An object that a checkpoint of the model would track.
-      known: A dict from id to (original, its node), for objects that several paths lead to.
+      copies: A dict from id to (original, its node), for objects that several paths lead to.
     """
     if isinstance(item, keras.Variable):
         return item.value

@@ -190,7 +190,11 @@ def find_missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
             elif node != ROOT:
                 lost[child] = f"{path}/{name}".lstrip("/"), owner
     known = {graph.key(node) for node in found}
-    return {path: owner for node, (path, owner) in lost.items() if graph.collect_keys_below(node) - known}
+    return {
+        path: owner
+        for node, (path, owner) in lost.items()
+        if graph.collect_keys_below(node) - known
+    }
 
 
 def parse_attribute_path(key: str) -> str:

@@ -45,14 +45,16 @@ class PythonState:
         self._array_variables: list[tf.Variable] = []
         self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
 
-    def add(self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]) -> None:
+    def add(
+        self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]
+    ) -> None:
         """Adds a part.
 
         Args:
           name: The part's key; it replaces an earlier part of this name.
-          get: Returns a value that JSON can hold; arrays and variables are allowed and come back as
+          get_state: Returns a value that JSON can hold; arrays and variables are allowed and come back as
             NumPy arrays.
-          put: Takes the value that `get` returned at the save; None when the checkpoint has no such
+          restore_state: Takes the value that `get_state` returned at the save; None when the checkpoint has no such
             part.
         """
         self._parts[name] = (get_state, restore_state)
@@ -169,7 +171,9 @@ def _decode(text: bytes, path: str) -> dict[str, Any]:
             return decode_array(value[_ARRAY])
         if not arrays:
             graph = CheckpointGraph(path)
-            arrays.update({name: graph.value(key) for name, key in graph.get_section_keys(ARRAYS).items()})
+            arrays.update(
+                {name: graph.value(key) for name, key in graph.get_section_keys(ARRAYS).items()}
+            )
         return arrays[str(value[_ARRAY])]
 
     values: dict[str, Any] = json.loads(text, object_hook=find_array) if text else {}

@@ -21,10 +21,10 @@ import tensorflow as tf
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph, create_read_error
 from trainer_kit.checkpoints.state.random_state import TRACKED_BY_TASKS, variables_below
 from trainer_kit.checkpoints.state.traced_writes import (
-    find_captured_handles,
     describe_handle,
-    variables_by_handle,
+    find_captured_handles,
     find_written_handles,
+    variables_by_handle,
 )
 from trainer_kit.errors import UsageError
 from trainer_kit.runtime.tensorflow_internals import get_trackable_class
@@ -36,7 +36,13 @@ _COUNTERS = (
     "_test_counter",
     "_predict_counter",
 )  # of the loops of a tf_keras model, unused here
-_TRACKABLE = (*TRACKED_BY_TASKS, get_trackable_class(), keras.Metric, keras.Optimizer, keras.Variable)
+_TRACKABLE = (
+    *TRACKED_BY_TASKS,
+    get_trackable_class(),
+    keras.Metric,
+    keras.Optimizer,
+    keras.Variable,
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -78,7 +84,10 @@ class StepState:
     @property
     def has_unrestored_writes(self) -> bool:
         """Whether the restored checkpoint has variables that only the traced training loop leads to."""
-        return any(name.startswith(_WRITTEN_PREFIX) for name in self._saved_shapes.keys() - self._restored_names)
+        return any(
+            name.startswith(_WRITTEN_PREFIX)
+            for name in self._saved_shapes.keys() - self._restored_names
+        )
 
     def restore(self, path: str | None) -> bool:
         """Restores the variables that exist. Those that are added before the first step are restored as they are added.
@@ -101,7 +110,9 @@ class StepState:
         self._saved_shapes = {}
         if path:
             graph = CheckpointGraph(path)
-            self._saved_shapes = {name: graph.shapes[key] for name, key in graph.get_section_keys(STEP_STATE).items()}
+            self._saved_shapes = {
+                name: graph.shapes[key] for name, key in graph.get_section_keys(STEP_STATE).items()
+            }
         self._restored_names = set()
         attributes = self._attributes() if self._saved_shapes.keys() - self.variables.keys() else {}
         new = {
@@ -117,7 +128,7 @@ class StepState:
         """Adds the variables in attributes that no section contains, and returns whether there are any.
 
         Args:
-          held: The `id` of each handle that other sections contain or that needs no saving.
+          tracked_handles: The `id` of each handle that other sections contain or that needs no saving.
         """
         tracked_handles = tracked_handles | get_handle_ids(self.variables.values())
         new = {
@@ -134,7 +145,7 @@ class StepState:
 
         Args:
           graph: The graph of the traced loop or step.
-          held: See `add_attributes`.
+          tracked_handles: See `add_attributes`.
           required: Whether state that cannot be saved, or was not saved, is an error.
 
         Raises:
@@ -157,9 +168,9 @@ class StepState:
                     required,
                 )
             else:
-                new[f"{_WRITTEN_PREFIX}{len(new)} {variable.dtype.name} {variable.shape.as_list()}"] = (
-                    variable
-                )
+                new[
+                    f"{_WRITTEN_PREFIX}{len(new)} {variable.dtype.name} {variable.shape.as_list()}"
+                ] = variable
         self._add(new)
         self._restore_variables(new, required)
         return bool(new)
@@ -183,7 +194,11 @@ class StepState:
         unknown = sorted(self._saved_shapes.keys() - self._restored_names)
         late: list[str] = []
         if not self.allow_partial:
-            late = [name for name in unknown if name not in self.variables and self._may_appear_later(name)]
+            late = [
+                name
+                for name in unknown
+                if name not in self.variables and self._may_appear_later(name)
+            ]
         other = [name for name in unknown if name not in late]
         if other:
             text = (
@@ -213,7 +228,9 @@ class StepState:
         """Warns of variables that an evaluation does not restore: those to which only the training step leads."""
         unknown = self._saved_shapes.keys() - self._restored_names
         names = [
-            name for name in sorted(unknown) if name in self.variables or name.startswith(_WRITTEN_PREFIX)
+            name
+            for name in sorted(unknown)
+            if name in self.variables or name.startswith(_WRITTEN_PREFIX)
         ]
         if names:
             self._report(
@@ -237,7 +254,9 @@ class StepState:
         """
         variables = variables_by_handle(graph)
         changed = [
-            handle for handle in find_written_handles(graph) if id(handle) in self._used_handles - exclude
+            handle
+            for handle in find_written_handles(graph)
+            if id(handle) in self._used_handles - exclude
         ]
         if changed:
             names = sorted(
@@ -279,7 +298,9 @@ class StepState:
             if not name.startswith(_WRITTEN_PREFIX):
                 setattr(self.section_of_weights, name, variable)
 
-    def _restore_variables(self, variables: Mapping[str, tf.Variable], required: bool = False) -> None:
+    def _restore_variables(
+        self, variables: Mapping[str, tf.Variable], required: bool = False
+    ) -> None:
         """Restores variables from the checkpoint, if one is being restored, and reports those that it lacks."""
         for name in variables.keys() & self._pending_variables.keys():
             value = self._pending_variables.pop(name)

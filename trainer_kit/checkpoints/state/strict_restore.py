@@ -20,9 +20,9 @@ import tensorflow as tf
 from trainer_kit.checkpoints.state.keras_structure import build_model_trackable
 from trainer_kit.checkpoints.state.object_graph import (
     CheckpointGraph,
+    create_read_error,
     find_missing_objects,
     parse_attribute_path,
-    create_read_error,
 )
 from trainer_kit.checkpoints.state.python_state import ARRAYS
 from trainer_kit.checkpoints.state.step_state import STEP_STATE as STEP_STATE
@@ -115,14 +115,14 @@ def restore(
     Args:
       checkpoint: The result of training_checkpoint.
       path: The prefix of the files, `model_dir/ckpt-<step>`.
-      whole: Whether to refuse a file with variables that the run does not have; False for
+      strict: Whether to refuse a file with variables that the run does not have; False for
         evaluation.
-      partial: Whether to restore what fits by name and shape, and log what does not.
-      loose: The sections that are restored as far as both sides have them, including variables
+      allow_partial: Whether to restore what fits by name and shape, and log what does not.
+      optional_sections: The sections that are restored as far as both sides have them, including variables
         created later.
 
     Raises:
-      UsageError: when a variable is missing, differs in shape or dtype or, if `whole`, is not in
+      UsageError: when a variable is missing, differs in shape or dtype or, if `strict`, is not in
         the run; lists all.
       StorageError: when the files are missing or damaged.
     """
@@ -158,12 +158,16 @@ def restore(
                 path,
                 text,
             )
-            tf.train.Checkpoint(**_select_matching_items(checkpoint, saved)).read(path).expect_partial()
+            tf.train.Checkpoint(**_select_matching_items(checkpoint, saved)).read(
+                path
+            ).expect_partial()
             return
 
         target = tf.train.Checkpoint(**_without_absent(checkpoint, saved, strict))
         if strict and not optional_sections and not graph.get_section_keys(STEP_STATE):
-            if arrays := graph.get_section_keys(ARRAYS):  # they are read later, and count as consumed here
+            if arrays := graph.get_section_keys(
+                ARRAYS
+            ):  # they are read later, and count as consumed here
                 setattr(
                     target,
                     ARRAYS,
@@ -217,13 +221,13 @@ def find_uncreated_variables(
     """Returns the paths of saved variables that optimizers inside the model have not created yet; runs eagerly.
 
     A tf_keras optimizer creates its slots in the first step, and TensorFlow restores each as it is
-    created. So `restore` allows them to be missing, and `check_made` checks afterwards that they
+    created. So `restore` allows them to be missing, and `check_variables_created` checks afterwards that they
     were created.
 
     Args:
       checkpoint: The result of training_checkpoint.
       path: The prefix of the files that it was restored from.
-      loose: See `restore`.
+      optional_sections: See `restore`.
 
     Raises:
       StorageError: when the files are gone or damaged.
@@ -234,8 +238,10 @@ def find_uncreated_variables(
     return sorted(_select_optimizer_paths(find_missing_objects(CheckpointGraph(path), judged)))
 
 
-def check_variables_created(checkpoint: tf.train.Checkpoint, path: str, optional_sections: Collection[str] = ()) -> None:
-    """Raises for paths that `made_in_first_step` still returns after the step was traced.
+def check_variables_created(
+    checkpoint: tf.train.Checkpoint, path: str, optional_sections: Collection[str] = ()
+) -> None:
+    """Raises for paths that `find_uncreated_variables` still returns after the step was traced.
 
     It takes the same arguments and runs eagerly.
 
@@ -264,12 +270,14 @@ def _describe_differences(
 ) -> str:
     """Returns a table, by layer, of the differences between a file and this run; "" without any.
 
-    The table has at most `most` rows; None means all.
+    The table has at most `max_rows` rows; None means all.
 
     Models and optimizers of tf_keras, and tf.Module, are saved by structure, not by name, and are
     not compared.
     """
-    saved = {name: shape for name, shape in saved.items() if name.split("/")[0] not in optional_sections}
+    saved = {
+        name: shape for name, shape in saved.items() if name.split("/")[0] not in optional_sections
+    }
     items = {
         name: item
         for name, item in _without_absent(checkpoint, saved, strict).items()
@@ -305,10 +313,12 @@ def _saved_by_structure(items: Mapping[str, Any], path: str = "") -> Iterator[st
             yield f"{path}{name}/"
 
 
-def format_differences(rows: Sequence[tuple[str, str, Any, Any]], max_rows: int | None = ROWS) -> str:
+def format_differences(
+    rows: Sequence[tuple[str, str, Any, Any]], max_rows: int | None = ROWS
+) -> str:
     """Formats rows of (name, what, shape saved, shape here) under a line for each layer.
 
-    At most `most` of them are shown; None means all.
+    At most `max_rows` of them are shown; None means all.
     """
     lines: list[str] = []
     layer = None
@@ -345,7 +355,9 @@ def _without_absent(
 ) -> dict[str, Any]:
     """Returns the items of `checkpoint` without optional ones that the file does not hold."""
     sections = _sections(saved)
-    optional = OMITTABLE_SECTIONS if strict else (*OMITTABLE_SECTIONS, "optimizer")  # which a best checkpoint lacks
+    optional = (
+        OMITTABLE_SECTIONS if strict else (*OMITTABLE_SECTIONS, "optimizer")
+    )  # which a best checkpoint lacks
     return {
         name: item
         for name, item in _items(checkpoint).items()
@@ -353,7 +365,9 @@ def _without_absent(
     }
 
 
-def _select_matching_items(checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]) -> dict[str, Any]:
+def _select_matching_items(
+    checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns the items of `checkpoint` without named variables that are missing or have another shape in the file."""
 
     def fitting(name: str, item: Any) -> Any:

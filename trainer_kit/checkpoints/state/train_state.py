@@ -26,10 +26,10 @@ from trainer_kit.checkpoints.state.strict_restore import (
     NAME_DEPTH,
     OMITTABLE_SECTIONS,
     check_variables_created,
-    find_uncreated_variables,
-    restore,
     create_training_checkpoint,
     create_weights_checkpoint,
+    find_uncreated_variables,
+    restore,
 )
 from trainer_kit.config.schema.optimization import AVERAGE
 from trainer_kit.errors import UsageError
@@ -65,14 +65,14 @@ class TrainState:
       checkpoint: The checkpoint of the complete state.
       python_state: The Python state, which takes further parts before the restore.
       step_state: The variables that training changes and that no other section contains.
-      loose: The names of the further parts.
+      optional_sections: The names of the further parts.
       random_generator: The generator that random operations of training steps draw from:
         TensorFlow's global one, which checkpoints hold. None for evaluation.
       model_replicas: The model's values on each replica; an evaluation shares those that a
         checkpoint holds.
-      in_use: A lock, held while variables have other values for an evaluation; a late save comes
+      variables_lock: A lock, held while variables have other values for an evaluation; a late save comes
         from another thread.
-      step_is_known: Whether `keep_written` has added what the training step writes.
+      step_is_known: Whether `track_step_state` has added what the training step writes.
 
     Raises:
       UsageError: when the name of a further part is already taken.
@@ -195,7 +195,9 @@ class TrainState:
           path: The checkpoint's prefix; None when there was none. State that it does not hold
             starts from the beginning: the moving average starts at the weights.
         """
-        awaited = path is not None and find_uncreated_variables(self.checkpoint, path, self.optional_sections)
+        awaited = path is not None and find_uncreated_variables(
+            self.checkpoint, path, self.optional_sections
+        )
         self._partly_restored_path = path if awaited else None
         self._restore_evaluation_state(path)
         if path is None or not CheckpointGraph(path).has_section("run_state"):
@@ -218,7 +220,9 @@ class TrainState:
           StorageError: when the checkpoint is gone or damaged.
         """
         others = {**self._average_section(), **self._items}
-        checkpoint = create_training_checkpoint(global_step=self._global_step, model=self._model, **others)
+        checkpoint = create_training_checkpoint(
+            global_step=self._global_step, model=self._model, **others
+        )
         restore(checkpoint, path, strict=False, optional_sections=self.optional_sections)
         self._restore_evaluation_state(path)
         self.python_state.load_part(path, "task")
@@ -265,13 +269,15 @@ class TrainState:
           exclude: Variables that need no saving, such as those of metrics that are reset.
         """
         with self.variables_lock, self._strategy.scope():
-            self._after_variables_added(self.step_state.add_attributes(self._get_tracked_handles(exclude)))
+            self._after_variables_added(
+                self.step_state.add_attributes(self._get_tracked_handles(exclude))
+            )
 
     def before_save(self, exclude: Iterable[Any]) -> None:
         """Brings all state into variables that checkpoints contain, right before a save; runs eagerly, on the host.
 
         Args:
-          exclude: See `keep_attributes`.
+          exclude: See `track_attributes`.
 
         Raises:
           UsageError: when a part of the Python state cannot be saved.
@@ -285,7 +291,7 @@ class TrainState:
         Args:
           graph: The graph of the traced loop or step; None when neither is compiled, so that its
             writes are not known.
-          exclude: See `keep_attributes`.
+          exclude: See `track_attributes`.
 
         Raises:
           UsageError: when the run lacks variables of the restored checkpoint, or state that an
@@ -297,7 +303,9 @@ class TrainState:
         if graph is not None:
             with self._strategy.scope():
                 self._after_variables_added(
-                    self.step_state.add_traced_writes(graph, self._get_tracked_handles(exclude), self._require_exact)
+                    self.step_state.add_traced_writes(
+                        graph, self._get_tracked_handles(exclude), self._require_exact
+                    )
                 )
             self.check_first_step()
         self.end_restore()
@@ -328,7 +336,7 @@ class TrainState:
 
         Args:
           graph: The graph of the evaluation; None when it is not compiled.
-          exclude: See `keep_attributes`.
+          exclude: See `track_attributes`.
 
         Raises:
           UsageError: when there is such a variable and an exact resume is required.
@@ -366,7 +374,7 @@ class TrainState:
                 part.assign(value)
 
     def remember_generators(self) -> None:
-        """Remembers the states of all random generators for `put_generators_back`; runs eagerly, on the host.
+        """Remembers the states of all random generators for `restore_generators`; runs eagerly, on the host.
 
         An evaluation that draws random numbers would change those of later training, and a resumed
         run does not repeat recorded evaluations.
@@ -406,7 +414,9 @@ class TrainState:
     def _after_variables_added(self, grown: bool) -> None:
         self._generators = None
         if grown:
-            error = stop_async_saver(self.checkpoint)  # it knows only the variables of its first save
+            error = stop_async_saver(
+                self.checkpoint
+            )  # it knows only the variables of its first save
             if (
                 error is not None
             ):  # the manager reports the failure at its next `sync`, but without the reason
@@ -421,7 +431,9 @@ class TrainState:
             return
         graph = CheckpointGraph(path)
         for section, items in self._evaluation_sections.items():
-            saved = {name: graph.shapes[key] for name, key in graph.get_section_keys(section).items()}
+            saved = {
+                name: graph.shapes[key] for name, key in graph.get_section_keys(section).items()
+            }
             fitting = {
                 name: item for name, item in items.items() if saved.get(name) == tuple(item.shape)
             }
@@ -447,8 +459,13 @@ class TrainState:
         sections = [
             section for section in self._average_section().values() if isinstance(section, Mapping)
         ]
-        others = [*_get_optimizer_variables(self._optimizer), *(one for one in tf.nest.flatten(sections))]
-        if self._others_finite_fn[0] != len(others):  # some optimizers make theirs in the first step
+        others = [
+            *_get_optimizer_variables(self._optimizer),
+            *(one for one in tf.nest.flatten(sections)),
+        ]
+        if self._others_finite_fn[0] != len(
+            others
+        ):  # some optimizers make theirs in the first step
             self._others_finite_fn = (
                 len(others),
                 tf.function(lambda: _all_finite(others), autograph=False),
@@ -470,7 +487,9 @@ class TrainState:
 def _get_optimizer_variables(optimizer: Any) -> list[Any]:
     """Returns the variables of an optimizer of any kind, or of a dict of them."""
     if isinstance(optimizer, Mapping):
-        return [variable for one in optimizer.values() for variable in _get_optimizer_variables(one)]
+        return [
+            variable for one in optimizer.values() for variable in _get_optimizer_variables(one)
+        ]
     variables = getattr(optimizer, "variables", ())
     return list(variables() if callable(variables) else variables)
 

@@ -32,7 +32,9 @@ def model_variables(model: Any) -> dict[str, tf.Variable] | Any:
     if not isinstance(model, keras.Layer):
         return model
     variables = list(model.variables)
-    return _map_distinct_names(canonical_paths([variable.path for variable in variables]), variables)
+    return _map_distinct_names(
+        canonical_paths([variable.path for variable in variables]), variables
+    )
 
 
 def layer_names(model: Any) -> dict[str, str] | None:
@@ -110,7 +112,9 @@ def optimizer_variables(
     if not isinstance(optimizer, keras.Optimizer):
         return optimizer
     of_model = {id(variable) for variable in [*trainable, *model.variables]}
-    others = [variable for variable in get_trained_variables(optimizer) if id(variable) not in of_model]
+    others = [
+        variable for variable in get_trained_variables(optimizer) if id(variable) not in of_model
+    ]
     owners = _owner_names(list(trainable or model.trainable_variables))
     owners += [(flattened, f"others/{name}") for flattened, name in _owner_names(others)]
     owners.sort(key=lambda owner: -len(owner[0]))
@@ -119,7 +123,9 @@ def optimizer_variables(
     # Variables that were frozen have no slots, and still count in the ranks of those that have.
     prefixes = {path.rpartition("/")[0] for path in paths}
     counted = [f"{one}/{name}" for one in prefixes for _, name in owners if trainable]
-    return _map_distinct_names(canonical_paths([*names, *counted])[: len(names)], optimizer.variables)
+    return _map_distinct_names(
+        canonical_paths([*names, *counted])[: len(names)], optimizer.variables
+    )
 
 
 def canonical_paths(
@@ -132,7 +138,7 @@ def canonical_paths(
 
     Args:
       paths: The paths.
-      ranked: Whether the numbers after a word are replaced.
+      is_ranked: Whether the numbers after a word are replaced.
     """
     split = [path.split("/") for path in paths]
     done: list[list[str]] = [[] for _ in paths]

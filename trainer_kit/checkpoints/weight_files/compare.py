@@ -34,7 +34,11 @@ def compare_weights(
             rows.append([name, f"only in {first.path if here else second.path}", here or there])
         elif here != there:
             rows.append([name, "of another shape or dtype", f"{here} -> {there}"])
-        elif values and (detail := _describe_difference(first.read_tensor(ours[name]), second.read_tensor(theirs[name]))):
+        elif values and (
+            detail := _describe_difference(
+                first.read_tensor(ours[name]), second.read_tensor(theirs[name])
+            )
+        ):
             rows.append([name, "of another value", detail])
     return rows, len(ours.keys() | theirs.keys()) - len(rows)
 

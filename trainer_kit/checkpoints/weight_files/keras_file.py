@@ -44,8 +44,8 @@ class KerasFile(WeightFile):
       path: The path of the file.
 
     Attributes:
-      datasets: The path of each variable in the HDF5 file, by name.
-      numbered: Whether variables are named by layer and number, and not by their own names.
+      dataset_paths: The path of each variable in the HDF5 file, by name.
+      has_numbered_variables: Whether variables are named by layer and number, and not by their own names.
 
     Raises:
       UsageError: when there is no such file.
@@ -64,11 +64,17 @@ class KerasFile(WeightFile):
                 "model_weights", self._file
             )  # where Keras 2 keeps the weights of a whole model
             self.has_numbered_variables = not _names(top, "layer_names")
-            found = list(_iterate_keras3_variables(self._file, "") if self.has_numbered_variables else _iterate_keras2_variables(top))
+            found = list(
+                _iterate_keras3_variables(self._file, "")
+                if self.has_numbered_variables
+                else _iterate_keras2_variables(top)
+            )
             self.dataset_paths = dict(
                 zip(make_distinct(name for name, _ in found), (at for _, at in found), strict=True)
             )
-            self.shapes = {name: tuple(self._file[at].shape) for name, at in self.dataset_paths.items()}
+            self.shapes = {
+                name: tuple(self._file[at].shape) for name, at in self.dataset_paths.items()
+            }
             self.dtypes = {name: _dtype(self._file[at]) for name, at in self.dataset_paths.items()}
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise StorageError(f"{path} cannot be read as a Keras file: {error}") from error

@@ -11,10 +11,10 @@ import tensorflow as tf
 from trainer_kit.checkpoints.state.object_graph import (
     ROOT,
     CheckpointGraph,
+    create_read_error,
     has_object_graph,
     is_bookkeeping,
     parse_attribute_path,
-    create_read_error,
 )
 from trainer_kit.checkpoints.weight_files.saved_model import is_in_saved_model, read_variable_keys
 from trainer_kit.checkpoints.weight_files.weight_file import MODEL, WeightFile

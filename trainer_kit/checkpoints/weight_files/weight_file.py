@@ -19,7 +19,7 @@ class WeightFile(abc.ABC):
       kind: The kind of the file, for messages.
       shapes: The shape of each variable, by name.
       dtypes: The name of each variable's dtype, by name.
-      has_own_numbers: Whether the numbers of layers in the names are those that the user gave, or
+      has_user_numbers: Whether the numbers of layers in the names are those that the user gave, or
         else ranks.
     """
 

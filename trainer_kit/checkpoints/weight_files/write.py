@@ -51,7 +51,9 @@ def write_average(files: Sequence[WeightFile], output: str) -> int:
     means = {}
     for name, dtype in last.dtypes.items():
         if tf.as_dtype(dtype).is_floating:
-            values = [file.read_tensor(name_of[name]) for file, name_of in zip(files, names, strict=True)]
+            values = [
+                file.read_tensor(name_of[name]) for file, name_of in zip(files, names, strict=True)
+            ]
             mean = np.mean([np.asarray(value, np.float64) for value in values], axis=0)
             means[name] = mean.astype(values[-1].dtype)
     with create_output_file(output) as path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_kit.checkpoint_names import parse_checkpoint_name
-from trainer_kit.cli.view.run_status import Settings, format_names, explain_read_errors
+from trainer_kit.cli.view.run_status import Settings, explain_read_errors, format_names
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.evals.best.criterion import Criterion, ScoredEvaluation
@@ -38,7 +38,7 @@ class RecordedEvaluation:
       checkpoint: The checkpoint with the weights, relative to the run's folder; "" if they were not
         saved.
       lineage: How often the run had been rewound.
-      active: Whether the evaluation counts, because no later lineage began before it.
+      is_active: Whether the evaluation counts, because no later lineage began before it.
     """
 
     step: int
@@ -77,8 +77,8 @@ def choose_metric(
     metric: str | None,
     comparison: str | None,
     settings: Settings,
-    evaluations: Iterable[Evaluation],
-) -> Choice | None:
+    evaluations: Iterable[RecordedEvaluation],
+) -> MetricChoice | None:
     """Returns the criterion that was asked for, or else the run's own; None when the run has none.
 
     Raises:
@@ -129,7 +129,7 @@ def require_ledgers(folder: Path, name: str | None) -> list[str]:
     return [name]
 
 
-def read_evaluations(folder: Path, name: str) -> list[Evaluation]:
+def read_evaluations(folder: Path, name: str) -> list[RecordedEvaluation]:
     """Returns the evaluations in the ledger `name`, in its order; [] if the file does not exist.
 
     Raises:
@@ -140,30 +140,36 @@ def read_evaluations(folder: Path, name: str) -> list[Evaluation]:
     numbered = [{**record, "line": number} for number, record in enumerate(records)]
     active = {record["line"] for record in active_records(numbered)}
     return [
-        _parse_evaluation(item, item["line"] in active) for item in numbered if item.get("kind") != REWIND
+        _parse_evaluation(item, item["line"] in active)
+        for item in numbered
+        if item.get("kind") != REWIND
     ]
 
 
-def metric_names(evaluations: Iterable[Evaluation]) -> list[str]:
+def metric_names(evaluations: Iterable[RecordedEvaluation]) -> list[str]:
     """Returns the names of all metrics, in the order in which they first appear."""
     return list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics))
 
 
-def check_metric(metric: str, evaluations: Iterable[Evaluation], origin: str) -> None:
+def check_metric(metric: str, evaluations: Iterable[RecordedEvaluation], origin: str) -> None:
     """Raises UsageError, which suggests near names or lists all, when no evaluation has this metric."""
     names = metric_names(evaluations)
     if metric not in names:
         raise UsageError(f"{origin}: no evaluation has {metric!r}; {suggest_names(metric, names)}")
 
 
-def rank_evaluations(evaluations: Iterable[Evaluation], choice: Choice) -> dict[str, list[Evaluation]]:
+def rank_evaluations(
+    evaluations: Iterable[RecordedEvaluation], choice: MetricChoice
+) -> dict[str, list[RecordedEvaluation]]:
     """Returns a dict from dataset to active evaluations, best first, one per step; ties keep the ledger's order.
 
     Values that are not finite are left out. Values on different datasets are not compared.
     """
-    values = [(one, one.metrics.get(choice.metric, math.nan)) for one in evaluations if one.is_active]
+    values = [
+        (one, one.metrics.get(choice.metric, math.nan)) for one in evaluations if one.is_active
+    ]
     candidates = [(one, value) for one, value in values if math.isfinite(value)]
-    found: dict[str, dict[int, Evaluation]] = {one.dataset: {} for one, _ in candidates}
+    found: dict[str, dict[int, RecordedEvaluation]] = {one.dataset: {} for one, _ in candidates}
     for one, _ in sorted(
         candidates, key=lambda pair: -pair[1] if choice.comparison == "higher" else pair[1]
     ):
@@ -178,13 +184,17 @@ def find_best_dir(folder: Path, settings: Settings, name: str) -> Path | None:
 
 
 def get_named_best_dir(folder: Path, name: str, best_name: str) -> Path:
-    """Returns the folder of the best weights that the ledger `name` keeps under the name `best`."""
-    return (folder if name == VALIDATION else folder / "evals" / name) / BEST_CHECKPOINTS / best_name
+    """Returns the folder of the best weights that the ledger `name` keeps under the name `best_name`."""
+    return (
+        (folder if name == VALIDATION else folder / "evals" / name) / BEST_CHECKPOINTS / best_name
+    )
 
 
-def select_kept_evaluations(evaluations: Iterable[Evaluation], criterion: Criterion) -> dict[str, list[Evaluation]]:
+def select_kept_evaluations(
+    evaluations: Iterable[RecordedEvaluation], criterion: Criterion
+) -> dict[str, list[RecordedEvaluation]]:
     """Returns a dict from dataset to the active evaluations that a run keeps by `criterion`, best first."""
-    found: dict[str, list[Scored]] = {}
+    found: dict[str, list[ScoredEvaluation]] = {}
     for one in evaluations:
         scored = criterion.score(one.step, one.metrics, one) if one.is_active else None
         if scored is not None:
@@ -195,13 +205,15 @@ def select_kept_evaluations(evaluations: Iterable[Evaluation], criterion: Criter
     }
 
 
-def find_weights(evaluation: Evaluation, folder: Path, best_dirs: Sequence[Path]) -> Path | None:
+def find_weights(
+    evaluation: RecordedEvaluation, folder: Path, best_dirs: Sequence[Path]
+) -> Path | None:
     """Returns the checkpoint prefix (a path without suffix) of an evaluation's weights; None if they are gone.
 
     Args:
       evaluation: An evaluation of a ledger.
       folder: The run's folder.
-      kept: Folders of best weights, which are searched first.
+      best_dirs: Folders of best weights, which are searched first.
     """
     name = f"ckpt-{evaluation.step}"
     noted = [folder / evaluation.checkpoint] if evaluation.checkpoint else []
@@ -215,19 +227,21 @@ def find_weights(evaluation: Evaluation, folder: Path, best_dirs: Sequence[Path]
     )
 
 
-def format_checkpoint_cell(evaluation: Evaluation, folder: Path) -> str:
+def format_checkpoint_cell(evaluation: RecordedEvaluation, folder: Path) -> str:
     """Returns the recorded checkpoint of an evaluation; "gone" when the run no longer has it, "" without one."""
     recorded = evaluation.checkpoint
     return "gone" if recorded and not _has_all_files(folder / recorded) else recorded
 
 
-def compare_with_info(best: Iterable[Evaluation], choice: Choice, best_dir: Path) -> tuple[bool | None, str]:
-    """Returns whether info.json in `kept` names one of `best` (None if they are not comparable), and a sentence.
+def compare_with_info(
+    best: Iterable[RecordedEvaluation], choice: MetricChoice, best_dir: Path
+) -> tuple[bool | None, str]:
+    """Returns whether info.json in `best_dir` names one of `best` (None if they are not comparable), and a sentence.
 
     Args:
       best: The best evaluation of each dataset.
       choice: The criterion by which they are the best.
-      kept: The folder of the best weights.
+      best_dir: The folder of the best weights.
     """
     info = read_info(os.fspath(best_dir), quiet=True)
     if info is None:
@@ -244,7 +258,7 @@ def compare_with_info(best: Iterable[Evaluation], choice: Choice, best_dir: Path
     return False, f"{INFO} differs: {said}"
 
 
-def _parse_evaluation(record: Mapping[str, Any], is_active: bool) -> Evaluation:
+def _parse_evaluation(record: Mapping[str, Any], is_active: bool) -> RecordedEvaluation:
     seconds = record.get("seconds")
     return RecordedEvaluation(
         step=record["step"],

@@ -43,7 +43,7 @@ class Settings:
       metric: The metric that decides what is best; "" if there is none.
       comparison: "higher" or "lower": which value is better.
       best_folder: The name of the best checkpoint's folder; "" if there is none.
-      named: The criteria of trainer.best_checkpoints by name.
+      named_criteria: The criteria of trainer.best_checkpoints by name.
     """
 
     metric: str
@@ -59,8 +59,8 @@ class TrainerHeartbeat:
     Attributes:
       host, pid: Where the process runs; "" and None if the file does not say.
       step: The trainer's step; None if the file does not say.
-      ended: "" while the process lives, else how it ended.
-      written: When the file was written, in seconds of the file system's clock.
+      end_state: "" while the process lives, else how it ended.
+      write_time: When the file was written, in seconds of the file system's clock.
     """
 
     host: str
@@ -94,7 +94,11 @@ def require_run(model_dir: str) -> Path:
         if is_run_folder(folder):
             return folder
         runs = [str(path) for path in _folders(folder) if is_run_folder(path)]
-    inside = f"runs in it: {', '.join(runs[:_MAX_LISTED_NAMES])}" if runs else f"it holds: {format_names(there)}"
+    inside = (
+        f"runs in it: {', '.join(runs[:_MAX_LISTED_NAMES])}"
+        if runs
+        else f"it holds: {format_names(there)}"
+    )
     raise UsageError(f"MODEL_DIR: {model_dir} holds no run; {inside}")
 
 
@@ -153,7 +157,7 @@ def _parse_named_criteria(section: Any) -> dict[str, Criterion]:
     return found
 
 
-def read_trainer_heartbeat(folder: Path) -> Process | None:
+def read_trainer_heartbeat(folder: Path) -> TrainerHeartbeat | None:
     """Returns the heartbeat of the run in `folder`; None if there is none, or it is incomplete."""
     path = folder / HEARTBEAT
     recorded = files.read_json(path)

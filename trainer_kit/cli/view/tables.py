@@ -24,7 +24,7 @@ class Table:
       title: The line above the table.
       headers: The headers of the columns; the first column names the row.
       rows: The cells of each row; "" is shown as a dash.
-      left: The headers of left-aligned columns, which hold words.
+      left_aligned: The headers of left-aligned columns, which hold words.
     """
 
     title: str
@@ -36,11 +36,12 @@ class Table:
         """Returns each column's header and cells, without control characters."""
         rows = [self.headers, *self.rows]
         return [
-            [replace_unprintable(row[number]) or EMPTY_CELL for row in rows] for number in range(len(self.headers))
+            [replace_unprintable(row[number]) or EMPTY_CELL for row in rows]
+            for number in range(len(self.headers))
         ]
 
 
-def format_number(value: float | None) -> str:
+def format_metric(value: float | None) -> str:
     """Returns a metric as text with six digits; "" for None."""
     return "" if value is None else format_number(value, _DIGITS)
 
@@ -66,7 +67,10 @@ def format_table(table: Table) -> str:
     for column in table.columns():
         width = max(map(len, column))
         padded.append(
-            [cell.ljust(width) if column[0] in table.left_aligned else cell.rjust(width) for cell in column]
+            [
+                cell.ljust(width) if column[0] in table.left_aligned else cell.rjust(width)
+                for cell in column
+            ]
         )
     lines = [(" " * _GAP).join(row).rstrip() for row in zip(*padded, strict=True)]
     return "\n".join([replace_unprintable(table.title), *lines])

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.inputs.sources.arrays import compute_array_identity
-from trainer_kit.inputs.sources.source_pipeline import finish_pipeline, build_options
+from trainer_kit.inputs.sources.source_pipeline import build_options, finish_pipeline
 from trainer_kit.runtime.keras_internals import get_data_adapter
 from trainer_kit.runtime.tensorflow_internals import has_global_seed
 
@@ -31,7 +31,7 @@ class ArrayEpochs:
       batch_size: The number of examples in a batch.
       shuffle: Whether passes are shuffled.
       seed: The seed of the orders. None: the global seed, or 0 if there is none.
-      keras_2: Whether the orders are those of tf_keras.
+      is_keras_2: Whether the orders are those of tf_keras.
 
     Attributes:
       num_examples: The number of examples.
@@ -89,7 +89,9 @@ class ArrayEpochs:
             return self._batches(order[begin:])
 
         numbers = tf.data.Dataset.range(first, 2**62)
-        passes = tf.data.Dataset.zip((numbers, self._build_orders(first, numbers))).flat_map(one_pass)
+        passes = tf.data.Dataset.zip((numbers, self._build_orders(first, numbers))).flat_map(
+            one_pass
+        )
         passes = passes.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
         return finish_pipeline(passes, DataConfig(), build_options(DataConfig()))
 

@@ -28,7 +28,7 @@ class AttributeState:
     the program has set, such as a patience, is no state: a restart uses what the program sets then.
 
     Args:
-      owner: The callback.
+      callback: The callback.
     """
 
     def __init__(self, callback: Any) -> None:
@@ -39,10 +39,14 @@ class AttributeState:
         """Returns the changed and the new attributes by name, in types that a checkpoint can hold."""
         now = _encode_attributes(self.callback)
         before = _format_attributes(self._initial_values)
-        return {name: now[name] for name, text in _format_attributes(now).items() if text != before.get(name)}
+        return {
+            name: now[name]
+            for name, text in _format_attributes(now).items()
+            if text != before.get(name)
+        }
 
     def restore(self, changes: Mapping[str, Any]) -> None:
-        """Sets the attributes to what they were when `changed` returned this; open files and the like stay."""
+        """Sets the attributes to what they were when `changes` returned this; open files and the like stay."""
         now = _encode_attributes(self.callback)
         for name, value in {**self._initial_values, **changes}.items():
             if name in changes or name in now:
@@ -70,7 +74,9 @@ def _encode_value(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
         return {"array" if isinstance(value, np.ndarray) else "number": np.array(value)}
     if isinstance(value, (list, tuple)):
-        return {"tuple" if type(value) is tuple else "list": [_encode_value(part) for part in value]}
+        return {
+            "tuple" if type(value) is tuple else "list": [_encode_value(part) for part in value]
+        }
     if isinstance(value, dict):
         return {"dict": [[_encode_value(key), _encode_value(part)] for key, part in value.items()]}
     raise TypeError(type(value).__name__)
@@ -101,7 +107,9 @@ def _format_attributes(attributes: Mapping[str, Any]) -> dict[str, str]:
 
 def csv_lengths(callbacks: Sequence[Any]) -> dict[str, int]:
     """Returns the length of the file of each CSVLogger in bytes, by its name."""
-    names = [callback.filename for callback in callbacks if is_keras_callback(callback, "CSVLogger")]
+    names = [
+        callback.filename for callback in callbacks if is_keras_callback(callback, "CSVLogger")
+    ]
     return {name: os.path.getsize(name) for name in names if os.path.exists(name)}
 
 
@@ -181,7 +189,9 @@ def load_history(model_dir: str, history: Any) -> None:
 
 def is_keras_callback(callback: Any, class_name: str) -> bool:
     """Whether a callback is of the class of Keras with this name, or of a subclass."""
-    return any(kind.__name__ == class_name and is_defined_in_keras(kind) for kind in type(callback).__mro__)
+    return any(
+        kind.__name__ == class_name and is_defined_in_keras(kind) for kind in type(callback).__mro__
+    )
 
 
 def is_defined_in_keras(cls: type) -> bool:

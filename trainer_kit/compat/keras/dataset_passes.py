@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.inputs.autotune_off import disable_idle_autotune
-from trainer_kit.inputs.dataset_resume import Resumption, examine_dataset, choose_resume_method
+from trainer_kit.inputs.dataset_resume import Resumption, choose_resume_method, examine_dataset
 from trainer_kit.inputs.dataset_structure import get_transformation_kind, iterate_transformations
-from trainer_kit.inputs.sources.base import get_data_identity
+from trainer_kit.inputs.sources.source_protocol import get_data_identity
 from trainer_kit.inputs.stateful_ops import iterate_nodes
 from trainer_kit.runtime.tensorflow_internals import get_dataset_functions
 
@@ -66,15 +66,15 @@ class DatasetPasses:
     Args:
       dataset: The dataset of global batches.
       batches_per_epoch: The number of batches in a pass.
-      given: The dataset that `dataset` is made of: the argument of fit, whose shuffles are used.
-      unused: How many iterators are made and not read: before the first pass, and after each pass.
+      original_dataset: The dataset that `dataset` is made of: the argument of fit, whose shuffles are used.
+      unread_iterators: How many iterators are made and not read: before the first pass, and after each pass.
 
     Attributes:
       batches_per_epoch, steps_per_pass: The number of batches in a pass.
       element_spec: The spec of a batch.
-      by_pass: Whether an iterator ends with its pass, so that the trainer has to begin the next
+      ends_with_pass: Whether an iterator ends with its pass, so that the trainer has to begin the next
         one.
-      earlier: The number of passes over `given` before the first one of this run; None until that
+      earlier_passes: The number of passes over `original_dataset` before the first one of this run; None until that
         is known.
     """
 
@@ -101,7 +101,7 @@ class DatasetPasses:
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
-        """Returns batches from `position` on, to the end of the pass if `by_pass`; see Source."""
+        """Returns batches from `position` on, to the end of the pass if `ends_with_pass`; see Source."""
         del input_context
         rest = self._dataset.skip(position % self.batches_per_epoch)
         return rest if self.ends_with_pass else rest.concatenate(self._dataset.repeat())
@@ -114,7 +114,7 @@ class DatasetPasses:
 
         Args:
           position: The position of the next batch, counted over all passes.
-          reads: Whether there is an iterator at that position, of the last pass that was begun.
+          has_iterator: Whether there is an iterator at that position, of the last pass that was begun.
 
         Returns:
           Whether a new iterator has to be made.
@@ -123,7 +123,9 @@ class DatasetPasses:
         if number == self._pass_number and has_iterator:
             return False
         before = _BEGUN_PASSES.get(self._original_dataset, 0)
-        if self.earlier_passes is None:  # the run begins, or its checkpoint is of an earlier version
+        if (
+            self.earlier_passes is None
+        ):  # the run begins, or its checkpoint is of an earlier version
             self.earlier_passes = 0 if position else before
         if before > self.earlier_passes + number:
             _LOG.warning(_READ_AGAIN)
@@ -140,7 +142,9 @@ class DatasetPasses:
 
     def begin_passes(self, count: int) -> None:
         """Draws what the first `count` passes of the run and all before them draw, unless this process has drawn it."""
-        for number in range(_BEGUN_PASSES.get(self._original_dataset, 0), (self.earlier_passes or 0) + count):
+        for number in range(
+            _BEGUN_PASSES.get(self._original_dataset, 0), (self.earlier_passes or 0) + count
+        ):
             self._create_unread_iterators(number)
             self._draw_orders()
             _BEGUN_PASSES[self._original_dataset] = number + 1
@@ -176,7 +180,7 @@ class DatasetPasses:
             next(iterator, None)
 
     def _create_unread_iterators(self, pass_number: int) -> None:
-        """Makes the iterators that are made before those of pass `number`, counted over all fits, and not read."""
+        """Makes the iterators that are made before those of pass `pass_number`, counted over all fits, and not read."""
         at_begin, after_a_pass = self._unread_iterators
         before = after_a_pass if pass_number > 0 or self._original_dataset in _BEGUN_PASSES else 0
         for _ in range(before + (at_begin if pass_number == self.earlier_passes else 0)):

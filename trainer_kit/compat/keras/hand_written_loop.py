@@ -14,18 +14,18 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
+from trainer_kit.compat.keras.keras_task import FitTask
+from trainer_kit.compat.keras.keras_trainer import KerasTrainer
 from trainer_kit.compat.keras.model_fit import check_arguments, run_fit
-from trainer_kit.compat.keras.task import FitTask
 from trainer_kit.compat.keras.task_config import KerasTaskConfig
-from trainer_kit.compat.keras.trainer import KerasTrainer
 from trainer_kit.compat.keras.training_data import TrainingData, build_training_data
-from trainer_kit.config.experiments import register_task
-from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.experiment_registry import register_task
+from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.optimizers.per_variable import native_variable
-from trainer_kit.runtime.tracing import trace_concrete_function
-from trainer_kit.training.metrics import MetricSet
+from trainer_kit.runtime.variable_creation import trace_concrete_function
+from trainer_kit.training.metric_set import MetricSet
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def train_loop(
     best_mode: str = "auto",
     **options: Any,
 ) -> Any:
-    """Does what `for epoch ...: for batch in train_ds: train_step(*batch)` does, in a folder from which it resumes.
+    """Does what `for steps_per_epoch ...: for batch in train_ds: train_step(*batch)` does, in a folder from which it resumes.
 
     Runs eagerly, on the host. The functions run in graph, decorated with tf.function or not, with
     the parts of a batch as their arguments. They use model, optimizer, loss and metrics that are
@@ -241,7 +241,9 @@ class LoopTask(FitTask):
         Nothing resets such a metric, so that a step that returns its result would report a wrong
         one.
         """
-        graph = trace_concrete_function(lambda batch: self._run_step(name, batch) and None, data.element_spec).graph
+        graph = trace_concrete_function(
+            lambda batch: self._run_step(name, batch) and None, data.element_spec
+        ).graph
         updated = {id(variable) for variable in graph.variables}
         listed = {
             id(variable) for metric in getattr(self.loop, argument) for variable in metric.variables

@@ -10,15 +10,15 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, split_callbacks
-from trainer_kit.compat.keras.task import FitTask
+from trainer_kit.compat.keras.keras_task import FitTask
 from trainer_kit.compat.keras.training_data import TrainingData, build_validation_data
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.best.info_json import read_info
 from trainer_kit.evals.checkpoint_selection import select_checkpoint
-from trainer_kit.inputs.sources.base import get_data_identity
+from trainer_kit.inputs.sources.source_protocol import get_data_identity
 from trainer_kit.run.runner import run_experiment
-from trainer_kit.serving.load import load_weights
+from trainer_kit.serving.model_loading import load_weights
 
 
 def load(model: Any, model_dir: str, which: str | int | None = None) -> Any:

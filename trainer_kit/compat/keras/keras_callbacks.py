@@ -13,16 +13,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.compat.keras.callback_state import (
     AttributeState,
     csv_lengths,
-    truncate_csv_files,
     is_defined_in_keras,
     is_keras_callback,
     load_history,
-    write_history,
     redirect_to_temporary_folders,
+    truncate_csv_files,
+    write_history,
 )
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
@@ -39,13 +39,20 @@ from trainer_kit.telemetry.scalars import as_scalar
 
 _LOG = logging.getLogger(__name__)
 _KERAS_LOG_NAMES = {"training_loss": "loss", "validation_loss": "loss"}
-TRAIN_BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+TRAIN_BATCH_METHODS = (
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_batch_begin",
+    "on_batch_end",
+)
 TEST_BATCH_METHODS = ("on_test_batch_begin", "on_test_batch_end")
 
 # Classes of Keras that always have methods of batches, with the condition under which these act.
 _CONDITIONS: dict[str, Callable[[Any], bool]] = {
     "ModelCheckpoint": lambda callback: callback.save_freq != "epoch",
-    "TensorBoard": lambda callback: callback.update_freq != "epoch" or should_trace_batches(callback),
+    "TensorBoard": lambda callback: (
+        callback.update_freq != "epoch" or should_trace_batches(callback)
+    ),
     "ProgbarLogger": lambda callback: callback.verbose == 1,
 }
 
@@ -93,7 +100,9 @@ class KerasCallbacks(Callback):
         self._eval_logs: dict[str, Any] = {}  # of the evaluation at the same step
         self._ended_epochs = 0  # the epochs whose end the callbacks have seen
         self._was_stopped = False
-        self._trained_variable_ids: list[int] | None = None  # the ids of the variables that are trained
+        self._trained_variable_ids: list[int] | None = (
+            None  # the ids of the variables that are trained
+        )
 
     def run_begin(self, run: Run) -> None:
         """Hands out the model, and has loops split if there are methods around batches."""
@@ -233,7 +242,9 @@ class KerasCallbacks(Callback):
         if isinstance(optimizer, keras.Optimizer):
             optimizer.finalize_variable_values(run.model.trainable_variables)
         self.call_method("on_train_end", logs)
-        have_changed = not all(is_keras_callback(callback, "History") for callback in self.callbacks)
+        have_changed = not all(
+            is_keras_callback(callback, "History") for callback in self.callbacks
+        )
         if getattr(optimizer, "use_ema", False) or have_changed:
             run.save(overwrite=True)
 
@@ -245,7 +256,10 @@ class KerasCallbacks(Callback):
             "stopped": self._was_stopped,
             "stopping": self.has_begun and bool(self._run.model.stop_training),
             "begun": self._train_batch_hooks.begun_step,
-            "callbacks": [[type(state.callback).__name__, state.get_changes()] for state in self._attribute_states],
+            "callbacks": [
+                [type(state.callback).__name__, state.get_changes()]
+                for state in self._attribute_states
+            ],
             "files": csv_lengths(self.callbacks),
         }
 
@@ -302,7 +316,7 @@ class TrainBatchHooks:
       run: The run, whose model is compiled.
 
     Attributes:
-      begun: The step of a batch that has begun and is not trained yet; None if there is none. A run
+      begun_step: The step of a batch that has begun and is not trained yet; None if there is none. A run
         that SIGTERM stops there resumes without beginning it twice.
     """
 
@@ -467,7 +481,9 @@ def split_callbacks(callbacks: Any) -> tuple[list[Callback], list[Any]]:
     )
     native = [entry for entry in entries if isinstance(entry, Callback)]
     others = [entry for entry in entries if not isinstance(entry, Callback)]
-    of_keras = [callback for callback in others if not is_keras_callback(callback, "BackupAndRestore")]
+    of_keras = [
+        callback for callback in others if not is_keras_callback(callback, "BackupAndRestore")
+    ]
     if len(of_keras) < len(others):
         _LOG.warning(
             "the callback BackupAndRestore is left out: checkpoints in model_dir do its work"
@@ -512,6 +528,6 @@ def acts_on_batches(callback: Any, methods: Sequence[str]) -> bool:
 
 def _runs_user_code(callback: Any) -> bool:
     """Whether methods of a callback are the user's and not those of Keras."""
-    return is_keras_callback(callback, "LambdaCallback") or not type(callback).__module__.startswith(
-        ("keras.", "tf_keras.")
-    )
+    return is_keras_callback(callback, "LambdaCallback") or not type(
+        callback
+    ).__module__.startswith(("keras.", "tf_keras."))

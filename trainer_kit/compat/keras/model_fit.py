@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.compat.keras.keras_callbacks import FitCallbacks, split_callbacks
-from trainer_kit.compat.keras.preparation import is_overridden
-from trainer_kit.compat.keras.task import FitTask
+from trainer_kit.compat.keras.keras_task import FitTask
+from trainer_kit.compat.keras.step_preparation import is_overridden
 from trainer_kit.compat.keras.training_data import build_training_data, build_validation_data
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
@@ -29,7 +29,13 @@ from trainer_kit.runtime.keras_internals import is_keras_2_model, train_validati
 _LOG = logging.getLogger(__name__)
 _OPTIONS = ("trainer", "runtime")
 _FIELDS = ("checkpoint_interval", "fuse_steps")  # of TrainerConfig
-_EXCLUDED_RUN_ARGUMENTS = {"trainer", "callbacks", "console", "checkpoint", "eval_name"}  # of run_experiment
+_EXCLUDED_RUN_ARGUMENTS = {
+    "trainer",
+    "callbacks",
+    "console",
+    "checkpoint",
+    "eval_name",
+}  # of run_experiment
 _COMPARISONS = {"min": "lower", "max": "higher"}
 _EPOCH_LENGTH_FIELD = "trainer.steps_per_epoch"
 
@@ -166,7 +172,8 @@ def check_arguments(
     further = [
         parameter.name
         for parameter in inspect.signature(run_experiment).parameters.values()
-        if parameter.default is not parameter.empty and parameter.name not in _EXCLUDED_RUN_ARGUMENTS
+        if parameter.default is not parameter.empty
+        and parameter.name not in _EXCLUDED_RUN_ARGUMENTS
     ]
     names = [*inspect.signature(function).parameters, *_OPTIONS, *_FIELDS, *further]
     names.remove("options")
@@ -266,9 +273,10 @@ def run_fit(
 
     model_dir = follow_links(task.logging_dir)
     before = RunDirectory(model_dir, config.trainer).read_steps_per_epoch()
-    if before not in (None, config.trainer.steps_per_epoch) and _EPOCH_LENGTH_FIELD not in options.get(
-        "allow_config_change", ()
-    ):
+    if before not in (
+        None,
+        config.trainer.steps_per_epoch,
+    ) and _EPOCH_LENGTH_FIELD not in options.get("allow_config_change", ()):
         raise UsageError(
             f"model_dir={model_dir!r}: an epoch of this run has {before} steps, and of this x,"
             f" batch_size and steps_per_epoch it has {config.trainer.steps_per_epoch}; give the"

@@ -28,7 +28,9 @@ def describe_model(model: Any) -> dict[str, str]:
     if optimizer is not None and not int(tf.convert_to_tensor(optimizer.iterations)):
         texts["the optimizer"] = type(optimizer).__name__
         settings = _get_config(optimizer)
-        texts |= {f"{name} of the optimizer": _format_value(value) for name, value in settings.items()}
+        texts |= {
+            f"{name} of the optimizer": _format_value(value) for name, value in settings.items()
+        }
     for number, layer in enumerate(getattr(model, "layers", ())):
         checksum = zlib.crc32(_format_value(layer).encode())
         texts[f"layer {number}"] = f"{type(layer).__name__} with arguments {checksum:08x}"
@@ -64,7 +66,11 @@ def _format_value(value: Any) -> str:
 def _normalize_config(config: Any) -> Any:
     """Returns a config without the names in it, and with numbers of few digits: some come from a float32."""
     if isinstance(config, Mapping):
-        return {str(key): _normalize_config(value) for key, value in config.items() if key not in _NAME_KEYS}
+        return {
+            str(key): _normalize_config(value)
+            for key, value in config.items()
+            if key not in _NAME_KEYS
+        }
     if isinstance(config, (list, tuple)):
         return [_normalize_config(part) for part in config]
     return float(f"{config:g}") if isinstance(config, (float, np.floating)) else config

@@ -66,9 +66,9 @@ class PyDatasetEpochs:
       batches_per_epoch: The number of batches in a pass; None if there is no end.
       steps_per_pass: The number of batches in an epoch; those of a pass over the PyDataset at
         first.
-      by_pass: Whether an iterator ends with its epoch: no batch is then read before callbacks have
+      ends_with_pass: Whether an iterator ends with its epoch: no batch is then read before callbacks have
         begun its epoch. False at first.
-      evaluation: The number of the evaluation that reads the next pass, counted from 0; None: it is
+      evaluation_number: The number of the evaluation that reads the next pass, counted from 0; None: it is
         for training.
     """
 
@@ -92,7 +92,7 @@ class PyDatasetEpochs:
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
-        """Returns the batches from `position` on, to the end of the epoch if `by_pass`; see Source."""
+        """Returns the batches from `position` on, to the end of the epoch if `ends_with_pass`; see Source."""
         del input_context
         batches = tf.data.Dataset.from_generator(
             lambda: self._generate_batches(position), output_signature=self.element_spec
@@ -124,7 +124,9 @@ class PyDatasetEpochs:
     def _generate_batches(self, position: int) -> Iterator[Any]:
         epoch = position // self.steps_per_pass
         while True:
-            self.begin_passes(1 + (epoch if self.evaluation_number is None else self.evaluation_number))
+            self.begin_passes(
+                1 + (epoch if self.evaluation_number is None else self.evaluation_number)
+            )
             epoch += 1
             end = epoch * self.steps_per_pass
             yield from self._read_batches(map(self._get_batch_number, range(position, end)))

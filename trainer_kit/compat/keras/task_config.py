@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_kit.config.experiments import register_task
-from trainer_kit.config.schema.base import configclass
+from trainer_kit.config.experiment_registry import register_task
+from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import TaskConfig
 
-TRAINER = "trainer_kit.compat.keras.trainer:KerasTrainer"
+TRAINER = "trainer_kit.compat.keras.keras_trainer:KerasTrainer"
 
 
 @configclass
@@ -33,4 +33,4 @@ class KerasExperiment:
     callbacks: Callable[[], Any] = list
 
 
-register_task(KerasTaskConfig, "trainer_kit.compat.keras.task:KerasTask", trainer=TRAINER)
+register_task(KerasTaskConfig, "trainer_kit.compat.keras.keras_task:KerasTask", trainer=TRAINER)

@@ -18,7 +18,7 @@ from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs, copy_bat
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_graph import build_graph_def
 from trainer_kit.inputs.sources.arrays import compute_array_identity
-from trainer_kit.inputs.sources.base import get_data_identity
+from trainer_kit.inputs.sources.source_protocol import get_data_identity
 from trainer_kit.runtime.keras_internals import get_data_adapter, is_array_adapter
 
 _LOG = logging.getLogger(__name__)
@@ -70,7 +70,11 @@ class DatasetEpochs:
 
     def identity(self) -> dict[str, Any]:
         """Returns what describes the arrays, or else the dataset; see Source."""
-        return get_data_identity(self.dataset) if self.arrays is None else compute_array_identity(self.arrays)
+        return (
+            get_data_identity(self.dataset)
+            if self.arrays is None
+            else compute_array_identity(self.arrays)
+        )
 
 
 def build_training_data(
@@ -92,7 +96,7 @@ def build_training_data(
     Args:
       seed: The seed of an experiment, each of whose epochs has an order of its own. Passes over its
         datasets are then read with one iterator.
-      keras_2: Whether the orders are those of tf_keras.
+      is_keras_2: Whether the orders are those of tf_keras.
 
     Raises:
       UsageError: when the data does not tell the length of an epoch, or has no examples.
@@ -125,20 +129,28 @@ def build_training_data(
                 f"shuffle={shuffle!r}: give True, with which the examples of all batches are"
                 " shuffled"
             )
-        epochs = ArrayEpochs(arrays, int(adapter.batch_size), bool(shuffle), seed, is_keras_2=is_keras_2)
+        epochs = ArrayEpochs(
+            arrays, int(adapter.batch_size), bool(shuffle), seed, is_keras_2=is_keras_2
+        )
         return TrainingData(
-            epochs, compute_steps_per_epoch(steps_per_epoch, epochs.batches_per_epoch), adapter.batch_size
+            epochs,
+            compute_steps_per_epoch(steps_per_epoch, epochs.batches_per_epoch),
+            adapter.batch_size,
         )
 
     dataset = adapter.get_tf_dataset()
     size = int(tf.nest.flatten(dataset.element_spec)[0].shape[0] or 0)
     if isinstance(x, GeneratorType):
-        return TrainingData(dataset, compute_steps_per_epoch(steps_per_epoch, None, "a generator"), size)
+        return TrainingData(
+            dataset, compute_steps_per_epoch(steps_per_epoch, None, "a generator"), size
+        )
     length = int(dataset.cardinality())
     is_known = length != tf.data.UNKNOWN_CARDINALITY
     if length == tf.data.INFINITE_CARDINALITY or (not is_known and steps_per_epoch):
         return TrainingData(
-            dataset.repeat(), compute_steps_per_epoch(steps_per_epoch, None, "a dataset without end"), size
+            dataset.repeat(),
+            compute_steps_per_epoch(steps_per_epoch, None, "a dataset without end"),
+            size,
         )
     length = length if is_known else _count_batches(dataset)
     if not length:
@@ -156,7 +168,9 @@ def build_training_data(
         else (int(tf.distribute.has_strategy()), int(is_known and not steps_per_epoch))
     )
     given = x if isinstance(x, tf.data.Dataset) else dataset
-    return TrainingData(DatasetPasses(dataset, length, original_dataset=given, unread_iterators=unused), steps, size)
+    return TrainingData(
+        DatasetPasses(dataset, length, original_dataset=given, unread_iterators=unused), steps, size
+    )
 
 
 def build_validation_data(
@@ -268,13 +282,15 @@ def _count_batches(dataset: tf.data.Dataset) -> int:
     return count
 
 
-def compute_steps_per_epoch(steps_per_epoch: int | None, batches_per_pass: int | None, description: str = "") -> int:
+def compute_steps_per_epoch(
+    steps_per_epoch: int | None, batches_per_pass: int | None, description: str = ""
+) -> int:
     """Returns the number of steps in an epoch.
 
     Args:
-      wanted: The argument `steps_per_epoch` of fit.
-      batches: The number of batches in a pass over x; None if it is not known.
-      what: What x is, for the error.
+      steps_per_epoch: The argument `steps_per_epoch` of fit.
+      batches_per_pass: The number of batches in a pass over x; None if it is not known.
+      description: What x is, for the error.
     """
     if not steps_per_epoch and not batches_per_pass:
         raise UsageError(

@@ -19,7 +19,7 @@ _TRANSLATED = {
     "strategy": ("get_distribution_strategy",),
     "trainer": ("Trainer", "_AsyncTrainer", "create_trainer"),
 }
-_MODEL_GARDENS = {
+_REEXPORTED_NAMES = {
     "official.common.distribute_utils": ("configure_cluster", "get_strategy_scope"),
     "official.common.flags": ("define_flags",),
     "official.core.actions": ("EMACheckpointing", "PruningAction"),
@@ -42,7 +42,7 @@ _MODEL_GARDENS = {
 }
 _HOME = {
     **{name: f"{__name__}.{module}" for module, names in _TRANSLATED.items() for name in names},
-    **{name: module for module, names in _MODEL_GARDENS.items() for name in names},
+    **{name: module for module, names in _REEXPORTED_NAMES.items() for name in names},
 }
 
 __all__ = [name for name in _HOME if not name.startswith("_")]

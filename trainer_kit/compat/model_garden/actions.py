@@ -19,11 +19,11 @@ from official.core.actions import get_eval_actions as model_garden_eval_actions
 
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
-from trainer_kit.compat.model_garden.gin_names import accept_gin_bindings
+from trainer_kit.compat.model_garden.gin_bindings import accept_gin_bindings
 from trainer_kit.config.schema.optimization import AVERAGE
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.training.base_trainer import BaseTrainer
-from trainer_kit.training.metrics import to_numpy
+from trainer_kit.training.metric_set import to_numpy
 from trainer_kit.training.trainer import Trainer
 
 
@@ -36,7 +36,7 @@ def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
       trainer: The trainer, trainer_kit's or Model Garden's.
       model_dir: The run's folder.
     """
-    if not hasattr(trainer, "averaged_weights"):
+    if not hasattr(trainer, "use_weights"):
         return list(model_garden_eval_actions(params, trainer, model_dir))
     if trainer._average is None:
         return []

@@ -28,7 +28,7 @@ from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.evals.best.info_json import GARDEN_STEP, INFO, build_info, read_info
 from trainer_kit.telemetry.scalars import flatten_scalars
-from trainer_kit.training.metrics import to_numpy
+from trainer_kit.training.metric_set import to_numpy
 
 _LOG = logging.getLogger(__name__)
 _LINK_NAME = "best_ckpt-1"
@@ -48,7 +48,7 @@ class BestCheckpointExporter(BestWeightsExporter):
       export_dir: The local folder of the weights and of info.json; the first export creates it.
       metric_name: A metric in the evaluation logs; `a|b` is the entry b of the nested logs a.
       metric_comp: "higher" or "lower": which value is better.
-      keeps: Whether this process keeps files in the folder; None: if it is the chief of the current
+      is_chief: Whether this process keeps files in the folder; None: if it is the chief of the current
         strategy.
 
     Raises:
@@ -181,7 +181,7 @@ class GardenBestFolder(BestFolder):
 
     Args:
       path: The local path of the folder.
-      writes: Whether this process writes the folder; if not, it changes nothing.
+      is_writer: Whether this process writes the folder; if not, it changes nothing.
     """
 
     def import_garden_weights(self, metric: str) -> None:
@@ -199,7 +199,9 @@ class GardenBestFolder(BestFolder):
             if source != target:
                 _copy_checkpoint(source, target)
         except OSError as error:
-            raise create_write_error(f"{source} cannot be copied to {target}", self.path, error) from error
+            raise create_write_error(
+                f"{source} cannot be copied to {target}", self.path, error
+            ) from error
         self.write_info_record(info)
         self.write_best(info)
         _LOG.info(

@@ -37,7 +37,9 @@ def explain_config_errors(path: str) -> Iterator[None]:
     except (FileNotFoundError, tf.errors.NotFoundError) as error:
         raise DataError(f"{path}: {format_reason(error)[0]}") from error
     except ImportError as error:
-        raise UsageError(f"{path}: a package is missing: {format_reason(error)[0]}; install it") from error
+        raise UsageError(
+            f"{path}: a package is missing: {format_reason(error)[0]}; install it"
+        ) from error
     except Exception as error:
         frames = find_user_frames(error)
         file = frames[-1].file if frames else ""

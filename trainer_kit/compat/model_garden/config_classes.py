@@ -23,7 +23,7 @@ from official.modeling.hyperparams.oneof import OneOfConfig as TheirOneOfConfig
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from trainer_kit.config.fields import get_fields
-from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
+from trainer_kit.config.schema.configclass import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.section import FieldError
 from trainer_kit.config.sources.layer import join_keys
 from trainer_kit.errors import ConfigError, Mistake
@@ -41,8 +41,8 @@ class MirrorMixin:
     """Mixin of the classes that `mirror` creates.
 
     Attributes:
-      made_of: The original object.
-      before: The original's values as plain nested dicts.
+      garden_config: The original object.
+      original_values: The original's values as plain nested dicts.
     """
 
     merges_values = True  # as Model Garden does
@@ -55,28 +55,30 @@ _mirror_class_cache: weakref.WeakValueDictionary[Any, type[Config]] = weakref.We
 
 
 def mirror(garden_config: TheirConfig, base: type[Config] = Config, **changes: Any) -> Any:
-    """Returns a trainer_kit config with the fields and the values of `theirs`.
+    """Returns a trainer_kit config with the fields and the values of `garden_config`.
 
     Mirrors of equal objects of the same class are equal.
 
     Args:
-      theirs: Any config object of Model Garden; a copy of it is kept for `original`.
+      garden_config: Any config object of Model Garden; a copy of it is kept for `original`.
       base: The base class of the mirror, which determines the types of the fields that both have.
-      **changes: Values that replace those of `theirs`.
+      **changes: Values that replace those of `garden_config`.
 
     Raises:
-      ConfigError: when `base` does not allow a value of `theirs`.
+      ConfigError: when `base` does not allow a value of `garden_config`.
     """
     return _create_mirror(garden_config, base, changes, ())
 
 
 def build_original(mirrored_config: Config) -> Any:
-    """Returns an unlocked copy of the Model Garden object behind `mirrored`, with the values of `mirrored`.
+    """Returns an unlocked copy of the Model Garden object behind `mirrored_config`, with the values of `mirrored_config`.
 
     Raises:
       ConfigError: when Model Garden's class refuses a value.
     """
-    assert isinstance(mirrored_config, MirrorMixin), f"{type(mirrored_config).__qualname__} was not made by mirror"
+    assert isinstance(mirrored_config, MirrorMixin), (
+        f"{type(mirrored_config).__qualname__} was not made by mirror"
+    )
     theirs = copy.deepcopy(mirrored_config.garden_config)
     _unlock(theirs)
     changed = _changes(mirrored_config.original_values, mirrored_config.as_dict(), theirs)
@@ -105,9 +107,12 @@ def prefix_mistakes(name: str) -> Iterator[None]:
 
 
 def _create_mirror(
-    garden_config: TheirConfig, base: type[Config], changes: dict[str, Any], enclosing_classes: tuple[type, ...]
+    garden_config: TheirConfig,
+    base: type[Config],
+    changes: dict[str, Any],
+    enclosing_classes: tuple[type, ...],
 ) -> Any:
-    """Mirrors `theirs`; `around` are the classes of the optional sections that enclose it."""
+    """Mirrors `garden_config`; `enclosing_classes` are the classes of the optional sections that enclose it."""
     key = (base, enclosing_classes, _build_cache_key(garden_config), _build_cache_key(changes))
     cls = _mirror_class_cache.get(key)
     if cls is None:
@@ -127,12 +132,18 @@ def _create_mirror(
 
 
 def _create_mirror_class(
-    garden_config: TheirConfig, base: type[Config], changes: dict[str, Any], enclosing_classes: tuple[type, ...]
+    garden_config: TheirConfig,
+    base: type[Config],
+    changes: dict[str, Any],
+    enclosing_classes: tuple[type, ...],
 ) -> type[Config]:
     values = {**dict(_iterate_fields(garden_config)), **changes}
     if base is Config and isinstance(garden_config, TheirOneOfConfig):
         base = OneOfConfig
-    fields = {name: _build_field(garden_config, base, name, value, enclosing_classes) for name, value in values.items()}
+    fields = {
+        name: _build_field(garden_config, base, name, value, enclosing_classes)
+        for name, value in values.items()
+    }
     body = {
         "__annotations__": {name: hint for name, (hint, _) in fields.items()},
         "__module__": __name__,
@@ -141,7 +152,9 @@ def _create_mirror_class(
     }
     bases = (MirrorMixin, base)
     return configclass(
-        types.new_class(type(garden_config).__name__, bases, exec_body=lambda space: space.update(body))
+        types.new_class(
+            type(garden_config).__name__, bases, exec_body=lambda space: space.update(body)
+        )
     )
 
 
@@ -152,12 +165,20 @@ def _iterate_fields(garden_config: TheirConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _build_field(
-    garden_config: TheirConfig, base: type[Config], name: str, value: Any, enclosing_classes: tuple[type, ...]
+    garden_config: TheirConfig,
+    base: type[Config],
+    name: str,
+    value: Any,
+    enclosing_classes: tuple[type, ...],
 ) -> tuple[Any, Any]:
-    """Returns the annotation and the default value of a field in the mirror of `theirs`."""
+    """Returns the annotation and the default value of a field in the mirror of `garden_config`."""
     hint: Any = get_field_hints(garden_config.__class__).get(name, Any)
     mirrored = isinstance(value, Config)  # a section that `changes` has
-    ours_alone = name in get_fields(base) and name not in get_field_hints(garden_config.__class__) and not mirrored
+    ours_alone = (
+        name in get_fields(base)
+        and name not in get_field_hints(garden_config.__class__)
+        and not mirrored
+    )
     if name in get_fields(base) and (ours_alone or not isinstance(value, (Config, TheirConfig))):
         field = get_fields(base)[name]
         if isinstance(value, TheirConfig):  # the changes of a section that only trainer_kit has
@@ -172,7 +193,11 @@ def _build_field(
     if base is OneOfConfig and name == "type":
         return _type_annotation(garden_config, value), value
     with prefix_mistakes(name):
-        section = _create_mirror(value, Config, {}, enclosing_classes) if isinstance(value, TheirConfig) else value
+        section = (
+            _create_mirror(value, Config, {}, enclosing_classes)
+            if isinstance(value, TheirConfig)
+            else value
+        )
     if isinstance(section, Config):
         if base is OneOfConfig:
             return type(section) | None, None  # OneOfConfig makes the one that is chosen
@@ -185,7 +210,9 @@ def _build_field(
     ):
         return type(missing) | None, None
     if isinstance(value, (list, tuple)) and (item_class := find_list_section(hint)) is not None:
-        mirror_class = type(_create_mirror(item_class(), Config, {}, (*enclosing_classes, item_class)))
+        mirror_class = type(
+            _create_mirror(item_class(), Config, {}, (*enclosing_classes, item_class))
+        )
         with contextlib.suppress(
             FieldError
         ):  # of items that have fields of their own, such as a task's config
@@ -197,7 +224,9 @@ def _build_field(
 
 def _type_annotation(garden_config: TheirConfig, value: Any) -> Any:
     """Returns the annotation of a OneOfConfig's `type`: the names of its sections, if it chooses between sections."""
-    branches = tuple(name for name, section in _iterate_fields(garden_config) if isinstance(section, TheirConfig))
+    branches = tuple(
+        name for name, section in _iterate_fields(garden_config) if isinstance(section, TheirConfig)
+    )
     others = {name for name, _ in _iterate_fields(garden_config)} - {"type", *branches}
     return Literal[branches] | None if branches and value not in others else Any
 
@@ -213,7 +242,9 @@ def _mirror_unset_section(section_class: Any, enclosing_classes: tuple[type, ...
 
 
 def _unlock(garden_config: Any) -> None:
-    for value in garden_config if isinstance(garden_config, (list, tuple)) else vars(garden_config).values():
+    for value in (
+        garden_config if isinstance(garden_config, (list, tuple)) else vars(garden_config).values()
+    ):
         if isinstance(value, (list, tuple, TheirConfig)):
             _unlock(value)
     if isinstance(garden_config, TheirConfig):
@@ -224,7 +255,9 @@ def _build_cache_key(value: Any) -> Any:
     """Returns a cache key, equal for values that give the same mirror."""
     if isinstance(value, TheirConfig):
         return type(value), tuple(
-            (name, _build_cache_key(field)) for name, field in vars(value).items() if name != "_locked"
+            (name, _build_cache_key(field))
+            for name, field in vars(value).items()
+            if name != "_locked"
         )
     if isinstance(value, dict):
         return tuple((name, _build_cache_key(entry)) for name, entry in value.items())

@@ -12,12 +12,12 @@ from official.modeling.multitask.configs import MultiTaskConfig
 
 from trainer_kit.compat.model_garden.config_classes import (
     MirrorMixin,
-    mirror,
     build_original,
+    mirror,
     prefix_mistakes,
 )
-from trainer_kit.config.experiments import register_task
-from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.experiment_registry import register_task
+from trainer_kit.config.schema.configclass import Config, configclass
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake
@@ -100,7 +100,9 @@ def convert(config: Any) -> ExperimentConfig:
         try:
             with prefix_mistakes(name):
                 if name == "task":
-                    parts[name] = mirror(section, _SeparateEvalTaskConfig if has_eval_tasks else Config)
+                    parts[name] = mirror(
+                        section, _SeparateEvalTaskConfig if has_eval_tasks else Config
+                    )
                 elif name == "trainer" and section is not None:
                     parts[name] = _mirror_trainer_section(section)
                 elif section is not None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from trainer_kit.config.experiments import experiments
+from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.errors import UsageError
 
 PREFIX = "tfm/"
@@ -117,5 +117,9 @@ def registered_names() -> list[str]:
 def _flatten_names(entries: dict[str, Any], path: str) -> list[str]:
     names = []
     for name, entry in entries.items():
-        names += _flatten_names(entry, f"{path}{name}/") if isinstance(entry, dict) else [f"{path}{name}"]
+        names += (
+            _flatten_names(entry, f"{path}{name}/")
+            if isinstance(entry, dict)
+            else [f"{path}{name}"]
+        )
     return names

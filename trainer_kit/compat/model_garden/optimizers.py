@@ -123,7 +123,11 @@ class OptimizerAverages:
       model: The built model whose weights are averaged.
     """
 
-    names, weights_to_evaluate, more_variables = (AVERAGE,), (AVERAGE,), MappingProxyType[str, Any]({})
+    names, weights_to_evaluate, more_variables = (
+        (AVERAGE,),
+        (AVERAGE,),
+        MappingProxyType[str, Any]({}),
+    )
     # The section of a checkpoint that holds the averages: they are slots of the optimizer
     section = "optimizer"
 

@@ -23,7 +23,10 @@ from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 
 _LOG = logging.getLogger(__name__)
 # The values that `convert` chooses where a Model Garden config leaves them at the default.
-_CONVERTED_FIELDS = (("runtime", "distribution_strategy"), ("trainer", "best_checkpoint_export_subdir"))
+_CONVERTED_FIELDS = (
+    ("runtime", "distribution_strategy"),
+    ("trainer", "best_checkpoint_export_subdir"),
+)
 
 
 def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: bool = True) -> Any:
@@ -60,7 +63,9 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
     if "tf_data_service" in flags_obj and flags_obj.tf_data_service:
         address = {"tf_data_service_address": flags_obj.tf_data_service}
         parts = [part for part in ("train_data", "validation_data") if hasattr(params.task, part)]
-        layers.append(ConfigLayer({"task": dict.fromkeys(parts, address)}, {"task": "--tf_data_service"}))
+        layers.append(
+            ConfigLayer({"task": dict.fromkeys(parts, address)}, {"task": "--tf_data_service"})
+        )
     overrides = flags_obj.params_override or ()
     for override in overrides if isinstance(overrides, (list, tuple)) else [overrides]:
         layers.append(_layer(override, read_params_override, "params_override"))
@@ -69,7 +74,9 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
     for (
         section,
         field,
-    ) in _CONVERTED_FIELDS:  # an explicit value counts, even if it equals the one that `convert` chooses
+    ) in (
+        _CONVERTED_FIELDS
+    ):  # an explicit value counts, even if it equals the one that `convert` chooses
         if not resolved.origins[f"{section}.{field}"].startswith(DEFAULT_ORIGIN):
             setattr(
                 getattr(params, section), field, getattr(getattr(resolved.config, section), field)
@@ -98,7 +105,7 @@ def serialize_config(params: Any, model_dir: str) -> None:
     write_params(directory.params_path, config)
 
 
-def _layer(flag_value: Any, read: Callable[[str], Layer], origin: str) -> Layer:
+def _layer(flag_value: Any, read: Callable[[str], ConfigLayer], origin: str) -> ConfigLayer:
     """Returns the values of a flag; programs may set a mapping instead of text."""
     values = flag_value.as_dict() if isinstance(flag_value, ParamsDict) else flag_value
     if isinstance(values, Mapping):

@@ -56,7 +56,9 @@ def apply_augmentation(examples: tf.data.Dataset, function: Callable[..., Any]) 
     )
 
 
-def _map_examples(dataset: tf.data.Dataset, call: Callable[..., Any], label: str) -> tf.data.Dataset:
+def _map_examples(
+    dataset: tf.data.Dataset, call: Callable[..., Any], label: str
+) -> tf.data.Dataset:
     """Returns `dataset` with a function applied to each element, in order.
 
     Examples go through in parallel, unless the function has a state, such as that of stateful

@@ -19,9 +19,9 @@ class JobFolder:
       job_dir: The folder of the job, a local one.
 
     Attributes:
-      checkpoints: The folder of the run, with its checkpoints.
-      logs: The folder of the TensorBoard callback.
-      meta: The path of job_meta.json.
+      checkpoints_dir: The folder of the run, with its checkpoints.
+      logs_dir: The folder of the TensorBoard callback.
+      meta_path: The path of job_meta.json.
     """
 
     def __init__(self, job_dir: str) -> None:
@@ -31,8 +31,14 @@ class JobFolder:
 
     def last_checkpoint(self) -> str | None:
         """Returns the path of the newest complete checkpoint, without the endings of its files; None if none exists."""
-        records = glob.glob(os.path.join(glob.escape(self.checkpoints_dir), f"ckpt-*{RECORD_SUFFIX}"))
-        prefixes = (one.removesuffix(RECORD_SUFFIX) for one in records if parse_checkpoint_name(os.path.basename(one)))
+        records = glob.glob(
+            os.path.join(glob.escape(self.checkpoints_dir), f"ckpt-*{RECORD_SUFFIX}")
+        )
+        prefixes = (
+            one.removesuffix(RECORD_SUFFIX)
+            for one in records
+            if parse_checkpoint_name(os.path.basename(one))
+        )
         return max(prefixes, key=parse_step, default=None)
 
     def last_epoch(self) -> int:

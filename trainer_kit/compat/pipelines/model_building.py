@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_kit.compat.keras.preparation import is_overridden
+from trainer_kit.compat.keras.step_preparation import is_overridden
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, UsageError
 from trainer_kit.runtime.determinism import seed_everything
@@ -164,7 +164,7 @@ def _compile(model: Any, built_model: Any, arguments: dict[str, Any]) -> None:
 
     Args:
       model: The model that is trained.
-      built: The model that build_model_func returned, which may be the same one.
+      built_model: The model that build_model_func returned, which may be the same one.
       arguments: The optimizer, the loss and the metrics of Training.
     """
     changes = {name: value for name, value in arguments.items() if value is not None}

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from trainer_kit import files
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.compat.keras.callback_state import load_history
 from trainer_kit.compat.keras.model_fit import fit
 from trainer_kit.compat.pipelines.artifacts import export_saved_model, write_history_csv
@@ -21,9 +21,9 @@ from trainer_kit.compat.pipelines.job_exits import exit_codes
 from trainer_kit.compat.pipelines.job_folder import JobFolder
 from trainer_kit.compat.pipelines.model_building import (
     build_model,
-    use_custom_objects,
     get_input_size,
     job_strategy,
+    use_custom_objects,
 )
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.runtime.keras_internals import is_keras_2_model

@@ -123,7 +123,9 @@ class DurationField:
             return check_steps(value)
         duration = Duration.parse(value)
         if duration is None or duration.unit not in self.units:
-            raise PydanticCustomError("duration", "{text}", {"text": f"it is not {self.allowed_values}"})
+            raise PydanticCustomError(
+                "duration", "{text}", {"text": f"it is not {self.allowed_values}"}
+            )
         return duration
 
     @property

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.configclass import Config, configclass
 from trainer_kit.config.schema.durations import PartOfRun
-from trainer_kit.config.schema.number_types import PositiveInt, NonNegativeInt, IntFromMinusOne
+from trainer_kit.config.schema.number_types import IntFromMinusOne, NonNegativeInt, PositiveInt
 from trainer_kit.errors import UsageError
 
 RESERVED_EVAL_NAMES = ("validation", "eval")  # the ledgers of training runs and of mode eval
@@ -34,7 +34,7 @@ def get_validation_sets(task: Any) -> dict[str, Any]:
       task: The section `task` of a config. One that has several tasks says itself what they are
         evaluated on.
     """
-    if callable(own := getattr(task, "validation_sets", None)):
+    if callable(own := getattr(task, "get_validation_sets", None)):
         return dict(own())
     data = getattr(task, "validation_data", None)
     return dict(data) if isinstance(data, Mapping) else {"": data}
@@ -63,7 +63,7 @@ class ValidationSetConfig(Config):
         of the run; unset means trainer.validation_interval.
     """
 
-    steps: StepsOrAll | None = None
+    steps: IntFromMinusOne | None = None
     interval: PartOfRun | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
@@ -87,7 +87,7 @@ class ContinuousEvalConfig(Config):
 
     policy: Literal["all", "latest"] = "all"
     validation_sets: tuple[str, ...] = ()
-    max_wait_checkpoints: Steps = 20
+    max_wait_checkpoints: NonNegativeInt = 20
 
 
 @configclass
@@ -111,9 +111,9 @@ class EarlyStoppingConfig(Config):
 
     metric: str = ""
     metric_comp: Literal["higher", "lower"] = "higher"
-    patience: SomeSteps = 10
+    patience: PositiveInt = 10
     min_delta: Annotated[float, Field(ge=0)] = 0.0
-    start_step: Steps = 0
+    start_step: NonNegativeInt = 0
     eval_name: str = ""
 
     def rules(self) -> Iterator[tuple[str, str]]:
@@ -139,7 +139,7 @@ class BestCheckpointConfig(Config):
 
     metric: str
     metric_comp: Literal["higher", "lower"] = "higher"
-    keep: SomeSteps = 1
+    keep: PositiveInt = 1
     min_delta: Annotated[float, Field(ge=0)] = 0.0
 
     def rules(self) -> Iterator[tuple[str, str]]:
@@ -154,6 +154,8 @@ def get_evaluation_name(mode: str, eval_name: str) -> str:
     Raises:
       UsageError: when `eval_name` cannot name the folder of a sidecar.
     """
-    if mode == "continuous_eval" and (problem := describe_folder_name_problem(eval_name, RESERVED_EVAL_NAMES)):
+    if mode == "continuous_eval" and (
+        problem := describe_folder_name_problem(eval_name, RESERVED_EVAL_NAMES)
+    ):
         raise UsageError(f"eval_name: {problem}")
     return {"continuous_eval": eval_name, "eval": "eval"}.get(mode, "")

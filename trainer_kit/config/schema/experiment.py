@@ -15,7 +15,7 @@ from pydantic import Field, SerializeAsAny
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.run_files import RESERVED_NAMES
 from trainer_kit.config.schema import durations
-from trainer_kit.config.schema.base import Config, configclass
+from trainer_kit.config.schema.configclass import Config, configclass
 from trainer_kit.config.schema.evaluation import (
     BestCheckpointConfig,
     ContinuousEvalConfig,
@@ -25,15 +25,15 @@ from trainer_kit.config.schema.evaluation import (
     get_training_sets,
     get_validation_sets,
 )
-from trainer_kit.config.schema.gradient_processors import describe_xla_problem
+from trainer_kit.config.schema.gradient_processor_configs import describe_xla_problem
 from trainer_kit.config.schema.initial_weights import InitCheckpoint
-from trainer_kit.config.schema.metrics import MetricConfig, SummaryConfig
+from trainer_kit.config.schema.metric_configs import MetricConfig, SummaryConfig
 from trainer_kit.config.schema.number_types import (
-    PositiveInt,
-    NonNegativeInt,
     IntFromMinusOne,
-    find_broken_patterns,
+    NonNegativeInt,
+    PositiveInt,
     describe_uneven_batch,
+    find_broken_patterns,
 )
 from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 from trainer_kit.config.schema.optimization import (
@@ -113,13 +113,13 @@ class DataConfig(Config):
     input_path: str | tuple[str, ...] | dict[str, str | tuple[str, ...]] = ""
     tfds_name: str | dict[str, str] = ""
     tfds_split: str = ""
-    global_batch_size: Steps = 0
+    global_batch_size: NonNegativeInt = 0
     is_training: bool | None = None
     drop_remainder: bool = True
-    shuffle_buffer_size: Steps = 100
+    shuffle_buffer_size: NonNegativeInt = 100
     cache: bool = False
-    cycle_length: SomeSteps | None = None
-    block_length: SomeSteps = 1
+    cycle_length: PositiveInt | None = None
+    block_length: PositiveInt = 1
     ram_budget: int | None = None
     deterministic: bool | None = None
     sharding: bool = True
@@ -134,7 +134,7 @@ class DataConfig(Config):
     apply_tf_data_service_before_batching: bool = False
     trainer_id: str | None = None
     seed: int | None = None
-    prefetch_buffer_size: Steps | None = None
+    prefetch_buffer_size: NonNegativeInt | None = None
     autotune_algorithm: str | None = None
     dataset: DatasetConfig = DatasetConfig()
 
@@ -308,20 +308,20 @@ class TrainerConfig(Config):
     eval_tf_while_loop: bool = False
     eval_recreate_iterator: bool = True
     allow_tpu_summary: Literal[False] = False
-    steps_per_epoch: SomeSteps | None = None
+    steps_per_epoch: PositiveInt | None = None
     steps_per_loop: durations.LoopSteps = 1000
-    fuse_steps: SomeSteps = 1
-    accumulate_steps: SomeSteps = 1
+    fuse_steps: PositiveInt = 1
+    accumulate_steps: PositiveInt = 1
     summary_interval: durations.SaveInterval = durations.SUMMARY_INTERVAL
     checkpoint_interval: durations.SaveInterval = 1000
-    max_to_keep: SomeSteps = 5
+    max_to_keep: PositiveInt = 5
     keep_interval: durations.KeepInterval | None = None
     continuous_eval: ContinuousEvalConfig = ContinuousEvalConfig()
     continuous_eval_timeout: Annotated[float, Field(ge=0)] | None = 60 * 60
     train_steps: durations.RunSteps = 0
     max_time: durations.TimeSpan | None = None
-    overfit_batches: SomeSteps | None = None
-    validation_steps: StepsOrAll = -1
+    overfit_batches: PositiveInt | None = None
+    validation_steps: IntFromMinusOne = -1
     validation_interval: durations.PartOfRun = 1000
     validation_sets: dict[str, ValidationSetConfig] = Field(default_factory=dict)
     best_checkpoint_export_subdir: str = "best_ckpt"
@@ -334,8 +334,8 @@ class TrainerConfig(Config):
     report_gradient_norm: bool = False
     callbacks: tuple[CallbackConfig, ...] = ()
     loss_upper_bound: float = 1e6
-    recovery_begin_steps: Steps = 0
-    recovery_max_trials: StepsOrAll = 0
+    recovery_begin_steps: NonNegativeInt = 0
+    recovery_max_trials: IntFromMinusOne = 0
     recovery_policy: Literal["skip", "lower_learning_rate", "retry"] = "skip"
     recovery_learning_rate_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
     validation_summary_subdir: str = "validation"

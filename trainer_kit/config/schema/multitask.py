@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import SerializeAsAny
 
-from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
+from trainer_kit.config.schema.configclass import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.experiment import TaskConfig, TrainerConfig
 from trainer_kit.config.schema.number_types import NonNegativeFloat, PositiveInt
 from trainer_kit.errors import suggest_names
@@ -26,7 +26,7 @@ class TaskRoutine(Config):
     """
 
     task_config: SerializeAsAny[TaskConfig]
-    task_weight: Rate = 1.0
+    task_weight: NonNegativeFloat = 1.0
 
 
 @configclass
@@ -57,8 +57,8 @@ class AnnealingSampleConfig(Config):
       total_steps: The step at which the last epoch ends; alpha stays as it is then.
     """
 
-    steps_per_epoch: SomeSteps
-    total_steps: SomeSteps
+    steps_per_epoch: PositiveInt
+    total_steps: PositiveInt
 
 
 @configclass

@@ -8,14 +8,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-Rate = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+UnitFloat = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average, which 1 would never change
-PositiveFraction = Annotated[float, Field(gt=0, le=1)]
-Above0 = Annotated[float, Field(gt=0)]
-Steps = Annotated[int, Field(ge=0)]
-SomeSteps = Annotated[int, Field(ge=1)]
-StepsOrAll = Annotated[int, Field(ge=-1)]
+PositiveUnitFloat = Annotated[float, Field(gt=0, le=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+IntFromMinusOne = Annotated[int, Field(ge=-1)]
 
 
 def find_broken_patterns(field: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:

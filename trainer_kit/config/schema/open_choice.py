@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ArgsKwargs
 
 from trainer_kit.config.registry import Registry
-from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
+from trainer_kit.config.schema.configclass import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.section import FieldError, is_configclass
 from trainer_kit.errors import Mistake, UsageError
 
@@ -46,7 +46,7 @@ class OpenOneOfConfig(OneOfConfig):
     A subclass has a `registry` of its own and the field `type: str | None = None`.
 
     Attributes:
-      own: The section of the chosen branch if that is a registered one. It is given and shown under
+      registered_section: The section of the chosen branch if that is a registered one. It is given and shown under
         the branch's name.
     """
 
@@ -65,12 +65,16 @@ class OpenOneOfConfig(OneOfConfig):
         if registered:
             object.__setattr__(self, str(self.type), self.registered_section)
         super().__post_init__()
-        object.__setattr__(self, "own", self.get() if registered else None)
+        object.__setattr__(self, "registered_section", self.get() if registered else None)
 
     @classmethod
     def branches(cls) -> dict[str, builtins.type[Config]]:
         """Returns the name and the config class of each branch: the declared ones first, then the registered ones."""
-        declared = {name: branch for name, branch in super().branches().items() if name != "own"}
+        declared = {
+            name: branch
+            for name, branch in super().branches().items()
+            if name != "registered_section"
+        }
         return {
             **declared,
             **{name: cls.registry.lookup(name).config_class for name in cls.registry.names()},
@@ -84,7 +88,7 @@ class OpenOneOfConfig(OneOfConfig):
             return {}
         branches = cls.branches()
         one_of: Any = Literal[tuple(branches)] if branches else str
-        del fields["own"]
+        del fields["registered_section"]
         fields["type"] = FieldInfo.from_annotated_attribute(one_of | None, None)
         for name in cls.registry.names():
             section: Any = branches[name] | None
@@ -103,12 +107,12 @@ class OpenOneOfConfig(OneOfConfig):
         chosen = str(values.get("type"))
         if chosen in cls.registry:
             config_class = cls.registry.lookup(chosen).config_class
-            section = sections.get(chosen, arranged.get("own"))
+            section = sections.get(chosen, arranged.get("registered_section"))
             if isinstance(section, Mapping):
                 section = config_class(**section)
-            arranged["own"] = section if isinstance(section, config_class) else None
+            arranged["registered_section"] = section if isinstance(section, config_class) else None
         else:
-            arranged["own"] = None
+            arranged["registered_section"] = None
         return ArgsKwargs((), arranged) if isinstance(arguments, ArgsKwargs) else arranged
 
 

@@ -13,18 +13,18 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.gradient_processors import GradientProcessorConfig
+from trainer_kit.config.schema.configclass import Config, configclass
+from trainer_kit.config.schema.gradient_processor_configs import GradientProcessorConfig
 from trainer_kit.config.schema.number_types import (
-    PositiveFloat,
-    UnitFloat,
-    PositiveUnitFloat,
     NonNegativeFloat,
-    PositiveInt,
     NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveUnitFloat,
+    UnitFloat,
     find_broken_patterns,
 )
-from trainer_kit.config.schema.optimizers import BaseOptimizerConfig, OptimizerConfig
+from trainer_kit.config.schema.optimizer_configs import BaseOptimizerConfig, OptimizerConfig
 from trainer_kit.config.schema.schedules import LrConfig, WarmupConfig
 from trainer_kit.errors import suggest_names
 
@@ -55,10 +55,10 @@ class EMAConfig(BaseOptimizerConfig):
 
     name: str = "ExponentialMovingAverage"
     trainable_weights_only: bool = True
-    average_decay: Fraction = 0.99
-    start_step: Steps = 0
+    average_decay: UnitFloat = 0.99
+    start_step: NonNegativeInt = 0
     dynamic_decay: bool = True
-    more_decays: dict[str, Fraction] = Field(default_factory=dict)
+    more_decays: dict[str, UnitFloat] = Field(default_factory=dict)
     evaluate: tuple[str, ...] = (AVERAGE,)
 
     def rules(self) -> Iterator[tuple[str, str]]:
@@ -94,7 +94,7 @@ class RateMultiplierConfig(Config):
     """
 
     variables: str
-    multiplier: Rate
+    multiplier: NonNegativeFloat
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that `variables` is a regular expression."""
@@ -114,7 +114,7 @@ class LayerDecayConfig(Config):
         no layer keep their learning rate.
     """
 
-    decay: PositiveFraction
+    decay: PositiveUnitFloat
     layers: tuple[str, ...]
 
     def rules(self) -> Iterator[tuple[str, str]]:
@@ -179,9 +179,9 @@ class NamedOptimizerConfig(OptimizationConfig):
     """
 
     variables: tuple[str, ...] = ()
-    period: SomeSteps = 1
+    period: PositiveInt = 1
     accumulate: bool = False
-    loss_scale: Literal["dynamic"] | Above0 | None = None
+    loss_scale: Literal["dynamic"] | PositiveFloat | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that an optimizer is chosen, the patterns, and that no setting is without an effect."""

@@ -7,8 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer_kit.config.schema.base import Config, configclass
-from trainer_kit.config.schema.number_types import PositiveFloat, PositiveInt, NonNegativeInt, IntFromMinusOne
+from trainer_kit.config.schema.configclass import Config, configclass
+from trainer_kit.config.schema.number_types import (
+    IntFromMinusOne,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 ALL_REDUCE_ALGORITHMS = {
     "mirrored": ("nccl", "hierarchical_copy"),
@@ -77,30 +82,30 @@ class RuntimeConfig(Config):
     ] = "auto"
     enable_xla: bool = False
     gpu_thread_mode: Literal["global", "gpu_private", "gpu_shared"] | None = None
-    dataset_num_private_threads: SomeSteps | None = None
-    per_gpu_thread_count: Steps = 0
+    dataset_num_private_threads: PositiveInt | None = None
+    per_gpu_thread_count: NonNegativeInt = 0
     tpu: str | None = None
-    num_gpus: Steps = 0
+    num_gpus: NonNegativeInt = 0
     worker_hosts: str | None = None
-    task_index: StepsOrAll = -1
+    task_index: IntFromMinusOne = -1
     all_reduce_alg: str | None = None
-    num_packs: Steps = 1
+    num_packs: NonNegativeInt = 1
     mixed_precision_dtype: (
         Literal["float32", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16"] | None
     ) = None
-    loss_scale: Literal["dynamic"] | Above0 | None = None
+    loss_scale: Literal["dynamic"] | PositiveFloat | None = None
     run_eagerly: bool = False
     batchnorm_spatial_persistent: bool = False
     tpu_enable_xla_dynamic_padder: bool | None = None
     num_cores_per_replica: Literal[1] = 1
     default_shard_dim: Literal[-1] = -1
     use_tpu_mp_strategy: Literal[False] = False
-    virtual_cpus: Steps = 0
+    virtual_cpus: NonNegativeInt = 0
     executor: Literal["default", "single_threaded"] = "default"
     random_seed: Annotated[int, Field(ge=0, lt=2**32)] = 1  # the limit of NumPy
     deterministic_ops: bool = False
-    inter_op_threads: Steps = 0
-    intra_op_threads: Steps = 0
+    inter_op_threads: NonNegativeInt = 0
+    intra_op_threads: NonNegativeInt = 0
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks settings that need another setting, or exclude one."""

@@ -12,9 +12,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from trainer_kit.config.registry import Registry
-from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
+from trainer_kit.config.schema.configclass import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.durations import PartOfRun
-from trainer_kit.config.schema.number_types import PositiveFloat, UnitFloat, NonNegativeFloat, NonNegativeInt
+from trainer_kit.config.schema.number_types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    UnitFloat,
+)
 from trainer_kit.config.schema.open_choice import Branch, OpenOneOfConfig
 
 
@@ -28,7 +33,7 @@ class ConstantLrConfig(Config):
     """
 
     name: str = "Constant"
-    learning_rate: Rate = 0.1
+    learning_rate: NonNegativeFloat = 0.1
 
 
 @configclass
@@ -41,8 +46,8 @@ class _PiecewiseConfig(Config):
       offset: The number of steps by which the schedule starts later.
     """
 
-    boundaries: tuple[Steps, ...] | None = None
-    values: tuple[Rate, ...] | None = None
+    boundaries: tuple[NonNegativeInt, ...] | None = None
+    values: tuple[NonNegativeFloat, ...] | None = None
     offset: int = 0
 
     values_more_than_boundaries: ClassVar[int] = 0
@@ -102,7 +107,7 @@ class _DecayConfig(Config):
     """
 
     name: str = ""
-    initial_learning_rate: Rate | None = None
+    initial_learning_rate: NonNegativeFloat | None = None
     decay_steps: PartOfRun | None = None
     offset: int = 0
 
@@ -119,7 +124,7 @@ class ExponentialLrConfig(_DecayConfig):
     """
 
     name: str = "ExponentialDecay"
-    decay_rate: Rate | None = None
+    decay_rate: NonNegativeFloat | None = None
     staircase: bool | None = None
 
 
@@ -135,8 +140,8 @@ class PolynomialLrConfig(_DecayConfig):
     """
 
     name: str = "PolynomialDecay"
-    end_learning_rate: Rate = 0.0001
-    power: Rate = 1.0
+    end_learning_rate: NonNegativeFloat = 0.0001
+    power: NonNegativeFloat = 1.0
     cycle: bool = False
 
 
@@ -150,7 +155,7 @@ class CosineLrConfig(_DecayConfig):
     """
 
     name: str = "CosineDecay"
-    alpha: Rate = 0.0
+    alpha: NonNegativeFloat = 0.0
 
 
 @configclass
@@ -169,11 +174,11 @@ class CosineRestartsLrConfig(Config):
     """
 
     name: str = "SGDRDecay"
-    initial_learning_rate: Rate | None = None
+    initial_learning_rate: NonNegativeFloat | None = None
     first_decay_steps: PartOfRun | None = None
     t_mul: Annotated[float, Field(ge=1)] = 2.0
-    m_mul: Rate = 1.0
-    alpha: Rate = 0.0
+    m_mul: NonNegativeFloat = 1.0
+    alpha: NonNegativeFloat = 0.0
     offset: int = 0
 
 
@@ -199,12 +204,12 @@ class OneCycleLrConfig(Config):
     """
 
     name: str = "OneCycle"
-    max_learning_rate: Rate | None = None
+    max_learning_rate: NonNegativeFloat | None = None
     total_steps: PartOfRun | None = None
-    pct_start: Fraction = 0.3
+    pct_start: UnitFloat = 0.3
     rise: Literal["cosine", "linear"] = "cosine"
-    div_factor: Above0 = 25.0
-    final_div_factor: Above0 = 10000.0
+    div_factor: PositiveFloat = 25.0
+    final_div_factor: PositiveFloat = 10000.0
     offset: int = 0
 
 
@@ -222,7 +227,7 @@ class InverseTimeLrConfig(_DecayConfig):
     """
 
     name: str = "InverseTimeDecay"
-    decay_rate: Rate | None = None
+    decay_rate: NonNegativeFloat | None = None
     staircase: bool = False
 
 
@@ -237,7 +242,7 @@ class DirectPowerLrConfig(Config):
     """
 
     name: str = "DirectPowerDecay"
-    initial_learning_rate: Rate | None = None
+    initial_learning_rate: NonNegativeFloat | None = None
     power: float = -0.5
 
 
@@ -256,10 +261,10 @@ class PowerAndLinearDecayLrConfig(Config):
     """
 
     name: str = "PowerAndLinearDecay"
-    initial_learning_rate: Rate | None = None
+    initial_learning_rate: NonNegativeFloat | None = None
     total_decay_steps: PartOfRun | None = None
     power: float = -0.5
-    linear_decay_fraction: Fraction = 0.1
+    linear_decay_fraction: UnitFloat = 0.1
     offset: int = 0
 
 
@@ -277,10 +282,10 @@ class PowerDecayWithOffsetLrConfig(Config):
     """
 
     name: str = "PowerDecayWithOffset"
-    initial_learning_rate: Rate | None = None
+    initial_learning_rate: NonNegativeFloat | None = None
     power: float = -0.5
-    offset: Steps = 0
-    pre_offset_learning_rate: Rate = 1.0e6
+    offset: NonNegativeInt = 0
+    pre_offset_learning_rate: NonNegativeFloat = 1.0e6
 
 
 _REQUIRED_FIELDS = (
@@ -355,7 +360,7 @@ class LinearWarmupConfig(Config):
     """
 
     name: str = "linear"
-    warmup_learning_rate: Rate = 0.0
+    warmup_learning_rate: NonNegativeFloat = 0.0
     warmup_steps: PartOfRun | None = None
 
 
@@ -370,7 +375,7 @@ class PolynomialWarmupConfig(Config):
     """
 
     name: str = "polynomial"
-    power: Rate = 1.0
+    power: NonNegativeFloat = 1.0
     warmup_steps: PartOfRun | None = None
 
 

@@ -17,7 +17,7 @@ ONE, SEVERAL = (
     "(one)",
     "(several)",
 )  # what pydantic puts into the place of a mistake in such a field
-_CONFIG_CLASS_MODULES = (__name__, "trainer_kit.config.schema.base")
+_CONFIG_CLASS_MODULES = (__name__, "trainer_kit.config.schema.configclass")
 
 
 class Section:
@@ -29,7 +29,7 @@ class Section:
       merges_values: whether a mapping that is a value, and a list of sections as long as the one
         before, change only what they name when another source gives them; else they replace the one
         before.
-      place: The path of such a section in an experiment, for messages; None: the name of the class
+      path_in_experiment: The path of such a section in an experiment, for messages; None: the name of the class
         stands for it.
     """
 
@@ -56,7 +56,7 @@ class FieldError(ConfigError):
     """An error for values that a config class refuses, with the message that the command line shows for them.
 
     Attributes:
-      inner: The mistakes with their paths inside the class; those in `mistakes` begin at its place
+      relative_mistakes: The mistakes with their paths inside the class; those in `mistakes` begin at its place
         in an experiment.
     """
 
@@ -64,7 +64,8 @@ class FieldError(ConfigError):
         self.relative_mistakes = tuple(relative_mistakes)
         place = get_path_in_experiment(config_class)
         super().__init__(
-            dataclasses.replace(mistake, path=join_keys(place, mistake.path)) for mistake in relative_mistakes
+            dataclasses.replace(mistake, path=join_keys(place, mistake.path))
+            for mistake in relative_mistakes
         )
         if location := caller_location(_CONFIG_CLASS_MODULES):
             add_note(self, f"given in {location}")
@@ -72,7 +73,11 @@ class FieldError(ConfigError):
 
 def get_path_in_experiment(config_class: type[Section]) -> str:
     """Returns the path of such a section in an experiment, or the name of its class."""
-    return config_class.__name__ if config_class.path_in_experiment is None else config_class.path_in_experiment
+    return (
+        config_class.__name__
+        if config_class.path_in_experiment is None
+        else config_class.path_in_experiment
+    )
 
 
 def is_configclass(cls: object) -> bool:

@@ -18,7 +18,7 @@ _ASSIGNMENT = re.compile(r"\s*([\w.\-]+)\s*=")
 _PAIRS = {"[": "]", "{": "}", "(": ")"}
 
 
-def read_config_file(path: str | os.PathLike[str]) -> Layer:
+def read_config_file(path: str | os.PathLike[str]) -> ConfigLayer:
     """Reads a YAML or JSON file whose keys are sections and fields: `trainer: {train_steps: 5}`.
 
     Args:
@@ -36,7 +36,7 @@ def read_config_file(path: str | os.PathLike[str]) -> Layer:
     return ConfigLayer(values, {where: f"{name}:{line}" for where, line in parsed.lines.items()})
 
 
-def read_params_override(text: str) -> Layer:
+def read_params_override(text: str) -> ConfigLayer:
     """Reads the value of --params_override in any of its three spellings.
 
     They are `a.b=c,d=[1,2]` (dotted keys; a value is a bare word, a quoted text, a list or a
@@ -72,9 +72,7 @@ def read_text(name: str) -> str:
         raise ConfigError([Mistake("", "is not a local file", "copy it here first", name)])
     try:
         with open(name, encoding="utf-8") as stream:
-            text = stream.read(
-                yaml_loader.MAX_CHARACTERS + 1
-            )  # of a file that has no end, no more
+            text = stream.read(yaml_loader.MAX_CHARACTERS + 1)  # of a file that has no end, no more
     except FileNotFoundError:
         near = [
             file.name
@@ -111,7 +109,7 @@ def _check_mapping(values: Any, origin: str) -> dict[str, Any]:
     return values
 
 
-def _read_assignments(text: str) -> Layer:
+def _read_assignments(text: str) -> ConfigLayer:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     mistakes: list[Mistake] = []

@@ -28,7 +28,7 @@ class Binding:
       scope, selector, argument: The parts of the left side, as written.
       value: The value as gin reads it; references and macros in it are not followed.
       origin: "conf.gin:3" or "--gin_params".
-      unknown: Names in the value under which nothing is registered.
+      unknown_names: Names in the value under which nothing is registered.
     """
 
     scope: str
@@ -55,7 +55,7 @@ class GinStatements:
     mistakes: list[Mistake] = field(default_factory=list)
 
 
-def scan_gin(gin: Any, files: Sequence[str], bindings: Sequence[str]) -> Scan:
+def scan_gin(gin: Any, files: Sequence[str], bindings: Sequence[str]) -> GinStatements:
     """Returns the statements of gin files, of the files that they include, and then of binding texts."""
     found = GinStatements()
     for path in files:
@@ -65,7 +65,9 @@ def scan_gin(gin: Any, files: Sequence[str], bindings: Sequence[str]) -> Scan:
     return found
 
 
-def _scan_file(gin: Any, path: str, statements: Scan, including_files: tuple[str, ...]) -> None:
+def _scan_file(
+    gin: Any, path: str, statements: GinStatements, including_files: tuple[str, ...]
+) -> None:
     if os.path.abspath(path) in including_files:
         statements.mistakes.append(
             Mistake("", "includes itself", "remove one of the include lines", path)
@@ -79,7 +81,9 @@ def _scan_file(gin: Any, path: str, statements: Scan, including_files: tuple[str
     _scan_text(gin, text, path, statements, (*including_files, os.path.abspath(path)))
 
 
-def _scan_text(gin: Any, text: str, path: str, statements: Scan, including_files: tuple[str, ...]) -> None:
+def _scan_text(
+    gin: Any, text: str, path: str, statements: GinStatements, including_files: tuple[str, ...]
+) -> None:
     try:
         for statement in gin.config_parser.ConfigParser(
             text, gin.config.ParserDelegate(skip_unknown=True)
@@ -92,7 +96,9 @@ def _scan_text(gin: Any, text: str, path: str, statements: Scan, including_files
         statements.mistakes.append(Mistake("", problem, _ADVICE, place))
 
 
-def _add_statement(gin: Any, statement: Any, path: str, statements: Scan, including_files: tuple[str, ...]) -> None:
+def _add_statement(
+    gin: Any, statement: Any, path: str, statements: GinStatements, including_files: tuple[str, ...]
+) -> None:
     parser = gin.config_parser
     origin = f"{path}:{statement.location.line_num}" if path else PARAMS_FLAG
     if isinstance(statement, parser.BindingStatement):
@@ -110,7 +116,12 @@ def _add_statement(gin: Any, statement: Any, path: str, statements: Scan, includ
             statements.imports.append((statement.module, origin))
     elif isinstance(statement, parser.IncludeStatement):
         beside = os.path.join(os.path.dirname(path), statement.filename)
-        _scan_file(gin, beside if os.path.exists(beside) else statement.filename, statements, including_files)
+        _scan_file(
+            gin,
+            beside if os.path.exists(beside) else statement.filename,
+            statements,
+            including_files,
+        )
 
 
 def _find_unknown_names(gin: Any, value: Any) -> tuple[str, ...]:

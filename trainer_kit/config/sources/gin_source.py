@@ -29,12 +29,12 @@ from typing import Any
 
 from trainer_kit.config.allowed_values import format_value
 from trainer_kit.config.discovery import import_user_module
-from trainer_kit.config.experiments import experiments, get_experiment
+from trainer_kit.config.experiment_registry import experiments, get_experiment
 from trainer_kit.config.fields import get_fields, list_sections
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_internals import find_matching_names, list_registered_names
 from trainer_kit.config.sources.gin_scan import Binding, GinStatements, scan_gin
-from trainer_kit.config.sources.layer import ConfigLayer, join_keys, insert_value
+from trainer_kit.config.sources.layer import ConfigLayer, insert_value, join_keys
 from trainer_kit.errors import ConfigError, Mistake, UsageError, find_similar_names, suggest_names
 
 _SECTIONS, _EXPERIMENTS = "trainer_kit", "experiment"  # the module parts of our selectors
@@ -53,7 +53,7 @@ class GinFirstPass:
     Attributes:
       config: The experiment's default config, made with the factory arguments that gin binds.
       layer: The values for its sections.
-      arguments: The place of each bound argument of the factory, by its name in gin.
+      argument_origins: The place of each bound argument of the factory, by its name in gin.
       mistakes: The mistakes so far; names that are not known yet are left to the second pass.
       near_misses: Mistakes about unknown names that look like a name of trainer_kit. They are
         reported only together with other mistakes: a module that is imported later may register
@@ -61,13 +61,13 @@ class GinFirstPass:
     """
 
     config: ExperimentConfig
-    layer: Layer
+    layer: ConfigLayer
     argument_origins: dict[str, str] = field(default_factory=dict)
     mistakes: tuple[Mistake, ...] = ()
     near_misses: tuple[Mistake, ...] = ()
 
 
-def run_gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> FirstPass:
+def run_gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> GinFirstPass:
     """Reads what gin binds for the experiment `name`: its factory's arguments and its sections; skips unknown names.
 
     gin's imports are left to the second pass. Files go before bindings; the last binding of a value
@@ -143,7 +143,7 @@ def format_gin_selector(name: str) -> str:
 class _BindingReader:
     """Reads the values for an experiment from gin statements, and collects the mistakes in them."""
 
-    def __init__(self, gin: Any, statements: Scan) -> None:
+    def __init__(self, gin: Any, statements: GinStatements) -> None:
         self._gin = gin
         self._statements = statements
         self._used_bindings: set[tuple[str, str]] = (
@@ -181,19 +181,23 @@ class _BindingReader:
                 )
                 del values[argument]
 
-        self.argument_origins = {f"{name}.{argument}": origin for argument, origin in origins.items()}
+        self.argument_origins = {
+            f"{name}.{argument}": origin for argument, origin in origins.items()
+        }
         if values:
             try:
                 return get_experiment(name, **values)
             except Exception as error:
-                given = ", ".join(f"{argument}={format_value(value)}" for argument, value in values.items())
+                given = ", ".join(
+                    f"{argument}={format_value(value)}" for argument, value in values.items()
+                )
                 places = ", ".join(dict.fromkeys(origins.values()))
                 self.mistakes.append(
                     Mistake(name, f"the factory fails with {given}", _format_error(error), places)
                 )
         return get_experiment(name)
 
-    def read_sections(self, config: ExperimentConfig) -> Layer:
+    def read_sections(self, config: ExperimentConfig) -> ConfigLayer:
         """Returns the values that are bound for the sections of `config`."""
         parts = []
         for path, config_class, is_present in list_sections(config):
@@ -206,7 +210,8 @@ class _BindingReader:
         layer = ConfigLayer({}, {})
         for path, selector, scope, is_present in parts:
             is_named = any(
-                b.scope == scope and _find_selector(b) == selector for b in self._statements.bindings
+                b.scope == scope and _find_selector(b) == selector
+                for b in self._statements.bindings
             )
             if not is_present and uses[selector] > 1 and not is_named:
                 continue  # a binding for others of this class must not bring this one into being
@@ -292,11 +297,16 @@ def _find_selector(binding: Binding) -> str:
     if not binding.argument:
         return ""
     return next(
-        (selector for selector in _scopes_by_selector if f".{selector}".endswith(f".{binding.selector}")), ""
+        (
+            selector
+            for selector in _scopes_by_selector
+            if f".{selector}".endswith(f".{binding.selector}")
+        ),
+        "",
     )
 
 
-def _bind_external_names(gin: Any, statements: Scan, strict: bool) -> list[Mistake]:
+def _bind_external_names(gin: Any, statements: GinStatements, strict: bool) -> list[Mistake]:
     """Binds macros and names that other code has registered; returns mistakes, unknown names only if `strict`."""
     mistakes = []
     for binding in statements.bindings:
@@ -311,7 +321,8 @@ def _bind_external_names(gin: Any, statements: Scan, strict: bool) -> list[Mista
                 [*([] if matches else [binding.selector]), *binding.unknown_names] if strict else []
             ):
                 others = [
-                    other.rpartition(".")[2] for other in (*list_registered_names(gin), *_scopes_by_selector)
+                    other.rpartition(".")[2]
+                    for other in (*list_registered_names(gin), *_scopes_by_selector)
                 ]
                 advice = suggest_names(name.rpartition(".")[2], others)
                 mistakes.append(
@@ -330,7 +341,12 @@ def _bind_external_names(gin: Any, statements: Scan, strict: bool) -> list[Mista
                 ValueError,
             ) as error:  # for an argument that is not there, and for an ambiguous name
                 mistakes.append(
-                    Mistake(binding.name, "gin refuses the binding", _format_error(error), binding.origin)
+                    Mistake(
+                        binding.name,
+                        "gin refuses the binding",
+                        _format_error(error),
+                        binding.origin,
+                    )
                 )
     return mistakes
 

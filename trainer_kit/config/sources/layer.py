@@ -16,7 +16,7 @@ class ConfigLayer:
         config's classes.
       origins: The place of each value or section by its dotted path: "conf.yaml:12",
         "--params_override", "conf.gin:3", "--gin_params".
-      complete: Whether named sections that the source leaves out do not exist, as in the record of
+      replaces_named_sections: Whether named sections that the source leaves out do not exist, as in the record of
         a run.
     """
 

@@ -70,7 +70,9 @@ class _Dumper(yaml.SafeDumper):
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         """In double quotes, with escapes, where another form would lose a line break that only Unicode knows."""
-        return self.represent_scalar(_STR, text, style='"' if _CONTROL_CHARACTERS.search(text) else None)
+        return self.represent_scalar(
+            _STR, text, style='"' if _CONTROL_CHARACTERS.search(text) else None
+        )
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
@@ -89,13 +91,13 @@ class ParsedYaml:
     lines: dict[str, int] = field(default_factory=dict)
 
 
-def parse(text: str, name: str, is_trusted: bool = False) -> Parsed:
+def parse(text: str, name: str, is_trusted: bool = False) -> ParsedYaml:
     """Reads one YAML document, or JSON, which is YAML too.
 
     Args:
       text: The document; an empty one gives None.
       name: The name of the document in messages.
-      own: Whether trainer_kit wrote the file, such as params.yaml: it may be of any length, and may
+      is_trusted: Whether trainer_kit wrote the file, such as params.yaml: it may be of any length, and may
         hold as many values as can be written in it.
 
     Raises:
@@ -167,7 +169,9 @@ class _Reader:
 
     def read(self, node: yaml.Node, path: str) -> Any:
         if node in self._open_nodes:
-            self._add_mistake(node, path, "holds itself", "an alias cannot stand inside what it names")
+            self._add_mistake(
+                node, path, "holds itself", "an alias cannot stand inside what it names"
+            )
             return None
         self._value_count += 1
         if self._value_count > self._max_values:

@@ -21,10 +21,10 @@ class BestCheckpoints:
       primary: The exporter of best_checkpoint_eval_metric; None if there is none. It may be an
         object of the caller that only has `maybe_export_checkpoint` and `best_ckpt_logs`, as Model
         Garden's has.
-      named: The exporters of best_checkpoints, by name.
+      named_exporters: The exporters of best_checkpoints, by name.
     """
 
-    def __init__(self, primary: Any, named_exporters: Mapping[str, BestCheckpoint]) -> None:
+    def __init__(self, primary: Any, named_exporters: Mapping[str, BestWeightsExporter]) -> None:
         self.primary = primary
         self.named_exporters = dict(named_exporters)
 
@@ -33,7 +33,7 @@ class BestCheckpoints:
         """Returns the owner of a trainer's `checkpoint_exporter`, which may be one already."""
         return exporter if isinstance(exporter, cls) else cls(exporter, {})
 
-    def __iter__(self) -> Iterator[BestCheckpoint]:
+    def __iter__(self) -> Iterator[BestWeightsExporter]:
         if isinstance(self.primary, BestWeightsExporter):
             yield self.primary
         yield from self.named_exporters.values()

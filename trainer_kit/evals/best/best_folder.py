@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer_kit import files
-from trainer_kit.checkpoints.commit import write_commit_record, describe_damage
+from trainer_kit.checkpoints.commit import describe_damage, write_commit_record
 from trainer_kit.checkpoints.pointer_file import write_pointer
 from trainer_kit.checkpoints.retention import remove_checkpoints_except
 from trainer_kit.checkpoints.weights_folder import WeightsFolder
@@ -24,7 +24,7 @@ class BestFolder(WeightsFolder):
 
     Args:
       path: The local folder.
-      writes: Whether this process may change the folder; False where another process writes it.
+      is_writer: Whether this process may change the folder; False where another process writes it.
     """
 
     def __init__(self, path: str, is_writer: bool = True) -> None:
@@ -39,7 +39,11 @@ class BestFolder(WeightsFolder):
             info = read_recorded_info(self.path, step)
             if info is None and named is not None and named["step"] == step:
                 info = named
-            if info is not None and info["metric"] == metric and not describe_damage(self.prefix(step)):
+            if (
+                info is not None
+                and info["metric"] == metric
+                and not describe_damage(self.prefix(step))
+            ):
                 infos[step] = info
         return infos
 
@@ -67,9 +71,11 @@ class BestFolder(WeightsFolder):
         write_pointer(self.path, [self.prefix(info["step"])], point="best.pointer")
 
     def update_best(self, ranked_steps: Sequence[int]) -> None:
-        """Names the first of the steps `ranked` whose weights somebody has not removed."""
+        """Names the first of the steps `ranked_steps` whose weights somebody has not removed."""
         existing = self.steps() if self.is_writer else []
-        info = next((read_recorded_info(self.path, step) for step in ranked_steps if step in existing), None)
+        info = next(
+            (read_recorded_info(self.path, step) for step in ranked_steps if step in existing), None
+        )
         if info is not None:
             self.write_best(info)
 

@@ -46,19 +46,21 @@ class Criterion:
     keep: int = 1
     min_delta: float = 0.0
 
-    def score(self, step: int, metrics: Mapping[str, Any], record: Any) -> Scored | None:
+    def score(self, step: int, metrics: Mapping[str, Any], record: Any) -> ScoredEvaluation | None:
         """Returns `record` as a candidate; None when its metric is missing or not finite."""
         value = flatten_scalars(metrics, "|").get(self.metric, math.nan)
         return ScoredEvaluation(step, value, record) if math.isfinite(value) else None
 
-    def fold(self, candidates: Iterable[Scored]) -> list[Scored]:
+    def fold(self, candidates: Iterable[ScoredEvaluation]) -> list[ScoredEvaluation]:
         """Returns the kept `candidates`, in their order."""
-        kept: list[Scored] = []
+        kept: list[ScoredEvaluation] = []
         for one in candidates:
             kept = self.select_after(kept, one)
         return kept
 
-    def select_after(self, selected: Sequence[Scored], new: Scored) -> list[Scored]:
+    def select_after(
+        self, selected: Sequence[ScoredEvaluation], new: ScoredEvaluation
+    ) -> list[ScoredEvaluation]:
         """Returns the kept evaluations after `new` was considered."""
         if any(one.step == new.step for one in selected):
             return list(selected)
@@ -69,10 +71,10 @@ class Criterion:
             return list(selected)
         return [*(one for one in selected if one is not worst), new]
 
-    def sort_best_first(self, evaluations: Iterable[Scored]) -> list[Scored]:
+    def sort_best_first(self, evaluations: Iterable[ScoredEvaluation]) -> list[ScoredEvaluation]:
         """Sorts by metric, best first; ties keep their order."""
         return sorted(evaluations, key=lambda one: -_SIGNS[self.comparison] * one.value)
 
-    def best(self, evaluations: Iterable[Scored]) -> Scored | None:
+    def best(self, evaluations: Iterable[ScoredEvaluation]) -> ScoredEvaluation | None:
         """Returns the best kept evaluation; None when nothing is kept."""
         return next(iter(self.sort_best_first(evaluations)), None)

@@ -47,7 +47,7 @@ class BestWeightsExporter:
       metric_comp: "higher" or "lower": which value is better.
       keep: The number of weights to keep.
       min_delta: An evaluation must be better by more than this to displace the worst kept one.
-      keeps: Whether this worker writes the folder. False on workers that are not the chief: they
+      is_chief: Whether this worker writes the folder. False on workers that are not the chief: they
         take the same decisions and part in each save, since reading a variable can involve all
         workers, but discard what they save.
       option: The config field that names the metric, for messages.
@@ -81,7 +81,9 @@ class BestWeightsExporter:
         self._exported_evaluations = self.criterion.fold(
             ScoredEvaluation(step, info["value"], info) for step, info in infos.items()
         )
-        self._best_so_far = list(self._exported_evaluations)  # evaluations, which may have lost their weights
+        self._best_so_far = list(
+            self._exported_evaluations
+        )  # evaluations, which may have lost their weights
         self._reported_lost_steps: set[int] = set()  # the steps of weights that a warning has named
         self._folder.update_best(self._sort_steps(self._exported_evaluations))
 
@@ -113,7 +115,7 @@ class BestWeightsExporter:
         Raises:
           StorageError: when a file cannot be written.
         """
-        candidates: list[Scored] = []
+        candidates: list[ScoredEvaluation] = []
         unrecorded = {item.step: item for item in self._exported_evaluations}
         for evaluation in merge_validation_sets(evaluations):
             metrics = flatten_scalars(evaluation["metrics"], "|")
@@ -156,7 +158,9 @@ class BestWeightsExporter:
         Raises:
           StorageError: when a file cannot be moved or written.
         """
-        self._exported_evaluations = [item for item in self._exported_evaluations if item.step <= step]
+        self._exported_evaluations = [
+            item for item in self._exported_evaluations if item.step <= step
+        ]
         later = [number for number in self._folder.steps() if number > step]
         if self._exported_evaluations:
             self._folder.update_best(self._sort_steps(self._exported_evaluations))
@@ -218,12 +222,16 @@ class BestWeightsExporter:
             item.step == new.step for item in self._best_so_far
         )  # the first evaluation of a step counts
         self._best_so_far = self.criterion.select_after(self._best_so_far, new)
-        self._warn_of_lost({item.step for item in self._exported_evaluations} - set(self._folder.steps()))
+        self._warn_of_lost(
+            {item.step for item in self._exported_evaluations} - set(self._folder.steps())
+        )
 
         earlier = next((item for item in self._exported_evaluations if item.step == new.step), None)
         if earlier is not None and (was_evaluated or earlier.value == new.value):
             return False  # perhaps it was exported before the run was killed
-        kept = self.criterion.select_after([item for item in self._exported_evaluations if item is not earlier], new)
+        kept = self.criterion.select_after(
+            [item for item in self._exported_evaluations if item is not earlier], new
+        )
         if new not in kept:
             return False
 
@@ -236,7 +244,7 @@ class BestWeightsExporter:
         checkpoint.write(prefix)
         files.report_write_point("best.weights", prefix)
 
-    def _sort_steps(self, items: Iterable[Scored]) -> list[int]:
+    def _sort_steps(self, items: Iterable[ScoredEvaluation]) -> list[int]:
         """Returns the steps of evaluations, the best first."""
         return [item.step for item in self.criterion.sort_best_first(sorted(items))]
 

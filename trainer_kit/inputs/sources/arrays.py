@@ -15,7 +15,11 @@ from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError
 from trainer_kit.inputs.sources.batch_function import BatchFunction
 from trainer_kit.inputs.sources.example_order import Order
-from trainer_kit.inputs.sources.source_pipeline import finish_pipeline, build_options, describe_unread_fields
+from trainer_kit.inputs.sources.source_pipeline import (
+    build_options,
+    describe_unread_fields,
+    finish_pipeline,
+)
 
 _LOG = logging.getLogger(__name__)
 _MOST_ROWS, _GATHERED_BYTES = 16, 2**18
@@ -95,7 +99,9 @@ class ArraySource:
         """
         rows = self._count_batches_per_gather(input_context)
         if rows > 1:
-            gathered = self._order.at(position, batches_per_element=rows, with_seeds=self._uses_seeds).map(self._gather)
+            gathered = self._order.at(
+                position, batches_per_element=rows, with_seeds=self._uses_seeds
+            ).map(self._gather)
             batches = gathered.rebatch(self._params.global_batch_size, drop_remainder=True)
             batches = batches.apply(
                 tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
@@ -105,7 +111,9 @@ class ArraySource:
             or self._uses_seeds
             or (input_context and input_context.num_input_pipelines > 1)
         ):
-            batches = self._order.at(position, input_context, with_seeds=self._uses_seeds).map(self._gather)
+            batches = self._order.at(position, input_context, with_seeds=self._uses_seeds).map(
+                self._gather
+            )
         else:
             batches = self._slices(
                 position, input_context.num_replicas_in_sync if input_context else 1

@@ -51,8 +51,8 @@ class BatchFunction:
         """Returns `batches` with the function applied to each, in graph on the host.
 
         Args:
-          batches: A dataset of batches; with `seeded`, of pairs (batch, seeds).
-          seeded: Whether seeds come with the batches.
+          batches: A dataset of batches; with `has_seeds`, of pairs (batch, seeds).
+          has_seeds: Whether seeds come with the batches.
           keep_seeds: Whether the result keeps the seeds, for another function.
         """
         unpacked = (
@@ -79,12 +79,14 @@ class BatchFunction:
         if self._seed_argument_kind is None:
             return function(batch)
         return (
-            function(batch, seeds) if self._seed_argument_kind == "position" else function(batch, seed=seeds)
+            function(batch, seeds)
+            if self._seed_argument_kind == "position"
+            else function(batch, seed=seeds)
         )
 
 
 def get_function_label(dataset: Any) -> str | None:
-    """Returns the label of the user's function that `BatchFunction.over` has made a dataset call; None for others."""
+    """Returns the label of the user's function that `BatchFunction.apply_to` has made a dataset call; None for others."""
     return getattr(dataset, "label", None)
 
 
@@ -118,7 +120,9 @@ def _describe_signature_problem(function: Any, seed_argument_kind: str | None) -
         return f"it is {function!r}, not a function"
     if _parameters(function) is None:
         return ""
-    given = {None: ((0,), {}), "position": ((0, 0), {}), "keyword": ((0,), {"seed": 0})}[seed_argument_kind]
+    given = {None: ((0,), {}), "position": ((0, 0), {}), "keyword": ((0,), {"seed": 0})}[
+        seed_argument_kind
+    ]
     try:
         inspect.signature(function).bind(*given[0], **given[1])
     except TypeError:

@@ -53,8 +53,8 @@ class Order:
         Args:
           position: The position of the first batch.
           input_context: The worker's place among the others; None for a single replica.
-          rows: The number of batches that come as one larger batch; for training on one replica.
-          seeds: Whether elements are pairs of indices and the seeds of the examples, int32 [batch,
+          batches_per_element: The number of batches that come as one larger batch; for training on one replica.
+          with_seeds: Whether elements are pairs of indices and the seeds of the examples, int32 [batch,
             2].
 
         Raises:
@@ -84,7 +84,9 @@ class Order:
             _split_evenly(rest, replicas) if rest else [],
         )
 
-    def _build_shuffled(self, position: int, share: _Share, batches_per_element: int, with_seeds: bool) -> tf.data.Dataset:
+    def _build_shuffled(
+        self, position: int, share: _Share, batches_per_element: int, with_seeds: bool
+    ) -> tf.data.Dataset:
         """Returns the indices of each batch for training. Seeds are made for a whole epoch at once, in the background.
 
         The permutation is TensorFlow's stateless shuffle, not `index_shuffle`: that one uses 8 bits
@@ -110,13 +112,18 @@ class Order:
         epochs = tf.data.Dataset.range(first_epoch, _FOREVER).map(permutation).prefetch(1)
         batches = epochs.rebatch(share.global_batch_size * batches_per_element, drop_remainder=True)
         if share.replicas > 1:
-            rows_here = slice(share.first * share.replica_batch_size, (share.first + share.local_replicas) * share.replica_batch_size)
+            rows_here = slice(
+                share.first * share.replica_batch_size,
+                (share.first + share.local_replicas) * share.replica_batch_size,
+            )
 
             def select_rows(*parts: tf.Tensor) -> Any:
                 rows_of_parts = tuple(part[rows_here] for part in parts)
                 return rows_of_parts if with_seeds else rows_of_parts[0]
 
-            batches = batches.map(select_rows).rebatch(share.replica_batch_size, drop_remainder=True)
+            batches = batches.map(select_rows).rebatch(
+                share.replica_batch_size, drop_remainder=True
+            )
         return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
     def _in_order(self, position: int, share: _Share, with_seeds: bool) -> tf.data.Dataset:
@@ -126,19 +133,29 @@ class Order:
             key = epoch_key(self._params.seed, tf.constant(0, tf.int64)) if with_seeds else None
         full, rest = divmod(count, share.global_batch_size)
         last = full if self._params.drop_remainder or not rest else full + 1
-        all_alike = last == full and share.replica_batch_size * share.replicas == share.global_batch_size
+        all_alike = (
+            last == full and share.replica_batch_size * share.replicas == share.global_batch_size
+        )
 
         @tf.autograph.experimental.do_not_convert
         def part(element: tf.Tensor) -> Any:
-            batch, replica = element // share.local_replicas, share.first + element % share.local_replicas
-            examples = tf.minimum(tf.constant(share.global_batch_size, tf.int64), count - batch * share.global_batch_size)
+            batch, replica = (
+                element // share.local_replicas,
+                share.first + element % share.local_replicas,
+            )
+            examples = tf.minimum(
+                tf.constant(share.global_batch_size, tf.int64),
+                count - batch * share.global_batch_size,
+            )
             size, larger = examples // share.replicas, examples % share.replicas
             begin = batch * share.global_batch_size + replica * size + tf.minimum(replica, larger)
             indices = tf.range(begin, begin + size + tf.cast(replica < larger, tf.int64))
             indices = tf.ensure_shape(indices, [share.replica_batch_size if all_alike else None])
             return indices if key is None else (indices, example_seeds(key, indices))
 
-        return tf.data.Dataset.range(min(position, last) * share.local_replicas, last * share.local_replicas).map(part)
+        return tf.data.Dataset.range(
+            min(position, last) * share.local_replicas, last * share.local_replicas
+        ).map(part)
 
 
 class _Share:
@@ -155,7 +172,11 @@ class _Share:
         self.replicas = context.num_replicas_in_sync if context else 1
         self.replica_batch_size, rest = divmod(batch, self.replicas)
         if rest and params.is_training:
-            nearest = [str(count * self.replicas) for count in (self.replica_batch_size, self.replica_batch_size + 1) if count]
+            nearest = [
+                str(count * self.replicas)
+                for count in (self.replica_batch_size, self.replica_batch_size + 1)
+                if count
+            ]
             raise UsageError(
                 f"global_batch_size: batch {batch} on {self.replicas} replicas leaves {rest} over; "
                 f"the nearest that can be shared equally: {' or '.join(nearest)}"

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import DataError
-from trainer_kit.inputs.sources.base import Source
 from trainer_kit.inputs.sources.example_order import count_local_replicas
+from trainer_kit.inputs.sources.source_protocol import Source
 
 
 class FirstBatches:
@@ -18,7 +18,7 @@ class FirstBatches:
     so its batches are kept in memory.
 
     Args:
-      made: The Source or dataset, in batches for one replica.
+      data: The Source or dataset, in batches for one replica.
       batches: The number of global batches.
       repeats: Whether one pass follows another without end.
     """

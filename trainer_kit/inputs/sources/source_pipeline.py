@@ -66,10 +66,12 @@ def describe_unread_fields(reader: str, params: DataConfig, own_fields: Collecti
     Args:
       reader: The name of the Source, for the message.
       params: The data's section of the config.
-      read: The fields that this Source reads in addition to those that all Sources read.
+      own_fields: The fields that this Source reads in addition to those that all Sources read.
     """
     defaults = DataConfig()
-    others = [name for name in defaults.as_dict() if name not in _COMMON_FIELDS and name not in own_fields]
+    others = [
+        name for name in defaults.as_dict() if name not in _COMMON_FIELDS and name not in own_fields
+    ]
     unread = [name for name in others if getattr(params, name) != getattr(defaults, name)]
     if not unread:
         return ""

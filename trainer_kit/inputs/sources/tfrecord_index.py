@@ -211,7 +211,8 @@ def _check_uncompressed(path: str, content: mmap.mmap) -> None:
 def _parse_compression(head: bytes) -> str:
     """Returns the kind of compression that a file begins with; a length of a record may begin with the same bytes."""
     is_length = (
-        len(head) >= _HEAD and _have_valid_checksums(np.frombuffer(head, np.uint8)[np.newaxis]).all()
+        len(head) >= _HEAD
+        and _have_valid_checksums(np.frombuffer(head, np.uint8)[np.newaxis]).all()
     )
     return "" if is_length else _COMPRESSED.get(head[:2], "")
 

@@ -16,7 +16,11 @@ from trainer_kit.errors.user_frames import parse_user_frames
 from trainer_kit.inputs.dataset_structure import find_failed_op_line
 from trainer_kit.inputs.sources.batch_function import BatchFunction
 from trainer_kit.inputs.sources.example_order import Order
-from trainer_kit.inputs.sources.source_pipeline import finish_pipeline, build_options, describe_unread_fields
+from trainer_kit.inputs.sources.source_pipeline import (
+    build_options,
+    describe_unread_fields,
+    finish_pipeline,
+)
 from trainer_kit.inputs.sources.tfrecord_index import RecordFiles, find_matching_files
 
 _LOG = logging.getLogger(__name__)
@@ -97,7 +101,7 @@ class TFRecordSource:
     ) -> tf.data.Dataset:
         """Returns the dataset from global batch `position` on, in batches for one replica. Runs on the host.
 
-        Reading it raises a tf.errors.OpError for a damaged record; `damage_in` finds the file and
+        Reading it raises a tf.errors.OpError for a damaged record; `find_data_error` finds the file and
         the offset in it.
 
         Args:
@@ -112,7 +116,9 @@ class TFRecordSource:
         batches = indices.map(self._read_batch, num_parallel_calls=tf.data.AUTOTUNE)
         for function in self._functions:
             more = function is not self._functions[-1]
-            batches = function.apply_to(batches, has_seeds=self._uses_seeds, keep_seeds=self._uses_seeds and more)
+            batches = function.apply_to(
+                batches, has_seeds=self._uses_seeds, keep_seeds=self._uses_seeds and more
+            )
         return finish_pipeline(batches, self._params, self._options)
 
     def identity(self) -> dict[str, Any]:
@@ -162,7 +168,7 @@ def explain_read_errors(
     """Turns the error of a loop into a DataError if data cannot be read; the end of the data is no error.
 
     Args:
-      datasets: A function that returns the datasets that are read; see `damage_in`.
+      datasets: A function that returns the datasets that are read; see `find_data_error`.
       on_failure: A function that is called after any error of the loop.
 
     Raises:

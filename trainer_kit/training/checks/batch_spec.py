@@ -14,11 +14,11 @@ from trainer_kit.errors import UsageError, add_note, find_trainer_kit_error
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.inputs.dataset_iterator import explain_missing_files
 from trainer_kit.inputs.registered_datasets import get_build_inputs
-from trainer_kit.inputs.sources.base import call_build_inputs
+from trainer_kit.inputs.sources.source_protocol import call_build_inputs
 from trainer_kit.inputs.worker_pipeline import build_one_pass
 from trainer_kit.process.error_report import describe_structure
 from trainer_kit.runtime.keras_internals import LayerNumbering
-from trainer_kit.runtime.tracing import trace_concrete_function
+from trainer_kit.runtime.variable_creation import trace_concrete_function
 from trainer_kit.training.task import is_compiled
 
 # The data has ended, or another worker is gone: errors that are not about batches or models.
@@ -37,7 +37,9 @@ def create_model(task: Any) -> Any:
         return task.build_model()
 
 
-def build_model(sections: Any, task: Any, model: Any, train: bool, ready_made_dataset: Any = None) -> None:
+def build_model(
+    sections: Any, task: Any, model: Any, train: bool, ready_made_dataset: Any = None
+) -> None:
     """Creates the missing variables of a model; runs eagerly, in strategy scope.
 
     The task calls the model on the specs of a batch, in a graph that is thrown away: no data is
@@ -50,7 +52,7 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, ready_made_da
       model: The model of `task.build_model`.
       train: Whether the batch is of the training data rather than of the first validation set. If
         that data has no batch size, the other data is used.
-      given: A ready-made dataset to use instead of the task's, or a dict of datasets by name.
+      ready_made_dataset: A ready-made dataset to use instead of the task's, or a dict of datasets by name.
 
     Raises:
       UsageError: when `model` is not a model.
@@ -101,7 +103,12 @@ def build_model(sections: Any, task: Any, model: Any, train: bool, ready_made_da
 
 
 def build_metrics(
-    sections: Any, task: Any, model: Any, metrics: Sequence[Any], train: bool, ready_made_dataset: Any = None
+    sections: Any,
+    task: Any,
+    model: Any,
+    metrics: Sequence[Any],
+    train: bool,
+    ready_made_dataset: Any = None,
 ) -> None:
     """Creates the variables of metrics that make theirs at the first update; runs eagerly, in strategy scope.
 
@@ -148,10 +155,16 @@ def _name_for_graphs(task: Any, model: Any) -> None:
             one.name = f"private{one.name}"
 
 
-def _compute_batch_spec(sections: Any, task: Any, model: Any, train: bool, ready_made_dataset: Any) -> tuple[str, Any]:
+def _compute_batch_spec(
+    sections: Any, task: Any, model: Any, train: bool, ready_made_dataset: Any
+) -> tuple[str, Any]:
     """Returns the dotted path of the data in the config, and the spec of one replica's batch."""
     name, data = _section_of_batches(sections, train)
-    dataset = next(iter(ready_made_dataset.values())) if isinstance(ready_made_dataset, Mapping) else ready_made_dataset
+    dataset = (
+        next(iter(ready_made_dataset.values()))
+        if isinstance(ready_made_dataset, Mapping)
+        else ready_made_dataset
+    )
     if dataset is None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         why = (
@@ -162,7 +175,9 @@ def _compute_batch_spec(sections: Any, task: Any, model: Any, train: bool, ready
             name, f"{why}; with a keras.Input in build_model the model is built without data"
         ):
             context = tf.distribute.InputContext(1, 0, replicas)
-            dataset = build_one_pass(call_build_inputs(get_build_inputs(task, data), data, context), context)
+            dataset = build_one_pass(
+                call_build_inputs(get_build_inputs(task, data), data, context), context
+            )
     return f"task.{name}", get_replica_spec(dataset.element_spec)
 
 
@@ -232,7 +247,9 @@ def _trace(step: Callable[[Any], Any], batch: Any) -> Any:
 
 
 @contextlib.contextmanager
-def explain_batch_errors(section: str, get_spec: Callable[[], Any], task: Any, model: Any) -> Iterator[None]:
+def explain_batch_errors(
+    section: str, get_spec: Callable[[], Any], task: Any, model: Any
+) -> Iterator[None]:
     """Adds a note to an error in a loop: the spec of a batch of `section`, and the spec of the model's outputs.
 
     The model is traced once more for this, so errors that are not about batches or models get no
@@ -244,7 +261,8 @@ def explain_batch_errors(section: str, get_spec: Callable[[], Any], task: Any, m
         if find_trainer_kit_error(error) is None and not isinstance(error, _NOT_ABOUT_BATCHES):
             with contextlib.suppress(Exception):
                 add_note(
-                    error, "\n".join(_describe_batch(section, get_replica_spec(get_spec()), task, model))
+                    error,
+                    "\n".join(_describe_batch(section, get_replica_spec(get_spec()), task, model)),
                 )
         raise
 
@@ -270,7 +288,8 @@ def _describe_batch(section: str, batch: Any, task: Any, model: Any) -> Iterator
         )
     with contextlib.suppress(Exception):
         outputs = _trace(
-            lambda inputs: apply_autograph(task.inference_step)(_features(inputs, model), model), batch
+            lambda inputs: apply_autograph(task.inference_step)(_features(inputs, model), model),
+            batch,
         )
         yield f"the model gives {describe_structure(outputs)}"
 

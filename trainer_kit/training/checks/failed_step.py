@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from trainer_kit.errors import DataError, DivergedError, StopTraining, TrainerKitError, UsageError
 from trainer_kit.inputs.sources.tfrecords import is_read_error
-from trainer_kit.optimizers.gradient_processors import parse_non_finite_gradient
-from trainer_kit.training.loops.tracing import reads_before_writes
+from trainer_kit.optimizers.gradient_processing import parse_non_finite_gradient
+from trainer_kit.training.loops.loop_function import reads_before_writes
 
 _LOG = logging.getLogger(__name__)
 _METHODS = ("train_step", "create_train_loop_fn", "train")
@@ -61,7 +61,7 @@ class LoopChecker:
 
     Args:
       trainer: The trainer that runs the loops.
-      stopping: A function that returns whether the run was asked to stop.
+      should_stop: A function that returns whether the run was asked to stop.
     """
 
     def __init__(self, trainer: Any, should_stop: Callable[[], bool]) -> None:
@@ -92,7 +92,11 @@ class LoopChecker:
           UsageError: when the trainer's `train` returned neither a dict nor None.
         """
         trainer = self._trainer
-        reached = int(trainer.global_step.numpy()) if trainer.reached_step is None else trainer.reached_step
+        reached = (
+            int(trainer.global_step.numpy())
+            if trainer.reached_step is None
+            else trainer.reached_step
+        )
         if logs is not None and not isinstance(logs, Mapping):
             raise UsageError(
                 f"{_describe_loop_methods(trainer)} returned {logs!r:.60}; return a dict of metrics, or None"
@@ -120,7 +124,7 @@ class OrbitLoopCheck:
 
     Args:
       trainer: The trainer that runs the loops.
-      stopping: A function that returns whether the run was asked to stop.
+      should_stop: A function that returns whether the run was asked to stop.
     """
 
     def __init__(self, trainer: Any, should_stop: Callable[[], bool]) -> None:
@@ -159,7 +163,11 @@ def _create_uncounted_steps_error(trainer: Any, before: int, after: int) -> Trai
 def _describe_loop_methods(trainer: Any) -> str:
     """Returns the user's methods that run or count training steps, with file and line; else the trainer's `train`."""
     trainer = vars(trainer).get("_inner", trainer)  # the wrapped trainer of an adopted one
-    own = [_format_method_location(type(trainer), name) for name in _METHODS if is_user_defined(type(trainer), name)]
+    own = [
+        _format_method_location(type(trainer), name)
+        for name in _METHODS
+        if is_user_defined(type(trainer), name)
+    ]
     return " or ".join(own) or f"{type(trainer).__name__}.train"
 
 
@@ -193,7 +201,11 @@ def is_state_complete(trainer: Any, error: BaseException) -> bool:
         return False
     loop = trainer.current_loop
     kind = type(trainer)
-    if loop is None or is_user_defined(kind, "train") or is_user_defined(kind, "create_train_loop_fn"):
+    if (
+        loop is None
+        or is_user_defined(kind, "train")
+        or is_user_defined(kind, "create_train_loop_fn")
+    ):
         return False
     cause = error if error.__cause__ is None else error.__cause__
     if (
@@ -208,17 +220,21 @@ def is_state_complete(trainer: Any, error: BaseException) -> bool:
         return False
     if loop.newest_graph is not None:
         return reads_before_writes(loop.newest_graph)
-    return not is_user_defined(kind, "train_step") and not is_user_defined(kind, "next_train_inputs")
+    return not is_user_defined(kind, "train_step") and not is_user_defined(
+        kind, "next_train_inputs"
+    )
 
 
-def describe_lost_steps(step: int, saved_step: int, checkpoint: str | None, is_single_worker: bool) -> str:
+def describe_lost_steps(
+    step: int, saved_step: int, checkpoint: str | None, is_single_worker: bool
+) -> str:
     """Returns the message for a run that failed and could not be saved.
 
     Args:
       step: The global step.
-      saved: The step of the newest checkpoint; negative: there is none.
+      saved_step: The step of the newest checkpoint; negative: there is none.
       checkpoint: The path of the newest checkpoint.
-      alone: Whether the run has one worker.
+      is_single_worker: Whether the run has one worker.
     """
     why = (
         "the training step that failed may have written some of its variables"

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import TrainerKitError, UsageError
 from trainer_kit.inputs.op_definitions import find_op_definition
-from trainer_kit.inputs.stateful_ops import iterate_nodes, find_unsaved_state
+from trainer_kit.inputs.stateful_ops import find_unsaved_state, iterate_nodes
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
 from trainer_kit.training.task import Task
 
@@ -23,7 +23,10 @@ def check_sections(config: Any, needs_train_data: bool, needs_validation_data: b
     for name in ("trainer", "task", "runtime"):
         if not hasattr(config, name):
             raise AttributeError(f"the trainer needs a config with a section {name!r}")
-    for wanted, name in ((needs_train_data, "train_data"), (needs_validation_data, "validation_data")):
+    for wanted, name in (
+        (needs_train_data, "train_data"),
+        (needs_validation_data, "validation_data"),
+    ):
         if wanted and not hasattr(config.task, name):
             raise AttributeError(
                 f"the trainer needs a config with a section 'task.{name}', or a ready-made dataset"

@@ -18,10 +18,14 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import ROOT, CheckpointGraph
-from trainer_kit.checkpoints.state.variable_names import make_distinct, layer_names, model_variables
+from trainer_kit.checkpoints.state.variable_names import layer_names, make_distinct, model_variables
 from trainer_kit.checkpoints.weight_files.keras_file import KerasFile
 from trainer_kit.checkpoints.weight_files.tensorflow_file import TensorFlowFile
-from trainer_kit.checkpoints.weight_files.weight_file import MODEL, WeightFile, replace_numbers_by_ranks
+from trainer_kit.checkpoints.weight_files.weight_file import (
+    MODEL,
+    WeightFile,
+    replace_numbers_by_ranks,
+)
 from trainer_kit.config.schema.optimization import AVERAGE, WEIGHTS, EMAConfig
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.optimizers.moving_average import average_keys, select_averaged_variables
@@ -80,7 +84,12 @@ def names_in_file(
     theirs = {name: name for name in file.shapes} if new_names is None else new_names
     ours = _namings(model, file)
     exact = _equal_names(ours, chosen, theirs, fit)
-    ranked = _equal_names([replace_numbers_by_ranks(naming) for naming in ours], chosen, replace_numbers_by_ranks(theirs), fit)
+    ranked = _equal_names(
+        [replace_numbers_by_ranks(naming) for naming in ours],
+        chosen,
+        replace_numbers_by_ranks(theirs),
+        fit,
+    )
     names = exact
     checkpoint = file if isinstance(file, TensorFlowFile) and file.has_graph else None
     if not file.has_user_numbers:
@@ -142,7 +151,11 @@ def _namings(model: Any, file: WeightFile) -> list[dict[str, str]]:
             {name: path_of[identity] for name, identity in named.items() if identity in path_of}
         ]
     namings = [{path: path for path in weights}]
-    if isinstance(file, KerasFile) and file.has_numbered_variables and isinstance(model, keras.Layer):
+    if (
+        isinstance(file, KerasFile)
+        and file.has_numbered_variables
+        and isinstance(model, keras.Layer)
+    ):
         for item in (model, *inner_models(model)):
             namings.append(
                 {name: path_of[id(variable)] for name, variable in _list_numbered_variables(item)}
@@ -223,7 +236,7 @@ class Match:
       pairs: (variable, key of its value) for each variable with a value, in whatever shape.
       misfits: (name, what is wrong, shape in the file, shape here) of the variables without a value
         of their shape.
-      averaged: Whether the values are moving averages, as far as there are any.
+      is_averaged: Whether the values are moving averages, as far as there are any.
     """
 
     part: str
@@ -294,7 +307,7 @@ def keys_by_structure(
     Args:
       model: A built model.
       graph: The graph of the checkpoint.
-      wanted: id(tf.Variable) of the variables to find; the objects that have most of them fit best.
+      variable_ids: id(tf.Variable) of the variables to find; the objects that have most of them fit best.
     """
 
     def count_fitting(match: Match) -> int:
@@ -305,7 +318,9 @@ def keys_by_structure(
 
     nodes = graph.nodes(_DEPTH)
     matches = [
-        match for item in (model, *inner_models(model)) for match in _list_matches(item, graph, nodes)
+        match
+        for item in (model, *inner_models(model))
+        for match in _list_matches(item, graph, nodes)
     ]
     best = max(
         matches,
@@ -401,7 +416,9 @@ def _with_averages(
 ) -> Match:
     """Replaces the weights in a match by moving averages, nodes by path; variables without an average keep theirs."""
     for trainable_only in (True, False):
-        variables = select_averaged_variables(model, EMAConfig(trainable_weights_only=trainable_only))
+        variables = select_averaged_variables(
+            model, EMAConfig(trainable_weights_only=trainable_only)
+        )
         variable_of = dict(zip(average_keys(variables), variables, strict=True))
         if nodes.keys() <= variable_of.keys():
             keys = {
@@ -409,7 +426,7 @@ def _with_averages(
                 for name, node in nodes.items()
             }
             pairs = [(variable, keys.get(id(variable)) or key) for variable, key in match.pairs]
-            return replace(match, pairs=pairs, averaged=True)
+            return replace(match, pairs=pairs, is_averaged=True)
     raise UsageError(
         f"the moving averages in {graph.prefix} belong to other variables than those of this model;"
         " use load_model, or give averaged=False to load the weights themselves"

@@ -21,7 +21,7 @@ from trainer_kit.errors import DataError
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.inputs.dataset_iterator import ValidationData
 from trainer_kit.training.loops.iterators import SingleElementIterator, as_int32, loop_over_elements
-from trainer_kit.training.loops.tracing import (
+from trainer_kit.training.loops.loop_function import (
     LoopFunction,
     Readback,
     check_one_thread,
@@ -29,7 +29,7 @@ from trainer_kit.training.loops.tracing import (
     graph_function,
 )
 from trainer_kit.training.loops.train_loop import LoopSteps
-from trainer_kit.training.metrics import remove_engine_results
+from trainer_kit.training.metric_set import remove_engine_results
 
 _LOG = logging.getLogger(__name__)
 # Containers with more items are not searched for nested ones: they are data, not an aggregated
@@ -62,7 +62,9 @@ class AttributeSnapshot:
 
     def restore(self) -> list[str]:
         """Undoes all changes since, and returns the names of the changed attributes."""
-        changed = [name for one, before in self._attributes for name in _restore_attributes(one, before)]
+        changed = [
+            name for one, before in self._attributes for name in _restore_attributes(one, before)
+        ]
         for name, container, before in self._contents:
             if not _has_same_items(_items(container), before):
                 changed.append(name)
@@ -113,8 +115,12 @@ def _items(container: Any) -> Any:
 def _has_same_items(container: Any, other: Any) -> bool:
     """Whether two containers hold the same objects; by identity, since the objects may not be comparable."""
     if isinstance(container, dict):
-        return container.keys() == other.keys() and all(container[key] is other[key] for key in container)
-    return len(container) == len(other) and all(a is b for a, b in zip(container, other, strict=True))
+        return container.keys() == other.keys() and all(
+            container[key] is other[key] for key in container
+        )
+    return len(container) == len(other) and all(
+        a is b for a, b in zip(container, other, strict=True)
+    )
 
 
 class NotInGraph(Exception):
@@ -156,9 +162,9 @@ class GraphReduction:
           NotInGraph: when one of them cannot be traced.
         """
         try:
-            first = (self._first_step_function if state is None else self._outputs_function).get_concrete_function(
-                iterator
-            )
+            first = (
+                self._first_step_function if state is None else self._outputs_function
+            ).get_concrete_function(iterator)
             outputs = self._output_specs_by_graph.setdefault(first.graph, self._output_specs)
             spec = self._generalize_specs(
                 _specs(first.structured_outputs if state is None else _tensors(state)), outputs
@@ -188,14 +194,18 @@ class GraphReduction:
                 return done, state
         if done == limit:
             return done, state
-        count, state = self._remaining_steps_function(iterator, tf.constant(limit), tf.constant(done), _tensors(state))
+        count, state = self._remaining_steps_function(
+            iterator, tf.constant(limit), tf.constant(done), _tensors(state)
+        )
         return int(count), state
 
     def _first_step(self, iterator: Any) -> Any:
         return self._reduce(None, self._run_step(iterator))
 
-    def _run_remaining_steps(self, iterator: Any, limit: tf.Tensor, done: tf.Tensor, state: Any) -> Any:
-        def one_step(element: OneElement, flat: Any) -> Any:
+    def _run_remaining_steps(
+        self, iterator: Any, limit: tf.Tensor, done: tf.Tensor, state: Any
+    ) -> Any:
+        def one_step(element: SingleElementIterator, flat: Any) -> Any:
             outputs = self._run_step(element)
             state_now = tf.nest.pack_sequence_as(state, flat, expand_composites=True)
             return tf.nest.flatten(self._reduce(state_now, outputs), expand_composites=True)
@@ -242,7 +252,9 @@ class GraphReduction:
     def _generalize_specs(self, spec: Any, outputs: Any) -> Any:
         """Returns the specs of the state, with every dimension left open that a reduction changes."""
         while True:
-            after = _specs(self._reduction_function.get_concrete_function(spec, outputs).structured_outputs)
+            after = _specs(
+                self._reduction_function.get_concrete_function(spec, outputs).structured_outputs
+            )
             common = _merge_specs(spec, after)
             if common == spec:
                 return spec
@@ -325,7 +337,7 @@ class EvalLoop:
     Args:
       steps: What the loop runs.
       stop: The flag of stop_variable.
-      resets: Whether the metrics are reset first.
+      reset_metrics: Whether the metrics are reset first.
       one_thread: Whether the loop runs on one thread, for which its graph is checked; see
         `check_one_thread`.
 
@@ -334,7 +346,12 @@ class EvalLoop:
     """
 
     def __init__(
-        self, steps: LoopSteps, stop: tf.Variable, *, reset_metrics: bool = True, one_thread: bool = False
+        self,
+        steps: LoopSteps,
+        stop: tf.Variable,
+        *,
+        reset_metrics: bool = True,
+        one_thread: bool = False,
     ) -> None:
         self._steps = steps
         self._stop = stop
@@ -371,9 +388,9 @@ class StatefulEvalLoop:
     Args:
       steps: What the loop runs; a step returns its outputs.
       stop: The flag of stop_variable.
-      resets: Whether the metrics are reset first.
+      reset_metrics: Whether the metrics are reset first.
       use_tf_function: Whether to compile the step.
-      in_graph: Whether to run the loop and the reduction in graph. If they cannot be traced, which
+      use_tf_while_loop: Whether to run the loop and the reduction in graph. If they cannot be traced, which
         is known before the first step runs, one warning says why, and this and later evaluations
         run step by step. Errors in the reduction are then raised unchanged.
       watched: Objects whose attributes the reduction might change; in graph such a change would
@@ -423,7 +440,9 @@ class StatefulEvalLoop:
     @property
     def newest_graph(self) -> tf.Graph | None:
         """The newest graph of the loop, or of the step; None if there is none."""
-        return getattr(self._graph_reduction if self._runs_in_graph else self._step, "newest_graph", None)
+        return getattr(
+            self._graph_reduction if self._runs_in_graph else self._step, "newest_graph", None
+        )
 
     def _by_step(self, iterator: Any, limit: int, state: Any, reduce_fn: Reduce) -> tuple[int, Any]:
         done = 0
@@ -436,9 +455,13 @@ class StatefulEvalLoop:
             done += 1
         return done, state
 
-    def _trace_reduction(self, iterator: Any, state: Any, reduce_fn: Reduce) -> GraphReduction | None:
+    def _trace_reduction(
+        self, iterator: Any, state: Any, reduce_fn: Reduce
+    ) -> GraphReduction | None:
         if self._graph_reduction is None or self._graph_reduction.reduce_fn != reduce_fn:
-            self._graph_reduction = GraphReduction(self._steps, self._stop, reduce_fn, self._watched)
+            self._graph_reduction = GraphReduction(
+                self._steps, self._stop, reduce_fn, self._watched
+            )
         try:
             self._graph_reduction.trace(iterator, state)
         except NotInGraph as reason:
@@ -458,7 +481,7 @@ class EagerEvalLoop:
     Args:
       steps: What the loop runs.
       stop: The flag of stop_variable.
-      resets: Whether the metrics are reset first.
+      reset_metrics: Whether the metrics are reset first.
 
     Attributes:
       newest_graph: None, since nothing is compiled.
@@ -469,7 +492,9 @@ class EagerEvalLoop:
 
     def __init__(self, steps: LoopSteps, stop: tf.Variable, *, reset_metrics: bool = True) -> None:
         self.reset = steps.reset
-        self._loop = StatefulEvalLoop(steps, stop, reset_metrics=reset_metrics, use_tf_function=False)
+        self._loop = StatefulEvalLoop(
+            steps, stop, reset_metrics=reset_metrics, use_tf_function=False
+        )
         self._results = Readback(steps.results, eager)
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
@@ -533,7 +558,7 @@ def explain_end_of_data(section: str) -> Iterator[None]:
 
 
 def check_evaluated_batches(done: int, num_steps: int, was_stopped: bool) -> None:
-    """Raises DataError when an evaluation found no batch; warns when it found fewer than `wanted`."""
+    """Raises DataError when an evaluation found no batch; warns when it found fewer than `num_steps`."""
     if done == 0 and not was_stopped:
         raise DataError(
             "task.validation_data has no batch: no files, no examples, or fewer examples than one"
@@ -541,5 +566,7 @@ def check_evaluated_batches(done: int, num_steps: int, was_stopped: bool) -> Non
         )
     if 0 <= done < num_steps and not was_stopped:
         _LOG.warning(
-            "the evaluation used %d batches of the %d asked for: the data has no more", done, num_steps
+            "the evaluation used %d batches of the %d asked for: the data has no more",
+            done,
+            num_steps,
         )

@@ -24,11 +24,11 @@ from trainer_kit.training.loops.iterators import (
     TimedIterator,
     as_int32,
     create_boolean_constants,
-    parse_wait_seconds,
     create_wait_seconds,
+    parse_wait_seconds,
     should_continue,
 )
-from trainer_kit.training.loops.tracing import LoopFunction, Readback, graph_function
+from trainer_kit.training.loops.loop_function import LoopFunction, Readback, graph_function
 from trainer_kit.training.loops.train_loop import LoopSteps
 
 # The user's names of operations that XLA does not support.
@@ -56,7 +56,7 @@ def find_fusing_problem(
       config: The experiment's config.
       strategy: The trainer's strategy.
       given: A ready-made dataset that replaces the task's; None: there is none.
-      own_loop: The name of a class that overrides create_train_loop_fn; "" if there is none.
+      custom_loop_class: The name of a class that overrides create_train_loop_fn; "" if there is none.
     """
     replicas = strategy.num_replicas_in_sync
     if replicas > 1:
@@ -124,7 +124,9 @@ class BatchStack:
     @property
     def is_empty(self) -> bool:
         """Whether all batches from the iterator are used; False if not known."""
-        return self._is_known and (self._stored is None or int(self._stored[1]) >= int(self._stored[2]))
+        return self._is_known and (
+            self._stored is None or int(self._stored[1]) >= int(self._stored[2])
+        )
 
     def next_batch(self, iterator: Any) -> Any:
         """Returns the next unused batch, and counts it as used. Runs eagerly, on the host."""
@@ -147,13 +149,15 @@ class FusedLoop:
       fuse_steps: The number of batches in one element of the data.
 
     Attributes:
-      compiled: The function of the whole loop.
-      waited: The seconds that the last call waited for batches; None with op determinism, which has
+      loop_function: The function of the whole loop.
+      wait_seconds: The seconds that the last call waited for batches; None with op determinism, which has
         no clock.
       fuse_steps: The argument of this name.
     """
 
-    def __init__(self, steps: LoopSteps, stop: tf.Variable, stack: Stack, fuse_steps: int) -> None:
+    def __init__(
+        self, steps: LoopSteps, stop: tf.Variable, stack: BatchStack, fuse_steps: int
+    ) -> None:
         self._steps = steps
         self._stop = stop
         self._stack = stack
@@ -166,7 +170,9 @@ class FusedLoop:
         self.wait_seconds: float | None = 0.0
         self.fuse_steps = fuse_steps
 
-    def __call__(self, iterator: Any, num_steps: tf.Tensor, reset_metrics: bool = True) -> tuple[int, Any]:
+    def __call__(
+        self, iterator: Any, num_steps: tf.Tensor, reset_metrics: bool = True
+    ) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values; see TrainLoop.
 
         The elements of the iterator are (number of batches, stacked batches) of
@@ -192,7 +198,9 @@ class FusedLoop:
         """The newest graph of the whole loop; None if there is none."""
         return self.loop_function.newest_graph
 
-    def _run_loop(self, iterator: Any, num_steps: tf.Tensor, reset_metrics: tf.Tensor, stack_state: Any) -> Any:
+    def _run_loop(
+        self, iterator: Any, num_steps: tf.Tensor, reset_metrics: tf.Tensor, stack_state: Any
+    ) -> Any:
         def go_on(done: tf.Tensor, left: Any, waited: tf.Tensor) -> tf.Tensor:
             return should_continue(self._stop, done < num_steps)
 
@@ -219,7 +227,9 @@ class FusedLoop:
         """Runs a step for each batch from `begin` to `end` (excluded); XLA compiles it."""
 
         def one_step(number: tf.Tensor) -> tuple[tf.Tensor]:
-            batch = SingleElementIterator(tf.nest.map_structure(lambda stack: stack[number], batches))
+            batch = SingleElementIterator(
+                tf.nest.map_structure(lambda stack: stack[number], batches)
+            )
             try:
                 with tf.name_scope(""):
                     apply_autograph(self._steps.step)(batch)

@@ -109,7 +109,11 @@ class StopFlag:
     @property
     def is_requested(self) -> bool:
         """Whether running loops stop before their next step; the same on all workers."""
-        return self._requested_at is not None if self._num_workers == 1 else bool(self.variable.numpy())
+        return (
+            self._requested_at is not None
+            if self._num_workers == 1
+            else bool(self.variable.numpy())
+        )
 
     @property
     def seconds_since_request(self) -> float:
@@ -150,11 +154,13 @@ def is_stopping(trainer: Any, has_local_request: Callable[[], bool]) -> bool:
 
     Args:
       trainer: The run's trainer, a BaseTrainer.
-      asked: A function that returns whether this process was asked to stop in another way, such as
+      has_local_request: A function that returns whether this process was asked to stop in another way, such as
         by a signal.
     """
     agreed = trainer.is_stop_agreed
-    return has_local_request() or bool(trainer.is_stop_requested) if agreed is None else bool(agreed)
+    return (
+        has_local_request() or bool(trainer.is_stop_requested) if agreed is None else bool(agreed)
+    )
 
 
 def create_wait_seconds() -> tf.Tensor:
@@ -176,13 +182,13 @@ class TimedIterator:
 
     Args:
       iterator: An iterator over the data.
-      waited: The seconds so far: `no_waits`, or the value of the clock before.
+      wait_seconds: The seconds so far: `create_wait_seconds`, or the value of the clock before.
       exact: Whether the element waits for the first reading of the clock, which costs 3 % of such a
         step. Otherwise the reading may come some microseconds late; if operations run one after the
         other, at any time.
 
     Attributes:
-      waited: The seconds so far, including the elements since.
+      wait_seconds: The seconds so far, including the elements since.
     """
 
     def __init__(self, iterator: Any, wait_seconds: tf.Tensor, exact: bool = True) -> None:
@@ -190,12 +196,14 @@ class TimedIterator:
         self.wait_seconds = wait_seconds
         self._exact = exact
 
-    def __iter__(self) -> WaitingClock:
+    def __iter__(self) -> TimedIterator:
         return self
 
     def __next__(self) -> Any:
         here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        elsewhere = here is not (self.wait_seconds.graph if tf.is_symbolic_tensor(self.wait_seconds) else None)
+        elsewhere = here is not (
+            self.wait_seconds.graph if tf.is_symbolic_tensor(self.wait_seconds) else None
+        )
         if elsewhere or is_op_determinism_enabled():
             return next(self._iterator)
         begin = tf.timestamp()
@@ -229,7 +237,7 @@ class SingleElementIterator:
       element: The element of the data.
 
     Attributes:
-      overdrawn: Whether a step asked for more than this element.
+      is_overdrawn: Whether a step asked for more than this element.
 
     Raises:
       ValueError: when a step asks for a second element; evaluate such a step with
@@ -237,9 +245,13 @@ class SingleElementIterator:
     """
 
     def __init__(self, element: Any) -> None:
-        self._left, self._graph, self.is_overdrawn = [element], tf.compat.v1.get_default_graph(), False
+        self._left, self._graph, self.is_overdrawn = (
+            [element],
+            tf.compat.v1.get_default_graph(),
+            False,
+        )
 
-    def __iter__(self) -> OneElement:
+    def __iter__(self) -> SingleElementIterator:
         return self
 
     def __next__(self) -> Any:
@@ -266,7 +278,7 @@ def loop_over_elements(
     iterator: Any,
     limit: tf.Tensor,
     stop: tf.Variable,
-    step: Callable[[OneElement, Any], Any],
+    step: Callable[[SingleElementIterator, Any], Any],
     state: Sequence[tf.Tensor] = (),
     done: int | tf.Tensor = 0,
 ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:

@@ -22,13 +22,13 @@ from trainer_kit.training.loops.iterators import (
     TimedIterator,
     as_int32,
     create_boolean_constants,
-    parse_wait_seconds,
     create_wait_seconds,
+    parse_wait_seconds,
     should_continue,
 )
-from trainer_kit.training.loops.tracing import LoopFunction, Readback, eager, graph_function
+from trainer_kit.training.loops.loop_function import LoopFunction, Readback, eager, graph_function
 
-Loop = Callable[[Any, Any, bool], tuple[int, Any]]
+LoopFn = Callable[[Any, Any, bool], tuple[int, Any]]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 FINITE_CHECK_INTERVAL = (
     5  # steps between checks when loops are shorter: a check in each loop would slow them down
@@ -65,9 +65,9 @@ class TrainLoop:
         on one thread, where it costs nothing. See WaitingClock.
 
     Attributes:
-      compiled: The function of the whole loop, or of one step; None if nothing is compiled.
-      is_whole: Whether the whole loop is one function.
-      waited: The seconds that the last call waited for batches; None if the loop is not compiled,
+      loop_function: The function of the whole loop, or of one step; None if nothing is compiled.
+      is_loop_compiled: Whether the whole loop is one function.
+      wait_seconds: The seconds that the last call waited for batches; None if the loop is not compiled,
         and with TensorFlow's op determinism, which has no clock.
     """
 
@@ -96,13 +96,15 @@ class TrainLoop:
         elif use_tf_function:
             self.loop_function = LoopFunction(self._run_step, "the training step")
 
-    def __call__(self, iterator: Any, num_steps: tf.Tensor, reset_metrics: bool = True) -> tuple[int, Any]:
+    def __call__(
+        self, iterator: Any, num_steps: tf.Tensor, reset_metrics: bool = True
+    ) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values.
 
         Args:
           iterator: An iterator over the data.
           num_steps: The number of steps to run.
-          fresh: Whether metrics are reset first; False continues a loop that was stopped in the
+          reset_metrics: Whether metrics are reset first; False continues a loop that was stopped in the
             middle.
 
         Raises:
@@ -170,7 +172,7 @@ class TrainingHooks(Protocol):
     def end(self, step: int, results: dict[str, Any]) -> bool:
         """Called after a part with the global step and the results of the loop so far, as NumPy values.
 
-        `Trainer.reported` makes logs of the results. Returns whether the loop goes on.
+        `Trainer.convert_to_logs` makes logs of the results. Returns whether the loop goes on.
         """
         ...
 
@@ -195,9 +197,9 @@ class SegmentedLoop:
 
     Attributes:
       hooks: The object to call around parts of each loop; None: a loop has no such parts.
-      ready_at: The time.perf_counter() at the end of the first step of the newest loop function; 0
+      first_step_at: The time.perf_counter() at the end of the first step of the newest loop function; 0
         before that.
-      waited: The seconds that the last loop waited for batches, without the first step of a new
+      wait_seconds: The seconds that the last loop waited for batches, without the first step of a new
         loop function; None if the loop function does not measure them.
       results: The results of the last loop; None if the loop did not read them, or they were taken.
     """
@@ -205,7 +207,7 @@ class SegmentedLoop:
     def __init__(self, global_step: tf.Variable, checks: Sequence[FirstStepCheck] = ()) -> None:
         self._global_step = global_step
         self._checks = checks
-        self._traced_loop: Loop | None = None
+        self._traced_loop: LoopFn | None = None
         self.hooks: TrainingHooks | None = None
         self.first_step_at = 0.0
         self.wait_seconds: float | None = None
@@ -213,13 +215,13 @@ class SegmentedLoop:
 
     def run(
         self,
-        loop: Loop,
+        loop: LoopFn,
         iterator: Any,
         num_steps: Any,
         reset_metrics: bool,
         context: Context = contextlib.nullcontext,
     ) -> int:
-        """Runs `loop(iterator, num_steps, fresh)` in one or several calls, and returns the number of steps done.
+        """Runs `loop(iterator, num_steps, reset_metrics)` in one or several calls, and returns the number of steps done.
 
         Args:
           loop: The loop function. If it ends before `num_steps`, a stop was requested, and it is
@@ -227,7 +229,7 @@ class SegmentedLoop:
             waited for batches.
           iterator: The iterator for the loop.
           num_steps: The number of steps: an integer or a scalar tensor.
-          fresh: Whether the loop resets its metrics first; calls after the first one never do.
+          reset_metrics: Whether the loop resets its metrics first; calls after the first one never do.
           context: Returns a context for each call of the loop. What is done between two calls is
             outside of it.
 
@@ -238,7 +240,7 @@ class SegmentedLoop:
         if loop is self._traced_loop and self.hooks is None:
             with context():
                 done, self.results = loop(iterator, num_steps, reset_metrics)
-            self.wait_seconds = getattr(loop, "waited", None)
+            self.wait_seconds = getattr(loop, "wait_seconds", None)
             return done
         return self._run_segments(loop, iterator, int(num_steps), reset_metrics, context)
 
@@ -249,7 +251,7 @@ class SegmentedLoop:
         return results
 
     def _run_segments(
-        self, loop: Loop, iterator: Any, num_steps: int, reset_metrics: bool, context: Context
+        self, loop: LoopFn, iterator: Any, num_steps: int, reset_metrics: bool, context: Context
     ) -> int:
         begin = int(self._global_step.numpy())
         step = begin
@@ -267,7 +269,7 @@ class SegmentedLoop:
 
             step += count
             if is_traced:
-                waited += getattr(loop, "waited", None) or 0.0
+                waited += getattr(loop, "wait_seconds", None) or 0.0
             else:
                 self._traced_loop = loop
                 self.first_step_at = time.perf_counter()
@@ -276,7 +278,7 @@ class SegmentedLoop:
             if step < part_end or (self.hooks is not None and not self.hooks.end(step, results)):
                 break
 
-        self.wait_seconds = None if getattr(loop, "waited", None) is None else waited
+        self.wait_seconds = None if getattr(loop, "wait_seconds", None) is None else waited
         self.results = results
         return step - begin
 
@@ -302,12 +304,14 @@ class FiniteWeightsCheck:
         Runs in graph.
 
         Args:
-          in_parts: Whether there are results after each few steps of the loop.
+          is_segmented: Whether there are results after each few steps of the loop.
         """
         if self._steps_per_loop >= FINITE_CHECK_INTERVAL and not is_segmented:
             return {_FINITE_KEY: self._compute_all_finite()}
         due = tf.equal(self._global_step % FINITE_CHECK_INTERVAL, 0)
-        return {_FINITE_KEY: tf.cond(due, self._compute_all_finite, lambda: tf.constant(_NOT_CHECKED))}
+        return {
+            _FINITE_KEY: tf.cond(due, self._compute_all_finite, lambda: tf.constant(_NOT_CHECKED))
+        }
 
     def _compute_all_finite(self) -> tf.Tensor:
         return tf.cast(self._state.compute_weights_finite(), tf.int32)

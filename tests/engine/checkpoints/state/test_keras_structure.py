@@ -15,9 +15,9 @@ import tf_keras
 from trainer_kit.checkpoints.state.keras_structure import build_model_trackable
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.checkpoints.state.strict_restore import (
-    restore,
     create_training_checkpoint,
     create_weights_checkpoint,
+    restore,
 )
 
 

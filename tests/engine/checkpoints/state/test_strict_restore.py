@@ -14,8 +14,8 @@ import tf_keras
 
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.checkpoints.state.strict_restore import (
-    restore,
     create_training_checkpoint,
+    restore,
 )
 from trainer_kit.checkpoints.state.variable_names import model_variables, optimizer_variables
 from trainer_kit.errors import StorageError, UsageError
@@ -89,7 +89,12 @@ def test_a_long_list_of_differences_is_cut_and_counted(
     assert len([line for line in lines if line.startswith("    ")]) == 20
     layers = [line for line in lines[1:-1] if not line.startswith("    ")]
     assert layers == list(dict.fromkeys(layers)) and layers[0] == "  model/sequential/dense"
-    restore(create_training_checkpoint(**{**_parts(), "model": model}), path, strict=True, allow_partial=True)
+    restore(
+        create_training_checkpoint(**{**_parts(), "model": model}),
+        path,
+        strict=True,
+        allow_partial=True,
+    )
     assert (
         len([line for line in caplog.text.splitlines() if line.startswith("    ")]) == 22
     )  # in part: all are listed
@@ -259,7 +264,9 @@ def test_a_changed_tracked_model_is_refused_in_tensorflows_words(
 ) -> None:
     step = tf.Variable(7, dtype=tf.int64)
     path = create_training_checkpoint(global_step=step, model=make()).save(str(tmp_path / "ckpt"))
-    other = create_training_checkpoint(global_step=tf.Variable(0, dtype=tf.int64), model=make(**change))
+    other = create_training_checkpoint(
+        global_step=tf.Variable(0, dtype=tf.int64), model=make(**change)
+    )
     with pytest.raises(UsageError, match="does not fit this run") as error:
         restore(other, path, strict=True, allow_partial=partial)
     assert ("allow_partial_restore" in str(error.value)) != partial  # it takes models by name only

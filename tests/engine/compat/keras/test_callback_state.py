@@ -11,8 +11,8 @@ import tf_keras
 
 from trainer_kit.compat.keras.callback_state import (
     csv_lengths,
-    truncate_csv_files,
     redirect_to_temporary_folders,
+    truncate_csv_files,
 )
 
 

@@ -115,7 +115,9 @@ def test_passes_before_are_not_read_only_for_their_orders() -> None:
 
     for shuffles in (shuffled, lambda dataset: shuffled(shuffled(dataset))):
         dataset = shuffles(tf.data.Dataset.range(24).map(failing)).batch(2)
-        assert DatasetPasses(dataset, 12, original_dataset=dataset).prepare_pass(60, has_iterator=False)
+        assert DatasetPasses(dataset, 12, original_dataset=dataset).prepare_pass(
+            60, has_iterator=False
+        )
 
 
 def test_passes_of_a_finished_run_count_for_the_next_one(caplog: pytest.LogCaptureFixture) -> None:

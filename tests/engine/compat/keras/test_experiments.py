@@ -12,9 +12,9 @@ import tensorflow as tf
 import trainer_kit
 from tests.engine.compat.keras.keras_programs import X, Y, assert_same_weights, classifier, pairs
 from trainer_kit.compat import keras as tk_keras
-from trainer_kit.compat.keras.task import ExperimentTask
+from trainer_kit.compat.keras.keras_task import ExperimentTask
+from trainer_kit.compat.keras.keras_trainer import KerasTrainer
 from trainer_kit.compat.keras.task_config import KerasExperiment
-from trainer_kit.compat.keras.trainer import KerasTrainer
 from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource

@@ -23,7 +23,7 @@ from tests.engine.compat.keras.keras_programs import (
 )
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.keras.hand_written_loop import LoopMetrics
-from trainer_kit.compat.keras.trainer import KerasMetrics
+from trainer_kit.compat.keras.keras_trainer import KerasMetrics
 
 
 class Adds(keras.callbacks.Callback):

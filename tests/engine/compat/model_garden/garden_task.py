@@ -16,7 +16,7 @@ from official.modeling import performance
 
 from trainer_kit.checkpoints.manager import CheckpointManager
 from trainer_kit.compat.model_garden.conversion import convert
-from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
+from trainer_kit.compat.model_garden.garden_trainer import Trainer, create_trainer
 from trainer_kit.process.run_directory import RunDirectory
 
 BATCH, FEATURES, CLASSES, BATCHES = 8, 4, 3, 5

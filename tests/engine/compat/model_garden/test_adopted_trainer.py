@@ -16,9 +16,9 @@ from official.core import train_utils as theirs
 
 from tests.engine.compat.model_garden.garden_task import eagerly, small_config
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
-from trainer_kit.compat.model_garden.adopted_trainer import TrainerAdapter, adapt_trainer
 from trainer_kit.compat.model_garden.conversion import convert
-from trainer_kit.compat.model_garden.runner import run_experiment
+from trainer_kit.compat.model_garden.experiment_runner import run_experiment
+from trainer_kit.compat.model_garden.trainer_adapter import TrainerAdapter, adapt_trainer
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import DivergedError, UsageError
 from trainer_kit.run import runner
@@ -44,7 +44,7 @@ class Counting(base_trainer.Trainer):  # type: ignore[misc]
         return super().next_train_inputs(iterator)
 
 
-def _run(config: Any, folder: Path, trainers: list[AdoptedTrainer] | None = None) -> AdoptedTrainer:
+def _run(config: Any, folder: Path, trainers: list[TrainerAdapter] | None = None) -> TrainerAdapter:
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
         task = task_factory.get_task(config.task)

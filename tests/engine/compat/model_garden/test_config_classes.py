@@ -12,7 +12,7 @@ import pytest
 from official.core import config_definitions
 from official.modeling.hyperparams import base_config, oneof
 
-from trainer_kit.compat.model_garden.config_classes import mirror, build_original
+from trainer_kit.compat.model_garden.config_classes import build_original, mirror
 from trainer_kit.config.merge import apply_layers
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.config.sources.layer import ConfigLayer
@@ -276,7 +276,8 @@ def test_a_class_that_holds_itself_ends_where_there_is_nothing() -> None:
     }
     assert type(back.inside.inside) is Tree
     assert (
-        build_original(_overridden(Tree(), {"inside": {"inside": {"size": 4}}})).inside.inside.size == 4
+        build_original(_overridden(Tree(), {"inside": {"inside": {"size": 4}}})).inside.inside.size
+        == 4
     )
 
 

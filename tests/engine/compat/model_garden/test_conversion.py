@@ -12,8 +12,8 @@ from official.utils.testing import mock_task
 
 from trainer_kit.compat.model_garden.config_classes import build_original
 from trainer_kit.compat.model_garden.conversion import convert, get_trainer_sections
-from trainer_kit.compat.model_garden.trainer import Trainer, create_task
-from trainer_kit.config.experiments import lookup_task_class, find_trainer_class
+from trainer_kit.compat.model_garden.garden_trainer import Trainer, create_task
+from trainer_kit.config.experiment_registry import find_trainer_class, lookup_task_class
 from trainer_kit.config.merge import apply_layers
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig

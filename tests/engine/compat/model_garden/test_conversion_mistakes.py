@@ -13,7 +13,7 @@ from official.core import exp_factory
 from official.modeling.hyperparams import params_dict
 
 from trainer_kit.compat.model_garden.config_classes import build_original
-from trainer_kit.compat.model_garden.conversion import find_broken_rules, convert
+from trainer_kit.compat.model_garden.conversion import convert, find_broken_rules
 from trainer_kit.compat.model_garden.experiments import PREFIX
 from trainer_kit.compat.model_garden.optimizers import check_values
 from trainer_kit.config.discovery import import_experiment
@@ -119,7 +119,7 @@ trainer:
 }
 
 
-def _resolved(name: str, sources: Sources) -> ExperimentConfig:
+def _resolved(name: str, sources: ConfigSources) -> ExperimentConfig:
     import_experiment(PREFIX + name)
     return resolve_config(PREFIX + name, sources).config
 
@@ -143,7 +143,7 @@ def test_a_mistake_is_told_in_one_line(name: str, override: str, message: str) -
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_theirs_gives_the_values_that_it_gives_them(name: str, tmp_path: Path) -> None:
-    file = tmp_path / "theirs.yaml"
+    file = tmp_path / "config.yaml"
     file.write_text(FILES[name])
     theirs = params_dict.override_params_dict(
         exp_factory.get_exp_config(name), str(file), is_strict=True
@@ -174,7 +174,7 @@ def test_a_file_of_theirs_gives_the_values_that_it_gives_them(name: str, tmp_pat
 def test_a_file_that_does_not_fit_is_told_by_its_line(
     text: str, message: str, tmp_path: Path
 ) -> None:
-    file = tmp_path / "theirs.yaml"
+    file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace(")", r"\)")):
         _resolved(RESNET, ConfigSources(config_files=(str(file),)))
@@ -195,7 +195,9 @@ def test_a_broken_restriction_is_reported_before_a_run() -> None:
     ours = convert(theirs)
     assert not find_broken_rules(theirs) and not find_broken_rules(ours)
     changes = {"model": {"num_classes": 3}, "train_data": {"dtype": "float16"}}
-    mistakes = find_broken_rules(apply_layers(ours, [ConfigLayer({"task": changes}, {"task": "here"})]).config)
+    mistakes = find_broken_rules(
+        apply_layers(ours, [ConfigLayer({"task": changes}, {"task": "here"})]).config
+    )
     assert str(mistakes[0]).startswith(
         "task.model.num_classes: breaks the experiment's rule 'task.model.num_classes >"
     )

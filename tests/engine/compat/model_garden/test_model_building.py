@@ -15,7 +15,7 @@ from tests.engine.compat.model_garden.garden_task import (
     SmallTask,
     small_config,
 )
-from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
+from trainer_kit.compat.model_garden.garden_trainer import Trainer, create_trainer
 from trainer_kit.errors import UsageError
 from trainer_kit.training.checks.batch_spec import build_model
 

@@ -14,8 +14,8 @@ from tests.engine.compat.model_garden.garden_task import bits
 from tests.engine.linear_task import linear_experiment
 from trainer_kit.compat.model_garden.optimizers import (
     OptimizerAverages,
-    find_averaging_optimizer,
     check_single_average,
+    find_averaging_optimizer,
 )
 from trainer_kit.errors import UsageError
 
@@ -85,7 +85,11 @@ def test_missing_averages_are_made_and_begin_at_zero() -> None:
 def test_only_an_averaging_optimizer_averages() -> None:
     plain = tf_keras.optimizers.legacy.SGD()
     ema = optimization.ExponentialMovingAverage(tf_keras.optimizers.legacy.SGD())
-    assert find_averaging_optimizer(ema) is find_averaging_optimizer(tf_keras.mixed_precision.LossScaleOptimizer(ema)) is ema
+    assert (
+        find_averaging_optimizer(ema)
+        is find_averaging_optimizer(tf_keras.mixed_precision.LossScaleOptimizer(ema))
+        is ema
+    )
     for other in (
         plain,
         tf_keras.optimizers.SGD(),
@@ -100,7 +104,9 @@ def test_only_an_averaging_optimizer_averages() -> None:
     "ema", [{"more_decays": {"fast": 0.5}}, {"evaluate": ("average", "weights")}], ids=str
 )
 def test_several_averages_are_refused(ema: dict[str, Any]) -> None:
-    check_single_average(linear_experiment(optimizer_config={"ema": {"average_decay": 0.5}}).trainer)
+    check_single_average(
+        linear_experiment(optimizer_config={"ema": {"average_decay": 0.5}}).trainer
+    )
     with pytest.raises(
         UsageError,
         match="keeps one average, which evaluations use; remove more_decays and evaluate",

@@ -22,14 +22,14 @@ from tests.engine.compat.model_garden.garden_task import (
     small_config,
     small_trainer,
 )
-from trainer_kit.checkpoints.state.strict_restore import restore, create_training_checkpoint
+from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint, restore
 from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.optimizers import (
     OptimizerAverages,
-    find_averaging_optimizer,
     check_values,
     create_optimizer,
     create_optimizer_variables,
+    find_averaging_optimizer,
 )
 from trainer_kit.errors import ConfigError, UsageError
 

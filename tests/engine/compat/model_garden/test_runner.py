@@ -22,8 +22,8 @@ from tests.engine.compat.model_garden.garden_task import SmallConfig, SmallTask,
 from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExporter
 from trainer_kit.compat.model_garden.config_classes import build_original
 from trainer_kit.compat.model_garden.conversion import convert
-from trainer_kit.compat.model_garden.runner import OrbitExperimentRunner, run_experiment
-from trainer_kit.compat.model_garden.trainer import Trainer
+from trainer_kit.compat.model_garden.experiment_runner import OrbitExperimentRunner, run_experiment
+from trainer_kit.compat.model_garden.garden_trainer import Trainer
 from trainer_kit.config.serialize import from_yaml
 from trainer_kit.errors import ConfigError, UsageError
 

@@ -15,7 +15,9 @@ from official.modeling.multitask import evaluator, interleaving_trainer
 from official.modeling.multitask import train_lib as their_multitask_lib
 
 from trainer_kit.compat import model_garden
-from trainer_kit.compat.model_garden import actions, best_checkpoint, multitask, runner, trainer
+from trainer_kit.compat.model_garden import actions, best_checkpoint, multitask
+from trainer_kit.compat.model_garden import experiment_runner as runner
+from trainer_kit.compat.model_garden import garden_trainer as trainer
 
 MODULES = (base_trainer, train_lib, distribute_utils, their_actions, train_utils)
 MULTITASK = [

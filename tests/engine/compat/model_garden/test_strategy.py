@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from official.common import distribute_utils
 
-from trainer_kit.compat.model_garden.strategy import get_distribution_strategy
+from trainer_kit.compat.model_garden.distribution_strategy import get_distribution_strategy
 from trainer_kit.errors import ConfigError, UsageError
 
 

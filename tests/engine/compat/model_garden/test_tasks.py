@@ -10,7 +10,7 @@ from official.core import task_factory
 
 from tests.engine.compat.model_garden.garden_task import SmallConfig, SmallTask, small_config
 from trainer_kit.compat.model_garden.conversion import convert
-from trainer_kit.compat.model_garden.trainer import create_task
+from trainer_kit.compat.model_garden.garden_trainer import create_task
 
 
 class _Config(SmallConfig):

@@ -30,10 +30,10 @@ from tests.engine.compat.model_garden.garden_task import (
     small_trainer,
 )
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
-from trainer_kit.compat.model_garden.adopted_trainer import TrainerAdapter
 from trainer_kit.compat.model_garden.conversion import convert
-from trainer_kit.compat.model_garden.trainer import Trainer, create_trainer
-from trainer_kit.config.experiments import lookup_task_class
+from trainer_kit.compat.model_garden.garden_trainer import Trainer, create_trainer
+from trainer_kit.compat.model_garden.trainer_adapter import TrainerAdapter
+from trainer_kit.config.experiment_registry import lookup_task_class
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.training import trainer_creation
 
@@ -176,7 +176,8 @@ def test_gin_chooses_the_trainer_by_short_or_whole_name(binding: str) -> None:
     gin.parse_config(binding)
     config = convert(small_config())
     assert isinstance(
-        trainer_creation.create_trainer(config, lookup_task_class(config.task)(config.task)), MyTrainer
+        trainer_creation.create_trainer(config, lookup_task_class(config.task)(config.task)),
+        MyTrainer,
     )
     passed = create_trainer(config, SmallTask(small_config().task), True, True, trainer_cls=Trainer)
     assert type(passed) is Trainer  # what is passed wins
@@ -218,7 +219,9 @@ def test_what_gin_binds_of_their_trainer_counts_for_ours() -> None:
 def test_a_model_garden_trainer_chosen_by_gin_is_run() -> None:
     gin.parse_config("create_trainer.trainer_cls = @official.core.base_trainer.Trainer")
     converted = convert(small_config())
-    made = trainer_creation.create_trainer(converted, lookup_task_class(converted.task)(converted.task))
+    made = trainer_creation.create_trainer(
+        converted, lookup_task_class(converted.task)(converted.task)
+    )
     assert isinstance(made, TrainerAdapter) and isinstance(made._inner, base_trainer.Trainer)
     assert int(made.global_step) == 0
 

@@ -109,7 +109,9 @@ def test_augmentation_of_three_arguments_for_two_is_refused() -> None:
 def test_random_ops_draw_the_same_numbers_in_two_runs() -> None:
     def numbers() -> list[float]:
         tf.random.set_seed(1)
-        noisy = apply_augmentation(tf.data.Dataset.range(400), lambda number: tf.random.uniform([], seed=2))
+        noisy = apply_augmentation(
+            tf.data.Dataset.range(400), lambda number: tf.random.uniform([], seed=2)
+        )
         return [float(number) for number in noisy]
 
     assert numbers() == numbers()

@@ -14,8 +14,8 @@ import tf_keras
 
 from trainer_kit.compat.pipelines.model_building import (
     build_model,
-    use_custom_objects,
     get_input_size,
+    use_custom_objects,
 )
 from trainer_kit.errors import UsageError
 
@@ -196,7 +196,8 @@ def test_the_size_of_images_is_an_input_size(
     assert get_input_size(model) == size
     inputs = {"image": layers.Input(shape, name="image"), "more": layers.Input((2,), name="more")}
     assert (
-        get_input_size(library.Model(inputs, layers.GlobalAveragePooling2D()(inputs["image"]))) == size
+        get_input_size(library.Model(inputs, layers.GlobalAveragePooling2D()(inputs["image"])))
+        == size
     )
     assert get_input_size(functional(library)) == 4  # the number of features
 

@@ -10,7 +10,11 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from trainer_kit.compat.pipelines.bct import count_classes, load_frozen_classifier, get_single_output
+from trainer_kit.compat.pipelines.bct import (
+    count_classes,
+    get_single_output,
+    load_frozen_classifier,
+)
 from trainer_kit.errors import UsageError
 
 X = np.random.RandomState(0).randn(5, 3).astype("float32")
@@ -45,7 +49,9 @@ def test_gradients_go_through_a_frozen_classifier(form: str, saved: dict[str, An
     for one in (model, layer):
         with tf.GradientTape() as tape:
             embeddings = tf.Variable(X)
-            loss = tf.reduce_sum(get_single_output(one(tf.identity(embeddings), training=False))[:, 0])
+            loss = tf.reduce_sum(
+                get_single_output(one(tf.identity(embeddings), training=False))[:, 0]
+            )
         found.append(tape.gradient(loss, embeddings))
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
     assert (count_classes(layer, 3, False), len(layer.variables), layer.trainable_variables) == (

@@ -29,7 +29,7 @@ class _Weights:
 
 def _run(
     folder: Path, values: list[float], comp: str = "higher", first_step: int = 1
-) -> BestCheckpoint:
+) -> BestWeightsExporter:
     weights, best = _Weights(), BestWeightsExporter(str(folder), "accuracy", comp)
     for step, value in enumerate(values, first_step):
         best.maybe_export_checkpoint(

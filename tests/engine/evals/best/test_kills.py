@@ -169,7 +169,14 @@ def test_a_run_that_dies_at_any_write_and_goes_on_keeps_the_same(
     assert describe_damage(str(tf.train.latest_checkpoint(str(tmp_path)))) == ""
     kept = complete_checkpoints(str(tmp_path))
     assert (
-        len([step for step, prefix in kept.items() if (read_commit_record(prefix) or {}).get("info")]) >= 2
+        len(
+            [
+                step
+                for step, prefix in kept.items()
+                if (read_commit_record(prefix) or {}).get("info")
+            ]
+        )
+        >= 2
     )
     run.again_from(start)
     assert len(_steps(tmp_path)) == 2 and _named(tmp_path) in (2, 5, 8)

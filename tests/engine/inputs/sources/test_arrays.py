@@ -309,5 +309,9 @@ def test_the_identity_of_a_large_array_reads_a_sample() -> None:
 
 def test_strings_have_an_identity_that_is_not_their_address() -> None:
     words = [b"one", b"two", b"three"]
-    assert compute_array_identity(np.array(words, object)) == compute_array_identity(tf.constant(words))
-    assert compute_array_identity(np.array(words, object)) != compute_array_identity(tf.constant(words[::-1]))
+    assert compute_array_identity(np.array(words, object)) == compute_array_identity(
+        tf.constant(words)
+    )
+    assert compute_array_identity(np.array(words, object)) != compute_array_identity(
+        tf.constant(words[::-1])
+    )

@@ -16,7 +16,12 @@ from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.sources.arrays import ArraySource
-from trainer_kit.inputs.sources.base import Source, get_data_identity, call_build_inputs, build_dataset_at
+from trainer_kit.inputs.sources.source_protocol import (
+    Source,
+    build_dataset_at,
+    call_build_inputs,
+    get_data_identity,
+)
 from trainer_kit.testing import tiny_arrays
 from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
@@ -143,7 +148,11 @@ def _whole(build_inputs: Any) -> np.ndarray:
 def test_data_begins_at_the_position_without_left_out_batches(
     position: Position, build_inputs: Any
 ) -> None:
-    rows = _whole(build_inputs)[[position.get_batch_after(k) for k in range(8)]].reshape([-1, 2]).tolist()
+    rows = (
+        _whole(build_inputs)[[position.get_batch_after(k) for k in range(8)]]
+        .reshape([-1, 2])
+        .tolist()
+    )
     dataset = build_dataset_at(call_build_inputs(build_inputs, PARAMS, TWO), position, TWO)
     assert read_batches(dataset, 8 * 2) == rows
     assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
@@ -199,7 +208,8 @@ def test_build_inputs_gets_the_context_only_if_it_takes_one() -> None:
     call_build_inputs(with_context, 1, context)
     assert got == [(1, context)]
     assert (
-        call_build_inputs(lambda params: params, numbers := tf.data.Dataset.range(3), context) is numbers
+        call_build_inputs(lambda params: params, numbers := tf.data.Dataset.range(3), context)
+        is numbers
     )
 
 

@@ -21,8 +21,8 @@ from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_resume import ResumePolicy
 from trainer_kit.inputs.fused_batches import build_stacked_dataset_at
 from trainer_kit.inputs.sources.arrays import ArraySource
-from trainer_kit.inputs.sources.base import Source
 from trainer_kit.inputs.sources.batch_function import BatchFunction
+from trainer_kit.inputs.sources.source_protocol import Source
 from trainer_kit.inputs.sources.tfrecords import TFRecordSource
 from trainer_kit.inputs.train_data import TrainData
 

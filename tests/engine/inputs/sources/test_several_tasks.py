@@ -12,8 +12,8 @@ from tests.builders import input_context, training_data
 from trainer_kit.config.schema.multitask import TaskSamplingConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource
-from trainer_kit.inputs.sources.base import Source
-from trainer_kit.inputs.sources.several_tasks import combine_task_data
+from trainer_kit.inputs.sources.multitask_source import combine_task_data
+from trainer_kit.inputs.sources.source_protocol import Source
 from trainer_kit.inputs.task_sampler import TaskSampler
 
 SAMPLER = TaskSampler(TaskSamplingConfig(), (1.0, 2.0), seed=3)

@@ -76,7 +76,12 @@ def test_only_reading_the_damaged_record_fails(tmp_path: Path, place: int) -> No
     good, path = write_records(tmp_path / "good", [b"x"]), write_records(tmp_path / "a", RECORDS)
     _spoil(path, _offset(2) + place if place > 0 else _offset(3) + place)
     files = RecordFiles([good, path])
-    assert files.read_records(np.array([5, 4, 0, 1])).tolist() == [RECORDS[4], RECORDS[3], b"x", RECORDS[0]]
+    assert files.read_records(np.array([5, 4, 0, 1])).tolist() == [
+        RECORDS[4],
+        RECORDS[3],
+        b"x",
+        RECORDS[0],
+    ]
     with pytest.raises(DataError, match=rf"^{path}: the record at offset {_offset(2)} is damaged"):
         files.read_records(np.array([5, 3, 0]))
 

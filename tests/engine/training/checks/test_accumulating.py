@@ -13,12 +13,12 @@ import tf_keras
 
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.errors import UsageError
-from trainer_kit.training.accumulation import (
+from trainer_kit.training.base_trainer import CustomParts
+from trainer_kit.training.micro_batches import (
     check_micro_batch_support,
     less_memory_advice,
     warn_of_batch_normalization,
 )
-from trainer_kit.training.base_trainer import CustomParts
 from trainer_kit.training.trainer import Trainer
 
 

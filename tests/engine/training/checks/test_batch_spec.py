@@ -16,7 +16,7 @@ from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import TinyConfig
-from trainer_kit.training.checks.batch_spec import explain_batch_errors, build_model, is_built
+from trainer_kit.training.checks.batch_spec import build_model, explain_batch_errors, is_built
 from trainer_kit.training.trainer import Trainer
 
 

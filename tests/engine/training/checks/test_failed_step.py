@@ -17,11 +17,11 @@ from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError, InterruptedRunError, TrainerKitError
-from trainer_kit.inputs.sources.base import Source
-from trainer_kit.run import checkpointing
+from trainer_kit.inputs.sources.source_protocol import Source
+from trainer_kit.run import save_on_error as checkpointing
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.testing import compare_runs, tiny_arrays
-from trainer_kit.training.loops.tracing import reads_before_writes
+from trainer_kit.training.loops.loop_function import reads_before_writes
 
 _LOOPS = [{}, {"train_tf_while_loop": False, "train_tf_function": False}]
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer_kit.checkpoints.state.strict_restore import restore, create_training_checkpoint
+from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint, restore
 from trainer_kit.checkpoints.state.variable_names import model_variables
 from trainer_kit.errors import StorageError, UsageError
-from trainer_kit.training.initial_weights.load import load_initial_weights
+from trainer_kit.training.initial_weights.weight_loading import load_initial_weights
 
 
 def _model() -> keras.Model:
@@ -78,7 +78,9 @@ def test_items_of_keras_three_are_loaded_in_either_form(tmp_path: Path, form: st
     for one in (saved, model):
         one.checkpoint_items = {"body": one.checkpoint_items["body"]}
     if form == "named":
-        path = create_training_checkpoint(global_step=step, model=saved).write(str(tmp_path / "ckpt"))
+        path = create_training_checkpoint(global_step=step, model=saved).write(
+            str(tmp_path / "ckpt")
+        )
     else:
         path = tf.train.Checkpoint(model=model_variables(saved), **saved.checkpoint_items).write(
             str(tmp_path / "ckpt")
@@ -99,7 +101,9 @@ def test_items_of_keras_three_are_saved_twice_and_restored(tmp_path: Path) -> No
     checkpoint.sync()
     again, there = _with_body(), tf.Variable(5, dtype=tf.int64)
     restore(
-        create_training_checkpoint(global_step=there, model=again), str(tmp_path / "ckpt-3"), strict=True
+        create_training_checkpoint(global_step=there, model=again),
+        str(tmp_path / "ckpt-3"),
+        strict=True,
     )
     assert int(there) == 2
     assert all(

@@ -18,7 +18,7 @@ from trainer_kit.config.schema.initial_weights import InitCheckpointConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
 from trainer_kit.testing import TinyConfig, tiny_arrays
-from trainer_kit.training.initial_weights.load import load_initial_weights
+from trainer_kit.training.initial_weights.weight_loading import load_initial_weights
 
 WIDTH = tiny_arrays(True)[0].shape[1]
 

@@ -16,7 +16,7 @@ from tests.builders import assert_all_close, on_each_replica, replicas
 from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint
 from trainer_kit.config.schema.initial_weights import InitCheckpointConfig
 from trainer_kit.errors import UsageError
-from trainer_kit.training.initial_weights.load import load_initial_weights
+from trainer_kit.training.initial_weights.weight_loading import load_initial_weights
 
 
 def _net(classes: int = 5) -> keras.Model:

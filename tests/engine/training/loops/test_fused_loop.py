@@ -15,14 +15,14 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.fused_batches import stack_batches
 from trainer_kit.testing import tiny_experiment
 from trainer_kit.training.loops.fused_loop import (
-    FusedLoop,
     BatchStack,
-    find_fusing_problem,
+    FusedLoop,
     explain_xla_errors,
+    find_fusing_problem,
 )
 
 
-def _loop(counter: Counter, stack: Stack) -> FusedLoop:
+def _loop(counter: Counter, stack: BatchStack) -> FusedLoop:
     return FusedLoop(counter, counter.stop, stack, 4)
 
 
@@ -69,11 +69,16 @@ def test_a_stop_ends_a_loop_at_the_end_of_a_program() -> None:
     loop = _loop(counter, BatchStack())
     no_prefetch = tf.data.Options()
     no_prefetch.experimental_optimization.inject_prefetch = False
-    dataset = stack_batches(tf.data.Dataset.range(40).batch(2), 4).map(_stop_with_the_second(counter))
+    dataset = stack_batches(tf.data.Dataset.range(40).batch(2), 4).map(
+        _stop_with_the_second(counter)
+    )
     iterator = iter(dataset.with_options(no_prefetch))
     assert loop(iterator, tf.constant(20))[0] == 8
     counter.stop.assign(False)
-    assert loop(iterator, tf.constant(12), reset_metrics=False) == (12, {"total": float(sum(range(40)))})
+    assert loop(iterator, tf.constant(12), reset_metrics=False) == (
+        12,
+        {"total": float(sum(range(40)))},
+    )
 
 
 def _stop_with_the_second(counter: Counter) -> object:
@@ -161,5 +166,7 @@ def test_a_variable_out_of_reach_of_a_gpu_program_is_named() -> None:
 
 @pytest.mark.parametrize(("count", "problem"), [(1, ""), (2, "there are 2 replicas")])
 def test_steps_of_several_replicas_are_not_fused(count: int, problem: str) -> None:
-    found = find_fusing_problem(tiny_experiment(), replicas(count), ready_made_dataset=None, custom_loop_class="")
+    found = find_fusing_problem(
+        tiny_experiment(), replicas(count), ready_made_dataset=None, custom_loop_class=""
+    )
     assert found.startswith(problem) and bool(found) == bool(problem)

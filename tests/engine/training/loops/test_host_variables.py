@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.engine.training.loops.counting_step import Counter, batches
 from trainer_kit.inputs.fused_batches import stack_batches
 from trainer_kit.training.loops.eval_loop import EvalLoop
-from trainer_kit.training.loops.fused_loop import FusedLoop, BatchStack
+from trainer_kit.training.loops.fused_loop import BatchStack, FusedLoop
 from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.loops.train_loop import TrainLoop
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer_kit.training.loops.tracing import has_nested_conditions
+from trainer_kit.training.loops.loop_function import has_nested_conditions
 
 
 def _inner(x: Any) -> Any:

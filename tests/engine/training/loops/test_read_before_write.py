@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.builders import replicas
-from trainer_kit.training.loops.tracing import control_dependencies_for_writes
+from trainer_kit.training.loops.loop_function import control_dependencies_for_writes
 
 
 def test_writes_wait_for_the_batch_and_reads_do_not() -> None:

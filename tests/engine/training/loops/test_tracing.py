@@ -7,7 +7,7 @@ import logging
 import pytest
 import tensorflow as tf
 
-from trainer_kit.training.loops.tracing import LoopFunction
+from trainer_kit.training.loops.loop_function import LoopFunction
 
 
 def test_eager_functions_run_their_python_at_each_call() -> None:

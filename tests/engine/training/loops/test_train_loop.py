@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.engine.training.loops.counting_step import Counter, batches
 from trainer_kit.training.loops.iterators import SingleElementIterator
-from trainer_kit.training.loops.tracing import Readback
+from trainer_kit.training.loops.loop_function import Readback
 from trainer_kit.training.loops.train_loop import TrainLoop
 
 

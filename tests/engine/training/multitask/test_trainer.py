@@ -19,8 +19,8 @@ from tests.engine.training.multitask.two_tasks import TwoTasks, two_tasks
 from trainer_kit.errors import UsageError
 from trainer_kit.run.launcher import launch
 from trainer_kit.testing import TinyConfig, TinyTask
-from trainer_kit.training.multitask.task import model_of_task
-from trainer_kit.training.multitask.trainer import MultiTaskTrainer
+from trainer_kit.training.multitask.multi_task import model_of_task
+from trainer_kit.training.multitask.multi_task_trainer import MultiTaskTrainer
 from trainer_kit.training.trainer_creation import create_trainer
 
 SGD = {

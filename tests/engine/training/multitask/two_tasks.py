@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 import trainer_kit as tk
-from trainer_kit.config.experiments import register_task
+from trainer_kit.config.experiment_registry import register_task
 from trainer_kit.testing import CLASSES, FEATURES, TinyConfig, tiny_experiment
 
 

@@ -66,7 +66,9 @@ def test_a_resumed_run_ends_with_the_bits_of_one_never_stopped(trained: Path, fo
 
 def test_what_is_saved_has_the_path_of_attributes_or_a_number(trained: Path) -> None:
     saved = {
-        form: CheckpointGraph(f"{trained}/{form} stopped/ckpt-{STEPS}").get_section_keys("step_state")
+        form: CheckpointGraph(f"{trained}/{form} stopped/ckpt-{STEPS}").get_section_keys(
+            "step_state"
+        )
         for form in FORMS
     }
     compiled = saved["compiled"]
@@ -405,7 +407,10 @@ def test_what_a_graph_only_reads_is_not_written() -> None:
         tf.while_loop(lambda number: number < 3, step, (tf.constant(0),))
 
     graph = tf.function(loop, autograph=False).get_concrete_function().graph
-    assert {id(handle) for handle in find_written_handles(graph)} == {id(changed.handle), id(inner.handle)}
+    assert {id(handle) for handle in find_written_handles(graph)} == {
+        id(changed.handle),
+        id(inner.handle),
+    }
 
 
 class _Saving(LinearTask):

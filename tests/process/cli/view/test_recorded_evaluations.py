@@ -50,13 +50,17 @@ def test_torn_lines_and_foreign_records_are_left_out(tmp_path: Path) -> None:
     ("choice", "steps"), [(_HIGHER, [20, 40, 10, 70, 60]), (_LOWER, [60, 10, 70, 20, 40])]
 )
 def test_the_best_are_ranked_as_the_run_itself_ranks_them(
-    tmp_path: Path, choice: Choice, steps: list[int]
+    tmp_path: Path, choice: MetricChoice, steps: list[int]
 ) -> None:
     values = {10: 0.5, 20: 0.7, 30: math.nan, 40: 0.7, 50: math.inf, 60: 0.1, 70: 0.5}
     write_ledger(tmp_path, *(evaluation(step, accuracy=value) for step, value in values.items()))
     evaluations = ledgers.read_evaluations(tmp_path, "validation")
-    kept = ledgers.select_kept_evaluations(evaluations, Criterion(choice.metric, choice.comparison, 3))
-    assert [one.step for one in ledgers.rank_evaluations(evaluations, choice)["validation"]] == steps
+    kept = ledgers.select_kept_evaluations(
+        evaluations, Criterion(choice.metric, choice.comparison, 3)
+    )
+    assert [
+        one.step for one in ledgers.rank_evaluations(evaluations, choice)["validation"]
+    ] == steps
     assert [one.step for one in kept["validation"]] == steps[:3]
 
 
@@ -69,7 +73,9 @@ def test_a_step_is_ranked_once_and_datasets_are_not_mixed(tmp_path: Path) -> Non
     }
     assert found == {"validation": [(1, 0.9), (2, 0.8)], "other": [(3, 1.0)]}
     assert (
-        ledgers.rank_evaluations(ledgers.read_evaluations(tmp_path, "validation"), MetricChoice("loss", "lower"))
+        ledgers.rank_evaluations(
+            ledgers.read_evaluations(tmp_path, "validation"), MetricChoice("loss", "lower")
+        )
         == {}
     )
 

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.process.cli.written_runs import write_params, write_process
-from trainer_kit.cli.view.run_status import TrainerHeartbeat, Settings, require_run, read_settings, read_trainer_heartbeat
+from trainer_kit.cli.view.run_status import (
+    Settings,
+    TrainerHeartbeat,
+    read_settings,
+    read_trainer_heartbeat,
+    require_run,
+)
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.process.run_lock import RunLock
 

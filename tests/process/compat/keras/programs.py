@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.engine.compat.keras import keras_programs
-from trainer_kit.callbacks.base import Callback, Run
+from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.compat import keras as tk_keras
 
 EPOCHS, STEPS, BATCH = 4, 10, 16

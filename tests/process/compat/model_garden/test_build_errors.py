@@ -86,7 +86,9 @@ def check(
             )
         return code, text.getvalue()
 
-    with precision_scope(RuntimeConfig()):  # the precision of this process is afterwards what it was
+    with precision_scope(
+        RuntimeConfig()
+    ):  # the precision of this process is afterwards what it was
         yield run
 
 

@@ -11,11 +11,11 @@ from official.core import exp_factory
 from official.core.config_definitions import ExperimentConfig as TheirExperimentConfig
 
 from tests.builders import run_program
-from trainer_kit.compat.model_garden.config_classes import mirror, build_original
+from trainer_kit.compat.model_garden.config_classes import build_original, mirror
 from trainer_kit.compat.model_garden.experiments import EXPERIMENTS, PREFIX, find
 from trainer_kit.config.discovery import import_experiment
-from trainer_kit.config.experiments import experiments, get_experiment
-from trainer_kit.config.experiments import lookup_task_class as task_class_of
+from trainer_kit.config.experiment_registry import experiments, get_experiment
+from trainer_kit.config.experiment_registry import lookup_task_class as task_class_of
 from trainer_kit.config.resolve import ConfigSources, list_resolved_values, resolve_config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.serialize import to_yaml

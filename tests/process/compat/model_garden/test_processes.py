@@ -34,7 +34,7 @@ NEEDS = [
     "official.core.train_lib",
     "official.modeling.multitask.train_lib",
     "trainer_kit.compat.model_garden.multitask",
-    "trainer_kit.compat.model_garden.trainer",
+    "trainer_kit.compat.model_garden.garden_trainer",
 ]
 REGISTERED = "tests.process.compat.model_garden.multitask.registered"
 SECONDS = 100.0

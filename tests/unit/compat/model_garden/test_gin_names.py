@@ -10,7 +10,7 @@ from typing import Any
 import gin
 import pytest
 
-from trainer_kit.compat.model_garden.gin_names import accept_gin_bindings
+from trainer_kit.compat.model_garden.gin_bindings import accept_gin_bindings
 
 _NUMBERS = itertools.count()
 

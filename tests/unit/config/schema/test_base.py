@@ -12,7 +12,7 @@ import pytest
 from pydantic import AfterValidator, Field
 
 from tests.config_builders import refused, wrong_fields
-from trainer_kit.config.schema.base import Config, OneOfConfig, configclass
+from trainer_kit.config.schema.configclass import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.experiment import (
     DataConfig,
     ExperimentConfig,

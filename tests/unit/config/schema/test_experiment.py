@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tests.config_builders import refused, wrong_fields
-from trainer_kit.config.fields import get_fields, find_section_class
-from trainer_kit.config.schema import evaluation, optimization, optimizers, schedules
+from trainer_kit.config.fields import find_section_class, get_fields
+from trainer_kit.config.schema import evaluation, optimization, schedules
 from trainer_kit.config.schema import experiment as schema
-from trainer_kit.config.schema.base import Config, OneOfConfig
+from trainer_kit.config.schema import optimizer_configs as optimizers
+from trainer_kit.config.schema.configclass import Config, OneOfConfig
 from trainer_kit.config.schema.open_choice import OpenOneOfConfig
 from trainer_kit.errors import ConfigError
 

@@ -9,7 +9,7 @@ from trainer_kit.config.registration import register_gradient_processor
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.resume_check import check_resume
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.schema.gradient_processors import (
+from trainer_kit.config.schema.gradient_processor_configs import (
     GradientNoiseConfig,
     GradientProcessorConfig,
 )

@@ -100,8 +100,16 @@ def test_an_evaluation_depends_on_its_own_task_only() -> None:
     plain = _experiment()
     far = _experiment(task_routines={"far": {"task_config": {"width": 8}}})
     longer = _experiment(sampling_seed=5, task_routines={"near": {"task_weight": 2.0}})
-    assert compute_config_hash(plain, "near") == compute_config_hash(far, "near") == compute_config_hash(longer, "near")
-    assert compute_config_hash(plain, "far") != compute_config_hash(far, "far") != compute_config_hash(far)
+    assert (
+        compute_config_hash(plain, "near")
+        == compute_config_hash(far, "near")
+        == compute_config_hash(longer, "near")
+    )
+    assert (
+        compute_config_hash(plain, "far")
+        != compute_config_hash(far, "far")
+        != compute_config_hash(far)
+    )
     assert compute_config_hash(plain) == compute_config_hash(longer)
 
 

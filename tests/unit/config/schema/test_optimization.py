@@ -13,7 +13,7 @@ from trainer_kit.config.schema.optimization import (
     NamedOptimizerConfig,
     OptimizationConfig,
 )
-from trainer_kit.config.schema.optimizers import OptimizerConfig
+from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
 from trainer_kit.config.schema.schedules import LrConfig
 
 

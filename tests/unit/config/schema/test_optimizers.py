@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.config_builders import wrong_fields
-from trainer_kit.config.schema.base import Config
-from trainer_kit.config.schema.optimizers import (
+from trainer_kit.config.schema.configclass import Config
+from trainer_kit.config.schema.optimizer_configs import (
     AdafactorConfig,
     AdamConfig,
     FtrlConfig,

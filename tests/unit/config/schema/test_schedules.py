@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.config_builders import wrong_fields
-from trainer_kit.config.schema.base import Config
+from trainer_kit.config.schema.configclass import Config
 from trainer_kit.config.schema.schedules import (
     CosineRestartsLrConfig,
     LrConfig,

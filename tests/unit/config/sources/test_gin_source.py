@@ -10,10 +10,14 @@ from typing import Any
 import gin
 import pytest
 
-from trainer_kit.config.experiments import register_experiment
+from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.config.resolve import ConfigSources, resolve_config
 from trainer_kit.config.schema.experiment import ExperimentConfig
-from trainer_kit.config.sources.gin_source import run_gin_first_pass, run_gin_second_pass, get_operative_gin_config
+from trainer_kit.config.sources.gin_source import (
+    get_operative_gin_config,
+    run_gin_first_pass,
+    run_gin_second_pass,
+)
 from trainer_kit.errors import ConfigError, Mistake
 
 
@@ -131,7 +135,9 @@ def test_a_registered_function_can_make_a_value(experiment: str) -> None:
 
 
 def test_the_experiments_name_binds_factory_arguments(experiment: str) -> None:
-    resolved = resolve_config(experiment, ConfigSources(gin_params=(f"{experiment}.learning_rate = 3e-4",)))
+    resolved = resolve_config(
+        experiment, ConfigSources(gin_params=(f"{experiment}.learning_rate = 3e-4",))
+    )
     learning_rate = "trainer.optimizer_config.learning_rate.constant.learning_rate"
     assert resolved.config.trainer.optimizer_config.learning_rate.get().learning_rate == 3e-4
     assert resolved.origins[learning_rate] == f"{experiment}.learning_rate of --gin_params"
@@ -156,7 +162,12 @@ def test_a_decorated_factory_is_bound_once(register: Callable[[str], str]) -> No
         return ExperimentConfig().replace(trainer={"train_steps": steps})
 
     register_experiment(name)(made)
-    assert resolve_config(name, ConfigSources(gin_params=(f"{name}.steps = 6",))).config.trainer.train_steps == 6
+    assert (
+        resolve_config(
+            name, ConfigSources(gin_params=(f"{name}.steps = 6",))
+        ).config.trainer.train_steps
+        == 6
+    )
     assert resolve_config(name, ConfigSources()).config.trainer.train_steps == 1
 
 

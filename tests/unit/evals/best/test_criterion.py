@@ -23,7 +23,13 @@ def test_nested_metrics_use_a_bar_and_missing_ones_do_not_count() -> None:
 
 def test_of_a_step_the_evaluation_that_is_kept_stays() -> None:
     criterion = Criterion("m", keep=2)
-    kept = criterion.fold([ScoredEvaluation(1, 0.5, "a"), ScoredEvaluation(1, 0.9, "b"), ScoredEvaluation(2, 0.4, "c")])
+    kept = criterion.fold(
+        [
+            ScoredEvaluation(1, 0.5, "a"),
+            ScoredEvaluation(1, 0.9, "b"),
+            ScoredEvaluation(2, 0.4, "c"),
+        ]
+    )
     assert [one.record for one in kept] == ["a", "c"]
 
 
@@ -67,7 +73,9 @@ def test_without_min_delta_the_top_k_of_any_prefix_are_kept(
     finite = [(-value, step) for step, value in enumerate(values, 1) if math.isfinite(value)]
     assert set(_fold(criterion, *values)) == {step for _, step in sorted(finite)[:keep]}
     scored = [
-        ScoredEvaluation(step, value, None) for step, value in enumerate(values, 1) if math.isfinite(value)
+        ScoredEvaluation(step, value, None)
+        for step, value in enumerate(values, 1)
+        if math.isfinite(value)
     ]
     kept = criterion.fold(scored[:cut])
     for one in scored[cut:]:
@@ -81,7 +89,9 @@ def test_repeated_evaluations_change_nothing_that_is_kept(
 ) -> None:
     criterion = Criterion("m", "lower", keep, min_delta)
     scored = [
-        ScoredEvaluation(step, value, None) for step, value in enumerate(values, 1) if math.isfinite(value)
+        ScoredEvaluation(step, value, None)
+        for step, value in enumerate(values, 1)
+        if math.isfinite(value)
     ]
     kept = criterion.fold(scored)
     for one in scored[start:]:

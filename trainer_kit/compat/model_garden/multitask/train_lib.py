@@ -11,12 +11,12 @@ from official.core import task_factory
 from official.modeling.multitask import task_sampler
 from official.modeling.multitask.multitask import MultiTask
 
-from trainer_kit.compat.model_garden import runner
-from trainer_kit.compat.model_garden.adopted_trainer import adapt_trainer
+from trainer_kit.compat.model_garden import experiment_runner as runner
 from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExporter
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
 from trainer_kit.compat.model_garden.config_classes import build_original
 from trainer_kit.compat.model_garden.conversion import convert
+from trainer_kit.compat.model_garden.garden_trainer import Trainer, ensure_logging_folder
 from trainer_kit.compat.model_garden.multitask.trainers import (
     MultiTaskAdapter,
     MultiTaskBaseTrainer,
@@ -25,9 +25,9 @@ from trainer_kit.compat.model_garden.multitask.trainers import (
     set_evaluation_tasks,
 )
 from trainer_kit.compat.model_garden.optimizers import check_values, create_optimizer
-from trainer_kit.compat.model_garden.trainer import Trainer, ensure_logging_folder
+from trainer_kit.compat.model_garden.trainer_adapter import adapt_trainer
 from trainer_kit.config.modes import lookup_mode
-from trainer_kit.config.schema.base import Config
+from trainer_kit.config.schema.configclass import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError, suggest_names
 
@@ -181,7 +181,7 @@ def get_trainer(
         return TRAINERS[kind](task, model, create_optimizer(task, config), **arguments)
 
 
-def create_task(config: Config, logging_dir: str | None = None) -> EngineTask:
+def create_task(config: Config, logging_dir: str | None = None) -> MultiTaskAdapter:
     """Returns an EngineTask around the MultiTask of a section from `convert`; called in strategy scope.
 
     The MultiTask has the class that is registered with task_factory for the class of its config, if
@@ -266,7 +266,9 @@ def run_experiment_with_multitask_eval(
       UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
     """
     config = convert(params)
-    tasks = create_run_tasks(config, train_task, eval_tasks, trainer if lookup_mode(mode).trains else None)
+    tasks = create_run_tasks(
+        config, train_task, eval_tasks, trainer if lookup_mode(mode).trains else None
+    )
     return runner.run_experiment(
         distribution_strategy, tasks, mode, config, model_dir, run_post_eval, **options
     )

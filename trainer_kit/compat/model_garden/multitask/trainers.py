@@ -16,19 +16,19 @@ from official.modeling.multitask.multitask import MultiTask
 
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
 from trainer_kit.compat.model_garden.conversion import TrainerSections, convert
-from trainer_kit.compat.model_garden.trainer import Trainer
+from trainer_kit.compat.model_garden.garden_trainer import Trainer
 from trainer_kit.config.schema.evaluation import ValidationSetConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import apply_autograph
-from trainer_kit.inputs.sources.base import call_build_inputs
-from trainer_kit.inputs.sources.several_tasks import combine_task_data
+from trainer_kit.inputs.sources.multitask_source import combine_task_data
+from trainer_kit.inputs.sources.source_protocol import call_build_inputs
 from trainer_kit.inputs.task_sampler import BLOCK, TaskSampler
 from trainer_kit.telemetry.scalars import LOSS
 from trainer_kit.training.checks.batch_spec import build_model
-from trainer_kit.training.metrics import MetricSet, task_metrics
-from trainer_kit.training.multitask.task import model_of_task
-from trainer_kit.training.multitask.trainer import MultiTaskMetrics, MultiTaskTrainer
+from trainer_kit.training.metric_set import MetricSet, task_metrics
+from trainer_kit.training.multitask.multi_task import model_of_task
+from trainer_kit.training.multitask.multi_task_trainer import MultiTaskMetrics, MultiTaskTrainer
 from trainer_kit.training.task_inputs import ValidationSet, ValidationSets
 
 TOTAL_LOSS = "total_loss"
@@ -54,7 +54,7 @@ class MultiTaskAdapter:
     def __init__(self, multi_task: Any, model: Any = None, task_sampler: Any = None) -> None:
         self.multi_task = multi_task
         self._model = model
-        self.sampler: DrawnTasks | None = None
+        self.sampler: GardenTaskSampler | None = None
         self.step_counters: dict[str, Any] = {}
         if task_sampler is not None:
             self.sampler = GardenTaskSampler(task_sampler, len(self.tasks))
@@ -175,7 +175,7 @@ class TaskMetrics(MultiTaskMetrics):
       task: The EngineTask; its `step_counters` count the steps of each task.
     """
 
-    def __init__(self, task: EngineTask) -> None:
+    def __init__(self, task: MultiTaskAdapter) -> None:
         sets = {
             name: MetricSet(LOSS, task_metrics(of_task, True))
             for name, of_task in task.tasks.items()
@@ -205,7 +205,7 @@ class TaskMetrics(MultiTaskMetrics):
 class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
     """Trains several Model Garden tasks in each step, by `joint_train_step`. Created in strategy scope.
 
-    It also evaluates the tasks that are passed to `evaluate_tasks`.
+    It also evaluates the tasks that are passed to `set_evaluation_tasks`.
 
     Args:
       multi_task: A MultiTask of Model Garden.
@@ -322,7 +322,12 @@ class MultiTaskEvaluator(Trainer):
                 )
         task = MultiTaskAdapter(SimpleNamespace(tasks=tasks))
         super().__init__(
-            _build_trainer_sections(config, tasks), task, model, optimizer, train=False, evaluate=False
+            _build_trainer_sections(config, tasks),
+            task,
+            model,
+            optimizer,
+            train=False,
+            evaluate=False,
         )
         set_evaluation_tasks(self, self._eval_tasks, eval_steps, checkpoint_exporter)
 
@@ -342,7 +347,11 @@ class MultiTaskEvaluator(Trainer):
         return {part.name: self._get_metrics(part).metrics for part in self.validation}
 
     def _new_global_step(self) -> Any:
-        return super()._new_global_step() if self._shared_global_step is None else self._shared_global_step
+        return (
+            super()._new_global_step()
+            if self._shared_global_step is None
+            else self._shared_global_step
+        )
 
 
 def set_evaluation_tasks(
@@ -388,7 +397,9 @@ def set_evaluation_tasks(
             )
             path = trainer.inputs.validation_section(task.name)
             trainer.inputs.section_paths[path] = f"{section}.validation_data"
-            feed = trainer.inputs.create_validation_data(task.name, task.task_config.validation_data, task)
+            feed = trainer.inputs.create_validation_data(
+                task.name, task.task_config.validation_data, task
+            )
             metrics = MetricSet("validation_loss", task_metrics(task, False), exact=True)
             model = model_of_task(trainer.model, task.name)
 
@@ -407,7 +418,7 @@ def set_evaluation_tasks(
 
 def _build_trainer_sections(
     config: Any, tasks: Mapping[str, Any], trainer_options: Any = None
-) -> Sections:
+) -> TrainerSections:
     """Returns the config sections for a trainer of `tasks`; without a config they have the defaults."""
     config = ExperimentConfig() if config is None else convert(config)
     trainer = config.trainer

@@ -22,7 +22,10 @@ from trainer_kit.compat.model_garden.multitask import (
     MultiTaskEvaluator,
     MultiTaskInterleavingTrainer,
 )
-from trainer_kit.compat.model_garden.multitask.trainers import GardenTaskSampler, set_evaluation_tasks
+from trainer_kit.compat.model_garden.multitask.trainers import (
+    GardenTaskSampler,
+    set_evaluation_tasks,
+)
 from trainer_kit.errors import UsageError
 from trainer_kit.testing.tiny_task import tiny_experiment
 

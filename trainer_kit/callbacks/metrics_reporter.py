@@ -1,0 +1,140 @@
+"""Reports: combines the metrics of training loops and evaluations into reports, and passes them to the writers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.callbacks.callback import Callback, Evaluation, Loop, Run
+from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
+from trainer_kit.telemetry.report import CHANGE, EpochProgress, Report, Writer
+from trainer_kit.training.loops.intervals import Epochs
+from trainer_kit.training.metric_set import to_numpy
+
+
+class MetricsReporter(Callback):
+    """Writes one report for each training loop, for the evaluations of a step, and for changes of hyper-parameters.
+
+    It is the last of the callbacks.
+
+    Args:
+      writer: The writer of the reports.
+      batch_size: The examples in a training step, over all replicas; 0: not known, so no example
+        rate is reported.
+      best: The owner of the best checkpoints, whose best value is reported; None if the run keeps
+        none.
+    """
+
+    chief_only = False
+    name = "report"
+
+    def __init__(
+        self, writer: Writer, batch_size: int = 0, best: BestCheckpoints | None = None
+    ) -> None:
+        self._writer = writer
+        self._batch_size = batch_size
+        self._best = best
+        self._reported_loop: Loop | None = None
+        self._logs: Mapping[str, Any] = {}
+        self._evaluations: list[Evaluation] = []
+        self._first_loop_end: tuple[int, float] | None = (
+            None  # the end of the first loop, which was slow: step, and time
+        )
+
+    def loop_begin(self, run: Run, steps: int) -> None:
+        """Reports the hyper-parameters that were changed since the last loop began."""
+        del steps
+        changes = {} if run.trainer.own.steps else run.trainer.hyper_parameters.take_changes()
+        for name, (value, reason) in changes.items():
+            self._write(run, kind=CHANGE, step=run.step, metrics={name: value}, reason=reason)
+
+    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+        """Reports the loop, with the numbers that callbacks have added to it."""
+        loop = self._reported_loop = run.loop
+        assert loop is not None
+        rate = loop.steps / loop.seconds if loop.seconds > 0 else None
+        seconds_left = None
+        now = time.monotonic()
+        if (
+            self._first_loop_end is None or loop.end <= self._first_loop_end[0]
+        ):  # the run begins, or has gone back
+            self._first_loop_end = (loop.end, now)
+        elif run.total_steps is not None:
+            step, since = self._first_loop_end
+            seconds_left = max(0, run.total_steps - loop.end) * (now - since) / (loop.end - step)
+        self._write(
+            run,
+            kind="train",
+            step=loop.end,
+            metrics={**logs, **_pop_reported_metrics(run)},
+            steps_per_second=rate,
+            examples_per_second=rate * self._batch_size if rate and self._batch_size else None,
+            seconds=loop.seconds,
+            seconds_left=seconds_left,
+        )
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        """Remembers an evaluation; there may be another one at this step."""
+        assert run.evaluation is not None
+        reported = _pop_reported_metrics(run)
+        if not run.evaluation.is_replayed:  # else it is reported already
+            self._logs = {**logs, **reported}
+            self._evaluations.append(run.evaluation)
+
+    def boundary_end(self, run: Run) -> None:
+        """Reports the evaluations of this step."""
+        evaluations, self._evaluations, reported = self._evaluations, [], _pop_reported_metrics(run)
+        if not evaluations:
+            return
+        of_sets = {
+            name: spent for one in evaluations for name, spent in one.seconds_of_sets.items()
+        }
+        seconds, step = sum(one.seconds for one in evaluations), evaluations[-1].step
+        metrics = {**self._logs, **reported}
+        self._write(
+            run,
+            kind="validation",
+            step=step,
+            metrics=metrics,
+            seconds=seconds,
+            seconds_of_sets=of_sets,
+        )
+
+    def exception(self, run: Run, error: Exception) -> None:
+        """Reports the last loop if it was not reported because another callback failed."""
+        del error
+        if run.loop is not None and run.loop is not self._reported_loop:
+            self.loop_end(run, run.loop.logs)
+
+    def rewound(self, run: Run, step: int) -> None:
+        """Drops the evaluations that are not reported yet, since the run has gone back."""
+        del step
+        self._evaluations, run.reported_metrics = [], {}
+
+    def _write(self, run: Run, **figures: Any) -> None:
+        best = self._best.best if self._best is not None else None
+        figures["metrics"] = tf.nest.map_structure(to_numpy, figures["metrics"])
+        epoch = (
+            get_epoch_progress(run.epochs, figures["step"], run.total_steps) if run.epochs else None
+        )
+        self._writer.write(
+            Report(total_steps=run.total_steps, best=best, epoch_progress=epoch, **figures)
+        )
+
+
+def get_epoch_progress(epochs: Epochs, step: int, total: int | None) -> EpochProgress:
+    """Returns where in its epoch a step is; `total` is the step at which the run ends, or None."""
+    epoch, step_in_epoch = epochs.locate_step(step)
+    steps = epochs.get_end_step(epoch) - epochs.get_end_step(epoch - 1)
+    return EpochProgress(
+        epoch, None if total is None else epochs.locate_step(total)[0], step_in_epoch, steps
+    )
+
+
+def _pop_reported_metrics(run: Run) -> dict[str, Any]:
+    """Returns and clears the numbers that callbacks have reported since the last report."""
+    reported, run.reported_metrics = run.reported_metrics, {}
+    return reported

@@ -1,0 +1,132 @@
+"""Named tensors for callbacks: asks the trainer for them, and writes the summaries of `trainer.summaries`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer_kit.callbacks.callback import Callback, Run
+from trainer_kit.config.schema.durations import is_due
+from trainer_kit.config.schema.metric_configs import SummaryConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.training.loops.train_loop import SummaryTimer
+
+_FIELD = "trainer.summaries"
+
+
+def request_tensors(trainer: Any, callbacks: Iterable[Callback]) -> None:
+    """Asks a trainer for the tensors that callbacks read; on all workers, before the first step is traced.
+
+    Raises:
+      UsageError: when the trainer cannot hand out tensors, or has traced its step.
+    """
+    for one in callbacks:
+        where = _FIELD if isinstance(one, TensorSummaries) else f"callback {one.name}"
+        for names in (one.tensors, one.evaluation_tensors):
+            if isinstance(names, str):
+                raise UsageError(
+                    f"{where}: {names!r} is not a list of names of tensors; give [{names!r}]"
+                )
+            if names and trainer.own.steps:
+                raise UsageError(
+                    f"{where}: {trainer.class_name} has steps of its own, which expose no tensors"
+                )
+        for name in one.tensors:
+            trainer.train_tensors.request_value(name, where)
+        for name in one.evaluation_tensors:
+            trainer.eval_tensors.request_value(name, where)
+
+
+class TensorSummaries(Callback):
+    """Writes the summaries of named tensors: scalars to the reports, histograms and images to TensorBoard.
+
+    Args:
+      sections: The entries of `trainer.summaries`.
+      interval: Steps between histograms and images of training loops, or a timer; None writes
+        none.
+      train_manager: The summary manager of training.
+      evaluation_manager: The summary manager of evaluations.
+    """
+
+    name = "summaries"
+
+    def __init__(
+        self,
+        sections: Sequence[SummaryConfig],
+        interval: int | SummaryTimer | None,
+        train_manager: Any,
+        evaluation_manager: Any,
+    ) -> None:
+        self._train_sections = [one for one in sections if one.of != "evaluation"]
+        self._evaluation_sections = [one for one in sections if one.of != "training"]
+        self._interval, self._managers = interval, (train_manager, evaluation_manager)
+        self.tensors = [one.tensor for one in self._train_sections]
+        self.evaluation_tensors = [one.tensor for one in self._evaluation_sections]
+
+    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+        """Writes the tensors of the loop's last step."""
+        del logs
+        assert run.loop is not None
+        if isinstance(self._interval, SummaryTimer):
+            due = self._interval.choose(run.loop.end)
+        else:
+            due = self._interval is not None and is_due(
+                run.loop.begin, run.loop.end, self._interval
+            )
+        self._write(run, self._train_sections, run.tensors, self._managers[0] if due else None)
+
+    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+        """Writes the tensors of the evaluation's last batch."""
+        del logs
+        assert run.evaluation is not None
+        if run.evaluation.is_replayed:
+            return
+        for name in run.evaluation.sets:
+            values = run.evaluation_tensors.get(name, {}) if name else run.evaluation_tensors
+            manager = self._managers[1] if self._interval is not None else None
+            self._write(run, self._evaluation_sections, values, manager, name)
+
+    def _write(
+        self,
+        run: Run,
+        sections: Sequence[SummaryConfig],
+        values: Mapping[str, Any],
+        manager: Any,
+        folder: str = "",
+    ) -> None:
+        for one in sections:
+            if one.tensor not in values:
+                continue
+            value = values[one.tensor]
+            if one.type == "scalar":
+                run.report(
+                    "/".join(filter(None, (folder, one.tensor))), _check_scalar(one.tensor, value)
+                )
+            elif manager is not None:
+                writer = manager.summary_writer(folder) if folder else manager.summary_writer()
+                with writer.as_default(step=run.step), tf.summary.record_if(True):
+                    _write_array(one, value)
+
+
+def _check_scalar(name: str, value: np.ndarray) -> Any:
+    if np.ndim(value):
+        raise UsageError(
+            f"{_FIELD}: the tensor {name!r} has the shape {list(value.shape)}, and type=scalar"
+            " needs a single number; use type=histogram, or expose its mean"
+        )
+    return value
+
+
+def _write_array(section: SummaryConfig, value: np.ndarray) -> None:
+    if section.type == "histogram":
+        tf.summary.histogram(section.tensor, value)
+        return
+    if np.ndim(value) != 4 or value.shape[-1] not in (1, 3, 4):
+        raise UsageError(
+            f"{_FIELD}: the tensor {section.tensor!r} has the shape {list(np.shape(value))}, and"
+            " type=image needs [batch, height, width, channels] with 1, 3 or 4 channels"
+        )
+    tf.summary.image(section.tensor, value)

@@ -1,0 +1,78 @@
+"""A compiled model as an experiment, for the command line, configs, sidecars and the supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainer_kit.compat.keras.task_config import TRAINER, KerasExperiment, KerasTaskConfig
+from trainer_kit.config.experiment_registry import register_experiment, register_task
+from trainer_kit.config.schema.configclass import configclass
+from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
+from trainer_kit.errors import UsageError
+
+
+def register_keras_experiment(
+    name: str,
+    build_fn: Callable[[], Any],
+    data_fn: Callable[[Any], Any],
+    *,
+    batch_size: int = 32,
+    epochs: int = 1,
+    callbacks: Callable[[], Any] = list,
+) -> None:
+    """Registers a compiled Keras model as an experiment. Nothing here needs TensorFlow.
+
+    The run trains the model with its own train_step, losses, metrics and optimizers. It evaluates
+    it, and saves a checkpoint, after each epoch. Every field of the config can be changed as in any
+    experiment.
+
+    Args:
+      name: The name of the experiment.
+      build_fn: Returns the compiled model; called in the scope of the strategy, after seeds and
+        precision are set.
+      data_fn: Gets a DataConfig and returns its data: (x, y), (x, y, sample_weight), a
+        tf.data.Dataset of global batches or a PyDataset. `params.is_training` tells training data
+        from validation data.
+      batch_size: The number of examples in a batch of arrays, over all replicas.
+      epochs: The number of epochs.
+      callbacks: Returns callbacks of Keras and of trainer_kit, new ones for each run; called when a
+        run begins that trains. Their state is in checkpoints, as in `fit`. The metrics of such a
+        run are those of the epoch so far.
+
+    Raises:
+      UsageError: when the name is taken, or one name is the beginning of the other; when callbacks
+        is no function.
+    """
+    if not callable(callbacks):
+        raise UsageError(
+            f"callbacks={callbacks!r:.60}: each run needs callbacks of its own; give a function"
+            " that returns the list, such as callbacks=lambda: [keras.callbacks.EarlyStopping()]"
+        )
+
+    @configclass
+    class ExperimentTaskConfig(KerasTaskConfig):
+        """The section `task` of this experiment."""
+
+    def make_task(params: Any, logging_dir: str | None = None) -> Any:
+        from trainer_kit.compat.keras.keras_task import ExperimentTask
+
+        return ExperimentTask(params, logging_dir, KerasExperiment(build_fn, data_fn, callbacks))
+
+    register_task(ExperimentTaskConfig, make_task, trainer=TRAINER)
+
+    @register_experiment(name)
+    def experiment() -> ExperimentConfig:
+        validation = DataConfig(
+            global_batch_size=batch_size, is_training=False, drop_remainder=False
+        )
+        train = DataConfig(global_batch_size=batch_size, is_training=True)
+        return ExperimentConfig(
+            task=ExperimentTaskConfig(train_data=train, validation_data=validation),
+            trainer=TrainerConfig(
+                train_steps=f"{epochs} epochs",
+                steps_per_loop="1 epochs",
+                checkpoint_interval="1 epochs",
+                validation_interval="1 epochs",
+            ),
+        )

@@ -1,0 +1,279 @@
+"""Trainer: trainer_kit's engine for a Model Garden task, with the signature of Model Garden's Trainer.
+
+The functions that gin files may bind are imported with this module, because bindings are read
+before anything is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import official.core.train_lib  # noqa: F401
+import tensorflow as tf
+from official.core import base_task, base_trainer, task_factory
+
+from trainer_kit.compat.model_garden.actions import GardenActionsTrainer
+from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExporter
+from trainer_kit.compat.model_garden.build_errors import explain_config_errors
+from trainer_kit.compat.model_garden.config_classes import build_original
+from trainer_kit.compat.model_garden.conversion import get_trainer_sections
+from trainer_kit.compat.model_garden.gin_bindings import accept_gin_bindings, get_gin_bindings
+from trainer_kit.compat.model_garden.optimizers import (
+    OptimizerAverages,
+    check_single_average,
+    check_values,
+    create_optimizer,
+    create_optimizer_variables,
+    find_averaging_optimizer,
+)
+from trainer_kit.compat.model_garden.trainer_adapter import adapt_trainer
+from trainer_kit.config.schema.configclass import Config
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.files import is_remote
+from trainer_kit.inputs.worker_pipeline import OnePassPipeline, WorkerPipeline
+from trainer_kit.runtime.datasets import drop_partial_steps
+from trainer_kit.training import trainer as engine
+from trainer_kit.training.task_inputs import TaskInputs
+
+# Model Garden's own classes, looked up at import: a program may later replace them with
+# trainer_kit's.
+_GardenTrainer = getattr(base_trainer, "Trainer", None)
+_AsyncTrainer = getattr(
+    base_trainer, "_AsyncTrainer", None
+)  # the base of trainers with loops of their own
+
+
+class EqualStepsPipeline(OnePassPipeline):
+    """One pass over the data of a section, with equally many steps for all replicas."""
+
+    def build_dataset(
+        self, data: Any, input_context: tf.distribute.InputContext | None
+    ) -> tf.data.Dataset:
+        """Returns one pass over the data of one worker."""
+        return drop_partial_steps(super().build_dataset(data, input_context), input_context)
+
+
+class ModelGardenInputs(TaskInputs):
+    """Opens training and validation data by a task's build_inputs, and names the config section in error messages.
+
+    Args:
+      config, task: See TaskInputs.
+
+    Attributes:
+      section_paths: The dotted paths in the config of those sections that are not sections of
+        `task`.
+    """
+
+    pass_pipeline_class = EqualStepsPipeline
+
+    def __init__(self, config: Any, task: Any) -> None:
+        super().__init__(config, task)
+        self.section_paths: dict[str, str] = {}
+
+    def distribute(self, pipeline: WorkerPipeline) -> Any:
+        """Returns the dataset of a pipeline over the replicas; runs eagerly."""
+        section = pipeline.section.path
+        with explain_config_errors(self.section_paths.get(section, f"task.{section}")):
+            return super().distribute(pipeline)
+
+
+class Trainer(GardenActionsTrainer, engine.Trainer):
+    """Trains and evaluates a Model Garden task, with the arguments and methods of trainer_kit's Trainer.
+
+    The argument `config` is a config of either framework. The property `config` has Model Garden's
+    section of the task, and trainer_kit's other sections. In the scope of a parameter-server
+    strategy the constructor returns Model Garden's own Trainer, because trainer_kit's loops do not
+    support that strategy yet.
+    """
+
+    best_checkpoint_class = BestCheckpointExporter  # its files can be read by Model Garden too
+    inputs_class = ModelGardenInputs
+
+    # The names of Model Garden's Trainer that its subclasses use in their own steps.
+    _train_loss = property(attrgetter("train_loss"))
+    _train_metrics = property(attrgetter("train_metrics"))
+    _validation_loss = property(attrgetter("validation_loss"))
+    _validation_metrics = property(attrgetter("validation_metrics"))
+    _checkpoint = property(attrgetter("checkpoint"))
+    _runtime_options = property(attrgetter("_run_options"))
+
+    def __init__(
+        self,
+        config: Any,
+        task: Any,
+        model: Any,
+        optimizer: Any,
+        train: bool = True,
+        evaluate: bool = True,
+        train_dataset: Any = None,
+        validation_dataset: Any = None,
+        checkpoint_exporter: Any = None,
+    ) -> None:
+        self._constructor_optimizer = optimizer
+        with explain_config_errors("task"):
+            super().__init__(
+                get_trainer_sections(config, task),
+                task,
+                model,
+                optimizer if train else None,
+                train,
+                evaluate,
+                train_dataset,
+                validation_dataset,
+                checkpoint_exporter,
+            )
+        self._optimizer = optimizer
+
+    @functools.wraps(__init__, assigned=())  # type: ignore[misc]  # it has the same signature
+    def __new__(cls, *arguments: Any, **named: Any) -> Any:
+        """Returns a trainer of the class that the current strategy needs."""
+        strategy = tf.distribute.get_strategy()
+        is_asynchronous = isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
+        if cls is Trainer and is_asynchronous and _GardenTrainer is not None:
+            return _GardenTrainer(*arguments, **named)
+        return super().__new__(cls)
+
+    @classmethod
+    def create(
+        cls,
+        config: ExperimentConfig,
+        task: Any,
+        train: bool,
+        evaluate: bool,
+        checkpoint_exporter: Any = None,
+    ) -> Any:
+        """Returns a trainer of this class with the task's model and optimizer; called in strategy scope.
+
+        The optimizer keeps the moving average. For Trainer itself, gin can bind another class of
+        either framework.
+        """
+        own_class = (
+            {} if cls is Trainer else {"trainer_cls": cls}
+        )  # an argument overrides gin's binding
+        trainer = create_trainer(config, task, train, evaluate, checkpoint_exporter, **own_class)
+        return adapt_trainer(trainer, config.runtime.random_seed)
+
+    def train_loop_end(self) -> dict[str, Any]:
+        """Returns the loop's logs: metrics, training_loss, learning_rate. Runs eagerly, on the host."""
+        return add_numpy_method(super().train_loop_end())
+
+    def initialize(self) -> None:
+        """Lets the task load initial weights when there is no checkpoint to restore.
+
+        Runs eagerly, in strategy scope.
+        """
+        with explain_config_errors("task.init_checkpoint"):
+            super().initialize()
+
+    def _compute_set_logs(self, name: str, state: Any) -> dict[str, Any]:
+        return add_numpy_method(super()._compute_set_logs(name, state))
+
+    def _build_optimizers(self, config: Any, task: Any, model: Any, optimizer: Any) -> Any:
+        create_optimizer_variables(optimizer, model.trainable_variables)
+        return optimizer
+
+    def _moving_average(self, config: Any, task: Any, model: Any) -> Any:
+        if find_averaging_optimizer(self._constructor_optimizer) is None:
+            return None
+        check_single_average(config.trainer)
+        return OptimizerAverages(self._constructor_optimizer, model)
+
+    def _aggregates(self, task: Any) -> bool:
+        own_reduce = type(self).eval_reduce is not engine.Trainer.eval_reduce
+        return own_reduce or type(task).aggregate_logs is not base_task.Task.aggregate_logs
+
+
+@accept_gin_bindings("official.core.train_utils.create_trainer")
+def create_trainer(
+    params: Any,
+    task: Any,
+    train: bool,
+    evaluate: bool,
+    checkpoint_exporter: Any = None,
+    trainer_cls: Any = Trainer,
+) -> Any:
+    """Returns a trainer with the task's model and optimizer; called in strategy scope.
+
+    gin can bind `trainer_cls`, and the arguments of Model Garden's Trainer that are not passed
+    here.
+
+    Args:
+      params: The experiment's config, Model Garden's or trainer_kit's.
+      task: A Model Garden task.
+      train: Whether the trainer will train.
+      evaluate: Whether the trainer will evaluate.
+      checkpoint_exporter: An exporter of the best checkpoint.
+      trainer_cls: A Trainer class of either framework, or a subclass.
+    """
+    check_values(task, params)
+    with explain_config_errors("task.model"):
+        model = task.build_model()
+    optimizer = create_optimizer(task, params)
+    arguments = {
+        "model": model,
+        "optimizer": optimizer,
+        "train": train,
+        "evaluate": evaluate,
+        "checkpoint_exporter": checkpoint_exporter,
+    }
+    of_the_door = isinstance(trainer_cls, type) and issubclass(trainer_cls, Trainer)
+    bound = get_gin_bindings("official.core.base_trainer.Trainer", arguments) if of_the_door else {}
+    return trainer_cls(params, task, **arguments, **bound)
+
+
+def create_task(config: Config, logging_dir: str | None = None) -> Any:
+    """Returns the Model Garden task for a task's section that `convert` has created; called in strategy scope.
+
+    `logging_dir` exists during the call, because some tasks write to it when they are created.
+
+    Raises:
+      UsageError, DataError: when the task cannot be created from the section.
+    """
+    section = build_original(config)
+    with ensure_logging_folder(logging_dir), explain_config_errors("task"):
+        return task_factory.get_task(section, logging_dir=logging_dir)
+
+
+@contextlib.contextmanager
+def ensure_logging_folder(logging_dir: str | None) -> Iterator[None]:
+    """A context in which a local folder exists; afterwards it is removed if it was created here and is empty."""
+    if not logging_dir or is_remote(logging_dir):
+        yield
+        return
+    path = Path(logging_dir).absolute()
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty
+            for folder in missing:
+                folder.rmdir()
+
+
+def add_numpy_method(logs: Any) -> Any:
+    """Returns logs whose NumPy numbers have a method `numpy()`, like the tensors that Model Garden returns."""
+    if isinstance(logs, Mapping):
+        return {name: add_numpy_method(value) for name, value in logs.items()}
+    kind = _SCALAR_CLASSES.get(type(logs))
+    return logs if kind is None else kind(logs)
+
+
+def _create_scalar_class(scalar_type: Any) -> Any:
+    """Returns a subclass of a NumPy scalar type with a method `numpy()`; it is pickled as the NumPy type."""
+    methods = {
+        "numpy": lambda self: scalar_type(self),
+        "__reduce__": lambda self: scalar_type(self).__reduce__(),
+    }
+    return type(scalar_type.__name__, (scalar_type,), methods)
+
+
+_SCALAR_CLASSES = {
+    number: _create_scalar_class(number) for number in (np.float32, np.float64, np.int32, np.int64)
+}

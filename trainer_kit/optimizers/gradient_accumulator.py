@@ -1,0 +1,227 @@
+"""Gradient accumulation: one update of the weights with the gradients of several micro-batches.
+
+A training step gets a GradientAccumulator in place of its optimizer. It adds gradients to the
+GradientSums, variables of each replica. After the last micro-batch `GradientSums.update` makes the
+calls that the step has made, with the sums and on the optimizer itself: clipping, weight decay,
+schedules and the loss scale see one update.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+from trainer_kit.optimizers import gradients as updates
+from trainer_kit.runtime.keras_internals import get_trained_variables
+
+Apply: TypeAlias = Callable[[list[tuple[Any, Any]]], Any]
+Key: TypeAlias = tuple[
+    Any, ...
+]  # of a call: the `id` of optimizer and variables, and how often it was made before
+
+_FORWARDED_ATTRIBUTES = (
+    "learning_rate",
+    "iterations",
+    "variables",
+    "dynamic_scale",
+    "uses_every_gradient",
+)
+_OFFERED = "apply_gradients, apply, scale_loss, learning_rate, iterations and variables"
+_LOW = (tf.float16, tf.bfloat16)  # gradients of these dtypes are summed in float32
+_BRANCHES = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
+
+
+class UnavailableError(UsageError, AttributeError):
+    """A training step uses an attribute of its optimizer that gradient accumulation cannot offer."""
+
+
+class GradientSums:
+    """The weighted sums of the gradients of micro-batches, on each replica. Checkpoints do not need them.
+
+    Attributes:
+      variables: The variables of the sums, by the call and the number of the gradient in it.
+      calls: For each call of the step the pairs of gradients and variables, and the function that
+        makes the call on the optimizer itself, with other gradients. To be emptied before a step is
+        traced, or runs eagerly.
+    """
+
+    def __init__(self) -> None:
+        self.variables: dict[tuple[Key, int], tf.Variable] = {}
+        self.calls: dict[Key, tuple[Sequence[tuple[Any, Any]], Apply]] = {}
+
+    @tf.autograph.experimental.do_not_convert
+    def add(
+        self, key: Key, pairs: Sequence[tuple[Any, Any]], apply: Apply, weight: Any, is_first: Any
+    ) -> None:
+        """Adds weighted gradients to their sums; runs on a replica.
+
+        Args:
+          key: The key of the call, the same in each micro-batch and on each replica.
+          pairs: The gradients with their variables; a gradient is None for a variable that keeps
+            its value.
+          apply: Makes the call on the optimizer itself, with pairs of other gradients and these
+            variables.
+          weight: The micro-batch's share of the batch: a float above 0, or a float32 scalar. 0
+            makes even NaN a 0.
+          is_first: Whether the micro-batch is the first of its batch, so that its gradients replace
+            the sums, a bool scalar.
+        """
+        self.calls[key] = pairs, apply
+        for place, (gradient, variable) in enumerate(pairs):
+            if gradient is None:
+                continue
+            total = self._get_or_create_sum((key, place), gradient, variable)
+            product = tf.multiply if isinstance(weight, float) else tf.math.multiply_no_nan
+            weighted = product(
+                tf.cast(tf.convert_to_tensor(gradient), total.dtype), tf.cast(weight, total.dtype)
+            )
+            total.assign(tf.where(is_first, weighted, total + weighted))
+
+    @tf.autograph.experimental.do_not_convert
+    def update(self) -> None:
+        """Applies the sums as the step has applied its gradients; runs on a replica, after the last micro-batch."""
+        for key, (pairs, apply) in self.calls.items():
+            apply(
+                [
+                    (
+                        (
+                            None
+                            if gradient is None
+                            else tf.cast(self.variables[key, place], gradient.dtype)
+                        ),
+                        variable,
+                    )
+                    for place, (gradient, variable) in enumerate(pairs)
+                ]
+            )
+
+    def _get_or_create_sum(self, key: tuple[Key, int], gradient: Any, variable: Any) -> tf.Variable:
+        """Returns the variable for the sum of a gradient, the same one on all replicas; creates it if it is new."""
+        if key not in self.variables:
+            with tf.init_scope():
+                self.variables[key] = tf.Variable(
+                    tf.zeros(
+                        variable.shape, tf.float32 if gradient.dtype in _LOW else gradient.dtype
+                    ),
+                    trainable=False,
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.SUM,
+                    name="accumulated_gradient",
+                    # Else the whole training loop is traced twice
+                    experimental_enable_variable_lifting=False,
+                )
+        return self.variables[key]
+
+
+class GradientAccumulator:
+    """What a training step gets in place of its optimizer: gradients are added up, and no weight changes.
+
+    Args:
+      sums: The sums that gradients are added to.
+      optimizer: The optimizer that makes the update.
+      weight: See `GradientSums.add`.
+      is_first: See `GradientSums.add`.
+    """
+
+    def __init__(self, sums: GradientSums, optimizer: Any, weight: Any, is_first: Any) -> None:
+        self._sums, self._optimizer, self._weight, self._is_first = (
+            sums,
+            optimizer,
+            weight,
+            is_first,
+        )
+        self._graph = tf.compat.v1.get_default_graph()
+        self._call_counts: Counter[Any] = (
+            Counter()
+        )  # calls by the graph in which they are traced, and their variables
+
+    @tf.autograph.experimental.do_not_convert
+    def needs_gradients(self) -> tf.Tensor:
+        """Returns whether the gradients of this step will be used, a bool scalar; runs on a replica."""
+        return updates.needs_gradients(self._optimizer)
+
+    @tf.autograph.experimental.do_not_convert
+    def scale_loss(self, loss: Any) -> Any:
+        """Returns the loss times the optimizer's loss scale, if it has one."""
+        return updates.scale_loss(self._optimizer, loss)
+
+    @tf.autograph.experimental.do_not_convert
+    def add_gradients(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Adds the gradients of `trainer_kit.apply_gradients` to the sums; runs on a replica."""
+        self._add(pairs, functools.partial(updates.apply_gradients, self._optimizer))
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]], *arguments: Any, **options: Any
+    ) -> Any:
+        """Adds the gradients of a micro-batch to the sums; runs on a replica.
+
+        After the last micro-batch of a batch, the optimizer gets the sums and the further
+        arguments.
+
+        Returns:
+          The number of updates so far: `iterations` of the optimizer, which its own
+          `apply_gradients` returns too.
+        """
+        self._add(
+            list(grads_and_vars),
+            lambda sums: self._optimizer.apply_gradients(sums, *arguments, **options),
+        )
+        return self._optimizer.iterations
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
+        """Adds gradients to the sums; runs on a replica.
+
+        Args:
+          grads: The gradients.
+          trainable_variables: The variable of each gradient; None: those that the optimizer was
+            built with.
+        """
+        variables = (
+            get_trained_variables(self._optimizer)
+            if trainable_variables is None
+            else trainable_variables
+        )
+        self._add(
+            list(zip(grads, variables, strict=True)),
+            lambda sums: self._optimizer.apply(*zip(*sums, strict=True)),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _FORWARDED_ATTRIBUTES and hasattr(self._optimizer, name):
+            return getattr(self._optimizer, name)
+        raise UnavailableError(
+            f"trainer.accumulate_steps: the training step uses optimizer.{name}; with micro-batches"
+            f" an optimizer has only {_OFFERED}. Change the step, or set trainer.accumulate_steps=1"
+        )
+
+    def _add(self, pairs: Sequence[tuple[Any, Any]], apply: Apply) -> None:
+        _check_unconditional(self._graph)
+        names = id(self._optimizer), *(id(variable) for _, variable in pairs)
+        of_graph = (
+            tf.compat.v1.get_default_graph(),
+            names,
+        )  # a tf.function in the step may be traced more than once
+        self._sums.add(
+            (names, self._call_counts[of_graph]), pairs, apply, self._weight, self._is_first
+        )
+        self._call_counts[of_graph] += 1
+
+
+def _check_unconditional(outer: Any) -> None:
+    """Raises UsageError inside a condition or a loop of the step: the update would come in any case, and once."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not outer:
+        if type(graph).__name__ in _BRANCHES:
+            raise UsageError(
+                "trainer.accumulate_steps: the training step applies gradients inside a condition"
+                " or a loop, and the micro-batches of a batch have one update; apply them in every"
+                " step, or set trainer.accumulate_steps=1"
+            )
+        graph = getattr(graph, "outer_graph", None)

@@ -1,0 +1,104 @@
+"""Reads the experiment and the config of a run from its folder. No TensorFlow, unless a user's module imports it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer_kit import files
+from trainer_kit.config import discovery
+from trainer_kit.config.experiment_registry import experiments, get_experiment
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
+from trainer_kit.config.serialize import from_yaml
+from trainer_kit.errors import UsageError, suggest_paths
+
+_IMPORT_FLAG = "--import_module"
+
+
+def resolve_run_dir(run_dir: str | os.PathLike[str]) -> Path:
+    """Returns the folder of a recorded run.
+
+    Raises:
+      UsageError: when this is not a run's folder; the message lists the runs in it.
+    """
+    folder = Path(run_dir)
+    if (folder / "params.yaml").is_file():
+        return folder
+    if not folder.is_dir():
+        folders = [path.name for path in folder.parent.glob("[!.]*") if path.is_dir()]
+        raise UsageError(
+            f"there is no folder {folder}; {suggest_paths(folder, folders, 'folders')}"
+        )
+    runs = sorted(str(path.parent) for path in folder.glob("*/params.yaml"))
+    inside = (
+        f"runs in it: {', '.join(runs[:12])}"
+        if runs
+        else f"it holds: {', '.join(os.listdir(folder)[:12])}"
+    )
+    raise UsageError(f"{folder} is not the folder of a run: it has no params.yaml; {inside}")
+
+
+def read_experiment_name(run_dir: Path) -> str:
+    """Returns the name of the experiment in manifest.json; "" if there is none."""
+    name = (files.read_json(run_dir / "manifest.json") or {}).get("experiment")
+    return name if isinstance(name, str) else ""
+
+
+def read_run_config(
+    run_dir: Path, import_modules: str | Sequence[str] = (), option_name: str = _IMPORT_FLAG
+) -> ExperimentConfig:
+    """Returns the config of a run, changed to one device, since the weights do not depend on the devices.
+
+    Args:
+      run_dir: The run's folder.
+      import_modules: The modules to import before the experiment is looked up, or one; empty: those
+        of the run's command.
+      option_name: The flag or the argument that names them, for messages.
+
+    Raises:
+      UsageError: when the experiment is not recorded or not known, or a module cannot be imported.
+    """
+    name = read_experiment_name(run_dir)
+    if not name:
+        raise UsageError(
+            f"{run_dir / 'manifest.json'} names no experiment, since the run was started from Python"
+            " without one; build its model yourself and call trainer_kit.load_weights(model,"
+            f" {str(run_dir)!r}), or, after a fit of trainer_kit.compat.keras,"
+            f" compat.keras.load(model, {str(run_dir)!r})"
+        )
+    if import_modules or name not in experiments:
+        given = (
+            [import_modules]
+            if isinstance(import_modules, str) and import_modules
+            else import_modules
+        )
+        recorded: list[str] = []
+        if not given:  # the modules that the command of the run imports first
+            command = (files.read_json(run_dir / "manifest.json") or {}).get("command")
+            words = [str(word) for word in command] if isinstance(command, list) else []
+            recorded = [
+                word.partition("=")[2] for word in words if word.startswith(f"{_IMPORT_FLAG}=")
+            ]
+            recorded += [
+                following for word, following in itertools.pairwise(words) if word == _IMPORT_FLAG
+            ]
+        try:
+            discovery.import_experiment(name, given or recorded, option_name)
+        except UsageError as error:
+            if not recorded:
+                raise
+            flags = " ".join(f"{_IMPORT_FLAG}={module}" for module in recorded)
+            raise UsageError(
+                f"{error}\n  The run was started with {flags}. Go to the folder where it was"
+                f" started, or name its module by {option_name}."
+            ) from error
+    text = (run_dir / "params.yaml").read_text(encoding="utf-8")
+    config = from_yaml(text, get_experiment(name))
+    kept = ("mixed_precision_dtype", "loss_scale", "random_seed")
+    plain, of_run = RuntimeConfig(distribution_strategy="off").as_dict(), config.runtime.as_dict()
+    return config.replace(
+        runtime={key: plain[key] for key in of_run if key in plain and key not in kept}
+    )

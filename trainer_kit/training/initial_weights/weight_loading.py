@@ -1,0 +1,145 @@
+"""Loads initial weights from checkpoints and files of weights, of trainer_kit or of other programs."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.checkpoints.state.strict_restore import format_differences
+from trainer_kit.checkpoints.weight_files.open_file import open_weights
+from trainer_kit.checkpoints.weight_files.weight_file import MODEL, WeightFile
+from trainer_kit.config.schema.initial_weights import InitCheckpointConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.evals.checkpoint_selection import resolve_weights_path
+from trainer_kit.optimizers.per_variable import check_patterns
+from trainer_kit.training.initial_weights.variable_matching import (
+    apply_renames,
+    names_in_file,
+    weights_by_path,
+)
+
+_LOG = logging.getLogger(__name__)
+_OPTION = "task.init_checkpoint"
+_LISTED = 8  # names in a line of the log
+
+
+def load_initial_weights(model: Any, sources: str | Sequence[InitCheckpointConfig]) -> list[str]:
+    """Loads weights of `model` from one or more files, and logs what it took. Runs eagerly, in strategy scope.
+
+    Args:
+      model: A built model of Keras 3 or tf_keras, or a tf.Module.
+      sources: The path of a checkpoint that has all weights, or sections that say what each file
+        gives. They are applied in order, so that a later one replaces the values of an earlier one.
+
+    Returns:
+      The logged report of each file.
+
+    Raises:
+      UsageError: when there is no such file, a pattern matches nothing, or a variable is missing or
+        has another shape. The model is then unchanged.
+      StorageError: when a file is damaged.
+    """
+    if isinstance(sources, str):
+        sections = {_OPTION: InitCheckpointConfig(path=sources)}
+    else:
+        sections = {f"{_OPTION}.{number}": section for number, section in enumerate(sources)}
+    weights = weights_by_path(model)
+    files = {option: _open(section.path, option) for option, section in sections.items()}
+    plans = {
+        option: _plan(model, weights, option, sections[option], file)
+        for option, file in files.items()
+    }
+    for option, (names, report) in plans.items():
+        for path, name in names.items():
+            _assign(weights[path], files[option].read_tensor(name))
+        _LOG.info("%s", report)
+    return [report for _, report in plans.values()]
+
+
+def _open(path: str, option: str) -> WeightFile:
+    try:
+        return open_weights(resolve_weights_path(path))
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from error
+
+
+def _plan(
+    model: Any,
+    weights: Mapping[str, tf.Variable],
+    option: str,
+    config: InitCheckpointConfig,
+    file: WeightFile,
+) -> tuple[dict[str, str], str]:
+    """Returns the names in the file of the variables to load, by path, and a report about all variables."""
+    check_patterns(f"{option}.variables", config.variables, list(weights))
+    check_patterns(f"{option}.exclude", config.exclude, list(weights))
+    new_names = (
+        apply_renames(file, config.rename.items(), f"{option}.rename") if config.rename else None
+    )
+    chosen = {}
+    for path, variable in weights.items():
+        is_included = not config.variables or any(
+            re.search(pattern, path) for pattern in config.variables
+        )
+        if is_included and not any(re.search(pattern, path) for pattern in config.exclude):
+            chosen[path] = variable
+    names, by_rank = names_in_file(model, chosen, file, new_names)
+    taken: dict[str, str] = {}
+    sliced: list[str] = []
+    misfits: list[tuple[str, str, Any, Any]] = []
+    for path, variable in chosen.items():
+        wanted = tuple(variable.shape)
+        saved = file.shapes[names[path]] if path in names else None
+        if saved == wanted:
+            taken[path] = names[path]
+        elif saved is not None and config.other_shapes == "slice" and len(saved) == len(wanted):
+            taken[path] = names[path]
+            sliced.append(path)
+        else:
+            misfits.append(
+                (path, "missing in the file" if saved is None else "another shape", saved, wanted)
+            )
+
+    skipped = [
+        path for path, _, saved, _ in misfits if saved is not None and config.other_shapes == "skip"
+    ]
+    if len(misfits) > len(skipped) or not taken:
+        table = format_differences(sorted(misfits, key=lambda row: row[0].rpartition("/")))
+        raise UsageError(
+            f"{option}: {len(misfits)} of the {len(chosen)} chosen variables cannot be loaded from"
+            f" {file.path}, {file.kind}; give a list of sections with exclude, rename or"
+            f" other_shapes; nothing was loaded\n{table}"
+        )
+
+    by_order = [f"{path} = {name}" for path, name in taken.items() if path in by_rank]
+    saved_names = [name for name in file.shapes if name.startswith(MODEL)] or list(file.shapes)
+    notes = {
+        "by the order of layers, since their numbers differ": by_order,
+        "a part of": sliced,
+        "left new for their shape": skipped,
+        "left new, since they are not chosen": [path for path in weights if path not in chosen],
+        "not used of the file": sorted(set(saved_names) - set(names.values())),
+    }
+    report = (
+        f"initial weights: took {len(taken)} of {len(weights)} variables from {file.path},"
+        f" {file.kind}"
+    )
+    for label, listed in notes.items():
+        if listed:
+            more = f", ... ({len(listed)} in all)" if len(listed) > _LISTED else ""
+            report += f"\n  {label}: {', '.join(listed[:_LISTED])}{more}"
+    return taken, report
+
+
+def _assign(variable: tf.Variable, value: Any) -> None:
+    """Assigns a value, or the part of it that both shapes have."""
+    if value.shape != tuple(variable.shape):
+        whole = variable.numpy()
+        both = tuple(slice(min(sizes)) for sizes in zip(whole.shape, value.shape, strict=True))
+        whole[both] = value[both]
+        value = whole
+    variable.assign(tf.cast(value, variable.dtype))

@@ -1,0 +1,351 @@
+"""Compiles the functions of loops, warns when one is traced again, reads the results, and checks graphs.
+
+A loop that is traced again takes as long as the first time. A step waits for its batch before it
+writes a variable, so that no count changes when there is no batch. TensorFlow's executor on one
+thread waits forever for conditions inside of conditions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import re
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+from trainer_kit.runtime.tensorflow_internals import add_control_inputs
+
+_LOG = logging.getLogger(__name__)
+_NONE = object()
+_READS = re.compile(r"(MultiDevice)?IteratorGetNext\w*")
+_WRITES = re.compile(
+    r"Assign\w*|Resource(Sparse)?Apply\w*|ResourceScatter\w*|ResourceStridedSliceAssign|Rng\w*|(Eager)?PyFunc|"
+    r"Stateful(?!PartitionedCall)\w*|LookupTable(Insert|Remove|Import)\w*"
+)
+_CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
+
+
+def graph_function(function: Callable[..., Any]) -> Any:
+    """Returns a function of trainer_kit as a tf.function, without AutoGraph."""
+    return tf.function(function, autograph=False)
+
+
+def eager(function: Callable[..., Any]) -> Any:
+    """Returns `function` unchanged; used instead of graph_function where nothing is compiled."""
+    return function
+
+
+class LoopFunction:
+    """A tf.function of a loop or a step that knows its graphs. Its first argument is an iterator.
+
+    It is called eagerly, on the host.
+
+    Args:
+      function: The function of trainer_kit to compile.
+      name: The name of the loop or step, for the warning.
+      specs: A function of the iterator's element spec that returns the specs of the other
+        arguments; None: the arguments of the first call show them.
+      check: A function that raises an error when a traced graph cannot be used.
+
+    Attributes:
+      function: The tf.function.
+      newest_graph: The newest graph; None before the first trace.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        specs: Callable[[Any], Sequence[Any]] | None = None,
+        check: Callable[[tf.Graph], None] | None = None,
+    ) -> None:
+        self.function = graph_function(function)
+        self._name = name
+        self._specs = specs
+        self._check = check
+        self._elements: Any = _NONE  # the spec of the elements of the newest graph's iterator
+        self._get_last_iterator: Callable[[], Any] = lambda: (
+            None
+        )  # returns the iterator of the last call
+        self._concrete: Any = None  # the concrete function for it
+        self._graphs: list[tf.Graph] = []
+        self.newest_graph: tf.Graph | None = None
+
+    def __call__(self, iterator: Any, *arguments: Any) -> Any:
+        if tf.config.functions_run_eagerly():
+            return self.function(iterator, *arguments)
+        if self._get_last_iterator() is iterator:
+            # To look the concrete function up again takes 0.15 ms, a quarter of the call of a loop
+            # without steps.
+            self._concrete = self._concrete or self.function.get_concrete_function(
+                iterator, *self._get_trace_arguments(iterator, arguments)
+            )
+            return self._concrete(iterator, *arguments)
+        if _get_element_spec(iterator) != self._elements:
+            self.trace_graph(iterator, *arguments)
+        self._get_last_iterator, self._concrete = _weak(iterator), None
+        return self.function(iterator, *arguments)
+
+    def trace_graph(self, iterator: Any, *arguments: Any) -> tf.Graph | None:
+        """Returns the graph for such an iterator and arguments, and warns if the function is traced again for them.
+
+        Returns None if TensorFlow runs functions eagerly.
+        """
+        if tf.config.functions_run_eagerly():
+            return None
+        graph = self.function.get_concrete_function(
+            iterator, *self._get_trace_arguments(iterator, arguments)
+        ).graph
+        elements = _get_element_spec(iterator)
+        if not any(graph is earlier for earlier in self._graphs):
+            if self._graphs:
+                _LOG.warning(
+                    "%s is traced again, which takes as long as the first time: its batches are now"
+                    " %s, and were %s before; give all batches the same shape",
+                    *(self._name, _format_spec(elements), _format_spec(self._elements)),
+                )
+            if self._check is not None:
+                self._check(graph)
+            self._graphs.append(graph)
+            self.newest_graph = graph
+        self._elements = elements
+        return graph
+
+    def _get_trace_arguments(self, iterator: Any, arguments: Sequence[Any]) -> Sequence[Any]:
+        """Returns what stands for the arguments after the iterator when the function is traced."""
+        return self._specs(iterator.element_spec) if self._specs else arguments
+
+
+def _weak(iterator: Any) -> Callable[[], Any]:
+    """Returns a weak reference: other code decides when an iterator is deleted. Some Python iterators have none."""
+    try:
+        return weakref.ref(iterator)
+    except TypeError:
+        return lambda: None
+
+
+def _get_element_spec(iterator: Any) -> Any:
+    return getattr(iterator, "element_spec", None)
+
+
+def _format_spec(spec: Any) -> str:
+    parts = [
+        part
+        for part in tf.nest.flatten(spec, expand_composites=True)
+        if isinstance(part, tf.TensorSpec)
+    ]
+    return ", ".join(
+        f"{part.dtype.name}{'[?]' if part.shape.rank is None else part.shape}" for part in parts
+    )
+
+
+class Readback:
+    """Brings nested results from graph to host in one transfer: scalars are stacked as one float64 tensor.
+
+    Args:
+      results: A function that returns nested scalars, tensors or variables.
+      wrapper: graph_function or eager.
+    """
+
+    def __init__(self, results: Callable[[], Any], wrapper: Callable[[Any], Any]) -> None:
+        self._source = results
+        self._structure: Any = None
+        self._is_scalar: list[bool] = []
+        self._dtypes: list[Any] = []
+        self._compiled_pack = wrapper(self.pack)
+
+    def __call__(self) -> Any:
+        return self.unpack(self._compiled_pack())[0]
+
+    def pack(self, *more: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns (stacked scalars, the other tensors); remembers the structure when traced.
+
+        Args:
+          *more: Scalars to transfer with the results.
+        """
+        self._structure = self._source()
+        scalars, others = self._pack_structure()
+        if more:
+            scalars = tf.concat([scalars, tf.stack([tf.cast(one, tf.float64) for one in more])], 0)
+        return scalars, others
+
+    @tf.autograph.experimental.do_not_convert
+    def _pack_structure(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(self._structure)]
+        self._structure = tf.nest.map_structure(lambda leaf: None, self._structure)
+        # The integers of 8 bytes are those that float64 does not hold exactly.
+        self._is_scalar = [
+            t.shape.rank == 0 and (t.dtype.is_floating or (t.dtype.is_integer and t.dtype.size < 8))
+            for t in tensors
+        ]
+        self._dtypes = [tensor.dtype.as_numpy_dtype for tensor in tensors]
+        scalars = [
+            tf.cast(t, tf.float64)
+            for t, is_scalar in zip(tensors, self._is_scalar, strict=True)
+            if is_scalar
+        ]
+        others = [t for t, is_scalar in zip(tensors, self._is_scalar, strict=True) if not is_scalar]
+        return tf.stack(scalars) if scalars else tf.zeros([0], tf.float64), others
+
+    def unpack(self, packed: tuple[tf.Tensor, list[tf.Tensor]]) -> tuple[Any, list[float]]:
+        """Returns the nested results as NumPy values of their original dtypes, and the values of `more`."""
+        scalars, others = iter(packed[0].numpy()), iter(packed[1])
+        leaves = [
+            dtype(next(scalars)) if is_scalar else next(others).numpy()
+            for is_scalar, dtype in zip(self._is_scalar, self._dtypes, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(self._structure, leaves), [float(one) for one in scalars]
+
+
+@contextlib.contextmanager
+def control_dependencies_for_writes(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Makes operations created in this context write no variable before all `tensors` are ready.
+
+    Eagerly it has no effect: operations then run in the order of the code.
+
+    tf.control_dependencies would also delay every operation without inputs, such as each read of a
+    weight: one graph edge for each, and no work during the wait for a batch. That cost a small step
+    5 % of its time.
+
+    Args:
+      tensors: The tensors of a batch; constants and variables among them are always ready.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    made_here = (
+        tensor for tensor in tensors if tf.is_symbolic_tensor(tensor) and tensor.graph is graph
+    )
+    batch = list(
+        dict.fromkeys(tensor.op for tensor in made_here)
+    )  # the other tensors are ready already
+    after = set(batch)
+    for op in graph.get_operations()[before:]:  # in the order they were made: inputs first
+        if any(tensor.op in after for tensor in op.inputs) or any(
+            one in after for one in op.control_inputs
+        ):
+            after.add(op)
+        elif is_write_op(op):
+            add_control_inputs(op, batch)
+            after.add(op)
+
+
+def is_write_op(op: tf.Operation) -> bool:
+    """Whether an operation may change a variable. Inside a TPU program nothing may wait for operations outside it."""
+    return (
+        op.op_def.is_stateful
+        and op.type != "ReadVariableOp"
+        and "_tpu_replicate" not in op.node_def.attr
+    )
+
+
+def reads_before_writes(graph: tf.Graph) -> bool:
+    """Whether the steps of a loop write variables only after they have read all their batches.
+
+    Runs eagerly, on the host.
+
+    If so, an error of the data leaves the state of the last complete step. Operations before the
+    first step, such as resetting metrics, do not count.
+
+    Args:
+      graph: The graph of a loop, or of one step.
+    """
+    definition = graph.as_graph_def()
+    functions = {one.signature.name: one.node_def for one in definition.library.function}
+
+    @functools.cache
+    def does(function: str, op: re.Pattern[str]) -> bool:
+        return any(holds(node, op) for node in functions.get(function, ()))
+
+    def holds(node: Any, op: re.Pattern[str]) -> bool:
+        return op.fullmatch(node.op) is not None or any(
+            does(function, op) for function in _called_functions(node)
+        )
+
+    loops = [
+        node.attr["body"].func.name
+        for node in definition.node
+        if node.op in ("While", "StatelessWhile")
+    ]
+    steps = [functions[name] for name in loops if does(name, _READS)] or [definition.node]
+    return all(_has_ordered_writes(nodes, holds, functions) for nodes in steps)
+
+
+def _has_ordered_writes(
+    nodes: Sequence[Any], holds: Callable[[Any, re.Pattern[str]], bool], functions: dict[str, Any]
+) -> bool:
+    """Whether every node that writes depends on every node that reads, in each function that does both."""
+    reading, writing = ([node for node in nodes if holds(node, op)] for op in (_READS, _WRITES))
+    for read in reading:
+        after, before = {read.name}, 0
+        while len(after) > before:
+            before = len(after)
+            after |= {
+                node.name for node in nodes if any(_source(name) in after for name in node.input)
+            }
+        if any(node.name not in after for node in writing):
+            return False
+    both = [node for node in reading if node in writing]
+    return all(
+        _has_ordered_writes(functions[name], holds, functions)
+        for node in both
+        for name in _called_functions(node)
+    )
+
+
+def _called_functions(node: Any) -> Iterator[str]:
+    """Yields the names of the functions that a node calls."""
+    for value in node.attr.values():
+        if value.HasField("func"):
+            yield value.func.name
+        yield from (function.name for function in value.list.func)
+
+
+def _source(name: str) -> str:
+    """Returns the name of the node that an input comes from: "node" for both "^node" and "node:output:0"."""
+    return name.removeprefix("^").split(":")[0]
+
+
+def has_nested_conditions(graph: tf.Graph) -> bool:
+    """Returns whether a graph has a tf.cond, tf.case or tf.switch_case inside of one. The graph is only read.
+
+    Loops and calls of functions between the two are followed.
+
+    Args:
+      graph: The graph of a traced function.
+    """
+    definition = graph.as_graph_def()
+    functions = {one.signature.name: one.node_def for one in definition.library.function}
+    waiting, seen = [(definition.node, False)], set[tuple[str, bool]]()
+    while waiting:
+        operations, inside = waiting.pop()
+        for op in operations:
+            is_condition = op.op in _CONDITIONS
+            if is_condition and inside:
+                return True
+            called = {(name, inside or is_condition) for name in _called_functions(op)} - seen
+            seen |= called
+            waiting += [
+                (functions[name], in_condition)
+                for name, in_condition in called
+                if name in functions
+            ]
+    return False
+
+
+def check_one_thread(graph: tf.Graph) -> None:
+    """Raises UsageError when the executor on one thread would wait for ever in a graph. The graph is only read."""
+    if has_nested_conditions(graph):
+        raise UsageError(
+            "runtime.executor=single_threaded: a step or a metric has a tf.cond, tf.case or"
+            " tf.switch_case inside of another one, and TensorFlow's executor on one thread waits"
+            " for ever in these; set executor=default"
+        )

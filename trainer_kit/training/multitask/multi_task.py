@@ -1,0 +1,204 @@
+"""MultiTask: a task that consists of tasks, which train one model, and MultiTaskModel, that model."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer_kit.config.experiment_registry import lookup_task_class
+from trainer_kit.config.schema.multitask import MultiTaskConfig
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.autograph import apply_autograph
+from trainer_kit.inputs.registered_datasets import get_build_inputs
+from trainer_kit.inputs.sources.multitask_source import combine_task_data
+from trainer_kit.inputs.sources.source_protocol import call_build_inputs
+from trainer_kit.inputs.task_sampler import TaskSampler
+from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
+from trainer_kit.training.task import Task, full_precision, has_state_methods, split_batch
+
+_ATTRIBUTE = "sub_task_"  # the beginning of the attribute that has the model of a task
+
+
+class MultiTaskModel(keras.Model):
+    """The models of several tasks as one. Called on features, it returns the outputs of all of them.
+
+    Args:
+      sub_tasks: The Keras 3 model of each task, by the task's name; layers of several models are
+        shared.
+    """
+
+    def __init__(self, sub_tasks: Mapping[str, keras.Model]) -> None:
+        super().__init__(name="multi_task")
+        self._names = tuple(sub_tasks)
+        for (
+            name,
+            model,
+        ) in sub_tasks.items():  # as attributes: tf.train.Checkpoint does not look into a dict
+            setattr(self, f"{_ATTRIBUTE}{name}", model)
+        self.built = True
+
+    @property
+    def sub_tasks(self) -> dict[str, keras.Model]:
+        """The model of each task, by the task's name."""
+        return {name: getattr(self, f"{_ATTRIBUTE}{name}") for name in self._names}
+
+    def call(self, inputs: Any, training: bool | None = None) -> dict[str, Any]:
+        """Returns {task: outputs} for features that all tasks take; runs in graph or eagerly, on a replica."""
+        return {name: model(inputs, training=training) for name, model in self.sub_tasks.items()}
+
+
+def model_of_task(model: Any, name: str) -> Any:
+    """Returns the model of the task `name`: its entry in `model.sub_tasks`, or the model without them.
+
+    Raises:
+      UsageError: when the model has an attribute sub_tasks without this task.
+    """
+    models = getattr(model, "sub_tasks", {name: model})
+    if name not in models:
+        raise UsageError(
+            f"{type(model).__name__}.sub_tasks has no model for the task {name!r}; it has"
+            f" {[*models]}"
+        )
+    return models[name]
+
+
+class MultiTask(Task):
+    """A task that consists of tasks. Define build_models; its config is a MultiTaskConfig.
+
+    Each task keeps its data, losses, metrics and steps; its `build_model` is not called. Created in
+    strategy scope.
+
+    Args:
+      params: The config.
+      logging_dir: The folder of the run's files, the same as model_dir.
+      name: The name; default: `params.name`, else the class's name.
+
+    Attributes:
+      tasks: The tasks by name, sorted by name.
+
+    Raises:
+      UsageError: when no task class is registered for the config of a task, or joint training would
+        not call the `train_step` of a task.
+    """
+
+    state: Callable[[], dict[str, Any]]  # there only if a task has its own
+    restore: Callable[[Mapping[str, Any]], None]
+
+    def __init__(
+        self, params: MultiTaskConfig, logging_dir: str | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(params, logging_dir, name)
+        self.tasks: dict[str, Any] = {}
+        for task_name, routine in sorted(params.task_routines.items()):
+            section = routine.task_config
+            task = lookup_task_class(section)(section, logging_dir=logging_dir)
+            task.name = task_name
+            self.tasks[task_name] = task
+            has_own_step = getattr(type(task), "train_step", None) is not Task.train_step
+            if self.is_joint and has_own_step and type(self).train_step is MultiTask.train_step:
+                raise UsageError(
+                    f"task.training=joint does not call the train_step of the task {task_name!r}"
+                    f" ({type(task).__name__}); set task.training=interleaving, or override"
+                    " train_step of the MultiTask"
+                )
+        if any(map(has_state_methods, self.tasks.values())):
+            self.state, self.restore = self._states, self._restore
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether each step trains all tasks."""
+        return bool(self.task_config.training == "joint")
+
+    @abc.abstractmethod
+    def build_models(self) -> Mapping[str, Any]:
+        """Returns the Keras 3 model of each task by its name; models that have the same layers share them. In scope."""
+
+    def build_model(self) -> Any:
+        """Returns the models of all tasks as one model; see MultiTaskModel.
+
+        An override may return any model or tf.Module: each task gets its entry in the attribute
+        `sub_tasks`, or the whole model if there is no such attribute.
+        """
+        return MultiTaskModel(self.build_models())
+
+    def initialize(self, model: Any) -> None:
+        """Loads the `init_checkpoint` of this task into the model, and then that of each task into its own."""
+        super().initialize(model)
+        for name, task in self.tasks.items():
+            task.initialize(model_of_task(model, name))
+
+    def build_inputs(
+        self, params: Any, input_context: tf.distribute.InputContext | None = None
+    ) -> Any:
+        """Returns the training data of all tasks as one stream: {task: batch}, or (number of the task, {task: batch}).
+
+        Args:
+          params: Not used: each task has training data of its own.
+          input_context: This worker's place; None: one replica.
+        """
+        data = {}
+        for name, task in self.tasks.items():
+            section = task.task_config.train_data
+            data[name] = call_build_inputs(get_build_inputs(task, section), section, input_context)
+        return combine_task_data(data, None if self.is_joint else self._sampler(), input_context)
+
+    def _states(self) -> dict[str, Any]:
+        return {name: task.state() for name, task in self.tasks.items() if has_state_methods(task)}
+
+    def _restore(self, states: Mapping[str, Any]) -> None:
+        for name, state in states.items():
+            self.tasks[name].restore(state)
+
+    def _sampler(self) -> TaskSampler:
+        config = self.task_config
+        weights = [config.task_routines[name].task_weight for name in self.tasks]
+        return TaskSampler(config.task_sampler, weights, config.sampling_seed)
+
+    @tf.autograph.experimental.do_not_convert
+    def train_step(
+        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+    ) -> dict[str, Any]:
+        """Trains all tasks by the weighted sum of their losses; runs in graph, on a replica. For joint training.
+
+        Args:
+          inputs: A batch of each task, by name.
+          model: The model of build_model.
+          optimizer: The optimizer of create_optimizer.
+          metrics: The metrics of each task, by name.
+
+        Returns:
+          Logs: the weighted sum of the losses, and the logs of each task under its name.
+        """
+        models = {name: model_of_task(model, name) for name in self.tasks}
+        batches = {name: split_batch(inputs[name]) for name in self.tasks}
+        outputs = {}
+        losses = {}
+        with tf.GradientTape() as tape:
+            for name, task in self.tasks.items():
+                features, labels = batches[name]
+                outputs[name] = full_precision(
+                    apply_autograph(models[name])(features, training=True)
+                )
+                losses[name] = task.batch_loss(models[name], features, labels, outputs[name])
+            total = tf.add_n(
+                [
+                    loss * self.task_config.task_routines[name].task_weight
+                    for name, loss in losses.items()
+                ]
+            )
+            share = scale_loss(optimizer, total / tf.distribute.get_strategy().num_replicas_in_sync)
+        gradients = tape.gradient(share, model.trainable_variables)
+        apply_gradients(optimizer, list(zip(gradients, model.trainable_variables, strict=True)))
+
+        for name, task in self.tasks.items():
+            task.update_metrics(
+                metrics[name] if metrics else (), models[name], *batches[name], outputs[name]
+            )
+        return {
+            self.loss: total,
+            **{name: {self.tasks[name].loss: loss} for name, loss in losses.items()},
+        }

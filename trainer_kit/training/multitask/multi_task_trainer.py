@@ -1,0 +1,253 @@
+"""MultiTaskTrainer: trains the tasks of a MultiTask jointly or one per step, and evaluates each on its own data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from trainer_kit.errors import UsageError
+from trainer_kit.inputs.autograph import apply_autograph
+from trainer_kit.inputs.dataset_iterator import ValidationData
+from trainer_kit.runtime.replica_values import local_tensors
+from trainer_kit.runtime.tensorflow_internals import stateless_random_operations
+from trainer_kit.training.checks.batch_spec import build_metrics, build_model
+from trainer_kit.training.checks.model_and_config import check_methods
+from trainer_kit.training.loops.loop_function import control_dependencies_for_writes
+from trainer_kit.training.metric_set import (
+    MetricSet,
+    create_training_metrics,
+    create_validation_metrics,
+)
+from trainer_kit.training.multitask.multi_task import MultiTask, model_of_task
+from trainer_kit.training.task import step_loss
+from trainer_kit.training.task_inputs import TaskInputs, ValidationSet, ValidationSets
+from trainer_kit.training.trainer import Trainer
+
+_STEPS = "steps"  # the metric of the steps that trained a task
+
+
+class MultiTaskMetrics(MetricSet):
+    """A metric set for each task, and the mean loss of all steps. Created in the scope of the strategy.
+
+    Args:
+      sets: The metrics of each task, by its name.
+      count_steps: Whether to report the steps of a loop that trained a task, and to leave out tasks
+        without any.
+
+    Attributes:
+      sets: The argument of this name.
+
+    Raises:
+      UsageError: when a metric has the name under which the steps are reported.
+    """
+
+    def __init__(self, sets: Mapping[str, MetricSet], *, count_steps: bool) -> None:
+        # In float32 TensorFlow would fuse the sums, and their order, and so the last bit, would
+        # vary.
+        super().__init__("training_loss", [], exact=True)
+        self.sets = dict(sets)
+        counted = self.sets if count_steps else {}
+        self._step_counts = {
+            name: tf.Variable(0, trainable=False, dtype=tf.int64) for name in counted
+        }
+        for metrics in counted.values():
+            metrics.reserve(_STEPS, "task.training=interleaving")
+
+    def update_with_step(
+        self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0
+    ) -> None:
+        """Adds the loss and the other scalars of a joint step; runs in graph, on a replica.
+
+        Args:
+          task: The MultiTask.
+          logs: What its step returned, with the logs of each task under its name.
+          inputs: The batches by task.
+          share: Not used: batches of several tasks are not split.
+        """
+        own = {name: value for name, value in logs.items() if name not in self.sets}
+        own[task.loss] = step_loss(task, own)
+        self.update(
+            task, own, inputs, weight=1.0
+        )  # batches of several tasks have no common number of examples
+        for name, metrics in self.sets.items():
+            if name in logs:
+                of_task = task.tasks[name]
+                metrics.update_with_step(
+                    of_task, metrics.extract_metrics(of_task, logs[name]), inputs[name]
+                )
+
+    def update_with_task(self, name: str, task: Any, logs: Any, inputs: Any) -> None:
+        """Adds the loss and the other scalars of a step of one task; runs in graph, on a replica."""
+        self.sets[name].update_with_step(task, logs, inputs)
+        self.loss.update_state(step_loss(task, logs))
+
+    def count_step(self, name: str) -> None:
+        """Counts a step of the task `name`; runs in graph, in cross-replica context."""
+        self._step_counts[name].assign_add(1)
+
+    @tf.autograph.experimental.do_not_convert
+    def reset(self) -> None:
+        """Resets all metrics; runs eagerly or in graph, in cross-replica context."""
+        super().reset()
+        for metrics in self.sets.values():
+            metrics.reset()
+        for count in self._step_counts.values():
+            count.assign(0)
+
+    def reset_returned_metrics(self) -> None:
+        """Resets the metrics that the steps of the tasks return; see MetricSet."""
+        for metrics in self.sets.values():
+            metrics.reset_returned_metrics()
+
+    @tf.autograph.experimental.do_not_convert
+    def results(self) -> dict[str, Any]:
+        """Returns the results of each task by its name, and those of all; called in cross-replica context."""
+        results: dict[str, Any] = {
+            name: dict(metrics.results()) for name, metrics in self.sets.items()
+        }
+        for name, count in self._step_counts.items():
+            results[name][_STEPS] = tf.cast(count, tf.float64)  # int64 has a transfer of its own
+        return results | super().results()
+
+    def convert_to_logs(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the results of a loop without those of tasks that no step trained; runs eagerly, on the host."""
+        idle = [name for name in self._step_counts if not results[name][_STEPS]]
+        reported = {name: value for name, value in results.items() if name not in idle}
+        for name in self._step_counts.keys() & reported.keys():
+            reported[name] = {**reported[name], _STEPS: int(reported[name][_STEPS])}
+        return reported
+
+    def variables(self) -> list[Any]:
+        """Returns the variables of all metrics, always in the same order."""
+        of_sets = [variable for metrics in self.sets.values() for variable in metrics.variables()]
+        return [*super().variables(), *of_sets, *self._step_counts.values()]
+
+
+class MultiTaskInputs(TaskInputs):
+    """Opens the data of several tasks; each validation set is that of one task."""
+
+    def create_validation_data(
+        self, name: str, params: Any, task: Any, ready_made_dataset: Any = None
+    ) -> ValidationData:
+        """Returns the ValidationData of the validation data of one task; see TaskInputs."""
+        return super().create_validation_data(name, params, task.tasks[name], ready_made_dataset)
+
+    def validation_section(self, name: str) -> str:
+        """Returns the dotted path of a task's validation data below the section `task`."""
+        return f"task_routines.{name}.task_config.validation_data"
+
+
+class MultiTaskTrainer(Trainer):
+    """Trains and evaluates a MultiTask. Create it in the scope of its strategy; the arguments are those of Trainer.
+
+    Training reports the metrics of each task under its name, and the loss of all as
+    `training_loss`. With interleaving, it also reports the steps of each task in the loop, and
+    nothing of tasks without any.
+    """
+
+    inputs_class: Any = MultiTaskInputs
+
+    def __init__(
+        self,
+        config: Any,
+        task: MultiTask,
+        model: Any,
+        optimizer: Any,
+        train: bool = True,
+        evaluate: bool = True,
+        *datasets: Any,
+        **options: Any,
+    ) -> None:
+        if not hasattr(task, "tasks"):
+            kind = type(task).__name__
+            raise UsageError(
+                f"{kind} has the config of several tasks; let it inherit from trainer_kit.MultiTask"
+            )
+        for name, of_task in task.tasks.items():
+            check_methods(of_task, train, evaluate)
+            build_model(of_task.task_config, of_task, model_of_task(model, name), train)
+        super().__init__(config, task, model, optimizer, train, evaluate, *datasets, **options)
+        for name, of_task in task.tasks.items():
+            self.state.add_root(f"task/tasks/{name}", of_task)
+        if evaluate:
+            with self.strategy.scope():
+                self.set_validation_sets(ValidationSets(map(self._bind_to_task, self.validation)))
+
+    @property
+    def train_metrics(self) -> Any:
+        """The training metrics of each task by its name, without the losses."""
+        return {name: metrics.metrics for name, metrics in self._train_metric_set.sets.items()}
+
+    @tf.autograph.experimental.do_not_convert
+    def train_step(self, iterator: Any) -> None:
+        """Trains all tasks or the next one on every replica, with the next element of the iterator; runs in graph."""
+        if self.task.is_joint:
+            super().train_step(iterator)
+            return
+        number, batches = apply_autograph(self.next_train_inputs)(iterator)
+        turn = self.strategy.experimental_local_results(number)[0]
+        random = stateless_random_operations(self.state.random_generator)
+        with (
+            control_dependencies_for_writes(local_tensors((number, batches), self.strategy)),
+            random,
+        ):
+            steps = [
+                functools.partial(self._task_step, name, batches[name]) for name in self.task.tasks
+            ]
+            done = tf.switch_case(tf.cast(turn, tf.int32), steps)
+        with control_dependencies_for_writes([done]):
+            self.global_step.assign_add(1)
+            if self._average is not None:
+                self._average.update(self.global_step)
+
+    def _task_step(self, name: str, batch: Any) -> tf.Tensor:
+        """Trains one task on its batch, on every replica; returns a tensor that is ready afterwards."""
+        task = self.task.tasks[name]
+        options = {"optimizer": self.optimizer, "metrics": self.train_metrics[name]}
+
+        @tf.autograph.experimental.do_not_convert
+        def train_on_replica(batch: Any) -> None:
+            def step(
+                batch: Any,
+            ) -> Any:  # a tf.function would copy the mappings, so they are no arguments
+                logs = apply_autograph(task.train_step)(
+                    batch, model=model_of_task(self.model, name), **options
+                )
+                return self._train_metric_set.sets[name].extract_metrics(task, logs)
+
+            if self.config.runtime.enable_xla:
+                step = tf.function(step, jit_compile=True, autograph=False)
+            self._train_metric_set.update_with_task(name, task, step(batch), batch)
+
+        self.strategy.run(train_on_replica, args=(batch,), options=self._run_options)
+        self._train_metric_set.count_step(name)
+        return tf.constant(True)
+
+    @tf.autograph.experimental.do_not_convert
+    def _replica_train_step(
+        self, inputs: Any, optimizer: Any = None, share: float | tf.Tensor = 1.0
+    ) -> None:
+        super()._replica_train_step(inputs, optimizer, share)
+        self.batch_spec = (
+            None  # that of a batch of each task, on which the whole model cannot be called
+        )
+
+    def _training_metrics(self, config: Any, task: Any, model: Any) -> MultiTaskMetrics:
+        sets = {}
+        for name, of_task in task.tasks.items():
+            own_model = model_of_task(model, name)
+            sets[name] = create_training_metrics(of_task, own_model, config, enabled=self.can_train)
+            build_metrics(of_task.task_config, of_task, own_model, sets[name].metrics, True)
+        return MultiTaskMetrics(sets, count_steps=not task.is_joint)
+
+    def _bind_to_task(self, validation_set: ValidationSet) -> ValidationSet:
+        """Returns a validation set with the task, the model and new metrics that evaluate it; called in scope."""
+        task = self.task.tasks[validation_set.name]
+        model = model_of_task(self.model, validation_set.name)
+        metrics = create_validation_metrics(task, model, self.config, enabled=True)
+        build_metrics(task.task_config, task, model, metrics.metrics, False)
+        return dataclasses.replace(validation_set, task=task, model=model, metrics=metrics)
