@@ -321,6 +321,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         """
         prefix = self._in_flight
         files.report_write_point("checkpoint.written", prefix)
+        self._run.check_run_id()  # TensorFlow makes a folder again that was moved
         entries: dict[str, Any] = {"time": round(time.time())}
         if run_id := self._run.run_id:
             entries["run_id"] = run_id

@@ -185,9 +185,7 @@ class Ledger:
         before = self.records()
         run = os.path.dirname(os.path.dirname(self.path))
         if not os.path.isdir(run):  # append_line would make it again
-            raise StorageError(
-                f"{run} was moved or removed during the run; {self.path} cannot be written"
-            )
+            raise StorageError(f"{self.path} cannot be written: {run} was moved or removed")
         files.append_json_line(self.path, record, point="ledger")
         self._cached_records = _signature(self.path), [*before, _decode_record(record)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import logging
@@ -10,7 +11,7 @@ import platform
 import re
 import sys
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from typing import Any
@@ -169,6 +170,19 @@ class RunDirectory:
                 " this run was moved or removed. Run the same command again with its new path, or"
                 " with another model_dir"
             )
+
+    @contextlib.contextmanager
+    def explain_move(self) -> Iterator[None]:
+        """Raises the error of `check_run_id` in place of another StorageError, whose cause is the move.
+
+        Raises:
+          StorageError: when a write failed in this context.
+        """
+        try:
+            yield
+        except StorageError:
+            self.check_run_id()
+            raise
 
     def is_recorded(self) -> bool:
         """Whether a run is recorded here, which can be resumed."""

@@ -331,8 +331,8 @@ class RunLock:
 
     def refresh_heartbeat(self) -> None:
         """Writes the heartbeat now; logs the first error."""
-        if not self._folder.is_dir():
-            return  # somebody has moved it, and the heartbeat would make it again
+        if not (self._folder / self._lock_name).exists():
+            return  # somebody has moved the folder, and the heartbeat would make it again
         try:
             self._write_heartbeat()
         except StorageError as error:

@@ -22,6 +22,7 @@ from tests.builders import final_record, json_lines, read_json
 from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
 from tests.engine.traces import times_traced
+from trainer_kit import files
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -377,6 +378,21 @@ def test_a_run_never_saves_into_the_folder_of_another_run(tmp_path: Path) -> Non
         _run(tmp_path / "run", config=longer, callbacks=[_Replacing(tmp_path / "other")])
     assert list(complete_checkpoints(str(tmp_path / "run"))) == [20]
     assert not list(complete_checkpoints(str(tmp_path / "moved")))
+
+
+@pytest.mark.parametrize("point", ["checkpoint.save", "checkpoint.written"])
+def test_a_folder_moved_during_a_save_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    def move(reached: str, path: object) -> None:
+        if reached == point and "ckpt-20" in str(path):
+            (tmp_path / "run").rename(tmp_path / "moved")
+
+    monkeypatch.setattr(files, "report_write_point", move)
+    with pytest.raises(StorageError, match=rf"{tmp_path}/run was moved or removed during the run"):
+        _run(tmp_path / "run", config=linear_experiment(train_steps=20))
+    assert not (tmp_path / "run").exists()
+    assert list(complete_checkpoints(str(tmp_path / "moved"))) == [10]
 
 
 def test_other_validation_data_is_refused(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
