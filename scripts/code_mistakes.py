@@ -26,31 +26,23 @@ class MineConfig(tk.TaskConfig):
 class MineTask(tk.Task):
 """
 _METHODS = {
-    "build_model": (
-        """
+    "build_model": """
     def build_model(self):
         return keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
-"""
-    ),
-    "build_inputs": (
-        """
+""",
+    "build_inputs": """
     def build_inputs(self, params, input_context=None):
         return tf.data.Dataset.from_tensor_slices(points()).batch(20, drop_remainder=True).repeat(10)
-"""
-    ),
-    "build_losses": (
-        """
+""",
+    "build_losses": """
     def build_losses(self, labels, model_outputs, aux_losses=None):
         losses = keras.losses.sparse_categorical_crossentropy(labels, model_outputs, from_logits=True)
         return tf.reduce_mean(losses)
-"""
-    ),
-    "build_metrics": (
-        """
+""",
+    "build_metrics": """
     def build_metrics(self, training=True):
         return [keras.metrics.SparseCategoricalAccuracy("accuracy")]
-"""
-    ),
+""",
 }
 _TAIL = """
 
@@ -132,7 +124,7 @@ _LOADED = """        def load(index):
         return tf.data.Dataset.from_tensor_slices(points()).map(parse).batch(20)"""
 _CALLBACK = """
 class WithCallback(tk.Trainer):
-    def own_train_actions(self, params, model_dir, manager):
+    def build_train_actions(self, params, model_dir, manager):
         return [keras.callbacks.EarlyStopping()]
 
 
@@ -200,12 +192,10 @@ CODE_MISTAKES = [
         "a metric that does not fit",
         ("the metric iou (MeanIoU) got this batch", "called the code that failed"),
         {
-            "build_metrics": (
-                """
+            "build_metrics": """
     def build_metrics(self, training=True):
         return [keras.metrics.MeanIoU(num_classes=3, name="iou")]
 """
-            )
         },
     ),
     CodeMistake(
@@ -237,12 +227,10 @@ CODE_MISTAKES = [
         "an error in validation alone",
         ("{line:[7, -1]}, in validation_step", "task.validation_data is"),
         {
-            "validation_step": (
-                """
+            "validation_step": """
     def validation_step(self, inputs, model, metrics=None):
         return {self.loss: tf.reduce_sum(tf.reshape(inputs[0], [7, -1]))}
 """
-            )
         },
     ),
     CodeMistake(
@@ -255,9 +243,7 @@ CODE_MISTAKES = [
         "names of metrics",
         ("build_metrics returned a list with 'accuracy', which is not a metric",),
         {
-            "build_metrics": (
-                "\n    def build_metrics(self, training=True):\n        return ['accuracy']\n"
-            )
+            "build_metrics": "\n    def build_metrics(self, training=True):\n        return ['accuracy']\n"
         },
         2,
     ),
@@ -265,9 +251,7 @@ CODE_MISTAKES = [
         "no call of super().__init__",
         ("MineTask.__init__ has to call super().__init__(params",),
         {
-            "__init__": (
-                "\n    def __init__(self, params, logging_dir=None):\n        self.width = 3\n"
-            )
+            "__init__": "\n    def __init__(self, params, logging_dir=None):\n        self.width = 3\n"
         },
         2,
     ),
@@ -276,14 +260,12 @@ CODE_MISTAKES = [
         ("the learning rate is 0 after 2 steps, so the last 2 of 4",),
         {},
         0,
-        overrides=(
-            "trainer.optimizer_config.learning_rate={type: cosine, cosine: {initial_learning_rate:"
-            " 0.1, decay_steps: 2}}"
-        ),
+        overrides="trainer.optimizer_config.learning_rate={type: cosine, cosine: {initial_learning_rate: 0.1, "
+        "decay_steps: 2}}",
     ),
     CodeMistake(
         "a Keras callback",
-        ("own_train_actions: <", "EarlyStopping object", "a Keras callback is none"),
+        ("build_train_actions: <", "EarlyStopping object", "a Keras callback is none"),
         {},
         2,
         head=_HEAD.replace("@tk.register_task(MineConfig)", _CALLBACK),
@@ -308,8 +290,7 @@ CODE_MISTAKES = [
         ("cannot be read: StringToNumber", "{line:tf.strings.to_number}, in <lambda>"),
         {
             "build_inputs": _INPUTS.format(
-                "return tf.data.Dataset.range(40).map(lambda i: (tf.fill([8],"
-                " tf.strings.to_number('x')), i)).batch(20)"
+                "return tf.data.Dataset.range(40).map(lambda i: (tf.fill([8], tf.strings.to_number('x')), i)).batch(20)"
             )
         },
         5,
@@ -319,8 +300,7 @@ CODE_MISTAKES = [
         ("the data cannot be read: nowhere; No such file or directory",),
         {
             "build_inputs": _INPUTS.format(
-                "return tf.data.TFRecordDataset('nowhere').map(lambda r: (tf.zeros([8]),"
-                " 1)).batch(20)"
+                "return tf.data.TFRecordDataset('nowhere').map(lambda r: (tf.zeros([8]), 1)).batch(20)"
             )
         },
         5,

@@ -107,8 +107,7 @@ def lower_floors_only(sources: Sequence[SourceFile]) -> list[str]:
         floor = get_floor(source.module)
         if floor is None:
             breaches += [
-                f"{source.module} is on no floor; put it into a folder of FLOORS in"
-                " scripts/house.py"
+                f"{source.module} is on no floor; put it into a folder of FLOORS in scripts/house.py"
             ]
             continue
         for item in list_imports(source):

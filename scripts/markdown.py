@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-_MADE = (
-    "<!-- Made from the code. Do not edit: change the code, then run `python -m"
-    " scripts.reference`. -->"
-)
+_MADE = "<!-- Made from the code. Do not edit: change the code, then run `python -m scripts.reference`. -->"
 
 
 def page(title: str, lines: Iterable[str]) -> str:

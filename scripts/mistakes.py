@@ -240,8 +240,7 @@ MISTAKES = [
     CommandMistake(
         "module that ends the program",
         {"import_module": "{folder}/my.py"},
-        "my.py ends the program when it is imported: {folder}/my.py:2: SystemExit: 0; guard that"
-        " call",
+        "my.py ends the program when it is imported: {folder}/my.py:2: SystemExit: 0; guard that call",
         files=(("my.py", "import sys\nsys.exit(0)\n"),),
     ),
     _override(
@@ -305,8 +304,7 @@ def wrong():
     CommandMistake(
         "wrong key in config.replace",
         {"import_module": "{folder}/my.py"},
-        "trainer.train_step: there is no such key; did you mean trainer.train_steps?\n  given in"
-        " {folder}/my.py:3",
+        "trainer.train_step: there is no such key; did you mean trainer.train_steps?\n  given in {folder}/my.py:3",
         files=(
             (
                 "my.py",
@@ -551,8 +549,7 @@ def main() -> int:
             "  (needs TensorFlow)" if mistake.needs_tensorflow else ""
         )
         print(
-            f"{mistake.name}: exit {outcome.code}, {outcome.seconds:.2f} s{marks}\n   "
-            f" {outcome.text}",
+            f"{mistake.name}: exit {outcome.code}, {outcome.seconds:.2f} s{marks}\n    {outcome.text}",
             flush=True,
         )
     print(f"{len(MISTAKES) + len(CODE_MISTAKES)} mistakes, {wrong} not reported as expected")

@@ -321,10 +321,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     )
     cells = [row.format_cells() for row in rows]
     sums = [str(sum(int(one[column]) for one in cells)) for column in range(1, 6)]
-    seconds = (
-        f"{sum(row.theirs.seconds for row in rows):.0f} +"
-        f" {sum(row.ours.seconds for row in rows):.0f}"
-    )
+    seconds = f"{sum(row.theirs.seconds for row in rows):.0f} + {sum(row.ours.seconds for row in rows):.0f}"
     lines = [head, ("---", *["---:"] * 6), *cells, ("all", *sums, seconds)]
     return [f"| {' | '.join(line)} |" for line in lines]
 

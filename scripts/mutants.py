@@ -69,10 +69,7 @@ class Mutant:
     after: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.path}:{self.line}: {' '.join(self.before.split())[:90]}  -> "
-            f" {' '.join(self.after.split())[:90]}"
-        )
+        return f"{self.path}:{self.line}: {' '.join(self.before.split())[:90]}  ->  {' '.join(self.after.split())[:90]}"
 
     def apply(self, text: str) -> str:
         """Returns the text of the file with the change."""
@@ -223,8 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unchanged = try_mutant(None, sorted({test for one in tests for test in one}), _LIMITS[True])
     if unchanged != _SURVIVES:
         parser.error(
-            f"the chosen tests do not pass on the source as it is ({unchanged}), so they can judge"
-            " no mutant"
+            f"the chosen tests do not pass on the source as it is ({unchanged}), so they can judge no mutant"
         )
     counts: Counter[str] = Counter()
     with ThreadPoolExecutor(2) as pool:
@@ -237,8 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 flush=True,
             )
     print(
-        f"{len(chosen)} mutants:"
-        f" {', '.join(f'{count} {name}' for name, count in counts.most_common())}"
+        f"{len(chosen)} mutants: {', '.join(f'{count} {name}' for name, count in counts.most_common())}"
     )
     return 1 if counts[_SURVIVES] else 0
 

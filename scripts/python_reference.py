@@ -13,12 +13,8 @@ from scripts.source_files import ROOT, Function
 
 PACKAGES = {
     "trainer_kit": "What most programs use. `import trainer_kit as tk`.",
-    "trainer_kit.compat.keras": (
-        "Keras's `fit` and loops by hand; see [Coming from Keras](../guides/from_keras.md)."
-    ),
-    "trainer_kit.compat.pipelines": (
-        "Components of a pipeline; see [the guide](../guides/from_pipelines.md)."
-    ),
+    "trainer_kit.compat.keras": "Keras's `fit` and loops by hand; see [Coming from Keras](../guides/from_keras.md).",
+    "trainer_kit.compat.pipelines": "Components of a pipeline; see [the guide](../guides/from_pipelines.md).",
     "trainer_kit.testing": "For tests of your own tasks and callbacks.",
 }
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises):$")
@@ -34,8 +30,7 @@ _WIDTH = 100
 def render_python_page(config_page: str) -> str:
     """Returns the page of the public names, package by package; it links to the fields on the page of the config."""
     lines = [
-        "The names that programs may rely on. Task, Trainer and Callback are for subclasses of your"
-        " own."
+        "The names that programs may rely on. Task, Trainer and Callback are for subclasses of your own."
     ]
     for package, about in PACKAGES.items():
         lines += ["", f"## {package}", "", about]

@@ -32,12 +32,9 @@ FOLDER = ROOT / "docs" / "reference"
 def render_config_page() -> str:
     """Returns the page of the config: each section with its fields, outer sections first."""
     lines = [
-        (
-            "Values are written with their path, such as `trainer.train_steps=500` in"
-            ' `--params_override`, or nested in a YAML file. "Unset" is `null` in YAML and `None`'
-            " in Python. A task may have a config class of its own, with further fields:"
-            " `trainer-kit show EXPERIMENT` lists those of an experiment."
-        ),
+        "Values are written with their path, such as `trainer.train_steps=500` in `--params_override`, or nested in a "
+        'YAML file. "Unset" is `null` in YAML and `None` in Python. A task may have a config class of its own, with '
+        "further fields: `trainer-kit show EXPERIMENT` lists those of an experiment.",
     ]
     known: dict[type[Section], str] = {}
     for path, config_class, value in _sections("", ExperimentConfig, ExperimentConfig()):
@@ -91,11 +88,8 @@ def render_exit_codes_page() -> str:
     """Returns the page of the exit codes."""
     rows = [(str(code.value), f"`{code.name}`", meaning) for code, meaning in EXIT_CODES.items()]
     lines = [
-        (
-            "`python -m trainer_kit.train` and `trainer-kit` end with these codes. In Python they"
-            " are `trainer_kit.errors.ExitCode`, and an error has its own in the attribute"
-            " `exit_code`."
-        ),
+        "`python -m trainer_kit.train` and `trainer-kit` end with these codes. In Python they are "
+        "`trainer_kit.errors.ExitCode`, and an error has its own in the attribute `exit_code`.",
         "",
         *table(("code", "name", "meaning"), rows),
     ]
@@ -143,10 +137,7 @@ def _describe_repeated_section(path: str, config_class: type[Section], value: An
     differing = "".join(
         f" Here the default of `{name}` is `{other}`." for name, other in others.items()
     )
-    return (
-        f"The fields are those of [`{path}`](#{_anchor(path)}). Class:"
-        f" `{config_class.__name__}`.{differing}"
-    )
+    return f"The fields are those of [`{path}`](#{_anchor(path)}). Class: `{config_class.__name__}`.{differing}"
 
 
 def _get_placeholder(doc: FieldDoc) -> str:

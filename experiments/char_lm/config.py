@@ -41,10 +41,7 @@ class CharLmModelConfig(trainer_kit.Config):
         if self.width % self.heads:
             yield (
                 "heads",
-                (
-                    f"{self.heads} heads cannot share a width of {self.width} equally; change one"
-                    " of them"
-                ),
+                f"{self.heads} heads cannot share a width of {self.width} equally; change one of them",
             )
 
 

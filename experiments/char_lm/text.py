@@ -73,9 +73,8 @@ def read_text(folder: Path, held_out: bool) -> np.ndarray:
     names = [name for name in list_source_files(folder) if is_held_out(name) == held_out]
     if not names:
         raise DataError(
-            f"char_lm: none of the files in {folder} is for"
-            f" {'evaluation' if held_out else 'training'}; one in {HELD_OUT} is held out, so give a"
-            " folder with more files"
+            f"char_lm: none of the files in {folder} is for {'evaluation' if held_out else 'training'}; "
+            f"one in {HELD_OUT} is held out, so give a folder with more files"
         )
     texts = [
         (folder / name).read_bytes().decode("utf-8", "replace").encode("ascii", "replace")

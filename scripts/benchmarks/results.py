@@ -184,7 +184,4 @@ def goal_lines(measurement: Measurement) -> Iterator[str]:
             ratios = measurement.ratios(contender.name, to)
             figure = f"{statistics.median(ratios):.2f}" if ratios else "-"
             verdict = measurement.verdict(contender.name, to, bound)
-            yield (
-                f"{verdict:<14}{figure:>6} {sign} {bound:<6g}{section.name}/{contender.name} to"
-                f" {to}"
-            )
+            yield f"{verdict:<14}{figure:>6} {sign} {bound:<6g}{section.name}/{contender.name} to {to}"

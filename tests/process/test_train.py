@@ -192,10 +192,7 @@ def _supervised(folder: Path, ends: str, *flags: str, mode: str = "train") -> Su
         f"--mode={mode}",
         "--experiment=a",
     ]
-    code = (
-        "import sys; from trainer_kit.train import main; c = main(); print('tensorflow' in"
-        " sys.modules); sys.exit(c)"
-    )
+    code = "import sys; from trainer_kit.train import main; c = main(); print('tensorflow' in sys.modules); sys.exit(c)"
     done = subprocess.run(
         [sys.executable, "-c", code, "--max_restarts=3", *common, *flags],
         capture_output=True,

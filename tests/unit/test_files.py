@@ -46,10 +46,7 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
 
 def test_a_path_that_the_locale_cannot_hold_is_refused_in_a_line(tmp_path: Path) -> None:
     locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    program = (
-        "import sys; from trainer_kit.files import follow_links; follow_links(sys.argv[1] or"
-        " 'r\\xe9')"
-    )
+    program = "import sys; from trainer_kit.files import follow_links; follow_links(sys.argv[1] or 'r\\xe9')"
     for given in ("", f"{tmp_path}/r\xe9"):  # in the program, or as an argument
         ended = subprocess.run(
             [sys.executable, "-c", program, given], env=locale, capture_output=True, text=True
@@ -177,9 +174,10 @@ def test_a_json_object_is_read_as_it_was_written(tmp_path: Path) -> None:
 DAMAGED = {
     "a number of 5,000 digits": b'{"step": ' + b"1" * 5000 + b"}",
     "deep nesting": b'{"step": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "nesting that JSON can still be read with": (
-        b'{"step": 1, "metrics": ' + b'{"a":' * 600 + b"1" + b"}" * 601
-    ),
+    "nesting that JSON can still be read with": b'{"step": 1, "metrics": '
+    + b'{"a":' * 600
+    + b"1"
+    + b"}" * 601,
     "null": b"null",
     "a list": b"[1]",
     "bytes that are no text": b"\xff\xfe\x00",

@@ -163,12 +163,12 @@ class Run:
         Over the replicas of this worker tensors are concatenated along the first axis, and scalars
         averaged. A step in micro-batches has the values of the last one.
         """
-        return {} if self.trainer.own.steps else self.trainer.train_tensors.values
+        return {} if self.trainer.custom_parts.has_steps else self.trainer.train_tensors.values
 
     @property
     def evaluation_tensors(self) -> Mapping[str, Any]:
         """The same of the last batch of the last evaluation; with several validation sets, by set and name."""
-        return {} if self.trainer.own.steps else self.trainer.eval_tensors.values
+        return {} if self.trainer.custom_parts.has_steps else self.trainer.eval_tensors.values
 
     @property
     def epoch(self) -> int | None:
@@ -248,7 +248,7 @@ class Run:
         Raises:
           UsageError: when the trainer has none.
         """
-        if self.trainer.own.steps:
+        if self.trainer.custom_parts.has_steps:
             raise UsageError(
                 f"{self.trainer.class_name} has no hyper-parameters that can be changed; use a"
                 " trainer_kit.Trainer"
@@ -275,7 +275,10 @@ class Run:
         Raises:
           UsageError: when no validation set has one of these names.
         """
-        known, names = self.trainer.validation_sets, [sets] if isinstance(sets, str) else list(sets)
+        known, names = (
+            self.trainer.validation_set_names,
+            [sets] if isinstance(sets, str) else list(sets),
+        )
         for name in names:
             if name not in known:
                 raise UsageError(

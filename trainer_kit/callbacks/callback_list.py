@@ -314,7 +314,7 @@ class CallbackList:
 
     def _broadcast_requests(self, requests: Requests) -> Requests:
         """Sends the chief's requests as one number: bits for stop, saves and each validation set, then the step."""
-        sets = list(self.run.trainer.validation_sets)
+        sets = list(self.run.trainer.validation_set_names)
         bits = [
             bool(requests.stop_reason),
             requests.save,

@@ -56,7 +56,7 @@ class EMACheckpoints(Callback):
             raise UsageError(
                 f"the callback {FOLDER}: the run keeps no average {self._average!r}; {advice}"
             )
-        if not run.trainer.trains:
+        if not run.trainer.can_train:
             return
         from trainer_kit.checkpoints.weights_folder import WeightsFolder  # imports TensorFlow
 
@@ -67,7 +67,7 @@ class EMACheckpoints(Callback):
 
     def checkpoint_begin(self, run: Run) -> None:
         """Writes the average with a checkpoint of a run that does not evaluate, unless it has to stop quickly."""
-        if not run.trainer.evaluates and not run.trainer.is_stop_requested:
+        if not run.trainer.can_evaluate and not run.trainer.is_stop_requested:
             self._write(run)
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:

@@ -67,6 +67,6 @@ class FiniteCheck(Callback):
 
     def _check_weights(self, run: Run) -> None:
         if run.trainer.weights_finite is None:
-            run.trainer.weights_finite = run.trainer.state.weights_are_sound()
+            run.trainer.weights_finite = run.trainer.state.weights_are_finite()
         if not run.trainer.weights_finite:
             raise CollectiveDivergedError(f"a weight is not finite at step {run.step}")

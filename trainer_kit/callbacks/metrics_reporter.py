@@ -47,7 +47,11 @@ class MetricsReporter(Callback):
     def loop_begin(self, run: Run, steps: int) -> None:
         """Reports the hyper-parameters that were changed since the last loop began."""
         del steps
-        changes = {} if run.trainer.own.steps else run.trainer.hyper_parameters.take_changes()
+        changes = (
+            {}
+            if run.trainer.custom_parts.has_steps
+            else run.trainer.hyper_parameters.take_changes()
+        )
         for name, (value, reason) in changes.items():
             self._write(run, kind=CHANGE, step=run.step, metrics={name: value}, reason=reason)
 

@@ -63,7 +63,7 @@ class Profile(Callback):
                 run.step,
             )
         elif (
-            not run.trainer.own.steps
+            not run.trainer.custom_parts.has_steps
             and getattr(run.trainer.config.runtime, "executor", "default") == SINGLE_THREADED
         ):
             _LOG.warning(

@@ -37,7 +37,7 @@ class ExportBest(Callback):
         if not done.is_replayed:
             if run.trainer.checkpoint_exporter is not None:
                 return  # the trainer has exported it, and its logs have the best value
-            before = set(run.trainer.validation_sets) - set(
+            before = set(run.trainer.validation_set_names) - set(
                 done.sets
             )  # which may be in the logs of this step
             own = {name: value for name, value in logs.items() if name not in before}

@@ -85,7 +85,7 @@ class ReduceOnPlateau(Callback):
           UsageError: when there is none, or the mode does not evaluate during training.
         """
         run.hyper_parameters.variable(self._parameter)
-        if not run.trainer.evaluates:
+        if not run.trainer.can_evaluate:
             raise UsageError(
                 "reduce_on_plateau: the mode does not evaluate during training; use train_and_eval"
             )
@@ -105,7 +105,7 @@ class ReduceOnPlateau(Callback):
             self._count(run, found[self._metric])
         elif (
             self._metric not in found
-            and self._metric.partition("|")[0] not in run.trainer.validation_sets
+            and self._metric.partition("|")[0] not in run.trainer.validation_set_names
         ):
             raise self._unknown_metric_error(list(found))
 

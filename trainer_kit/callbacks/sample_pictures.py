@@ -63,7 +63,7 @@ class SamplePictures(Callback):
         import tensorflow as tf
 
         latents = tf.random.stateless_normal([self._count, run.model.latent_size], [self._seed, 0])
-        with run.trainer.averaged_weights():
+        with run.trainer.use_weights():
             samples = run.task.inference_step(latents, run.model).numpy()
 
         task = type(run.task).__name__

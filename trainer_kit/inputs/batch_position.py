@@ -23,7 +23,7 @@ class Position:
     skipped_batches: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "left_out", tuple(sorted(set(self.skipped_batches))))
+        object.__setattr__(self, "skipped_batches", tuple(sorted(set(self.skipped_batches))))
 
     def get_batch_after(self, count: int) -> int:
         """Returns the index of the batch that is used after `count` more batches."""

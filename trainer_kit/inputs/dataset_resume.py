@@ -130,15 +130,15 @@ def examine_dataset(dataset: tf.data.Dataset) -> Examination:
         if is_nondeterministic(part) or (
             in_any_order and get_transformation_kind(part).startswith("Parallel")
         ):
-            facts["orders"][f"{name}: deterministic=False"] = None
+            facts["nondeterministic_orders"][f"{name}: deterministic=False"] = None
         if is_unseeded(part):
-            facts["orders"][f"{name} without a seed"] = None
+            facts["nondeterministic_orders"][f"{name} without a seed"] = None
         if is_reshuffled_each_iteration(part):
-            facts["new_orders"][name] = None
+            facts["reshuffled_each_iteration"][name] = None
         for graph in get_dataset_functions(part):
             for field, operation in _find_stateful_operations(graph):
                 facts[field][f"{name}: {operation}"] = None
-    facts["unsafe"] |= dict.fromkeys(_find_iterator_obstacles(dataset))
+    facts["iterator_obstacles"] |= dict.fromkeys(_find_iterator_obstacles(dataset))
     return Examination(**{field: tuple(texts) for field, texts in facts.items()})
 
 
@@ -313,12 +313,18 @@ def _find_stateful_operations(graph: tf.Graph) -> Iterator[tuple[str, str]]:
         definition = find_op_definition(node.op)
         state = find_unsaved_state(node.op, definition)
         if state is not None:
-            yield ("python" if state == "python" else "random_ops"), node.op
+            yield ("python_functions" if state == "python" else "random_ops"), node.op
         elif _DATASET.search(node.op):
             if parse_transformation_kind(node.op) not in _SAFE_INSIDE:
-                yield "unsafe", _format_transformation(parse_transformation_kind(node.op))
+                yield (
+                    "iterator_obstacles",
+                    _format_transformation(parse_transformation_kind(node.op)),
+                )
         elif definition is not None and definition.is_stateful and not _HARMLESS.search(node.op):
-            yield ("unsafe" if _READS_A_VARIABLE.search(node.op) else "state"), node.op
+            yield (
+                ("iterator_obstacles" if _READS_A_VARIABLE.search(node.op) else "stateful_ops"),
+                node.op,
+            )
 
 
 def _describe_inexact_resume(unsaved: Sequence[str], section: str) -> str:

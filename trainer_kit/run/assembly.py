@@ -164,7 +164,9 @@ def build_history(
 ) -> RunHistory:
     """Returns the run's history, which keeps reports, curves, ledger and best checkpoint at the same step."""
     directory, config = plan.directory, plan.config
-    sets = {name: compute_config_hash(config, name) for name in trainer.validation_sets if name}
+    sets = {
+        name: compute_config_hash(config, name) for name in trainer.validation_set_names if name
+    }
     # If the run's ledger was lost, sidecars may know later lineages, and they follow only a lineage
     # after those.
     known = read_sidecar_records(directory.ledger_path) if plan.writes_records else []
@@ -367,7 +369,7 @@ def _summary_interval(plan: RunPlan) -> int | SummaryTimer | None:
 def build_actions(plan: RunPlan, trainer: Any, manager: CheckpointManager) -> Actions:
     """Returns the actions of the run: the caller's, the trainer's, and the save on a TPU's preemption notice."""
     own_train = trainer.build_train_actions(plan.config, manager.restore_folder, manager)
-    train = [*plan.train_actions, *list_actions("own_train_actions", own_train)]
+    train = [*plan.train_actions, *list_actions("build_train_actions", own_train)]
     register_states(trainer, train)
     resolver = getattr(plan.strategy, "cluster_resolver", None)
     if plan.config.trainer.preemption_on_demand_checkpoint and isinstance(

@@ -162,7 +162,7 @@ class RunPlan:
                 directory.evals_dir,
                 self.options.eval_name,
                 progress.get_phase_and_step,
-                record=directory.ledger_path,
+                record_path=directory.ledger_path,
             )
         if not self.is_chief or not self.trains:
             return contextlib.nullcontext()

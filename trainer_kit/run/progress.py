@@ -108,7 +108,11 @@ class Progress(StoppableRun):
 
     def _count_evaluated_batches(self) -> int:
         """Returns how many batches the trainer has evaluated so far; 0 where it does not count them."""
-        return 0 if self.trainer.own.steps else int(self.trainer.evaluated_batches.numpy())
+        return (
+            0
+            if self.trainer.custom_parts.has_steps
+            else int(self.trainer.evaluated_batches.numpy())
+        )
 
     def describe_activity(self) -> tuple[str, int, int, int]:
         """Returns the activity of the run, for the console; see RunProgress."""
@@ -123,7 +127,7 @@ class Progress(StoppableRun):
         if self.trainer is None:
             return activity, 0, 0, 0
         _, step = self.get_phase_and_step()
-        begin = self.controller.running[0] if phase == "train" else step
+        begin = self.controller.loop_range[0] if phase == "train" else step
         if phase == "train" and not self._has_trained:
             self._has_trained = step > begin
             if not self._has_trained:
@@ -137,7 +141,7 @@ class Progress(StoppableRun):
         if activity == EVALUATING:
             batches: int | None = self.trainer.evaluation_batches()
             return batches
-        return self.controller.run.total if activity == TRAINING else None
+        return self.controller.run.total_steps if activity == TRAINING else None
 
     def save_late(self) -> bool:
         """Saves a checkpoint from another thread when the main thread does not stop in time.

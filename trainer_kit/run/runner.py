@@ -284,7 +284,7 @@ def run_experiment(
                             steps=config.trainer.validation_steps,
                             timeout=config.trainer.continuous_eval_timeout,
                             timeout_fn=sidecar.is_finished,
-                            watched=sidecar,
+                            watched_run=sidecar,
                             newest_only=config.trainer.continuous_eval.policy == "latest",
                         )
                         logs = logs or sidecar.last_metrics()

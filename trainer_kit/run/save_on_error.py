@@ -72,7 +72,7 @@ def _save_if_finite(controller: Any, error: BaseException, is_single_worker: boo
         return
     if step <= max(manager.saved_step, 0):
         return
-    begin, end = controller.running
+    begin, end = controller.loop_range
     if controller.phase == "train" or not is_single_worker:
         if (
             not is_single_worker

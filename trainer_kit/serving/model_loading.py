@@ -98,7 +98,7 @@ def load_model(
             f' weights={weights!r} out, or load a checkpoint of the run, such as which="latest"'
         )
     variables = list(trainer.model.variables)
-    with trainer.averaged_weights(weights):
+    with trainer.use_weights(weights):
         values = [variable.numpy() for variable in variables]
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)

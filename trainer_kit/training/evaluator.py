@@ -125,7 +125,9 @@ class WeightSelector:
     def __init__(self, state: TrainState, average: Any) -> None:
         self._state = state
         self._average = average
-        evaluated: tuple[str, ...] = average.evaluated if average is not None else (WEIGHTS,)
+        evaluated: tuple[str, ...] = (
+            average.weights_to_evaluate if average is not None else (WEIGHTS,)
+        )
         self.main = evaluated[0]
         self.others = evaluated[1:]
         self._selected_name = self.main

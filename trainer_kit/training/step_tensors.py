@@ -193,12 +193,12 @@ def check_evaluation_tensors(trainer: Any) -> None:
     Raises:
       UsageError: when the step exposes no tensor of such a name.
     """
-    if trainer.own.steps or not trainer.eval_tensors.has_requests:
+    if trainer.custom_parts.has_steps or not trainer.eval_tensors.has_requests:
         return
-    if not (trainer.evaluates and trainer.config.trainer.eval_tf_function):
+    if not (trainer.can_evaluate and trainer.config.trainer.eval_tf_function):
         return
     for validation_set in trainer.validation:
-        iterator = trainer.turn_to(validation_set.name).data.iterator(fresh=False)
+        iterator = trainer.select_validation_set(validation_set.name).data.iterator(fresh=False)
         tf.function(trainer.eval_step, autograph=False).get_concrete_function(iterator)
 
 

@@ -433,8 +433,8 @@ def full_precision(outputs: Any) -> Any:
 @tf.autograph.experimental.do_not_convert
 def is_compiled(model: Any) -> bool:
     """Whether `model` is a Keras model, of either version, that has a loss from `compile`."""
-    if hasattr(model, "loop_function"):  # Keras 3
-        return bool(model.loop_function)
+    if hasattr(model, "compiled"):  # Keras 3
+        return bool(model.compiled)
     return getattr(model, "compiled_loss", None) is not None  # tf_keras
 
 

@@ -339,7 +339,7 @@ class Trainer(Evaluator):
         )
 
         # The training data, and the state that is not in variables.
-        self.data = self.inputs.train_data(self._global_step, train_dataset)
+        self.data = self.inputs.create_train_data(self._global_step, train_dataset)
         self._register_python_state()
         self.hyper_parameters = HyperParameters(task, self._optimizer, state.python_state)
 
@@ -437,7 +437,7 @@ class Trainer(Evaluator):
         """Returns what describes the data that `check_data` has opened, by the path of its section; see Source."""
         replicas = self._strategy.num_replicas_in_sync
         key_suffix = f" for one of {replicas} replicas on {worker_count(self._strategy)} workers"
-        made = {"train_data": self.data.made, **self.inputs.validation_data}
+        made = {"train_data": self.data.source, **self.inputs.opened_validation_data}
         return {
             f"task.{section}": get_data_identity(data, key_suffix) for section, data in made.items()
         }
@@ -464,7 +464,9 @@ class Trainer(Evaluator):
             return min(self.seconds_since_stop_request, time.monotonic() - begin) > patience
 
         self.data.save_iterator(
-            f"{prefix}{ITERATOR_SUFFIX}", at_place=self.loop_factory.stack.is_empty, give_up=give_up
+            f"{prefix}{ITERATOR_SUFFIX}",
+            is_at_position=self.loop_factory.stack.is_empty,
+            should_give_up=give_up,
         )
 
     def after_restore(self, path: str | None = None) -> None:
@@ -473,7 +475,7 @@ class Trainer(Evaluator):
         Args:
           path: The path of the restored checkpoint; None when there was none.
         """
-        self.data.restored(f"{path}{ITERATOR_SUFFIX}" if path else None)
+        self.data.prepare_iterator_restore(f"{path}{ITERATOR_SUFFIX}" if path else None)
         self.state.after_restore(path)
         if self.can_train:
             self.state.track_attributes(self._get_transient_variables())
@@ -593,7 +595,7 @@ class Trainer(Evaluator):
             self.loop_steps = None
             self.has_data_ended = True
             self.is_at_step_boundary = True
-            self.data.forget()
+            self.data.reset()
             if self._read_step() == 0:
                 raise DataError(describe_empty_data("train_data")) from None
 
@@ -633,7 +635,7 @@ class Trainer(Evaluator):
 
     def convert_to_logs(self, results: dict[str, Any]) -> dict[str, Any]:
         """Returns the logs of a training loop by name, of the results that it returns or that hooks get."""
-        return dict(self._train_metric_set.reported(remove_engine_results(results)))
+        return dict(self._train_metric_set.convert_to_logs(remove_engine_results(results)))
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the logs of the loop: metrics, training_loss, learning_rate. Runs eagerly, on the host."""
@@ -721,7 +723,7 @@ class Trainer(Evaluator):
     def find_fusing_problem(self) -> str:
         """Returns why training steps cannot be fused in one XLA program, as far as known before a try; "" if none."""
         own = type(self).__name__ if self.custom_parts.has_train_loop else ""
-        return find_fusing_problem(self.config, self._strategy, self.data.given, own)
+        return find_fusing_problem(self.config, self._strategy, self.data.prebuilt_dataset, own)
 
     # ---- what it is made from; a subclass may have other parts
 

@@ -75,7 +75,10 @@ def create_exporter(
             "trainer.best_checkpoint_metric_comp", metric, options.best_checkpoint_metric_comp
         )
         primary = get_trainer_class(config).best_checkpoint_class(
-            directory.output_best_dir, metric, options.best_checkpoint_metric_comp, keeps=is_chief
+            directory.output_best_dir,
+            metric,
+            options.best_checkpoint_metric_comp,
+            is_chief=is_chief,
         )
     named = {
         name: BestWeightsExporter(

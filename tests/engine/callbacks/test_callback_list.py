@@ -63,7 +63,10 @@ class _Counting(Callback):
 def _listed(*members: Callback, chief: bool = True, **trainer: Any) -> CallbackList:
     step = tf.Variable(7, dtype=tf.int64)
     parts = SimpleNamespace(
-        own=CustomParts(has_steps=True), validation_sets=("",), global_step=step, **trainer
+        custom_parts=CustomParts(has_steps=True),
+        validation_set_names=("",),
+        global_step=step,
+        **trainer,
     )
     run = Run(parts, "", chief)
     run.step = 7
@@ -167,7 +170,7 @@ def test_states_are_restored_after_train_begin_or_at_once() -> None:
     kept: dict[str, tuple[Any, Any]] = {}
     first, second = _Counting(), _Counting()
     listed = _listed(
-        first, second, keep_state=lambda name, get, put: kept.update({name: (get, put)})
+        first, second, register_state=lambda name, get, put: kept.update({name: (get, put)})
     )
     listed.register_states()
     assert list(kept) == ["callback _Counting", "callback _Counting 2"]
@@ -271,7 +274,7 @@ def test_the_state_of_an_optional_callback_that_fails_is_none() -> None:
             raise OSError
 
     kept: dict[str, Any] = {}
-    listed = _listed(Bad(), keep_state=lambda name, get, put: kept.update({name: get}))
+    listed = _listed(Bad(), register_state=lambda name, get, put: kept.update({name: get}))
     listed.register_states()
     assert kept["callback Bad"]() is None and listed.errors == {"Bad": 1}
 
@@ -327,7 +330,7 @@ class _Reporting(Callback):
     required = False
 
     def loop_end(self, run: Run, logs: Any) -> None:
-        """Reports."""
+        """MetricsReporter."""
         run.report("accuracy", 7.0)
 
 
@@ -342,7 +345,7 @@ class _Early(Callback):
     """Reports before the loop whose metric has that name."""
 
     def loop_begin(self, run: Run, steps: int) -> None:
-        """Reports."""
+        """MetricsReporter."""
         run.report("accuracy", 7.0)
 
 

@@ -110,7 +110,10 @@ def test_a_tensor_that_does_not_fit_its_summary_is_an_error(
     summary: dict[str, Any], message: str
 ) -> None:
     tensors = SimpleNamespace(values={"hidden": np.zeros((8, 16), np.float32)})
-    run, manager = Run(SimpleNamespace(own=CustomParts(), train_tensors=tensors)), SimpleNamespace()
+    run, manager = (
+        Run(SimpleNamespace(custom_parts=CustomParts(), train_tensors=tensors)),
+        SimpleNamespace(),
+    )
     manager.summary_writer = tf.summary.create_noop_writer
     run.loop = Loop(0, 5, 1.0, {})
     with pytest.raises(UsageError, match=message):

@@ -67,7 +67,7 @@ def test_new_evaluations_are_recorded_by_the_chief(
     tmp_path: Path, chief: bool, replayed: bool, recorded: list[Any]
 ) -> None:
     assert (
-        _Recorded(tmp_path, chief=chief).evaluate(10, {"accuracy": 0.5}, replayed=replayed)
+        _Recorded(tmp_path, chief=chief).evaluate(10, {"accuracy": 0.5}, is_replayed=replayed)
         == recorded
     )
 

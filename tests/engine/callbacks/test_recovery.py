@@ -39,12 +39,9 @@ class _PoisonedSource:
     def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
         def poison(index: tf.Tensor, batch: Any) -> Any:
             points, labels = batch
-            return (
-                tf.where(
-                    tf.reduce_any(tf.equal(index + position, self._bad)), NAN * points, points
-                ),
-                labels,
-            )
+            return tf.where(
+                tf.reduce_any(tf.equal(index + position, self._bad)), NAN * points, points
+            ), labels
 
         return self._source.at(position, input_context).enumerate().map(poison)
 

@@ -22,8 +22,8 @@ class SavedTrainer:
       **attributes: Attributes to replace.
     """
 
-    trains = True
-    state: Any = SimpleNamespace(loose=(), is_sound=lambda: True)
+    can_train = True
+    state: Any = SimpleNamespace(optional_sections=(), all_finite=lambda: True)
 
     def __init__(
         self, checkpoint: tf.train.Checkpoint, global_step: tf.Variable, **attributes: Any

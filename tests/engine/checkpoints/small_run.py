@@ -35,9 +35,9 @@ class SmallRun:
         options.autotune.enabled = False  # whose thread an iterator waits for at its end
         self._data = iter(tf.data.Dataset.range(10**6).shuffle(50, seed=1).with_options(options))
         checkpoint = create_training_checkpoint(global_step=self.step, model=self.model)
-        trains = arguments.pop("trains", True)
+        can_train = arguments.pop("can_train", True)
         self.trainer = SavedTrainer(
-            checkpoint, self.step, trains=trains, before_save=self._save_data
+            checkpoint, self.step, can_train=can_train, before_save=self._save_data
         )
         self.manager = manager_of(self.trainer, folder, **arguments)
         self.manager.restore_or_initialize()

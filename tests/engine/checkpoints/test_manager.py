@@ -82,7 +82,7 @@ def test_reports_are_settled_before_a_checkpoint_is_in_place(
     found: list[list[str]] = []
 
     class Reports:
-        def settle(self, step: int) -> dict[str, Any]:
+        def flush_to_disk(self, step: int) -> dict[str, Any]:
             found.append(sorted({path.name.partition(".")[0] for path in tmp_path.glob("ckpt-*")}))
             return {"history": step}
 

@@ -166,7 +166,7 @@ def test_evaluation_with_a_torn_pointer_file_moves_nothing(folder: Path) -> None
     for text in ("", 'model_checkpoint_path: "ck'):
         (folder / "checkpoint").write_text(text)
         before = names(folder)
-        reader = SmallRun(folder, trains=False)
+        reader = SmallRun(folder, can_train=False)
         assert reader.start == 0
         assert reader.manager.latest_checkpoint == f"{folder}/ckpt-3"
         assert names(folder) == before and (folder / "checkpoint").read_text() == text

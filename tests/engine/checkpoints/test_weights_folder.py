@@ -38,8 +38,10 @@ def test_the_newest_averages_are_kept_and_later_ones_removed(tmp_path: Path) -> 
     def write_weights(path: str, name: str) -> None:
         tf.train.Checkpoint(weight=tf.Variable(float(run.step))).write(path)
 
-    trainer = SimpleNamespace(averages=["average"], trains=True, write_weights=write_weights)
-    run: Any = SimpleNamespace(trainer=trainer, directory=str(tmp_path), chief=True, step=0)
+    trainer = SimpleNamespace(
+        average_names=["average"], can_train=True, write_weights=write_weights
+    )
+    run: Any = SimpleNamespace(trainer=trainer, directory=str(tmp_path), is_chief=True, step=0)
     averages = EMACheckpoints(max_to_keep=2)
     averages.run_begin(run)
     kept = []

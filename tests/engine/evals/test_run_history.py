@@ -138,11 +138,11 @@ def test_a_restarted_run_informs_sidecars_with_old_evaluations(tmp_path: Path) -
 
 def test_a_restarted_run_informs_a_sidecar_that_is_evaluating(tmp_path: Path) -> None:
     with Lease(tmp_path, "side", lambda: ("evaluate", 0)) as lease:
-        lease.need(after=-1, reads=None)
+        lease.protect_checkpoints(after_step=-1, reading_step=None)
         run = _Told(tmp_path)
         run.run_history.begin(0, is_new=True)
         assert run.ledger.lineage == 0
-        lease.need(after=4, reads=5)
+        lease.protect_checkpoints(after_step=4, reading_step=5)
         for _ in range(2):
             run = _Told(tmp_path)
             run.run_history.begin(0, is_new=True)

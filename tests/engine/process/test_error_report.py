@@ -95,8 +95,8 @@ def test_a_variable_made_from_a_steps_values_gets_advice(
     print_error(caught.value, debug=True)
     report = capsys.readouterr().err.rsplit("\nerror: ", 1)[1]
     assert (
-        "create variables in build_model, and those of an optimizer with"
-        " optimizer.build(variables)\n" in report
+        "create variables in build_model, and those of an optimizer with optimizer.build(variables)\n"
+        in report
     )
 
 
@@ -130,25 +130,17 @@ def test_a_report_has_few_lines_however_much_there_is_to_say(
     [
         ("{{function_node __wrapped__Sub}} sizes differ [Op:Sub] name: ", "sizes differ"),
         (
-            (
-                'in user code:\n\n    File "a.py", line 3, in f  *\n        x = y\n\n   '
-                " ValueError: no fit\n"
-            ),
+            'in user code:\n\n    File "a.py", line 3, in f  *\n        x = y\n\n    ValueError: no fit\n',
             "no fit",
         ),
         (
-            (
-                "Graph execution error:\n\nDetected at node A defined at (most recent call last):\n"
-                '  File "a.py", line 3, in f\n\nlabel 7\n\t [[{{node A}}]] [Op:__inference_1]'
-            ),
+            "Graph execution error:\n\nDetected at node A defined at (most recent call last):\n"
+            '  File "a.py", line 3, in f\n\nlabel 7\n\t [[{{node A}}]] [Op:__inference_1]',
             "label 7",
         ),
         (
-            (
-                "Exception encountered when calling Net.call().\n\n\x1b[1mcannot add for '{{node"
-                " a}} = Sub[T=DT_FLOAT](b)' with input shapes: [2], [3].\x1b[0m\n\nArguments"
-                " received by Net.call():\n  x=1"
-            ),
+            "Exception encountered when calling Net.call().\n\n\x1b[1mcannot add for '{{node a}} = Sub[T=DT_FLOAT](b)' "
+            "with input shapes: [2], [3].\x1b[0m\n\nArguments received by Net.call():\n  x=1",
             "cannot add for the operation Sub with input shapes: [2], [3].",
         ),
     ],

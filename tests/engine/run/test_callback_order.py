@@ -103,7 +103,7 @@ def test_reports_follow_all_that_may_report(tmp_path: Path) -> None:
     early = EarlyStopping(
         EarlyStoppingConfig(metric="accuracy", patience=3), made.history.ledger, ""
     )
-    names = made.names(early=early, profile=Profile("1:2", str(tmp_path), 100))
+    names = made.names(early_stopping=early, profile=Profile("1:2", str(tmp_path), 100))
     assert names[1:6] == ["trace", "_Mine", "actions", early.name, "report"]
 
 

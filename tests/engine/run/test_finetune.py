@@ -103,7 +103,7 @@ def finished(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="module")
 def without_best(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the last checkpoint is fine-tuned and none is its best, beside what no run of ours has left."""
-    folder = tmp_path_factory.mktemp("without_best")
+    folder = tmp_path_factory.mktemp("remove_best_values")
     foreign = folder / FOREIGN
     foreign.parent.mkdir()
     for path in (foreign, folder / "metrics-20.json"):  # somebody has put metrics beside it

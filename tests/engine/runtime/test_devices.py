@@ -152,10 +152,7 @@ def test_virtual_cpus_are_real_replicas(fresh: dict[str, Any]) -> None:
 
 
 def test_more_virtual_cpus_once_tensorflow_runs_are_refused(fresh: dict[str, Any]) -> None:
-    message = (
-        "runtime.virtual_cpus: TensorFlow is already in use in this process, with 2 CPU device(s)"
-        " instead of 3; "
-    )
+    message = "runtime.virtual_cpus: TensorFlow is already in use in this process, with 2 CPU device(s) instead of 3; "
     assert fresh["too_late"].startswith(message)
 
 

@@ -117,7 +117,7 @@ def test_products_in_a_loaded_saved_model_are_told(tmp_path: Path) -> None:
 
 
 def test_calls_of_functions_that_cannot_be_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer_kit.telemetry.flops.functions_called", lambda _: {})
+    monkeypatch.setattr("trainer_kit.telemetry.flops.get_called_functions", lambda _: {})
     assert (
         "1 StatefulPartitionedCall"
         in count_flops(_Nested(), {"x": tf.TensorSpec([None, 3])}).problem

@@ -16,7 +16,7 @@ def _opened(folder: Path, **options: bool) -> ReportWriters:
 
 
 def test_a_worker_that_is_not_the_chief_reports_to_nothing(tmp_path: Path) -> None:
-    assert _opened(tmp_path, chief=False).history is None
+    assert _opened(tmp_path, is_chief=False).history is None
     assert list(tmp_path.iterdir()) == []
 
 

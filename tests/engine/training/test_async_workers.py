@@ -18,9 +18,6 @@ def test_synchronous_training_has_no_coordinator(strategy: str) -> None:
     )
     workers = AsyncWorkers(one)
     workers.join()
-    message = (
-        f"needs a parameter-server strategy.*{type(one).__name__}.*a"
-        " tf.distribute.ParameterServerStrategy"
-    )
+    message = f"needs a parameter-server strategy.*{type(one).__name__}.*a tf.distribute.ParameterServerStrategy"
     with pytest.raises(UsageError, match=message):
         _ = workers.coordinator

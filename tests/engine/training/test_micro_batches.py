@@ -32,7 +32,7 @@ class _Parts:
         self.batches = MicroBatches(parts, self.strategy, self._step, self._update, **options)
 
     def _step(self, part: Any, share: Any, first: Any) -> None:
-        values, *_ = tf.nest.flatten(part)
+        (values, *_) = tf.nest.flatten(part)
         self.static.append(values.shape[0])
         tf.numpy_function(self._note, [values, share, first], [])
 

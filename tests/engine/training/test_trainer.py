@@ -321,7 +321,7 @@ class _HookedTrainer(Trainer):
 
     def train_loop_begin(self) -> None:
         assert tf.executing_eagerly()
-        self.begun = (*self.begun, self.data.made is not None)
+        self.begun = (*self.begun, self.data.source is not None)
         super().train_loop_begin()
 
 

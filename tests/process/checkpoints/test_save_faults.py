@@ -315,7 +315,9 @@ def test_a_worker_that_is_not_chief_keeps_one_copy_of_its_own(
 def test_a_discarded_checkpoints_step_can_be_saved_again(tmp_path: Path) -> None:
     run = SmallRun(tmp_path)
     run.train_to(1, 2)
-    run.trainer.state = SimpleNamespace(loose=(), is_sound=iter([False, True]).__next__)
+    run.trainer.state = SimpleNamespace(
+        optional_sections=(), all_finite=iter([False, True]).__next__
+    )
     assert (
         run.manager.restore_finite(f"{tmp_path}/ckpt-2")
         == f"{tmp_path}/ckpt-1"

@@ -108,10 +108,7 @@ def test_the_only_ledger_is_the_default_or_all_are_named(capsys: Output, tmp_pat
         (["--top=0"], "error: --top: must be 1 or more, not 0"),
         (
             [],
-            (
-                "error: --metric: is required, because the run keeps no best checkpoint; there are:"
-                " accuracy, loss"
-            ),
+            "error: --metric: is required, because the run keeps no best checkpoint; there are: accuracy, loss",
         ),
         (
             ["--metric=los", "--comparison=lower"],
@@ -133,10 +130,7 @@ def test_the_runs_own_metric_that_no_evaluation_has_is_told(capsys: Output, tmp_
     two = {"two": {"metric": "loss", "metric_comp": "lower"}}
     write_params(tmp_path, best_checkpoint_eval_metric="accuracy", best_checkpoints=two)
     write_ledger(tmp_path, evaluation(1, acuracy=0.5))
-    message = (
-        "error: trainer.best_checkpoint_eval_metric: no evaluation has 'accuracy'; did you mean"
-        " acuracy?"
-    )
+    message = "error: trainer.best_checkpoint_eval_metric: no evaluation has 'accuracy'; did you mean acuracy?"
     assert main(["best", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
     assert main(["best", str(tmp_path), "--best=two"]) == 2

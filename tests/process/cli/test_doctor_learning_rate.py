@@ -80,10 +80,7 @@ def _falling(ended_by: str) -> RateRange:
     [
         (
             _falling(""),
-            (
-                "no suggestion: the loss still falls at the highest of these rates, 10; try higher"
-                " ones"
-            ),
+            "no suggestion: the loss still falls at the highest of these rates, 10; try higher ones",
         ),
         (_falling(DATA_ENDED), "at the highest of these rates, 10; give --steps=100, or more data"),
         (_falling(DIVERGED), "upper bound: 10, where the loss is lowest"),

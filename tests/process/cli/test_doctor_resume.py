@@ -131,8 +131,8 @@ def test_a_run_with_unseeded_noise_is_reported_to_differ(trainer_kit: Command) -
         in told
     )
     assert (
-        "first different at step 20, before any resume: the experiment computes other numbers each"
-        " time" in told
+        "first different at step 20, before any resume: the experiment computes other numbers each time"
+        in told
     )
     assert "different: newest checkpoint: model/" in told
     kept = re.search(r"^kept: (.+)$", told, re.MULTILINE)

@@ -61,10 +61,7 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
         ([], "the following arguments are required: VERB"),
         (
             ["shwo"],
-            (
-                "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'evals', 'best',"
-                " 'tensorboard', "
-            ),
+            "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'evals', 'best', 'tensorboard', ",
         ),
         (
             ["list", "--import=mine.py"],
@@ -139,10 +136,7 @@ def test_an_experiment_that_exits_is_a_bug(
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(here: Path) -> None:
-    code = (
-        "import sys, trainer_kit.cli.main as m; sys.exit(m.main(['show', 'mine/small',"
-        " '--import_module=mine.py']))"
-    )
+    code = "import sys, trainer_kit.cli.main as m; sys.exit(m.main(['show', 'mine/small', '--import_module=mine.py']))"
     command = f'{sys.executable} -c "{code}" | true; echo ${{PIPESTATUS[0]}}'
     done = subprocess.run(
         ["bash", "-c", command], cwd=here, capture_output=True, text=True, timeout=60

@@ -50,8 +50,8 @@ def test_every_value_of_an_experiment_is_shown(trainer_kit: Command) -> None:
 
 def test_diff_shows_only_what_differs_from_the_defaults(trainer_kit: Command, here: Path) -> None:
     before = sorted(here.rglob("*"))
-    overrides = (  # the second is the default
-        "--params_override=trainer.train_steps=7,trainer.max_to_keep=5"
+    overrides = (
+        "--params_override=trainer.train_steps=7,trainer.max_to_keep=5"  # the second is the default
     )
     done = trainer_kit("show", "mine/small", "--import_module=mine.py", "--diff", overrides)
     assert done.stdout == "trainer.train_steps = 7  # --params_override\n"

@@ -180,10 +180,7 @@ def test_an_example_uses_a_file_of_another_page(runner: Runner, tmp_path: Path) 
 
 
 def test_every_line_of_a_command_has_to_pass(runner: Runner, tmp_path: Path) -> None:
-    fails = (
-        "<!-- example: one.py -->\n```python\nraise SystemExit(3)\n```\n<!-- run: one, exit 3"
-        " -->\n```bash\n"
-    )
+    fails = "<!-- example: one.py -->\n```python\nraise SystemExit(3)\n```\n<!-- run: one, exit 3 -->\n```bash\n"
     _run(read_page("a.md", f"{fails}true\npython one.py\n```\n"), [], tmp_path / "last", runner)
     with pytest.raises(AssertionError, match=r"a\.md, one: python one\.py\n"):
         _run(

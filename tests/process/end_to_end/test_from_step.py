@@ -138,6 +138,6 @@ def test_a_run_that_lost_its_checkpoints_says_that_it_restarts(
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path))
     assert (
-        "metrics.jsonl has reports up to step 10, but there is no checkpoint: the run begins at"
-        " step 0" in caplog.text
+        "metrics.jsonl has reports up to step 10, but there is no checkpoint: the run begins at step 0"
+        in caplog.text
     )

@@ -74,11 +74,9 @@ def runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     hit, hit_ends, copies = base / "hit", [], list[list[str]]()
     for index, number, moment, count in HITS:
         children = [
-            (
-                server.start(hit_worker, hosts, own, int(number), moment, count, *arguments(hit))
-                if own == index
-                else server.start(worker, hosts, own, *arguments(hit))
-            )
+            server.start(hit_worker, hosts, own, int(number), moment, count, *arguments(hit))
+            if own == index
+            else server.start(worker, hosts, own, *arguments(hit))
             for own in (0, 1)
         ]
         children[index].wait(SECONDS)
@@ -259,10 +257,7 @@ def test_workers_with_other_configs_are_told_what_differs(
     for ended in [child.wait(SECONDS) for child in children]:
         assert ended.code == 2, ended.text
         for line in (
-            (
-                "trainer.train_steps: 80 on worker 1, but 160 on worker 0; start all workers with"
-                " one config"
-            ),
+            "trainer.train_steps: 80 on worker 1, but 160 on worker 0; start all workers with one config",
             "runtime.random_seed: 7 on worker 1, but 1 on worker 0",
             "task.width: 9 on worker 1, but 16 on worker 0",
         ):

@@ -148,10 +148,9 @@ def test_the_second_of_two_trainers_is_refused_at_once(
     before = _heartbeat(tmp_path / "run")
     message, seconds = start(tmp_path / "run").refused()
     assert seconds < 2
-    assert (
-        message == f"{tmp_path}/run is in use: here pid {first.pid} has trained there since"
-        f" {before['started']} (step 120 at its last heartbeat); wait until it ends, stop it"
-        f" (`kill {first.pid}` on here), or give another model_dir"
+    assert message == (
+        f"{tmp_path}/run is in use: here pid {first.pid} has trained there since {before['started']} (step 120 at its "
+        f"last heartbeat); wait until it ends, stop it (`kill {first.pid}` on here), or give another model_dir"
     )
     assert _heartbeat(tmp_path / "run") == before
     assert first.end() == (0, "")
@@ -193,10 +192,7 @@ def test_after_kill_9_the_next_takes_over_each_time(
         assert said == (
             ""
             if dead is None
-            else (
-                f"the run of here pid {dead} in this folder was cut off; this process takes it"
-                " over\n"
-            )
+            else f"the run of here pid {dead} in this folder was cut off; this process takes it over\n"
         )
         dead = trainer.pid
     (tmp_path / ".heartbeat.json.4321.tmp").write_text('{"host": "he')

@@ -140,10 +140,9 @@ def test_a_program_that_goes_on_after_a_stop_is_left_alone() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", program, "", ""], capture_output=True, text=True, timeout=30
     )
-    assert (ended.returncode, ended.stdout) == (
-        0,
-        "stopped by SIGTERM at step 3\nwent on\n",
-    ), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, "stopped by SIGTERM at step 3\nwent on\n"), (
+        ended.stderr
+    )
 
 
 def test_a_run_in_another_thread_warns_of_signals(caplog: pytest.LogCaptureFixture) -> None:

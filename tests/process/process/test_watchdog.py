@@ -68,8 +68,8 @@ def test_a_stall_ends_with_7_after_a_warning_and_writes_stacks(tmp_path: Path) -
     for (phase, stall), done in zip(stalls.items(), runs, strict=True):
         assert done.returncode == 7
         warning, error = done.stderr.splitlines()
-        assert (
-            warning == f"no progress for 0.3 s in phase '{phase}' (step 120); "
+        assert warning == (
+            f"no progress for 0.3 s in phase '{phase}' (step 120); "
             "the process ends with exit code 7 after 0.8 s (trainer.hang_timeout_seconds)"
         )
         (stacks,) = (tmp_path / phase).iterdir()

@@ -26,9 +26,8 @@ def wrong() -> ExperimentConfig:
 def test_a_mistake_has_its_path_a_near_name_and_the_factory(name: str) -> None:
     register_experiment(name)(wrong)
     mistake = refused(get_experiment, name)["trainer.train_step"]
-    assert (
-        str(mistake) == f"trainer.train_step ({__name__}.wrong): there is no such key; did you mean"
-        " trainer.train_steps?"
+    assert str(mistake) == (
+        f"trainer.train_step ({__name__}.wrong): there is no such key; did you mean trainer.train_steps?"
     )
 
 

@@ -33,7 +33,7 @@ class PlacesConfig(TaskConfig):
     """Fields that may be a section or something else, and mappings that merge."""
 
     merges_values = True
-    path_in_experiment: Place | str | None = Place()
+    place: Place | str | None = Place()
     sizes: dict[str, int] | None = None
     places: tuple[Place, ...] = (Place(), Place(depth=2))
 
@@ -288,9 +288,7 @@ def test_a_set_needs_a_name_that_can_be_in_a_metrics_name(default: ExperimentCon
 )
 def test_a_union_field_takes_a_section_or_a_plain_value(value: object, place: object) -> None:
     config = ExperimentConfig(task=PlacesConfig())
-    assert layered(config, nested("task.place", value)).config.task == PlacesConfig(
-        path_in_experiment=place
-    )
+    assert layered(config, nested("task.place", value)).config.task == PlacesConfig(place=place)
 
 
 def test_a_union_field_refuses_what_none_of_its_types_takes() -> None:

@@ -145,19 +145,24 @@ def test_a_description_lists_every_value_with_its_origin(experiment: str) -> Non
 
 def test_resolving_without_gin_imports_no_tensorflow_or_gin() -> None:
     code = (
-        "import sys\nfrom trainer_kit.config.resolve import Sources, describe, resolve\nfrom"
-        " trainer_kit.config import resume_check, serialize\nfrom trainer_kit.config.sources import"
-        " gin_source\nfrom trainer_kit.config.schema.experiment import ExperimentConfig\nfrom"
-        " trainer_kit.config.experiment_registry import"
-        " register_experiment\nregister_experiment('a')(ExperimentConfig)\nresolved = resolve('a',"
-        " Sources(params_overrides=('trainer.train_steps=5',)))\ntext ="
-        " serialize.to_yaml(resolved.config)\nassert resume_check.check_resume(text,"
-        " serialize.from_yaml(text, ExperimentConfig()), []) == []\nassert"
-        " gin_source.operative_gin() == ''\nroots = {name.partition('.')[0] for name in"
-        " sys.modules}\nprint(sorted(roots & {'tensorflow', 'keras', 'tf_keras', 'orbit', 'numpy',"
-        " 'gin', 'absl'}))\nresolve('a', Sources(gin_params=('TrainerConfig.train_steps ="
-        " 5',)))\nroots = {name.partition('.')[0] for name in sys.modules}\nprint(sorted(roots &"
-        " {'tensorflow', 'keras', 'tf_keras', 'orbit', 'numpy'}))\n"
+        "import sys\n"
+        "from trainer_kit.config.resolve import ConfigSources, resolve_config\n"
+        "from trainer_kit.config import resume_check, serialize\n"
+        "from trainer_kit.config.sources import gin_source\n"
+        "from trainer_kit.config.schema.experiment import ExperimentConfig\n"
+        "from trainer_kit.config.experiment_registry import register_experiment\n"
+        "register_experiment('a')(ExperimentConfig)\n"
+        "resolved = resolve_config('a', ConfigSources(params_overrides=('trainer.train_steps=5',)))\n"
+        "text = serialize.to_yaml(resolved.config)\n"
+        "again = serialize.from_yaml(text, ExperimentConfig())\n"
+        "assert resume_check.check_resume(text, again, []) == []\n"
+        "assert gin_source.get_operative_gin_config() == ''\n"
+        "roots = {name.partition('.')[0] for name in sys.modules}\n"
+        "heavy = {'tensorflow', 'keras', 'tf_keras', 'orbit', 'numpy'}\n"
+        "print(sorted(roots & {*heavy, 'gin', 'absl'}))\n"
+        "resolve_config('a', ConfigSources(gin_params=('TrainerConfig.train_steps = 5',)))\n"
+        "roots = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(roots & heavy))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -151,10 +151,7 @@ def test_cut_lines_are_left_out_and_unknown_keys_are_kept(path: Path) -> None:
 
 def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
     path.parent.mkdir()
-    old = (
-        '{"step": 4, "checkpoint": null, "dataset": "validation", "metrics": {"loss": NaN, "acc":'
-        " 0.5}, "
-    )
+    old = '{"step": 4, "checkpoint": null, "dataset": "validation", "metrics": {"loss": NaN, "acc": 0.5}, '
     path.write_text(old + '"seconds": 1.0, "config_hash": "abc", "lineage": 0}\n')
     assert last_step(ledger(path)) == 4
     assert not ledger(path).append(4, {"loss": math.nan, "acc": 0.5}, 1.0)

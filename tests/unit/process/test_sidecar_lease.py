@@ -20,7 +20,7 @@ STEPS = [10, 20, 30, 40]
 
 
 def _lease(run: Path, name: str = "side", record: str | None = None) -> Lease:
-    return Lease(run / "evals", name, lambda: ("evaluate", 20), record=record)
+    return Lease(run / "evals", name, lambda: ("evaluate", 20), record_path=record)
 
 
 def _leases(run: Path, max_wait: int = 20) -> LeaseReader:
@@ -29,13 +29,13 @@ def _leases(run: Path, max_wait: int = 20) -> LeaseReader:
 
 def test_unevaluated_checkpoints_and_the_one_being_read_stay(tmp_path: Path) -> None:
     with _lease(tmp_path) as lease:
-        lease.need(after=20, reads=10)
+        lease.protect_checkpoints(after_step=20, reading_step=10)
         assert _leases(tmp_path).select_protected_steps(STEPS) == {10, 30, 40}
-        lease.need(after=20, reads=20)
+        lease.protect_checkpoints(after_step=20, reading_step=20)
         assert _leases(tmp_path).select_protected_steps(STEPS) == {20, 30, 40}
-        lease.need(after=20, reads=None)
+        lease.protect_checkpoints(after_step=20, reading_step=None)
         assert _leases(tmp_path).select_protected_steps(STEPS) == {30, 40}
-        lease.need(after=None, reads=30)
+        lease.protect_checkpoints(after_step=None, reading_step=30)
         assert _leases(tmp_path).select_protected_steps(STEPS) == {30}
     assert _leases(tmp_path).select_protected_steps(STEPS) == set()  # it is done
 
@@ -45,15 +45,15 @@ def test_a_new_sidecar_needs_all_and_a_resumed_one_the_old_needs(
 ) -> None:
     with _lease(tmp_path) as lease:
         assert _leases(tmp_path).select_protected_steps(STEPS) == set(STEPS)
-        lease.need(after=20, reads=30)
+        lease.protect_checkpoints(after_step=20, reading_step=30)
     with _lease(tmp_path):
         assert _leases(tmp_path).select_protected_steps(STEPS) == {30, 40}
 
 
 def test_of_several_sidecars_each_gets_what_it_needs(tmp_path: Path) -> None:
     with _lease(tmp_path, "one") as one, _lease(tmp_path, "two") as two:
-        one.need(after=None, reads=10)
-        two.need(after=30, reads=None)
+        one.protect_checkpoints(after_step=None, reading_step=10)
+        two.protect_checkpoints(after_step=30, reading_step=None)
         assert _leases(tmp_path).select_protected_steps(STEPS) == {10, 40}
 
 
@@ -62,7 +62,7 @@ def test_the_limit_is_kept_and_the_first_loss_is_reported(
 ) -> None:
     leases = _leases(tmp_path, max_wait=2)
     with _lease(tmp_path) as lease:
-        lease.need(after=0, reads=10)
+        lease.protect_checkpoints(after_step=0, reading_step=10)
         with caplog.at_level(logging.WARNING):
             assert leases.select_protected_steps(STEPS) == {10, 30, 40}
             assert leases.select_protected_steps([*STEPS, 50]) == {10, 40, 50}
@@ -75,20 +75,20 @@ def test_after_a_rewind_a_sidecar_needs_all_from_there_on(tmp_path: Path) -> Non
     ledger = Ledger(tmp_path / "evals/validation.jsonl", dataset="validation", config_hash="a")
     leases = LeaseReader(tmp_path / "evals", 20, ledger)
     with _lease(tmp_path) as lease:
-        lease.need(after=30, reads=40)
+        lease.protect_checkpoints(after_step=30, reading_step=40)
         assert leases.select_protected_steps(STEPS) == {40}
         for step in (30, 20):
             ledger.rewind(step)
         assert leases.select_protected_steps(STEPS) == {20, 30, 40}
-        lease.need(after=30, reads=None, lineage=2)
+        lease.protect_checkpoints(after_step=30, reading_step=None, lineage=2)
         assert leases.select_protected_steps(STEPS) == {40}
-        lease.need(after=None, reads=40, lineage=0)
+        lease.protect_checkpoints(after_step=None, reading_step=40, lineage=0)
         assert leases.select_protected_steps(STEPS) == {40}
 
 
 def test_with_a_limit_of_0_only_the_one_being_read_stays(tmp_path: Path) -> None:
     with _lease(tmp_path) as lease:
-        lease.need(after=0, reads=10)
+        lease.protect_checkpoints(after_step=0, reading_step=10)
         assert _leases(tmp_path, max_wait=0).select_protected_steps(STEPS) == {10}
 
 
@@ -112,7 +112,7 @@ def test_a_sidecar_that_was_killed_may_come_back_for_a_while(tmp_path: Path) -> 
 
 def test_another_machines_clock_may_be_ahead(tmp_path: Path) -> None:
     with _lease(tmp_path) as lease:
-        lease.need(after=20, reads=None)
+        lease.protect_checkpoints(after_step=20, reading_step=None)
         ahead = time.time() + 3600
         os.utime(tmp_path / "evals/side.lease.json", (ahead, ahead))
         assert _leases(tmp_path).select_protected_steps(STEPS) == {30, 40}
@@ -135,7 +135,7 @@ def test_the_second_sidecar_of_a_name_is_refused_with_advice(tmp_path: Path) -> 
 
 def test_a_lease_is_a_heartbeat(tmp_path: Path) -> None:
     with _lease(tmp_path) as lease:
-        lease.need(after=20, reads=30)
+        lease.protect_checkpoints(after_step=20, reading_step=30)
         heartbeat = json.loads((tmp_path / "evals/side.lease.json").read_text())
     assert heartbeat.keys() >= {"host", "started", "beat"}
     expected = {

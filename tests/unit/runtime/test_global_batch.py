@@ -21,18 +21,13 @@ def test_each_replica_gets_an_equal_share(batch: int, replicas: int, share: int)
         (
             10,
             4,
-            (
-                "task.train_data.global_batch_size: batch 10 on 4 replicas leaves 2 over; "
-                "the nearest that can be shared equally: 8 or 12"
-            ),
+            "task.train_data.global_batch_size: batch 10 on 4 replicas leaves 2 over; "
+            "the nearest that can be shared equally: 8 or 12",
         ),
         (
             3,
             4,
-            (
-                "task.train_data.global_batch_size: batch 3 on 4 replicas leaves 3 over; the"
-                " nearest .* equally: 4$"
-            ),
+            "task.train_data.global_batch_size: batch 3 on 4 replicas leaves 3 over; the nearest .* equally: 4$",
         ),
         (0, 4, "a batch of 0 examples is empty; use 4 or a multiple of it"),
         (0, 1, "a batch of 0 examples is empty; use 1 or more"),

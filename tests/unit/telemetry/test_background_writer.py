@@ -143,7 +143,7 @@ def test_closing_twice_is_fine_but_writing_later_is_an_error() -> None:
 
 def test_a_writer_can_ask_to_run_in_the_callers_thread() -> None:
     class Here(Keeper):
-        in_caller_thread = True
+        needs_caller_thread = True
 
     here, there = Here(fails_on=(1,)), Keeper()
     writer = BackgroundWriter([here, there])

@@ -37,7 +37,9 @@ def test_a_line_of_a_run_with_epochs_names_the_epoch(
     total: int | None, epochs: int | None, expected: str
 ) -> None:
     place = EpochProgress(epoch=2, epochs=epochs, step=50, steps=100)
-    assert expected in lines.format_single_report(report(150, total_steps=total, epoch=place))
+    assert expected in lines.format_single_report(
+        report(150, total_steps=total, epoch_progress=place)
+    )
 
 
 def test_an_evaluation_line_has_its_seconds_and_the_best() -> None:

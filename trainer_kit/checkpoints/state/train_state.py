@@ -205,7 +205,7 @@ class TrainState:
         else:
             self.python_state.load(path)
         if self._average is not None and path is None:
-            self._average.begin()
+            self._average.initialize()
         else:
             self._reset_missing_averages(path)
 

@@ -14,8 +14,8 @@ _HOME = {
     "evaluate": "inference",
     "load": "inference",
     "predict": "inference",
-    "KerasTask": "task",
-    "register_keras_experiment": "experiments",
+    "KerasTask": "keras_task",
+    "register_keras_experiment": "keras_experiments",
     "train_loop": "hand_written_loop",
 }
 

@@ -330,17 +330,19 @@ class TrainBatchHooks:
         """Calls the methods before a batch."""
         if self.begun_step == step:
             return
-        _, number = self._epochs.place(step + 1)
+        _, number = self._epochs.locate_step(step + 1)
         self._keras_callbacks.call_method("on_train_batch_begin", number - 1, {})
         self.begun_step = step
 
     def end(self, step: int, results: dict[str, Any]) -> bool:
         """Calls the methods after a batch; returns whether the loop goes on."""
         model = self._run.model
-        _, number = self._epochs.place(step)
+        _, number = self._epochs.locate_step(step)
         self.begun_step = None
         set_batch_counter(model, step, training=True)
-        logs = self._keras_callbacks.convert_training_logs(self._run.trainer.reported(results))
+        logs = self._keras_callbacks.convert_training_logs(
+            self._run.trainer.convert_to_logs(results)
+        )
         self._keras_callbacks.call_method("on_train_batch_end", number - 1, logs)
         if model.stop_training:
             self._run.stop(f"a Keras callback has set model.stop_training at step {step}")

@@ -62,7 +62,7 @@ class KerasTrainer(Trainer):
     def check_data(self) -> None:
         """Also warns of validation data that are shuffled, if the run trains; see Trainer."""
         super().check_data()
-        for data in self.inputs.validation_data.values() if self.can_train else ():
+        for data in self.inputs.opened_validation_data.values() if self.can_train else ():
             if isinstance(data, tf.data.Dataset) and (
                 orders := examine_dataset(data).reshuffled_each_iteration
             ):
@@ -84,20 +84,20 @@ class KerasTrainer(Trainer):
             super().trace_training()
 
     def _begin_pass(self) -> None:
-        source = self.data.made
+        source = self.data.source
         if isinstance(source, (DatasetPasses, PyDatasetEpochs)) and source.ends_with_pass:
             position = self.data.position
             source.ends_with_pass = (
-                not position.left_out
+                not position.skipped_batches
             )  # a loop without such a batch ends in the next pass
             if not source.ends_with_pass or source.prepare_pass(
                 position.batch, has_iterator=self.data.has_iterator
             ):
-                self.data.forget()
+                self.data.reset()
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Runs an evaluation; see Trainer. Metrics of an epoch that goes on are those of before the evaluation."""
-        for data in self.inputs.validation_data.values() if self.can_train else ():
+        for data in self.inputs.opened_validation_data.values() if self.can_train else ():
             if isinstance(data, PyDatasetEpochs):
                 # By the step, since a restart may repeat an evaluation or leave it out.
                 evaluations = -(-self._read_step() // self.config.trainer.validation_interval)

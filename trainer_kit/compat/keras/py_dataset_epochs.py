@@ -147,7 +147,7 @@ class PyDatasetEpochs:
 
     def _read_batches(self, numbers: Iterable[int]) -> Iterator[Any]:
         """Yields the batches of these numbers in order; as many threads read ahead as there are workers."""
-        workers = max(1, self._dataset.worker_count)
+        workers = max(1, self._dataset.workers)
         most_ahead = max(workers, self._dataset.max_queue_size) if workers > 1 else 1
         with ThreadPoolExecutor(workers) as threads:
             ahead = collections.deque[Future[Any]]()

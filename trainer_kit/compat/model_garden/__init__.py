@@ -15,9 +15,9 @@ _TRANSLATED = {
     "best_checkpoint": ("BestCheckpointExporter", "maybe_create_best_ckpt_exporter"),
     "parsing": ("parse_configuration", "serialize_config"),
     "optimizers": ("create_optimizer",),
-    "runner": ("OrbitExperimentRunner", "run_experiment"),
-    "strategy": ("get_distribution_strategy",),
-    "trainer": ("Trainer", "_AsyncTrainer", "create_trainer"),
+    "experiment_runner": ("OrbitExperimentRunner", "run_experiment"),
+    "distribution_strategy": ("get_distribution_strategy",),
+    "garden_trainer": ("Trainer", "_AsyncTrainer", "create_trainer"),
 }
 _REEXPORTED_NAMES = {
     "official.common.distribute_utils": ("configure_cluster", "get_strategy_scope"),

@@ -188,5 +188,5 @@ class AveragesSaver:
 
     def __call__(self, _: Any) -> None:
         """Saves the averages; runs eagerly, in strategy scope, on every worker."""
-        with self._trainer.averaged_weights(AVERAGE):
+        with self._trainer.use_weights(AVERAGE):
             self._manager.save(checkpoint_number=int(to_numpy(self._trainer.global_step)))

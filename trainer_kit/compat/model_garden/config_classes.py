@@ -125,8 +125,8 @@ def _create_mirror(
             dataclasses.replace(mistake, origin=origin) for mistake in error.relative_mistakes
         ) from None
     if key not in _mirror_class_cache:
-        cls.made_of = copy.deepcopy(garden_config)  # type: ignore[attr-defined]
-        cls.before = mirrored.as_dict()  # type: ignore[attr-defined]
+        cls.garden_config = copy.deepcopy(garden_config)  # type: ignore[attr-defined]
+        cls.original_values = mirrored.as_dict()  # type: ignore[attr-defined]
         _mirror_class_cache[key] = cls
     return mirrored
 
@@ -248,7 +248,7 @@ def _unlock(garden_config: Any) -> None:
         if isinstance(value, (list, tuple, TheirConfig)):
             _unlock(value)
     if isinstance(garden_config, TheirConfig):
-        garden_config._uses_flock = False
+        garden_config._locked = False
 
 
 def _build_cache_key(value: Any) -> Any:

@@ -23,10 +23,10 @@ from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake
 
 _PACKAGE = "trainer_kit.compat.model_garden"
-_TASK, _TRAINER = f"{_PACKAGE}.trainer:create_task", f"{_PACKAGE}.trainer:Trainer"
+_TASK, _TRAINER = f"{_PACKAGE}.garden_trainer:create_task", f"{_PACKAGE}.garden_trainer:Trainer"
 _TASKS, _TRAINERS = (
     f"{_PACKAGE}.multitask.train_lib:create_task",
-    f"{_PACKAGE}.multitask.train_lib:MultiTaskTrainers",
+    f"{_PACKAGE}.multitask.train_lib:MultiTaskTrainerFactory",
 )
 
 

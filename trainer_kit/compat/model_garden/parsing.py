@@ -84,7 +84,7 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
 
     params.validate()
     if lock_return:
-        params.create_lock()
+        params.lock()
     if print_return:
         _LOG.info("the config of %s:\n%s", name, pprint.pformat(params.as_dict()))
     return params

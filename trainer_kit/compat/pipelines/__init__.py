@@ -13,14 +13,14 @@ _HOME = {
     "BCTModel": "bct",
     "KFPVisualization": "kfp",
     "RetrievalAccuracy": "bct",
-    "TFRECORD_FEATURES": "tfrecords",
+    "TFRECORD_FEATURES": "tfrecord_datasets",
     "Training": "training",
     "exit_codes": "job_exits",
-    "get_labels": "tfrecords",
-    "get_tfrecord_dataset": "tfrecords",
-    "get_train_ds": "tfrecords",
-    "get_valid_ds": "tfrecords",
-    "preprocess_image": "tfrecords",
+    "get_labels": "tfrecord_datasets",
+    "get_tfrecord_dataset": "tfrecord_datasets",
+    "get_train_ds": "tfrecord_datasets",
+    "get_valid_ds": "tfrecord_datasets",
+    "preprocess_image": "tfrecord_datasets",
 }
 
 __all__ = list(_HOME)

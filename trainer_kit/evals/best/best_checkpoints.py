@@ -71,7 +71,7 @@ class BestCheckpoints:
             nothing is exported.
         """
         step = int(trainer.global_step.numpy())
-        left_out = set(trainer.validation_sets) - set(sets)
+        left_out = set(trainer.validation_set_names) - set(sets)
         for exporter in (self.primary, *self.named_exporters.values()):
             if exporter is None:
                 continue

@@ -197,7 +197,7 @@ def is_state_complete(trainer: Any, error: BaseException) -> bool:
     """
     if trainer.is_at_step_boundary:
         return True
-    if trainer.own.steps:
+    if trainer.custom_parts.has_steps:
         return False
     loop = trainer.current_loop
     kind = type(trainer)

@@ -78,8 +78,7 @@ def test_a_missing_part_gets_none_and_an_unknown_part_is_logged(
     _copy(source, _with(data=data, new=new), tmp_path)
     assert (data.given, new.given) == ([1], [None])
     assert [record.getMessage() for record in caplog.records] == [
-        "the checkpoint holds state of parts that this run does not have, and it is not used:"
-        " action, zebra"
+        "the checkpoint holds state of parts that this run does not have, and it is not used: action, zebra"
     ]
 
 

@@ -121,8 +121,8 @@ class _Run:
         manager.sync()
         return f"{folder}/ckpt-{numbers[-1]}"
 
-    def restore(self, path: str, whole: bool = True) -> None:
-        restore(self.state.checkpoint, path, strict=whole)
+    def restore(self, path: str, strict: bool = True) -> None:
+        restore(self.state.checkpoint, path, strict=strict)
         self.state.after_restore(path)
 
 
@@ -183,8 +183,8 @@ def test_best_weights_hold_model_step_and_task_state(tmp_path: Path) -> None:
         "model",
         "task",
     }
-    reader = _Run(trains=False, average=False)
-    reader.restore(path, whole=False)
+    reader = _Run(can_train=False, average=False)
+    reader.restore(path, strict=False)
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -272,10 +272,9 @@ class Batches(keras.utils.PyDataset):
 
     def __getitem__(self, number: int) -> Any:
         part = slice(number * 20, number * 20 + 20)
-        return (
-            X[part].copy(),
-            Y[part].copy(),
-        )  # TensorFlow may write to a view, in dropout on two replicas
+        return X[part].copy(), Y[
+            part
+        ].copy()  # TensorFlow may write to a view, in dropout on two replicas
 
 
 class Changing(Batches):

@@ -49,8 +49,8 @@ CHAINS: dict[str, Make] = {
     "errors ignored": lambda d: d.ignore_errors().with_options(tf.data.Options()).batch(4),
     "unbatch": lambda d: d.batch(3).unbatch().batch(4),
     "a shuffle of batches": lambda d: shuffled(d.batch(4)),
-    "a shuffle in one order": (
-        lambda d: d.shuffle(8, seed=7, reshuffle_each_iteration=False).batch(4)
+    "a shuffle in one order": lambda d: d.shuffle(8, seed=7, reshuffle_each_iteration=False).batch(
+        4
     ),
     "three shuffles": lambda d: (
         shuffled(shuffled(d.batch(4)).unbatch().map(tf.identity)).batch(2).rebatch(3)
@@ -59,10 +59,8 @@ CHAINS: dict[str, Make] = {
         tf.data.Dataset.zip((d, d.map(tf.negative))).map(lambda a, b: 100 * a + b).batch(4)
     ),
     "repeat": lambda d: d.repeat(2).batch(4),
-    "a shuffle in a function": (
-        lambda d: d.batch(4).flat_map(
-            lambda batch: tf.data.Dataset.from_tensor_slices(batch).shuffle(4, seed=3)
-        )
+    "a shuffle in a function": lambda d: d.batch(4).flat_map(
+        lambda batch: tf.data.Dataset.from_tensor_slices(batch).shuffle(4, seed=3)
     ),
     "cache": lambda d: shuffled(d.cache()).batch(4),
     "random ops": lambda d: d.map(noisy).batch(4),

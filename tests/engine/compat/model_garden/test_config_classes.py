@@ -246,8 +246,8 @@ def test_an_option_of_trainer_kit_survives_a_round_trip(given: dict[str, Any]) -
 def test_the_original_of_a_locked_object_can_be_changed(inner: bool) -> None:
     theirs = Whole(count=70 + inner)  # of which there is no mirror yet
     for part in (theirs.heads[0], theirs.part.neck, theirs.data) if inner else ():
-        part.create_lock()
-    theirs.create_lock()
+        part.lock()
+    theirs.lock()
     given = {
         "count": 4,
         "heads": [{"size": 7}, {}],

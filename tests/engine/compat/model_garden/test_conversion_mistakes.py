@@ -63,8 +63,7 @@ MISTAKES = [
 
 # In the manner of the files in their repository, which the package does not hold.
 FILES = {
-    "retinanet_mobile_coco": (
-        """
+    "retinanet_mobile_coco": """
 runtime: {distribution_strategy: 'mirrored', mixed_precision_dtype: 'bfloat16'}
 task:
   losses: {l2_weight_decay: 3.0e-05}
@@ -79,10 +78,8 @@ trainer:
     learning_rate: {stepwise: {boundaries: [20, 40], values: [0.3, 0.03, 0.003]}, type: 'stepwise'}
     warmup: {linear: {warmup_learning_rate: 0, warmup_steps: 10}}
   train_steps: 60
-"""
-    ),
-    "mobilenet_imagenet": (
-        """
+""",
+    "mobilenet_imagenet": """
 task:
   model: {backbone: {mobilenet: {model_id: 'MobileNetV4ConvSmall'}, type: 'mobilenet'}, dropout_rate: 0}
   train_data:
@@ -92,17 +89,13 @@ trainer:
     ema: {average_decay: 0.9999, trainable_weights_only: false}
     learning_rate: {cosine: {decay_steps: 300, initial_learning_rate: 0.002, name: 'CosineDecay'}, type: 'cosine'}
     optimizer: {adamw: {beta_1: 0.6, exclude_from_weight_decay: ['batch_normalization']}, type: 'adamw'}
-"""
-    ),
-    "semantic_segmentation": (
-        """
+""",
+    "semantic_segmentation": """
 task:
   model: {input_size: [null, null, 3], decoder: {type: aspp, aspp: {pool_kernel_size: [512, 1024]}}}
 trainer: {optimizer_config: {ema: null}}
-"""
-    ),
-    "bert/pretraining": (
-        """
+""",
+    "bert/pretraining": """
 task:
   init_checkpoint: ''
   model:
@@ -114,8 +107,7 @@ trainer:
     warmup: {polynomial: {power: 1, warmup_steps: 3}, type: polynomial}
   best_checkpoint_export_subdir: 'best_ckpt'
   best_checkpoint_eval_metric: 'cls_accuracy'
-"""
-    ),
+""",
 }
 
 

@@ -18,14 +18,11 @@ from trainer_kit.config.serialize import from_yaml
 from trainer_kit.errors import ConfigError, UsageError
 
 FILES = {
-    "data.yaml": (
-        """
+    "data.yaml": """
 task: {train_data: {global_batch_size: 4, input_path: {a: x, b: [y, z]}}}
 trainer: {train_steps: 3}
-"""
-    ),
-    "rates.yaml": (
-        """
+""",
+    "rates.yaml": """
 trainer:
   train_steps: 5
   optimizer_config:
@@ -33,8 +30,7 @@ trainer:
     learning_rate: {type: stepwise, stepwise: {boundaries: [2, 4], values: [0.1, 0.2, 0.3]}}
     ema: {average_decay: 0.9}
 runtime: {distribution_strategy: one_device}
-"""
-    ),
+""",
     "more.json": '{"trainer": {"train_steps": 6, "max_to_keep": 1}}',
 }
 
@@ -66,19 +62,15 @@ def _both(
         {"config_file": ["data.yaml"], "params_override": "task.train_data.input_path=other"},
         {"config_file": ["data.yaml"], "params_override": "task.train_data.input_path.a=other"},
         {
-            "params_override": (
-                "{trainer: {train_steps: 9}, task: {train_data: {input_path: [p, q]}}}"
-            )
+            "params_override": "{trainer: {train_steps: 9}, task: {train_data: {input_path: [p, q]}}}"
         },
         {"params_override": "rates.yaml"},
         {"tpu": "grpc://10.0.0.2:8470"},
         {
             "config_file": ["data.yaml", "rates.yaml"],
             "tf_data_service": "grpc://10.0.0.3:5050",
-            "params_override": (
-                "task.train_data.tf_data_service_address=elsewhere,runtime.num_gpus=1,"
-                "trainer.optimizer_config.optimizer.type=adamw"
-            ),
+            "params_override": "task.train_data.tf_data_service_address=elsewhere,runtime.num_gpus=1,"
+            "trainer.optimizer_config.optimizer.type=adamw",
         },
     ],
     ids=str,
@@ -87,7 +79,7 @@ def test_the_same_flags_give_the_same_config(files: Path, flags: dict[str, Any])
     theirs, ours = _both(files, **flags)
     assert type(ours) is type(theirs) and type(ours.task) is type(theirs.task)
     assert ours.as_dict() == theirs.as_dict()
-    assert ours._uses_flock and theirs._uses_flock
+    assert ours._locked and theirs._locked
     with pytest.raises(ValueError, match="locked"):
         ours.override({"trainer": {"train_steps": 1}})
 

@@ -75,10 +75,7 @@ def test_the_error_has_loss_and_step_and_is_a_divergence() -> None:
     condition = RecoveryCondition(tf.Variable(7), 0.5, recovery_max_trials=0)
     with pytest.raises(
         DivergedError,
-        match=(
-            r"larger than the bound 0\.5.*training_loss is 0\.75 at step 7, and"
-            r" recovery_max_trials=0"
-        ),
+        match=r"larger than the bound 0\.5.*training_loss is 0\.75 at step 7, and recovery_max_trials=0",
     ):
         condition({"training_loss": 0.75})
     with pytest.raises(

@@ -101,8 +101,8 @@ MUTILATIONS: dict[str, Callable[[str], str | None]] = {
     "zeros": lambda text: 200 * chr(0),
     "a list": lambda text: f"[{text}]",
     "null": lambda text: "null",
-    "other keys": (
-        lambda text: text.replace('"step"', '"my_step"').replace('"metric"', '"my_metric"')
+    "other keys": lambda text: text.replace('"step"', '"my_step"').replace(
+        '"metric"', '"my_metric"'
     ),
     "step as text": lambda text: text.replace('"step": 2', '"step": "2"'),
     "value null": lambda text: text.replace('"value": 0.9', '"value": null'),

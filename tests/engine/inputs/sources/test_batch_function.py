@@ -292,10 +292,7 @@ def _generator() -> tf.random.Generator:
     [
         (
             cropped,
-            (
-                r"cropped \(test_batch_function.py:\d+\): RandomUniformInt; .*a second parameter"
-                r" named `seed`"
-            ),
+            r"cropped \(test_batch_function.py:\d+\): RandomUniformInt; .*a second parameter named `seed`",
         ),
         (drawn, r"drawn \(test_batch_function.py:\d+\): \w+"),
         (in_python, r"in_python \(test_batch_function.py:\d+\): EagerPyFunc"),

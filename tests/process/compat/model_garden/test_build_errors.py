@@ -120,10 +120,7 @@ def test_a_users_bug_stays_a_traceback_without_data(check: Any, bug: str) -> Non
 
 
 def test_a_missing_package_or_file_is_told() -> None:
-    message = (
-        "task.train_data: a package is missing: ModuleNotFoundError: No module named"
-        " 'no_such_package'"
-    )
+    message = "task.train_data: a package is missing: ModuleNotFoundError: No module named 'no_such_package'"
     with pytest.raises(UsageError, match=message), explain_config_errors("task.train_data"):
         importlib.import_module("no_such_package")
     message = r"^task\.model: FileNotFoundError: cannot open no/1$"
