@@ -34,7 +34,7 @@ class Ledger:
     """Appends evaluations to the file at `path` and reads them; one writer per file. Local; runs on the host.
 
     Args:
-      path: The file, in a folder of the run's folder; both are created with the first record.
+      path: The file; it and its folder are created with the first record.
       dataset: The name of the evaluated data.
       config_hash: The hash of the config of the evaluations.
       lineage: The lineage of new records; the file's newest lineage if that is larger.
@@ -183,9 +183,9 @@ class Ledger:
     def _write(self, record: dict[str, Any]) -> None:
         """Appends a line without reading the earlier ones again, since a long run has many."""
         before = self.records()
-        run = os.path.dirname(os.path.dirname(self.path))
-        if not os.path.isdir(run):  # append_line would make it again
-            raise StorageError(f"{self.path} cannot be written: {run} was moved or removed")
+        folder = os.path.dirname(self.path)
+        if self._recorded_metrics and not os.path.isdir(folder):  # append_line would make it again
+            raise StorageError(f"{self.path} cannot be written: {folder} was moved or removed")
         files.append_json_line(self.path, record, point="ledger")
         self._cached_records = _signature(self.path), [*before, _decode_record(record)]
 

@@ -65,7 +65,7 @@ def test_a_moved_run_is_not_made_again_by_its_ledger(tmp_path: Path) -> None:
     written = ledger(run / "evals" / "validation.jsonl")
     written.append(5, {"acc": 0.1}, 1.0)
     run.rename(tmp_path / "moved")
-    with pytest.raises(StorageError, match=r"cannot be written: .*/run was moved or removed"):
+    with pytest.raises(StorageError, match=r"cannot be written: .*/run/evals was moved or removed"):
         written.append(10, {"acc": 0.2}, 1.0)
     assert not run.exists()
 
