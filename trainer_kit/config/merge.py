@@ -251,22 +251,22 @@ class _Merger:
         parent.values[name] = sections
         fields = get_fields(config_class)
         for key, item in value.items():
-            path = join_keys(path, key)
+            section_path = join_keys(path, key)
             if item is None and key in sections:
                 del sections[key]
-                self._remove_origins(path)
+                self._remove_origins(section_path)
             elif item is None:
                 advice = suggest_names(str(key), [str(name) for name in sections])
-                self._add_mistake(path, "there is no such section to remove", advice)
+                self._add_mistake(section_path, "there is no such section to remove", advice)
             elif isinstance(item, Section):
                 sections[key] = item
-                self._set_origin(path)
+                self._set_origin(section_path)
             elif key in fields:
                 advice = f"name one: {join_keys(path, next(iter(sections), 'NAME'), key)}"
-                self._add_mistake(path, "there are several sections here", advice)
+                self._add_mistake(section_path, "there are several sections here", advice)
             else:
                 draft = _Draft.from_value(before.get(key, model), config_class)
-                self._merge_section(draft, config_class, item, path)
+                self._merge_section(draft, config_class, item, section_path)
                 lacking = [
                     name
                     for name, info in fields.items()
@@ -278,7 +278,9 @@ class _Merger:
                         f"there is none of this name (all: {', '.join(names)}), and a new one needs"
                     )
                     self._add_mistake(
-                        path, f"{problem} {', '.join(lacking)}", suggest_names(str(key), names)
+                        section_path,
+                        f"{problem} {', '.join(lacking)}",
+                        suggest_names(str(key), names),
                     )
                 else:
                     sections[key] = draft

@@ -144,7 +144,7 @@ def test_a_profile_on_one_thread_warns(
 ) -> None:
     config = tiny_experiment().replace(runtime={"executor": executor})
     trainer = SimpleNamespace(
-        own=CustomParts(), config=config, global_step=tf.Variable(0, dtype=tf.int64)
+        custom_parts=CustomParts(), config=config, global_step=tf.Variable(0, dtype=tf.int64)
     )
     with CallbackList(
         Run(trainer, str(tmp_path)), [Profile("1:2", str(tmp_path), 100)]
@@ -155,7 +155,7 @@ def test_a_profile_on_one_thread_warns(
 def test_a_trainer_of_another_framework_is_traced(tmp_path: Path) -> None:
     step = tf.Variable(0, dtype=tf.int64)
     other = SimpleNamespace(
-        own=CustomParts(has_steps=True),
+        custom_parts=CustomParts(has_steps=True),
         global_step=step,
         train=lambda steps: {"step": step.assign_add(3)},
     )

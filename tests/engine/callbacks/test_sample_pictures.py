@@ -44,7 +44,7 @@ class _Trainer:
         self.task, self.model, self.global_step = _Task(), _Model(), tf.Variable(7)
 
     @contextlib.contextmanager
-    def averaged_weights(self) -> Iterator[None]:
+    def use_weights(self) -> Iterator[None]:
         self.model.weight.assign(2.0)
         yield
         self.model.weight.assign(1.0)

@@ -99,7 +99,7 @@ def test_each_kind_of_weights_has_metrics_of_its_own() -> None:
             ("weights", logs["weights"]),
             ("fast", logs["fast"]),
         ):
-            with trainer.averaged_weights(name):
+            with trainer.use_weights(name):
                 values = trainer.model.get_weights()
             plain.model.set_weights(values)
             expected = plain.evaluate(tf.constant(-1))

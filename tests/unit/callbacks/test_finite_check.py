@@ -24,7 +24,7 @@ class _Trainer:
     def __init__(self, weights_finite: bool | None, finite: bool = True) -> None:
         self.weights_finite, self.state, self.finite, self.looks = weights_finite, self, finite, 0
 
-    def weights_are_sound(self) -> bool:
+    def weights_are_finite(self) -> bool:
         self.looks += 1
         return self.finite
 

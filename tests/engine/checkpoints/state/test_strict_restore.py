@@ -115,7 +115,7 @@ def test_files_that_are_gone_or_damaged_are_storage_errors(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("library", [keras, tf_keras])
 @pytest.mark.parametrize(
-    "options", [{"whole": True}, {"whole": False}, {"whole": True, "partial": True}]
+    "options", [{"strict": True}, {"strict": False}, {"strict": True, "allow_partial": True}]
 )
 def test_another_dtype_is_a_table_of_differences(
     library: Any, options: dict[str, bool], tmp_path: Path

@@ -33,7 +33,7 @@ class _Average:
         }
         self.resets = 0
 
-    def begin(self) -> None:
+    def initialize(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -183,7 +183,7 @@ def test_best_weights_hold_model_step_and_task_state(tmp_path: Path) -> None:
         "model",
         "task",
     }
-    reader = _Run(can_train=False, average=False)
+    reader = _Run(trains=False, average=False)
     reader.restore(path, strict=False)
 
 
@@ -276,7 +276,7 @@ class _OptimizersAverage(_Average):
         super().__init__(model)
         self.begins, self.variables = 0, _Kept(model)
 
-    def begin(self) -> None:
+    def initialize(self) -> None:
         self.begins += 1
 
 

@@ -99,7 +99,7 @@ def test_a_trainer_of_ours_that_averages_saves_the_averages_too(tmp_path: Path) 
     trainer = create_trainer(config, LinearTask(config.task))
     trainer.train(tf.constant(5))
     weights = [variable.numpy() for variable in trainer.model.trainable_variables]
-    with trainer.averaged_weights():
+    with trainer.use_weights():
         averages = [variable.numpy() for variable in trainer.model.trainable_variables]
     (action,) = actions.get_eval_actions(config, trainer, str(tmp_path))
     action({})

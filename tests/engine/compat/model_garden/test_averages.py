@@ -59,7 +59,7 @@ def _saver(folder: Path, model: Any, optimizer: Any, max_to_keep: int = 1) -> Av
         strategy=tf.distribute.get_strategy(),
         checkpoint=checkpoint,
         global_step=optimizer.iterations,
-        averaged_weights=averaged,
+        use_weights=averaged,
     )
     return AveragesSaver(trainer, str(folder), max_to_keep)
 
