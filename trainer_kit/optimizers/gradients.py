@@ -210,7 +210,7 @@ def clip_and_apply(optimizer: Any, gradients: Sequence[Gradient], variables: Seq
     """Sums over replicas, processes, clips and applies unscaled gradients, none of which is None; in a replica."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     process = getattr(optimizer, "gradient_processing", None)
-    norms = getattr(optimizer, "compute_gradient_norms", None)
+    norms = getattr(optimizer, "gradient_norms", None)
     clipping = getattr(optimizer, "clipping", None)
     if (
         clipping is None

@@ -43,9 +43,9 @@ def _run(phase: str, step: int, saved: int) -> tuple[Progress, list[str]]:
     trainer = _Trainer(step, done)
     controller = SimpleNamespace(
         phase=phase,
-        running=(step, step + 5),
+        loop_range=(step, step + 5),
         checkpoint_manager=SimpleNamespace(saved_step=saved),
-        run=SimpleNamespace(total=100),
+        run=SimpleNamespace(total_steps=100),
         save_checkpoint=lambda: done.append("save"),
         sync=lambda: done.append("sync"),
     )

@@ -117,7 +117,7 @@ def test_what_the_run_has_already_is_not_advised() -> None:
     assert advise_on_time(_times(steps=10**6), tiny).endswith(
         "0.094 ms; try runtime.executor=single_threaded, in a new model_dir"
     )
-    for done in ({"can_use_one_thread": False}, {"fused": True}):
+    for done in ({"can_use_one_thread": False}, {"is_fused": True}):
         assert advise_on_time(_times(steps=10**6), replace(tiny, **done)).startswith(
             "compute-bound"
         )

@@ -139,7 +139,7 @@ def test_average_is_exported_while_a_thread_ends_averaging(tmp_path: Path) -> No
     best = _Interrupted(str(tmp_path), "validation_loss")
     trainer = best.trainer = _trainer(_Watched, exporter=best)
     trainer.evaluate(-1)
-    trainer.state.weights.read(str(tmp_path / "ckpt-0"))
+    trainer.state.weights_checkpoint.read(str(tmp_path / "ckpt-0"))
     assert ("begun", _held(trainer)) in trainer.notes
 
 

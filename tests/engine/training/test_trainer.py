@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,7 +205,7 @@ def _documented_task() -> type[LinearTask]:
     text = (Path(__file__).parents[3] / "docs" / "guides" / "tasks.md").read_text()
     step = text.split("<!-- example: train_step -->")[1].split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {"tf": tf, "tk": trainer_kit}
-    exec(f"class Own:\n{step}", names)
+    exec("class Own:\n" + textwrap.indent(step, "    "), names)
     return type("_DocumentedTask", (names["Own"], LinearTask), {})
 
 

@@ -98,7 +98,7 @@ def fit(
       ValueError: for data that Keras cannot read, with Keras's message.
       PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run, after it saved.
     """
-    if not getattr(model, "loop_function", True):  # tf_keras does not tell
+    if not getattr(model, "compiled", True):  # tf_keras does not tell
         raise UsageError(
             f"the model {model.name!r} is not compiled; call model.compile(optimizer, loss)"
             " before fit"

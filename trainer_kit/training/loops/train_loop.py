@@ -225,7 +225,7 @@ class SegmentedLoop:
 
         Args:
           loop: The loop function. If it ends before `num_steps`, a stop was requested, and it is
-            not called again. Its attribute `waited`, if any, is the seconds that its last call
+            not called again. Its attribute `wait_seconds`, if any, is the seconds that its last call
             waited for batches.
           iterator: The iterator for the loop.
           num_steps: The number of steps: an integer or a scalar tensor.

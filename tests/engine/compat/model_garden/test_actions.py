@@ -106,7 +106,7 @@ def test_a_trainer_of_ours_that_averages_saves_the_averages_too(tmp_path: Path) 
     path = str(tmp_path / "ema_checkpoints" / "average_weights-5")
     for variable, weight in zip(trainer.model.trainable_variables, weights, strict=True):
         np.testing.assert_array_equal(variable.numpy(), weight)
-    trainer.state.weights.read(path).expect_partial()
+    trainer.state.weights_checkpoint.read(path).expect_partial()
     for variable, average in zip(trainer.model.trainable_variables, averages, strict=True):
         np.testing.assert_array_equal(variable.numpy(), average)
     assert not np.array_equal(weights[0], averages[0])

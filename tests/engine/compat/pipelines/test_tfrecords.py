@@ -129,7 +129,7 @@ def epochs_of_a_fit(folder: Path) -> Any:
 
 def batches_from(epochs: Any, position: int) -> list[bytes]:
     """Returns the batches of a pass from a position on."""
-    epochs.begin(position, reads=False)
+    epochs.prepare_pass(position, has_iterator=False)
     return [
         image.tobytes() + label.tobytes()
         for image, label in epochs.at(position).as_numpy_iterator()

@@ -15,7 +15,7 @@ class _Loop:
     def __init__(self, stop: int = 10**9) -> None:
         self.calls: list[tuple[int, bool]] = []
         self.global_step = tf.Variable(0, dtype=tf.int64)
-        self.total, self.stop, self.waited, self.fuse_steps = 0, stop, 0.0, 1
+        self.total, self.stop, self.wait_seconds, self.fuse_steps = 0, stop, 0.0, 1
 
     @property
     def step(self) -> int:
@@ -27,7 +27,7 @@ class _Loop:
         done = min(int(num_steps), self.stop - self.step)
         self.total += sum(next(iterator) for _ in range(done))
         self.global_step.assign_add(done)
-        self.waited = float(done)
+        self.wait_seconds = float(done)
         return done, self.total
 
 
