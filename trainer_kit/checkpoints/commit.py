@@ -72,9 +72,6 @@ def fail_save(prefix: str, error: Exception | None) -> StorageError:
         what = "was written, but the file that names it was not, or an older checkpoint was not removed"
     if not is_moving(prefix):
         shutil.rmtree(folder, ignore_errors=True)
-        # If the run's folder was moved, TensorFlow has made it again.
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(prefix))
     return not_written(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
 
 
