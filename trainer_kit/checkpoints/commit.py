@@ -91,9 +91,6 @@ def fail_save(prefix: str, error: Exception | None) -> StorageError:
         )
     if not is_commit_pending(prefix):
         shutil.rmtree(folder, ignore_errors=True)
-        # If the run's folder was moved, TensorFlow has made it again.
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(prefix))
     return create_write_error(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
 
 

@@ -181,6 +181,10 @@ class RunDirectory:
         try:
             yield
         except StorageError:
+            # TensorFlow makes a folder again that was moved while it wrote; it is empty by now.
+            for folder in (self.best_dir, self.path):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
             self.check_run_id()
             raise
 

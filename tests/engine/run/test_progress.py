@@ -92,7 +92,7 @@ def test_the_activity_of_a_run_has_its_steps_and_batches() -> None:
     assert _run("wait", 5, 0)[0].describe_activity() == ("", 5, 5, 7)
     assert _run("save", 5, 0)[0].find_total("saving") is None
     training, _ = _run("train", 5, 0)
-    training.controller.run.total = 20
+    training.controller.run.total_steps = 20
     assert training.describe_activity() == (
         "compiling the training loop and running its first step",
         5,
@@ -101,7 +101,7 @@ def test_the_activity_of_a_run_has_its_steps_and_batches() -> None:
     )
     training.trainer.global_step.assign_add(1)
     assert training.describe_activity() == ("training", 5, 6, 7)
-    training.controller.running = (6, 11)
+    training.controller.loop_range = (6, 11)
     assert (
         training.describe_activity() == ("training", 6, 6, 7)
         and training.find_total("training") == 20
