@@ -25,11 +25,11 @@ class BctDigitsTask(trainer_kit.Task):
     the old classifier, which is frozen, at the new embeddings.
 
     The metrics are shares of held-out images, the queries, for which the most similar one of the
-    other images, the gallery, shows the same digit. In `compute_retrieval` the trained model embeds both.
-    With an old model there are `cross_retrieval`, where the trained model embeds the query and the
-    old one the gallery, and `old_retrieval`, where the old one embeds both. The images are those of
-    the digits that the old model has learned (without an old model: the model itself); the same
-    metrics of all ten digits are called `retrieval_all` and so on.
+    other images, the gallery, shows the same digit. In `compute_retrieval` the trained model embeds
+    both. With an old model there are `cross_retrieval`, where the trained model embeds the query
+    and the old one the gallery, and `old_retrieval`, where the old one embeds both. The images are
+    those of the digits that the old model has learned (without an old model: the model itself); the
+    same metrics of all ten digits are called `retrieval_all` and so on.
     """
 
     def build_model(self) -> keras.Model:

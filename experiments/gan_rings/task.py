@@ -157,7 +157,7 @@ def _mean_distance(points: Any, others: Any) -> tf.Tensor:
 
 
 def sample_ring_points(centers: np.ndarray, sigma: float, count: int, seed: int) -> np.ndarray:
-    """Returns points around `compute_centers` with equal shares, float32 [count, 2]; the same ones for the same seed."""
+    """Returns points around the centers in equal shares, float32 [count, 2]; one seed gives the same points."""
     random = np.random.default_rng(seed)
     places = centers[np.arange(count) % len(centers)]
     return (places + random.normal(0, sigma, (count, 2))).astype(np.float32)

@@ -105,7 +105,8 @@ class Run:
       directory: The run's folder, model_dir.
       is_chief: Whether this process writes the run's files.
       epochs: The epochs of the run; None if neither the config nor a callback names epochs.
-      previous_stop_step: The step at which a callback ended an earlier start of the run; None if none did.
+      previous_stop_step: The step at which a callback ended an earlier start of the run; None if
+        none did.
 
     Attributes:
       trainer, directory, chief, epochs, stopped_at: The arguments.
@@ -259,9 +260,9 @@ class Run:
         """Asks for a checkpoint of this step.
 
         Args:
-          overwrite: Whether a checkpoint of this step that is there already is written once more, for
-            state that has changed since. A kill during that leaves the one before it, and a resume
-            repeats the steps.
+          overwrite: Whether a checkpoint of this step that is there already is written once more,
+            for state that has changed since. A kill during that leaves the one before it, and a
+            resume repeats the steps.
         """
         self.requests.save = True
         self.requests.overwrite_checkpoint |= overwrite

@@ -230,8 +230,8 @@ class CallbackList:
           phase: "run" or "train".
 
         Raises:
-          Exception: the first error of a member or of the body; `<phase>_end` is still called on all
-            members.
+          Exception: the first error of a member or of the body; `<phase>_end` is still called on
+            all members.
         """
         begun: list[Callback] = []
         with contextlib.ExitStack() as ends:

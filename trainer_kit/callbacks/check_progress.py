@@ -19,8 +19,8 @@ class CheckProgress(Callback):
 
     Args:
       steps: The number of training steps.
-      isolate_first_step: Whether the first step is a loop of its own, so that a loss that is not finite there is
-        known as such.
+      isolate_first_step: Whether the first step is a loop of its own, so that a loss that is not
+        finite there is known as such.
       announce: Called with a description when the next part begins; the part before it has
         succeeded.
     """

@@ -2,9 +2,9 @@
 
 A save writes its files to the folder `.saving-ckpt-<step>`. When they are complete, `finish_save`
 forces them to the disk, writes the commit record `ckpt-<step>.commit.json` beside them and moves
-all files into place, the record last. After a kill, `finish_interrupted_saves` continues: a temporary
-folder with a record is moved into place, any other is removed. So a checkpoint is either complete
-or not there, and one that is saved again stays complete.
+all files into place, the record last. After a kill, `finish_interrupted_saves` continues: a
+temporary folder with a record is moved into place, any other is removed. So a checkpoint is either
+complete or not there, and one that is saved again stays complete.
 
 The record holds the size and the CRC-32 of every file, the `run_id` of the run's manifest.json, and
 the time of the save, which a copy of the folder keeps. A checkpoint without a record, such as TF

@@ -181,8 +181,8 @@ class CheckpointManager(tf.train.CheckpointManager):
 
         Args:
           from_step: The step of the checkpoint to resume from instead of the newest; 0 starts
-            again. Later checkpoints stay in place until `archive_later_checkpoints`, since the named checkpoint
-            may not fit.
+            again. Later checkpoints stay in place until `archive_later_checkpoints`, since the
+            named checkpoint may not fit.
 
         Raises:
           UsageError: when there is no checkpoint of the step to go back to.

@@ -107,8 +107,8 @@ def check_from_step(directory: str, step: int, run_id: str = "") -> None:
 def archive_later_checkpoints(directory: str, step: int) -> None:
     """Moves the checkpoints after `step` (all of them for 0) to `archived/`.
 
-    It first writes a note, which `find_unfinished_rewind` reports to later processes until `finish_rewind`
-    removes it.
+    It first writes a note, which `find_unfinished_rewind` reports to later processes until
+    `finish_rewind` removes it.
 
     Raises:
       StorageError: when a file cannot be written or moved.

@@ -29,8 +29,8 @@ class WeightsFolder:
 
     Args:
       path: The local folder; it is created with the first checkpoint.
-      is_writer: Whether this worker writes the folder. Others take part in each save, since reading a
-        variable can involve all workers, but discard what they save.
+      is_writer: Whether this worker writes the folder. Others take part in each save, since reading
+        a variable can involve all workers, but discard what they save.
     """
 
     def __init__(self, path: str, is_writer: bool = True) -> None:

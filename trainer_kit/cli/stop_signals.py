@@ -17,11 +17,12 @@ from trainer_kit.process.startup_signals import get_signal_exit_code, get_stop_s
 class StopSignalHandler:
     """While entered, SIGINT raises KeyboardInterrupt, SIGTERM and SIGHUP raise SystemExit; in the main thread only.
 
-    An import of TensorFlow may turn these into an ImportError; `received_signal` keeps the signal that
-    really arrived. A second signal, at least a second later, ends the process at once.
+    An import of TensorFlow may turn these into an ImportError; `received_signal` keeps the signal
+    that really arrived. A second signal, at least a second later, ends the process at once.
 
     Attributes:
-      received_signal: the signal that decides the exit code, or None; see `signals.select_deciding_signal`.
+      received_signal: the signal that decides the exit code, or None; see
+        `signals.select_deciding_signal`.
     """
 
     def __init__(self) -> None:

@@ -84,8 +84,8 @@ def merge_layers(
     Args:
       config: The config, or a section of it.
       layers: The values; the last layer wins.
-      check_all_sections: Whether sections that no layer touches are checked too, which gives their values
-        the fields' types.
+      check_all_sections: Whether sections that no layer touches are checked too, which gives their
+        values the fields' types.
     """
     merger = _Merger(config, config.path_in_experiment or "", check_all_sections)
     root = _Draft.from_section(config)

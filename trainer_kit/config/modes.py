@@ -15,8 +15,8 @@ class Mode:
       trains: Whether it changes weights, and so owns model_dir.
       evaluates: Whether it needs validation data.
       meaning: One line for the help text.
-      is_single_run: Whether it is one run in model_dir; otherwise each checkpoint of another run gets its
-        own run.
+      is_single_run: Whether it is one run in model_dir; otherwise each checkpoint of another run
+        gets its own run.
     """
 
     trains: bool

@@ -36,7 +36,8 @@ class Registry(Generic[Entry]):
             if name in self._entries:
                 raise UsageError(
                     f"the {self.kind} {name!r} is registered already, by"
-                    f" {_format_qualified_name(self._entries[name])}; {_format_qualified_name(entry)} needs another name"
+                    f" {_format_qualified_name(self._entries[name])};"
+                    f" {_format_qualified_name(entry)} needs another name"
                 )
             self._entries[name] = entry
             return entry

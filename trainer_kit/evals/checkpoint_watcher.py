@@ -47,7 +47,7 @@ class WatchedRun(Protocol):
         """Records an evaluation that was reported."""
 
     def protect_checkpoints(self, after_step: int | None, reading_step: int | None) -> None:
-        """Keeps the run from removing checkpoints: those after step `after_step` and that of step `reading_step`; None: none."""
+        """Keeps the run from removing checkpoints: those after `after_step` and that of `reading_step`; None: none."""
 
 
 class UnmonitoredRun:

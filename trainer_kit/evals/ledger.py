@@ -147,8 +147,8 @@ class Ledger:
 
         Args:
           path: The ledger to follow.
-          before_rewind: Called with the returned step before a rewind is written: if the process dies in
-            this call, it finds the rewind again after a restart.
+          before_rewind: Called with the returned step before a rewind is written: if the process
+            dies in this call, it finds the rewind again after a restart.
 
         Returns:
           The earliest step that the run went back to; None if there is no new rewind.

@@ -38,8 +38,8 @@ class RunHistory:
         method `resume` are left alone.
       best: The owner of the best checkpoints; None if the run keeps none.
       background_writer: The writer of all reports; None: there are none to wait for.
-      checkpoint_folder: The folder of the run's checkpoints, whose records contain the `read_extent` of their
-        steps; "": there is none to compare with.
+      checkpoint_folder: The folder of the run's checkpoints, whose records contain the
+        `read_extent` of their steps; "": there is none to compare with.
     """
 
     def __init__(

@@ -15,8 +15,8 @@ class Position:
 
     Attributes:
       batch: The index of the next batch; if that batch is left out, the one after it is used.
-      skipped_batches: The indices of batches that are passed over because they made training diverge;
-        sorted, each once.
+      skipped_batches: The indices of batches that are passed over because they made training
+        diverge; sorted, each once.
     """
 
     batch: int = 0

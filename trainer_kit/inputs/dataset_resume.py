@@ -94,8 +94,8 @@ class Examination:
       stateful_ops: Other operations that keep a state, such as those that change a variable.
       nondeterministic_orders: Transformations whose order may differ from process to process.
       iterator_obstacles: What keeps a saved iterator from being exact.
-      reshuffled_each_iteration: Shuffles that draw another order each time that an iterator of the same dataset is
-        made.
+      reshuffled_each_iteration: Shuffles that draw another order each time that an iterator of the
+        same dataset is made.
     """
 
     python_functions: tuple[str, ...]
@@ -184,10 +184,11 @@ class ResumePolicy:
 
     Args:
       require_exact: Whether a resume that cannot be exact is refused.
-      has_single_iterator: Whether plain datasets are read on one replica, so that their iterators can be
-        saved.
+      has_single_iterator: Whether plain datasets are read on one replica, so that their iterators
+        can be saved.
       deterministic_ops: Whether TensorFlow's op determinism is on.
-      repeats_datasets: Whether a tf.data.Dataset that ends starts again, with new orders of its shuffles.
+      repeats_datasets: Whether a tf.data.Dataset that ends starts again, with new orders of its
+        shuffles.
 
     Attributes:
       repeats_datasets: The argument of this name.

@@ -60,17 +60,17 @@ class TrainData(DatasetIterator):
       section: The section of the data; None: the data is ready-made.
       policy: Decides and reports how the run resumes in the data.
       global_step: The number of steps that have taken a batch, an int64 scalar.
-      prebuilt_dataset: A ready-made dataset to use instead of the task's. A tf.data.Dataset is treated as one
-        that build_inputs returned, with two limits: a shuffle needs a seed of its own to be the
-        same in the next process, and it draws other orders when the dataset is read again in this
-        process. Any other dataset, such as one over several replicas, has no position: each start
-        and each rollback reads it from its beginning.
+      prebuilt_dataset: A ready-made dataset to use instead of the task's. A tf.data.Dataset is
+        treated as one that build_inputs returned, with two limits: a shuffle needs a seed of its
+        own to be the same in the next process, and it draws other orders when the dataset is read
+        again in this process. Any other dataset, such as one over several replicas, has no
+        position: each start and each rollback reads it from its beginning.
       batch_size: The number of examples in a global batch; 0: not known.
       advice: The advice about a ready-made dataset without a position, for the warning.
 
     Attributes:
-      stack_size: The number of batches in one element, as made by inputs.fused_batches; 1 means single
-        batches.
+      stack_size: The number of batches in one element, as made by inputs.fused_batches; 1 means
+        single batches.
     """
 
     def __init__(
@@ -274,8 +274,8 @@ class TrainData(DatasetIterator):
 
         Args:
           prefix: The path that the names of the files begin with.
-          is_at_position: Whether the iterator is at the run's position. If it is ahead, nothing is saved,
-            and a resume reads the data from its start.
+          is_at_position: Whether the iterator is at the run's position. If it is ahead, nothing is
+            saved, and a resume reads the data from its start.
           should_give_up: A function that is called while the save takes long; when it returns True,
             nothing is saved, and a resume reads the data from its start.
         """

@@ -214,7 +214,7 @@ def _centralize(gradients: list[Gradient], variables: list[Any], updates: Any) -
 
 
 def _check_finite(gradients: list[Gradient], variables: list[Any], step: Any) -> list[Gradient]:
-    """Fails unless all gradients are finite; `parse_non_finite_gradient` reads the variable and the step from the error.
+    """Fails unless all gradients are finite; `parse_non_finite_gradient` reads variable and step from the error.
 
     There is one assertion for all gradients, and no branch, which would cost a small step more.
     """

@@ -166,7 +166,7 @@ class ConfiguredRates:
         return self._configured_rates
 
     def restore(self, saved_rates: Mapping[str, float] | None) -> None:
-        """Assigns the rates of the config that differ from `saved_rates`; runs eagerly, after the variables are restored."""
+        """Assigns the rates of the config that differ from `saved_rates`; runs eagerly, after a restore."""
         for name, rate in self._configured_rates.items():
             if saved_rates is not None and saved_rates.get(name) != rate:
                 self._variables[name].assign(rate)

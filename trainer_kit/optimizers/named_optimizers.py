@@ -115,8 +115,8 @@ def partition_variables(
       names: The names of the optimizers.
       sections: Their configs, with patterns in `variables`; an optimizer that the task has made by
         itself has none.
-      task_variables: The variables that `task.optimizer_variables(model)` returned, by the name of the
-        optimizer.
+      task_variables: The variables that `task.optimizer_variables(model)` returned, by the name of
+        the optimizer.
       model: The built model.
 
     Raises:

@@ -115,9 +115,9 @@ class RunLock:
       progress: Returns (phase, step); called in a thread, where it may be slow or raise.
       host: The name of this machine; None: its host name.
       beat_seconds: The seconds between two heartbeats.
-      record_path: The file without which there is nothing to resume: if an error ends the block before
-        it exists, lock and heartbeat are removed, and the folder if it is then empty. None: they
-        always stay.
+      record_path: The file without which there is nothing to resume: if an error ends the block
+        before it exists, lock and heartbeat are removed, and the folder if it is then empty. None:
+        they always stay.
       names: The names of the lock file and of the heartbeat file.
     """
 
@@ -201,9 +201,9 @@ class RunLock:
 
         Args:
           end_state: How the run ended.
-          remove_files: Whether to remove lock and heartbeat first, and the folder if it is then empty.
-            They stay if the file system has no locks, since they may already belong to another
-            trainer.
+          remove_files: Whether to remove lock and heartbeat first, and the folder if it is then
+            empty. They stay if the file system has no locks, since they may already belong to
+            another trainer.
         """
         with self._release_lock:
             if self._descriptor < 0:

@@ -60,7 +60,8 @@ class Lease(RunLock):
         """Writes the needed checkpoints to the lease, before one of them is read.
 
         Args:
-          after_step: The step after which every checkpoint is needed; None: only the one that is read.
+          after_step: The step after which every checkpoint is needed; None: only the one that is
+            read.
           reading_step: The step of the checkpoint that is read now; None: no checkpoint.
           lineage: The lineage of the run that the sidecar has followed so far.
         """
@@ -100,8 +101,8 @@ class LeaseReader:
 
     Args:
       evals_dir: The folder of the leases.
-      max_wait_checkpoints: The largest number of checkpoints that are kept because a sidecar has not evaluated
-        them yet.
+      max_wait_checkpoints: The largest number of checkpoints that are kept because a sidecar has
+        not evaluated them yet.
       ledger: The ledger of the run, which knows its rewinds; None: the run was never rewound.
     """
 

@@ -1,9 +1,9 @@
 """Controller: the outer loop of a run. It knows loops, evaluations, saves and events, and nothing else.
 
 `Controller.boundary` is what happens between two training loops, in the order that
-callbacks/callback.py promises. An interval is due when a loop crosses one of its multiples. global_step
-tells how many steps a loop has taken. A stop takes effect between loops, and between the steps of a
-loop.
+callbacks/callback.py promises. An interval is due when a loop crosses one of its multiples.
+global_step tells how many steps a loop has taken. A stop takes effect between loops, and between
+the steps of a loop.
 """
 
 from __future__ import annotations
@@ -96,12 +96,13 @@ class Controller:
       save_on_stop: Whether a stop saves a checkpoint.
       history: Knows the recorded evaluations. A validation set without a record is evaluated when
         the run begins. None: there are none.
-      boundary_intervals: The intervals at whose multiples loops end, such as the epochs between checkpoints.
+      boundary_intervals: The intervals at whose multiples loops end, such as the epochs between
+        checkpoints.
 
     Attributes:
       run: The Run that callbacks receive.
-      loop_range: The global steps (begin, end) planned for the current training loop, or for the last
-        one.
+      loop_range: The global steps (begin, end) planned for the current training loop, or for the
+        last one.
     """
 
     saves_after_errors = True
@@ -592,7 +593,8 @@ class Controller:
           steps: The number of batches in an evaluation; -1: all.
           timeout: The seconds to wait for a checkpoint without a sign of life of the run; None: no
             limit.
-          timeout_fn: Returns whether no more checkpoints will come; used when `watched_run` is None.
+          timeout_fn: Returns whether no more checkpoints will come; used when `watched_run` is
+            None.
           watched_run: The run that saves the checkpoints; None: only its folder is known.
           newest_only: Whether to evaluate only the newest checkpoint each time, instead of all in
             order.

@@ -92,7 +92,8 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
 def format_attempt_flags(values: flags.FlagValues) -> list[str]:
     """Returns the arguments of each attempt under the supervisor: the same flags without --max_restarts.
 
-    They lack --from_step too, which would rewind the run at each restart; `format_first_attempt_flags` returns it.
+    They lack --from_step too, which would rewind the run at each restart;
+    `format_first_attempt_flags` returns it.
     """
     arguments: list[str] = []
     for name in values:

@@ -110,8 +110,8 @@ class OrbitController:
     It keeps no ledger, does not rewind after a divergence, and stops between loops only.
 
     Args:
-      controller_cls: A subclass of orbit.Controller; its constructor restores the newest checkpoint.
-      trainer, evaluator: As in Controller.
+      controller_cls: A subclass of orbit.Controller; its constructor restores the newest
+      checkpoint. trainer, evaluator: As in Controller.
       callbacks: The callbacks of the run, which have no members.
       actions: The users' actions; the orbit.Controller calls them.
       signals: The stop signals of the run.

@@ -62,8 +62,8 @@ def _save_if_finite(controller: Any, error: BaseException, is_single_worker: boo
     Args:
       controller: The controller of the run; with a caller's orbit.Controller nothing is saved.
       error: The error that ends the run.
-      is_single_worker: Whether the run has a single worker. Several workers can save only together, and the
-        others may be gone.
+      is_single_worker: Whether the run has a single worker. Several workers can save only together,
+        and the others may be gone.
     """
     trainer = controller.trainer
     manager = controller.checkpoint_manager

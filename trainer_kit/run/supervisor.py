@@ -81,8 +81,9 @@ def supervise(
       backoff_seconds: The first wait, in seconds.
       max_backoff_seconds: The longest wait, in seconds.
       grace_seconds: The seconds from a forwarded signal to SIGKILL.
-      first_attempt_arguments: Further arguments for actions that happen once. Attempts get them until the run
-        in `run_dir` has started or resumed since this call, as its manifest.json shows.
+      first_attempt_arguments: Further arguments for actions that happen once. Attempts get them
+        until the run in `run_dir` has started or resumed since this call, as its manifest.json
+        shows.
       run_dir: The run's model_dir; None: `log_dir`.
 
     Returns:

@@ -29,7 +29,8 @@ def configure_devices(
 
     Args:
       runtime: The config's section runtime.
-      recorded_thread_counts: The thread counts at the run's first start, as `get_thread_counts` returned them.
+      recorded_thread_counts: The thread counts at the run's first start, as `get_thread_counts`
+        returned them.
 
     Raises the limit of memory arenas, splits the CPU (virtual_cpus), lets GPUs grow their memory,
     sets TF_GPU_THREAD_MODE and TF_GPU_THREAD_COUNT and cuDNN's batch normalisation, and runs

@@ -56,7 +56,7 @@ def read_replica_values(variables: Sequence[Any], strategy: tf.distribute.Strate
 def restore_replica_values(
     variables: Sequence[Any], strategy: tf.distribute.Strategy, state: list[Any]
 ) -> bool:
-    """Restores what `read_replica_values` returned; returns False and changes nothing if the replicas are not the same."""
+    """Restores what `read_replica_values` returned; returns False, without a change, if the replicas differ."""
     if len(state) != worker_count(strategy):
         return False
     there = _parts(variables, strategy)

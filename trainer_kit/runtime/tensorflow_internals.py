@@ -102,8 +102,8 @@ def convert_with_autograph(
 
     Args:
       function: What to convert.
-      convert_own_code: Whether its own code is converted, or only what converts itself unless AutoGraph is
-        off around it, as the layers, losses and metrics of tf_keras do.
+      convert_own_code: Whether its own code is converted, or only what converts itself unless
+        AutoGraph is off around it, as the layers, losses and metrics of tf_keras do.
     """
     if inspect.ismethod(function) and hasattr(function, "_tf_decorator"):
         # A method of a metric of tf_keras: AutoGraph would convert what is decorated, which is then

@@ -218,7 +218,7 @@ def _check_match(
 def _load_with_retry(
     find_checkpoint: Callable[[], str], load_checkpoint: Callable[[str], _Loaded]
 ) -> tuple[str, _Loaded]:
-    """Loads the checkpoint that `find_checkpoint` returns; tries again if the run has meanwhile replaced it by a newer one."""
+    """Loads the checkpoint that `find_checkpoint` returns; tries again if the run has replaced it meanwhile."""
     prefix = find_checkpoint()
     while True:
         try:

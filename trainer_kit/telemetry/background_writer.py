@@ -25,8 +25,8 @@ class BackgroundWriter:
         `close` call these directly.
       capacity: The number of reports that may wait. When the queue is full, `write` waits: no
         report is dropped.
-      batching_seconds: The seconds that a report waits for others, unless the queue is half full. Waking
-        the thread for each report would cost 4 % of a loop of 20 ms.
+      batching_seconds: The seconds that a report waits for others, unless the queue is half full.
+        Waking the thread for each report would cost 4 % of a loop of 20 ms.
     """
 
     def __init__(

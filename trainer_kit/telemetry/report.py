@@ -78,8 +78,8 @@ class Activity:
     Attributes:
       name: TRAINING for a training loop, EVALUATING, or a description such as "building the model".
       step: The current global step; for an evaluation, the step of its weights.
-      completed: The finished steps of this training loop, or batches of this evaluation; 0 for other
-        activities.
+      completed: The finished steps of this training loop, or batches of this evaluation; 0 for
+        other activities.
       total: The steps of the run, or the batches of the evaluation; None if it is not known.
       seconds: The seconds since the activity began.
     """

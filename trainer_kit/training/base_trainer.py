@@ -16,9 +16,10 @@ class CustomParts:
     """The parts of a trainer that are not those of a trainer_kit.Trainer, so that the engine cannot change them.
 
     Attributes:
-      has_steps: All steps. They expose no tensors, and are not split into micro-batches; the loops run
-        only as a whole, and there are no hyper-parameters that callbacks can change.
-      has_train_loop: The training loop. Its graph is not known, and its steps are neither fused nor split.
+      has_steps: All steps. They expose no tensors, and are not split into micro-batches; the loops
+        run only as a whole, and there are no hyper-parameters that callbacks can change.
+      has_train_loop: The training loop. Its graph is not known, and its steps are neither fused nor
+        split.
       has_train_method: The method `has_train_method`, which may not run the loop.
       has_loop_begin: The method `train_loop_begin`, which may change the data.
       has_loop_end: The method `train_loop_end`, which may take more steps.
@@ -41,8 +42,8 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     Everything else has a default.
 
     Attributes:
-      custom_parts: What of the trainer is its own. A trainer whose steps are not its own has the parts of a
-        Trainer.
+      custom_parts: What of the trainer is its own. A trainer whose steps are not its own has the
+        parts of a Trainer.
       stop_flag: The StopFlag that loops check before each step; None: loops do not check one.
       can_train: Whether the trainer was created to train.
       can_evaluate: Whether the trainer was created to evaluate.
@@ -54,7 +55,8 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         last loop.
       should_continue_metrics: Whether the next loop continues the metrics of the last one: that was
         interrupted, or ended inside an epoch whose metrics are reported at its end.
-      is_at_step_boundary: False while a loop runs: an error may then come from the middle of a step.
+      is_at_step_boundary: False while a loop runs: an error may then come from the middle of a
+        step.
       input_seconds: The seconds that the last loop waited for batches; None if not known.
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
       batch_spec: The spec of a replica's training batch; None before it is known.
@@ -119,7 +121,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     def register_state(
         self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]
     ) -> None:
-        """Adds the state that `get_state` returns, in JSON types, to checkpoints; `restore_state` receives it after a restore."""
+        """Adds what `get_state` returns, in JSON types, to checkpoints; `restore_state` gets it after a restore."""
 
     def validation_intervals(self, default: int | None) -> dict[str, int | None]:
         """Returns the steps between evaluations, by validation set; `default` for sets without an interval."""

@@ -114,8 +114,8 @@ class WeightSelector:
 
     Args:
       state: The TrainState of the run.
-      average: A MovingAverage, or an object with `swap`, `active_average`, `names` and `evaluated`; None:
-        the weights themselves are evaluated.
+      average: A MovingAverage, or an object with `swap`, `active_average`, `names` and `evaluated`;
+        None: the weights themselves are evaluated.
 
     Attributes:
       main: What evaluations use: the name of an average, or "weights".
@@ -253,7 +253,8 @@ class Evaluator(BaseTrainer):
     Attributes:
       best_checkpoint_class: The class that keeps the best checkpoint of a run.
       validation: The validation sets.
-      can_evaluate: Whether the trainer was created to evaluate, or has received validation sets since.
+      can_evaluate: Whether the trainer was created to evaluate, or has received validation sets
+        since.
       evaluated_batches: An int64 scalar on the host: the batches that this process has evaluated.
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
     """
@@ -437,7 +438,7 @@ class Evaluator(BaseTrainer):
     def register_state(
         self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]
     ) -> None:
-        """Adds the state that `get_state` returns, in JSON types, to checkpoints; `restore_state` receives it after a restore."""
+        """Adds what `get_state` returns, in JSON types, to checkpoints; `restore_state` gets it after a restore."""
         self.state.python_state.add(name, get_state, restore_state)
 
     def distribute_dataset(self, dataset_or_fn: Any, *args: Any, **kwargs: Any) -> Any:

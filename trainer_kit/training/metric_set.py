@@ -380,8 +380,8 @@ def create_configured_metrics(config: Any, for_tensors: bool = False) -> list[tu
 
     Args:
       config: The experiment's config.
-      for_tensors: Whether to return the metrics of entries that name a tensor, instead of those that
-        name none.
+      for_tensors: Whether to return the metrics of entries that name a tensor, instead of those
+        that name none.
 
     Raises:
       UsageError: when a metric cannot be made.

@@ -115,7 +115,8 @@ class MicroBatches:
         it is not known before), and whether it is the first part of the batch, a bool scalar; runs
         on a replica.
       update: A function that runs on a replica after the last part.
-      get_metric_variables: A function that returns the variables of the metrics that `step` updates.
+      get_metric_variables: A function that returns the variables of the metrics that `step`
+        updates.
       options: The options of strategy.run.
       uses_xla: Whether all this is part of a program of XLA.
     """

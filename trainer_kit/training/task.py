@@ -38,9 +38,8 @@ class Task(abc.ABC):
     """
 
     loss = "loss"  # the key of the loss in the logs of train_step and validation_step
-    validation_set = (  # the name of the validation set that is evaluated now; steps are traced for each set
-        ""
-    )
+    # The name of the validation set that is evaluated now; steps are traced for each set
+    validation_set = ""
 
     def __init__(
         self, params: Any, logging_dir: str | None = None, name: str | None = None

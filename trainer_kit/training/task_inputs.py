@@ -226,8 +226,8 @@ class TaskInputs:
         """Returns the data of each validation set, by name; none is opened yet.
 
         Args:
-          ready_made_dataset: A ready-made dataset that replaces the task's, or a dict of datasets by name; None:
-            there is none.
+          ready_made_dataset: A ready-made dataset that replaces the task's, or a dict of datasets
+            by name; None: there is none.
         """
         sets = get_validation_sets(self._config.task)
         if isinstance(ready_made_dataset, Mapping):

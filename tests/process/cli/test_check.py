@@ -262,7 +262,8 @@ def test_callbacks_are_called_after_a_few_steps(
     _Noting.noted.clear()
     # Which nobody should hear of a check by
     webhook = "{name: webhook, args: {url: 'http://127.0.0.1:9'}}"
-    given = f"trainer: {{callbacks: [{webhook}, {{name: '{__name__}:_Noting', args: {{fails: {str(fails).lower()}}}}}]}}"
+    noting = f"{{name: '{__name__}:_Noting', args: {{fails: {str(fails).lower()}}}}}"
+    given = f"trainer: {{callbacks: [{webhook}, {noting}]}}"
     found, out, err = check(f"--params_override={given}")
     assert found == code, err
     assert "webhook" not in caplog.text + err

@@ -184,7 +184,8 @@ def test_a_stopped_run_saves_and_tells_so(folder: Path, server: ForkServer) -> N
 def test_deterministic_ops_train_without_timing_the_input(
     folder: Path, server: ForkServer, fuse_steps: int
 ) -> None:
-    overrides = f"--params_override=runtime.deterministic_ops=true,trainer.train_steps=40,trainer.fuse_steps={fuse_steps}"
+    trainer = f"trainer.train_steps=40,trainer.fuse_steps={fuse_steps}"
+    overrides = f"--params_override=runtime.deterministic_ops=true,{trainer}"
     ended = _forked(
         server, folder, "train", f"--model_dir=deterministic{fuse_steps}", overrides
     ).wait()

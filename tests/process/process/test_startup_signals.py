@@ -73,7 +73,8 @@ def test_a_sigterm_while_tensorflow_is_imported_is_never_lost(tmp_path: Path) ->
     process = start_python(*TRAIN, cwd=tmp_path, env=ENVIRONMENT)
     time.sleep(
         0.2
-        # Seconds; NumPy's extensions come first, then TensorFlow's, of which test_command_line.py tests
+        # Seconds; NumPy's extensions come first, then TensorFlow's, of which test_command_line.py
+        # tests
     )
     process.send_signal(TERM)
     _, errors = process.communicate(timeout=60)

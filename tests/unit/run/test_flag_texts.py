@@ -66,7 +66,10 @@ def test_needed_flags_and_defaults_are_named() -> None:
 
 
 def test_the_help_needs_no_tensorflow() -> None:
-    code = "import sys; from trainer_kit import train; train.main(['train', '-h']); sys.exit('tensorflow' in sys.modules)"
+    code = (
+        "import sys; from trainer_kit import train; train.main(['train', '-h'])\n"
+        "sys.exit('tensorflow' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )

@@ -52,10 +52,10 @@ class PythonState:
 
         Args:
           name: The part's key; it replaces an earlier part of this name.
-          get_state: Returns a value that JSON can hold; arrays and variables are allowed and come back as
-            NumPy arrays.
-          restore_state: Takes the value that `get_state` returned at the save; None when the checkpoint has no such
-            part.
+          get_state: Returns a value that JSON can hold; arrays and variables are allowed and come
+            back as NumPy arrays.
+          restore_state: Takes the value that `get_state` returned at the save; None when the
+            checkpoint has no such part.
         """
         self._parts[name] = (get_state, restore_state)
 

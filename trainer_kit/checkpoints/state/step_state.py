@@ -128,7 +128,8 @@ class StepState:
         """Adds the variables in attributes that no section contains, and returns whether there are any.
 
         Args:
-          tracked_handles: The `id` of each handle that other sections contain or that needs no saving.
+          tracked_handles: The `id` of each handle that other sections contain or that needs no
+            saving.
         """
         tracked_handles = tracked_handles | get_handle_ids(self.variables.values())
         new = {

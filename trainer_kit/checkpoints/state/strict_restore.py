@@ -118,8 +118,8 @@ def restore(
       strict: Whether to refuse a file with variables that the run does not have; False for
         evaluation.
       allow_partial: Whether to restore what fits by name and shape, and log what does not.
-      optional_sections: The sections that are restored as far as both sides have them, including variables
-        created later.
+      optional_sections: The sections that are restored as far as both sides have them, including
+        variables created later.
 
     Raises:
       UsageError: when a variable is missing, differs in shape or dtype or, if `strict`, is not in
@@ -221,8 +221,8 @@ def find_uncreated_variables(
     """Returns the paths of saved variables that optimizers inside the model have not created yet; runs eagerly.
 
     A tf_keras optimizer creates its slots in the first step, and TensorFlow restores each as it is
-    created. So `restore` allows them to be missing, and `check_variables_created` checks afterwards that they
-    were created.
+    created. So `restore` allows them to be missing, and `check_variables_created` checks afterwards
+    that they were created.
 
     Args:
       checkpoint: The result of training_checkpoint.

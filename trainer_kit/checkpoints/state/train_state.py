@@ -70,8 +70,8 @@ class TrainState:
         TensorFlow's global one, which checkpoints hold. None for evaluation.
       model_replicas: The model's values on each replica; an evaluation shares those that a
         checkpoint holds.
-      variables_lock: A lock, held while variables have other values for an evaluation; a late save comes
-        from another thread.
+      variables_lock: A lock, held while variables have other values for an evaluation; a late save
+        comes from another thread.
       step_is_known: Whether `track_step_state` has added what the training step writes.
 
     Raises:

@@ -45,7 +45,8 @@ class KerasFile(WeightFile):
 
     Attributes:
       dataset_paths: The path of each variable in the HDF5 file, by name.
-      has_numbered_variables: Whether variables are named by layer and number, and not by their own names.
+      has_numbered_variables: Whether variables are named by layer and number, and not by their own
+        names.
 
     Raises:
       UsageError: when there is no such file.

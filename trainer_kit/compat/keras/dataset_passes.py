@@ -66,16 +66,18 @@ class DatasetPasses:
     Args:
       dataset: The dataset of global batches.
       batches_per_epoch: The number of batches in a pass.
-      original_dataset: The dataset that `dataset` is made of: the argument of fit, whose shuffles are used.
-      unread_iterators: How many iterators are made and not read: before the first pass, and after each pass.
+      original_dataset: The dataset that `dataset` is made of: the argument of fit, whose shuffles
+        are used.
+      unread_iterators: How many iterators are made and not read: before the first pass, and after
+        each pass.
 
     Attributes:
       batches_per_epoch, steps_per_pass: The number of batches in a pass.
       element_spec: The spec of a batch.
-      ends_with_pass: Whether an iterator ends with its pass, so that the trainer has to begin the next
-        one.
-      earlier_passes: The number of passes over `original_dataset` before the first one of this run; None until that
-        is known.
+      ends_with_pass: Whether an iterator ends with its pass, so that the trainer has to begin the
+        next one.
+      earlier_passes: The number of passes over `original_dataset` before the first one of this run;
+        None until that is known.
     """
 
     def __init__(
@@ -114,7 +116,8 @@ class DatasetPasses:
 
         Args:
           position: The position of the next batch, counted over all passes.
-          has_iterator: Whether there is an iterator at that position, of the last pass that was begun.
+          has_iterator: Whether there is an iterator at that position, of the last pass that was
+            begun.
 
         Returns:
           Whether a new iterator has to be made.

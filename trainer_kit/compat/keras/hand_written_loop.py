@@ -51,7 +51,7 @@ def train_loop(
     best_mode: str = "auto",
     **options: Any,
 ) -> Any:
-    """Does what `for steps_per_epoch ...: for batch in train_ds: train_step(*batch)` does, in a folder from which it resumes.
+    """Does what `for epoch ...: for batch in train_ds: train_step(*batch)` does, in a folder from which it resumes.
 
     Runs eagerly, on the host. The functions run in graph, decorated with tf.function or not, with
     the parts of a batch as their arguments. They use model, optimizer, loss and metrics that are

@@ -316,8 +316,8 @@ class TrainBatchHooks:
       run: The run, whose model is compiled.
 
     Attributes:
-      begun_step: The step of a batch that has begun and is not trained yet; None if there is none. A run
-        that SIGTERM stops there resumes without beginning it twice.
+      begun_step: The step of a batch that has begun and is not trained yet; None if there is none.
+        A run that SIGTERM stops there resumes without beginning it twice.
     """
 
     def __init__(self, keras_callbacks: KerasCallbacks, run: Run) -> None:

@@ -66,10 +66,10 @@ class PyDatasetEpochs:
       batches_per_epoch: The number of batches in a pass; None if there is no end.
       steps_per_pass: The number of batches in an epoch; those of a pass over the PyDataset at
         first.
-      ends_with_pass: Whether an iterator ends with its epoch: no batch is then read before callbacks have
-        begun its epoch. False at first.
-      evaluation_number: The number of the evaluation that reads the next pass, counted from 0; None: it is
-        for training.
+      ends_with_pass: Whether an iterator ends with its epoch: no batch is then read before
+        callbacks have begun its epoch. False at first.
+      evaluation_number: The number of the evaluation that reads the next pass, counted from 0;
+        None: it is for training.
     """
 
     def __init__(self, dataset: Any, seed: int | None = None, class_weight: Any = None) -> None:

@@ -48,8 +48,8 @@ class BestCheckpointExporter(BestWeightsExporter):
       export_dir: The local folder of the weights and of info.json; the first export creates it.
       metric_name: A metric in the evaluation logs; `a|b` is the entry b of the nested logs a.
       metric_comp: "higher" or "lower": which value is better.
-      is_chief: Whether this process keeps files in the folder; None: if it is the chief of the current
-        strategy.
+      is_chief: Whether this process keeps files in the folder; None: if it is the chief of the
+        current strategy.
 
     Raises:
       UsageError: (a ValueError) for an unknown comparison, or a folder that is not local.

@@ -71,7 +71,7 @@ def mirror(garden_config: TheirConfig, base: type[Config] = Config, **changes: A
 
 
 def build_original(mirrored_config: Config) -> Any:
-    """Returns an unlocked copy of the Model Garden object behind `mirrored_config`, with the values of `mirrored_config`.
+    """Returns an unlocked copy of the Model Garden object behind `mirrored_config`, with its values.
 
     Raises:
       ConfigError: when Model Garden's class refuses a value.

@@ -201,7 +201,7 @@ class TrainerAdapter(GardenActionsTrainer):
     def register_state(
         self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]
     ) -> None:
-        """Saves the JSON-able result of `get_state` in each checkpoint, and passes it to `restore_state` after a restore."""
+        """Saves what `get_state` returns, in JSON types, in checkpoints; `restore_state` gets it after a restore."""
         self.state.python_state.add(name, get_state, restore_state)
 
     def check_data(self) -> None:

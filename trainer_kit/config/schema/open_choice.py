@@ -46,8 +46,8 @@ class OpenOneOfConfig(OneOfConfig):
     A subclass has a `registry` of its own and the field `type: str | None = None`.
 
     Attributes:
-      registered_section: The section of the chosen branch if that is a registered one. It is given and shown under
-        the branch's name.
+      registered_section: The section of the chosen branch if that is a registered one. It is given
+        and shown under the branch's name.
     """
 
     registry: ClassVar[Registry[Branch]] = Registry("branch")

@@ -29,8 +29,8 @@ class Section:
       merges_values: whether a mapping that is a value, and a list of sections as long as the one
         before, change only what they name when another source gives them; else they replace the one
         before.
-      path_in_experiment: The path of such a section in an experiment, for messages; None: the name of the class
-        stands for it.
+      path_in_experiment: The path of such a section in an experiment, for messages; None: the name
+        of the class stands for it.
     """
 
     one_or_several: tuple[str, ...] = ()
@@ -56,8 +56,8 @@ class FieldError(ConfigError):
     """An error for values that a config class refuses, with the message that the command line shows for them.
 
     Attributes:
-      relative_mistakes: The mistakes with their paths inside the class; those in `mistakes` begin at its place
-        in an experiment.
+      relative_mistakes: The mistakes with their paths inside the class; those in `mistakes` begin
+        at its place in an experiment.
     """
 
     def __init__(self, config_class: type[Section], relative_mistakes: Sequence[Mistake]) -> None:

@@ -16,8 +16,8 @@ class ConfigLayer:
         config's classes.
       origins: The place of each value or section by its dotted path: "conf.yaml:12",
         "--params_override", "conf.gin:3", "--gin_params".
-      replaces_named_sections: Whether named sections that the source leaves out do not exist, as in the record of
-        a run.
+      replaces_named_sections: Whether named sections that the source leaves out do not exist, as in
+        the record of a run.
     """
 
     values: dict[str, Any] = field(default_factory=dict)

@@ -97,8 +97,8 @@ def parse(text: str, name: str, is_trusted: bool = False) -> ParsedYaml:
     Args:
       text: The document; an empty one gives None.
       name: The name of the document in messages.
-      is_trusted: Whether trainer_kit wrote the file, such as params.yaml: it may be of any length, and may
-        hold as many values as can be written in it.
+      is_trusted: Whether trainer_kit wrote the file, such as params.yaml: it may be of any length,
+        and may hold as many values as can be written in it.
 
     Raises:
       ConfigError: when the text is not YAML, has a key twice, is too long, or would become too many

@@ -86,7 +86,7 @@ class BatchFunction:
 
 
 def get_function_label(dataset: Any) -> str | None:
-    """Returns the label of the user's function that `BatchFunction.apply_to` has made a dataset call; None for others."""
+    """Returns the label of the user's function that `BatchFunction.apply_to` maps to a dataset; None for others."""
     return getattr(dataset, "label", None)
 
 

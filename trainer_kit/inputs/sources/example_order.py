@@ -53,9 +53,10 @@ class Order:
         Args:
           position: The position of the first batch.
           input_context: The worker's place among the others; None for a single replica.
-          batches_per_element: The number of batches that come as one larger batch; for training on one replica.
-          with_seeds: Whether elements are pairs of indices and the seeds of the examples, int32 [batch,
-            2].
+          batches_per_element: The number of batches that come as one larger batch; for training on
+            one replica.
+          with_seeds: Whether elements are pairs of indices and the seeds of the examples, int32
+            [batch, 2].
 
         Raises:
           UsageError: when the replicas cannot share a global batch to train on equally.

@@ -101,8 +101,8 @@ class TFRecordSource:
     ) -> tf.data.Dataset:
         """Returns the dataset from global batch `position` on, in batches for one replica. Runs on the host.
 
-        Reading it raises a tf.errors.OpError for a damaged record; `find_data_error` finds the file and
-        the offset in it.
+        Reading it raises a tf.errors.OpError for a damaged record; `find_data_error` finds the file
+        and the offset in it.
 
         Args:
           position: how many global batches have been used already, from the start of the first

@@ -52,7 +52,8 @@ def build_model(
       model: The model of `task.build_model`.
       train: Whether the batch is of the training data rather than of the first validation set. If
         that data has no batch size, the other data is used.
-      ready_made_dataset: A ready-made dataset to use instead of the task's, or a dict of datasets by name.
+      ready_made_dataset: A ready-made dataset to use instead of the task's, or a dict of datasets
+        by name.
 
     Raises:
       UsageError: when `model` is not a model.

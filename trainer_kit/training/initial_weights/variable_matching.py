@@ -307,7 +307,8 @@ def keys_by_structure(
     Args:
       model: A built model.
       graph: The graph of the checkpoint.
-      variable_ids: id(tf.Variable) of the variables to find; the objects that have most of them fit best.
+      variable_ids: id(tf.Variable) of the variables to find; the objects that have most of them fit
+        best.
     """
 
     def count_fitting(match: Match) -> int:

@@ -390,9 +390,9 @@ class StatefulEvalLoop:
       stop: The flag of stop_variable.
       reset_metrics: Whether the metrics are reset first.
       use_tf_function: Whether to compile the step.
-      use_tf_while_loop: Whether to run the loop and the reduction in graph. If they cannot be traced, which
-        is known before the first step runs, one warning says why, and this and later evaluations
-        run step by step. Errors in the reduction are then raised unchanged.
+      use_tf_while_loop: Whether to run the loop and the reduction in graph. If they cannot be
+        traced, which is known before the first step runs, one warning says why, and this and later
+        evaluations run step by step. Errors in the reduction are then raised unchanged.
       watched: Objects whose attributes the reduction might change; in graph such a change would
         happen only once, during tracing.
     """

@@ -56,7 +56,8 @@ def find_fusing_problem(
       config: The experiment's config.
       strategy: The trainer's strategy.
       given: A ready-made dataset that replaces the task's; None: there is none.
-      custom_loop_class: The name of a class that overrides create_train_loop_fn; "" if there is none.
+      custom_loop_class: The name of a class that overrides create_train_loop_fn; "" if there is
+        none.
     """
     replicas = strategy.num_replicas_in_sync
     if replicas > 1:
@@ -150,8 +151,8 @@ class FusedLoop:
 
     Attributes:
       loop_function: The function of the whole loop.
-      wait_seconds: The seconds that the last call waited for batches; None with op determinism, which has
-        no clock.
+      wait_seconds: The seconds that the last call waited for batches; None with op determinism,
+        which has no clock.
       fuse_steps: The argument of this name.
     """
 

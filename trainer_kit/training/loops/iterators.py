@@ -154,8 +154,8 @@ def is_stopping(trainer: Any, has_local_request: Callable[[], bool]) -> bool:
 
     Args:
       trainer: The run's trainer, a BaseTrainer.
-      has_local_request: A function that returns whether this process was asked to stop in another way, such as
-        by a signal.
+      has_local_request: A function that returns whether this process was asked to stop in another
+        way, such as by a signal.
     """
     agreed = trainer.is_stop_agreed
     return (

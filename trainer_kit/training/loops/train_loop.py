@@ -67,8 +67,8 @@ class TrainLoop:
     Attributes:
       loop_function: The function of the whole loop, or of one step; None if nothing is compiled.
       is_loop_compiled: Whether the whole loop is one function.
-      wait_seconds: The seconds that the last call waited for batches; None if the loop is not compiled,
-        and with TensorFlow's op determinism, which has no clock.
+      wait_seconds: The seconds that the last call waited for batches; None if the loop is not
+        compiled, and with TensorFlow's op determinism, which has no clock.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class TrainLoop:
         Args:
           iterator: An iterator over the data.
           num_steps: The number of steps to run.
-          reset_metrics: Whether metrics are reset first; False continues a loop that was stopped in the
-            middle.
+          reset_metrics: Whether metrics are reset first; False continues a loop that was stopped in
+            the middle.
 
         Raises:
           tf.errors.OutOfRangeError, StopIteration: when the data ends first; the steps before that
@@ -197,10 +197,10 @@ class SegmentedLoop:
 
     Attributes:
       hooks: The object to call around parts of each loop; None: a loop has no such parts.
-      first_step_at: The time.perf_counter() at the end of the first step of the newest loop function; 0
-        before that.
-      wait_seconds: The seconds that the last loop waited for batches, without the first step of a new
-        loop function; None if the loop function does not measure them.
+      first_step_at: The time.perf_counter() at the end of the first step of the newest loop
+        function; 0 before that.
+      wait_seconds: The seconds that the last loop waited for batches, without the first step of a
+        new loop function; None if the loop function does not measure them.
       results: The results of the last loop; None if the loop did not read them, or they were taken.
     """
 
@@ -221,15 +221,16 @@ class SegmentedLoop:
         reset_metrics: bool,
         context: Context = contextlib.nullcontext,
     ) -> int:
-        """Runs `loop(iterator, num_steps, reset_metrics)` in one or several calls, and returns the number of steps done.
+        """Runs `loop(iterator, num_steps, reset_metrics)` in one or more calls; returns the number of steps done.
 
         Args:
           loop: The loop function. If it ends before `num_steps`, a stop was requested, and it is
-            not called again. Its attribute `wait_seconds`, if any, is the seconds that its last call
-            waited for batches.
+            not called again. Its attribute `wait_seconds`, if any, is the seconds that its last
+            call waited for batches.
           iterator: The iterator for the loop.
           num_steps: The number of steps: an integer or a scalar tensor.
-          reset_metrics: Whether the loop resets its metrics first; calls after the first one never do.
+          reset_metrics: Whether the loop resets its metrics first; calls after the first one never
+            do.
           context: Returns a context for each call of the loop. What is done between two calls is
             outside of it.
 

@@ -153,7 +153,10 @@ def test_a_traced_step_that_cannot_be_fused_is_refused(
 
 
 def test_a_variable_out_of_reach_of_a_gpu_program_is_named() -> None:
-    told = "Trying to access resource seen (defined @ task.py:7) located in device /job:localhost/device:CPU:0 from device"
+    told = (
+        "Trying to access resource seen (defined @ task.py:7) located in device"
+        " /job:localhost/device:CPU:0 from device"
+    )
     with (
         pytest.raises(UsageError, match=r"it uses the variable seen .* on the CPU.* int64"),
         explain_xla_errors(4),
