@@ -31,7 +31,7 @@ import logging, sys
 import trainer_kit
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 folder, *command = sys.argv[1:]
-sys.exit(trainer_kit.supervise(command, max_restarts=10**6, log_dir=folder, most_backoff_seconds=1.0))
+sys.exit(trainer_kit.supervise(command, max_restarts=10**6, log_dir=folder, max_backoff_seconds=1.0))
 """
 _Kind = TypeVar("_Kind")
 PATIENCE = 300.0  # seconds without progress after which the soak gives up

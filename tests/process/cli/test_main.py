@@ -94,7 +94,7 @@ def test_an_explained_mistake_is_one_message_and_exit_2(trainer_kit: Command, de
     assert message.startswith(
         "error: --experiment: no experiment is called 'mine/smal'; did you mean mine/small"
     )
-    assert ("find_experiment" in "".join(traceback)) == bool(traceback) == debug
+    assert ("import_experiment" in "".join(traceback)) == bool(traceback) == debug
 
 
 def test_all_mistakes_are_in_one_report(trainer_kit: Command) -> None:

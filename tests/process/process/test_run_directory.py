@@ -63,19 +63,19 @@ def test_every_file_of_a_run_lies_in_model_dir(tmp_path: Path) -> None:
     }
     assert places == {
         "path": ".",
-        "own": ".",
-        "best": "top",
-        "own_best": "top",
-        "own_named_bests": "best_checkpoints",
-        "train_summaries": "train",
-        "eval_summaries": "held_out",
-        "evals": "evals",
-        "training_ledger": "evals/validation.jsonl",
-        "ledger": "evals/validation.jsonl",
-        "metrics": "metrics.jsonl",
-        "params": "params.yaml",
-        "manifest": "manifest.json",
-        "final": "final.json",
+        "output_dir": ".",
+        "best_dir": "top",
+        "output_best_dir": "top",
+        "output_named_bests_dir": "best_checkpoints",
+        "train_summary_dir": "train",
+        "eval_summary_dir": "held_out",
+        "evals_dir": "evals",
+        "training_ledger_path": "evals/validation.jsonl",
+        "ledger_path": "evals/validation.jsonl",
+        "metrics_path": "metrics.jsonl",
+        "params_path": "params.yaml",
+        "manifest_path": "manifest.json",
+        "final_path": "final.json",
     }
     assert _listing(tmp_path) == []
 
@@ -88,11 +88,11 @@ def test_what_a_sidecar_writes_lies_apart_from_the_run(tmp_path: Path) -> None:
         if path != run[name]
     }
     assert own == {
-        "own": "evals/test_set",
-        "own_best": "evals/test_set/best_ckpt",
-        "own_named_bests": "evals/test_set/best_checkpoints",
-        "eval_summaries": "evals/test_set",
-        "ledger": "evals/test_set.jsonl",
+        "output_dir": "evals/test_set",
+        "output_best_dir": "evals/test_set/best_ckpt",
+        "output_named_bests_dir": "evals/test_set/best_checkpoints",
+        "eval_summary_dir": "evals/test_set",
+        "ledger_path": "evals/test_set.jsonl",
     }
 
 
@@ -159,7 +159,9 @@ def test_final_json_exists_from_the_end_until_a_resume(
 ) -> None:
     directory = _started(tmp_path)
     assert directory.read_final() is None
-    directory.write_final(50, "train", {"accuracy": 0.5}, exporter, **more)
+    directory.write_final(
+        50, "train", {"accuracy": 0.5}, exporter, more.get("stopped", ""), more.get("time")
+    )
     assert directory.read_final() == {
         "step": 50,
         "mode": "train",

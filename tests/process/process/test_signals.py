@@ -38,7 +38,7 @@ class Run(StoppableRun):
         return saves == "saves"
 with StopSignals(Run(), float(grace)) as signals:
     print("ready", flush=True)
-    while signals.received is None:
+    while signals.received_signal is None:
         time.sleep(0.01)
     time.sleep(float(work))
 print("done", flush=True)
@@ -92,20 +92,20 @@ _ENDS = """
 import atexit, concurrent.futures, multiprocessing, os, sys, threading, time
 from trainer_kit.errors import PreemptedError
 from trainer_kit.process.signals import StopSignals
-from trainer_kit.process.startup_signals import ends_with, leave_when_asked
+from trainer_kit.process.startup_signals import record_exit_code, install_exit_handlers
 _, is_command, busy = sys.argv
 if is_command:
-    leave_when_asked()
+    install_exit_handlers()
 exec(busy)
 try:
     with StopSignals(grace_seconds=1.6) as signals:
         os.kill(os.getpid(), 15)
-        while signals.received is None:
+        while signals.received_signal is None:
             time.sleep(0.01)
-        signals.check("at step 3")
+        signals.check_not_stopped("at step 3")
 except PreemptedError as error:
     print(error)  # not flushed
-    sys.exit(ends_with(error.exit_code) if is_command else error.exit_code)
+    sys.exit(record_exit_code(error.exit_code) if is_command else error.exit_code)
 """
 
 
@@ -164,7 +164,7 @@ class Run(StoppableRun):
 with StopSignals(Run(), clock=itertools.count().__next__) as signals:
     print("ready", flush=True)
     sys.stdin.readline()
-print("left with", signals.received and signals.received.name, flush=True)
+print("left with", signals.received_signal and signals.received_signal.name, flush=True)
 """
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
@@ -246,7 +246,7 @@ with StopSignals() as signals:
     child.terminate()
     child.join(20)
     time.sleep(0.2)
-print(child.exitcode, signals.received, flush=True)
+print(child.exitcode, signals.received_signal, flush=True)
 """
 
 

@@ -38,8 +38,8 @@ LIST = ["-m", "trainer_kit", "list", "--import_module=slow.py"]
 
 _STARTED = """
 import time
-from trainer_kit.process.startup_signals import leave_when_asked
-leave_when_asked()
+from trainer_kit.process.startup_signals import install_exit_handlers
+install_exit_handlers()
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -84,10 +84,10 @@ def test_a_sigterm_while_tensorflow_is_imported_is_never_lost(tmp_path: Path) ->
 
 _ENDING = """
 import atexit, sys, time
-from trainer_kit.process.startup_signals import ends_with, leave_when_asked
-leave_when_asked()
+from trainer_kit.process.startup_signals import record_exit_code, install_exit_handlers
+install_exit_handlers()
 atexit.register(lambda: (print("ending", flush=True), time.sleep(60)))
-sys.exit(ends_with(int(sys.argv[1])))
+sys.exit(record_exit_code(int(sys.argv[1])))
 """
 
 
@@ -102,8 +102,8 @@ def test_a_signal_while_python_shuts_down_changes_no_result(
 
 _UNDER_NOHUP = """
 import signal
-from trainer_kit.process.startup_signals import leave_when_asked
-leave_when_asked()
+from trainer_kit.process.startup_signals import install_exit_handlers
+install_exit_handlers()
 signal.raise_signal(signal.SIGHUP)
 print("ready")
 """

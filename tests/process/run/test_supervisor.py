@@ -42,7 +42,7 @@ import logging, sys
 from trainer_kit import supervise
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
-code = supervise(sys.argv[2:], max_restarts=9, log_dir=sys.argv[1], backoff_seconds=1e6, most_backoff_seconds=1e6)
+code = supervise(sys.argv[2:], max_restarts=9, log_dir=sys.argv[1], backoff_seconds=1e6, max_backoff_seconds=1e6)
 print("tensorflow" in sys.modules)
 sys.exit(code)
 """

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from trainer_kit.cli.view.tables import Table, format_number, format_table, print_tables
+from trainer_kit.cli.view.tables import Table, format_metric, format_table, print_tables
 
 _NUMBERS = [f"0.{digit}23456" for digit in range(10)]
 _WIDE = Table(
@@ -47,4 +47,4 @@ def test_tables_are_apart_and_one_without_columns_is_its_title() -> None:
     [(0.98123456, "0.981235"), (1234567.0, "1234567"), (float("nan"), "nan"), (None, "")],
 )
 def test_numbers_have_six_digits_and_absence_is_a_dash(value: float | None, text: str) -> None:
-    assert format_number(value) == text
+    assert format_metric(value) == text
