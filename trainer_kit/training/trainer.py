@@ -1,7 +1,8 @@
-"""Trainer: Orbit's train and eval step functions for a Task, under any strategy; the only caller of strategy.run.
+"""Trainer: Orbit's train and eval step functions for a Task, under any strategy.
 
-The methods keep the names and meanings of TF Model Garden's Trainer. A training loop is one call of
-one tf.function: it resets the metrics, runs the steps, and returns the results in one transfer.
+Steps run in strategy.run only here, in evaluator and in micro_batches. The methods keep the names
+and meanings of TF Model Garden's Trainer. A training loop is one call of one tf.function: it resets
+the metrics, runs the steps, and returns the results in one transfer.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ _STEP_KEY = "trainer_kit/global_step"
 
 
 class TrainingSteps:
-    """The training steps of a trainer, as its loops run them; see LoopSteps.
+    """The training steps of a trainer, as its loops run them.
+
+    It has the methods of LoopSteps.
 
     Args:
       trainer: The trainer.
@@ -112,11 +115,15 @@ class TrainingSteps:
 
     @property
     def step(self) -> Callable[[Any], Any]:
-        """The method `train_step` of the trainer, which a subclass may replace after it has called this constructor."""
+        """The method `train_step` of the trainer.
+
+        It is read at each use, because a subclass may replace it after the constructor of Trainer
+        has run.
+        """
         return self._trainer.train_step
 
     def reset(self) -> None:
-        """Resets the metrics; runs eagerly or in graph, in cross-replica context."""
+        """Resets the metrics. Runs eagerly or in graph, in cross-replica context."""
         self._trainer._train_metric_set.reset()
 
     def after_step(self) -> None:
@@ -125,26 +132,32 @@ class TrainingSteps:
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns the results of a loop, and what the trainer reads after it; called in cross-replica context."""
+        """Returns the results of a loop, and what the trainer reads after it.
+
+        Called in cross-replica context.
+        """
         trainer = self._trainer
         results = trainer._train_metric_set.results()
         results["learning_rate"] = current_learning_rate(trainer.optimizer)
-        # Exact up to 2**53; an int64 has a transfer of its own.
+
+        # A float64 is exact up to 2**53. An int64 would need a separate transfer.
         results[_STEP_KEY] = tf.cast(trainer.global_step, tf.float64)
+
         if trainer._finite_weights_check is not None:
             results |= trainer._finite_weights_check.result(
                 is_segmented=trainer.segmented_loop.hooks is not None
             )
+
         return results
 
 
 class LoopFactory:
-    """Creates training loops, and runs them. Created in the scope of the strategy.
+    """Creates training loops, and the context in which they run. Created in strategy scope.
 
     Args:
       config: The experiment's config.
       stop_flag: The StopFlag, which ends a loop before its next step.
-      fuse_steps: The number of steps in one XLA program; 1: steps are not fused.
+      fuse_steps: The number of steps in one XLA program. 1 means that steps are not fused.
 
     Attributes:
       fuse_steps: The argument of this name.
@@ -161,8 +174,10 @@ class LoopFactory:
     def create_loop(self, steps: TrainingSteps) -> TrainLoop | FusedLoop:
         """Returns a new loop of these steps that is not traced yet."""
         stop = self._stop_flag.variable
+
         if self.fuse_steps > 1:
             return FusedLoop(steps, stop, self.stack, self.fuse_steps)
+
         return TrainLoop(
             steps,
             stop,
@@ -172,25 +187,26 @@ class LoopFactory:
         )
 
     def check(self, graph: tf.Graph | None) -> None:
-        """Checks the graph of a new loop before the first step, and warns of what it leaves out or cannot use well.
+        """Checks the graph of a new loop before the first step.
 
-        Runs eagerly, on the host.
+        Warns of what the graph leaves out or cannot use well. Runs eagerly, on the host.
 
         Args:
-          graph: The graph of the loop; None: it is not compiled.
+          graph: The graph of the loop. None: the loop is not compiled.
 
         Raises:
-          UsageError: when the executor is single_threaded, and would wait forever.
+          UsageError: when the executor is single_threaded and would wait forever.
         """
         if self.fuse_steps > 1:
             warn_about_dropped_assertions(graph)
             warn_about_slow_convolutions(graph)
+
             steps_per_loop = self._config.trainer.steps_per_loop
             if steps_per_loop % self.fuse_steps:
                 _LOG.warning(
-                    "trainer.fuse_steps=%d: loops of %d steps end inside a stack of batches, so the"
-                    " last program of a loop runs fewer steps; make trainer.steps_per_loop a"
-                    " multiple of fuse_steps",
+                    "trainer.fuse_steps=%d: loops of %d steps end inside a stack of batches, "
+                    "so the last program of a loop runs fewer steps; "
+                    "make trainer.steps_per_loop a multiple of fuse_steps",
                     self.fuse_steps,
                     steps_per_loop,
                 )
@@ -200,9 +216,9 @@ class LoopFactory:
 
     @contextlib.contextmanager
     def use_executor(self) -> Iterator[None]:
-        """A context in which a loop is traced or runs on the executor of the config, and errors name their cause.
+        """A context in which a loop is traced or runs on the executor of the config.
 
-        Runs eagerly, on the host.
+        Adds notes to errors that name their cause. Runs eagerly, on the host.
         """
         with (
             explain_xla_errors(self.fuse_steps),
@@ -214,20 +230,26 @@ class LoopFactory:
 
     @contextlib.contextmanager
     def _explain_errors(self) -> Iterator[None]:
-        """Adds notes to errors: the setting that needs less memory, and how to see which operation has failed."""
+        """Adds notes to errors of TensorFlow operations.
+
+        The notes name the setting that needs less memory, and how to see which operation has
+        failed.
+        """
         try:
             yield
         except tf.errors.OutOfRangeError:
+            # The end of the data, which the trainer handles.
             raise
         except tf.errors.OpError as error:
             if isinstance(error, tf.errors.ResourceExhaustedError):
-                sets = get_training_sets(self._config.task).values()
-                batch_size = max(int(getattr(data, "global_batch_size", 0)) for data in sets)
-                examples = batch_size // tf.distribute.get_strategy().num_replicas_in_sync
+                training_sets = get_training_sets(self._config.task).values()
+                batch_sizes = [int(getattr(data, "global_batch_size", 0)) for data in training_sets]
+                replicas = tf.distribute.get_strategy().num_replicas_in_sync
+                examples = max(batch_sizes) // replicas
                 add_note(error, less_memory_advice(self._config.trainer.accumulate_steps, examples))
-            if self._executor == SINGLE_THREADED and not parse_non_finite_gradient(
-                error
-            ):  # which has the variable and the step
+
+            # An error of a non-finite gradient contains the variable and the step.
+            if self._executor == SINGLE_THREADED and not parse_non_finite_gradient(error):
                 add_note(error, _UNNAMED)
             raise
 
@@ -269,9 +291,8 @@ class Trainer(Evaluator):
     """
 
     inputs_class: Any = TaskInputs
-    is_at_step_boundary = (
-        True  # False while a loop runs: an error may then come from the middle of a step
-    )
+    # False while a loop runs: an error may then come from the middle of a step.
+    is_at_step_boundary = True
 
     def __init__(
         self,
@@ -285,13 +306,15 @@ class Trainer(Evaluator):
         validation_dataset: Any = None,
         checkpoint_exporter: Any = None,
     ) -> None:
-        check_sections(
-            config, train and train_dataset is None, evaluate and validation_dataset is None
-        )
+        needs_train_data = train and train_dataset is None
+        needs_validation_data = evaluate and validation_dataset is None
+        check_sections(config, needs_train_data, needs_validation_data)
         check_methods(task, train, evaluate)
-        build_model(config.task, task, model, train, train_dataset if train else validation_dataset)
+        dataset = train_dataset if train else validation_dataset
+        build_model(config.task, task, model, train, dataset)
         check_model(model, config.runtime, tf.distribute.get_strategy())
 
+        # The parameters of the run, and what a checkpoint contains.
         options = config.trainer
         self.custom_parts = get_custom_parts(type(self))
         self.can_train = train
@@ -319,6 +342,9 @@ class Trainer(Evaluator):
         )
         self.train_tensors = StepTensors("training", config, self._train_metric_set)
         self.inputs = self.inputs_class(config, task)
+        validation_data = self.inputs.create_all_validation_data(validation_dataset)
+        sets = create_validation_sets(validation_data, options)
+        validation_metrics = self._evaluation_metrics(config, task, model, evaluate)
         super().__init__(
             config,
             task,
@@ -326,13 +352,14 @@ class Trainer(Evaluator):
             global_step=self._global_step,
             state=state,
             average=self._average,
-            sets=create_validation_sets(
-                self.inputs.create_all_validation_data(validation_dataset), options
-            ),
-            metrics=self._evaluation_metrics(config, task, model, evaluate),
+            sets=sets,
+            metrics=validation_metrics,
             checkpoint_exporter=checkpoint_exporter,
         )
+
+        # The constructor of Evaluator has set it to True with the validation sets.
         self.can_evaluate = evaluate
+
         build_metrics(config.task, task, model, self._train_metric_set.metrics, True, train_dataset)
         build_metrics(
             config.task, task, model, self._validation_metric_set.metrics, False, validation_dataset
@@ -347,6 +374,7 @@ class Trainer(Evaluator):
         fuse_steps = getattr(options, "fuse_steps", 1) if train else 1
         check_fusing(fuse_steps, self.find_fusing_problem())
         self.data.set_stack_size(fuse_steps)
+
         accumulate_steps = getattr(options, "accumulate_steps", 1) if train else 1
         if accumulate_steps > 1:
             check_micro_batch_support(
@@ -356,14 +384,17 @@ class Trainer(Evaluator):
         self.accumulation = Accumulation(
             accumulate_steps, self.class_name, task, self._train_metric_set, is_fused=fuse_steps > 1
         )
+
         self.loop_factory = LoopFactory(config, self.stop_flag, fuse_steps)
         self.segmented_loop = SegmentedLoop(
             self._global_step, [self.accumulation, self._gradient_reports, state]
         )
+
         checks_weights = train and getattr(options, "recovery_max_trials", 0) >= 0
-        self._finite_weights_check = (
-            FiniteWeightsCheck(state, self._global_step, options) if checks_weights else None
-        )
+        self._finite_weights_check: FiniteWeightsCheck | None = None
+        if checks_weights:
+            self._finite_weights_check = FiniteWeightsCheck(state, self._global_step, options)
+
         self._training_steps = TrainingSteps(self)
         self._run_options = build_run_options(config.runtime)
         self._train_loop: Any = None
@@ -372,14 +403,17 @@ class Trainer(Evaluator):
     def create(
         cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
     ) -> Any:
-        """Returns a trainer with the task's model and, to train, its optimizer. Called in strategy scope."""
+        """Returns a trainer with the task's model and, to train, its optimizer.
+
+        Called in strategy scope.
+        """
         model = create_model(task)
         optimizer = create_optimizers(task, config.trainer, config.runtime) if train else None
         return cls(
             config, task, model, optimizer, train, evaluate, checkpoint_exporter=checkpoint_exporter
         )
 
-    # ---- what it is made of
+    # ---- What it consists of.
 
     @property
     def optimizer(self) -> Any:
@@ -398,10 +432,11 @@ class Trainer(Evaluator):
 
     @property
     def train_dataset(self) -> Any:
-        """The training dataset, created when first needed; setting it takes effect with the next loop.
+        """The training dataset, created when it is first needed.
 
-        With fused steps, an element is (number of batches, stacked batches); see
-        inputs.fused_batches. A dataset that is set holds single batches.
+        Setting it takes effect with the next loop. With fused steps, an element is (number of
+        batches, stacked batches). See inputs.fused_batches. A dataset that is set contains single
+        batches.
         """
         return self.data.dataset
 
@@ -412,21 +447,31 @@ class Trainer(Evaluator):
 
     @property
     def fuse_steps(self) -> int:
-        """The number of training steps in one XLA program; 1: steps are not fused."""
+        """The number of training steps in one XLA program. 1 means that steps are not fused."""
         return self.loop_factory.fuse_steps
 
     @property
     def current_loop(self) -> TrainLoop | FusedLoop | None:
-        """The training loop that runs now or ran last; None if it is not a TrainLoop or FusedLoop."""
+        """The training loop that runs now or ran last.
+
+        None if it is not a TrainLoop or FusedLoop.
+        """
         return self._train_loop if isinstance(self._train_loop, (TrainLoop, FusedLoop)) else None
 
     @property
     def first_step_at(self) -> float:
-        """The time.perf_counter() at the end of the first step of the newest loop function; 0 before that."""
+        """The time.perf_counter() at the end of the first step of the newest loop function.
+
+        0 before that.
+        """
         return self.segmented_loop.first_step_at
 
     def check_data(self) -> None:
-        """Raises DataError when a dataset is known to be empty, or endless where it must end; after the restore."""
+        """Checks datasets after the restore.
+
+        Raises:
+          DataError: when a dataset is known to be empty, or endless where it must end.
+        """
         if self.can_train:
             self.data.check_not_empty()
         if self.can_evaluate:
@@ -434,34 +479,46 @@ class Trainer(Evaluator):
             self.validation.check(self.config.trainer.validation_steps)
 
     def data_identities(self) -> dict[str, Any]:
-        """Returns what describes the data that `check_data` has opened, by the path of its section; see Source."""
+        """Returns what describes the data that `check_data` has opened.
+
+        The keys are the paths of the sections of the config. See Source.
+        """
         replicas = self._strategy.num_replicas_in_sync
-        key_suffix = f" for one of {replicas} replicas on {worker_count(self._strategy)} workers"
-        made = {"train_data": self.data.source, **self.inputs.opened_validation_data}
+        workers = worker_count(self._strategy)
+        key_suffix = f" for one of {replicas} replicas on {workers} workers"
+
+        sources = {"train_data": self.data.source, **self.inputs.opened_validation_data}
         return {
-            f"task.{section}": get_data_identity(data, key_suffix) for section, data in made.items()
+            f"task.{section}": get_data_identity(source, key_suffix)
+            for section, source in sources.items()
         }
 
     def initialize(self) -> None:
-        """Lets the task load its initial weights; called when there is no checkpoint to restore.
+        """Lets the task load its initial weights.
 
-        Runs eagerly, in scope.
+        Called when there is no checkpoint to restore. Runs eagerly, in scope.
         """
         self.task.initialize(self.model)
         self.after_restore()
 
     def before_save(self, prefix: str) -> None:
-        """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`; runs eagerly."""
+        """Prepares the state that is not in variables for the checkpoint to be saved at `prefix`.
+
+        Runs eagerly, on the host.
+        """
         self.trace_training()
         if self.custom_parts.has_train_method and not self.state.step_is_known:
-            # An overriding `train` may not run our loop, which would end it
+            # An overriding `train` may not run our loop, which would end it.
             self.state.end_restore()
         self.state.before_save(self._get_transient_variables())
+
+        # After a stop request, saving the iterator may take a quarter of the grace period.
         patience = getattr(self.config.trainer, "preemption_grace_seconds", 25) / 4
         begin = time.monotonic()
 
         def give_up() -> bool:
-            return min(self.seconds_since_stop_request, time.monotonic() - begin) > patience
+            seconds = time.monotonic() - begin
+            return min(self.seconds_since_stop_request, seconds) > patience
 
         self.data.save_iterator(
             f"{prefix}{ITERATOR_SUFFIX}",
@@ -470,29 +527,35 @@ class Trainer(Evaluator):
         )
 
     def after_restore(self, path: str | None = None) -> None:
-        """Sets data, metrics and moving average to match the restored variables. Called after every restore.
+        """Sets data, metrics and moving average to match the restored variables.
+
+        Called after every restore.
 
         Args:
-          path: The path of the restored checkpoint; None when there was none.
+          path: The path of the restored checkpoint. None when there was none.
         """
-        self.data.prepare_iterator_restore(f"{path}{ITERATOR_SUFFIX}" if path else None)
+        iterator_path = f"{path}{ITERATOR_SUFFIX}" if path else None
+        self.data.prepare_iterator_restore(iterator_path)
         self.state.after_restore(path)
+
         if self.can_train:
             self.state.track_attributes(self._get_transient_variables())
             if self.custom_parts.has_train_loop:
                 self._track_loop_state(None)
         if self.state.step_is_known:
             self.state.end_restore()
+
         self.weights_finite = None
         self.has_data_ended = False
 
-    # ---- training
+    # ---- Training.
 
     def train(self, num_steps: Any) -> dict[str, Any]:
-        """Runs `num_steps` training steps and returns what `train_loop_end` returns. Runs eagerly, on the host.
+        """Runs `num_steps` training steps and returns what `train_loop_end` returns.
 
-        The attribute `loop_steps` is the number of steps done: fewer after a stop request or at the
-        end of the data, and None if a subclass has created the loop.
+        Runs eagerly, on the host. The attribute `loop_steps` is the number of steps done. It is
+        smaller after a stop request or at the end of the data, and None if a subclass has created
+        the loop.
 
         Raises:
           DataError: when there is no data at all.
@@ -500,21 +563,25 @@ class Trainer(Evaluator):
         self.train_loop_begin()
         iterator = self.data.iterator()
         loop = self._newest_loop()
-        self.loop_steps = self.input_seconds = self.reached_step = None
+        self.loop_steps = None
+        self.input_seconds = None
+        self.reached_step = None
+
         with self._handle_end_of_data():
             if isinstance(loop, (TrainLoop, FusedLoop)):
+                # All state of a step has to be known before the first step changes it.
                 if not self.state.step_is_known:
+                    graph = None
                     with self._enter_loop(iterator):
-                        graph = (
-                            None
-                            if loop.loop_function is None
-                            else loop.loop_function.trace_graph(iterator)
-                        )
+                        if loop.loop_function is not None:
+                            graph = loop.loop_function.trace_graph(iterator)
                     self._track_loop_state(graph)
+
                 self.is_at_step_boundary = True
                 context = functools.partial(self._enter_loop, iterator)
+                should_reset_metrics = not self.should_continue_metrics
                 self.loop_steps = self.segmented_loop.run(
-                    loop, iterator, num_steps, not self.should_continue_metrics, context
+                    loop, iterator, num_steps, should_reset_metrics, context
                 )
                 self.input_seconds = self.segmented_loop.wait_seconds
                 self.should_continue_metrics = (
@@ -522,17 +589,21 @@ class Trainer(Evaluator):
                 )
             else:
                 if self.custom_parts.has_train_loop:
-                    self._train_metric_set.reset()  # our own loops do so inside the graph
+                    # Our own loops do so inside the graph.
+                    self._train_metric_set.reset()
                 with self._enter_loop(iterator):
                     loop(iterator, num_steps)
+
         return self.train_loop_end()
 
     def trace_training(self) -> None:
-        """Traces the training loop before the first step, so that all that it writes is restored and saved.
+        """Traces the training loop before the first step.
 
-        An evaluation or a save before the first step needs it. It does nothing if the loop is
-        traced, or is the trainer's own, or if `train_loop_begin` is overridden, which may change
-        the data. Runs eagerly, on the host.
+        All that the loop writes is then restored and saved. An evaluation or a save before the
+        first step needs it. Runs eagerly, on the host.
+
+        It does nothing if the loop is traced already or is the trainer's own. It does nothing
+        either if `train_loop_begin` is overridden, which may change the data.
         """
         has_own_train = (
             self.custom_parts.has_train_method
@@ -545,28 +616,33 @@ class Trainer(Evaluator):
             or self.custom_parts.has_loop_begin
         ):
             return
+
         iterator = self.data.iterator()
         loop = self._newest_loop()
         if isinstance(loop, (TrainLoop, FusedLoop)):
+            graph = None
             with self._enter_loop(iterator):
-                graph = (
-                    None if loop.loop_function is None else loop.loop_function.trace_graph(iterator)
-                )
+                if loop.loop_function is not None:
+                    graph = loop.loop_function.trace_graph(iterator)
             self._track_loop_state(graph)
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
-        """Evaluates and returns the logs; see Evaluator. Runs eagerly, on the host."""
+        """Evaluates and returns the logs. See Evaluator. Runs eagerly, on the host."""
         if self.state.step_state.has_unrestored_writes:
             self.trace_training()
         return super().evaluate(num_steps, sets)
 
     def _track_loop_state(self, graph: tf.Graph | None) -> None:
-        """Adds all state of the training step to checkpoints and checks its graph, once, before the first step.
+        """Adds all state of the training step to checkpoints and checks its graph.
 
-        See TrainState. The graph is None where the loop is not compiled.
+        Does so once, before the first step. See TrainState.
+
+        Args:
+          graph: The graph of the loop. None: the loop is not compiled.
         """
         if self.state.step_is_known:
             return
+
         check_deterministic_kernels(self._strategy, self._requires_exact_resume)
         if graph is not None:
             check_exact_resume(graph, self._requires_exact_resume)
@@ -575,20 +651,35 @@ class Trainer(Evaluator):
 
     @contextlib.contextmanager
     def _enter_loop(self, iterator: Any) -> Iterator[None]:
-        """A context in which a loop is traced, or runs: an error may then come from the middle of a step."""
+        """A context in which a loop is traced or runs.
+
+        An error inside it may come from the middle of a step.
+        """
         self.is_at_step_boundary = False
 
         def batch_spec() -> Any:
-            return self.batch_spec or iterator.element_spec  # of fused steps an element is a stack
+            # An element of the iterator of fused steps is a stack of batches.
+            return self.batch_spec or iterator.element_spec
 
-        described = explain_batch_errors("task.train_data", batch_spec, self.task, self.model)
-        with described, self.data.explain_read_errors(), self.loop_factory.use_executor():
+        with (
+            explain_batch_errors("task.train_data", batch_spec, self.task, self.model),
+            self.data.explain_read_errors(),
+            self.loop_factory.use_executor(),
+        ):
             yield
+
+        # Not in a `finally`: after an error the state may be that of half a step.
         self.is_at_step_boundary = True
 
     @contextlib.contextmanager
     def _handle_end_of_data(self) -> Iterator[None]:
-        """Handles the end of the data inside a loop: the finished steps count, and global_step shows their number."""
+        """Handles the end of the data inside a loop.
+
+        The finished steps count, and global_step shows their number.
+
+        Raises:
+          DataError: when there is no data at all.
+        """
         try:
             yield
         except (tf.errors.OutOfRangeError, StopIteration):
@@ -596,23 +687,28 @@ class Trainer(Evaluator):
             self.has_data_ended = True
             self.is_at_step_boundary = True
             self.data.reset()
+
+            # Without a single step, the data did not end: it is empty.
             if self._read_step() == 0:
                 raise DataError(describe_empty_data("train_data")) from None
 
     def create_train_loop_fn(self) -> Any:
-        """Returns `loop_fn(iterator, num_steps)`, which runs the steps; asynchronous training schedules it on a worker.
+        """Returns `loop_fn(iterator, num_steps)`, which runs the steps.
 
-        Override it to run a different training loop.
+        Asynchronous training schedules it on a worker. Override it to run a different training
+        loop.
         """
         loop = self.loop_factory.create_loop(self._training_steps)
-        if self._workers.uses_parameter_servers and isinstance(
-            loop, TrainLoop
-        ):  # asynchronous steps are never fused
+        # Asynchronous steps are never fused.
+        if self._workers.uses_parameter_servers and isinstance(loop, TrainLoop):
             return self._workers.create_scheduled_loop(loop)
         return loop
 
     def _newest_loop(self) -> Any:
-        """Returns the training loop: a new one where there is none, or where it lacks a factor of a learning rate."""
+        """Returns the training loop.
+
+        Creates a new one if none exists, or if the loop lacks a factor of a learning rate.
+        """
         if self._train_loop is None or self.hyper_parameters.has_new_factor:
             self._train_loop = self.create_train_loop_fn()
             self.hyper_parameters.has_new_factor = False
@@ -623,7 +719,10 @@ class Trainer(Evaluator):
         self._train_loop = None
 
     def train_loop_begin(self) -> None:
-        """Called eagerly before each loop, before the iterator is created. Metrics are reset inside the loop."""
+        """Called eagerly before each loop, before the iterator is created.
+
+        Metrics are reset inside the loop.
+        """
 
     def set_training_hooks(self, hooks: TrainingHooks) -> None:
         """Has training loops run step by step from now on, with work on the host between two.
@@ -634,36 +733,51 @@ class Trainer(Evaluator):
         self.segmented_loop.hooks = hooks
 
     def convert_to_logs(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Returns the logs of a training loop by name, of the results that it returns or that hooks get."""
+        """Returns the logs of a training loop by name.
+
+        Args:
+          results: The results that the loop returns or that hooks get.
+        """
         return dict(self._train_metric_set.convert_to_logs(remove_engine_results(results)))
 
     def train_loop_end(self) -> dict[str, Any]:
-        """Returns the logs of the loop: metrics, training_loss, learning_rate. Runs eagerly, on the host."""
+        """Returns the logs of the loop: metrics, training_loss, learning_rate.
+
+        Runs eagerly, on the host.
+        """
         self.join()
         results = self.segmented_loop.take_results()
         if results is None:
             results = to_numpy(self._training_steps.results())
         if not self.should_continue_metrics:
             self._train_metric_set.reset_returned_metrics()
+
         self.weights_finite = pop_finite(results)
-        reached = int(results.pop(_STEP_KEY))
+        loop_end_step = int(results.pop(_STEP_KEY))
         self._gradient_reports.update_results(results)
         self.train_tensors.read_values()
-        self.reached_step = (
-            None
-            if self.custom_parts.has_train_method or self.custom_parts.has_loop_end
-            else reached
-        )  # it may take more steps
+
+        # A method of a subclass may take more steps than the loop has reported.
+        if self.custom_parts.has_train_method or self.custom_parts.has_loop_end:
+            self.reached_step = None
+        else:
+            self.reached_step = loop_end_step
         return self.convert_to_logs(results)
 
     @tf.autograph.experimental.do_not_convert
     def next_train_inputs(self, iterator: Any) -> Any:
-        """Returns the next batch for the model; runs in graph, on the host. Override it to change the model's input."""
+        """Returns the next batch for the model.
+
+        Runs in graph, on the host. Override it to change the model's input.
+        """
         return next(iterator)
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, iterator: Any) -> None:
-        """Runs one training step on every replica with the next element of the iterator, in graph."""
+        """Runs one training step on every replica with the next element of the iterator.
+
+        Runs in graph, in cross-replica context.
+        """
         inputs = apply_autograph(self.next_train_inputs)(iterator)
         random = stateless_random_operations(self.state.random_generator)
         with control_dependencies_for_writes(local_tensors(inputs, self._strategy)), random:
@@ -675,6 +789,7 @@ class Trainer(Evaluator):
                 self.accumulation.train(
                     self._replica_train_step, self.optimizer, inputs, self._run_options
                 )
+
             self._global_step.assign_add(1)
             if self._average is not None:
                 self._average.update(self._global_step)
@@ -685,9 +800,9 @@ class Trainer(Evaluator):
     ) -> None:
         self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
 
-        def step(
-            batch: Any,
-        ) -> tuple[Any, Any]:  # a tf.function would copy mappings in its arguments
+        # A tf.function would copy mappings in its arguments, so the batch is its only
+        # argument.
+        def step(batch: Any) -> tuple[Any, Any]:
             with self.train_tensors.capture_tensors(self.model) as tensors:
                 logs = apply_autograph(self.task.train_step)(
                     batch,
@@ -695,7 +810,8 @@ class Trainer(Evaluator):
                     optimizer=optimizer or self.optimizer,
                     metrics=self.train_metrics,
                 )
-            return self._train_metric_set.extract_metrics(self.task, logs, self.model), tensors
+            logs = self._train_metric_set.extract_metrics(self.task, logs, self.model)
+            return logs, tensors
 
         if self.config.runtime.enable_xla:
             step = tf.function(step, jit_compile=True, autograph=False)
@@ -704,14 +820,19 @@ class Trainer(Evaluator):
         self._train_metric_set.update_with_step(self.task, logs, inputs, share)
 
     def next_batch(self) -> Any:
-        """Takes the next batch from the training data and returns it; runs eagerly, on the host."""
+        """Takes the next batch from the training data and returns it.
+
+        Runs eagerly, on the host.
+        """
         iterator = self.data.iterator()
-        return (
-            self.loop_factory.stack.next_batch(iterator) if self.fuse_steps > 1 else next(iterator)
-        )
+        if self.fuse_steps > 1:
+            return self.loop_factory.stack.next_batch(iterator)
+        return next(iterator)
 
     def is_out_of_data(self) -> bool:
-        """Whether the training data has ended, even if the loop did not report it; takes a batch if it has not.
+        """Whether the training data has ended, even if the loop did not report it.
+
+        Takes a batch if the data has not ended.
 
         Raises:
           DataError: when there is no data at all.
@@ -721,11 +842,16 @@ class Trainer(Evaluator):
         return self.has_data_ended
 
     def find_fusing_problem(self) -> str:
-        """Returns why training steps cannot be fused in one XLA program, as far as known before a try; "" if none."""
-        own = type(self).__name__ if self.custom_parts.has_train_loop else ""
-        return find_fusing_problem(self.config, self._strategy, self.data.prebuilt_dataset, own)
+        """Returns why training steps cannot be fused in one XLA program.
 
-    # ---- what it is made from; a subclass may have other parts
+        Only what is known before a try counts. Returns "" if there is no known reason.
+        """
+        custom_class = type(self).__name__ if self.custom_parts.has_train_loop else ""
+        return find_fusing_problem(
+            self.config, self._strategy, self.data.prebuilt_dataset, custom_class
+        )
+
+    # ---- What it is built from. A subclass may have other parts.
 
     def _new_global_step(self) -> Any:
         return orbit.utils.create_global_step()
@@ -739,7 +865,7 @@ class Trainer(Evaluator):
     def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
         return create_training_metrics(task, model, config, enabled=self.can_train)
 
-    # ---- how it is done
+    # ---- State that is not in variables.
 
     def _register_python_state(self) -> None:
         """Adds the state that is not in variables to every checkpoint."""
@@ -751,24 +877,32 @@ class Trainer(Evaluator):
         self.state.add_replica_states()
         if has_state_methods(self.task):
             restore = self.task.restore
-            parts.add(
-                "task", self.task.state, lambda state: None if state is None else restore(state)
-            )
+
+            def restore_task(task_state: Any) -> None:
+                if task_state is not None:
+                    restore(task_state)
+
+            parts.add("task", self.task.state, restore_task)
 
     def _interrupted_metrics(self) -> Any:
-        """Returns the training metrics on each replica, for a checkpoint; None if no loop was interrupted."""
-        return (
-            read_replica_values(self._train_metric_set.variables(), self._strategy)
-            if self.should_continue_metrics
-            else None
-        )
+        """Returns the training metrics on each replica, for a checkpoint.
+
+        None if no loop was interrupted.
+        """
+        if not self.should_continue_metrics:
+            return None
+        return read_replica_values(self._train_metric_set.variables(), self._strategy)
 
     def _restore_metrics(self, state: Any) -> None:
-        """Restores the metrics of an interrupted loop; warns and begins them again if the run has other metrics now."""
+        """Restores the metrics of an interrupted loop.
+
+        Warns and begins the metrics again if the run has other metrics now.
+        """
         fits = state is not None and restore_replica_values(
             self._train_metric_set.variables(), self._strategy, state
         )
         self.should_continue_metrics = fits
+
         if state is not None and not fits:
             _LOG.warning(
                 "the checkpoint holds the state of other metrics than this run has, so the first"
@@ -776,10 +910,11 @@ class Trainer(Evaluator):
             )
 
     def _get_transient_variables(self) -> list[Any]:
-        """Returns the variables that steps write and no checkpoint needs; see Evaluator."""
-        of_training = [*self._train_metric_set.variables(), *self.train_tensors.value_variables]
-        of_training += [*self.hyper_parameters.factors, *self.accumulation.variables]
-        return [*super()._get_transient_variables(), *of_training]
+        """Returns the variables that steps write and no checkpoint needs. See Evaluator."""
+        metric_variables = self._train_metric_set.variables()
+        training_variables = [*metric_variables, *self.train_tensors.value_variables]
+        training_variables += [*self.hyper_parameters.factors, *self.accumulation.variables]
+        return [*super()._get_transient_variables(), *training_variables]
 
 
 def get_custom_parts(kind: type[Trainer]) -> CustomParts:
