@@ -1,4 +1,7 @@
-"""Evaluator: the evaluation half of a Trainer, Orbit's eval step functions for a Task, under any strategy."""
+"""Evaluator: the evaluation half of a Trainer.
+
+It has Orbit's eval step functions for a Task, under any strategy.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +63,9 @@ class AsyncWorkers:
         self.uses_parameter_servers = isinstance(
             strategy, tf.distribute.experimental.ParameterServerStrategy
         )
-        make = tf.distribute.experimental.coordinator.ClusterCoordinator
-        self._coordinator = make(strategy) if self.uses_parameter_servers else None
+        self._coordinator: Any = None
+        if self.uses_parameter_servers:
+            self._coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
 
     @property
     def coordinator(self) -> Any:
@@ -72,14 +76,14 @@ class AsyncWorkers:
         """
         if self._coordinator is None:
             raise UsageError(
-                "asynchronous training needs a parameter-server strategy; this trainer was made"
-                f" under {type(self._strategy).__name__}; create it in the scope of a"
-                " tf.distribute.ParameterServerStrategy"
+                "asynchronous training needs a parameter-server strategy; "
+                f"this trainer was made under {type(self._strategy).__name__}; "
+                "create it in the scope of a tf.distribute.ParameterServerStrategy"
             )
         return self._coordinator
 
     def join(self) -> None:
-        """Waits for all scheduled steps; returns at once in synchronous training."""
+        """Waits for all scheduled steps. Returns at once in synchronous training."""
         if self._coordinator is not None:
             self._coordinator.join()
 
@@ -92,16 +96,16 @@ class AsyncWorkers:
         Raises:
           UsageError: when only single steps are compiled.
         """
-        function = (
-            loop.loop_function.function
-            if loop.is_loop_compiled and loop.loop_function is not None
-            else None
-        )
+        function = None
+        if loop.is_loop_compiled and loop.loop_function is not None:
+            function = loop.loop_function.function
         if function is None:
             raise UsageError(
-                "asynchronous training needs trainer.train_tf_while_loop=true: workers run whole"
-                " loops"
+                "asynchronous training needs trainer.train_tf_while_loop=true: "
+                "workers run whole loops"
             )
+
+        # The tensor tells the loop to reset the metrics first.
         return lambda iterator, num_steps: self.coordinator.schedule(
             function, args=(iterator, num_steps, tf.constant(True))
         )
@@ -114,8 +118,8 @@ class WeightSelector:
 
     Args:
       state: The TrainState of the run.
-      average: A MovingAverage, or an object with `swap`, `active_average`, `names` and `evaluated`;
-        None: the weights themselves are evaluated.
+      average: A MovingAverage, or an object with `swap`, `active_average`, `names` and
+        `weights_to_evaluate`. None: the weights themselves are evaluated.
 
     Attributes:
       main: What evaluations use: the name of an average, or "weights".
@@ -125,9 +129,9 @@ class WeightSelector:
     def __init__(self, state: TrainState, average: Any) -> None:
         self._state = state
         self._average = average
-        evaluated: tuple[str, ...] = (
-            average.weights_to_evaluate if average is not None else (WEIGHTS,)
-        )
+        evaluated: tuple[str, ...] = (WEIGHTS,)
+        if average is not None:
+            evaluated = average.weights_to_evaluate
         self.main = evaluated[0]
         self.others = evaluated[1:]
         self._selected_name = self.main
@@ -143,14 +147,20 @@ class WeightSelector:
             self._swap_weights(self._selected_name)
 
     def restore_trained_weights(self) -> None:
-        """Restores the weights, and the states that the random generators had before the evaluation."""
+        """Restores the weights, and the states of random generators before the evaluation."""
         with self._state.variables_lock:
             self._state.restore_generators()
             self._swap_weights(WEIGHTS)
 
     @contextlib.contextmanager
     def select_weights(self, name: str) -> Iterator[None]:
-        """Selects what `apply_selected_weights` uses inside this context; the weights are back after it."""
+        """Selects what `apply_selected_weights` uses inside this context.
+
+        The trained weights are restored at its end.
+
+        Args:
+          name: The name of an average, or "weights".
+        """
         self._selected_name = name
         try:
             yield
@@ -160,19 +170,20 @@ class WeightSelector:
 
     @contextlib.contextmanager
     def use_weights(self, name: str = "") -> Iterator[None]:
-        """Replaces the weights by an average inside this context; a late save waits meanwhile.
+        """Replaces the weights by an average inside this context. A late save waits meanwhile.
 
         Args:
-          name: The name of an average, or "weights"; "": what evaluations use.
+          name: The name of an average, or "weights". "" means what evaluations use.
 
         Raises:
-          UsageError: when there is no such average.
+          UsageError: when no such average exists.
         """
         names = [WEIGHTS, *self.average_names]
         if name and name not in names:
             raise UsageError(
                 f"the run keeps no average {name!r} of the weights; {suggest_names(name, names)}"
             )
+
         with self._state.variables_lock:
             self._swap_weights(name or self._selected_name)
             try:
@@ -181,32 +192,50 @@ class WeightSelector:
                 self.restore_trained_weights()
 
     def split_metric_name(self, metric: str, sets: Collection[str]) -> tuple[str, str]:
-        """Returns the weights of a metric of an evaluation, and its name without theirs.
+        """Returns the weights of a metric of an evaluation, and its name without the weights.
 
         Args:
-          metric: The metric's name in the logs; nested names are joined by `|`.
-          sets: The names of the validation sets; empty for a single one.
+          metric: The metric's name in the logs. Nested names are joined by `|`.
+          sets: The names of the validation sets. Empty for a single set.
         """
-        own, bar, rest = (
-            metric.partition("|") if metric.partition("|")[0] in sets else ("", "", metric)
-        )
-        name, _, inner = rest.partition("|")
-        return (name, f"{own}{bar}{inner}") if name in self.others else (self.main, metric)
+        first_name, bar, remainder = metric.partition("|")
+        if first_name in sets:
+            set_prefix = f"{first_name}{bar}"
+        else:
+            set_prefix = ""
+            remainder = metric
+
+        weights_name, _, metric_name = remainder.partition("|")
+        if weights_name in self.others:
+            return weights_name, f"{set_prefix}{metric_name}"
+        return self.main, metric
 
     def _swap_weights(self, name: str) -> None:
-        """Gives the model the average of this name, or the weights; each replica has its own values then."""
+        """Gives the model the average of this name, or the trained weights.
+
+        Each replica has its own values afterwards.
+        """
         self._state.model_replicas.unshare_values()
-        held = "" if self._average is None else self._average.active_average
-        if self._average is None or held == ("" if name == WEIGHTS else name):
+        if self._average is None:
             return
-        if held:
-            self._average.swap(held)
+
+        # No active average: the model has the trained weights.
+        active_name = self._average.active_average
+        wanted_name = "" if name == WEIGHTS else name
+        if active_name == wanted_name:
+            return
+
+        # A second swap of the active average restores the trained weights.
+        if active_name:
+            self._average.swap(active_name)
         if name != WEIGHTS:
             self._average.swap(name)
 
 
 class EvaluationSteps:
-    """The steps of an evaluator over one validation set, as its loops run them; see LoopSteps.
+    """The steps of an evaluator over one validation set, as its loops run them.
+
+    It has the methods of LoopSteps.
 
     Args:
       evaluator: The evaluator.
@@ -223,7 +252,7 @@ class EvaluationSteps:
         self.metrics = metrics
 
     def reset(self) -> None:
-        """Resets the metrics; runs eagerly or in graph, in cross-replica context."""
+        """Resets the metrics. Runs eagerly or in graph, in cross-replica context."""
         self.metrics.reset()
 
     def after_step(self) -> None:
@@ -231,7 +260,7 @@ class EvaluationSteps:
         self._evaluator.stop_flag.sync_workers(self._evaluator.evaluated_batches)
 
     def results(self) -> dict[str, Any]:
-        """Returns the results of the metrics; called in cross-replica context."""
+        """Returns the results of the metrics. Called in cross-replica context."""
         return self.metrics.results()
 
 
@@ -244,11 +273,11 @@ class Evaluator(BaseTrainer):
       model: The task's model.
       global_step: The global step, an int64 scalar.
       state: The TrainState of the run.
-      average: The moving average of the weights, which is evaluated instead of them; None: there is
-        none.
+      average: The moving average of the weights, which is evaluated instead of them. None: the run
+        keeps no average.
       sets: The validation sets.
-      metrics: The metrics of evaluations, with the loss; each evaluation resets them first.
-      checkpoint_exporter: Exports the best of all evaluations; None: `evaluate` exports nothing.
+      metrics: The metrics of evaluations, with the loss. Each evaluation resets them first.
+      checkpoint_exporter: Exports the best of all evaluations. None: `evaluate` exports nothing.
 
     Attributes:
       best_checkpoint_class: The class that keeps the best checkpoint of a run.
@@ -260,7 +289,8 @@ class Evaluator(BaseTrainer):
     """
 
     best_checkpoint_class: Any = BestWeightsExporter
-    _evaluation_hooks: EvaluationHooks | None = None  # None: an evaluation has no parts
+    # None: an evaluation is not split into batches.
+    _evaluation_hooks: EvaluationHooks | None = None
     stop_flag: StopFlag
 
     def __init__(
@@ -292,22 +322,22 @@ class Evaluator(BaseTrainer):
         self.set_validation_sets(sets)
 
     def set_validation_sets(self, sets: ValidationSets) -> None:
-        """Replaces the validation sets; takes effect with the next evaluation."""
+        """Replaces the validation sets. Takes effect with the next evaluation."""
         self.validation = sets
         self.can_evaluate = True
-        self._results: dict[
-            str, Any
-        ] = {}  # of the metrics in the last evaluation, by set, as NumPy values
-        self._other_logs: dict[
-            str, dict[str, Any]
-        ] = {}  # by set: those of other weights than the main ones, by name
-        self._eval_loops: dict[
-            tuple[str, bool], Any
-        ] = {}  # one per set, traced with the set's task and metrics
+
+        # The results of the metrics in the last evaluation, by set, as NumPy values.
+        self._results: dict[str, Any] = {}
+        # The logs of other weights than the main ones, by set and by name of the weights.
+        self._other_logs: dict[str, dict[str, Any]] = {}
+        # One loop for each set, traced with the set's task and metrics.
+        self._eval_loops: dict[tuple[str, bool], Any] = {}
         self.eval_seconds: dict[str, float] = {}
 
     def set_evaluation_hooks(self, hooks: EvaluationHooks) -> None:
-        """Has evaluations run batch by batch, with work on the host between two; called before the first evaluation.
+        """Has evaluations run batch by batch, with work on the host between two batches.
+
+        Called before the first evaluation.
 
         Args:
           hooks: The object whose methods are called before and after each batch.
@@ -320,16 +350,21 @@ class Evaluator(BaseTrainer):
         return self.state.checkpoint
 
     def get_metric_weights_name(self, metric: str) -> str:
-        """Returns which weights a metric of an evaluation is of: the name of an average, or "weights"."""
-        return self._weights.split_metric_name(
-            metric, [name for name in self.validation_set_names if name]
-        )[0]
+        """Returns the name of the weights that a metric of an evaluation belongs to.
+
+        It is the name of an average, or "weights".
+        """
+        set_names = [name for name in self.validation_set_names if name]
+        weights_name, _ = self._weights.split_metric_name(metric, set_names)
+        return weights_name
 
     def use_weights(self, name: str = "") -> AbstractContextManager[None]:
-        """Replaces the weights by a moving average, if any, and makes late saves wait; runs eagerly, on the host.
+        """Replaces the weights by a moving average, if any, inside this context.
+
+        Late saves wait meanwhile. Runs eagerly, on the host.
 
         Args:
-          name: "average", "weights" or one of `ema.more_decays`; "": what evaluations use, the
+          name: "average", "weights" or one of `ema.more_decays`. "" means what evaluations use, the
             first of `ema.evaluate`.
 
         Raises:
@@ -343,13 +378,13 @@ class Evaluator(BaseTrainer):
         return self._weights.average_names
 
     def write_weights(self, prefix: str, name: str = "") -> None:
-        """Writes a checkpoint of weights alone, as the best checkpoint is one.
+        """Writes a checkpoint of weights alone, in the form of the best checkpoint.
 
         Runs eagerly, on the host, on every worker.
 
         Args:
           prefix: The path of the checkpoint, without suffixes.
-          name: Which weights; see `use_weights`.
+          name: Which weights. See `use_weights`.
         """
         if self.can_train:
             self.state.track_attributes(self._get_transient_variables())
@@ -358,9 +393,13 @@ class Evaluator(BaseTrainer):
 
     @contextlib.contextmanager
     def use_metric_weights(self, metric: str) -> Iterator[tf.train.Checkpoint]:
-        """Gives the checkpoint of the weights that a metric of an evaluation is of, for an exporter of the best ones.
+        """A context with the checkpoint of the weights that a metric of an evaluation belongs to.
 
-        Runs eagerly, on the host, on every worker. A late save, in another thread, waits meanwhile.
+        It is for an exporter of the best weights. Runs eagerly, on the host, on every worker. A
+        late save, in another thread, waits meanwhile.
+
+        Args:
+          metric: The metric's name in the logs. Nested names are joined by `|`.
         """
         if self.can_train:
             self.state.track_attributes(self._get_transient_variables())
@@ -368,7 +407,10 @@ class Evaluator(BaseTrainer):
             yield self.state.weights_checkpoint
 
     def restore_trained_weights(self) -> None:
-        """Restores the weights and the states of random generators after an evaluation; any thread may call it."""
+        """Restores the weights and the states of random generators after an evaluation.
+
+        Any thread may call it.
+        """
         self._weights.restore_trained_weights()
 
     @property
@@ -393,7 +435,10 @@ class Evaluator(BaseTrainer):
 
     @property
     def global_step(self) -> tf.Variable:
-        """The number of training iterations done, an int64 scalar; it does not depend on the number of optimizers."""
+        """The number of training iterations done, an int64 scalar.
+
+        It does not depend on the number of optimizers.
+        """
         return self._global_step
 
     def _read_step(self) -> int:
@@ -411,7 +456,10 @@ class Evaluator(BaseTrainer):
 
     @property
     def checkpoint_exporter(self) -> Any:
-        """Exports the best of all evaluations; None: `evaluate` exports nothing; the run may do so itself."""
+        """Exports the best of all evaluations.
+
+        None: `evaluate` exports nothing. The run may do so itself.
+        """
         return self._checkpoint_exporter
 
     @checkpoint_exporter.setter
@@ -420,14 +468,15 @@ class Evaluator(BaseTrainer):
 
     @property
     def validation_set_names(self) -> tuple[str, ...]:
-        """The names of the validation sets; a single set has the name ""."""
+        """The names of the validation sets. A single set has the name ""."""
         return self.validation.names
 
     @property
     def eval_dataset(self) -> Any:
-        """The validation dataset, created when first needed; with several sets, a dict of datasets by name.
+        """The validation dataset, created when it is first needed.
 
-        Setting it, or some of the sets by name, takes effect with the next evaluation.
+        With several sets, it is a dict of datasets by name. Setting it, or some of the sets by
+        name, takes effect with the next evaluation.
         """
         return self.validation.dataset
 
@@ -438,7 +487,13 @@ class Evaluator(BaseTrainer):
     def register_state(
         self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]
     ) -> None:
-        """Adds what `get_state` returns, in JSON types, to checkpoints; `restore_state` gets it after a restore."""
+        """Adds what `get_state` returns to checkpoints.
+
+        Args:
+          name: The name of the state.
+          get_state: Returns the state, in JSON types.
+          restore_state: Called with the state after a restore.
+        """
         self.state.python_state.add(name, get_state, restore_state)
 
     def distribute_dataset(self, dataset_or_fn: Any, *args: Any, **kwargs: Any) -> Any:
@@ -446,14 +501,18 @@ class Evaluator(BaseTrainer):
 
         Args:
           dataset_or_fn: A tf.data.Dataset in global batches, or a function that returns one in
-            batches for one replica; the function may have an argument `input_context`.
+            batches for one replica. The function may have an argument `input_context`.
           *args: Arguments of the function.
           **kwargs: Keyword arguments of the function.
         """
         return distribute_dataset(self._strategy, dataset_or_fn, *args, **kwargs)
 
     def init_async(self) -> None:
-        """Does nothing, as Model Garden's method without parameter servers; raises UsageError with them."""
+        """Does nothing, like Model Garden's method without parameter servers.
+
+        Raises:
+          UsageError: when the strategy uses parameter servers.
+        """
         resolve_strategy(self._strategy)
 
     def coordinator_for_async(self) -> Any:
@@ -465,18 +524,32 @@ class Evaluator(BaseTrainer):
         return self._workers.coordinator
 
     def join(self) -> None:
-        """Waits for all scheduled steps; returns at once in synchronous training."""
+        """Waits for all scheduled steps. Returns at once in synchronous training."""
         self._workers.join()
 
     def validation_intervals(self, default: int | None) -> dict[str, int | None]:
-        """Returns the steps between evaluations, by validation set; `default` for sets without an interval."""
-        return {one.name: one.interval(default) for one in self.validation}
+        """Returns the steps between evaluations, by validation set.
+
+        Args:
+          default: The interval of sets without their own.
+        """
+        return {
+            validation_set.name: validation_set.interval(default)
+            for validation_set in self.validation
+        }
 
     def evaluation_batches(self) -> int | None:
-        """Returns the number of batches that this process evaluates; None if not known. Safe from any thread."""
+        """Returns the number of batches that this process evaluates. None if it is not known.
+
+        Safe from any thread.
+        """
         replicas = self._strategy.num_replicas_in_sync // worker_count(self._strategy)
         batches = self.validation.batches(self.config.trainer.validation_steps, replicas)
-        return None if batches is None else batches * (1 + len(self._weights.others))
+        if batches is None:
+            return None
+
+        # Each set is evaluated once with each of the weights.
+        return batches * (1 + len(self._weights.others))
 
     def validation_metric_names(self) -> list[str] | None:
         """Returns the names of the metrics that `eval_end` returns, nested names joined by `|`.
@@ -491,26 +564,27 @@ class Evaluator(BaseTrainer):
                 metrics = self._get_metrics(validation_set).names()
             if metrics is None or type(self).eval_end is not Evaluator.eval_end:
                 return None
-            for weights in ("", *self._weights.others):  # the main ones add no part to a name
-                names += [
-                    "|".join(filter(None, (validation_set.name, weights, metric)))
-                    for metric in metrics
-                ]
+
+            # The main weights add no part to a name.
+            for weights in ("", *self._weights.others):
+                for metric in metrics:
+                    parts = (validation_set.name, weights, metric)
+                    names.append("|".join(filter(None, parts)))
         return names
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates and returns the logs of `eval_end`. Runs eagerly, on the host.
 
-        With a `checkpoint_exporter` it exports the best weights, unless a stop was asked for.
+        With a `checkpoint_exporter` it exports the best weights, unless a stop was requested.
 
-        Several validation sets are evaluated one after the other; `trainer.validation_sets` may
+        Several validation sets are evaluated one after the other. `trainer.validation_sets` may
         give each its number of batches. If `ema.evaluate` names several weights, each set is
-        evaluated with all of them, with the first one last. The trained weights are always put back
+        evaluated with all of them, with the first one last. The trained weights are always restored
         after a moving average has replaced them.
 
         Args:
-          num_steps: The number of batches; -1 for all.
-          sets: The names of the validation sets to evaluate; None: all.
+          num_steps: The number of batches. -1 means all.
+          sets: The names of the validation sets to evaluate. None means all.
 
         Raises:
           DataError: when there is no data at all.
@@ -519,26 +593,35 @@ class Evaluator(BaseTrainer):
         self.eval_tensors.values = {}
         try:
             self.validation.evaluated_names = self.validation.names if sets is None else tuple(sets)
-            self._other_logs = (
-                self._evaluate_other_weights(num_steps) if self._weights.others else {}
-            )
+            self._other_logs = {}
+            if self._weights.others:
+                self._other_logs = self._evaluate_other_weights(num_steps)
+
             states = self._evaluate_sets(num_steps)
-            logs = dict(self.eval_end(states if self.validation.has_names else states[""]) or {})
+            aggregated_logs = states if self.validation.has_names else states[""]
+            logs = dict(self.eval_end(aggregated_logs) or {})
+
             if self._checkpoint_exporter is not None:
-                best = BestCheckpoints.from_exporter(self._checkpoint_exporter)
-                if not is_stopping(self, lambda: False):  # else it may have been cut short
-                    best.export(self, logs, self.validation.evaluated_names)
-                best.add_best(self, logs)
+                best_checkpoints = BestCheckpoints.from_exporter(self._checkpoint_exporter)
+                # A stop request may have ended the evaluation before its last batch.
+                if not is_stopping(self, lambda: False):
+                    best_checkpoints.export(self, logs, self.validation.evaluated_names)
+                best_checkpoints.add_best(self, logs)
             return logs
         finally:
             self.restore_trained_weights()
-            for one in self.validation:
-                one.data.end_pass()
+            for validation_set in self.validation:
+                validation_set.data.end_pass()
 
     def _evaluate_sets(self, num_steps: Any) -> dict[str, Any]:
-        """Evaluates each validation set with the selected weights; returns the states by the names of the sets."""
+        """Evaluates each validation set with the selected weights.
+
+        Returns:
+          The states of the evaluations, by the names of the sets.
+        """
         states = {}
         self._results = {}
+
         for name in self.validation.evaluated_names:
             start = time.perf_counter()
             validation_set = self.select_validation_set(name)
@@ -546,17 +629,24 @@ class Evaluator(BaseTrainer):
             with self.state.variables_lock:
                 self.state.model_replicas.share_values()
             states[name] = self._evaluate_set(validation_set, num_steps, state)
-            self.eval_seconds[name] = self.eval_seconds.get(name, 0.0) + time.perf_counter() - start
+
+            # With several weights, the seconds of a set are those of all its evaluations.
+            seconds = time.perf_counter() - start
+            self.eval_seconds[name] = self.eval_seconds.get(name, 0.0) + seconds
+
         return states
 
     def _evaluate_other_weights(self, num_steps: Any) -> dict[str, dict[str, Any]]:
-        """Evaluates with the weights that `ema.evaluate` names after the first; returns logs by set and by weights.
+        """Evaluates with the weights that `ema.evaluate` names after the first.
 
         The state of the task and of all random generators is then as before. Summaries that
         `reduce_aggregated_logs` writes are left out, since those of the main weights have the same
         names.
+
+        Returns:
+          The logs by set and by weights.
         """
-        found: dict[str, dict[str, Any]] = {}
+        logs_by_set: dict[str, dict[str, Any]] = {}
         with (
             self.state.preserve_variables(),
             preserve_task_states(map(self._get_task, self.validation)),
@@ -564,35 +654,46 @@ class Evaluator(BaseTrainer):
             for weights in self._weights.others:
                 with self._weights.select_weights(weights):
                     states = self._evaluate_sets(num_steps)
-                    with tf.summary.record_if(
-                        False
-                    ):  # not around the loops: their graphs are used for all weights
+
+                    # Not around the loops: their graphs are used for all weights.
+                    with tf.summary.record_if(False):
                         for name, state in states.items():
-                            found.setdefault(name, {})[weights] = self._compute_set_logs(
-                                name, state
-                            )
-        return found
+                            logs = self._compute_set_logs(name, state)
+                            logs_by_set.setdefault(name, {})[weights] = logs
+        return logs_by_set
 
     def _evaluate_set(self, validation_set: ValidationSet, num_steps: Any, state: Any) -> Any:
+        """Runs the loop of a validation set.
+
+        Args:
+          validation_set: The set, which is the current one.
+          num_steps: The number of batches, unless the set has its own number.
+          state: What `eval_begin` returned.
+
+        Returns:
+          The state of the evaluation. It is the argument if the outputs of steps are not reduced.
+        """
         if validation_set.has_own_steps:
             num_steps = tf.constant(validation_set.steps(-1), tf.int32)
-        task, metrics = self._get_task(validation_set), self._get_metrics(validation_set)
+        task = self._get_task(validation_set)
+        metrics = self._get_metrics(validation_set)
         validation_set.check_ends(int(num_steps))
         iterator = validation_set.data.iterator(fresh=self.config.trainer.eval_recreate_iterator)
+
         has_state = state is not None or self._aggregates(task)
-        if (validation_set.name, has_state) not in self._eval_loops:
-            self._eval_loops[validation_set.name, has_state] = self.create_eval_loop_fn(has_state)
-        loop = self._eval_loops[validation_set.name, has_state]
-        section = f"task.{validation_set.data.name}"
-        described = explain_batch_errors(
-            section, lambda: iterator.element_spec, task, self._get_model(validation_set)
-        )
+        loop_key = (validation_set.name, has_state)
+        if loop_key not in self._eval_loops:
+            self._eval_loops[loop_key] = self.create_eval_loop_fn(has_state)
+        loop = self._eval_loops[loop_key]
+
         self.state.remember_generators()
-        chosen = use_executor(getattr(self.config.runtime, "executor", "default"))
+        section = f"task.{validation_set.data.name}"
+        model = self._get_model(validation_set)
+        executor = getattr(self.config.runtime, "executor", "default")
         with (
             explain_end_of_data(section),
-            chosen,
-            described,
+            use_executor(executor),
+            explain_batch_errors(section, lambda: iterator.element_spec, task, model),
             explain_read_errors(lambda: [validation_set.data.dataset]),
         ):
             if has_state:
@@ -602,7 +703,9 @@ class Evaluator(BaseTrainer):
         self._workers.join()
         with self.state.variables_lock:
             self.state.restore_generators()
-        if validation_set.name not in self._results:  # the loop has not read them
+
+        # A loop with a state, or one of a subclass, has not read the results.
+        if validation_set.name not in self._results:
             self._results[validation_set.name] = to_numpy(metrics.results())
         self.eval_tensors.read_values(validation_set.name)
         metrics.reset_returned_metrics()
@@ -621,9 +724,10 @@ class Evaluator(BaseTrainer):
         """
         if self._workers.uses_parameter_servers and has_state:
             raise UsageError(
-                "an evaluation that aggregates logs cannot be asynchronous; use Keras metrics"
-                " instead"
+                "an evaluation that aggregates logs cannot be asynchronous; "
+                "use Keras metrics instead"
             )
+
         validation_set = self.validation.current
         assert validation_set is not None
         steps = EvaluationSteps(self, self._get_metrics(validation_set))
@@ -634,8 +738,8 @@ class Evaluator(BaseTrainer):
         if has_state:
             if hooks is not None:
                 _LOG.warning(
-                    "methods of evaluation batches are not called: the task aggregates the logs of"
-                    " an evaluation"
+                    "methods of evaluation batches are not called: "
+                    "the task aggregates the logs of an evaluation"
                 )
             stateful_loop = StatefulEvalLoop(
                 steps,
@@ -647,19 +751,20 @@ class Evaluator(BaseTrainer):
 
             def stateful_loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
                 done, state = stateful_loop(iterator, num_steps, state, reduce_fn)
-                self._check_evaluation_loop(
-                    done, num_steps, stateful_loop.newest_graph, steps.metrics
-                )
+                graph = stateful_loop.newest_graph
+                self._check_evaluation_loop(done, num_steps, graph, steps.metrics)
                 return state
 
             return stateful_loop_fn
 
+        # With hooks, the split loop calls this loop for each batch, so it may not reset metrics.
         loop: EvalLoop | EagerEvalLoop | SplitEvalLoop
+        resets_metrics = hooks is None
         if options.eval_tf_function:
             one_thread = getattr(self.config.runtime, "executor", "default") == SINGLE_THREADED
-            loop = EvalLoop(steps, stop, reset_metrics=hooks is None, one_thread=one_thread)
+            loop = EvalLoop(steps, stop, reset_metrics=resets_metrics, one_thread=one_thread)
         else:
-            loop = EagerEvalLoop(steps, stop, reset_metrics=hooks is None)
+            loop = EagerEvalLoop(steps, stop, reset_metrics=resets_metrics)
         if hooks is not None:
             loop = SplitEvalLoop(loop, hooks, validation_set.data)
 
@@ -673,42 +778,47 @@ class Evaluator(BaseTrainer):
     def _check_evaluation_loop(
         self, done: int, num_steps: Any, graph: tf.Graph | None, metrics: MetricSet
     ) -> None:
+        """Checks after a loop the number of its batches, and what its graph writes."""
         check_evaluated_batches(done, int(num_steps), self.is_stop_requested)
-        self.state.check_evaluation(
-            graph, [*self._get_transient_variables(), *metrics.returned_variables]
-        )
+        transient_variables = [*self._get_transient_variables(), *metrics.returned_variables]
+        self.state.check_evaluation(graph, transient_variables)
 
     def eval_begin(self) -> Any:
-        """Replaces the weights by the moving average, if there is one; called before each validation set.
+        """Replaces the weights by the moving average, if there is one.
 
-        An override may return an initial state, a new one each time.
+        Called before each validation set. An override may return an initial state, which has to be
+        a new one each time.
         """
         self._weights.apply_selected_weights()
 
     @tf.autograph.experimental.do_not_convert
     def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the next batch for the model, and logs that do not go through the model; runs in graph.
+        """Returns the next batch for the model, and logs that do not go through the model.
 
-        These logs stay on the host, and are merged with the logs of validation_step for
-        `aggregate_logs`.
+        Runs in graph. These logs stay on the host, and are merged with the logs of validation_step
+        for `aggregate_logs`.
         """
         return next(iterator), {}
 
     @tf.autograph.experimental.do_not_convert
     def eval_step(self, iterator: Any) -> dict[str, Any]:
-        """Evaluates one element of the iterator on every replica; returns logs as tuples over replicas.
+        """Evaluates one element of the iterator on every replica.
 
-        Runs in graph.
+        Runs in graph, in cross-replica context.
+
+        Returns:
+          The logs, as tuples over replicas.
         """
         inputs, passthrough = apply_autograph(self.next_eval_inputs)(iterator)
-        # Else, where the size of a batch is known beforehand, metrics may count one more when the
-        # data has ended.
-        random = stateless_random_operations(
-            self.state.random_generator
-        )  # put back after the evaluation
+        # The generator's state is restored after the evaluation.
+        random = stateless_random_operations(self.state.random_generator)
+
+        # Without the dependencies, where the size of a batch is known beforehand, metrics may count
+        # one more batch when the data has ended.
         with control_dependencies_for_writes(local_tensors(inputs, self._strategy)), random:
             self.evaluated_batches.assign_add(1)
             outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
+
         logs = tf.nest.map_structure(self._strategy.experimental_local_results, outputs)
         if conflicts := ", ".join(sorted(passthrough.keys() & logs.keys())):
             _LOG.warning(
@@ -718,40 +828,52 @@ class Evaluator(BaseTrainer):
 
     @tf.autograph.experimental.do_not_convert
     def _replica_eval_step(self, inputs: Any) -> Mapping[str, Any]:
-        one = self.validation.current
-        task, model, metrics = self._get_task(one), self._get_model(one), self._get_metrics(one)
-        # A subclass may have metrics of its own in place of those that it was made with.
-        updated = (
-            self.validation_metrics if metrics is self._validation_metric_set else metrics.metrics
-        )
+        validation_set = self.validation.current
+        task = self._get_task(validation_set)
+        model = self._get_model(validation_set)
+        metrics = self._get_metrics(validation_set)
+
+        # A subclass may have its own metrics in place of those that it was created with.
+        task_metrics = metrics.metrics
+        if metrics is self._validation_metric_set:
+            task_metrics = self.validation_metrics
+
         with self.eval_tensors.capture_tensors(model) as tensors:
-            logs = apply_autograph(task.validation_step)(inputs, model=model, metrics=updated)
+            logs = apply_autograph(task.validation_step)(inputs, model=model, metrics=task_metrics)
+
         logs = metrics.extract_metrics(task, logs, model)
-        self.eval_tensors.update_metrics(tensors, "" if one is None else one.name)
+        set_name = "" if validation_set is None else validation_set.name
+        self.eval_tensors.update_metrics(tensors, set_name)
         if not isinstance(logs, Mapping):
             raise TrainerKitError(
-                f"{type(task).__name__}.validation_step has to return a dict of logs; it returned"
-                f" {logs!r}"
+                f"{type(task).__name__}.validation_step has to return a dict of logs; "
+                f"it returned {logs!r}"
             )
-        reported = logs
-        if self._aggregates(task):  # the task reduces the other values itself
-            reported = {name: value for name, value in logs.items() if name == task.loss}
-        metrics.update(task, reported, inputs)
+
+        reported_logs = logs
+        if self._aggregates(task):
+            # The task reduces the other values itself.
+            reported_logs = {name: value for name, value in logs.items() if name == task.loss}
+        metrics.update(task, reported_logs, inputs)
         return logs
 
     @tf.autograph.experimental.do_not_convert
     def eval_reduce(self, state: Any = None, step_outputs: Any = None) -> Any:
-        """Returns the state of the evaluation with one step's outputs added; state is None for the first step."""
-        return apply_autograph(self._get_task(self.validation.current).aggregate_logs)(
-            state, step_outputs
-        )
+        """Returns the state of the evaluation with one step's outputs added.
+
+        Args:
+          state: The state before the step. None for the first step.
+          step_outputs: What `eval_step` returned.
+        """
+        task = self._get_task(self.validation.current)
+        return apply_autograph(task.aggregate_logs)(state, step_outputs)
 
     def eval_end(self, aggregated_logs: Any = None) -> dict[str, Any]:
         """Returns the logs of the evaluation. Runs eagerly, on the host.
 
         Args:
-          aggregated_logs: The state that `eval_reduce` returned, if any; with several validation
-            sets, a dict by name.
+          aggregated_logs: The state that `eval_reduce` returned, if any. With several validation
+            sets, a dict of states by name.
         """
         if self.validation.has_names:
             states = dict(aggregated_logs or {})
@@ -762,95 +884,113 @@ class Evaluator(BaseTrainer):
         return logs
 
     def locate_metric(self, metric: str) -> tuple[list[str], str]:
-        """Returns where the logs of an evaluation have a metric: the names of validation set and weights; its own."""
+        """Returns where the logs of an evaluation have a metric.
+
+        Args:
+          metric: The metric's name in the logs. Nested names are joined by `|`.
+
+        Returns:
+          The names of the nested logs, of validation set and weights, and the metric's own name.
+        """
         sets = self.validation.names if self.validation.has_names else ()
         weights, name = self._weights.split_metric_name(metric, sets)
+
         groups = []
         if sets:
-            own, _, name = name.partition("|")
-            groups.append(own)
-        if weights != self._weights.main:
+            set_name, _, name = name.partition("|")
+            groups.append(set_name)
             groups.append(weights)
         return groups, name
 
     def _with_others(self, name: str, state: Any) -> dict[str, Any]:
-        """Returns the logs of a validation set, with those of other weights than the main ones under their names.
+        """Returns the logs of a validation set with those of all weights.
+
+        The logs of other weights than the main ones are nested under the names of the weights.
 
         Raises:
           UsageError: when a metric has the name of weights.
         """
         logs = self._compute_set_logs(name, state)
         others = self._other_logs.get(name, {})
-        if taken := ", ".join(sorted(logs.keys() & others.keys())):
+        if conflicts := ", ".join(sorted(logs.keys() & others.keys())):
             raise UsageError(
-                f"the evaluation reports a metric called {taken}, and ema.evaluate has weights of"
-                " this name; give the metric, or the average in ema.more_decays, another name"
+                f"the evaluation reports a metric called {conflicts}, "
+                "and ema.evaluate has weights of this name; "
+                "give the metric, or the average in ema.more_decays, another name"
             )
         return {**logs, **others}
 
     def _compute_set_logs(self, name: str, state: Any) -> dict[str, Any]:
-        """Returns the logs of a validation set: the results of its loop, and the task's metrics of its state."""
-        one, results = self.select_validation_set(name), self._results.get(name)
-        logs = to_numpy(self._get_metrics(one).results()) if results is None else dict(results)
+        """Returns the logs of a validation set with one kind of weights.
+
+        They are the results of the set's loop, and the metrics that the task computes from the
+        state.
+        """
+        validation_set = self.select_validation_set(name)
+        results = self._results.get(name)
+        if results is None:
+            results = to_numpy(self._get_metrics(validation_set).results())
+        logs = dict(results)
+
         if state is not None:
-            logs.update(
-                self._get_task(one).reduce_aggregated_logs(state, global_step=self.global_step)
-            )
+            task = self._get_task(validation_set)
+            logs.update(task.reduce_aggregated_logs(state, global_step=self.global_step))
         return logs
 
     def _get_transient_variables(self) -> list[Any]:
-        """Returns the variables that steps write and no checkpoint needs, such as those of metrics, which are reset."""
-        of_model = [
-            variable
-            for metric in getattr(self.model, "metrics", None) or []
-            for variable in metric.variables
-        ]
-        metrics = [
-            *of_model,
-            *self._validation_metric_set.variables(),
-            *self.validation.metric_variables(),
-        ]
-        counters = [*self.stop_flag.variables, self.evaluated_batches]
-        return [*metrics, *counters, *self.eval_tensors.value_variables]
+        """Returns the variables that steps write and no checkpoint needs.
+
+        Those of metrics are an example: each evaluation resets them.
+        """
+        model_metrics = getattr(self.model, "metrics", None) or []
+        variables = [variable for metric in model_metrics for variable in metric.variables]
+        variables += self._validation_metric_set.variables()
+        variables += self.validation.metric_variables()
+        variables += [*self.stop_flag.variables, self.evaluated_batches]
+        variables += self.eval_tensors.value_variables
+        return variables
 
     def _evaluation_metrics(self, config: Any, task: Any, model: Any, enabled: bool) -> Any:
         return create_validation_metrics(task, model, config, enabled=enabled)
 
     def select_validation_set(self, name: str) -> ValidationSet:
-        """Makes a validation set the current one, and sets the attribute `validation_set` of its task."""
-        one = self.validation.select(name)
-        self._get_task(one).validation_set = name
-        return one
+        """Makes a validation set the current one.
+
+        Sets the attribute `validation_set` of its task to the set's name.
+        """
+        validation_set = self.validation.select(name)
+        self._get_task(validation_set).validation_set = name
+        return validation_set
 
     def _get_task(self, validation_set: ValidationSet | None) -> Any:
-        return (
-            self.task
-            if validation_set is None or validation_set.task is None
-            else validation_set.task
-        )
+        if validation_set is None or validation_set.task is None:
+            return self.task
+        return validation_set.task
 
     def _get_model(self, validation_set: ValidationSet | None) -> Any:
-        return (
-            self.model
-            if validation_set is None or validation_set.model is None
-            else validation_set.model
-        )
+        if validation_set is None or validation_set.model is None:
+            return self.model
+        return validation_set.model
 
     def _get_metrics(self, validation_set: ValidationSet | None) -> MetricSet:
-        return (
-            self._validation_metric_set
-            if validation_set is None or validation_set.metrics is None
-            else validation_set.metrics
-        )
+        if validation_set is None or validation_set.metrics is None:
+            return self._validation_metric_set
+        return validation_set.metrics
 
     def check_aggregation(self) -> None:
-        """Raises UsageError when logs are aggregated on several workers: each has those of its own replicas only."""
-        for one in self.validation:
-            if self._aggregates(task := self._get_task(one)) and worker_count(self._strategy) > 1:
+        """Checks that no logs are aggregated on several workers.
+
+        Raises:
+          UsageError: when logs are aggregated on several workers, because each worker has only the
+            logs of its own replicas.
+        """
+        for validation_set in self.validation:
+            task = self._get_task(validation_set)
+            if self._aggregates(task) and worker_count(self._strategy) > 1:
                 raise UsageError(
-                    f"{type(task).__name__}.aggregate_logs gets only the logs of one worker's"
-                    " replicas; on several workers use Keras metrics in build_metrics, which count"
-                    " the examples of all workers"
+                    f"{type(task).__name__}.aggregate_logs gets only the logs of one worker's "
+                    "replicas; on several workers use Keras metrics in build_metrics, "
+                    "which count the examples of all workers"
                 )
 
     def _aggregates(self, task: Any) -> bool:
