@@ -1,4 +1,7 @@
-"""BaseTrainer: the methods that the engine needs from a trainer besides Orbit's train and evaluate, with defaults."""
+"""BaseTrainer: the methods that the engine needs from a trainer, with defaults.
+
+Orbit's train and evaluate are not among them: each trainer defines these two.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,16 @@ from trainer_kit.training.loops.iterators import StopFlag
 
 @dataclass(frozen=True)
 class CustomParts:
-    """The parts of a trainer that are not those of a trainer_kit.Trainer, so that the engine cannot change them.
+    """The parts of a trainer that are not those of a trainer_kit.Trainer.
+
+    The engine cannot change them.
 
     Attributes:
-      has_steps: All steps. They expose no tensors, and are not split into micro-batches; the loops
-        run only as a whole, and there are no hyper-parameters that callbacks can change.
+      has_steps: All steps. They expose no tensors, and are not split into micro-batches. The loops
+        run only as a whole, and callbacks cannot change hyper-parameters.
       has_train_loop: The training loop. Its graph is not known, and its steps are neither fused nor
         split.
-      has_train_method: The method `has_train_method`, which may not run the loop.
+      has_train_method: The method `train`, which may not run the loop.
       has_loop_begin: The method `train_loop_begin`, which may change the data.
       has_loop_end: The method `train_loop_end`, which may take more steps.
       has_replica_step: The step on each replica, which is not split into micro-batches.
@@ -35,31 +40,33 @@ class CustomParts:
 
 
 class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
-    """A trainer and evaluator that the engine can drive. Trainer is one; inherit from this class to write another.
+    """A trainer and evaluator that the engine can drive.
 
-    A subclass has train, evaluate, global_step, strategy, task and model; checkpoint and state (a
-    TrainState); and initialize, before_save and after_restore, which the checkpoint manager calls.
-    Everything else has a default.
+    Trainer is one. Inherit from this class to write another. A subclass has train, evaluate,
+    global_step, strategy, task and model. It has checkpoint and state (a TrainState). It also has
+    initialize, before_save and after_restore, which the checkpoint manager calls. Everything else
+    has a default.
 
     Attributes:
-      custom_parts: What of the trainer is its own. A trainer whose steps are not its own has the
-        parts of a Trainer.
-      stop_flag: The StopFlag that loops check before each step; None: loops do not check one.
+      custom_parts: The parts that differ from those of a Trainer. A trainer whose steps are not
+        custom has the parts of a Trainer.
+      stop_flag: The StopFlag that loops check before each step. None: loops do not check one.
       can_train: Whether the trainer was created to train.
       can_evaluate: Whether the trainer was created to evaluate.
       has_data_ended: Whether the training data ended in the last loop.
-      reached_step: The global step after the last loop, if the loop has returned it; None: read
+      reached_step: The global step after the last loop, if the loop has returned it. None: read
         global_step.
-      loop_steps: The number of steps of the last loop; None when only the global step shows it.
-      weights_finite: Whether all weights were finite at the last check; None: not checked since the
+      loop_steps: The number of steps of the last loop. None when only the global step shows it.
+      weights_finite: Whether all weights were finite at the last check. None: not checked since the
         last loop.
-      should_continue_metrics: Whether the next loop continues the metrics of the last one: that was
-        interrupted, or ended inside an epoch whose metrics are reported at its end.
+      should_continue_metrics: Whether the next loop continues the metrics of the last loop. It does
+        if that loop was interrupted, or ended inside an epoch whose metrics are reported at its
+        end.
       is_at_step_boundary: False while a loop runs: an error may then come from the middle of a
         step.
-      input_seconds: The seconds that the last loop waited for batches; None if not known.
+      input_seconds: The seconds that the last loop waited for batches. None if not known.
       eval_seconds: The seconds of each validation set in the last evaluation, by name.
-      batch_spec: The spec of a replica's training batch; None before it is known.
+      batch_spec: The spec of a replica's training batch. None before it is known.
     """
 
     custom_parts: CustomParts = CustomParts(
@@ -85,7 +92,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
     @property
     def first_step_at(self) -> float:
-        """The time.perf_counter() at the end of the first step of a new loop; 0: not known."""
+        """The time.perf_counter() at the end of the first step of a new loop. 0: not known."""
         return 0.0
 
     @property
@@ -95,44 +102,61 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
 
     @property
     def is_stop_agreed(self) -> bool | None:
-        """Whether all workers have agreed to stop; None where there is only one."""
+        """Whether all workers have agreed to stop. None if only one worker exists."""
         return self.stop_flag.is_agreed if self.stop_flag else None
 
     @property
     def seconds_since_stop_request(self) -> float:
-        """The seconds since this process was asked to stop; 0 if it was not."""
+        """The seconds since this process was asked to stop. 0 if it was not."""
         return self.stop_flag.seconds_since_request if self.stop_flag else 0.0
 
     @property
     def validation_set_names(self) -> tuple[str, ...]:
-        """The names of the validation sets; a single set has the name ""."""
+        """The names of the validation sets. A single set has the name ""."""
         return ("",)
 
     @property
     def fuse_steps(self) -> int:
-        """The number of training steps in one XLA program; 1: steps are not fused."""
+        """The number of training steps in one XLA program. 1 means that steps are not fused."""
         return 1
 
     @property
     def checkpoint_exporter(self) -> Any:
-        """The exporter with which `evaluate` exports the best weights; None: it exports nothing."""
+        """The exporter with which `evaluate` exports the best weights. None: it exports nothing."""
         return None
 
     def register_state(
         self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]
     ) -> None:
-        """Adds what `get_state` returns, in JSON types, to checkpoints; `restore_state` gets it after a restore."""
+        """Adds what `get_state` returns to checkpoints. The default adds nothing.
+
+        Args:
+          name: The name of the state.
+          get_state: Returns the state, in JSON types.
+          restore_state: Called with the state after a restore.
+        """
 
     def validation_intervals(self, default: int | None) -> dict[str, int | None]:
-        """Returns the steps between evaluations, by validation set; `default` for sets without an interval."""
+        """Returns the steps between evaluations, by validation set.
+
+        Args:
+          default: The interval of sets without their own.
+        """
         return dict.fromkeys(self.validation_set_names, default)
 
     def get_metric_weights_name(self, metric: str) -> str:
-        """Returns which weights a metric of an evaluation is of: the name of an average, or ""."""
+        """Returns the name of the weights that a metric of an evaluation belongs to.
+
+        It is the name of an average, or "".
+        """
         return ""
 
     def locate_metric(self, metric: str) -> tuple[list[str], str]:
-        """Returns where the logs of an evaluation have a metric: the names of nested logs, and its name in them."""
+        """Returns where the logs of an evaluation have a metric.
+
+        Returns:
+          The names of the nested logs, and the metric's name in them.
+        """
         return [], metric
 
     def build_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
@@ -155,20 +179,30 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         return []
 
     def check_data(self) -> None:
-        """Raises DataError when a dataset is known to be empty, or endless where it must end; after the restore."""
+        """Checks datasets after the restore.
+
+        Raises:
+          DataError: when a dataset is known to be empty, or endless where it must end.
+        """
 
     def data_identities(self) -> dict[str, Any]:
-        """Returns what describes the data that `check_data` has opened, by the path of its section; {} if not known."""
+        """Returns what describes the data that `check_data` has opened.
+
+        The keys are the paths of the sections of the config. Returns {} if it is not known.
+        """
         return {}
 
     def validation_metric_names(self) -> list[str] | None:
-        """Returns the metric names of an evaluation, nested names joined by `|`; None if not known before it runs."""
+        """Returns the metric names of an evaluation, nested names joined by `|`.
+
+        None if they are not known before the evaluation runs.
+        """
         return None
 
     def request_stop(self) -> None:
-        """Ends the running loop before its next step; safe from another thread.
+        """Ends the running loop before its next step. Safe from another thread.
 
-        The run saves its state and raises PreemptedError, as after SIGTERM; the same command
+        The run saves its state and raises PreemptedError, as after SIGTERM. The same command
         resumes from there. A trainer without a stop flag finishes its loop first.
         """
         if self.stop_flag is not None:
@@ -179,11 +213,11 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         return False
 
     def find_fusing_problem(self) -> str:
-        """Returns why training steps cannot be fused in one XLA program; "" if they can."""
+        """Returns why training steps cannot be fused in one XLA program. Returns "" if they can."""
         return f"{self.class_name} builds its own training loops"
 
     def evaluation_batches(self) -> int | None:
-        """Returns the number of batches of an evaluation; None if not known."""
+        """Returns the number of batches of an evaluation. None if not known."""
         return None
 
     def restore_trained_weights(self) -> None:
