@@ -1,4 +1,6 @@
-"""MetricSet: everything that the steps of a loop report as numbers, which is reset and read together.
+"""MetricSet: everything that the steps of a loop report as numbers.
+
+The numbers are reset and read together.
 
 A step reports a value in one way: it updates a metric. `MetricSet.update` does so with the loss and
 the scalars that a step returns, `named_tensors` with tensors that are asked for by name, and
@@ -23,42 +25,49 @@ from trainer_kit.telemetry.scalars import flatten_scalars
 from trainer_kit.training.task import Task, step_loss
 
 _LOG = logging.getLogger(__name__)
-_MOST_SCALARS = 64  # that steps return
+# The number of scalars that steps may return, in addition to the loss.
+_MOST_SCALARS = 64
 
 
 class StepMean(keras.metrics.Mean):
-    """A mean that knows whether a step has been traced that updates it; a user's step may update the loss directly."""
+    """A mean that knows whether a step has been traced that updates it.
+
+    A user's step may update the loss directly.
+
+    Attributes:
+      is_updated: Whether such a step has been traced.
+    """
 
     is_updated = False
+    # The name of Keras 2, which trainers of Model Garden use.
+    reset_states = keras.metrics.Metric.reset_state
 
     @tf.autograph.experimental.do_not_convert
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
-        """Adds values to the mean; runs in graph, on a replica.
+        """Adds values to the mean. Runs in graph, on a replica.
 
-        A sum is added to the variable by one operation, and not as Keras adds it: TensorFlow may
-        regroup an addition with those that made the loss (total + (a + b)), and not in each process
-        in the same way.
+        A sum is added to the variable by one operation, and not as Keras adds it. TensorFlow may
+        regroup an addition with those that computed the loss, as total + (a + b), and not in each
+        process in the same way.
         """
         self.is_updated = True
         weight = 1.0 if sample_weight is None else sample_weight
         if tf.convert_to_tensor(weight).shape.rank != 0:
             return super().update_state(values, weight)
+
         values = _without_nan_of_no_examples(tf.cast(values, self.dtype), weight)
         weight = tf.cast(weight, self.dtype)
         self.total.value.assign_add(weight * tf.reduce_sum(values))
         self.count.value.assign_add(weight * tf.cast(tf.size(values), self.dtype))
         return None
 
-    reset_states = (
-        keras.metrics.Metric.reset_state
-    )  # the name of Keras 2, which trainers of Model Garden use
-
 
 class ScalarMeans(keras.metrics.Metric):
-    """The means of the scalars that steps return, each weighted by the examples. Created in the scope of the strategy.
+    """The means of the scalars that steps return, each weighted by the examples.
 
-    Their names are known when a step is traced, too late to create variables for checkpoints. So
-    one variable has a row for each of at most 64 names, in the order in which steps report them.
+    Created in strategy scope. The names of the scalars are known when a step is traced, too late to
+    create variables for checkpoints. So one variable has a row for each of at most 64 names, in the
+    order in which steps report them.
 
     Args:
       dtype: The dtype of the sums.
@@ -67,12 +76,12 @@ class ScalarMeans(keras.metrics.Metric):
     def __init__(self, dtype: str) -> None:
         super().__init__(name="scalars", dtype=dtype)
         self._scalars: list[str] = []
-        # Of each scalar the sum of its values times examples, and that of the examples.
+        # For each scalar the sum of its values times examples, and the sum of the examples.
         self._sums = self.add_variable([_MOST_SCALARS, 2], "zeros", dtype, name="step_values")
 
     @tf.autograph.experimental.do_not_convert
     def update_state(self, scalars: Mapping[str, tf.Tensor], weight: Any) -> None:
-        """Adds scalars by name; runs in graph, on a replica.
+        """Adds scalars by name. Runs in graph, on a replica.
 
         Raises:
           UsageError: when steps have returned more than 64 different scalars.
@@ -80,20 +89,23 @@ class ScalarMeans(keras.metrics.Metric):
         self._scalars += [name for name in scalars if name not in self._scalars]
         if len(self._scalars) > _MOST_SCALARS:
             raise UsageError(
-                f"the steps return more than {_MOST_SCALARS} scalars in addition to the loss;"
-                f" {self._scalars[_MOST_SCALARS]!r} is one too many: return tensors with an axis"
-                " for values that need no curve"
+                f"the steps return more than {_MOST_SCALARS} scalars in addition to the loss; "
+                f"{self._scalars[_MOST_SCALARS]!r} is one too many: "
+                "return tensors with an axis for values that need no curve"
             )
+
         rows = [[self._scalars.index(name)] for name in scalars]
         values = tf.stack([tf.cast(value, self.dtype) for value in scalars.values()])
         values = _without_nan_of_no_examples(values, weight)
         weight = tf.cast(weight, self.dtype)
-        added = tf.stack([values * weight, tf.fill([len(rows)], weight)], axis=1)
-        self._sums.value.assign_add(tf.scatter_nd(rows, added, self._sums.shape))
+        sums = values * weight
+        counts = tf.fill([len(rows)], weight)
+        increments = tf.stack([sums, counts], axis=1)
+        self._sums.value.assign_add(tf.scatter_nd(rows, increments, self._sums.shape))
 
     @tf.autograph.experimental.do_not_convert
     def result(self) -> dict[str, tf.Tensor]:
-        """Returns the means by name; called in cross-replica context."""
+        """Returns the means by name, as float32 scalars. Called in cross-replica context."""
         sums = tf.convert_to_tensor(self._sums)
         return {
             name: tf.cast(sums[row, 0] / sums[row, 1], tf.float32)
@@ -102,11 +114,11 @@ class ScalarMeans(keras.metrics.Metric):
 
 
 class MetricSet:
-    """What the steps of a loop report, which is reset and read together. Created in the scope of the strategy.
+    """What the steps of a loop report, which is reset and read together.
 
-    Metrics that steps return are known when a step is traced, and the loop resets its metrics
-    before its first step. So these metrics are reset from Python, after the results of a loop have
-    been read.
+    Created in strategy scope. Metrics that steps return are known when a step is traced, and the
+    loop resets its metrics before its first step. So these metrics are reset from Python, after the
+    results of a loop have been read.
 
     Args:
       loss_name: The name under which the mean loss is reported.
@@ -117,7 +129,7 @@ class MetricSet:
     Attributes:
       loss: The mean loss.
       metrics: The argument of this name.
-      returned_metrics: The metrics that steps return, by the name under which they do.
+      returned_metrics: The metrics that steps return, by the name under which they return them.
 
     Raises:
       UsageError: when two metrics have the same name.
@@ -127,18 +139,19 @@ class MetricSet:
         dtype = "float64" if exact else "float32"
         self.loss = StepMean(loss_name, dtype=dtype)
         self.metrics = list(metrics)
+
         counts = Counter(metric.name for metric in [*self.metrics, self.loss])
-        if twice := [name for name, count in counts.items() if count > 1]:
+        if duplicates := [name for name, count in counts.items() if count > 1]:
             raise UsageError(
-                f"several metrics are called {', '.join(twice)}; give each metric a different name"
+                f"several metrics are called {', '.join(duplicates)}; "
+                "give each metric a different name"
             )
 
         self._names = frozenset(counts)
         self._reserved: dict[str, str] = {}
         self._scalar_means = ScalarMeans(dtype)
-        self._engine_metrics: list[Any] = [
-            self._scalar_means
-        ]  # of the engine, which the task's steps do not see
+        # The metrics of the engine, which the task's steps do not see.
+        self._engine_metrics: list[Any] = [self._scalar_means]
         self.returned_metrics: dict[str, Any] = {}
         self._warned: set[str] = set()
 
@@ -156,7 +169,7 @@ class MetricSet:
         self._engine_metrics.append(metric)
 
     def reserve(self, name: str, field: str) -> None:
-        """Keeps a name for a result of the engine's own: a step that returns such a scalar is refused.
+        """Reserves a name for a result of the engine. A step that returns such a scalar is refused.
 
         Args:
           name: The name of the result.
@@ -173,14 +186,14 @@ class MetricSet:
 
     @tf.autograph.experimental.do_not_convert
     def extract_metrics(self, task: Any, logs: Any, model: Any = None) -> Any:
-        """Records the metrics that a step returned, and returns what else it returned; runs in graph, on a replica.
+        """Records the metrics that a step returned, and returns what else it returned.
 
-        Warns of a scalar that has the name of a metric in an attribute of the task, or of a metric
-        of the model: it may be the metric's result.
+        Runs in graph, on a replica. Warns of a scalar that has the name of a metric in an attribute
+        of the task, or of a metric of the model: it may be the metric's result.
 
         Args:
           task: The task of the step. What tasks of Model Garden return stays as it is.
-          logs: What the step returned; anything but a mapping stays as it is.
+          logs: What the step returned. Anything but a mapping stays as it is.
           model: The model of the step.
 
         Raises:
@@ -188,33 +201,32 @@ class MetricSet:
         """
         if not isinstance(task, Task) or not isinstance(logs, Mapping):
             return logs
+
         scalars = {}
         for name, value in logs.items():
             if not _is_metric(value):
                 scalars[name] = value
-            elif (
-                str(name) not in self._names
-                and self.returned_metrics.setdefault(str(name), value) is not value
-            ):
-                raise UsageError(
-                    f"a step returned a new metric object named {str(name)!r}; create it once, in"
-                    " the task's __init__ or in build_model, and return the same object in each"
-                    " step"
-                )
+            elif str(name) not in self._names:
+                metric = self.returned_metrics.setdefault(str(name), value)
+                if metric is not value:
+                    raise UsageError(
+                        f"a step returned a new metric object named {str(name)!r}; "
+                        "create it once, in the task's __init__ or in build_model, "
+                        "and return the same object in each step"
+                    )
 
+        # Metrics are looked for in attributes of the task that are metrics or lists of metrics.
         attributes = [*vars(task).values(), getattr(model, "metrics", None)]
-        metrics = [
-            part
-            for value in attributes
-            for part in (value if isinstance(value, (list, tuple)) else [value])
-        ]
-        names = {metric.name for metric in metrics if _is_metric(metric)}
+        candidates: list[Any] = []
+        for value in attributes:
+            candidates += value if isinstance(value, (list, tuple)) else [value]
+        names = {candidate.name for candidate in candidates if _is_metric(candidate)}
         for name in sorted((names & scalars.keys()) - self._names - self._warned):
             self._warned.add(name)
             _LOG.warning(
-                "the step returns the scalar %r, and the task or the model holds a metric of this"
-                " name; the mean of the scalar is reported, and nothing resets the metric: return"
-                " the metric to report its result%s",
+                "the step returns the scalar %r, and the task or the model holds a metric of this "
+                "name; the mean of the scalar is reported, and nothing resets the metric: "
+                "return the metric to report its result%s",
                 name,
                 " under another name than the loss" if name == "loss" else "",
             )
@@ -224,17 +236,17 @@ class MetricSet:
     def update_with_step(
         self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0
     ) -> None:
-        """Adds what a training step returned; runs in graph, on a replica.
+        """Adds what a training step returned. Runs in graph, on a replica.
 
         Args:
           task: The task of the step.
           logs: What the step returned.
           inputs: The batch, or micro-batch.
-          share: The micro-batch's share of its batch, the weight of a loss of Model Garden's tasks,
-            whose batches may not show how many examples they have.
+          share: The micro-batch's share of its batch. It is the weight of a loss of Model Garden's
+            tasks, whose batches may not show how many examples they have.
 
         Raises:
-          TrainerKitError: when the logs hold no loss.
+          TrainerKitError: when the logs contain no loss.
         """
         loss = step_loss(task, logs)
         weight = None if isinstance(task, Task) else share
@@ -242,7 +254,7 @@ class MetricSet:
 
     @tf.autograph.experimental.do_not_convert
     def update(self, task: Any, logs: Mapping[Any, Any], inputs: Any, weight: Any = None) -> None:
-        """Adds the loss and the other scalars that a step returned; runs in graph, on a replica.
+        """Adds the loss and the other scalars that a step returned. Runs in graph, on a replica.
 
         Args:
           task: The task of the step. Of what tasks of Model Garden return, only the loss is
@@ -260,9 +272,12 @@ class MetricSet:
         """
         scalars: dict[str, tf.Tensor] = {}
         for name, value in logs.items() if isinstance(task, Task) else ():
-            number = None if name == task.loss or str(name) in self._names else _number(value)
+            if name == task.loss or str(name) in self._names:
+                continue
+            number = _number(value)
             if number is not None:
                 scalars[str(name)] = number
+
         for name in scalars.keys() & self._reserved.keys():
             raise UsageError(
                 f"the step returns a scalar called {name!r}, and {self._reserved[name]} reports one"
@@ -272,6 +287,7 @@ class MetricSet:
         if weight is None and (scalars or task.loss in logs):
             weight = _count_examples(inputs)
         if task.loss in logs:
+            # A loss for each example has no common weight: each counts as one.
             loss = tf.convert_to_tensor(logs[task.loss])
             self.loss.update_state(loss, None if loss.shape.rank else weight)
         if scalars:
@@ -279,20 +295,30 @@ class MetricSet:
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
-        """Resets all metrics but those that steps return; runs eagerly or in graph, in cross-replica context."""
+        """Resets all metrics but those that steps return.
+
+        Runs eagerly or in graph, in cross-replica context.
+        """
         for metric in [*self._engine_metrics, *self.metrics, self.loss]:
             metric.reset_state()
 
     def reset_returned_metrics(self) -> None:
-        """Resets the metrics that steps return, after the results of a whole loop; runs eagerly, on the host."""
+        """Resets the metrics that steps return, after the results of a whole loop.
+
+        Runs eagerly, on the host.
+        """
         for metric in self.returned_metrics.values():
             metric.reset_state()
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns all results by name, with the loss if a step reported one; called in cross-replica context."""
+        """Returns all results by name, with the loss if a step reported one.
+
+        Called in cross-replica context.
+        """
         logs: dict[str, Any] = {}
-        metrics = [(metric.name, metric) for metric in [*self._engine_metrics, *self.metrics]]
+        own_metrics = [*self._engine_metrics, *self.metrics]
+        metrics = [(metric.name, metric) for metric in own_metrics]
         for name, metric in [*metrics, *self.returned_metrics.items()]:
             result = apply_autograph(metric.result)()
             logs.update(result if isinstance(result, Mapping) else {name: result})
@@ -301,65 +327,80 @@ class MetricSet:
         return logs
 
     def convert_to_logs(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what is reported of the results of a training loop, as NumPy values; runs eagerly, on the host."""
+        """Returns what is reported of the results of a training loop, as NumPy values.
+
+        Runs eagerly, on the host.
+        """
         return dict(results)
 
     def variables(self) -> list[Any]:
-        """Returns the variables of all metrics but those that steps return, always in the same order."""
+        """Returns the variables of all metrics but those that steps return.
+
+        They are always in the same order.
+        """
         metrics = [*self._engine_metrics, *self.metrics, self.loss]
         return [variable for metric in metrics for variable in metric.variables]
 
     @property
     def returned_variables(self) -> list[Any]:
-        """The variables of the metrics that steps return; a checkpoint has them as other state of the step."""
-        return [
-            variable for metric in self.returned_metrics.values() for variable in metric.variables
-        ]
+        """The variables of the metrics that steps return.
+
+        A checkpoint contains them as other state of the step.
+        """
+        metrics = self.returned_metrics.values()
+        return [variable for metric in metrics for variable in metric.variables]
 
     def names(self) -> list[str] | None:
-        """Returns the names of the scalars in `results`, nested names joined by `|`; runs eagerly.
+        """Returns the names of the scalars in `results`, nested names joined by `|`.
 
-        Returns None if they are not known yet: the first batch builds the metrics of a compiled
-        model.
+        Runs eagerly, on the host. Returns None if they are not known yet: the first batch builds
+        the metrics of a compiled model.
         """
         if any(getattr(metric, "built", True) is False for metric in self.metrics):
             return None
+
         scalars = flatten_scalars(to_numpy(self.results()), "|")
-        return [*(name for name in scalars if name != self.loss.name), self.loss.name]
+        names = [name for name in scalars if name != self.loss.name]
+        return [*names, self.loss.name]
 
 
 def create_training_metrics(task: Any, model: Any, config: Any, *, enabled: bool) -> MetricSet:
-    """Returns the metrics of training: the task's, those of the config, and those of a compiled model; called in scope.
+    """Returns the metrics of training: the task's, the config's, and those of a compiled model.
+
+    Called in strategy scope.
 
     Args:
       task: The task.
       model: The task's model.
       config: The experiment's config.
-      enabled: Whether the trainer will train; if not, the set holds only the loss.
+      enabled: Whether the trainer will train. If not, the set contains only the loss.
     """
-    return MetricSet(
-        "training_loss", _metrics(task, model, config, training=True) if enabled else []
-    )
+    metrics = _metrics(task, model, config, training=True) if enabled else []
+    return MetricSet("training_loss", metrics)
 
 
 def create_validation_metrics(task: Any, model: Any, config: Any, *, enabled: bool) -> MetricSet:
-    """Returns the metrics of evaluation, with the loss summed in float64; see `training_metrics`."""
+    """Returns the metrics of evaluation, with the loss summed in float64.
+
+    The arguments are those of `create_training_metrics`.
+    """
     metrics = _metrics(task, model, config, training=False) if enabled else []
     return MetricSet("validation_loss", metrics, exact=True)
 
 
 def _metrics(task: Any, model: Any, config: Any, training: bool) -> list[Any]:
-    configured = [metric for metric, _, _ in create_configured_metrics(config)]
-    return [*task_metrics(task, training), *configured, *model_metrics(model)]
+    config_part = [metric for metric, _, _ in create_configured_metrics(config)]
+    return [*task_metrics(task, training), *config_part, *model_metrics(model)]
 
 
 def model_metrics(model: Any) -> list[Any]:
     """Returns the metrics of a compiled model, without the tracker of its loss."""
-    return [metric for metric in getattr(model, "metrics", None) or [] if metric.name != "loss"]
+    metrics = getattr(model, "metrics", None) or []
+    return [metric for metric in metrics if metric.name != "loss"]
 
 
 def task_metrics(task: Any, training: bool) -> list[Any]:
-    """Returns the metrics that `task.build_metrics` makes; called in strategy scope.
+    """Returns the metrics that `task.build_metrics` creates. Called in strategy scope.
 
     Raises:
       UsageError: when it does not return a list of metrics.
@@ -376,7 +417,9 @@ def task_metrics(task: Any, training: bool) -> list[Any]:
 
 
 def create_configured_metrics(config: Any, for_tensors: bool = False) -> list[tuple[Any, str, str]]:
-    """Returns new metrics for entries of `trainer.metrics`, each with its tensor and its field; called in scope.
+    """Returns new metrics for entries of `trainer.metrics`, each with its tensor and its field.
+
+    Called in strategy scope.
 
     Args:
       config: The experiment's config.
@@ -384,34 +427,34 @@ def create_configured_metrics(config: Any, for_tensors: bool = False) -> list[tu
         that name none.
 
     Raises:
-      UsageError: when a metric cannot be made.
+      UsageError: when a metric cannot be created.
     """
     metrics = []
     for place, section in enumerate(getattr(config.trainer, "metrics", ())):
-        if bool(section.tensor) == for_tensors:
-            field = f"trainer.metrics[{place}]"
-            registered = section.type in MetricConfig.registry
-            build = (
-                MetricConfig.registry.lookup(str(section.type)).build
-                if registered
-                else _keras_metric
-            )
-            metric = build(section.get())
-            check_metric(metric, f"{field}: {section.type} built")
-            metrics.append((metric, section.tensor, field))
+        if bool(section.tensor) != for_tensors:
+            continue
+        field = f"trainer.metrics[{place}]"
+        if section.type in MetricConfig.registry:
+            metric = MetricConfig.registry.lookup(str(section.type)).build(section.get())
+        else:
+            metric = _keras_metric(section.get())
+        check_metric(metric, f"{field}: {section.type} built")
+        metrics.append((metric, section.tensor, field))
     return metrics
 
 
 def _keras_metric(config: KerasMetricConfig) -> Any:
+    """Returns a new metric of keras.metrics, by the name of its class."""
     kind = getattr(keras.metrics, config.metric, None)
     if not (isinstance(kind, type) and issubclass(kind, keras.metrics.Metric)):
-        known = [
+        class_names = [
             name for name in dir(keras.metrics) if isinstance(getattr(keras.metrics, name), type)
         ]
         raise UsageError(
-            f"trainer.metrics: keras.metrics has no {config.metric!r};"
-            f" {suggest_names(config.metric, known)}"
+            f"trainer.metrics: keras.metrics has no {config.metric!r}; "
+            f"{suggest_names(config.metric, class_names)}"
         )
+
     try:
         return kind(**config.args)
     except (TypeError, ValueError) as error:
@@ -421,7 +464,15 @@ def _keras_metric(config: KerasMetricConfig) -> Any:
 
 
 def check_metric(metric: Any, where: str) -> None:
-    """Raises UsageError when an object is not a metric; `where` says in the message where it comes from."""
+    """Checks that an object is a metric.
+
+    Args:
+      metric: The object.
+      where: Where it comes from, for the message.
+
+    Raises:
+      UsageError: when the object is not a metric.
+    """
     if isinstance(metric, type) or not hasattr(metric, "result"):
         kind = f"the class {metric.__name__}" if isinstance(metric, type) else repr(metric)
         raise UsageError(
@@ -447,39 +498,44 @@ def _is_metric(value: Any) -> bool:
 
 
 def _number(value: Any) -> tf.Tensor | None:
-    """Returns a value as a tensor if it is a single real number; else None."""
+    """Returns a value as a tensor if it is a single real number, else None."""
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError):
         return None
-    is_number = tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype == tf.bool
+    dtype = tensor.dtype
+    is_number = dtype.is_floating or dtype.is_integer or dtype == tf.bool
     return tensor if is_number and tensor.shape.rank == 0 else None
 
 
 def _without_nan_of_no_examples(values: tf.Tensor, weight: Any) -> tf.Tensor:
-    """Returns `values`, or zeros if the weight is 0: the mean of no examples is NaN. A float is never 0."""
-    return (
-        values if isinstance(weight, float) else tf.where(weight > 0, values, tf.zeros_like(values))
-    )
+    """Returns `values`, or zeros if the weight is 0: the mean of no examples is NaN."""
+    # A float is never 0.
+    if isinstance(weight, float):
+        return values
+    return tf.where(weight > 0, values, tf.zeros_like(values))
 
 
 def _count_examples(inputs: Any) -> tf.Tensor | float:
-    """Returns the number of examples in a replica's batch: the first dimension of its labels, or of the whole batch.
+    """Returns the number of examples in a replica's batch.
 
-    It is a float if it is known beforehand and not 0, else a float32 scalar. Features may contain
-    scalars and tables, so the labels count where a batch is a tuple with labels. If tensors that
-    count differ in their first dimension, the step fails when it runs.
+    It is the first dimension of the labels, or of the whole batch. Features may contain scalars and
+    tables, so the labels count where a batch is a tuple with labels. The number is a float if it is
+    known beforehand and not 0, else a float32 scalar. If tensors that count differ in their first
+    dimension, the step fails when it runs.
     """
     labels = inputs[1] if isinstance(inputs, tuple) and len(inputs) in (2, 3) else None
     leaves = _with_axes(labels) or _with_axes(inputs)
     sizes = [tf.shape(leaf)[0] for leaf in leaves if not leaf.shape[0]]
-    if not sizes:  # each batch has the same size, so that any weight is right
+    if not sizes:
+        # Each batch has the same size, so that any weight is right.
         return float(leaves[0].shape[0]) if leaves else 1.0
+
     if len(sizes) > 1:
         message = (
-            "the tensors of a batch differ in their first dimension, so its examples cannot be"
-            f" counted: {describe_structure(inputs)}; return (features, labels) from build_inputs: the"
-            " labels are then counted"
+            "the tensors of a batch differ in their first dimension, so its examples cannot be "
+            f"counted: {describe_structure(inputs)}; "
+            "return (features, labels) from build_inputs: the labels are then counted"
         )
         tf.debugging.assert_equal(tf.stack(sizes), sizes[0], message)
     return tf.cast(sizes[0], tf.float32)
