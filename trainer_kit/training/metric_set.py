@@ -3,7 +3,7 @@
 The numbers are reset and read together.
 
 A step reports a value in one way: it updates a metric. `MetricSet.update` does so with the loss and
-the scalars that a step returns, `named_tensors` with tensors that are asked for by name, and
+the scalars that a step returns, `step_tensors` with tensors that are asked for by name, and
 `gradient_reports` with norms of gradients.
 """
 
