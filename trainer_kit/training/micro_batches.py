@@ -1,8 +1,9 @@
-"""Accumulation: trains on a batch in several micro-batches that have one update (trainer.accumulate_steps).
+"""Accumulation: trains on a batch in several micro-batches that have one update.
 
-The batch of each replica is split along its first axis. The loop over the parts is outside of
-strategy.run, like the training loop, so that replicas can meet in each part. It runs one part at a
-time, so that memory holds the activations of only one. No part is empty.
+The setting is trainer.accumulate_steps. The batch of each replica is split along its first axis.
+The loop over the parts is outside of strategy.run, like the training loop, so that replicas can
+meet in each part. It runs one part at a time, so that memory contains the activations of only one.
+No part is empty.
 """
 
 from __future__ import annotations
@@ -26,45 +27,47 @@ from trainer_kit.training.trained_variables import layers_below
 
 _LOG = logging.getLogger(__name__)
 _PATH = "trainer.accumulate_steps"
-Size: TypeAlias = Any  # an int, or an int32 scalar
+# An int, or an int32 scalar.
+Size: TypeAlias = Any
 
 
 def check_micro_batch_support(
     class_name: str, custom_parts: CustomParts, optimizer: Any, steps: int
 ) -> None:
-    """Raises an error when a trainer cannot split its batches; called in its strategy's scope.
+    """Checks that a trainer can split its batches. Called in strategy scope.
 
     Args:
       class_name: The name of the trainer's class.
-      custom_parts: What of the trainer is its own.
+      custom_parts: The parts of the trainer that differ from those of a Trainer.
       optimizer: The trainer's optimizer, or its optimizers by name.
       steps: The number of micro-batches, above 1.
 
     Raises:
-      UsageError: when the trainer, its strategy or its optimizer cannot do it.
+      UsageError: when the trainer, its strategy or its optimizer cannot split batches.
     """
     problem = ""
     if isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.ParameterServerStrategy):
         problem = (
-            "workers of a ParameterServerStrategy update by themselves; set it to 1, or take"
-            " another strategy"
+            "workers of a ParameterServerStrategy update by themselves; "
+            "set it to 1, or take another strategy"
         )
     elif custom_parts.has_train_loop:
         problem = (
-            f"{class_name} builds its own training loop in create_train_loop_fn; set it to 1, or"
-            " remove that method"
+            f"{class_name} builds its own training loop in create_train_loop_fn; "
+            "set it to 1, or remove that method"
         )
     elif custom_parts.has_replica_step:
         problem = (
-            f"{class_name} has a training step of its own on each replica, which is not split into"
-            " micro-batches; set it to 1"
+            f"{class_name} has a training step of its own on each replica, "
+            "which is not split into micro-batches; set it to 1"
         )
     elif any(hasattr(part, "get_scaled_loss") for part in tf.nest.flatten(optimizer)):
         # Tasks recognise such an optimizer by its class, and would not scale.
         problem = (
-            "an optimizer of tf_keras scales the loss, which cannot be split; train in float32 or"
-            " bfloat16"
+            "an optimizer of tf_keras scales the loss, which cannot be split; "
+            "train in float32 or bfloat16"
         )
+
     if problem:
         raise UsageError(f"{_PATH}={steps}: {problem}")
 
@@ -74,46 +77,51 @@ def less_memory_advice(steps: int, examples: int) -> str:
 
     Args:
       steps: The number of micro-batches that the step has.
-      examples: The number of examples in a batch of a replica; 0: not known.
+      examples: The number of examples in a batch of a replica. 0: not known.
     """
     if 0 < examples <= steps:
         return (
-            f"{_PATH}={steps} trains on one example at a time; take a smaller model or smaller"
-            " examples"
+            f"{_PATH}={steps} trains on one example at a time; "
+            "take a smaller model or smaller examples"
         )
     return (
-        f"try {_PATH}={2 * steps}, which trains on a batch in so many parts, one after the other,"
-        " with one update"
+        f"try {_PATH}={2 * steps}, which trains on a batch in so many parts, "
+        "one after the other, with one update"
     )
 
 
 def warn_of_batch_normalization(model: Any, steps: int) -> None:
     """Warns when a model has batch normalization, whose layers see micro-batches."""
-    names = [
-        getattr(layer, "name", type(layer).__name__)
-        for layer in (model, *layers_below(model))
-        if any("BatchNormalization" in kind.__name__ for kind in type(layer).__mro__)
-    ]
+    names = []
+    for layer in (model, *layers_below(model)):
+        class_names = [kind.__name__ for kind in type(layer).__mro__]
+        if any("BatchNormalization" in class_name for class_name in class_names):
+            names.append(getattr(layer, "name", type(layer).__name__))
+
     if names:
         others = f" and {len(names) - 1} more" if names[1:] else ""
         _LOG.warning(
-            "%s=%d: batch normalization (%s) takes mean and variance of micro-batches, so the"
-            " result differs from that of whole batches; layer or group normalization does not"
-            " depend on the batch",
-            *(_PATH, steps, names[0] + others),
+            "%s=%d: batch normalization (%s) takes mean and variance of micro-batches, "
+            "so the result differs from that of whole batches; "
+            "layer or group normalization does not depend on the batch",
+            _PATH,
+            steps,
+            names[0] + others,
         )
 
 
 class MicroBatches:
-    """Runs a step on the parts of a batch, and then an update. Used in graph or eagerly, in cross-replica context.
+    """Runs a step on the parts of a batch, and then an update.
+
+    Used in graph or eagerly, in cross-replica context.
 
     Args:
-      parts: The number of parts of a batch. A batch whose known size it does not divide has more
-        parts, which are all of one size, and one with fewer examples has a part for each.
+      parts: The number of parts of a batch. If it does not divide the known size of a batch, the
+        batch has more parts, all of one size. A batch with fewer examples has a part for each.
       strategy: The strategy of the trainer.
-      step: A function of a part, its share of the replica's batch (a float, or a float32 scalar if
-        it is not known before), and whether it is the first part of the batch, a bool scalar; runs
-        on a replica.
+      step: A function of a part, its share of the replica's batch, and whether it is the first part
+        of the batch. The share is a float, or a float32 scalar if it is not known before. The third
+        argument is a bool scalar. The function runs on a replica.
       update: A function that runs on a replica after the last part.
       get_metric_variables: A function that returns the variables of the metrics that `step`
         updates.
@@ -131,12 +139,13 @@ class MicroBatches:
         options: Any = None,
         uses_xla: bool = False,
     ) -> None:
-        self._parts, self._strategy, self._step, self._update = parts, strategy, step, update
-        self._get_metric_variables, self._options, self._uses_xla = (
-            get_metric_variables,
-            options,
-            uses_xla,
-        )
+        self._parts = parts
+        self._strategy = strategy
+        self._step = step
+        self._update = update
+        self._get_metric_variables = get_metric_variables
+        self._options = options
+        self._uses_xla = uses_xla
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, inputs: Any) -> None:
@@ -152,22 +161,19 @@ class MicroBatches:
         replicas = _by_replica(inputs, self._strategy)
         sizes = {find_static_batch_size(leaves) for leaves in replicas}
         if self._uses_xla or (len(sizes) == 1 and None not in sizes):
-            n = batch_size(replicas[0])
-            count = n // self._equal_size(n)
+            example_count = batch_size(replicas[0])
+            count = example_count // self._equal_size(example_count)
             step = self._run_equal_part
         else:
-            is_single = self._strategy.num_replicas_in_sync == 1
-            count = (
-                tf.clip_by_value(batch_size(replicas[0]), 1, self._parts)
-                if is_single
-                else self._parts
-            )
+            # Several replicas have to take the same number of parts.
+            count = self._parts
+            if self._strategy.num_replicas_in_sync == 1:
+                count = tf.clip_by_value(batch_size(replicas[0]), 1, self._parts)
             step = functools.partial(self._run_dynamic_part, count=count)
 
         def run_part(number: Any) -> tuple[Any]:
-            with tf.name_scope(
-                ""
-            ):  # else "while/" would stand before the names of the task's summaries
+            # Otherwise "while/" would stand before the names of the task's summaries.
+            with tf.name_scope(""):
                 self._strategy.run(step, args=(inputs, number), options=self._options)
             return (number + 1,)
 
@@ -178,62 +184,77 @@ class MicroBatches:
         self._strategy.run(self._update, options=self._options)
 
     def _equal_size(self, n: Size) -> Size:
-        """Returns the size of the parts of n examples, a divisor of n: XLA needs one static shape for all parts."""
+        """Returns the size of the parts of n examples, a divisor of n.
+
+        XLA needs one static shape for all parts.
+        """
         if isinstance(n, int):
-            return next((n // count for count in range(self._parts, n) if n % count == 0), 1)
+            sizes = (n // count for count in range(self._parts, n) if n % count == 0)
+            return next(sizes, 1)
         return tf.where(n % self._parts == 0, tf.maximum(n // self._parts, 1), 1)
 
     @tf.autograph.experimental.do_not_convert
     def _run_equal_part(self, inputs: Any, number: Any) -> None:
-        n = batch_size(tf.nest.flatten(inputs))
-        size = self._equal_size(n)
-        self._step(slice_batch(inputs, number * size, size), _share(size, n), tf.equal(number, 0))
+        """Runs the step on a part of a batch whose parts are all of one size."""
+        example_count = batch_size(tf.nest.flatten(inputs))
+        size = self._equal_size(example_count)
+        part = slice_batch(inputs, number * size, size)
+        self._step(part, _share(size, example_count), tf.equal(number, 0))
 
     @tf.autograph.experimental.do_not_convert
     def _run_dynamic_part(self, inputs: Any, number: Any, count: Size) -> None:
-        """Runs the step on a part of a batch whose size is known only then.
+        """Runs the step on a part of a batch whose size is known only when it runs.
 
-        Replicas take the same number of parts. One with fewer examples repeats some of them, with a
-        weight of 0.
+        Replicas take the same number of parts. A replica with fewer examples repeats some of them,
+        with a weight of 0.
         """
-        n = batch_size(tf.nest.flatten(inputs))
-        start, end = number * n // count, (number + 1) * n // count
-        part = slice_batch(inputs, start, tf.maximum(end - start, tf.minimum(n, 1)))
-        repeats = self._strategy.num_replicas_in_sync > 1
-        with (
-            restore_variables_where(tf.equal(start, end), self._get_metric_variables())
-            if repeats
-            else contextlib.nullcontext()
-        ):
-            self._step(part, _share(end - start, n), tf.equal(number, 0))
+        example_count = batch_size(tf.nest.flatten(inputs))
+        start = number * example_count // count
+        end = (number + 1) * example_count // count
+        size = tf.maximum(end - start, tf.minimum(example_count, 1))
+        part = slice_batch(inputs, start, size)
+
+        # The metrics of a repeated example keep their values.
+        context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._strategy.num_replicas_in_sync > 1:
+            is_repeated = tf.equal(start, end)
+            context = restore_variables_where(is_repeated, self._get_metric_variables())
+        with context:
+            self._step(part, _share(end - start, example_count), tf.equal(number, 0))
 
 
 @tf.autograph.experimental.do_not_convert
 def find_static_batch_size(leaves: Sequence[Any]) -> int | None:
-    """Returns the static number of examples in a replica's batch; None if it is not known before the step runs.
+    """Returns the static number of examples in a replica's batch.
+
+    None if it is not known before the step runs.
 
     Args:
       leaves: The tensors of the batch.
 
     Raises:
-      UsageError: when no tensor has a first axis, or they have different sizes there.
+      UsageError: when no tensor has a first axis, or the first axes have different sizes.
     """
-    split = [leaf for leaf in leaves if _has_examples(leaf)]
-    sizes = {leaf.shape[0] if leaf.shape.rank else None for leaf in split}
-    if not split or len(sizes - {None}) > 1:
+    batched_leaves = [leaf for leaf in leaves if _has_examples(leaf)]
+    sizes = {leaf.shape[0] if leaf.shape.rank else None for leaf in batched_leaves}
+    if not batched_leaves or len(sizes - {None}) > 1:
         specs = describe_structure([tf.type_spec_from_value(leaf) for leaf in leaves])
         raise UsageError(
-            "trainer.accumulate_steps: the tensors of a batch need first axes of one size, along"
-            f" which to split it: {specs}; give each tensor an entry for each example, or set"
-            " trainer.accumulate_steps=1"
+            "trainer.accumulate_steps: the tensors of a batch need first axes of one size, "
+            f"along which to split it: {specs}; give each tensor an entry for each example, "
+            "or set trainer.accumulate_steps=1"
         )
     return sizes.pop() if len(sizes) == 1 else None
 
 
 @tf.autograph.experimental.do_not_convert
 def batch_size(leaves: Sequence[Any]) -> Size:
-    """Returns the number of examples in a replica's batch: an int if it is static, else an int32 scalar."""
-    if (size := find_static_batch_size(leaves)) is not None:
+    """Returns the number of examples in a replica's batch.
+
+    It is an int if it is static, else an int32 scalar.
+    """
+    size = find_static_batch_size(leaves)
+    if size is not None:
         return size
     first = next(leaf for leaf in leaves if _has_examples(leaf))
     return tf.cast(tf.shape(first)[0], tf.int32)
@@ -241,43 +262,69 @@ def batch_size(leaves: Sequence[Any]) -> Size:
 
 @tf.autograph.experimental.do_not_convert
 def slice_batch(inputs: Any, start: Size, size: Size) -> Any:
-    """Returns `size` examples of a nested batch from `start` on; what has no first axis stays as it is."""
-    return tf.nest.map_structure(
-        lambda value: _slice_tensor(value, start, size) if _has_examples(value) else value, inputs
-    )
+    """Returns `size` examples of a nested batch from `start` on.
+
+    What has no first axis stays as it is.
+    """
+
+    def slice_value(value: Any) -> Any:
+        return _slice_tensor(value, start, size) if _has_examples(value) else value
+
+    return tf.nest.map_structure(slice_value, inputs)
 
 
 @contextlib.contextmanager
 def restore_variables_where(condition: tf.Tensor, variables: Sequence[Any]) -> Iterator[None]:
-    """A context after which variables have their earlier values if `condition` is true; runs in graph, on a replica."""
-    native = [one.value if isinstance(one, keras.Variable) else one for one in variables]
-    before = [tf.identity(one.read_value()) for one in native]
+    """A context after which variables have their earlier values if `condition` is true.
+
+    Runs in graph, on a replica.
+    """
+    native_variables = [
+        variable.value if isinstance(variable, keras.Variable) else variable
+        for variable in variables
+    ]
+    values = [tf.identity(variable.read_value()) for variable in native_variables]
     yield
-    for one, value in zip(native, before, strict=True):
-        one.assign(tf.where(condition, value, one.read_value()))
+    for variable, value in zip(native_variables, values, strict=True):
+        variable.assign(tf.where(condition, value, variable.read_value()))
 
 
 def _slice_tensor(value: Any, start: Size, size: Size) -> Any:
     if isinstance(value, tf.RaggedTensor):
         return value[start : start + size]
     if isinstance(value, tf.SparseTensor):
-        begin, sizes = _bounds(
-            tf.cast(start, tf.int64), tf.cast(size, tf.int64), value.dense_shape[1:]
-        )
+        # The shape of a sparse tensor is int64.
+        sparse_start = tf.cast(start, tf.int64)
+        sparse_size = tf.cast(size, tf.int64)
+        begin, sizes = _bounds(sparse_start, sparse_size, value.dense_shape[1:])
         return tf.sparse.slice(value, begin, sizes)
-    part = tf.slice(value, *_bounds(start, size, tf.shape(value)[1:]))
+
+    begin, sizes = _bounds(start, size, tf.shape(value)[1:])
+    part = tf.slice(value, begin, sizes)
     if value.shape.rank is None:
         return part
-    return tf.ensure_shape(part, [size if isinstance(size, int) else None, *value.shape[1:]])
+    static_size = size if isinstance(size, int) else None
+    return tf.ensure_shape(part, [static_size, *value.shape[1:]])
 
 
 def _bounds(start: Size, size: Size, others: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns begin and sizes of a slice of the first axis that takes all of the `others`, whose sizes these are."""
-    return tf.concat([[start], tf.zeros_like(others)], 0), tf.concat([[size], others], 0)
+    """Returns begin and sizes of a slice of the first axis that takes all of the other axes.
+
+    Args:
+      start: The first example.
+      size: The number of examples.
+      others: The sizes of the other axes, an int vector.
+    """
+    begin = tf.concat([[start], tf.zeros_like(others)], 0)
+    sizes = tf.concat([[size], others], 0)
+    return begin, sizes
 
 
 def _share(size: Size, n: Size) -> Any:
-    """Returns a part's share of a batch of n examples: a float if it is known now, else a float32 scalar."""
+    """Returns a part's share of a batch of n examples.
+
+    It is a float if it is known now, else a float32 scalar.
+    """
     if isinstance(n, int):
         return size / n
     return tf.cast(size, tf.float32) / tf.cast(tf.maximum(n, 1), tf.float32)
@@ -290,16 +337,21 @@ def _has_examples(value: Any) -> bool:
 
 def _by_replica(inputs: Any, strategy: tf.distribute.Strategy) -> list[list[Any]]:
     """Returns the tensors of a distributed batch, for each replica of this worker."""
-    local = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(inputs)]
-    count = max((len(one) for one in local), default=1)
-    return [[one[min(replica, len(one) - 1)] for one in local] for replica in range(count)]
+    local_values = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(inputs)]
+    count = max((len(values) for values in local_values), default=1)
+
+    # What is not distributed has one value for all replicas.
+    return [
+        [values[min(replica, len(values) - 1)] for values in local_values]
+        for replica in range(count)
+    ]
 
 
 class Accumulation:
-    """Splits the batch of each training step into micro-batches. Created in the scope of the strategy.
+    """Splits the batch of each training step into micro-batches. Created in strategy scope.
 
     Args:
-      steps: The number of micro-batches in a batch; 1: batches are not split.
+      steps: The number of micro-batches in a batch. 1 means that batches are not split.
       class_name: The name of the trainer's class, for messages.
       task: The task.
       metrics: The training metrics.
@@ -327,20 +379,23 @@ class Accumulation:
         return list(self._sums.variables.values())
 
     def check_first_step(self) -> None:
-        """Raises UsageError when a step was not split: a subclass has a train_step of its own.
+        """Checks, after the first step, that the step was split.
 
         Runs eagerly, on the host.
+
+        Raises:
+          UsageError: when it was not split, because a subclass has its own train_step.
         """
         if self.steps > 1 and not self._is_used:
             raise UsageError(
-                f"trainer.accumulate_steps={self.steps}: {self._class_name}.train_step does not"
-                " call super().train_step, which splits the batch; call it, or set"
-                " trainer.accumulate_steps=1"
+                f"trainer.accumulate_steps={self.steps}: {self._class_name}.train_step does not "
+                "call super().train_step, which splits the batch; call it, "
+                "or set trainer.accumulate_steps=1"
             )
 
     @tf.autograph.experimental.do_not_convert
     def train(self, step: Callable[..., None], optimizer: Any, inputs: Any, options: Any) -> None:
-        """Trains on a batch, with one update; runs in graph, in cross-replica context.
+        """Trains on a batch, with one update. Runs in graph, in cross-replica context.
 
         Args:
           step: A function of a replica's batch, an optimizer and the batch's share that runs a
@@ -351,10 +406,14 @@ class Accumulation:
         """
         self._is_used = True
         self._sums.calls = {}
-        part_step = functools.partial(self._part_step, step, optimizer)
-        metrics = self._metrics.variables
         batches = MicroBatches(
-            self.steps, self._strategy, part_step, self._update, metrics, options, self._is_fused
+            self.steps,
+            self._strategy,
+            functools.partial(self._part_step, step, optimizer),
+            self._update,
+            get_metric_variables=self._metrics.variables,
+            options=options,
+            uses_xla=self._is_fused,
         )
         batches(inputs)
 
@@ -365,22 +424,22 @@ class Accumulation:
         if not isinstance(optimizer, Mapping):
             step(part, GradientAccumulator(self._sums, optimizer, share, is_first), share)
             return
-        parts = {
-            name: GradientAccumulator(self._sums, one, share, is_first)
-            for name, one in optimizer.items()
+
+        accumulators = {
+            name: GradientAccumulator(self._sums, named_optimizer, share, is_first)
+            for name, named_optimizer in optimizer.items()
         }
-        step(
-            part,
-            optimizer.with_optimizers(parts) if isinstance(optimizer, NamedOptimizers) else parts,
-            share,
-        )
+        if isinstance(optimizer, NamedOptimizers):
+            step(part, optimizer.with_optimizers(accumulators), share)
+        else:
+            step(part, accumulators, share)
 
     @tf.autograph.experimental.do_not_convert
     def _update(self) -> None:
         if not self._sums.calls:
             raise UsageError(
-                f"trainer.accumulate_steps: {type(self._task).__name__}.train_step applied no"
-                " gradients through the optimizer that it was called with; call"
-                " trainer_kit.apply_gradients(optimizer, ...) with that argument"
+                f"trainer.accumulate_steps: {type(self._task).__name__}.train_step applied no "
+                "gradients through the optimizer that it was called with; "
+                "call trainer_kit.apply_gradients(optimizer, ...) with that argument"
             )
         self._sums.update()
