@@ -1,4 +1,7 @@
-"""GradientReports: the norms of gradients in the logs of training loops (trainer.report_gradient_norm)."""
+"""GradientReports: the norms of gradients in the logs of training loops.
+
+The setting is trainer.report_gradient_norm.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,18 @@ from trainer_kit.training.metric_set import MetricSet, StepMean
 
 _NAME = "gradient_norm"
 _FIELD = "trainer.report_gradient_norm"
-_KEY = "trainer_kit/gradient_norm"  # of the results of a loop
+# The key of the norms in the results of a loop.
+_KEY = "trainer_kit/gradient_norm"
 _ADVICE = (
-    "the training step applies gradients in another way; call"
-    " trainer_kit.apply_gradients(optimizer, ...)"
+    "the training step applies gradients in another way; "
+    "call trainer_kit.apply_gradients(optimizer, ...)"
 )
 
 
 class GradientNorms:
     """Updates a mean with the global norm of the gradients of one optimizer.
 
-    It is the attribute `gradient_norms` of the optimizer; see `optimizers.gradients`. The mean
+    It is the attribute `gradient_norms` of the optimizer. See `optimizers.gradients`. The mean
     itself would become a part of the optimizer in checkpoints.
 
     Args:
@@ -37,21 +41,24 @@ class GradientNorms:
 
     @tf.autograph.experimental.do_not_convert
     def update(self, gradients: Sequence[Gradient]) -> None:
-        """Records the norm of the gradients of an update, summed over replicas and unscaled; in a replica."""
+        """Records the norm of the gradients of an update, summed over replicas and unscaled.
+
+        Runs in graph, on a replica.
+        """
         self._mean.update_state(global_norm(gradients))
 
 
 class GradientReports:
-    """Reports the gradient norms of each optimizer, and checks that the gradient processors of the config run.
+    """Reports the gradient norms of each optimizer.
 
-    Created in the scope of the strategy.
+    It also checks that the gradient processors of the config run. Created in strategy scope.
 
     Args:
       options: The section trainer of the config.
       optimizer: The built optimizer, a dict of optimizers by name, or None.
       global_step: The global step, an int64 scalar variable.
       metrics: The training metrics, to which the norms are added.
-      task: The task that made the optimizers.
+      task: The task that created the optimizers.
 
     Raises:
       UsageError: when a metric has the name of the report, or no optimizer has the processors of
@@ -61,9 +68,8 @@ class GradientReports:
     def __init__(
         self, options: Any, optimizer: Any, global_step: tf.Variable, metrics: MetricSet, task: Any
     ) -> None:
-        by_name = (
-            optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
-        )  # "" for a single one
+        # A single optimizer has the name "".
+        by_name = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
         optimizers = {
             name: unwrap_optimizer(outer) for name, outer in by_name.items() if outer is not None
         }
@@ -84,16 +90,16 @@ class GradientReports:
                 processing.optimizer_name = name
                 self._processings[name] = processing
 
-        several: Mapping[str, Any] = getattr(options, "optimizers", None) or {}
-        sections = {f"optimizers.{name}": (section, [name]) for name, section in several.items()}
+        # The processors that each field of the config asks for.
+        named_sections: Mapping[str, Any] = getattr(options, "optimizers", None) or {}
+        sections = {
+            f"optimizers.{name}": (section, [name]) for name, section in named_sections.items()
+        }
         if not sections:
-            sections["optimizer_config"] = (
-                getattr(options, "optimizer_config", None),
-                list(optimizers),
-            )
-        self._required: dict[
-            str, list[GradientProcessing]
-        ] = {}  # by the field that asks for the processors
+            section = getattr(options, "optimizer_config", None)
+            sections["optimizer_config"] = (section, list(optimizers))
+
+        self._required: dict[str, list[GradientProcessing]] = {}
         for path, (section, names) in sections.items():
             if not optimizers or not getattr(section, "gradient_processors", ()):
                 continue
@@ -103,12 +109,14 @@ class GradientReports:
             ]
             if not self._required[field]:
                 raise UsageError(
-                    f"{field}: create_optimizer of {type(task).__name__} makes an optimizer without"
-                    " them; call super().create_optimizer, or remove the processors"
+                    f"{field}: create_optimizer of {type(task).__name__} makes an optimizer "
+                    "without them; call super().create_optimizer, or remove the processors"
                 )
 
     def update_results(self, results: dict[str, Any]) -> None:
-        """Gives the mean norms in the results of a loop their place; leaves out optimizers without an update.
+        """Moves the mean norms in the results of a loop to their reported name.
+
+        Leaves out optimizers without an update. Runs eagerly, on the host.
 
         Args:
           results: The results of a loop, NumPy values.
@@ -116,13 +124,16 @@ class GradientReports:
         norms = {}
         for name, mean in self._means.items():
             norm = results.pop(mean.name)
-            if norm != 0 or mean.count > 0:  # the count is read only if there may be no update
+            # The count is read only if there may be no update.
+            if norm != 0 or mean.count > 0:
                 norms[name] = norm
         if norms:
             results[_NAME] = norms.get("", norms)
 
     def check_first_step(self) -> None:
-        """Checks, after the first step, that it has recorded norms and run processors as the config asks.
+        """Checks, after the first step, that it has recorded norms and run processors.
+
+        Only what the config asks for counts. Runs eagerly, on the host.
 
         Raises:
           UsageError: when the step does not call `apply_gradients`.
