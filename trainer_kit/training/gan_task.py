@@ -1,4 +1,4 @@
-"""Generative adversarial networks: the model of two nets, their losses, and the task that trains them."""
+"""Generative adversarial networks: the model, the losses, and the task that trains them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.optimizers.gradients import apply_gradients, needs_gradients, scale_loss
 from trainer_kit.training.task import Task, full_precision, scalar_loss, split_batch
 
-GENERATOR, DISCRIMINATOR = "generator", "discriminator"  # the names of the optimizers
+# The names of the optimizers.
+GENERATOR = "generator"
+DISCRIMINATOR = "discriminator"
 
 # The losses by name, as functions of the discriminator's logits. Sources: Goodfellow et al. 2014
 # (arXiv 1406.2661), Mao et al. 2016 (1611.04076), Lim and Ye 2017 (1705.02894) and Arjovsky et al.
@@ -54,7 +56,8 @@ class Gan(keras.Model):
         latents = keras.Input((latent_size,), name="latents")
         examples = generator(latents)
         super().__init__(latents, examples, name="gan")
-        discriminator(examples)  # builds it
+        # The call builds the discriminator.
+        discriminator(examples)
         self.generator = generator
         self.discriminator = discriminator
         self.latent_size = latent_size
@@ -79,18 +82,22 @@ class Gan(keras.Model):
         if context is not None and context.num_replicas_in_sync > 1:
             replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
             seed = tf.random.experimental.stateless_fold_in(seed, replica)
+
         # Naming an algorithm takes 13 operations more.
         return tf.random.stateless_normal([count, self.latent_size], seed)
 
 
 class GanTask(Task):
-    """A task with two nets. Define build_generator, build_discriminator and build_inputs; its config is a GanConfig.
+    """A task with two nets that train against each other.
 
-    `trainer.optimizers` has to configure the optimizers `generator` and `discriminator`; the period
-    of each says in which steps its net is updated. A batch is the real examples, or (real examples,
-    labels), whose labels are not used. Reported are discriminator_loss, generator_loss and their
-    sum, of the forward pass before the step's updates, and the metrics of build_metrics:
-    `process_metrics` gets the real examples as labels and generated ones as outputs.
+    Define build_generator, build_discriminator and build_inputs. The config is a GanConfig.
+    `trainer.optimizers` has to configure the optimizers `generator` and `discriminator`. The period
+    of each optimizer says in which steps its net is updated.
+
+    A batch is the real examples, or (real examples, labels), whose labels are not used. The step
+    reports discriminator_loss, generator_loss and their sum, of the forward pass before the step's
+    updates. It also reports the metrics of build_metrics: `process_metrics` gets the real examples
+    as labels and generated ones as outputs.
     """
 
     @abc.abstractmethod
@@ -102,10 +109,13 @@ class GanTask(Task):
 
     @abc.abstractmethod
     def build_discriminator(self) -> Any:
-        """Returns the Keras 3 model from examples to logits, [batch] or [batch, 1]. Called in strategy scope."""
+        """Returns the Keras 3 model from examples to logits, [batch] or [batch, 1].
+
+        Called in strategy scope.
+        """
 
     def build_model(self) -> Gan:
-        """Returns both nets as one model; called on latents, it generates examples."""
+        """Returns both nets as one model. Called on latents, it generates examples."""
         return Gan(self.build_generator(), self.build_discriminator(), self.task_config.latent_size)
 
     def optimizer_variables(self, model: Any) -> Mapping[str, Sequence[Any]]:
@@ -117,19 +127,34 @@ class GanTask(Task):
 
     @tf.autograph.experimental.do_not_convert
     def discriminator_loss(self, real_logits: tf.Tensor, fake_logits: tf.Tensor) -> tf.Tensor:
-        """Returns the loss of the discriminator, a float32 scalar, by default the one that `task.loss` names."""
+        """Returns the loss of the discriminator, a float32 scalar.
+
+        By default it is the loss that `task.loss` names. Runs in graph, on a replica.
+
+        Args:
+          real_logits: The logits of the real examples.
+          fake_logits: The logits of the generated examples.
+        """
         return DISCRIMINATOR_LOSSES[self.task_config.loss](real_logits, fake_logits)
 
     @tf.autograph.experimental.do_not_convert
     def generator_loss(self, fake_logits: tf.Tensor) -> tf.Tensor:
-        """Returns the loss of the generator, a float32 scalar, by default the one that `task.loss` names."""
+        """Returns the loss of the generator, a float32 scalar.
+
+        By default it is the loss that `task.loss` names. Runs in graph, on a replica.
+
+        Args:
+          fake_logits: The logits of the generated examples.
+        """
         return GENERATOR_LOSSES[self.task_config.loss](fake_logits)
 
     @tf.autograph.experimental.do_not_convert
     def discriminator_penalty(
         self, discriminator: Any, real: tf.Tensor, fake: tf.Tensor
     ) -> tf.Tensor | float:
-        """Returns what is added to the discriminator's loss in training; by default R1, times `task.r1_penalty` / 2.
+        """Returns what is added to the discriminator's loss in training.
+
+        By default it is R1, times `task.r1_penalty` / 2. Runs in graph, on a replica.
 
         Args:
           discriminator: The net.
@@ -144,7 +169,7 @@ class GanTask(Task):
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
-        """Updates the discriminator and the generator; runs in graph, on a replica.
+        """Updates the discriminator and the generator. Runs in graph, on a replica.
 
         Args:
           inputs: Real examples, or (real examples, labels).
@@ -161,9 +186,10 @@ class GanTask(Task):
         names = optimizer if isinstance(optimizer, Mapping) else ["one optimizer"]
         if not {GENERATOR, DISCRIMINATOR} <= {*names}:
             raise UsageError(
-                f"{type(self).__name__} needs the optimizers generator and discriminator, and it"
-                f" has {', '.join(names)}; configure both in trainer.optimizers"
+                f"{type(self).__name__} needs the optimizers generator and discriminator, "
+                f"and it has {', '.join(names)}; configure both in trainer.optimizers"
             )
+
         real, _ = split_batch(inputs)
         step = self._joint_step if self.task_config.updates == "joint" else self._step_in_turns
         losses, fake = step(real, model, optimizer[GENERATOR], optimizer[DISCRIMINATOR])
@@ -175,14 +201,14 @@ class GanTask(Task):
     def validation_step(
         self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
-        """Generates as many examples as the batch has, and updates the metrics with both; runs in graph, on a replica.
+        """Generates as many examples as the batch has, and updates the metrics with both.
 
-        Examples in float16 or bfloat16 are cast to float32 for the metrics.
+        Runs in graph, on a replica. Examples in float16 or bfloat16 are cast to float32 for the
+        metrics.
         """
         real, _ = split_batch(inputs)
-        fake = full_precision(
-            apply_autograph(self.inference_step)(model.latents(tf.shape(real)[0]), model)
-        )
+        latents = model.latents(tf.shape(real)[0])
+        fake = full_precision(apply_autograph(self.inference_step)(latents, model))
         losses = self._losses(model.discriminator, real, fake, training=False)
         if metrics:
             apply_autograph(self.process_metrics)(metrics, real, fake)
@@ -192,52 +218,66 @@ class GanTask(Task):
     def _step_in_turns(
         self, real: Any, model: Gan, generator: Any, discriminator: Any
     ) -> tuple[Any, Any]:
-        """Updates the discriminator, then the generator with new examples; returns both losses, and the first ones."""
+        """Updates the discriminator, then the generator with new examples.
+
+        Returns:
+          Both losses, and the examples that the discriminator was updated with.
+        """
         # One draw for both nets: each reads and writes the state of the random generator.
         latents, new_latents = tf.split(model.latents(2 * tf.shape(real)[0]), 2)
         with preserve_moving_averages(model.generator):
             fake = apply_autograph(model.generator)(latents, training=True)
 
-        def losses_before_update() -> tuple[Any, Any, Any]:
+        def compute_discriminator_losses() -> tuple[Any, Any, Any]:
             losses = self._losses(model.discriminator, real, fake, training=True)
-            return *losses, losses[0] + self._compute_added_discriminator_loss(model, real, fake)
+            added_loss = self._compute_added_discriminator_loss(model, real, fake)
+            return *losses, losses[0] + added_loss
 
-        def loss_of_generator() -> tuple[Any]:
+        def compute_generator_loss() -> tuple[Any]:
             new_fake = apply_autograph(model.generator)(new_latents, training=True)
             with preserve_moving_averages(model.discriminator):
                 logits = _logits(model.discriminator, new_fake, training=True)
             return (self._loss_of_generator(logits) + _layer_losses(model.generator),)
 
-        of_discriminator, of_generator, _ = _minimize(
-            losses_before_update, discriminator, model.discriminator
+        # The reported losses are those before both updates.
+        discriminator_loss, generator_loss, _ = _minimize(
+            compute_discriminator_losses, discriminator, model.discriminator
         )
-        _minimize(loss_of_generator, generator, model.generator)
-        return (of_discriminator, of_generator), full_precision(fake)
+        _minimize(compute_generator_loss, generator, model.generator)
+        return (discriminator_loss, generator_loss), full_precision(fake)
 
     @tf.autograph.experimental.do_not_convert
     def _joint_step(
         self, real: Any, model: Gan, generator: Any, discriminator: Any
     ) -> tuple[Any, Any]:
-        """Updates both nets by the gradients at the same weights; returns both losses and the generated examples."""
+        """Updates both nets by the gradients at the same weights.
+
+        Returns:
+          Both losses, and the generated examples.
+        """
         with tf.GradientTape(persistent=True) as tape:
-            fake = apply_autograph(model.generator)(model.latents(tf.shape(real)[0]), training=True)
-            of_discriminator, of_generator = self._losses(
+            latents = model.latents(tf.shape(real)[0])
+            fake = apply_autograph(model.generator)(latents, training=True)
+            discriminator_loss, generator_loss = self._losses(
                 model.discriminator, real, fake, training=True
             )
-            generator_share = _loss_share(generator, of_generator + _layer_losses(model.generator))
-            penalized = of_discriminator + self._compute_added_discriminator_loss(model, real, fake)
-            discriminator_share = _loss_share(discriminator, penalized)
+
+            generator_total = generator_loss + _layer_losses(model.generator)
+            generator_share = _loss_share(generator, generator_total)
+            added_loss = self._compute_added_discriminator_loss(model, real, fake)
+            discriminator_share = _loss_share(discriminator, discriminator_loss + added_loss)
 
         # All gradients come before the first update.
         generator_variables = model.generator.trainable_variables
         discriminator_variables = model.discriminator.trainable_variables
         generator_gradients = tape.gradient(generator_share, generator_variables)
         discriminator_gradients = tape.gradient(discriminator_share, discriminator_variables)
+
         apply_gradients(generator, zip(generator_gradients, generator_variables, strict=True))
         apply_gradients(
             discriminator, zip(discriminator_gradients, discriminator_variables, strict=True)
         )
-        return (of_discriminator, of_generator), full_precision(fake)
+        return (discriminator_loss, generator_loss), full_precision(fake)
 
     @tf.autograph.experimental.do_not_convert
     def _losses(
@@ -248,16 +288,19 @@ class GanTask(Task):
         fake_logits = _logits(discriminator, fake, training)
         loss = apply_autograph(self.discriminator_loss)(real_logits, fake_logits)
         name = f"{type(self).__name__}.discriminator_loss"
-        return tf.cast(scalar_loss(loss, name), tf.float32), self._loss_of_generator(fake_logits)
+        discriminator_loss = tf.cast(scalar_loss(loss, name), tf.float32)
+        return discriminator_loss, self._loss_of_generator(fake_logits)
 
     @tf.autograph.experimental.do_not_convert
     def _loss_of_generator(self, fake_logits: tf.Tensor) -> tf.Tensor:
         """Returns the loss of the generator, a float32 scalar."""
         loss = apply_autograph(self.generator_loss)(fake_logits)
-        return tf.cast(scalar_loss(loss, f"{type(self).__name__}.generator_loss"), tf.float32)
+        name = f"{type(self).__name__}.generator_loss"
+        return tf.cast(scalar_loss(loss, name), tf.float32)
 
     @tf.autograph.experimental.do_not_convert
     def _compute_added_discriminator_loss(self, model: Gan, real: Any, fake: Any) -> Any:
+        """Returns the penalty and the losses of layers, which only training adds."""
         penalty = apply_autograph(self.discriminator_penalty)(model.discriminator, real, fake)
         return tf.cast(penalty, tf.float32) + _layer_losses(model.discriminator)
 
@@ -270,9 +313,10 @@ class GanTask(Task):
 
 
 def squared_gradient(discriminator: Any, examples: tf.Tensor) -> tf.Tensor:
-    """Returns the mean of the discriminator's squared gradient norm at `examples`: R1 (arXiv 1801.04406) without 1/2.
+    """Returns the mean of the discriminator's squared gradient norm at `examples`.
 
-    Runs in graph, on a replica. Averages of batch normalization keep their values.
+    It is R1 (arXiv 1801.04406) without the factor 1/2. Runs in graph, on a replica. Averages of
+    batch normalization keep their values.
 
     Args:
       discriminator: The net, which returns a logit for each example.
@@ -281,17 +325,18 @@ def squared_gradient(discriminator: Any, examples: tf.Tensor) -> tf.Tensor:
     with tf.GradientTape() as tape, preserve_moving_averages(discriminator):
         tape.watch(examples)
         total = tf.reduce_sum(discriminator(examples, training=True))
+
     gradient = tape.gradient(total, examples)
-    return tf.reduce_mean(
-        tf.reduce_sum(tf.reshape(gradient, [tf.shape(gradient)[0], -1]) ** 2, axis=1)
-    )
+    flat_gradient = tf.reshape(gradient, [tf.shape(gradient)[0], -1])
+    squared_norms = tf.reduce_sum(flat_gradient**2, axis=1)
+    return tf.reduce_mean(squared_norms)
 
 
 @contextlib.contextmanager
 def preserve_moving_averages(net: Any) -> Iterator[None]:
-    """Keeps the averages of a net's batch normalization as they are, whatever is computed in this context.
+    """Preserves the averages of a net's batch normalization inside this context.
 
-    Runs in graph.
+    They have their earlier values at its end, whatever is computed inside. Runs in graph.
 
     Args:
       net: A Keras model. Its variables that are not trained and are of floating point keep their
@@ -302,18 +347,21 @@ def preserve_moving_averages(net: Any) -> Iterator[None]:
         for variable in net.non_trainable_variables
         if tf.as_dtype(variable.dtype).is_floating
     ]
-    before = [tf.identity(variable) for variable in variables]
+    values = [tf.identity(variable) for variable in variables]
     yield
-    for variable, value in zip(variables, before, strict=True):
+    for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
 @tf.autograph.experimental.do_not_convert
 def _minimize(losses: Callable[[], tuple[Any, ...]], optimizer: Any, net: Any) -> tuple[Any, ...]:
-    """Calls `losses`, and updates a net by the gradient of the last one; returns all of them.
+    """Calls `losses`, and updates a net by the gradient of the last one.
 
-    In a step whose gradients the optimizer leaves out there is only the forward pass, and nothing
-    of the net changes.
+    In a step whose gradients the optimizer leaves out, only the forward pass runs, and nothing of
+    the net changes.
+
+    Returns:
+      All losses.
     """
     variables = net.trainable_variables
 
@@ -327,9 +375,8 @@ def _minimize(losses: Callable[[], tuple[Any, ...]], optimizer: Any, net: Any) -
 
     def with_dense_gradients() -> Any:
         # Both branches of a condition return tensors.
-        return tf.nest.map_structure(
-            tf.convert_to_tensor, with_gradients(tf.UnconnectedGradients.ZERO)
-        )
+        outputs = with_gradients(tf.UnconnectedGradients.ZERO)
+        return tf.nest.map_structure(tf.convert_to_tensor, outputs)
 
     def without_gradients() -> Any:
         with preserve_moving_averages(net):
@@ -347,9 +394,13 @@ def _minimize(losses: Callable[[], tuple[Any, ...]], optimizer: Any, net: Any) -
 
 @tf.autograph.experimental.do_not_convert
 def _loss_share(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
-    """Returns what a replica differentiates: the loss divided by the number of replicas, times the loss scale."""
+    """Returns what a replica differentiates.
+
+    It is the loss divided by the number of replicas, times the loss scale.
+    """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    return scale_loss(optimizer, loss / replicas if replicas > 1 else loss)
+    share = loss / replicas if replicas > 1 else loss
+    return scale_loss(optimizer, share)
 
 
 @tf.autograph.experimental.do_not_convert
