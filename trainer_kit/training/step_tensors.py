@@ -1,6 +1,6 @@
-"""Named tensors: `expose` gives a tensor a name, and StepTensors hands out the values that are asked for by name.
+"""Named tensors: `expose` gives a tensor a name, and StepTensors hands out requested values.
 
-A name that nobody asks for costs nothing: `expose` adds no operation, and TensorFlow prunes what
+A name that nobody requests costs nothing: `expose` adds no operation, and TensorFlow prunes what
 only it would use. The output of a Keras layer is known by the name of the layer, without a call of
 `expose`.
 """
@@ -26,12 +26,14 @@ _collector: ContextVar[TensorCollector | None] = ContextVar("collector", default
 
 @tf.autograph.experimental.do_not_convert
 def expose(name: Any, tensor: Any) -> Any:
-    """Gives a tensor of a model or a step a name, by which summaries, metrics, callbacks and predictors ask for it.
+    """Gives a tensor of a model or a step a name.
 
-    In graph or eagerly, on a replica. It has to be called in the step itself or in the call of a
-    layer: a tensor inside a tf.cond, a loop or another tf.function cannot leave it. If a step
-    exposes several tensors by one name, such as in a layer that is called twice, the last one
-    counts.
+    Summaries, metrics, callbacks and predictors request the tensor by this name. Runs in graph or
+    eagerly, on a replica.
+
+    It has to be called in the step itself or in the call of a layer: a tensor inside a tf.cond, a
+    loop or another tf.function cannot leave it. If a step exposes several tensors by one name, such
+    as in a layer that is called twice, the last one counts.
 
     Args:
       name: The name, a text.
@@ -41,7 +43,7 @@ def expose(name: Any, tensor: Any) -> Any:
       The tensor, unchanged.
 
     Raises:
-      UsageError: when the name is not a text; at the end of the step, when the tensor is asked for
+      UsageError: when the name is not a text. At the end of the step, when the tensor is requested
         and cannot leave its graph.
     """
     if not isinstance(name, str) or not name:
@@ -53,16 +55,18 @@ def expose(name: Any, tensor: Any) -> Any:
 
 
 class TensorCollector:
-    """The exposed tensors of one step, as far as they are asked for. Used where the step is traced or run.
+    """The exposed tensors of one step, as far as they are requested.
+
+    Used where the step is traced or run.
 
     Args:
-      requested_names: The names that are asked for.
+      requested_names: The names that are requested.
 
     Attributes:
       tensors: The tensors by name.
       exposed_names: All names that the step has exposed.
-      problem: Why a tensor that is asked for cannot be had; "" if there is no problem. It is not
-        raised at once, since Keras would add the arguments of the layer to the message.
+      problem: Why a requested tensor is not available. "" if there is no problem. It is not raised
+        at once, since Keras would add the arguments of the layer to the message.
     """
 
     def __init__(self, requested_names: Collection[str]) -> None:
@@ -73,31 +77,36 @@ class TensorCollector:
         self.problem = ""
 
     def add(self, name: str, tensor: Any) -> None:
-        """Records a tensor if its name is asked for, or the problem if it cannot be had."""
+        """Records a tensor if its name is requested, or the problem if it is not available."""
         self.exposed_names.add(name)
         if name not in self._requested_names:
             return
+
         if tf.compat.v1.get_default_graph() is not self._graph:
             self.problem = (
-                f"expose({name!r}) is called inside a tf.cond, a loop or a tf.function, which the"
-                " tensor cannot leave; return the tensor from there, and expose what comes out"
+                f"expose({name!r}) is called inside a tf.cond, a loop or a tf.function, "
+                "which the tensor cannot leave; return the tensor from there, "
+                "and expose what comes out"
             )
             return
+
         try:
             self.tensors[name] = tf.convert_to_tensor(tensor)
         except (TypeError, ValueError):
             kind = type(tensor).__name__
             self.problem = (
-                f"{name!r} is a {kind}, no dense tensor; call trainer_kit.expose on one of its"
-                " tensors"
+                f"{name!r} is a {kind}, no dense tensor; "
+                "call trainer_kit.expose on one of its tensors"
             )
 
 
 class LayerOutputs:
-    """Exposes the outputs of the layers of a model by the names of the layers, while tensors are collected.
+    """Exposes the outputs of the layers of a model by the names of the layers.
+
+    It does so only while tensors are collected.
 
     Args:
-      model: A Keras 3 model, a tf_keras model or a tf.Module; layers inside layers count too.
+      model: A Keras 3 model, a tf_keras model or a tf.Module. Layers inside layers count too.
 
     Attributes:
       model: The argument of this name.
@@ -106,23 +115,21 @@ class LayerOutputs:
     def __init__(self, model: Any) -> None:
         self.model = model
         self._layers: dict[str, list[Any]] = {}
-        self._open_contexts = 0  # those of replicas, which are traced in turns, overlap
-        unnamed: set[int] = (
-            set()
-        )  # functional models inside of a Sequential of Keras, whose names users do not know
+        # The contexts of replicas overlap, because replicas are traced in turns.
+        self._open_contexts = 0
+
+        # Functional models inside of a Sequential of Keras, whose names users do not know.
+        unnamed: set[int] = set()
         for part in tf.train.TrackableView(model).descendants():
             if isinstance(part, keras.Sequential):
                 children = tf.train.TrackableView(part).children(part).values()
                 unnamed |= {id(child) for child in children} - {id(layer) for layer in part.layers}
-            is_called = (
-                callable(getattr(part, "call", None)) and type(part).__name__ != "InputLayer"
-            )
-            if (
-                is_called
-                and id(part) not in unnamed
-                and isinstance(getattr(part, "name", None), str)
-            ):
-                self._layers.setdefault(part.name, []).append(part)
+
+            is_input = type(part).__name__ == "InputLayer"
+            is_called = callable(getattr(part, "call", None)) and not is_input
+            if is_called and id(part) not in unnamed:
+                if isinstance(getattr(part, "name", None), str):
+                    self._layers.setdefault(part.name, []).append(part)
 
     @property
     def names(self) -> list[str]:
@@ -131,35 +138,39 @@ class LayerOutputs:
 
     @contextlib.contextmanager
     def collect(self, requested_names: Collection[str]) -> Iterator[TensorCollector]:
-        """A context that collects the tensors of these names; a context inside it hides it.
+        """A context that collects the tensors of these names. A context inside it hides it.
 
         Raises:
-          UsageError: when two layers have a name that is wanted; at the end of the context, when a
-            tensor that is asked for cannot be had.
+          UsageError: when two layers have a requested name. At the end of the context, when a
+            requested tensor is not available.
         """
         layers = []
         for name in requested_names:
             namesakes = self._layers.get(name, [])
             if len(namesakes) > 1:
                 raise UsageError(
-                    f"{len(namesakes)} layers are called {name!r}; give each layer a name of"
-                    " its own"
+                    f"{len(namesakes)} layers are called {name!r}; "
+                    "give each layer a name of its own"
                 )
             layers += namesakes
+
         collector = TensorCollector(requested_names)
         token = _collector.set(collector)
         self._open_contexts += 1
         if self._open_contexts == 1:
             for layer in layers:
                 layer.call = _wrap_layer_call(layer.name, layer.call)
+
         try:
             yield collector
         finally:
             self._open_contexts -= 1
             if self._open_contexts == 0:
                 for layer in layers:
-                    del layer.call  # the method of its class is visible again
+                    # The method of the layer's class is visible again.
+                    del layer.call
             _collector.reset(token)
+
         if collector.problem:
             raise UsageError(collector.problem)
 
@@ -173,21 +184,21 @@ def unknown_tensor(
       name: The name.
       known_names: The names of exposed tensors and of layers.
       where: What was searched, such as "the training step".
-      advice: What to do beyond choosing a name that is known, from "; " on.
+      advice: What to do beyond choosing a known name, from "; " on.
     """
     return UsageError(
-        f"{where} exposes no tensor {name!r}, and no layer has this name;"
-        f" {suggest_names(name, list(known_names))}{advice}"
+        f"{where} exposes no tensor {name!r}, and no layer has this name; "
+        f"{suggest_names(name, list(known_names))}{advice}"
     )
 
 
 def check_evaluation_tensors(trainer: Any) -> None:
-    """Traces the evaluation step if tensors of it are asked for by name, so that a miss ends a run before it trains.
+    """Traces the evaluation step if tensors of it are requested by name.
 
-    Runs eagerly, on the host.
+    A missing tensor then ends a run before it trains. Runs eagerly, on the host.
 
     Args:
-      trainer: The trainer; one that does not evaluate, or has evaluations of its own, is not
+      trainer: The trainer. A trainer that does not evaluate, or has its own evaluations, is not
         checked.
 
     Raises:
@@ -197,24 +208,27 @@ def check_evaluation_tensors(trainer: Any) -> None:
         return
     if not (trainer.can_evaluate and trainer.config.trainer.eval_tf_function):
         return
+
     for validation_set in trainer.validation:
-        iterator = trainer.select_validation_set(validation_set.name).data.iterator(fresh=False)
-        tf.function(trainer.eval_step, autograph=False).get_concrete_function(iterator)
+        selected_set = trainer.select_validation_set(validation_set.name)
+        iterator = selected_set.data.iterator(fresh=False)
+        eval_step = tf.function(trainer.eval_step, autograph=False)
+        eval_step.get_concrete_function(iterator)
 
 
 class LastValue:
-    """The value of a tensor in the last step, on each replica. It is updated as a metric is, and never reset.
+    """The value of a tensor in the last step, on each replica.
 
-    Created in the scope of the strategy.
+    It is updated like a metric, and never reset. Created in strategy scope.
 
     Args:
       name: The name of the tensor.
-      field: Who asks for it.
+      field: Who requests it.
       is_fused: Whether steps are fused: a program of XLA cannot change the shape of a variable.
 
     Attributes:
-      variable: The variable that holds the value; None before a step is traced. No checkpoint needs
-        it.
+      variable: The variable that contains the value. None before a step is traced. No checkpoint
+        needs it.
     """
 
     def __init__(self, name: str, field: str, *, is_fused: bool) -> None:
@@ -226,7 +240,7 @@ class LastValue:
 
     @tf.autograph.experimental.do_not_convert
     def update_state(self, value: tf.Tensor) -> None:
-        """Stores the value; runs in graph, on a replica."""
+        """Stores the value. Runs in graph, on a replica."""
         tf.distribute.get_replica_context().merge_call(self._store, args=(value,))
 
     @tf.autograph.experimental.do_not_convert
@@ -236,10 +250,11 @@ class LastValue:
         shape = parts[0].shape if self._is_fused else tf.TensorShape(None)
         if self._is_fused and not shape.is_fully_defined():
             raise UsageError(
-                f"{self._field}: the tensor {self._name!r} has the shape {shape}, and fused steps"
-                " need a shape that is known before they run; batch with drop_remainder=True, or"
-                " set trainer.fuse_steps=1"
+                f"{self._field}: the tensor {self._name!r} has the shape {shape}, "
+                "and fused steps need a shape that is known before they run; "
+                "batch with drop_remainder=True, or set trainer.fuse_steps=1"
             )
+
         # TensorFlow keeps int32 variables on the CPU, where a compiled program on a GPU cannot
         # reach them.
         dtype = tf.int64 if self._dtype == tf.int32 else self._dtype
@@ -258,15 +273,15 @@ class LastValue:
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                 )
-        for local, part in zip(
-            strategy.experimental_local_results(self.variable), parts, strict=True
-        ):
-            local.assign(tf.cast(part, local.dtype))
+
+        local_variables = strategy.experimental_local_results(self.variable)
+        for local_variable, part in zip(local_variables, parts, strict=True):
+            local_variable.assign(tf.cast(part, local_variable.dtype))
 
     def read_value(self, strategy: tf.distribute.Strategy) -> np.ndarray:
-        """Returns the value over the replicas of this worker: scalars are averaged, others concatenated.
+        """Returns the value over the replicas of this worker, as a NumPy array.
 
-        Runs eagerly, on the host.
+        Scalars are averaged, other values are concatenated. Runs eagerly, on the host.
 
         Args:
           strategy: The strategy of the trainer.
@@ -281,10 +296,10 @@ class LastValue:
 
 
 class StepTensors:
-    """Updates metrics with tensors that steps expose: those of the config, and the values of the last step.
+    """Updates metrics with tensors that steps expose.
 
-    Created in the scope of the strategy. Without a name that is asked for it has no variables, and
-    adds no operation to a step.
+    The metrics are those of the config, and the values of the last step. Created in strategy scope.
+    Without a requested name it has no variables, and adds no operation to a step.
 
     Args:
       phase: "training" or "evaluation", for messages.
@@ -293,7 +308,7 @@ class StepTensors:
         tensors.
 
     Attributes:
-      values: The values of the last loop, as NumPy arrays by name; of several validation sets, by
+      values: The values of the last loop, as NumPy arrays by name. With several validation sets, by
         set and name.
 
     Raises:
@@ -305,10 +320,10 @@ class StepTensors:
         self._metric_set = metrics
         self._strategy = tf.distribute.get_strategy()
         self._is_fused = phase == "training" and getattr(config.trainer, "fuse_steps", 1) > 1
-        self._tensor_metrics: list[
-            tuple[Any, str, str]
-        ] = []  # each with its tensor, and with who asks for it
-        self._fields: dict[str, str] = {}  # by the tensor whose last value is asked for: who asks
+        # Each metric with its tensor, and with who requests it.
+        self._tensor_metrics: list[tuple[Any, str, str]] = []
+        # Who requests the last value of a tensor, by the name of the tensor.
+        self._fields: dict[str, str] = {}
         # By validation set and tensor: steps of other sets may expose another dtype by the same
         # name.
         self._last_values: dict[tuple[str, str], LastValue] = {}
@@ -321,11 +336,13 @@ class StepTensors:
             self._tensor_metrics.append((metric, name, field))
 
     def request_value(self, name: str, where: str) -> None:
-        """Asks for the value of a tensor in the last step of each loop; called before the step is traced.
+        """Requests the value of a tensor in the last step of each loop.
+
+        Called before the step is traced.
 
         Args:
           name: The name that a step or a model exposes, or the name of a layer.
-          where: Who asks, for messages, such as "trainer.summaries".
+          where: Who requests it, for messages, such as "trainer.summaries".
 
         Raises:
           UsageError: when the step is traced already, or the trainer cannot hand out tensors.
@@ -334,45 +351,45 @@ class StepTensors:
             return
         if self._is_traced:
             raise UsageError(
-                f"{where}: the tensor {name!r} is asked for after the first {self._phase} step; ask"
-                " before"
+                f"{where}: the tensor {name!r} is asked for after the first {self._phase} step; "
+                "ask before"
             )
         if isinstance(self._strategy, tf.distribute.experimental.ParameterServerStrategy):
             raise UsageError(
-                f"{where}: asynchronous training has no last step; feed the tensor to a metric"
-                " instead"
+                f"{where}: asynchronous training has no last step; "
+                "feed the tensor to a metric instead"
             )
         self._fields[name] = where
 
     @property
     def has_requests(self) -> bool:
-        """Whether any tensor is asked for."""
+        """Whether any tensor is requested."""
         return bool(self._requested_fields)
 
     @property
     def value_variables(self) -> list[tf.Variable]:
-        """The variables that hold the values, which no checkpoint needs."""
-        return [last.variable for last in self._last_values.values() if last.variable is not None]
+        """The variables that contain the values, which no checkpoint needs."""
+        variables = [last_value.variable for last_value in self._last_values.values()]
+        return [variable for variable in variables if variable is not None]
 
     def read_values(self, validation_set: str = "") -> None:
-        """Reads the values after a loop; runs eagerly, on the host.
+        """Reads the values after a loop. Runs eagerly, on the host.
 
         Args:
           validation_set: The name of the evaluated set, if there are several.
 
         Raises:
-          UsageError: when a subclass of the trainer has a step of its own, which captures no
-            tensors.
+          UsageError: when a subclass of the trainer has its own step, which captures no tensors.
         """
         values = {}
         for name, field in self._fields.items():
-            last = self._last_values.get((validation_set, name))
-            if last is not None:
-                values[name] = last.read_value(self._strategy)
+            last_value = self._last_values.get((validation_set, name))
+            if last_value is not None:
+                values[name] = last_value.read_value(self._strategy)
             elif self._metric_set.loss.is_updated:
                 raise UsageError(
-                    f"{field}: the tensor {name!r} has no value, because the trainer's {self._phase}"
-                    " step is its own; call the method of the superclass there"
+                    f"{field}: the tensor {name!r} has no value, because the trainer's "
+                    f"{self._phase} step is its own; call the method of the superclass there"
                 )
         self.values = {**self.values, validation_set: values} if validation_set else values
 
@@ -380,55 +397,60 @@ class StepTensors:
     def capture_tensors(self, model: Any) -> Iterator[Mapping[str, tf.Tensor]]:
         """A context of a step on a replica, which yields a mapping for `update_metrics`.
 
-        After the context it has the tensors that are asked for, by name.
+        After the context, the mapping contains the requested tensors by name.
 
         Args:
           model: The model of the step, whose layers are known by name.
 
         Raises:
-          UsageError: at the end of the context, when a tensor that is asked for cannot be had.
+          UsageError: at the end of the context, when a requested tensor is not available.
         """
         self._is_traced = True
-        wanted = self._requested_fields
-        if not wanted:
+        requested_fields = self._requested_fields
+        if not requested_fields:
             yield {}
             return
 
         if self._layers is None or self._layers.model is not model:
             self._layers = LayerOutputs(model)
         layers = self._layers
-        with layers.collect(wanted) as collector:
+        with layers.collect(requested_fields) as collector:
             yield collector.tensors
-        for name, field in wanted.items():
+
+        for name, field in requested_fields.items():
             if name not in collector.tensors:
-                advice = (
-                    "; a tensor of train_step has to be exposed in validation_step, too, for"
-                    " evaluations"
-                )
-                advice = advice if self._phase == "evaluation" else ""
-                known = {*collector.exposed_names, *layers.names}
-                raise unknown_tensor(name, known, f"{field}: the {self._phase} step", advice)
+                advice = ""
+                if self._phase == "evaluation":
+                    advice = (
+                        "; a tensor of train_step has to be exposed in validation_step, too, "
+                        "for evaluations"
+                    )
+                names = {*collector.exposed_names, *layers.names}
+                raise unknown_tensor(name, names, f"{field}: the {self._phase} step", advice)
 
     @tf.autograph.experimental.do_not_convert
     def update_metrics(self, tensors: Mapping[str, tf.Tensor], validation_set: str = "") -> None:
-        """Updates metrics and last values with the tensors of a step; runs in graph, on a replica.
+        """Updates metrics and last values with the tensors of a step.
+
+        Runs in graph, on a replica.
 
         Args:
-          tensors: The tensors of `captured`.
+          tensors: The tensors of `capture_tensors`.
           validation_set: The name of the evaluated set, if there are several.
         """
         for metric, name, _ in self._tensor_metrics:
             metric.update_state(tensors[name])
         for name, field in self._fields.items():
-            last = self._last_values.setdefault(
-                (validation_set, name), LastValue(name, field, is_fused=self._is_fused)
-            )
-            last.update_state(tensors[name])
+            key = (validation_set, name)
+            new_value = LastValue(name, field, is_fused=self._is_fused)
+            last_value = self._last_values.setdefault(key, new_value)
+            last_value.update_state(tensors[name])
 
     @property
     def _requested_fields(self) -> dict[str, str]:
-        """The names that are asked for, each with who asks."""
-        return {**{name: field for _, name, field in self._tensor_metrics}, **self._fields}
+        """The requested names, each with who requests it."""
+        metric_fields = {name: field for _, name, field in self._tensor_metrics}
+        return {**metric_fields, **self._fields}
 
 
 def _wrap_layer_call(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
