@@ -1,4 +1,7 @@
-"""TaskInputs and ValidationSets: open the data of a trainer's task, distributed over the replicas."""
+"""TaskInputs and ValidationSets: open the data of a trainer's task.
+
+The data is distributed over the replicas.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ class ValidationSet:
     """One validation set, with the task, model and metrics that evaluate it.
 
     Attributes:
-      name: The name of the set; "" for a single set.
+      name: The name of the set. "" for a single set.
       data: The data of the set, with its iterator.
-      options: The steps and the interval of this set from the config; None: those of all sets.
-      task: The task whose validation_step evaluates a batch; None: the trainer's task.
-      model: The model for the step: the task's part of a model that several tasks share; None: the
-        trainer's model.
-      metrics: The metrics that the step updates, with the loss; None: the trainer's metrics.
+      options: The steps and the interval of this set from the config. None: those of all sets.
+      task: The task whose validation_step evaluates a batch. None: the trainer's task.
+      model: The model for the step, which is the task's part of a model that several tasks share.
+        None: the trainer's model.
+      metrics: The metrics that the step updates, with the loss. None: the trainer's metrics.
     """
 
     name: str
@@ -47,37 +50,53 @@ class ValidationSet:
         return self.options is not None and self.options.steps is not None
 
     def steps(self, default: int) -> int:
-        """Returns the number of batches to evaluate, -1 for all; `default` if the config sets none for this set."""
-        own = self.options.steps if self.options is not None else None
-        return default if own is None else own
-
-    def interval(self, default: int | None) -> int | None:
-        """Returns the training steps between two evaluations; `default` if the config sets none for this set."""
-        own = self.options.interval if self.options is not None else None
-        return default if own is None else own
-
-    def check_ends(self, default: int) -> None:
-        """Raises DataError when all batches are to be evaluated, but the data is known to be endless.
+        """Returns the number of batches to evaluate. -1 means all.
 
         Args:
           default: The number of batches if the config sets none for this set.
         """
+        steps = self.options.steps if self.options is not None else None
+        return default if steps is None else steps
+
+    def interval(self, default: int | None) -> int | None:
+        """Returns the training steps between two evaluations.
+
+        Args:
+          default: The interval if the config sets none for this set.
+        """
+        interval = self.options.interval if self.options is not None else None
+        return default if interval is None else interval
+
+    def check_ends(self, default: int) -> None:
+        """Checks that the data is not known to be endless if all batches are to be evaluated.
+
+        Args:
+          default: The number of batches if the config sets none for this set.
+
+        Raises:
+          DataError: when the data is known to be endless.
+        """
         if self.steps(default) < 0:
-            field = (
-                f"validation_sets.{self.name}.steps" if self.has_own_steps else "validation_steps"
-            )
+            field = "validation_steps"
+            if self.has_own_steps:
+                field = f"validation_sets.{self.name}.steps"
             self.data.check_has_end(f"trainer.{field}")
 
     def batches(self, default: int, replicas: int) -> int | None:
-        """Returns the number of batches that this process evaluates; None if not known. Safe from any thread.
+        """Returns the number of batches that this process evaluates. None if it is not known.
+
+        Safe from any thread.
 
         Args:
           default: The number of batches if the config sets none for this set.
-          replicas: The number of replicas of this process; each takes an element of the data.
+          replicas: The number of replicas of this process. Each takes an element of the data.
         """
-        steps, elements = self.steps(default), self.data.cardinality()
+        steps = self.steps(default)
+        elements = self.data.cardinality()
         if elements is None:
             return steps if steps > 0 else None
+
+        # The last batch may have elements for some of the replicas only.
         batches = -(-elements // replicas)
         return min(steps, batches) if steps > 0 else batches
 
@@ -86,16 +105,16 @@ class ValidationSets:
     """All validation sets of a trainer, by name, in the order in which they are evaluated.
 
     Args:
-      sets: The sets; a single set may have the name "". Without sets, an evaluation reports
+      sets: The sets. A single set may have the name "". Without sets, an evaluation reports
         nothing.
 
     Attributes:
-      current: The set that is evaluated now, or was evaluated last; None if there are no sets.
+      current: The set that is evaluated now, or was evaluated last. None if there are no sets.
       evaluated_names: The names of the sets in the current or last evaluation.
     """
 
     def __init__(self, sets: Iterable[ValidationSet]) -> None:
-        self._sets = {one.name: one for one in sets}
+        self._sets = {validation_set.name: validation_set for validation_set in sets}
         self.current: ValidationSet | None = next(iter(self._sets.values()), None)
         self.evaluated_names = self.names
 
@@ -109,19 +128,27 @@ class ValidationSets:
 
     @property
     def has_names(self) -> bool:
-        """Whether the sets have names; logs are then nested under these names."""
+        """Whether the sets have names. Logs are then nested under these names."""
         return "" not in self._sets
 
     @property
     def dataset(self) -> Any:
-        """The dataset, created when first needed; if the sets have names, a dict of datasets by name."""
-        datasets = {one.name: one.data.dataset for one in self}
+        """The dataset, created when it is first needed.
+
+        If the sets have names, it is a dict of datasets by name.
+        """
+        datasets = {validation_set.name: validation_set.data.dataset for validation_set in self}
         return datasets if self.has_names else datasets[""]
 
     def replace(self, dataset: Any) -> None:
-        """Replaces the data from the next evaluation on; if the sets have names, `dataset` is a dict by name."""
-        for name, one in dataset.items() if self.has_names else [("", dataset)]:
-            self._sets[name].data.replace(one)
+        """Replaces the data from the next evaluation on.
+
+        Args:
+          dataset: The dataset. If the sets have names, a dict of datasets by name.
+        """
+        datasets = dataset if self.has_names else {"": dataset}
+        for name, new_dataset in datasets.items():
+            self._sets[name].data.replace(new_dataset)
 
     def select(self, name: str) -> ValidationSet:
         """Makes the set of this name the current one, and returns it."""
@@ -129,55 +156,65 @@ class ValidationSets:
         return self._sets[name]
 
     def check(self, default: int) -> None:
-        """Raises DataError when a set is known to be empty, or endless although all of it is to be evaluated.
+        """Checks that each set has data, and an end where all of it is to be evaluated.
 
         Args:
           default: The number of batches for sets without one in the config.
+
+        Raises:
+          DataError: when a set is known to be empty, or endless although all of it is to be
+            evaluated.
         """
-        for one in self:
-            one.data.check_not_empty()
-            one.check_ends(default)
+        for validation_set in self:
+            validation_set.data.check_not_empty()
+            validation_set.check_ends(default)
 
     def batches(self, default: int, replicas: int) -> int | None:
-        """Returns the number of batches of the evaluation; None if not known. See ValidationSet.batches."""
-        found = [self._sets[name].batches(default, replicas) for name in self.evaluated_names]
-        return None if None in found else sum(batches for batches in found if batches is not None)
+        """Returns the number of batches of the evaluation. None if it is not known.
+
+        The arguments are those of ValidationSet.batches.
+        """
+        counts = [self._sets[name].batches(default, replicas) for name in self.evaluated_names]
+        if None in counts:
+            return None
+        return sum(count for count in counts if count is not None)
 
     def metric_variables(self) -> list[Any]:
         """Returns the variables of the metrics that belong to single sets."""
-        return [
-            variable
-            for one in self
-            if one.metrics is not None
-            for variable in one.metrics.variables()
-        ]
+        variables: list[Any] = []
+        for validation_set in self:
+            if validation_set.metrics is not None:
+                variables += validation_set.metrics.variables()
+        return variables
 
 
 def create_validation_sets(
     data_by_name: Mapping[str, ValidationData], options: Any
 ) -> ValidationSets:
-    """Returns validation sets that differ only in their data; the trainer's task evaluates all of them.
+    """Returns validation sets that differ only in their data.
+
+    The trainer's task evaluates all of them.
 
     Args:
       data_by_name: The data of each set, by name.
-      options: The section `trainer` of the config; its `validation_sets` may set steps and interval
+      options: The section `trainer` of the config. Its `validation_sets` may set steps and interval
         for each set.
     """
-    own = getattr(options, "validation_sets", {})
+    set_options = getattr(options, "validation_sets", {})
     return ValidationSets(
-        ValidationSet(name, feed, own.get(name)) for name, feed in data_by_name.items()
+        ValidationSet(name, data, set_options.get(name)) for name, data in data_by_name.items()
     )
 
 
 class TaskInputs:
-    """Opens training and validation data with a task's build_inputs. Created in the scope of the strategy.
+    """Opens training and validation data with a task's build_inputs. Created in strategy scope.
 
     Args:
       config: The experiment's config.
       task: The trainer's task.
 
     Attributes:
-      pass_pipeline_class: The class that makes the validation data of a worker.
+      pass_pipeline_class: The class that creates the validation data of a worker.
     """
 
     pass_pipeline_class: type[OnePassPipeline] = OnePassPipeline
@@ -191,31 +228,35 @@ class TaskInputs:
 
     @property
     def opened_validation_data(self) -> dict[str, Any]:
-        """What build_inputs has returned for each validation set that was opened, by its section."""
-        opened = [
-            pipeline for pipeline in self._validation_pipelines if pipeline.source is not None
-        ]
-        return {pipeline.section.path: pipeline.source for pipeline in opened}
+        """What build_inputs has returned for each opened validation set, by its section."""
+        return {
+            pipeline.section.path: pipeline.source
+            for pipeline in self._validation_pipelines
+            if pipeline.source is not None
+        }
 
     def create_train_data(self, global_step: tf.Variable, ready_made_dataset: Any) -> TrainData:
-        """Returns the training data of the trainer's task; it is not opened yet.
+        """Returns the training data of the trainer's task. It is not opened yet.
 
         Args:
           global_step: The number of steps that have taken a batch, an int64 scalar.
-          ready_made_dataset: A ready-made dataset that replaces the task's; None: there is none.
+          ready_made_dataset: A ready-made dataset that replaces the task's. None: there is none.
 
         Raises:
           UsageError: when the config asks to overfit batches of a ready-made dataset.
         """
         config = self._config
         params = getattr(config.task, "train_data", None)
+        deterministic_ops = (
+            getattr(config.runtime, "deterministic_ops", False) or is_op_determinism_enabled()
+        )
         policy = ResumePolicy(
             require_exact=getattr(config.trainer, "require_exact_resume", False),
             has_single_iterator=has_plain_iterator(self._strategy),
-            deterministic_ops=getattr(config.runtime, "deterministic_ops", False)
-            or is_op_determinism_enabled(),
+            deterministic_ops=deterministic_ops,
             repeats_datasets=isinstance(config.trainer.train_steps, (Duration, RoundedSteps)),
         )
+
         section = self._section("train_data", params, self._task, ready_made_dataset)
         batch_size = getattr(params, "global_batch_size", 0)
         return TrainData(
@@ -223,45 +264,43 @@ class TaskInputs:
         )
 
     def create_all_validation_data(self, ready_made_dataset: Any) -> dict[str, ValidationData]:
-        """Returns the data of each validation set, by name; none is opened yet.
+        """Returns the data of each validation set, by name. None of it is opened yet.
 
         Args:
           ready_made_dataset: A ready-made dataset that replaces the task's, or a dict of datasets
-            by name; None: there is none.
+            by name. None: there is none.
         """
         sets = get_validation_sets(self._config.task)
+        datasets = {"": ready_made_dataset}
         if isinstance(ready_made_dataset, Mapping):
-            sets = {
-                **dict.fromkeys(ready_made_dataset),
-                **{name: data for name, data in sets.items() if name},
-            }
-        ready_made_dataset = (
-            ready_made_dataset
-            if isinstance(ready_made_dataset, Mapping)
-            else {"": ready_made_dataset}
-        )
+            # The order is that of the dict. Sets of the config that it lacks come after it.
+            named_sets = {name: data for name, data in sets.items() if name}
+            sets = {**dict.fromkeys(ready_made_dataset), **named_sets}
+            datasets = dict(ready_made_dataset)
         return {
-            name: self.create_validation_data(name, data, self._task, ready_made_dataset.get(name))
+            name: self.create_validation_data(name, data, self._task, datasets.get(name))
             for name, data in sets.items()
         }
 
     def create_validation_data(
         self, name: str, params: Any, task: Any, ready_made_dataset: Any = None
     ) -> ValidationData:
-        """Returns the data of one validation set; see `create_all_validation_data`.
+        """Returns the data of one validation set. See `create_all_validation_data`.
 
         Args:
-          name: The name of the set; "" for a single set.
+          name: The name of the set. "" for a single set.
           params: The data's section of the config.
           task: The task whose build_inputs opens the data.
-          ready_made_dataset: A ready-made dataset that replaces the task's; None: there is none.
+          ready_made_dataset: A ready-made dataset that replaces the task's. None: there is none.
 
         Raises:
           UsageError: when the config asks to overfit batches, but the dataset is ready-made.
         """
         path = self.validation_section(name)
+        # With overfit_batches, the evaluation sees the batches that are trained on.
         params = self._config.task.train_data if self._overfit_batches else params
-        pipeline = self.pass_pipeline_class(self._section(path, params, task, ready_made_dataset))
+        section = self._section(path, params, task, ready_made_dataset)
+        pipeline = self.pass_pipeline_class(section)
         self._validation_pipelines.append(pipeline)
         return ValidationData(path, self, pipeline, ready_made_dataset)
 
@@ -270,14 +309,15 @@ class TaskInputs:
         return f"validation_data.{name}".rstrip(".")
 
     def distribute(self, pipeline: WorkerPipeline) -> Any:
-        """Returns the dataset of a pipeline over the replicas; runs eagerly."""
+        """Returns the dataset of a pipeline over the replicas. Runs eagerly, on the host."""
         return distribute_dataset(self._strategy, pipeline)
 
     def _section(self, path: str, params: Any, task: Any, ready_made_dataset: Any) -> DataSection:
+        """Returns the description of a dataset, which its pipeline opens."""
         if ready_made_dataset is not None and self._overfit_batches:
             raise UsageError(
-                f"task.{path}: trainer.overfit_batches cuts the data that build_inputs makes, but"
-                f" this dataset is ready-made; cut it with take({self._overfit_batches}), and remove"
-                " trainer.overfit_batches"
+                f"task.{path}: trainer.overfit_batches cuts the data that build_inputs makes, "
+                "but this dataset is ready-made; "
+                f"cut it with take({self._overfit_batches}), and remove trainer.overfit_batches"
             )
         return DataSection(path, params, task, self._config.runtime, self._overfit_batches)
