@@ -1,4 +1,7 @@
-"""Which variables are trained, and by which optimizer: freezing, optimizers by name, and moving averages."""
+"""Which variables are trained, and by which optimizer.
+
+The module freezes variables, and creates optimizers by name and moving averages.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +31,25 @@ from trainer_kit.optimizers.periodic import PeriodicOptimizer
 from trainer_kit.training.initial_weights.variable_matching import get_child_layers, weights_by_path
 
 _LOG = logging.getLogger(__name__)
-_LISTED = 4  # names in a message
+# The number of names in a message.
+_LISTED = 4
 
 
 def freeze(model: Any, patterns: Sequence[str]) -> list[Any]:
-    """Freezes the variables of a built model that a pattern is found in the path of; runs eagerly, in strategy scope.
+    """Freezes the variables of a built model whose path a pattern is found in.
 
-    They are no longer trainable variables of the model. A layer of Keras all of whose weights are
-    frozen is no longer
-    trainable: batch normalization then uses its moving averages and leaves them as they are.
+    Runs eagerly, in strategy scope. The variables are no longer trainable variables of the model. A
+    layer of Keras all of whose weights are frozen is no longer trainable: batch normalization then
+    uses its moving averages and leaves them as they are.
 
     Args:
-      model: A built model of Keras 3; or of tf_keras, of which whole layers can be frozen.
-      patterns: Regular expressions; none of them freezes nothing.
+      model: A built model of Keras 3, or of tf_keras, of which whole layers can be frozen.
+      patterns: Regular expressions. Without patterns, nothing is frozen.
 
     Returns:
-      The variables that were trainable before, in order; none without a pattern. The names of slots
-      and averages in checkpoints count all of them, so that they do not depend on what is frozen.
+      The variables that were trainable before, in order. Without patterns, the list is empty. The
+      names of slots and averages in checkpoints count all of them, so that they do not depend on
+      what is frozen.
 
     Raises:
       UsageError: when a pattern matches no variable, no trainable variable is left, the model
@@ -52,125 +57,151 @@ def freeze(model: Any, patterns: Sequence[str]) -> list[Any]:
     """
     if not patterns:
         return []
+
     weights = weights_by_path(model)
     check_patterns("trainer.freeze", patterns, list(weights))
-    before = list(model.trainable_variables)
-    frozen = {
-        id(one)
-        for path, one in weights.items()
+    trainable_before = list(model.trainable_variables)
+    frozen_ids = {
+        id(variable)
+        for path, variable in weights.items()
         if any(re.search(pattern, path) for pattern in patterns)
     }
-    whole = [
-        layer
-        for layer in layers_below(model)
-        if _ids(layer.weights) and _ids(layer.weights) <= frozen
-    ]
-    for layer in whole:
+
+    # A layer whose weights are all frozen is frozen as a whole, so that batch normalization uses
+    # its moving averages.
+    frozen_layers = []
+    for layer in layers_below(model):
+        weight_ids = _ids(layer.weights)
+        if weight_ids and weight_ids <= frozen_ids:
+            frozen_layers.append(layer)
+    for layer in frozen_layers:
         layer.trainable = False
     for variable in model.variables if isinstance(model, keras.Layer) else ():
-        if id(native_variable(variable)) in frozen:
+        if id(native_variable(variable)) in frozen_ids:
             variable.trainable = False
-    _check(model, patterns, frozen)
-    _check_statistics(model, frozen - _ids(before))
-    normalizations = sum("BatchNormalization" in type(layer).__name__ for layer in whole)
-    normalized = (
-        f", and {normalizations} batch normalizations use their moving averages"
-        if normalizations
-        else ""
-    )
+
+    _check(model, patterns, frozen_ids)
+    _check_statistics(model, frozen_ids - _ids(trainable_before))
+
+    normalizations = sum("BatchNormalization" in type(layer).__name__ for layer in frozen_layers)
+    normalization_text = ""
+    if normalizations:
+        normalization_text = (
+            f", and {normalizations} batch normalizations use their moving averages"
+        )
     _LOG.info(
         "trainer.freeze: %s of %s variables keep their values%s",
-        len(frozen),
+        len(frozen_ids),
         len(weights),
-        normalized,
+        normalization_text,
     )
-    return before
+    return trainable_before
 
 
 def layers_below(model: Any) -> Iterator[Any]:
     """Yields a model's layers, and those inside of them, each once."""
-    if isinstance(model, tf.Module):  # of tf_keras
-        yield from (
-            one for one in model.submodules if hasattr(one, "trainable") and hasattr(one, "weights")
-        )
+    # A model of tf_keras.
+    if isinstance(model, tf.Module):
+        for module in model.submodules:
+            if hasattr(module, "trainable") and hasattr(module, "weights"):
+                yield module
         return
-    waiting, seen = [model], {id(model)}
-    while waiting:
-        inner = [layer for layer in get_child_layers(waiting.pop()) if id(layer) not in seen]
-        seen |= {id(layer) for layer in inner}
-        waiting += inner
-        yield from inner
+
+    pending = [model]
+    visited_ids = {id(model)}
+    while pending:
+        children = get_child_layers(pending.pop())
+        new_layers = [layer for layer in children if id(layer) not in visited_ids]
+        visited_ids |= {id(layer) for layer in new_layers}
+        pending += new_layers
+        yield from new_layers
 
 
 def _ids(variables: Sequence[Any]) -> set[int]:
-    return {id(native_variable(one)) for one in variables}
+    return {id(native_variable(variable)) for variable in variables}
 
 
 def _check(model: Any, patterns: Sequence[str], frozen: set[int]) -> None:
-    left = _ids(model.trainable_variables)
-    if not left:
+    """Checks that the model has variables to train, and that no matched variable is among them."""
+    trainable_ids = _ids(model.trainable_variables)
+    if not trainable_ids:
         raise UsageError(
-            f"trainer.freeze: {', '.join(patterns)} match all trainable variables; leave some to"
-            " train, or evaluate the model with --mode=eval"
+            f"trainer.freeze: {', '.join(patterns)} match all trainable variables; "
+            "leave some to train, or evaluate the model with --mode=eval"
         )
-    if kept := left & frozen:
-        names = [path for path, one in weights_by_path(model).items() if id(one) in kept]
+
+    if not_frozen_ids := trainable_ids & frozen:
+        names = [
+            path
+            for path, variable in weights_by_path(model).items()
+            if id(variable) in not_frozen_ids
+        ]
         raise UsageError(
-            f"trainer.freeze: {names[0]} of a {type(model).__name__} cannot be frozen by itself;"
-            " only whole layers of a tf_keras model can, and any variable of a Keras 3 model"
+            f"trainer.freeze: {names[0]} of a {type(model).__name__} cannot be frozen by itself; "
+            "only whole layers of a tf_keras model can, and any variable of a Keras 3 model"
         )
 
 
 def _check_statistics(model: Any, untrained: set[int]) -> None:
-    """Checks that no layer that is trained may update one of the matched variables that are not trained."""
-    still = {
-        one for layer in layers_below(model) if not layer.trainable for one in _ids(layer.weights)
-    }
-    if moving := [
-        path for path, one in weights_by_path(model).items() if id(one) in untrained - still
-    ]:
+    """Checks that no trained layer may update one of the matched statistics."""
+    constant_ids: set[int] = set()
+    for layer in layers_below(model):
+        if not layer.trainable:
+            constant_ids |= _ids(layer.weights)
+
+    changing_ids = untrained - constant_ids
+    names = [
+        path for path, variable in weights_by_path(model).items() if id(variable) in changing_ids
+    ]
+    if names:
         raise UsageError(
-            f"trainer.freeze: the statistics {', '.join(moving[:_LISTED])} could change: a layer"
-            " may update them while another of its variables is trained; match all variables of"
-            " the layer, or none of its statistics"
+            f"trainer.freeze: the statistics {', '.join(names[:_LISTED])} could change: "
+            "a layer may update them while another of its variables is trained; "
+            "match all variables of the layer, or none of its statistics"
         )
 
 
 def create_optimizers(task: Any, options: Any, runtime: Any) -> Any:
-    """Returns the task's optimizer, or a dict of those that `trainer.optimizers` names; called in strategy scope.
+    """Returns the task's optimizer, or a dict of those that `trainer.optimizers` names.
+
+    Called in strategy scope.
 
     Args:
-      task: The task, whose create_optimizer makes each optimizer.
+      task: The task, whose create_optimizer creates each optimizer.
       options: The section trainer of the config.
       runtime: The section runtime of the config.
+
+    Raises:
+      UsageError: when create_optimizer returns several optimizers for one section.
     """
     sections = _sections(options)
     if not sections:
         return task.create_optimizer(options.optimizer_config, runtime)
-    made = {}
+
+    optimizers = {}
     for name, section in sections.items():
-        own = (
-            runtime
-            if section.loss_scale is None
-            else runtime.replace(loss_scale=section.loss_scale)
-        )
-        optimizer = task.create_optimizer(section, own)
+        section_runtime = runtime
+        if section.loss_scale is not None:
+            section_runtime = runtime.replace(loss_scale=section.loss_scale)
+        optimizer = task.create_optimizer(section, section_runtime)
         if isinstance(optimizer, Mapping):
             raise UsageError(
-                f"{type(task).__name__}.create_optimizer returns several optimizers, and it is"
-                " called for each of trainer.optimizers; return one, or remove trainer.optimizers"
+                f"{type(task).__name__}.create_optimizer returns several optimizers, "
+                "and it is called for each of trainer.optimizers; "
+                "return one, or remove trainer.optimizers"
             )
         if section.period > 1:
             optimizer = PeriodicOptimizer(optimizer, section.period, section.accumulate)
-        made[name] = optimizer
-    return made
+        optimizers[name] = optimizer
+    return optimizers
 
 
 def build_task_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -> Any:
-    """Creates the slots of an optimizer, or of several, each for its own variables; called in strategy scope.
+    """Creates the slots of an optimizer, or of several, each for its own variables.
 
-    Several get variables of their own if the config or the task's `optimizer_variables` says which.
-    Otherwise each has slots for all trainable variables, and the task's step decides.
+    Called in strategy scope. Several optimizers get their own variables if the config or the task's
+    `optimizer_variables` says which. Otherwise each has slots for all trainable variables, and the
+    task's step decides.
 
     Args:
       optimizer: The optimizer, a dict of optimizers, or None.
@@ -184,17 +215,19 @@ def build_task_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -
     Raises:
       UsageError: when an optimizer has no variables, or a variable has two optimizers.
     """
-    given = _get_optimizer_variables(task, model) if optimizer is not None else {}
-    if isinstance(optimizer, Mapping) and (given or _sections(options)):
-        owned = partition_variables(optimizer, _sections(options), given, model)
-        several = NamedOptimizers(optimizer, owned)
-        several.build()
+    task_variables = _get_optimizer_variables(task, model) if optimizer is not None else {}
+    if isinstance(optimizer, Mapping) and (task_variables or _sections(options)):
+        owned = partition_variables(optimizer, _sections(options), task_variables, model)
+        named_optimizers = NamedOptimizers(optimizer, owned)
+        named_optimizers.build()
         log_ownership(owned, model.trainable_variables)
-        return several
-    if given:
+        return named_optimizers
+
+    if task_variables:
         raise UsageError(
-            f"{type(task).__name__}.optimizer_variables names the variables of {', '.join(given)},"
-            " and there is one optimizer; configure each of them in trainer.optimizers"
+            f"{type(task).__name__}.optimizer_variables names the variables of "
+            f"{', '.join(task_variables)}, and there is one optimizer; "
+            "configure each of them in trainer.optimizers"
         )
     build_optimizers(optimizer, model.trainable_variables)
     return optimizer
@@ -203,33 +236,36 @@ def build_task_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -
 def moving_average(
     options: Any, task: Any, model: Any, trainable: Sequence[Any] = ()
 ) -> MovingAverage | None:
-    """Returns the moving average of the weights, or of each of several optimizers' variables; called in strategy scope.
+    """Returns the moving average of the weights, or of each of several optimizers' variables.
+
+    Called in strategy scope.
 
     Args:
       options: The section trainer of the config.
       task: The task.
       model: The built model.
       trainable: The variables that were trainable before some were frozen, for the keys in
-        checkpoints; empty: none were.
+        checkpoints. Empty: none were frozen.
 
     Returns:
-      The average; None where the config asks for none.
+      The average. None where the config requests none.
     """
     sections = _sections(options)
-    if averaged := {name: one.ema for name, one in sections.items() if one.ema is not None}:
-        owned = partition_variables(
-            sections, sections, _get_optimizer_variables(task, model), model
-        )
-        configs = {
-            id(native_variable(variable)): ema
-            for name, ema in averaged.items()
-            for variable in owned[name]
-        }
-        variables = select_averaged_variables(model, EMAConfig(), trainable)
-        return MovingAverage(
-            variables, [configs.get(id(native_variable(variable))) for variable in variables]
-        )
-    return create_average(model, options.optimizer_config.ema, trainable)
+    averages = {name: section.ema for name, section in sections.items() if section.ema is not None}
+    if not averages:
+        return create_average(model, options.optimizer_config.ema, trainable)
+
+    # Each variable is averaged by the settings of its optimizer.
+    task_variables = _get_optimizer_variables(task, model)
+    owned = partition_variables(sections, sections, task_variables, model)
+    configs = {
+        id(native_variable(variable)): ema
+        for name, ema in averages.items()
+        for variable in owned[name]
+    }
+    variables = select_averaged_variables(model, EMAConfig(), trainable)
+    variable_configs = [configs.get(id(native_variable(variable))) for variable in variables]
+    return MovingAverage(variables, variable_configs)
 
 
 def _sections(options: Any) -> dict[str, Any]:
