@@ -20,33 +20,35 @@ from trainer_kit.optimizers.learning_rate import (
 )
 
 _LOG = logging.getLogger(__name__)
-RATE, FACTOR, RECOVERY_FACTOR = (
-    "learning_rate",
-    "learning_rate_factor",
-    "recovery_learning_rate_factor",
-)
+# The last parts of the names of a learning rate and its factors.
+RATE = "learning_rate"
+FACTOR = "learning_rate_factor"
+RECOVERY_FACTOR = "recovery_learning_rate_factor"
 
 
 class HyperParameters:
-    """Reads and changes hyper-parameters between training loops. Runs eagerly, on the host, on every worker.
+    """Reads and changes hyper-parameters between training loops.
+
+    Runs eagerly, on the host, on every worker. A change takes effect with the next loop.
 
     A single optimizer has the names `learning_rate` and `learning_rate_factor`, and
-    `optimizer.<attribute>` for each attribute that is a variable. One of several has `<its
-    name>.learning_rate` and so on. The task's names are those of its method `hyper_parameters`. A
-    change takes effect with the next loop. The factor multiplies what the config says, a constant
-    or a schedule. It is part of the training step only once it is used, and the loop is traced
-    again then.
+    `optimizer.<attribute>` for each attribute that is a variable. An optimizer among several has
+    `<its name>.learning_rate` and so on. The task's names are those of its method
+    `hyper_parameters`.
 
-    The variables of optimizers and tasks are in the checkpoint as such; the factors, which belong
-    to neither, are in its Python state.
+    The factor multiplies what the config says, a constant or a schedule. It is part of the training
+    step only once it is used, and the loop is traced again then.
+
+    Checkpoints contain the variables of optimizers and tasks as such. The factors, which belong to
+    neither, are in the checkpoint's Python state.
 
     Args:
       task: The task.
-      optimizer: The optimizer, or a dict of optimizers by name; None: there is none.
+      optimizer: The optimizer, or a dict of optimizers by name. None: there is none.
       python_state: The state of the run that is not in variables.
 
     Attributes:
-      has_new_factor: Whether there is a factor that the training step does not have yet. A trainer
+      has_new_factor: Whether a factor exists that the training step does not have yet. A trainer
         that traces the step again sets it to False.
     """
 
@@ -54,6 +56,7 @@ class HyperParameters:
         self._task = task
         self._optimizer = optimizer
         self._strategy = tf.distribute.get_strategy()
+        # The new value and the reason of each change since the last report, by name.
         self._unreported: dict[str, tuple[float, str]] = {}
         self.has_new_factor = False
         python_state.add("hyper-parameters", self._state, self._restore)
@@ -61,38 +64,38 @@ class HyperParameters:
     @property
     def names(self) -> list[str]:
         """The names of all hyper-parameters that can be changed."""
-        found = list(self._get_task_variables())
+        names = list(self._get_task_variables())
         for name, optimizer in self._get_optimizers().items():
             if _is_float(get_base_rate(optimizer)):
-                found.append(_join_name(name, RATE))
+                names.append(_join_name(name, RATE))
             if isinstance(optimizer, keras.Optimizer):
-                found.append(_join_name(name, FACTOR))
-            public = {
-                key: value for key, value in vars(optimizer).items() if not key.startswith("_")
-            }
-            found += [
-                f"{name or 'optimizer'}.{key}" for key, value in public.items() if _is_float(value)
-            ]
-        return found
+                names.append(_join_name(name, FACTOR))
+
+            for attribute, value in vars(optimizer).items():
+                if not attribute.startswith("_") and _is_float(value):
+                    names.append(f"{name or 'optimizer'}.{attribute}")
+        return names
 
     @property
     def factors(self) -> list[tf.Variable]:
         """The factors of all learning rates."""
-        return [
-            one
-            for optimizer in self._get_optimizers().values()
-            for one in learning_rate_factors(optimizer).values()
-        ]
+        variables: list[tf.Variable] = []
+        for optimizer in self._get_optimizers().values():
+            variables += learning_rate_factors(optimizer).values()
+        return variables
 
     def variable(self, name: str) -> Any:
-        """Returns the variable of a hyper-parameter, a scalar; adds the factor of a learning rate when first asked.
+        """Returns the variable of a hyper-parameter, a scalar.
+
+        Adds the factor of a learning rate when it is first requested.
 
         Raises:
-          UsageError: when there is no such hyper-parameter, or it is not a variable.
+          UsageError: when the hyper-parameter does not exist, or is not a variable.
         """
-        of_task = self._get_task_variables()
-        if name in of_task:
-            return of_task[name]
+        task_variables = self._get_task_variables()
+        if name in task_variables:
+            return task_variables[name]
+
         place, _, attribute = name.rpartition(".")
         optimizers = self._get_optimizers()
         optimizer = optimizers.get("" if place == "optimizer" else place)
@@ -100,6 +103,7 @@ class HyperParameters:
             raise UsageError(
                 f"there is no hyper-parameter {name!r}; {suggest_names(name, self.names)}"
             )
+
         if attribute in (FACTOR, RECOVERY_FACTOR):
             return self._factor(optimizer, attribute)
         value = (
@@ -107,16 +111,18 @@ class HyperParameters:
         )
         if _is_float(value):
             return value
+
+        # A name that exists gets a message with the reason why it cannot be changed.
         if attribute == RATE and callable(value):
             raise UsageError(
-                f"{name} is a schedule, which the training step computes; change"
-                f" {_join_name(place, FACTOR)}, which multiplies it"
+                f"{name} is a schedule, which the training step computes; "
+                f"change {_join_name(place, FACTOR)}, which multiplies it"
             )
         if isinstance(value, (bool, int, float)):
             raise UsageError(
-                f"{name} is the Python number {value} in {type(optimizer).__name__}, a constant of"
-                " the training step and not a variable, so it cannot be changed;"
-                f" {suggest_names(name, self.names)}"
+                f"{name} is the Python number {value} in {type(optimizer).__name__}, "
+                "a constant of the training step and not a variable, so it cannot be changed; "
+                f"{suggest_names(name, self.names)}"
             )
         raise UsageError(f"there is no hyper-parameter {name!r}; {suggest_names(name, self.names)}")
 
@@ -129,7 +135,9 @@ class HyperParameters:
         return float(tf.convert_to_tensor(self.variable(name)))
 
     def change(self, name: str, value: float, step: int, reason: str) -> None:
-        """Sets a hyper-parameter, and logs and notes the change for the next report if there is one.
+        """Sets a hyper-parameter, and logs the change and notes it for the next report.
+
+        Does neither if the value stays the same.
 
         Args:
           name: The name of the hyper-parameter.
@@ -138,33 +146,38 @@ class HyperParameters:
           reason: What changes it, for the log and the report.
 
         Raises:
-          UsageError: when there is no such hyper-parameter, or its variable cannot hold the value.
+          UsageError: when the hyper-parameter does not exist, or its variable cannot contain the
+            value.
         """
-        before = self.value(name)
+        old_value = self.value(name)
         self.check(name, value)
         self.set(name, value)
-        if self.value(name) != before:
+        if self.value(name) != old_value:
             self._unreported[name] = float(value), reason
             _LOG.info(
-                "step %d: %s is %g from here, it was %g (%s)", step, name, value, before, reason
+                "step %d: %s is %g from here, it was %g (%s)", step, name, value, old_value, reason
             )
 
     def check(self, name: str, value: float) -> None:
-        """Raises UsageError when there is no such hyper-parameter, or its variable cannot hold the value.
+        """Checks a value before it is set.
 
         A learning rate below 0 would raise the loss.
+
+        Raises:
+          UsageError: when the hyper-parameter does not exist, or its variable cannot contain the
+            value.
         """
         dtype = tf.as_dtype(self.variable(name).dtype)
-        lowest, highest = (np.asarray(bound).item() for bound in (dtype.min, dtype.max))
-        if not lowest <= value <= highest:  # never so of NaN
+        lowest = np.asarray(dtype.min).item()
+        highest = np.asarray(dtype.max).item()
+        # The comparison is never true of NaN.
+        if not lowest <= value <= highest:
             raise UsageError(
                 f"{name}: {value!r:.60} is not a finite number of the dtype {dtype.name}"
             )
-        if (
-            value < 0
-            and name not in self._get_task_variables()
-            and name.rpartition(".")[2] in (RATE, FACTOR, RECOVERY_FACTOR)
-        ):
+
+        is_rate = name.rpartition(".")[2] in (RATE, FACTOR, RECOVERY_FACTOR)
+        if value < 0 and is_rate and name not in self._get_task_variables():
             raise UsageError(
                 f"{name}: {value!r} is below 0; a learning rate and its factor are 0 or more"
             )
@@ -179,11 +192,17 @@ class HyperParameters:
         variable.assign(tf.cast(value, variable.dtype))
 
     def take_changes(self) -> dict[str, tuple[float, str]]:
-        """Returns the changes that are not reported yet, (new value, reason) by name, and forgets them."""
-        taken, self._unreported = self._unreported, {}
-        return taken
+        """Returns the changes that are not reported yet, and forgets them.
+
+        Returns:
+          The new value and the reason of each change, by name.
+        """
+        changes = self._unreported
+        self._unreported = {}
+        return changes
 
     def _factor(self, optimizer: Any, name: str) -> tf.Variable:
+        """Returns a factor of an optimizer's learning rate. Adds it if it does not exist."""
         if name not in learning_rate_factors(optimizer):
             with self._strategy.scope():
                 add_learning_rate_factor(optimizer, name)
@@ -191,7 +210,10 @@ class HyperParameters:
         return learning_rate_factors(optimizer)[name]
 
     def _get_optimizers(self) -> dict[str, Any]:
-        """Returns the optimizers by name, without those around them; a single one has the name ""."""
+        """Returns the optimizers by name, without those around them.
+
+        A single optimizer has the name "".
+        """
         by_name = self._optimizer if isinstance(self._optimizer, Mapping) else {"": self._optimizer}
         return {
             name: unwrap_optimizer(optimizer)
@@ -203,49 +225,45 @@ class HyperParameters:
         """Returns the variables of the task by name.
 
         Raises:
-          UsageError: when one is not a scalar variable.
+          UsageError: when a value is not a scalar variable.
         """
         method = getattr(self._task, "hyper_parameters", None)
-        given = {} if method is None else dict(method())
-        for name, value in given.items():
+        variables = {} if method is None else dict(method())
+        for name, value in variables.items():
             if not _is_scalar(value):
                 kind = type(self._task).__name__
                 raise UsageError(
-                    f"{kind}.hyper_parameters: {name} is {value!r:.60}; return scalar variables by"
-                    " name"
+                    f"{kind}.hyper_parameters: {name} is {value!r:.60}; "
+                    "return scalar variables by name"
                 )
-        return given
+        return variables
 
     def _changed_factors(self) -> dict[str, float]:
-        of_optimizers = {
-            _join_name(name, FACTOR): learning_rate_factors(one)
-            for name, one in self._get_optimizers().items()
-        }
-        return {
-            name: float(tf.convert_to_tensor(one[FACTOR]))
-            for name, one in of_optimizers.items()
-            if FACTOR in one
-        }
+        """Returns the values of the factors that exist, by name."""
+        values = {}
+        for name, optimizer in self._get_optimizers().items():
+            factors = learning_rate_factors(optimizer)
+            if FACTOR in factors:
+                values[_join_name(name, FACTOR)] = float(tf.convert_to_tensor(factors[FACTOR]))
+        return values
 
     def _state(self) -> dict[str, Any] | None:
         factors = self._changed_factors()
-        return (
-            {"factors": factors, "unreported": self._unreported}
-            if factors or self._unreported
-            else None
-        )
+        if not factors and not self._unreported:
+            return None
+        return {"factors": factors, "unreported": self._unreported}
 
     def _restore(self, state: Mapping[str, Any] | None) -> None:
         saved = state or {"factors": {}, "unreported": {}}
-        # Earlier versions saved the value alone.
-        self._unreported = {
-            name: (one[0], one[1]) if isinstance(one, list) else (one, "")
-            for name, one in saved["unreported"].items()
-        }
-        for name, value in {
-            **dict.fromkeys(self._changed_factors(), 1.0),
-            **saved["factors"],
-        }.items():
+        self._unreported = {}
+        for name, change in saved["unreported"].items():
+            # Earlier versions saved the value alone.
+            is_pair = isinstance(change, list)
+            self._unreported[name] = (change[0], change[1]) if is_pair else (change, "")
+
+        # A factor that the checkpoint lacks had no effect when it was saved.
+        factors = {**dict.fromkeys(self._changed_factors(), 1.0), **saved["factors"]}
+        for name, value in factors.items():
             self.set(name, value)
 
 
@@ -259,5 +277,8 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _is_float(value: Any) -> bool:
-    """Whether a value is a variable of one float; integers of an optimizer, such as iterations, are its state."""
+    """Whether a value is a variable of one float.
+
+    Integers of an optimizer, such as iterations, are its state.
+    """
     return _is_scalar(value) and tf.as_dtype(value.dtype).is_floating
