@@ -19,20 +19,24 @@ from trainer_kit.errors import DataError, DivergedError, UsageError
 from trainer_kit.optimizers.learning_rate import current_learning_rate
 from trainer_kit.telemetry.scalars import get_training_loss
 
-_FEWEST = 20  # steps that show a curve
-_FACTOR = 4  # times the lowest mean loss is a divergence
-DIVERGED, DATA_ENDED = "training diverged", "the training data ended"
+# The number of steps that show a curve.
+_FEWEST = 20
+# A mean loss of this many times the lowest mean loss is a divergence.
+_FACTOR = 4
+# Why a test ended before the highest rate.
+DIVERGED = "training diverged"
+DATA_ENDED = "the training data ended"
 
 
 @dataclass(frozen=True)
 class RateRange:
-    """What a range test has measured.
+    """The measurements of a range test.
 
     Attributes:
-      rates: The learning rate of each step, in increasing order.
-      losses: The training loss of each step, before its update.
+      rates: The learning rate of each step, in increasing order, float64 [steps].
+      losses: The training loss of each step, before its update, float64 [steps].
       ended_by: Why the test ended before the highest rate: "training diverged" or "the training
-        data ended"; else "".
+        data ended". "" if it did not.
     """
 
     rates: np.ndarray
@@ -41,7 +45,7 @@ class RateRange:
 
     @property
     def smoothed_losses(self) -> np.ndarray:
-        """The mean loss of the steps around each step, a twentieth of all steps or 5."""
+        """The mean loss of the steps around each step, which are a twentieth of all steps or 5."""
         sums = np.concatenate([[0.0], np.cumsum(self.losses)])
         places = np.arange(len(self.losses))
         reach = _window(len(self.losses)) // 2
@@ -56,7 +60,7 @@ class RateRange:
 
     @property
     def is_still_falling(self) -> bool:
-        """Whether the loss is lowest at the highest rate that was tried, so that a higher one may be better."""
+        """Whether the loss is lowest at the highest rate, so that a higher rate may be better."""
         last = len(self.losses) - 1 - _window(len(self.losses)) // 2
         return (
             self.is_falling
@@ -66,29 +70,42 @@ class RateRange:
 
     @property
     def is_falling(self) -> bool:
-        """Whether the lowest smoothed loss is below the first one by more than five standard errors of such a mean."""
-        smoothed, window = self.smoothed_losses, _window(len(self.losses))
+        """Whether the smoothed loss falls by more than the noise.
+
+        It does if the lowest smoothed loss is below the first one by more than five standard errors
+        of such a mean.
+        """
+        smoothed = self.smoothed_losses
+        window = _window(len(self.losses))
         lowest = int(np.argmin(smoothed))
-        noise = np.std((self.losses - smoothed)[: max(lowest, window) + 1]) / math.sqrt(
-            window // 2 + 1
-        )
+
+        # The first mean is that of half a window.
+        deviations = (self.losses - smoothed)[: max(lowest, window) + 1]
+        noise = np.std(deviations) / math.sqrt(window // 2 + 1)
         return bool(smoothed[0] - smoothed[lowest] > 5 * noise)
 
     @property
     def suggestion(self) -> float | None:
-        """A tenth of the rate at which the smoothed loss is lowest, since there it is about to rise.
+        """A tenth of the rate at which the smoothed loss is lowest.
 
-        This is the rule of fastai, https://arxiv.org/abs/2002.04688. Another one takes the rate
-        where the loss falls fastest; that was 250 times too low for a transformer, whose loss falls
-        at all rates. None: it does not fall, or still falls at the highest rate.
+        At the lowest loss it is about to rise. None if the loss does not fall, or still falls at
+        the highest rate.
+
+        This is the rule of fastai, https://arxiv.org/abs/2002.04688. Another rule takes the rate
+        where the loss falls fastest. That was 250 times too low for a transformer, whose loss falls
+        at all rates.
         """
-        return self.lowest_loss_rate / 10 if self.is_falling and not self.is_still_falling else None
+        if not self.is_falling or self.is_still_falling:
+            return None
+        return self.lowest_loss_rate / 10
 
 
 def range_test_config(
     config: ExperimentConfig, lowest: float, highest: float, steps: int
 ) -> ExperimentConfig:
-    """Returns `config` with a learning rate that rises from `lowest` to `highest` in `steps` steps by equal factors.
+    """Returns `config` with a learning rate that rises from `lowest` to `highest`.
+
+    The rate rises in `steps` steps by equal factors.
 
     Raises:
       UsageError: when there are too few steps for a curve, or the config has several optimizers.
@@ -96,30 +113,30 @@ def range_test_config(
     if steps < _FEWEST:
         raise UsageError(f"--steps: {steps} is too few for a curve; give at least {_FEWEST}")
     _refuse_several(config.trainer.optimizers)
-    rise = {
+
+    # The config may have its own exponential schedule, so each of its fields is set.
+    schedule = {
         "initial_learning_rate": lowest,
         "decay_steps": steps - 1,
         "decay_rate": highest / lowest,
-    }
-    whole = {
-        **rise,
         "staircase": False,
         "offset": 0,
-    }  # the config may have an exponential schedule of its own
+    }
     rate = {
-        "learning_rate": {"type": "exponential", "exponential": whole},
+        "learning_rate": {"type": "exponential", "exponential": schedule},
         "warmup": {"type": None},
     }
     return config.replace(trainer={"optimizer_config": rate, "fuse_steps": 1})
 
 
 def run_range_test(trainer: Any, lowest: float, steps: int) -> RateRange:
-    """Trains for up to `steps` steps and returns the measured curve. Runs eagerly, on the host, in strategy scope.
+    """Trains for up to `steps` steps and returns the measured curve.
 
-    It stops when the loss is not finite, or its mean over some steps is four times its lowest mean.
+    Runs eagerly, on the host, in strategy scope. It stops when the loss is not finite, or its mean
+    over some steps is four times its lowest mean.
 
     Args:
-      trainer: A new trainer, made with a config from range_test_config.
+      trainer: A new trainer, created with a config from range_test_config.
       lowest: The rate of the first step.
       steps: The number of steps.
 
@@ -130,7 +147,9 @@ def run_range_test(trainer: Any, lowest: float, steps: int) -> RateRange:
     """
     trainer.initialize()
     rate = _read_initial_rate(trainer, lowest)
-    rates, losses, ended_by = list[float](), list[float](), ""
+    rates: list[float] = []
+    losses: list[float] = []
+    ended_by = ""
     while not ended_by and len(losses) < steps:
         logs = trainer.train(tf.constant(1, tf.int32))
         if trainer.has_data_ended:
@@ -140,6 +159,7 @@ def run_range_test(trainer: Any, lowest: float, steps: int) -> RateRange:
         else:
             rates.append(rate)
             losses.append(loss)
+
             # It has diverged when the mean of the last losses is four times the lowest such mean. A
             # loss below 0 has no factor.
             window = _window(steps)
@@ -151,26 +171,27 @@ def run_range_test(trainer: Any, lowest: float, steps: int) -> RateRange:
 
     if len(losses) < _FEWEST and ended_by == DATA_ENDED:
         raise DataError(
-            f"task.train_data ended after {len(losses)} steps, and a range test needs {_FEWEST};"
-            " repeat the data"
+            f"task.train_data ended after {len(losses)} steps, "
+            f"and a range test needs {_FEWEST}; repeat the data"
         )
     if len(losses) < _FEWEST:
         raise DivergedError(
-            f"training diverged after {len(losses)} steps, at the learning rate {rate:.3g}; begin"
-            " at a lower rate (--lowest), and look at the data and the loss"
+            f"training diverged after {len(losses)} steps, at the learning rate {rate:.3g}; "
+            "begin at a lower rate (--lowest), and look at the data and the loss"
         )
     return RateRange(np.array(rates), np.array(losses), ended_by)
 
 
 def _read_initial_rate(trainer: Any, lowest: float) -> float:
+    """Returns the learning rate before the first step, which has to be that of the config."""
     optimizer = trainer.optimizer
     _refuse_several(optimizer if isinstance(optimizer, Mapping) else ())
     rate = float(current_learning_rate(optimizer))
     if not math.isclose(rate, lowest, rel_tol=1e-3):
         raise UsageError(
-            f"{type(trainer.task).__name__}.create_optimizer returns an optimizer with the learning"
-            f" rate {rate:g}, not with that of trainer.optimizer_config; a range test changes only"
-            " the latter"
+            f"{type(trainer.task).__name__}.create_optimizer returns an optimizer with the "
+            f"learning rate {rate:g}, not with that of trainer.optimizer_config; "
+            "a range test changes only the latter"
         )
     return rate
 
@@ -178,11 +199,15 @@ def _read_initial_rate(trainer: Any, lowest: float) -> float:
 def _refuse_several(names: Collection[str]) -> None:
     if names:
         raise UsageError(
-            f"a range test is for one optimizer, and this experiment has {', '.join(names)}: the"
-            " loss of one depends on the steps of the others; choose their rates by short runs"
+            f"a range test is for one optimizer, and this experiment has {', '.join(names)}: "
+            "the loss of one depends on the steps of the others; "
+            "choose their rates by short runs"
         )
 
 
 def _window(steps: int) -> int:
-    """Returns the number of steps whose mean loss is looked at; fewer than 5 would show the noise of single batches."""
+    """Returns the number of steps in a mean loss.
+
+    Fewer than 5 steps would show the noise of single batches.
+    """
     return max(5, steps // 20)
