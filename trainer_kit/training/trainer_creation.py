@@ -1,4 +1,7 @@
-"""Creates a trainer and its best-checkpoint exporter from a config, and checks them before a run."""
+"""Creates a trainer and its best-checkpoint exporter from a config.
+
+The module also checks both before a run.
+"""
 
 from __future__ import annotations
 
@@ -33,22 +36,28 @@ def create_trainer(
     evaluate: bool = True,
     checkpoint_exporter: Any = None,
 ) -> Any:
-    """Returns a trainer of the class registered with the task, with model and optimizer. Called in strategy scope."""
+    """Returns a trainer of the class registered with the task, with model and optimizer.
+
+    Called in strategy scope.
+    """
     return get_trainer_class(config).create(config, task, train, evaluate, checkpoint_exporter)
 
 
 def get_trainer_class(config: ExperimentConfig) -> Any:
-    """Returns the class of the trainer: the config's, the one that the task is registered with, or Trainer.
+    """Returns the class of the trainer.
 
+    It is the class that the config names, the one that the task is registered with, or Trainer.
     Without a name, several tasks are trained by a MultiTaskTrainer.
 
     Raises:
-      UsageError: when the class that the config names cannot be imported, or is none of a trainer.
+      UsageError: when the class that the config names cannot be imported, or is no trainer class.
     """
     name = getattr(config.trainer, "trainer_class", "")
     if not name:
-        several_tasks = isinstance(config.task, MultiTaskConfig)
-        return find_trainer_class(config.task) or (MultiTaskTrainer if several_tasks else Trainer)
+        default_class = Trainer
+        if isinstance(config.task, MultiTaskConfig):
+            default_class = MultiTaskTrainer
+        return find_trainer_class(config.task) or default_class
     return import_object(
         "trainer.trainer_class", name, _is_trainer_class, "subclass of trainer_kit.Trainer"
     )
@@ -61,141 +70,181 @@ def _is_trainer_class(value: Any) -> bool:
 def create_exporter(
     config: ExperimentConfig, directory: RunDirectory, is_chief: bool = True
 ) -> BestWeightsExporter | BestCheckpoints | None:
-    """Returns the exporter that keeps the best checkpoints in their folders; None when the config names no metric.
+    """Returns the exporter that keeps the best checkpoints in their folders.
 
     Args:
       config: The experiment's config.
       directory: The run's directory.
-      is_chief: Whether this worker's files are kept; only the chief's are.
+      is_chief: Whether this worker's files are kept. Only the chief's files are.
+
+    Returns:
+      The exporter. None when the config names no metric.
     """
     options = config.trainer
-    metric, primary = options.best_checkpoint_eval_metric, None
+    metric = options.best_checkpoint_eval_metric
+    primary = None
     if metric:
-        _warn_of_other_comparison(
-            "trainer.best_checkpoint_metric_comp", metric, options.best_checkpoint_metric_comp
-        )
+        comparison = options.best_checkpoint_metric_comp
+        _warn_of_other_comparison("trainer.best_checkpoint_metric_comp", metric, comparison)
         primary = get_trainer_class(config).best_checkpoint_class(
             directory.output_best_dir,
             metric,
-            options.best_checkpoint_metric_comp,
+            comparison,
             is_chief=is_chief,
         )
+
     named = {
         name: BestWeightsExporter(
             os.path.join(directory.output_named_bests_dir, name),
-            one.metric,
-            one.metric_comp,
-            keep=one.keep,
-            min_delta=one.min_delta,
+            section.metric,
+            section.metric_comp,
+            keep=section.keep,
+            min_delta=section.min_delta,
             is_chief=is_chief,
             option=f"trainer.best_checkpoints.{name}.metric",
         )
-        for name, one in options.best_checkpoints.items()
+        for name, section in options.best_checkpoints.items()
     }
-    for name, one in options.best_checkpoints.items():
-        _warn_of_other_comparison(
-            f"trainer.best_checkpoints.{name}.metric_comp", one.metric, one.metric_comp
-        )
+    for name, section in options.best_checkpoints.items():
+        field = f"trainer.best_checkpoints.{name}.metric_comp"
+        _warn_of_other_comparison(field, section.metric, section.metric_comp)
     return BestCheckpoints(primary, named) if named else primary
 
 
 def _warn_of_other_comparison(field: str, metric: str, comparison: str) -> None:
-    """Warns where the name of a metric tells that the other values are better, as the lower ones of a loss."""
-    by_name = guess_comparison(metric)
-    if by_name not in (None, comparison):
+    """Warns where the name of a metric indicates that the other values are better.
+
+    For example, the lower values of a loss are better.
+    """
+    comparison_by_name = guess_comparison(metric)
+    if comparison_by_name not in (None, comparison):
         _LOG.warning(
-            "%s is %s, so that the weights with the %s %s are kept as the best; set it to %s if %s"
-            " values are better",
+            "%s is %s, so that the weights with the %s %s are kept as the best; "
+            "set it to %s if %s values are better",
             field,
             comparison,
             "highest" if comparison == "higher" else "lowest",
             metric,
-            by_name,
-            by_name,
+            comparison_by_name,
+            comparison_by_name,
         )
 
 
 def check_optimizer_choice(config: ExperimentConfig, task_type: Any) -> None:
-    """Raises ConfigError when training needs an optimizer that neither the config nor the user's code makes.
+    """Checks that the config or the user's code creates an optimizer, which training needs.
 
-    It is no rule of the config, since only the classes of task and trainer tell whether they make
-    one. The report also names a learning rate and batch sizes that are missing, which would be
-    found later.
+    It is no rule of the config, since only the classes of task and trainer indicate whether they
+    create one. The report also names a learning rate and batch sizes that are missing, which would
+    be found later.
+
+    Raises:
+      ConfigError: when neither the config nor the user's code creates an optimizer.
     """
     options = config.trainer
-    section: Any = options.optimizer_config  # that of a Model Garden task has another class
+    # The section of a Model Garden task has another class.
+    section: Any = options.optimizer_config
     if not isinstance(section, OptimizationConfig) or options.optimizers or section.optimizer.type:
         return
+
+    # The user's code may create an optimizer, or need none.
     methods = [
         getattr(task_type, "create_optimizer", None),
         getattr(get_trainer_class(config), "create", None),
     ]
     functions = [getattr(method, "__func__", None) for method in methods]
     if functions != [Task.create_optimizer.__func__, Trainer.create.__func__]:  # type: ignore[attr-defined]
-        return  # the user's code may make an optimizer, or need none
+        return
 
     place = "trainer.optimizer_config"
     choices = ", ".join(OptimizerConfig.branches())
     problem = f"is needed to train: {task_type.__name__} makes no optimizer of its own"
     mistakes = [Mistake(f"{place}.optimizer.type", problem, f"set it to one of {choices}")]
+
     if not section.learning_rate.type:
         advice = "the simplest is constant"
         mistakes.append(
             Mistake(f"{place}.learning_rate.type", "is needed when an optimizer is set", advice)
         )
     for name in ("train_data", "validation_data"):
-        if getattr(getattr(config.task, name, None), "global_batch_size", None) == 0:
+        data = getattr(config.task, name, None)
+        if getattr(data, "global_batch_size", None) == 0:
             advice = "set it to 1 or more if build_inputs reads it"
             mistakes.append(Mistake(f"task.{name}.global_batch_size", "is 0", advice))
     raise ConfigError(mistakes)
 
 
 def check_trainer(trainer: Any) -> None:
-    """Raises UsageError when the engine cannot drive a ready-made trainer, such as a trainer of Orbit."""
+    """Checks that the engine can drive a ready-made trainer.
+
+    Raises:
+      UsageError: when it cannot, such as a trainer of Orbit.
+    """
     if not isinstance(trainer, BaseTrainer):
         raise UsageError(
-            f"trainer: {type(trainer).__name__} is not a trainer_kit.Trainer; inherit from"
-            " trainer_kit.Trainer, or call trainer_kit.compat.model_garden.run_experiment, which"
-            " also runs trainers of Orbit and Model Garden"
+            f"trainer: {type(trainer).__name__} is not a trainer_kit.Trainer; "
+            "inherit from trainer_kit.Trainer, "
+            "or call trainer_kit.compat.model_garden.run_experiment, "
+            "which also runs trainers of Orbit and Model Garden"
         )
 
 
 def check_accumulation(trainer: BaseTrainer, steps: int) -> None:
-    """Raises UsageError when a trainer cannot split batches into `steps` micro-batches, because its steps are its own.
+    """Checks that a trainer can split batches into `steps` micro-batches.
 
     A Trainer of trainer_kit checks more when it is created.
+
+    Raises:
+      UsageError: when the trainer has its own steps, which do not split batches.
     """
     if steps != 1 and trainer.custom_parts.has_steps:
         raise UsageError(
-            f"trainer.accumulate_steps={steps}: {trainer.class_name} has training loops of its own,"
-            " which do not split batches; set it to 1, or inherit from the Trainer of trainer_kit"
+            f"trainer.accumulate_steps={steps}: {trainer.class_name} has training loops of its "
+            "own, which do not split batches; set it to 1, "
+            "or inherit from the Trainer of trainer_kit"
         )
 
 
 def check_overfit_batches(trainer: BaseTrainer, options: Any) -> None:
-    """Raises UsageError when the config cuts the data, but the trainer opens its data itself."""
+    """Checks that the data can be cut, if the config requests it.
+
+    Raises:
+      UsageError: when the trainer opens its data itself.
+    """
     if getattr(options, "overfit_batches", None) and trainer.custom_parts.has_steps:
         raise UsageError(
-            f"trainer.overfit_batches: {trainer.class_name} opens its data itself, which would not"
-            " be cut; leave it out, or inherit from the Trainer of trainer_kit"
+            f"trainer.overfit_batches: {trainer.class_name} opens its data itself, "
+            "which would not be cut; leave it out, or inherit from the Trainer of trainer_kit"
         )
 
 
 def check_freeze(trainer: BaseTrainer, patterns: Sequence[str]) -> None:
-    """Raises UsageError when variables are to be frozen and the trainer, one of another framework, does not do it."""
+    """Checks that the trainer can freeze variables, if the config requests it.
+
+    Raises:
+      UsageError: when the trainer is one of another framework, which freezes no variables.
+    """
     if patterns and trainer.custom_parts.has_steps:
         raise UsageError(
-            f"trainer.freeze: {trainer.class_name} freezes no variables; remove freeze, or inherit"
-            " from the Trainer of trainer_kit"
+            f"trainer.freeze: {trainer.class_name} freezes no variables; "
+            "remove freeze, or inherit from the Trainer of trainer_kit"
         )
 
 
 def check_best_metric(trainer: Any, best: BestCheckpoints | None) -> None:
-    """Raises UsageError when no evaluation will report a metric of the best checkpoints, unless only a run can tell."""
+    """Checks that evaluations report the metrics of the best checkpoints.
+
+    Only a run can tell where the trainer does not know the names of its metrics. Nothing is checked
+    then.
+
+    Raises:
+      UsageError: when no evaluation will report a metric of the best checkpoints.
+    """
     if best is None:
         return
     names = trainer.validation_metric_names()
     if names is None:
         return
-    for exporter in best:  # an exporter of the caller checks its logs itself
+
+    # An exporter of the caller checks its logs itself.
+    for exporter in best:
         exporter.check_metric(names)
