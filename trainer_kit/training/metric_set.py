@@ -3,7 +3,7 @@
 The numbers are reset and read together.
 
 A step reports a value in one way: it updates a metric. `MetricSet.update` does so with the loss and
-the scalars that a step returns, `step_tensors` with tensors that are asked for by name, and
+the scalars that a step returns, `step_tensors` with tensors that are requested by name, and
 `gradient_reports` with norms of gradients.
 """
 
@@ -280,8 +280,9 @@ class MetricSet:
 
         for name in scalars.keys() & self._reserved.keys():
             raise UsageError(
-                f"the step returns a scalar called {name!r}, and {self._reserved[name]} reports one"
-                f" of this name; give the scalar another name, or unset {self._reserved[name]}"
+                f"the step returns a scalar called {name!r}, "
+                f"and {self._reserved[name]} reports one of this name; "
+                f"give the scalar another name, or unset {self._reserved[name]}"
             )
 
         if weight is None and (scalars or task.loss in logs):

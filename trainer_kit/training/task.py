@@ -65,7 +65,7 @@ class Task(abc.ABC):
 
     @property
     def logging_dir(self) -> str:
-        """The folder of the run's files; empty outside a run."""
+        """The folder of the run's files. Empty outside a run."""
         return self._logging_dir
 
     @classmethod

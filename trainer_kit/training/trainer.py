@@ -93,10 +93,10 @@ from trainer_kit.training.trained_variables import (
 
 _LOG = logging.getLogger(__name__)
 _UNNAMED = (
-    "on one thread TensorFlow does not say which operation of the loop has failed; start the run"
-    " again in a new model_dir with runtime.executor=default to see it"
+    "on one thread TensorFlow does not say which operation of the loop has failed; "
+    "start the run again in a new model_dir with runtime.executor=default to see it"
 )
-# The key of the global step in a loop's results; reading the variable after the loop costs 2 % of a
+# The key of the global step in a loop's results. Reading the variable after the loop costs 2 % of a
 # loop of 10 ms.
 _STEP_KEY = "trainer_kit/global_step"
 
@@ -174,7 +174,6 @@ class LoopFactory:
     def create_loop(self, steps: TrainingSteps) -> TrainLoop | FusedLoop:
         """Returns a new loop of these steps that is not traced yet."""
         stop = self._stop_flag.variable
-
         if self.fuse_steps > 1:
             return FusedLoop(steps, stop, self.stack, self.fuse_steps)
 
@@ -260,17 +259,17 @@ class Trainer(Evaluator):
     Args:
       config: An ExperimentConfig, or any object with the same sections.
       task: The task to train and evaluate.
-      model: The model of `task.build_model`; a model without variables is built from the specs of a
+      model: The model of `task.build_model`. A model without variables is built from the specs of a
         batch.
-      optimizer: The optimizer of `task.create_optimizer`, or a dict of them by name; None if train
-        is False.
+      optimizer: The optimizer of `task.create_optimizer`, or a dict of optimizers by name. None if
+        train is False.
       train: Whether this trainer will train.
       evaluate: Whether this trainer will evaluate.
-      train_dataset: A dataset to use instead of the task's; with several replicas, a distributed
-        dataset.
-      validation_dataset: The same for evaluation, or a dict of datasets by name; each evaluation
+      train_dataset: A dataset to use instead of the task's. With several replicas, it is a
+        distributed dataset.
+      validation_dataset: The same for evaluation, or a dict of datasets by name. Each evaluation
         starts it again.
-      checkpoint_exporter: Keeps the best checkpoint; has `maybe_export_checkpoint` and
+      checkpoint_exporter: Keeps the best checkpoint. It has `maybe_export_checkpoint` and
         `best_ckpt_logs`.
 
     Attributes:
@@ -280,7 +279,7 @@ class Trainer(Evaluator):
       hyper_parameters: The values that can be changed between loops, by name.
       loop_factory: Creates the training loops.
       segmented_loop: Runs the loops, and splits them where work has to be done between two steps.
-      accumulation: Splits batches into micro-batches, if trainer.accumulate_steps asks for it.
+      accumulation: Splits batches into micro-batches, if trainer.accumulate_steps requests it.
 
     Raises:
       AttributeError: when the config lacks a section that is needed.
@@ -875,6 +874,7 @@ class Trainer(Evaluator):
         parts.add("metrics", self._interrupted_metrics, self._restore_metrics)
         parts.add("learning rates", rates.state, rates.restore)
         self.state.add_replica_states()
+
         if has_state_methods(self.task):
             restore = self.task.restore
 
@@ -905,8 +905,8 @@ class Trainer(Evaluator):
 
         if state is not None and not fits:
             _LOG.warning(
-                "the checkpoint holds the state of other metrics than this run has, so the first"
-                " training metrics leave out a few steps"
+                "the checkpoint holds the state of other metrics than this run has, "
+                "so the first training metrics leave out a few steps"
             )
 
     def _get_transient_variables(self) -> list[Any]:
@@ -918,7 +918,10 @@ class Trainer(Evaluator):
 
 
 def get_custom_parts(kind: type[Trainer]) -> CustomParts:
-    """Returns what a class of trainers has of its own: the methods that it overrides."""
+    """Returns the parts of a class of trainers that differ from Trainer.
+
+    They are the methods that the class overrides.
+    """
     return CustomParts(
         has_train_loop=kind.create_train_loop_fn is not Trainer.create_train_loop_fn,
         has_train_method=kind.train is not Trainer.train,
