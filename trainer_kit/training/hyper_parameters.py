@@ -105,7 +105,12 @@ class HyperParameters:
             )
 
         if attribute in (FACTOR, RECOVERY_FACTOR):
-            return self._factor(optimizer, attribute)
+            if attribute not in learning_rate_factors(optimizer):
+                with self._strategy.scope():
+                    add_learning_rate_factor(optimizer, attribute)
+                self.has_new_factor = True
+            return learning_rate_factors(optimizer)[attribute]
+
         value = (
             get_base_rate(optimizer) if attribute == RATE else getattr(optimizer, attribute, None)
         )
@@ -200,14 +205,6 @@ class HyperParameters:
         changes = self._unreported
         self._unreported = {}
         return changes
-
-    def _factor(self, optimizer: Any, name: str) -> tf.Variable:
-        """Returns a factor of an optimizer's learning rate. Adds it if it does not exist."""
-        if name not in learning_rate_factors(optimizer):
-            with self._strategy.scope():
-                add_learning_rate_factor(optimizer, name)
-            self.has_new_factor = True
-        return learning_rate_factors(optimizer)[name]
 
     def _get_optimizers(self) -> dict[str, Any]:
         """Returns the optimizers by name, without those around them.

@@ -799,8 +799,7 @@ class Trainer(Evaluator):
     ) -> None:
         self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
 
-        # A tf.function would copy mappings in its arguments, so the batch is its only
-        # argument.
+        # A tf.function would copy mappings in its arguments, so the batch is its only argument.
         def step(batch: Any) -> tuple[Any, Any]:
             with self.train_tensors.capture_tensors(self.model) as tensors:
                 logs = apply_autograph(self.task.train_step)(
