@@ -83,21 +83,21 @@ def names_in_file(
         fitting = [path for path in paths if file.shapes[names[path]] == tuple(chosen[path].shape)]
         return len(fitting), len(paths), len(names)
 
-    theirs = {name: name for name in file.shapes} if new_names is None else new_names
-    ours = _namings(model, file)
-    exact = _equal_names(ours, chosen, theirs, fit)
+    file_names = {name: name for name in file.shapes} if new_names is None else new_names
+    namings = _namings(model, file)
+    exact = _equal_names(namings, chosen, file_names, fit)
     ranked = _equal_names(
-        [replace_numbers_by_ranks(naming) for naming in ours],
+        [replace_numbers_by_ranks(naming) for naming in namings],
         chosen,
-        replace_numbers_by_ranks(theirs),
+        replace_numbers_by_ranks(file_names),
         fit,
     )
 
     names = exact
     checkpoint = file if isinstance(file, TensorFlowFile) and file.has_graph else None
     if not file.has_user_numbers:
-        agree = all(ranked.get(path) == name for path, name in exact.items())
-        if agree or (checkpoint and checkpoint.has_ranks):
+        ranks_agree = all(ranked.get(path) == name for path, name in exact.items())
+        if ranks_agree or (checkpoint and checkpoint.has_ranks):
             names = max(exact, ranked, key=fit)
 
     # Replaced names do not lead to the objects of a checkpoint.

@@ -246,6 +246,7 @@ class GraphReduction:
             state_now = tf.nest.pack_sequence_as(state, flat, expand_composites=True)
             return tf.nest.flatten(self._reduce(state_now, outputs), expand_composites=True)
 
+        # The loop in graph takes its state as a flat list of tensors.
         flat = tf.nest.flatten(state, expand_composites=True)
         done, flat = loop_over_elements(iterator, limit, self._stop, one_step, flat, done)
         return done, tf.nest.pack_sequence_as(state, flat, expand_composites=True)
@@ -308,6 +309,8 @@ class GraphReduction:
             reduction = self._reduction_function.get_concrete_function(spec, outputs)
             after = _specs(reduction.structured_outputs)
             common = _merge_specs(spec, after)
+
+            # The specs are general enough when one more reduction does not change them.
             if common == spec:
                 return spec
             spec = common
@@ -505,6 +508,7 @@ class StatefulEvalLoop:
             step.
           reduce_fn: A function of state and outputs that returns the new state.
         """
+        # The graphs are traced before anything runs, so that a failure leaves the loop in Python.
         reduction = None
         if self._runs_in_graph:
             reduction = self._trace_reduction(iterator, state, reduce_fn)

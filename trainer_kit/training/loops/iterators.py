@@ -150,9 +150,9 @@ class StopFlag:
 
         def agree() -> tf.Tensor:
             requests = tf.cast(self._local_request, tf.int32)
-            asked = sum_over_workers(self._strategy, requests)
-            self.variable.assign(asked > 0)
-            return asked
+            num_requests = sum_over_workers(self._strategy, requests)
+            self.variable.assign(num_requests > 0)
+            return num_requests
 
         tf.cond(tf.equal(count % STOP_SYNC_INTERVAL, 0), agree, lambda: 0)
 
@@ -329,10 +329,12 @@ def loop_over_elements(
       The number of steps done, including those before, and the state.
     """
 
-    def condition(done: tf.Tensor, wanted: tf.Tensor, element: Any, state: Any) -> tf.Tensor:
-        return should_continue(stop, element.has_value(), wanted)
+    def condition(
+        done: tf.Tensor, is_below_limit: tf.Tensor, element: Any, state: Any
+    ) -> tf.Tensor:
+        return should_continue(stop, element.has_value(), is_below_limit)
 
-    def body(done: tf.Tensor, wanted: tf.Tensor, element: Any, state: Any) -> Any:
+    def body(done: tf.Tensor, is_below_limit: tf.Tensor, element: Any, state: Any) -> Any:
         # Otherwise "while/" would stand before the names of the task's summaries.
         with tf.name_scope(""):
             state = step(SingleElementIterator(element.get_value()), state)
@@ -340,9 +342,9 @@ def loop_over_elements(
         # After the last step no element is read. A branch around the step itself would cost more
         # than a small step.
         next_done = done + 1
-        wanted = tf.not_equal(next_done, limit)
-        next_element = tf.cond(wanted, iterator.get_next_as_optional, lambda: element)
-        return next_done, wanted, next_element, state
+        is_below_limit = tf.not_equal(next_done, limit)
+        next_element = tf.cond(is_below_limit, iterator.get_next_as_optional, lambda: element)
+        return next_done, is_below_limit, next_element, state
 
     done = tf.convert_to_tensor(done)
     state = list(state)

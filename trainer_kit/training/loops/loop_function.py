@@ -346,10 +346,10 @@ def _has_ordered_writes(
         if any(node.name not in after for node in writing):
             return False
 
-    both = [node for node in reading if node in writing]
+    mixed = [node for node in reading if node in writing]
     return all(
         _has_ordered_writes(functions[name], holds, functions)
-        for node in both
+        for node in mixed
         for name in _called_functions(node)
     )
 

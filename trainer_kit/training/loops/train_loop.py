@@ -267,6 +267,7 @@ class SegmentedLoop:
         # The results stay None when the data ends inside the loop.
         self.results = None
 
+        # With no work between two steps, one call runs the whole loop.
         if loop is self._traced_loop and self.hooks is None:
             with context():
                 done, self.results = loop(iterator, num_steps, reset_metrics)
