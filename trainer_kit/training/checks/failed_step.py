@@ -188,12 +188,17 @@ def _describe_loop_methods(trainer: Any) -> str:
     """
     # An adopted trainer has its methods in the trainer that it wraps.
     trainer = vars(trainer).get("_inner", trainer)
-    own = [
-        _format_method_location(type(trainer), name)
-        for name in _METHODS
-        if is_user_defined(type(trainer), name)
-    ]
-    return " or ".join(own) or f"{type(trainer).__name__}.train"
+
+    kind = type(trainer)
+    locations = []
+    for name in _METHODS:
+        if not is_user_defined(kind, name):
+            continue
+        owner = next(base for base in kind.__mro__ if name in vars(base))
+        code = getattr(vars(owner)[name], "__code__", None)
+        place = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else ""
+        locations.append(f"{owner.__name__}.{name}{place}")
+    return " or ".join(locations) or f"{type(trainer).__name__}.train"
 
 
 def is_user_defined(kind: type, name: str) -> bool:
@@ -203,14 +208,6 @@ def is_user_defined(kind: type, name: str) -> bool:
     """
     owner = next((base for base in kind.__mro__ if name in vars(base)), None)
     return owner is not None and owner.__module__.split(".")[0] not in _LIBRARIES
-
-
-def _format_method_location(kind: type, name: str) -> str:
-    """Returns "Class.name (file:line)"."""
-    owner = next(base for base in kind.__mro__ if name in vars(base))
-    code = getattr(vars(owner)[name], "__code__", None)
-    place = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else ""
-    return f"{owner.__name__}.{name}{place}"
 
 
 def is_state_complete(trainer: Any, error: BaseException) -> bool:

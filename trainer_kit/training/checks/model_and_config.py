@@ -212,8 +212,10 @@ def check_methods(task: Any, train: bool, evaluate: bool) -> None:
             arguments = _describe_arguments(count, keywords)
             parameters = _format_parameters(signature)
             expected = _format_parameters(inspect.signature(getattr(Task, name)))
+            code = getattr(inspect.unwrap(method), "__code__", None)
+            place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "the task"
             raise TrainerKitError(
-                f"{_place(method)}: {type(task).__name__}.{name}{parameters} "
+                f"{place}: {type(task).__name__}.{name}{parameters} "
                 f"is called with {arguments}: {problem}; "
                 f"declare it as {name}{expected}"
             ) from None
@@ -258,9 +260,3 @@ def _format_parameters(signature: inspect.Signature) -> str:
         for parameter in signature.parameters.values()
     ]
     return f"({', '.join(map(str, parameters))})"
-
-
-def _place(method: Any) -> str:
-    """Returns file and line of a method, as text for a message."""
-    code = getattr(inspect.unwrap(method), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "the task"

@@ -56,7 +56,13 @@ def load_initial_weights(model: Any, sources: str | Sequence[InitCheckpointConfi
     # All files are checked before the first value is assigned, so an error leaves the model
     # unchanged.
     weights = weights_by_path(model)
-    files = {option: _open(section.path, option) for option, section in sections.items()}
+    files: dict[str, WeightFile] = {}
+    for option, section in sections.items():
+        try:
+            files[option] = open_weights(resolve_weights_path(section.path))
+        except UsageError as error:
+            raise UsageError(f"{option}: {error}") from error
+
     plans = {
         option: _plan(model, weights, option, sections[option], file)
         for option, file in files.items()
@@ -67,14 +73,6 @@ def load_initial_weights(model: Any, sources: str | Sequence[InitCheckpointConfi
             _assign(weights[path], files[option].read_tensor(name))
         _LOG.info("%s", report)
     return [report for _, report in plans.values()]
-
-
-def _open(path: str, option: str) -> WeightFile:
-    """Opens a file of weights. Errors name the option that gives its path."""
-    try:
-        return open_weights(resolve_weights_path(path))
-    except UsageError as error:
-        raise UsageError(f"{option}: {error}") from error
 
 
 def _plan(

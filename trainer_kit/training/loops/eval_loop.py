@@ -255,6 +255,9 @@ class GraphReduction:
         """Reduces the outputs of one step.
 
         Runs in graph, on the host, which supports strings and has the memory.
+
+        Raises:
+          NotInGraph: when the reduction does more than compute a state from the outputs.
         """
         # The reduction gets its own dicts and lists, which it may change.
         old = tf.nest.flatten(state)
@@ -266,27 +269,21 @@ class GraphReduction:
                 new = apply_autograph(self.reduce_fn)(state, outputs)
         finally:
             changed = snapshot.restore()
-        return self._check_reduced_state(old, new, changed)
 
-    def _check_reduced_state(self, old: Sequence[Any], state: Any, changed: Sequence[str]) -> Any:
-        """Returns the reduced state as tensors.
-
-        Raises:
-          NotInGraph: when the reduction does more than compute a state from the outputs.
-        """
+        # In graph such a change would happen only once, during tracing.
         if changed:
             raise NotInGraph(
                 f"the aggregation also changes {', '.join(changed)}, "
                 "besides the state that it returns"
             )
 
-        computed = [leaf for leaf in tf.nest.flatten(state) if tf.is_tensor(leaf)]
+        computed = [leaf for leaf in tf.nest.flatten(new) if tf.is_tensor(leaf)]
         if all(any(leaf is before for before in old) for leaf in computed):
             raise NotInGraph(
                 "the state that the aggregation returns holds no tensor "
                 "that is computed from the logs"
             )
-        return _tensors(state)
+        return _tensors(new)
 
     def _run_step(self, iterator: Any) -> Any:
         """Returns the outputs of a step as a tf.function would return them.
@@ -517,15 +514,8 @@ class StatefulEvalLoop:
             self._reset()
         if reduction is not None:
             return reduction(iterator, int(num_steps), state)
-        return self._by_step(iterator, int(num_steps), state, reduce_fn)
 
-    @property
-    def newest_graph(self) -> tf.Graph | None:
-        """The newest graph of the loop, or of the step. None if no graph exists."""
-        source = self._graph_reduction if self._runs_in_graph else self._step
-        return getattr(source, "newest_graph", None)
-
-    def _by_step(self, iterator: Any, limit: int, state: Any, reduce_fn: Reduce) -> tuple[int, Any]:
+        limit = int(num_steps)
         done = 0
         while (limit < 0 or done < limit) and not self._stop.numpy():
             try:
@@ -535,6 +525,12 @@ class StatefulEvalLoop:
             state = reduce_fn(state, outputs)
             done += 1
         return done, state
+
+    @property
+    def newest_graph(self) -> tf.Graph | None:
+        """The newest graph of the loop, or of the step. None if no graph exists."""
+        source = self._graph_reduction if self._runs_in_graph else self._step
+        return getattr(source, "newest_graph", None)
 
     def _trace_reduction(
         self, iterator: Any, state: Any, reduce_fn: Reduce

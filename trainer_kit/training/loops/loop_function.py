@@ -199,12 +199,17 @@ class Readback:
     def _pack_structure(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
         tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(self._structure)]
         self._structure = tf.nest.map_structure(lambda leaf: None, self._structure)
-        self._is_scalar = [_fits_float64(tensor) for tensor in tensors]
         self._dtypes = [tensor.dtype.as_numpy_dtype for tensor in tensors]
+        self._is_scalar = []
 
         scalars = []
         others = []
-        for tensor, is_scalar in zip(tensors, self._is_scalar, strict=True):
+        for tensor in tensors:
+            # The integers of 8 bytes are those that float64 does not represent exactly.
+            dtype = tensor.dtype
+            fits_float64 = dtype.is_floating or (dtype.is_integer and dtype.size < 8)
+            is_scalar = tensor.shape.rank == 0 and fits_float64
+            self._is_scalar.append(is_scalar)
             if is_scalar:
                 scalars.append(tf.cast(tensor, tf.float64))
             else:
@@ -226,16 +231,6 @@ class Readback:
         # The scalars that are left are those of `more`.
         numbers = [float(number) for number in scalars]
         return tf.nest.pack_sequence_as(self._structure, leaves), numbers
-
-
-def _fits_float64(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is a scalar that float64 represents exactly."""
-    if tensor.shape.rank != 0:
-        return False
-
-    # The integers of 8 bytes are those that float64 does not represent exactly.
-    is_small_integer = tensor.dtype.is_integer and tensor.dtype.size < 8
-    return bool(tensor.dtype.is_floating or is_small_integer)
 
 
 @contextlib.contextmanager

@@ -169,7 +169,12 @@ class MultiTask(Task):
             section = task.task_config.train_data
             data[name] = call_build_inputs(get_build_inputs(task, section), section, input_context)
 
-        sampler = None if self.is_joint else self._sampler()
+        # In interleaved training the sampler chooses the task of each step.
+        sampler = None
+        if not self.is_joint:
+            config = self.task_config
+            weights = [config.task_routines[name].task_weight for name in self.tasks]
+            sampler = TaskSampler(config.task_sampler, weights, config.sampling_seed)
         return combine_task_data(data, sampler, input_context)
 
     def _states(self) -> dict[str, Any]:
@@ -178,12 +183,6 @@ class MultiTask(Task):
     def _restore(self, states: Mapping[str, Any]) -> None:
         for name, state in states.items():
             self.tasks[name].restore(state)
-
-    def _sampler(self) -> TaskSampler:
-        """Returns what chooses the task of the next step by the weights of the tasks."""
-        config = self.task_config
-        weights = [config.task_routines[name].task_weight for name in self.tasks]
-        return TaskSampler(config.task_sampler, weights, config.sampling_seed)
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
