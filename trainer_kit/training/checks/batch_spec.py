@@ -32,7 +32,10 @@ _NOT_ABOUT_BATCHES = (
 
 
 def create_model(task: Any) -> Any:
-    """Returns the model of a task; called in strategy scope. Its Keras 3 layers have the numbers of the first model."""
+    """Returns the model of a task. Called in strategy scope.
+
+    Its Keras 3 layers have the numbers of the first model.
+    """
     with LayerNumbering.restart():
         return task.build_model()
 
@@ -40,15 +43,15 @@ def create_model(task: Any) -> Any:
 def build_model(
     sections: Any, task: Any, model: Any, train: bool, ready_made_dataset: Any = None
 ) -> None:
-    """Creates the missing variables of a model; runs eagerly, in strategy scope.
+    """Creates the missing variables of a model. Runs eagerly, in strategy scope.
 
-    The task calls the model on the specs of a batch, in a graph that is thrown away: no data is
+    The task calls the model on the specs of a batch, in a graph that is thrown away. No data is
     read, and nothing is computed. A model that is already built is not changed. The metrics of its
-    `compile` are built too: a loop that was traced before that could not reset them.
+    `compile` are built too, since a loop that was traced before that could not reset them.
 
     Args:
       sections: The section `task` of the config.
-      task: The task; its steps call the model.
+      task: The task, whose steps call the model.
       model: The model of `task.build_model`.
       train: Whether the batch is of the training data rather than of the first validation set. If
         that data has no batch size, the other data is used.
@@ -61,23 +64,26 @@ def build_model(
         call.
     """
     if not _is_model(model):
-        kind = (
-            "None"
-            if model is None
-            else f"the class {model.__name__}"
-            if isinstance(model, type)
-            else repr(model)
-        )
+        if model is None:
+            kind = "None"
+        elif isinstance(model, type):
+            kind = f"the class {model.__name__}"
+        else:
+            kind = repr(model)
         raise UsageError(f"{type(task).__name__}.build_model returned {kind:.80}; return the model")
+
     _name_for_graphs(task, model)
     if is_built(model) and not has_unbuilt_metrics(model):
         return
+
     try:
         section, batch = _compute_batch_spec(sections, task, model, train, ready_made_dataset)
     except Exception:
-        if has_variables(model):  # the first step creates the rest
+        # A model that has some variables gets the rest in the first step.
+        if has_variables(model):
             return
         raise
+
     had_variables = has_variables(model)
     errors: list[Exception] = []
     for step in _steps_with_model(task, model):
@@ -87,18 +93,21 @@ def build_model(
         except Exception as error:
             errors.append(error)
             is_traced = False
+
         if has_unbuilt_metrics(model):
             continue
+
         # A step without an optimizer or metrics may fail later. A model may have layers that no
         # step uses.
         if is_built(model) or (is_traced and had_variables):
             return
+
     if errors and not has_variables(model):
         add_note(
             errors[0],
-            f"the model {type(model).__name__} has no variables yet, so it was called on a batch of"
-            f" {section}, which is {describe_structure(batch)}; if it cannot be called so, build its"
-            " variables in build_model",
+            f"the model {type(model).__name__} has no variables yet, "
+            f"so it was called on a batch of {section}, which is {describe_structure(batch)}; "
+            "if it cannot be called so, build its variables in build_model",
         )
         raise errors[0]
 
@@ -111,28 +120,28 @@ def build_metrics(
     train: bool,
     ready_made_dataset: Any = None,
 ) -> None:
-    """Creates the variables of metrics that make theirs at the first update; runs eagerly, in strategy scope.
+    """Creates the variables of metrics that create theirs at the first update.
 
-    A loop that was traced before could not reset them, and several replicas cannot make them. What
-    fails here fails again in the loop, where the error is explained.
+    A loop that was traced before could not reset them, and several replicas cannot create them.
+    What fails here fails again in the loop, where the error is explained. Runs eagerly, in strategy
+    scope.
 
     Args:
-      sections, task, model, train, given: See `build_model`.
+      sections, task, model, train, ready_made_dataset: See `build_model`.
       metrics: The metrics, which the validation step updates.
     """
     if not any(_lacks_variables(metric) for metric in metrics):
         return
+
     strategy = tf.distribute.get_strategy()
 
     def update(batch: Any) -> None:
         apply_autograph(task.validation_step)(batch, model=model, metrics=list(metrics))
 
+    update_unconverted = tf.autograph.experimental.do_not_convert(update)
     with contextlib.suppress(Exception):
         _, spec = _compute_batch_spec(sections, task, model, train, ready_made_dataset)
-        trace_concrete_function(
-            lambda batch: strategy.run(tf.autograph.experimental.do_not_convert(update), (batch,)),
-            spec,
-        )
+        trace_concrete_function(lambda batch: strategy.run(update_unconverted, (batch,)), spec)
 
 
 def _lacks_variables(metric: Any) -> bool:
@@ -151,9 +160,9 @@ def _name_for_graphs(task: Any, model: Any) -> None:
     At the root of a graph TensorFlow refuses a scope that begins with "_". Keras 2 puts "private"
     before the name.
     """
-    for one in (model, *getattr(task, "__dict__", {}).values()):
-        if isinstance(one, keras.Layer) and one.name.startswith("_"):
-            one.name = f"private{one.name}"
+    for layer in (model, *getattr(task, "__dict__", {}).values()):
+        if isinstance(layer, keras.Layer) and layer.name.startswith("_"):
+            layer.name = f"private{layer.name}"
 
 
 def _compute_batch_spec(
@@ -161,41 +170,40 @@ def _compute_batch_spec(
 ) -> tuple[str, Any]:
     """Returns the dotted path of the data in the config, and the spec of one replica's batch."""
     name, data = _section_of_batches(sections, train)
-    dataset = (
-        next(iter(ready_made_dataset.values()))
-        if isinstance(ready_made_dataset, Mapping)
-        else ready_made_dataset
-    )
+    dataset = ready_made_dataset
+    if isinstance(ready_made_dataset, Mapping):
+        dataset = next(iter(ready_made_dataset.values()))
+
     if dataset is None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         why = (
-            f"the model {type(model).__name__} has no variables yet, so the shape of a batch is"
-            " read from the data"
+            f"the model {type(model).__name__} has no variables yet, "
+            "so the shape of a batch is read from the data; "
+            "with a keras.Input in build_model the model is built without data"
         )
-        with explain_missing_files(
-            name, f"{why}; with a keras.Input in build_model the model is built without data"
-        ):
+        with explain_missing_files(name, why):
             context = tf.distribute.InputContext(1, 0, replicas)
-            dataset = build_one_pass(
-                call_build_inputs(get_build_inputs(task, data), data, context), context
-            )
+            inputs = call_build_inputs(get_build_inputs(task, data), data, context)
+            dataset = build_one_pass(inputs, context)
     return f"task.{name}", get_replica_spec(dataset.element_spec)
 
 
 def _section_of_batches(sections: Any, train: bool) -> tuple[str, Any]:
-    """Returns name and config of the data to use: the other data if the preferred one has no batch size."""
+    """Returns name and config of the data to use.
+
+    It is the other data if the preferred one has no batch size.
+    """
     evaluated = {
         f"validation_data.{name}".rstrip("."): data
         for name, data in get_validation_sets(sections).items()
     }
     trained = {"train_data": getattr(sections, "train_data", None)}
-    found = {**trained, **evaluated} if train else {**evaluated, **trained}
-    has_batches = (
-        one
-        for one in found.items()
-        if one[1] is not None and getattr(one[1], "global_batch_size", True)
-    )
-    return next(has_batches, next(iter(found.items())))
+    candidates = {**trained, **evaluated} if train else {**evaluated, **trained}
+
+    for name, data in candidates.items():
+        if data is not None and getattr(data, "global_batch_size", True):
+            return name, data
+    return next(iter(candidates.items()))
 
 
 def _is_model(model: Any) -> bool:
@@ -232,10 +240,15 @@ def has_unbuilt_metrics(model: Any) -> bool:
 
 
 def _steps_with_model(task: Any, model: Any) -> Iterator[Callable[[Any], Any]]:
-    """Yields functions of a batch that call the model as the task does, the most likely one first."""
+    """Yields functions of a batch that call the model as the task does.
+
+    The most likely one comes first.
+    """
     if not _is_default(task, "validation_step") or has_unbuilt_metrics(model):
         yield lambda batch: apply_autograph(task.validation_step)(batch, model=model, metrics=[])
+
     yield lambda batch: apply_autograph(task.inference_step)(_features(batch, model), model)
+
     if not _is_default(task, "train_step") or has_unbuilt_metrics(model):
         yield lambda batch: apply_autograph(task.train_step)(
             batch, model=model, optimizer=None, metrics=[]
@@ -251,42 +264,53 @@ def _trace(step: Callable[[Any], Any], batch: Any) -> Any:
 def explain_batch_errors(
     section: str, get_spec: Callable[[], Any], task: Any, model: Any
 ) -> Iterator[None]:
-    """Adds a note to an error in a loop: the spec of a batch of `section`, and the spec of the model's outputs.
+    """Adds a note to an error in a loop: the specs of a batch and of the model's outputs.
 
     The model is traced once more for this, so errors that are not about batches or models get no
     note.
+
+    Args:
+      section: The dotted path of the data in the config.
+      get_spec: Returns the spec of an element of the data, also of a distributed one.
+      task: The task.
+      model: Its model.
     """
     try:
         yield
     except Exception as error:
-        if find_trainer_kit_error(error) is None and not isinstance(error, _NOT_ABOUT_BATCHES):
+        is_explained = find_trainer_kit_error(error) is not None
+        if not is_explained and not isinstance(error, _NOT_ABOUT_BATCHES):
+            # Whatever fails here must not replace the error itself.
             with contextlib.suppress(Exception):
-                add_note(
-                    error,
-                    "\n".join(_describe_batch(section, get_replica_spec(get_spec()), task, model)),
-                )
+                spec = get_replica_spec(get_spec())
+                lines = _describe_batch(section, spec, task, model)
+                add_note(error, "\n".join(lines))
         raise
 
 
 def get_replica_spec(spec: Any) -> Any:
     """Returns the spec of the first replica's part of a distributed element."""
-    return tf.nest.map_structure(
-        lambda part: (
-            tf.nest.flatten(part, expand_composites=True)[0]
-            if type(part).__name__ == "PerReplicaSpec"
-            else part
-        ),
-        spec,
-    )
+
+    def select_first(part: Any) -> Any:
+        if type(part).__name__ != "PerReplicaSpec":
+            return part
+        return tf.nest.flatten(part, expand_composites=True)[0]
+
+    return tf.nest.map_structure(select_first, spec)
 
 
 def _describe_batch(section: str, batch: Any, task: Any, model: Any) -> Iterator[str]:
+    """Yields the lines of the note: the batch, what is odd in it, and the model's outputs."""
     yield f"a batch of {section} is {describe_structure(batch)}"
-    if not (isinstance(batch, tuple) and len(batch) == 2) and _is_default(task, "train_step"):
+
+    is_pair = isinstance(batch, tuple) and len(batch) == 2
+    if not is_pair and _is_default(task, "train_step"):
         yield (
-            "that is not a pair (features, labels), so both the model and build_losses (as labels)"
-            " get the whole batch; return pairs from build_inputs, or override the step"
+            "that is not a pair (features, labels), "
+            "so both the model and build_losses (as labels) get the whole batch; "
+            "return pairs from build_inputs, or override the step"
         )
+
     with contextlib.suppress(Exception):
         outputs = _trace(
             lambda inputs: apply_autograph(task.inference_step)(_features(inputs, model), model),
@@ -296,11 +320,18 @@ def _describe_batch(section: str, batch: Any, task: Any, model: Any) -> Iterator
 
 
 def _features(batch: Any, model: Any) -> Any:
+    """Returns the part of a batch that the model is called on.
+
+    This is the first of a pair, and for a compiled model also of a triple.
+    """
     lengths = (2, 3) if is_compiled(model) else (2,)
     return batch[0] if isinstance(batch, tuple) and len(batch) in lengths else batch
 
 
 def _is_default(task: Any, step: str) -> bool:
-    """Whether a step is the default of trainer_kit's or Model Garden's Task, which take (features, labels)."""
+    """Whether a step is the default of trainer_kit's or Model Garden's Task.
+
+    These take (features, labels).
+    """
     module = getattr(getattr(type(task), step, None), "__module__", "")
     return module in ("trainer_kit.training.task", "official.core.base_task")

@@ -1,4 +1,4 @@
-"""Checks what training loops have done: steps that were counted, refused gradients, and steps that failed.
+"""Checks what training loops have done: counted steps, refused gradients, and failed steps.
 
 Runs eagerly, on the host.
 """
@@ -36,8 +36,8 @@ class GradientDivergence(DivergedError):
 
     def __init__(self, variable: str, step: int) -> None:
         super().__init__(
-            f"the gradient of {variable} is not finite at step {step} (the gradient processor"
-            " check)"
+            f"the gradient of {variable} is not finite at step {step} "
+            "(the gradient processor check)"
         )
         self.step = step
 
@@ -51,8 +51,9 @@ def explain_gradient_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        if refused := parse_non_finite_gradient(error):
-            raise GradientDivergence(*refused) from error
+        refusal = parse_non_finite_gradient(error)
+        if refusal:
+            raise GradientDivergence(*refusal) from error
         raise
 
 
@@ -65,7 +66,9 @@ class LoopChecker:
     """
 
     def __init__(self, trainer: Any, should_stop: Callable[[], bool]) -> None:
-        self._trainer, self._should_stop, self._has_warned = trainer, should_stop, False
+        self._trainer = trainer
+        self._should_stop = should_stop
+        self._has_warned = False
 
     @contextlib.contextmanager
     def catch_end_of_data(self) -> Iterator[None]:
@@ -92,35 +95,45 @@ class LoopChecker:
           UsageError: when the trainer's `train` returned neither a dict nor None.
         """
         trainer = self._trainer
-        reached = (
-            int(trainer.global_step.numpy())
-            if trainer.reached_step is None
-            else trainer.reached_step
-        )
+        reached = trainer.reached_step
+        if reached is None:
+            reached = int(trainer.global_step.numpy())
+
         if logs is not None and not isinstance(logs, Mapping):
             raise UsageError(
-                f"{_describe_loop_methods(trainer)} returned {logs!r:.60}; return a dict of metrics, or None"
+                f"{_describe_loop_methods(trainer)} returned {logs!r:.60}; "
+                "return a dict of metrics, or None"
             )
         if reached == end:
             return logs or {}, reached
-        stopped = self._should_stop() or trainer.has_data_ended
-        if reached < before or (reached == before and not stopped and not trainer.is_out_of_data()):
+
+        # The run would never end if the loops did not move global_step.
+        has_ended = self._should_stop() or trainer.has_data_ended
+        if reached < before or (
+            reached == before and not has_ended and not trainer.is_out_of_data()
+        ):
             raise _create_uncounted_steps_error(trainer, before, reached)
-        if not self._has_warned and not (reached < end and stopped) and reached > before:
+
+        is_expected = reached < end and has_ended
+        if not self._has_warned and not is_expected and reached > before:
             self._has_warned = True
             _LOG.warning(
-                "a loop was asked for %d steps, but %s moved global_step by %d; the run counts"
-                " train_steps, the intervals and the position of the data by global_step",
-                *(end - before, _describe_loop_methods(trainer), reached - before),
+                "a loop was asked for %d steps, but %s moved global_step by %d; "
+                "the run counts train_steps, the intervals and the position of the data "
+                "by global_step",
+                end - before,
+                _describe_loop_methods(trainer),
+                reached - before,
             )
         return logs or {}, reached
 
 
 class OrbitLoopCheck:
-    """An action that ends runs under Orbit's own controller, which checks neither the steps of a loop nor a stop.
+    """An action that ends runs under Orbit's own controller.
 
-    Without it a run would make loops of 0 steps for ever after a stop request, after the end of the
-    data, or when the trainer does not count steps.
+    That controller checks neither the steps of a loop nor a stop. Without the action a run would
+    make loops of 0 steps permanently after a stop request, after the end of the data, or when the
+    trainer does not count steps.
 
     Args:
       trainer: The trainer that runs the loops.
@@ -128,10 +141,17 @@ class OrbitLoopCheck:
     """
 
     def __init__(self, trainer: Any, should_stop: Callable[[], bool]) -> None:
-        self._trainer, self._should_stop, self._last_step = trainer, should_stop, -1
+        self._trainer = trainer
+        self._should_stop = should_stop
+        self._last_step = -1
 
     def __call__(self, logs: Any) -> None:
-        """Ends the run when another loop would run no steps; the first loop has no earlier step to compare with.
+        """Ends the run when another loop would run no steps. Runs eagerly, on the host.
+
+        The first loop has no earlier step to compare with.
+
+        Args:
+          logs: The logs of the loop, which are not used.
 
         Raises:
           StopTraining: when the run was asked to stop.
@@ -139,57 +159,63 @@ class OrbitLoopCheck:
           TrainerKitError: when the loop has not moved global_step.
         """
         del logs
-        before, self._last_step = self._last_step, int(self._trainer.global_step.numpy())
+        before = self._last_step
+        self._last_step = int(self._trainer.global_step.numpy())
         if self._should_stop():
             raise StopTraining("a stop was asked for")
         if before != self._last_step:
             return
         if self._trainer.has_data_ended:
             raise DataError(
-                f"task.train_data ended at step {before}; repeat the data, or lower"
-                " trainer.train_steps"
+                f"task.train_data ended at step {before}; "
+                "repeat the data, or lower trainer.train_steps"
             )
         raise _create_uncounted_steps_error(self._trainer, before, before)
 
 
 def _create_uncounted_steps_error(trainer: Any, before: int, after: int) -> TrainerKitError:
     return TrainerKitError(
-        f"{_describe_loop_methods(trainer)} did not add to global_step: it is {before} before and {after} after"
-        " a training loop, so the run would never end; call self.global_step.assign_add(1) in each"
-        " training step"
+        f"{_describe_loop_methods(trainer)} did not add to global_step: "
+        f"it is {before} before and {after} after a training loop, so the run would never end; "
+        "call self.global_step.assign_add(1) in each training step"
     )
 
 
 def _describe_loop_methods(trainer: Any) -> str:
-    """Returns the user's methods that run or count training steps, with file and line; else the trainer's `train`."""
-    trainer = vars(trainer).get("_inner", trainer)  # the wrapped trainer of an adopted one
-    own = [
-        _format_method_location(type(trainer), name)
-        for name in _METHODS
-        if is_user_defined(type(trainer), name)
-    ]
-    return " or ".join(own) or f"{type(trainer).__name__}.train"
+    """Returns the user's methods that run or count training steps, with file and line.
+
+    Without any, this is the trainer's `train`.
+    """
+    # An adopted trainer has its methods in the trainer that it wraps.
+    trainer = vars(trainer).get("_inner", trainer)
+
+    kind = type(trainer)
+    locations = []
+    for name in _METHODS:
+        if not is_user_defined(kind, name):
+            continue
+        owner = next(base for base in kind.__mro__ if name in vars(base))
+        code = getattr(vars(owner)[name], "__code__", None)
+        place = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else ""
+        locations.append(f"{owner.__name__}.{name}{place}")
+    return " or ".join(locations) or f"{type(trainer).__name__}.train"
 
 
 def is_user_defined(kind: type, name: str) -> bool:
-    """Whether a class has a method of this name from user code, not from trainer_kit, Orbit or Model Garden."""
-    owner = next((one for one in kind.__mro__ if name in vars(one)), None)
+    """Whether a class has a method of this name from user code.
+
+    Methods of trainer_kit, Orbit and Model Garden do not count.
+    """
+    owner = next((base for base in kind.__mro__ if name in vars(base)), None)
     return owner is not None and owner.__module__.split(".")[0] not in _LIBRARIES
 
 
-def _format_method_location(kind: type, name: str) -> str:
-    """Returns "Class.name (file:line)"."""
-    owner = next(one for one in kind.__mro__ if name in vars(one))
-    code = getattr(vars(owner)[name], "__code__", None)
-    place = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else ""
-    return f"{owner.__name__}.{name}{place}"
-
-
 def is_state_complete(trainer: Any, error: BaseException) -> bool:
-    """Whether the state after `error` in a training loop is that of the last complete step; False if not known.
+    """Whether the state after an error in a training loop is that of the last complete step.
 
-    That is so when the loop was done; when a batch could not be read, and the step reads it before
-    it writes; and when Python failed while a graph was traced.
+    That is so in three cases: when the loop was done, when a batch could not be read and the step
+    reads it before it writes, and when Python failed while a graph was traced. False if not known.
+    Runs eagerly, on the host.
 
     Args:
       trainer: The trainer that ran the loop. For a user's own loop the answer is False.
@@ -199,6 +225,7 @@ def is_state_complete(trainer: Any, error: BaseException) -> bool:
         return True
     if trainer.custom_parts.has_steps:
         return False
+
     loop = trainer.current_loop
     kind = type(trainer)
     if (
@@ -207,6 +234,7 @@ def is_state_complete(trainer: Any, error: BaseException) -> bool:
         or is_user_defined(kind, "create_train_loop_fn")
     ):
         return False
+
     cause = error if error.__cause__ is None else error.__cause__
     if (
         isinstance(error, TrainerKitError)
@@ -214,15 +242,18 @@ def is_state_complete(trainer: Any, error: BaseException) -> bool:
         and not isinstance(cause, SystemExit)
     ):
         return False
+
+    # Without an error of an operation, Python has failed, which runs while a graph is traced.
     if not isinstance(cause, tf.errors.OpError):
         return loop.newest_graph is not None
     if not is_read_error(cause):
         return False
     if loop.newest_graph is not None:
         return reads_before_writes(loop.newest_graph)
-    return not is_user_defined(kind, "train_step") and not is_user_defined(
-        kind, "next_train_inputs"
-    )
+
+    # Without a graph, only trainer_kit's own step is known to read its batch first.
+    reads_first = not is_user_defined(kind, "train_step")
+    return reads_first and not is_user_defined(kind, "next_train_inputs")
 
 
 def describe_lost_steps(
@@ -232,20 +263,20 @@ def describe_lost_steps(
 
     Args:
       step: The global step.
-      saved_step: The step of the newest checkpoint; negative: there is none.
-      checkpoint: The path of the newest checkpoint.
+      saved_step: The step of the newest checkpoint. Negative if there is none.
+      checkpoint: The path of the newest checkpoint. None if there is none.
       is_single_worker: Whether the run has one worker.
     """
-    why = (
-        "the training step that failed may have written some of its variables"
-        if is_single_worker
-        else "a save needs all workers"
-    )
-    lost = step - max(saved_step, 0)
-    where = "there is no checkpoint, so the same command starts again from step 0"
+    if is_single_worker:
+        reason = "the training step that failed may have written some of its variables"
+    else:
+        reason = "a save needs all workers"
+
     if saved_step >= 0:
-        where = f"the same command resumes from step {saved_step} ({checkpoint})"
-    return (
-        f"nothing was saved after the error: {why}; {where}, and {lost}"
-        f" step{' is' if lost == 1 else 's are'} lost"
-    )
+        restart = f"the same command resumes from step {saved_step} ({checkpoint})"
+    else:
+        restart = "there is no checkpoint, so the same command starts again from step 0"
+
+    lost = step - max(saved_step, 0)
+    verb = " is" if lost == 1 else "s are"
+    return f"nothing was saved after the error: {reason}; {restart}, and {lost} step{verb} lost"

@@ -1,4 +1,4 @@
-"""Finds the value of each of a model's variables in a file of weights, by names or by the structure of the model.
+"""Finds the values of a model's variables in a file of weights, by names or by structure.
 
 In a checkpoint of TensorFlow 2, names of attributes lead to values. A model has several sets of
 such names: those that trainer_kit gives variables, those that TensorFlow finds in the objects, and
@@ -37,15 +37,14 @@ Children = Callable[[Any], Mapping[str, Any]]
 
 
 def weights_by_path(model: Any) -> dict[str, tf.Variable]:
-    """Returns the weights of a built model by path, without the states of random generators. Runs eagerly.
+    """Returns the weights of a built model by path, without the states of random generators.
 
     The paths are those that Keras gives, in which all patterns of variables are searched. The
-    second and later variables of a path get `#1`, `#2`.
+    second and later variables of a path get `#1`, `#2`. Runs eagerly.
     """
     weights = getattr(model, "weights", None) or model.variables
-    return dict(
-        zip(make_distinct(map(variable_path, weights)), map(native_variable, weights), strict=True)
-    )
+    paths = make_distinct(map(variable_path, weights))
+    return dict(zip(paths, map(native_variable, weights), strict=True))
 
 
 def names_in_file(
@@ -54,57 +53,66 @@ def names_in_file(
     file: WeightFile,
     new_names: Mapping[str, str] | None,
 ) -> tuple[dict[str, str], list[str]]:
-    """Returns the names in a file of those chosen weights of a model that the file has, in whatever shape.
+    """Returns the names in a file of those chosen weights of a model that the file has.
 
-    Also returns the paths of those that were found by the rank of a layer's number, and not by the
-    number itself. Runs eagerly.
+    Runs eagerly. A weight counts in whatever shape the file has it.
 
     A checkpoint with a graph of objects is compared by the objects that lead to variables, unless
-    there are replacements. All files are compared by names; the first part of the names may differ,
-    if it is the same in all names. Ranks in place of the numbers of layers count if they find more
-    variables, and each name that is equal without them leads to the same variable; or if the file
-    has ranks itself. They do not count if the file has the user's own numbers. The comparison that
-    finds most variables of the right shape counts.
+    there are replacements. All files are compared by names. The first part of the names may differ,
+    if it is the same in all names.
+
+    Ranks in place of the numbers of layers count if they find more variables, and each name that is
+    equal without them leads to the same variable. They also count if the file has ranks itself.
+    They do not count if the file has the user's own numbers. The comparison that finds most
+    variables of the right shape counts.
 
     Args:
       model: A built model.
       chosen: The weights to find, by path.
       file: The file of weights.
-      new_names: A dict from new name to name in the file, where names of the file are replaced;
-        None: they are not.
+      new_names: A dict from new name to name in the file, where names of the file are replaced.
+        With None, they are not.
+
+    Returns:
+      The names in the file by path, and the paths of those that were found by the rank of a layer's
+      number, and not by the number itself.
     """
 
     def fit(names: Mapping[str, str]) -> tuple[int, int, int]:
-        of_chosen = names.keys() & chosen.keys()
-        fitting = [
-            path for path in of_chosen if file.shapes[names[path]] == tuple(chosen[path].shape)
-        ]
-        return len(fitting), len(of_chosen), len(names)
+        paths = names.keys() & chosen.keys()
+        fitting = [path for path in paths if file.shapes[names[path]] == tuple(chosen[path].shape)]
+        return len(fitting), len(paths), len(names)
 
-    theirs = {name: name for name in file.shapes} if new_names is None else new_names
-    ours = _namings(model, file)
-    exact = _equal_names(ours, chosen, theirs, fit)
+    file_names = {name: name for name in file.shapes} if new_names is None else new_names
+    namings = _namings(model, file)
+    exact = _equal_names(namings, chosen, file_names, fit)
     ranked = _equal_names(
-        [replace_numbers_by_ranks(naming) for naming in ours],
+        [replace_numbers_by_ranks(naming) for naming in namings],
         chosen,
-        replace_numbers_by_ranks(theirs),
+        replace_numbers_by_ranks(file_names),
         fit,
     )
+
     names = exact
     checkpoint = file if isinstance(file, TensorFlowFile) and file.has_graph else None
     if not file.has_user_numbers:
-        agree = all(ranked.get(path) == name for path, name in exact.items())
-        if agree or (checkpoint and checkpoint.has_ranks):
+        ranks_agree = all(ranked.get(path) == name for path, name in exact.items())
+        if ranks_agree or (checkpoint and checkpoint.has_ranks):
             names = max(exact, ranked, key=fit)
+
+    # Replaced names do not lead to the objects of a checkpoint.
     if checkpoint and new_names is None:
-        keys = keys_by_structure(
-            model, checkpoint.graph, {id(variable) for variable in chosen.values()}
-        )
-        name_of = {key: name for name, key in checkpoint.keys.items()}
-        found = {path: name_of.get(keys.get(id(variable), "")) for path, variable in chosen.items()}
-        names = max(
-            {path: name for path, name in found.items() if name is not None}, names, key=fit
-        )
+        identities = {id(variable) for variable in chosen.values()}
+        keys = keys_by_structure(model, checkpoint.graph, identities)
+        name_by_key = {key: name for name, key in checkpoint.keys.items()}
+
+        structural = {}
+        for path, variable in chosen.items():
+            name = name_by_key.get(keys.get(id(variable), ""))
+            if name is not None:
+                structural[path] = name
+        names = max(structural, names, key=fit)
+
     by_rank = [path for path in names if ranked.get(path) == names[path] != exact.get(path)]
     return {path: name for path, name in names.items() if path in chosen}, by_rank
 
@@ -126,6 +134,7 @@ def apply_renames(
     for pattern, replacement in rename:
         check_patterns(option, [pattern], new_names, owner=file.path)
         new_names = [re.sub(pattern, replacement, name) for name in new_names]
+
     names: dict[str, str] = {}
     for new, name in zip(new_names, file.shapes, strict=True):
         if new in names:
@@ -137,28 +146,33 @@ def apply_renames(
 
 
 def _namings(model: Any, file: WeightFile) -> list[dict[str, str]]:
-    """Returns each naming that a file may have for the weights of a model: a dict from name to variable path."""
+    """Returns each naming that a file may have for the weights of a model.
+
+    A naming is a dict from name to variable path.
+    """
     weights = weights_by_path(model)
-    path_of = {id(variable): path for path, variable in weights.items()}
+    path_by_id = {id(variable): path for path, variable in weights.items()}
+
+    # The user's numbers of layers count, and ranks for those of Keras.
     own = layer_names(model)
-    if (
-        file.has_user_numbers and own is not None
-    ):  # the user's numbers of layers, and ranks for those of Keras
+    if file.has_user_numbers and own is not None:
         named = {
             own.get(name, name): id(variable) for name, variable in model_variables(model).items()
         }
-        return [
-            {name: path_of[identity] for name, identity in named.items() if identity in path_of}
-        ]
+        naming = {
+            name: path_by_id[identity] for name, identity in named.items() if identity in path_by_id
+        }
+        return [naming]
+
     namings = [{path: path for path in weights}]
-    if (
-        isinstance(file, KerasFile)
-        and file.has_numbered_variables
-        and isinstance(model, keras.Layer)
-    ):
-        for item in (model, *inner_models(model)):
+    is_numbered = isinstance(file, KerasFile) and file.has_numbered_variables
+    if is_numbered and isinstance(model, keras.Layer):
+        for part in (model, *inner_models(model)):
             namings.append(
-                {name: path_of[id(variable)] for name, variable in _list_numbered_variables(item)}
+                {
+                    name: path_by_id[id(variable)]
+                    for name, variable in _list_numbered_variables(part)
+                }
             )
     return namings
 
@@ -169,7 +183,9 @@ def _equal_names(
     theirs: Mapping[str, str],
     fit: Callable[[Any], Any],
 ) -> dict[str, str]:
-    """Returns, by path of a weight, the equal name in the file, by the form of the names that fits best.
+    """Returns, by path of a weight, the equal name in the file.
+
+    This is by the form of the names that fits best.
 
     The names of the whole model are compared, and those that are chosen alone, which may have a
     common first part.
@@ -177,43 +193,60 @@ def _equal_names(
     alone = [{name: path for name, path in naming.items() if path in chosen} for naming in ours]
     our_forms = [form for naming in (*ours, *alone) for form in _forms(naming)]
     their_forms = list(_forms(theirs))
-    pairs = [(our, their) for our in our_forms for their in their_forms]
-    return max(
-        (
-            {path: their[name] for name, path in our.items() if name in their}
-            for our, their in pairs
-        ),
-        key=fit,
-    )
+
+    candidates = []
+    for our in our_forms:
+        for their in their_forms:
+            candidates.append({path: their[name] for name, path in our.items() if name in their})
+    return max(candidates, key=fit)
 
 
 def _forms(names: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """Yields names as they are, without the section of the model, and without their common first part."""
-    of_model = {name.removeprefix(MODEL): value for name, value in names.items()}
-    inner = {name.partition("/")[2]: value for name, value in of_model.items()}
-    yield from (names, of_model)
-    if len({name.partition("/")[0] for name in of_model}) == 1 and any(
-        "/" in name for name in inner
-    ):
-        yield inner  # otherwise the first part is a layer
+    """Yields the forms of names that are compared.
+
+    These are the names as they are, without the section of the model, and without their common
+    first part.
+    """
+    unprefixed = {name.removeprefix(MODEL): value for name, value in names.items()}
+    inner = {name.partition("/")[2]: value for name, value in unprefixed.items()}
+    yield names
+    yield unprefixed
+
+    # Where the first parts differ, or nothing follows them, they are layers.
+    first_parts = {name.partition("/")[0] for name in unprefixed}
+    if len(first_parts) == 1 and any("/" in name for name in inner):
+        yield inner
 
 
 def _list_numbered_variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
-    """Yields (names of layers and number, variable), the names that a file of Keras 3 has."""
-    waiting, seen = [("", model)], {id(model)}
-    while waiting:
-        outer, layer = waiting.pop(0)
-        inner = [one for one in get_child_layers(layer) if id(one) not in seen]
-        seen |= {id(one) for one in inner}
-        below = {id(variable) for one in get_child_layers(layer) for variable in one.weights}
+    """Yields pairs of a name and a variable, with the names that a file of Keras 3 has.
+
+    A name consists of the names of layers and a number.
+    """
+    pending = [("", model)]
+    visited = {id(model)}
+
+    while pending:
+        outer, layer = pending.pop(0)
+        children = get_child_layers(layer)
+        unvisited = [child for child in children if id(child) not in visited]
+        visited |= {id(child) for child in unvisited}
+
+        # A layer numbers only those variables that are not of a layer below it.
+        below = {id(variable) for child in children for variable in child.weights}
         own = [variable for variable in layer.weights if id(variable) not in below]
-        yield from ((f"{outer}{number}", native_variable(one)) for number, one in enumerate(own))
-        waiting += [(f"{outer}{one.name}/", one) for one in inner]
+        for number, variable in enumerate(own):
+            yield f"{outer}{number}", native_variable(variable)
+        pending += [(f"{outer}{child.name}/", child) for child in unvisited]
 
 
 def get_child_layers(layer: Any) -> list[Any]:
-    """Returns the layers that are attributes of a Keras layer, or in lists and dicts that are attributes."""
-    return list({id(one): one for one in _layers_in(vars(layer).values())}.values())
+    """Returns the layers in the attributes of a Keras layer, each once.
+
+    Layers in lists and dicts that are attributes count too.
+    """
+    layers = _layers_in(vars(layer).values())
+    return list({id(child): child for child in layers}.values())
 
 
 def _layers_in(values: Iterable[Any]) -> Iterator[Any]:
@@ -231,7 +264,7 @@ class Match:
     """The match between one object of a checkpoint and a model.
 
     Attributes:
-      part: The attributes that lead to the object; "" is the root.
+      part: The attributes that lead to the object. "" is the root.
       node: The object's node.
       pairs: (variable, key of its value) for each variable with a value, in whatever shape.
       misfits: (name, what is wrong, shape in the file, shape here) of the variables without a value
@@ -254,13 +287,13 @@ def find_best_match(
     Args:
       model: The built model.
       graph: The graph of the checkpoint.
-      part: The attributes that lead to the model in the checkpoint, such as "net"; None searches
-        for it.
+      part: The attributes that lead to the model in the checkpoint, such as "net". With None, it is
+        searched for.
       averaged: Whether to use the moving averages of a run instead of its weights, if there are
-        any; or the name of one of several averages.
+        any, or the name of one of several averages.
 
     Raises:
-      UsageError: when there is no such part or average, or several parts fit.
+      UsageError: when no such part or average exists, or several parts fit.
     """
     nodes = graph.nodes(_DEPTH)
     if part is not None:
@@ -269,6 +302,8 @@ def find_best_match(
                 f"part: {graph.prefix} has no {part!r}; {suggest_names(part, list(nodes))}"
             )
         nodes = {part: nodes[part]}
+
+    # Among equal matches, the one of the attribute "model" counts.
     matches = list(_list_matches(model, graph, nodes))
     best = max(matches, key=lambda match: (-len(match.misfits), match.part == "model"))
     fitting = {match.node: match.part or "the root" for match in matches if not match.misfits}
@@ -280,34 +315,36 @@ def find_best_match(
 
     if averaged is False or averaged == WEIGHTS:
         return best
+
     root = graph.children(ROOT)
     averages = {AVERAGE: root.get(AVERAGE), **graph.children(root.get("more_averages"))}
     if averaged is True and (averages[AVERAGE] is None or best.part != "model"):
         return best
+
     name = AVERAGE if averaged is True else averaged
     if averages.get(name) is None:
-        known = suggest_names(name, [WEIGHTS, *averages])
-        raise UsageError(f"averaged: {graph.prefix} has no average {name!r}; {known}")
+        suggestion = suggest_names(name, [WEIGHTS, *averages])
+        raise UsageError(f"averaged: {graph.prefix} has no average {name!r}; {suggestion}")
     return _with_averages(model, graph, best, graph.children(averages[name]))
 
 
 def inner_models(model: Any) -> list[Any]:
-    """Returns the Keras models that are layers of a model, such as a backbone that was made on its own."""
+    """Returns the Keras models that are layers of a model, such as a separate backbone."""
     return [layer for layer in getattr(model, "layers", ()) if isinstance(layer, keras.Model)]
 
 
 def keys_by_structure(
     model: Any, graph: CheckpointGraph, variable_ids: Collection[int]
 ) -> dict[int, str]:
-    """Returns id(tf.Variable) -> key of its value, by the objects of a checkpoint and of a model that fit best.
+    """Returns the key of the value of each variable, by id(tf.Variable).
 
-    The checkpoint may contain a part of the model, such as a Keras model inside of it, and values
-    of other shapes.
+    The objects of a checkpoint and of a model that fit best lead to the values. The checkpoint may
+    contain a part of the model, such as a Keras model inside of it, and values of other shapes.
 
     Args:
       model: A built model.
       graph: The graph of the checkpoint.
-      variable_ids: id(tf.Variable) of the variables to find; the objects that have most of them fit
+      variable_ids: id(tf.Variable) of the variables to find. The objects that have most of them fit
         best.
     """
 
@@ -320,8 +357,8 @@ def keys_by_structure(
     nodes = graph.nodes(_DEPTH)
     matches = [
         match
-        for item in (model, *inner_models(model))
-        for match in _list_matches(item, graph, nodes)
+        for part in (model, *inner_models(model))
+        for match in _list_matches(part, graph, nodes)
     ]
     best = max(
         matches,
@@ -331,62 +368,69 @@ def keys_by_structure(
 
 
 def _list_matches(model: Any, graph: CheckpointGraph, nodes: Mapping[str, int]) -> Iterator[Match]:
-    """Yields the matches of a model with the nodes that have a name of its children, and with the first node."""
+    """Yields the matches of a model with nodes of a checkpoint.
+
+    These are the nodes that have a name of the model's children, and the first node.
+    """
     for children_of in _views(model, graph):
         names = {name.lstrip("_") for name in children_of(model)}
         for number, (part, node) in enumerate(nodes.items()):
-            if number == 0 or names & {name.lstrip("_") for name in graph.children(node)}:
+            node_names = {name.lstrip("_") for name in graph.children(node)}
+            if number == 0 or names & node_names:
                 yield _match_node(model, graph, part, node, children_of)
 
 
 def _match_node(
     model: Any, graph: CheckpointGraph, part: str, node: int, children_of: Children
 ) -> Match:
-    """Walks model and checkpoint together, and returns which values lead to variables by the same names."""
-    found: dict[int, tuple[str, tf.Variable, str | None]] = {}
-    seen: dict[
-        tuple[int, int | None], Any
-    ] = {}  # the objects stay alive, so that no other one gets their id
-    waiting: deque[tuple[str, int | None, Any]] = deque([("", node, model)])
-    while waiting:
-        path, at, item = waiting.popleft()
+    """Walks model and checkpoint together, and matches variables with values by the same names."""
+    entries: dict[int, tuple[str, tf.Variable, str | None]] = {}
+
+    # The visited objects stay alive, so that no other one gets their id.
+    visited: dict[tuple[int, int | None], Any] = {}
+    pending: deque[tuple[str, int | None, Any]] = deque([("", node, model)])
+    while pending:
+        path, current, item = pending.popleft()
         if isinstance(item, (tf.Variable, keras.Variable)):
             variable = native_variable(item)
-            if id(variable) not in found or found[id(variable)][2] is None:
-                found[id(variable)] = (path, variable, graph.key(at))
-        elif (id(item), at) not in seen:
-            seen[id(item), at] = item
-            edges = graph.children(at)
+
+            # Of several paths to a variable, the first one that has a value counts.
+            if id(variable) not in entries or entries[id(variable)][2] is None:
+                entries[id(variable)] = (path, variable, graph.key(current))
+        elif (id(item), current) not in visited:
+            visited[id(item), current] = item
+            edges = graph.children(current)
             for name, child in children_of(item).items():
                 below = edges.get(name, edges.get(name.lstrip("_")))
-                waiting.append((f"{path}/{name}".lstrip("/"), below, child))
+                pending.append((f"{path}/{name}".lstrip("/"), below, child))
 
-    misfits = []
     weights = {
         id(native_variable(weight)): weight
         for weight in getattr(model, "weights", None) or model.variables
     }
+    misfits = []
     for identity, weight in weights.items():
-        path, _, key = found.get(identity, (variable_path(weight), weight, None))
+        path, _, key = entries.get(identity, (variable_path(weight), weight, None))
         saved = graph.shapes[key] if key else None
-        wanted = tuple(weight.shape)
-        if saved != wanted:
-            misfits.append(
-                (path, "another shape" if key else "missing in the checkpoint", saved, wanted)
-            )
+        shape = tuple(weight.shape)
+        if saved != shape:
+            problem = "another shape" if key else "missing in the checkpoint"
+            misfits.append((path, problem, saved, shape))
+
+    # A weight counts in whatever shape, and any other variable only in its own.
     pairs = [
         (variable, key)
-        for identity, (_, variable, key) in found.items()
+        for identity, (_, variable, key) in entries.items()
         if key and (identity in weights or graph.shapes[key] == tuple(variable.shape))
     ]
     return Match(part, node, pairs, misfits)
 
 
 def _views(model: Any, graph: CheckpointGraph) -> list[Children]:
-    """Returns the sets of names that a model's variables may have; each function maps an object to its children.
+    """Returns the sets of names that a model's variables may have.
 
-    In a checkpoint of a run that has recorded the user's numbers of layers, only names with these
-    numbers count.
+    Each is a function that maps an object to its children. In a checkpoint of a run that has
+    recorded the user's numbers of layers, only names with these numbers count.
     """
     named = model_variables(model)
     recorded = read_layer_names(graph.prefix)
@@ -395,9 +439,10 @@ def _views(model: Any, graph: CheckpointGraph) -> list[Children]:
         return [_get_tracked_children]
     if recorded is None:
         return [lambda item: named if item is model else {}, _get_tracked_children]
-    saved = {
-        recorded.get(name, name): name for name in graph.children(graph.children(ROOT).get("model"))
-    }
+
+    # The variables get the names of the checkpoint, where the user's numbers are the same.
+    saved_names = graph.children(graph.children(ROOT).get("model"))
+    saved = {recorded.get(name, name): name for name in saved_names}
     by_number = {own.get(name, name): variable for name, variable in named.items()}
     same = {saved[name]: variable for name, variable in by_number.items() if name in saved}
     return [lambda item: same if item is model else {}]
@@ -415,20 +460,30 @@ def _get_tracked_children(item: Any) -> dict[str, Any]:
 def _with_averages(
     model: Any, graph: CheckpointGraph, match: Match, nodes: Mapping[str, int]
 ) -> Match:
-    """Replaces the weights in a match by moving averages, nodes by path; variables without an average keep theirs."""
+    """Replaces the weights in a match by moving averages.
+
+    Variables without an average keep their weights.
+
+    Args:
+      model: The built model.
+      graph: The graph of the checkpoint.
+      match: The match.
+      nodes: The nodes of the averages by path.
+    """
+    # The averages are those of the trainable weights, or of all weights.
     for trainable_only in (True, False):
-        variables = select_averaged_variables(
-            model, EMAConfig(trainable_weights_only=trainable_only)
-        )
-        variable_of = dict(zip(average_keys(variables), variables, strict=True))
-        if nodes.keys() <= variable_of.keys():
+        options = EMAConfig(trainable_weights_only=trainable_only)
+        variables = select_averaged_variables(model, options)
+        variable_by_path = dict(zip(average_keys(variables), variables, strict=True))
+        if nodes.keys() <= variable_by_path.keys():
             keys = {
-                id(native_variable(variable_of[name])): graph.key(node)
+                id(native_variable(variable_by_path[name])): graph.key(node)
                 for name, node in nodes.items()
             }
             pairs = [(variable, keys.get(id(variable)) or key) for variable, key in match.pairs]
             return replace(match, pairs=pairs, is_averaged=True)
     raise UsageError(
-        f"the moving averages in {graph.prefix} belong to other variables than those of this model;"
-        " use load_model, or give averaged=False to load the weights themselves"
+        f"the moving averages in {graph.prefix} belong to other variables "
+        "than those of this model; "
+        "use load_model, or give averaged=False to load the weights themselves"
     )

@@ -1,4 +1,7 @@
-"""Loads initial weights from checkpoints and files of weights, of trainer_kit or of other programs."""
+"""Loads initial weights from files of trainer_kit or of other programs.
+
+The files are checkpoints and files of weights.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ _LISTED = 8  # names in a line of the log
 
 
 def load_initial_weights(model: Any, sources: str | Sequence[InitCheckpointConfig]) -> list[str]:
-    """Loads weights of `model` from one or more files, and logs what it took. Runs eagerly, in strategy scope.
+    """Loads weights of a model from one or more files, and logs what it took.
+
+    Runs eagerly, in strategy scope.
 
     Args:
       model: A built model of Keras 3 or tf_keras, or a tf.Module.
@@ -47,24 +52,27 @@ def load_initial_weights(model: Any, sources: str | Sequence[InitCheckpointConfi
         sections = {_OPTION: InitCheckpointConfig(path=sources)}
     else:
         sections = {f"{_OPTION}.{number}": section for number, section in enumerate(sources)}
+
+    # All files are checked before the first value is assigned, so an error leaves the model
+    # unchanged.
     weights = weights_by_path(model)
-    files = {option: _open(section.path, option) for option, section in sections.items()}
+    files: dict[str, WeightFile] = {}
+    for option, section in sections.items():
+        try:
+            files[option] = open_weights(resolve_weights_path(section.path))
+        except UsageError as error:
+            raise UsageError(f"{option}: {error}") from error
+
     plans = {
         option: _plan(model, weights, option, sections[option], file)
         for option, file in files.items()
     }
+
     for option, (names, report) in plans.items():
         for path, name in names.items():
             _assign(weights[path], files[option].read_tensor(name))
         _LOG.info("%s", report)
     return [report for _, report in plans.values()]
-
-
-def _open(path: str, option: str) -> WeightFile:
-    try:
-        return open_weights(resolve_weights_path(path))
-    except UsageError as error:
-        raise UsageError(f"{option}: {error}") from error
 
 
 def _plan(
@@ -74,45 +82,54 @@ def _plan(
     config: InitCheckpointConfig,
     file: WeightFile,
 ) -> tuple[dict[str, str], str]:
-    """Returns the names in the file of the variables to load, by path, and a report about all variables."""
+    """Returns what to load from a file.
+
+    Returns:
+      The names in the file of the variables to load, by path, and a report about all variables.
+    """
     check_patterns(f"{option}.variables", config.variables, list(weights))
     check_patterns(f"{option}.exclude", config.exclude, list(weights))
-    new_names = (
-        apply_renames(file, config.rename.items(), f"{option}.rename") if config.rename else None
-    )
+    new_names = None
+    if config.rename:
+        new_names = apply_renames(file, config.rename.items(), f"{option}.rename")
+
     chosen = {}
     for path, variable in weights.items():
         is_included = not config.variables or any(
             re.search(pattern, path) for pattern in config.variables
         )
-        if is_included and not any(re.search(pattern, path) for pattern in config.exclude):
+        is_excluded = any(re.search(pattern, path) for pattern in config.exclude)
+        if is_included and not is_excluded:
             chosen[path] = variable
+
+    # A variable that the file has in another shape is sliced, or it is a misfit.
     names, by_rank = names_in_file(model, chosen, file, new_names)
     taken: dict[str, str] = {}
     sliced: list[str] = []
     misfits: list[tuple[str, str, Any, Any]] = []
     for path, variable in chosen.items():
-        wanted = tuple(variable.shape)
+        shape = tuple(variable.shape)
         saved = file.shapes[names[path]] if path in names else None
-        if saved == wanted:
+        if saved == shape:
             taken[path] = names[path]
-        elif saved is not None and config.other_shapes == "slice" and len(saved) == len(wanted):
+        elif saved is not None and config.other_shapes == "slice" and len(saved) == len(shape):
             taken[path] = names[path]
             sliced.append(path)
         else:
-            misfits.append(
-                (path, "missing in the file" if saved is None else "another shape", saved, wanted)
-            )
+            problem = "missing in the file" if saved is None else "another shape"
+            misfits.append((path, problem, saved, shape))
 
-    skipped = [
-        path for path, _, saved, _ in misfits if saved is not None and config.other_shapes == "skip"
-    ]
+    # With other_shapes=skip, only a missing variable is an error.
+    skipped: list[str] = []
+    if config.other_shapes == "skip":
+        skipped = [path for path, _, saved, _ in misfits if saved is not None]
     if len(misfits) > len(skipped) or not taken:
         table = format_differences(sorted(misfits, key=lambda row: row[0].rpartition("/")))
         raise UsageError(
-            f"{option}: {len(misfits)} of the {len(chosen)} chosen variables cannot be loaded from"
-            f" {file.path}, {file.kind}; give a list of sections with exclude, rename or"
-            f" other_shapes; nothing was loaded\n{table}"
+            f"{option}: {len(misfits)} of the {len(chosen)} chosen variables cannot be loaded from "
+            f"{file.path}, {file.kind}; "
+            "give a list of sections with exclude, rename or other_shapes; "
+            f"nothing was loaded\n{table}"
         )
 
     by_order = [f"{path} = {name}" for path, name in taken.items() if path in by_rank]
@@ -125,21 +142,21 @@ def _plan(
         "not used of the file": sorted(set(saved_names) - set(names.values())),
     }
     report = (
-        f"initial weights: took {len(taken)} of {len(weights)} variables from {file.path},"
-        f" {file.kind}"
+        f"initial weights: took {len(taken)} of {len(weights)} variables "
+        f"from {file.path}, {file.kind}"
     )
-    for label, listed in notes.items():
-        if listed:
-            more = f", ... ({len(listed)} in all)" if len(listed) > _LISTED else ""
-            report += f"\n  {label}: {', '.join(listed[:_LISTED])}{more}"
+    for label, paths in notes.items():
+        if paths:
+            more = f", ... ({len(paths)} in all)" if len(paths) > _LISTED else ""
+            report += f"\n  {label}: {', '.join(paths[:_LISTED])}{more}"
     return taken, report
 
 
 def _assign(variable: tf.Variable, value: Any) -> None:
     """Assigns a value, or the part of it that both shapes have."""
     if value.shape != tuple(variable.shape):
-        whole = variable.numpy()
-        both = tuple(slice(min(sizes)) for sizes in zip(whole.shape, value.shape, strict=True))
-        whole[both] = value[both]
-        value = whole
+        merged = variable.numpy()
+        shared = tuple(slice(min(sizes)) for sizes in zip(merged.shape, value.shape, strict=True))
+        merged[shared] = value[shared]
+        value = merged
     variable.assign(tf.cast(value, variable.dtype))

@@ -1,8 +1,8 @@
-"""Evaluation loops: in one graph or step by step, with metrics only or with a state that outputs are added to.
+"""Evaluation loops: in one graph or step by step, with metrics only or with a reduced state.
 
 A graph has to know structure, dtypes and shapes of the state before it runs. So the first step,
-which creates the state, has its own graph. The specs that it returns, and those after one more
-reduction, show which dimensions grow: these are left open. Nothing runs while the graphs are
+which creates the state, has a separate graph. The specs that it returns, and those after one more
+reduction, show which dimensions grow. These are left open. Nothing runs while the graphs are
 traced.
 """
 
@@ -32,8 +32,9 @@ from trainer_kit.training.loops.train_loop import LoopSteps
 from trainer_kit.training.metric_set import remove_engine_results
 
 _LOG = logging.getLogger(__name__)
-# Containers with more items are not searched for nested ones: they are data, not an aggregated
-# state
+
+# Containers with more items are not searched for nested ones. They are data, not an aggregated
+# state.
 _LARGE = 1000
 _ABSENT: Any = object()
 Reduce = Callable[[Any, Any], Any]
@@ -41,44 +42,55 @@ Reduce = Callable[[Any, Any], Any]
 
 @tf.autograph.experimental.do_not_convert
 def run_one_step(steps: LoopSteps, iterator: Any) -> Any:
-    """Runs a step and what follows it, and returns the outputs of the step; runs in graph or eagerly."""
+    """Runs a step and what follows it, and returns the outputs of the step.
+
+    Runs in graph or eagerly.
+    """
     outputs = apply_autograph(steps.step)(iterator)
     steps.after_step()
     return outputs
 
 
 class AttributeSnapshot:
-    """Remembers the attributes of objects, and the contents of the lists, dicts and sets in them, also nested ones.
+    """Remembers the attributes of objects, and the contents of the containers in them.
+
+    The containers are lists, dicts and sets, also nested ones.
 
     Args:
       objects: The objects whose attributes are remembered.
     """
 
     def __init__(self, objects: Sequence[Any]) -> None:
-        self._attributes = [(one, dict(vars(one))) for one in objects]
+        self._attributes = [(item, dict(vars(item))) for item in objects]
         self._contents = [
-            (*found, _items(found[1])) for one in objects for found in _containers(one)
+            (name, container, _items(container))
+            for item in objects
+            for name, container in _containers(item)
         ]
 
     def restore(self) -> list[str]:
         """Undoes all changes since, and returns the names of the changed attributes."""
-        changed = [
-            name for one, before in self._attributes for name in _restore_attributes(one, before)
-        ]
-        for name, container, before in self._contents:
-            if not _has_same_items(_items(container), before):
-                changed.append(name)
-                container.clear()
-                (
-                    container.extend(before)
-                    if isinstance(container, list)
-                    else container.update(before)
-                )
+        changed: list[str] = []
+        for item, attributes in self._attributes:
+            changed += _restore_attributes(item, attributes)
+
+        for name, container, items in self._contents:
+            if _has_same_items(_items(container), items):
+                continue
+            changed.append(name)
+            container.clear()
+            if isinstance(container, list):
+                container.extend(items)
+            else:
+                container.update(items)
         return sorted(set(changed))
 
 
 def _restore_attributes(item: Any, before: dict[str, Any]) -> list[str]:
-    """Restores changed attributes one by one, since other threads may read them; returns their names."""
+    """Restores changed attributes one by one, since other threads may read them.
+
+    Returns the names of these attributes.
+    """
     now = vars(item)
     names = [
         name for name in {*now, *before} if now.get(name, _ABSENT) is not before.get(name, _ABSENT)
@@ -93,47 +105,57 @@ def _restore_attributes(item: Any, before: dict[str, Any]) -> list[str]:
 
 def _containers(item: Any) -> Iterator[tuple[str, Any]]:
     """Yields every container in the attributes, once, with the name of its attribute."""
-    seen: set[int] = set()
-    left = [(f"{type(item).__name__}.{name}", value) for name, value in vars(item).items()]
-    while left:
-        name, value = left.pop()
-        if not isinstance(value, (list, dict, set, tuple)) or id(value) in seen:
+    visited: set[int] = set()
+    pending = [(f"{type(item).__name__}.{name}", value) for name, value in vars(item).items()]
+
+    while pending:
+        name, value = pending.pop()
+        if not isinstance(value, (list, dict, set, tuple)) or id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
+
+        # A tuple cannot change, but the containers in it can.
         if not isinstance(value, tuple):
             yield name, value
         if len(value) <= _LARGE:
-            left += [
-                (name, item) for item in (value.values() if isinstance(value, dict) else value)
-            ]
+            parts = value.values() if isinstance(value, dict) else value
+            pending += [(name, part) for part in parts]
 
 
 def _items(container: Any) -> Any:
+    """Returns a shallow copy of the contents of a container."""
     return dict(container) if isinstance(container, dict) else list(container)
 
 
 def _has_same_items(container: Any, other: Any) -> bool:
-    """Whether two containers hold the same objects; by identity, since the objects may not be comparable."""
+    """Whether two containers contain the same objects.
+
+    They are compared by identity, since the objects may not be comparable.
+    """
     if isinstance(container, dict):
-        return container.keys() == other.keys() and all(
-            container[key] is other[key] for key in container
-        )
-    return len(container) == len(other) and all(
-        a is b for a, b in zip(container, other, strict=True)
-    )
+        if container.keys() != other.keys():
+            return False
+        return all(container[key] is other[key] for key in container)
+
+    if len(container) != len(other):
+        return False
+    return all(a is b for a, b in zip(container, other, strict=True))
 
 
 class NotInGraph(Exception):
-    """A reduction cannot be part of a graph; the message says why."""
+    """A reduction cannot be part of a graph. The message says why."""
 
 
 class GraphReduction:
-    """Runs evaluation steps in graph until the data ends, enough are done, or a stop is requested; returns a state.
+    """Runs evaluation steps in graph until the data ends, and reduces their outputs to a state.
+
+    It ends earlier when enough steps are done, or when a stop is requested. Call it eagerly, on the
+    host.
 
     Args:
-      steps: What the loop runs; a step returns outputs.
+      steps: What the loop runs. A step returns outputs.
       stop: The flag of stop_variable.
-      reduce_fn: A function of state and outputs that returns the new state; runs on the host.
+      reduce_fn: A function of state and outputs that returns the new state. It runs on the host.
         Without an initial state, its state is None for the first step.
       watched: Objects whose attributes `reduce_fn` must not change.
 
@@ -150,57 +172,71 @@ class GraphReduction:
         self._watched = watched
         self._output_specs: Any = None  # specs of the outputs of a step, from the last trace
         self._output_specs_by_graph: dict[tf.Graph, Any] = {}  # the same, of the step in each graph
+
         self._first_step_function = graph_function(self._first_step)
         self._outputs_function = graph_function(self._run_step)
         self._reduction_function = graph_function(self._reduce)
         self._remaining_steps_function = graph_function(self._run_remaining_steps)
 
     def trace(self, iterator: Any, state: Any) -> None:
-        """Traces all graphs that an evaluation with this iterator and state needs; runs nothing.
+        """Traces all graphs that an evaluation with this iterator and state needs.
+
+        Nothing runs.
 
         Raises:
           NotInGraph: when one of them cannot be traced.
         """
+        # The task's own code may raise anything where it meets tensors without values.
         try:
-            first = (
-                self._first_step_function if state is None else self._outputs_function
-            ).get_concrete_function(iterator)
+            if state is None:
+                first = self._first_step_function.get_concrete_function(iterator)
+            else:
+                first = self._outputs_function.get_concrete_function(iterator)
+
+            # A graph that was traced before does not set the specs again.
             outputs = self._output_specs_by_graph.setdefault(first.graph, self._output_specs)
-            spec = self._generalize_specs(
-                _specs(first.structured_outputs if state is None else _tensors(state)), outputs
-            )
-            self._remaining_steps_function.get_concrete_function(
-                iterator, tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int32), spec
-            )
-        except (
-            Exception
-        ) as error:  # whatever the task's own code raises where it meets tensors without values
+            initial = first.structured_outputs if state is None else _tensors(state)
+            spec = self._generalize_specs(_specs(initial), outputs)
+
+            number = tf.TensorSpec([], tf.int32)
+            self._remaining_steps_function.get_concrete_function(iterator, number, number, spec)
+        except Exception as error:
             raise NotInGraph(_reason(error)) from error
 
     @property
     def newest_graph(self) -> tf.Graph | None:
-        """The newest graph that holds the first step; None before the first trace."""
+        """The newest graph that contains the first step. None before the first trace."""
         return next(reversed(self._output_specs_by_graph), None)
 
     def __call__(self, iterator: Any, limit: int, state: Any) -> tuple[int, Any]:
-        """Returns the number of steps done and the state, as eager tensors; `limit` -1 means all of the data."""
+        """Returns the number of steps done and the state, as eager tensors.
+
+        Args:
+          iterator: An iterator over the data.
+          limit: The largest number of steps. -1 means all of the data.
+          state: The initial state. With None, the first step creates it.
+        """
         done = 0
         if limit == 0 or self._stop.numpy():
             return done, state
+
         if state is None:
             try:
-                state, done = self._first_step_function(iterator), 1
+                state = self._first_step_function(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
                 return done, state
+            done = 1
         if done == limit:
             return done, state
+
         count, state = self._remaining_steps_function(
             iterator, tf.constant(limit), tf.constant(done), _tensors(state)
         )
         return int(count), state
 
     def _first_step(self, iterator: Any) -> Any:
-        return self._reduce(None, self._run_step(iterator))
+        outputs = self._run_step(iterator)
+        return self._reduce(None, outputs)
 
     def _run_remaining_steps(
         self, iterator: Any, limit: tf.Tensor, done: tf.Tensor, state: Any
@@ -210,59 +246,78 @@ class GraphReduction:
             state_now = tf.nest.pack_sequence_as(state, flat, expand_composites=True)
             return tf.nest.flatten(self._reduce(state_now, outputs), expand_composites=True)
 
+        # The loop in graph takes its state as a flat list of tensors.
         flat = tf.nest.flatten(state, expand_composites=True)
         done, flat = loop_over_elements(iterator, limit, self._stop, one_step, flat, done)
         return done, tf.nest.pack_sequence_as(state, flat, expand_composites=True)
 
     def _reduce(self, state: Any, outputs: Any) -> Any:
-        """Reduces the outputs of one step; runs in graph, on the host, which supports strings and has the memory."""
+        """Reduces the outputs of one step.
+
+        Runs in graph, on the host, which supports strings and has the memory.
+
+        Raises:
+          NotInGraph: when the reduction does more than compute a state from the outputs.
+        """
+        # The reduction gets its own dicts and lists, which it may change.
         old = tf.nest.flatten(state)
-        state = tf.nest.pack_sequence_as(state, old)  # its own dicts and lists, which it may change
-        kept = AttributeSnapshot(self._watched)
+        state = tf.nest.pack_sequence_as(state, old)
+
+        snapshot = AttributeSnapshot(self._watched)
         try:
             with tf.device("CPU:0"):
                 new = apply_autograph(self.reduce_fn)(state, outputs)
         finally:
-            changed = kept.restore()
-        return self._check_reduced_state(old, new, changed)
+            changed = snapshot.restore()
 
-    def _check_reduced_state(self, old: Sequence[Any], state: Any, changed: Sequence[str]) -> Any:
+        # In graph such a change would happen only once, during tracing.
         if changed:
             raise NotInGraph(
-                f"the aggregation also changes {', '.join(changed)}, besides the state that it"
-                " returns"
+                f"the aggregation also changes {', '.join(changed)}, "
+                "besides the state that it returns"
             )
-        computed = [leaf for leaf in tf.nest.flatten(state) if tf.is_tensor(leaf)]
+
+        computed = [leaf for leaf in tf.nest.flatten(new) if tf.is_tensor(leaf)]
         if all(any(leaf is before for before in old) for leaf in computed):
             raise NotInGraph(
-                "the state that the aggregation returns holds no tensor that is computed from the"
-                " logs"
+                "the state that the aggregation returns holds no tensor "
+                "that is computed from the logs"
             )
-        return _tensors(state)
+        return _tensors(new)
 
     def _run_step(self, iterator: Any) -> Any:
-        """Returns the outputs of a step as a tf.function would return them, and remembers their specs."""
-        outputs = tf.nest.map_structure(
-            lambda leaf: leaf if leaf is None or tf.is_tensor(leaf) else tf.convert_to_tensor(leaf),
-            run_one_step(self._steps, iterator),
-        )
+        """Returns the outputs of a step as a tf.function would return them.
+
+        Remembers the specs of the outputs.
+        """
+
+        def as_tensor(leaf: Any) -> Any:
+            if leaf is None or tf.is_tensor(leaf):
+                return leaf
+            return tf.convert_to_tensor(leaf)
+
+        outputs = tf.nest.map_structure(as_tensor, run_one_step(self._steps, iterator))
         self._output_specs = _specs(outputs)
         return outputs
 
     def _generalize_specs(self, spec: Any, outputs: Any) -> Any:
-        """Returns the specs of the state, with every dimension left open that a reduction changes."""
+        """Returns the specs of the state. Every dimension that a reduction changes is left open."""
         while True:
-            after = _specs(
-                self._reduction_function.get_concrete_function(spec, outputs).structured_outputs
-            )
+            reduction = self._reduction_function.get_concrete_function(spec, outputs)
+            after = _specs(reduction.structured_outputs)
             common = _merge_specs(spec, after)
+
+            # The specs are general enough when one more reduction does not change them.
             if common == spec:
                 return spec
             spec = common
 
 
 def _reason(error: Exception) -> str:
-    """Returns the last line of a message: AutoGraph puts the error itself below its stack of places."""
+    """Returns the last line of a message.
+
+    AutoGraph puts the error below its stack of places.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     kind = f"{type(error).__name__}: "
     text = lines[-1].removeprefix(kind)
@@ -275,6 +330,7 @@ def _merge_specs(spec: Any, other: Any) -> Any:
         tf.nest.assert_same_structure(spec, other)
     except (ValueError, TypeError) as error:
         raise NotInGraph("the state changes its structure from step to step") from error
+
     leaves = []
     for before, after in zip(tf.nest.flatten(spec), tf.nest.flatten(other), strict=True):
         leaf = before.most_specific_common_supertype([after])
@@ -290,18 +346,18 @@ def _tensors(state: Any) -> Any:
     """Returns the state with arrays and whole numbers converted to tensors.
 
     Raises:
-      NotInGraph: for values that a tensor does not hold exactly: strings, and floats, which would
-        lose half their bits.
+      NotInGraph: for values that a tensor does not represent exactly. These are strings, and
+        floats, which would lose half their bits.
     """
 
-    def tensor(leaf: Any) -> Any:
+    def as_tensor(leaf: Any) -> Any:
         if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
             return leaf
         if isinstance(leaf, (int, np.ndarray, np.number, np.bool_)):
             return tf.convert_to_tensor(leaf)
         raise NotInGraph(f"the state holds a {type(leaf).__name__}, and a graph needs tensors")
 
-    return tf.nest.map_structure(tensor, state)
+    return tf.nest.map_structure(as_tensor, state)
 
 
 def _specs(values: Any) -> Any:
@@ -311,7 +367,10 @@ def _specs(values: Any) -> Any:
 
 
 class EvaluationHooks(Protocol):
-    """An object whose methods an evaluation calls before and after each batch, eagerly, on the host."""
+    """An object whose methods an evaluation calls before and after each batch.
+
+    They are called eagerly, on the host.
+    """
 
     def begin(self, batch: int) -> None:
         """Called before a batch with its number, counted from 0.
@@ -322,27 +381,33 @@ class EvaluationHooks(Protocol):
         ...
 
     def end(self, batch: int, results: dict[str, Any]) -> bool:
-        """Called after a part with the number of its last batch and the results so far, as NumPy values.
+        """Called after a part of an evaluation.
 
-        Returns whether the evaluation goes on.
+        Args:
+          batch: The number of the last batch of the part.
+          results: The results so far, as NumPy values.
+
+        Returns:
+          Whether the evaluation continues.
         """
         ...
 
 
 class EvalLoop:
-    """Runs evaluation steps in graph until the data ends, enough steps are done, or a stop is requested.
+    """Runs evaluation steps in graph until the data ends.
 
-    On small models it is four to five times as fast as a Python loop.
+    It ends earlier when enough steps are done, or when a stop is requested. On small models it is
+    four to five times as fast as a Python loop. Call it eagerly, on the host.
 
     Args:
       steps: What the loop runs.
       stop: The flag of stop_variable.
       reset_metrics: Whether the metrics are reset first.
-      one_thread: Whether the loop runs on one thread, for which its graph is checked; see
+      one_thread: Whether the loop runs on one thread, for which its graph is checked. See
         `check_one_thread`.
 
     Attributes:
-      reset: Resets the metrics, in a call of its own.
+      reset: Resets the metrics, in a separate call.
     """
 
     def __init__(
@@ -358,17 +423,24 @@ class EvalLoop:
         self._resets_metrics = reset_metrics
         self.reset = graph_function(steps.reset)
         self._results = Readback(steps.results, graph_function)
+
         check = check_one_thread if one_thread else None
         self._loop_function = LoopFunction(self._run_loop, "the evaluation loop", check=check)
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
-        """Returns the number of steps done and the results; `num_steps` -1 means all of the data."""
-        results, (done,) = self._results.unpack(self._loop_function(iterator, as_int32(num_steps)))
+        """Returns the number of steps done and the results, as NumPy values.
+
+        Args:
+          iterator: An iterator over the data.
+          num_steps: The largest number of steps, an integer scalar. -1 means all of the data.
+        """
+        packed = self._loop_function(iterator, as_int32(num_steps))
+        results, (done,) = self._results.unpack(packed)
         return int(done), results
 
     @property
     def newest_graph(self) -> tf.Graph | None:
-        """The newest graph of the loop; None before the first trace."""
+        """The newest graph of the loop. None before the first trace."""
         return self._loop_function.newest_graph
 
     def _run_loop(self, iterator: Any, num_steps: tf.Tensor) -> Any:
@@ -383,17 +455,19 @@ class EvalLoop:
 
 
 class StatefulEvalLoop:
-    """Runs evaluation steps and reduces their outputs to a state, step by step in Python or in one graph.
+    """Runs evaluation steps and reduces their outputs to a state.
+
+    It runs step by step in Python, or in one graph.
 
     Args:
-      steps: What the loop runs; a step returns its outputs.
+      steps: What the loop runs. A step returns its outputs.
       stop: The flag of stop_variable.
       reset_metrics: Whether the metrics are reset first.
       use_tf_function: Whether to compile the step.
       use_tf_while_loop: Whether to run the loop and the reduction in graph. If they cannot be
         traced, which is known before the first step runs, one warning says why, and this and later
         evaluations run step by step. Errors in the reduction are then raised unchanged.
-      watched: Objects whose attributes the reduction might change; in graph such a change would
+      watched: Objects whose attributes the reduction might change. In graph such a change would
         happen only once, during tracing.
     """
 
@@ -422,29 +496,26 @@ class StatefulEvalLoop:
     def __call__(
         self, iterator: Any, num_steps: Any, state: Any, reduce_fn: Reduce
     ) -> tuple[int, Any]:
-        """Returns the number of steps done and the state; runs eagerly, on the host.
+        """Returns the number of steps done and the state. Runs eagerly, on the host.
 
         Args:
           iterator: An iterator over the data.
-          num_steps: The largest number of steps; -1 means all of the data.
-          state: The initial state; None: `reduce_fn` creates it from the outputs of the first step.
+          num_steps: The largest number of steps. -1 means all of the data.
+          state: The initial state. With None, `reduce_fn` creates it from the outputs of the first
+            step.
           reduce_fn: A function of state and outputs that returns the new state.
         """
-        graph = self._trace_reduction(iterator, state, reduce_fn) if self._runs_in_graph else None
+        # The graphs are traced before anything runs, so that a failure leaves the loop in Python.
+        reduction = None
+        if self._runs_in_graph:
+            reduction = self._trace_reduction(iterator, state, reduce_fn)
+
         if self._reset is not None:
             self._reset()
-        if graph is not None:
-            return graph(iterator, int(num_steps), state)
-        return self._by_step(iterator, int(num_steps), state, reduce_fn)
+        if reduction is not None:
+            return reduction(iterator, int(num_steps), state)
 
-    @property
-    def newest_graph(self) -> tf.Graph | None:
-        """The newest graph of the loop, or of the step; None if there is none."""
-        return getattr(
-            self._graph_reduction if self._runs_in_graph else self._step, "newest_graph", None
-        )
-
-    def _by_step(self, iterator: Any, limit: int, state: Any, reduce_fn: Reduce) -> tuple[int, Any]:
+        limit = int(num_steps)
         done = 0
         while (limit < 0 or done < limit) and not self._stop.numpy():
             try:
@@ -455,20 +526,30 @@ class StatefulEvalLoop:
             done += 1
         return done, state
 
+    @property
+    def newest_graph(self) -> tf.Graph | None:
+        """The newest graph of the loop, or of the step. None if no graph exists."""
+        source = self._graph_reduction if self._runs_in_graph else self._step
+        return getattr(source, "newest_graph", None)
+
     def _trace_reduction(
         self, iterator: Any, state: Any, reduce_fn: Reduce
     ) -> GraphReduction | None:
+        """Returns the traced reduction. None if it cannot be traced, now and later."""
+        # The graphs of an earlier evaluation are used again while its reduction is the same.
         if self._graph_reduction is None or self._graph_reduction.reduce_fn != reduce_fn:
             self._graph_reduction = GraphReduction(
                 self._steps, self._stop, reduce_fn, self._watched
             )
+
         try:
             self._graph_reduction.trace(iterator, state)
         except NotInGraph as reason:
             self._runs_in_graph = False
             _LOG.warning(
-                "the evaluation runs step by step, because its logs cannot be aggregated in a"
-                " graph: %s; trainer.eval_tf_while_loop=false silences this warning",
+                "the evaluation runs step by step, "
+                "because its logs cannot be aggregated in a graph: %s; "
+                "trainer.eval_tf_while_loop=false silences this warning",
                 reason,
             )
             return None
@@ -476,7 +557,9 @@ class StatefulEvalLoop:
 
 
 class EagerEvalLoop:
-    """Runs evaluation steps one by one in Python, and returns the results after them. Runs eagerly, on the host.
+    """Runs evaluation steps one by one in Python, and returns the results after them.
+
+    Runs eagerly, on the host.
 
     Args:
       steps: What the loop runs.
@@ -485,7 +568,7 @@ class EagerEvalLoop:
 
     Attributes:
       newest_graph: None, since nothing is compiled.
-      reset: Resets the metrics, in a call of its own.
+      reset: Resets the metrics, in a separate call.
     """
 
     newest_graph: tf.Graph | None = None
@@ -498,13 +581,15 @@ class EagerEvalLoop:
         self._results = Readback(steps.results, eager)
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
-        """Returns the number of steps done and the results; see EvalLoop."""
+        """Returns the number of steps done and the results. See EvalLoop."""
         done, _ = self._loop(iterator, num_steps, None, lambda state, outputs: None)
         return done, self._results()
 
 
 class SplitEvalLoop:
-    """Runs an evaluation one batch at a time, so that callbacks run between them. Runs eagerly, on the host.
+    """Runs an evaluation one batch at a time, so that callbacks run between them.
+
+    Runs eagerly, on the host.
 
     Args:
       loop: A loop that does not reset the metrics by itself.
@@ -520,30 +605,39 @@ class SplitEvalLoop:
         self._data = data
 
     def __call__(self, iterator: Any, num_steps: Any) -> tuple[int, Any]:
-        """Returns the number of batches evaluated and the results; `num_steps` -1 means all of the data."""
+        """Returns the number of batches evaluated and the results, as NumPy values.
+
+        Args:
+          iterator: An iterator over the data.
+          num_steps: The largest number of batches. -1 means all of the data.
+        """
         self._loop.reset()
+
+        # The limit is None when the number of batches is unknown.
+        limit = self._data.cardinality() if int(num_steps) < 0 else int(num_steps)
         done = 0
         results: Any = None
-        limit = self._data.cardinality() if int(num_steps) < 0 else int(num_steps)
         while limit is None or done < limit:
             self._hooks.begin(done)
             count, results = self._loop(iterator, tf.constant(1, tf.int32))
             if count == 0:
                 break
+
             done += 1
             if not self._hooks.end(done - 1, remove_engine_results(results)):
                 break
+
         return done, results
 
     @property
     def newest_graph(self) -> tf.Graph | None:
-        """The newest graph of the loop; None if there is none."""
+        """The newest graph of the loop. None if no graph exists."""
         return self._loop.newest_graph
 
 
 @contextlib.contextmanager
 def explain_end_of_data(section: str) -> Iterator[None]:
-    """Raises DataError where a loop that a subclass makes asks for more batches than the data has.
+    """Raises DataError where a loop of a subclass asks for more batches than the data has.
 
     Args:
       section: The config's section of the data.
@@ -552,18 +646,22 @@ def explain_end_of_data(section: str) -> Iterator[None]:
         yield
     except (tf.errors.OutOfRangeError, StopIteration) as end:
         raise DataError(
-            f"{section} has no more batches, but the evaluation loop asked for another one; set "
-            "trainer.validation_steps to at most the number of batches"
+            f"{section} has no more batches, but the evaluation loop asked for another one; "
+            "set trainer.validation_steps to at most the number of batches"
         ) from end
 
 
 def check_evaluated_batches(done: int, num_steps: int, was_stopped: bool) -> None:
-    """Raises DataError when an evaluation found no batch; warns when it found fewer than `num_steps`."""
+    """Raises DataError when an evaluation found no batch.
+
+    Warns when it found fewer than `num_steps`.
+    """
     if done == 0 and not was_stopped:
         raise DataError(
-            "task.validation_data has no batch: no files, no examples, or fewer examples than one"
-            " batch"
+            "task.validation_data has no batch: "
+            "no files, no examples, or fewer examples than one batch"
         )
+
     if 0 <= done < num_steps and not was_stopped:
         _LOG.warning(
             "the evaluation used %d batches of the %d asked for: the data has no more",

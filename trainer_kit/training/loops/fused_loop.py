@@ -1,8 +1,8 @@
-"""Fused loops: many training steps as one XLA program, which is several times as fast for small models.
+"""Fused loops: many training steps as one XLA program, several times as fast for small models.
 
 The steps are the same Python code as in every other loop. Between two programs the loop does what
 XLA cannot: it resets and reads metrics, fetches batches and checks for stops. It works on one
-replica only: XLA cannot update mirrored variables.
+replica only, since XLA cannot update mirrored variables.
 """
 
 from __future__ import annotations
@@ -42,36 +42,41 @@ _USERS_NAMES = {
 }
 
 _OVERDRAWN = (
-    "trainer.fuse_steps: a training step takes more than one batch from its iterator, and a fused"
-    " step can take only one; set trainer.fuse_steps to 1"
+    "trainer.fuse_steps: a training step takes more than one batch from its iterator, "
+    "and a fused step can take only one; set trainer.fuse_steps to 1"
 )
 
 
 def find_fusing_problem(
     config: Any, strategy: tf.distribute.Strategy, ready_made_dataset: Any, custom_loop_class: str
 ) -> str:
-    """Returns why training steps cannot be fused in one XLA program, as far as known before a try; "" if none.
+    """Returns why training steps cannot be fused in one XLA program. "" if no reason is known.
+
+    Nothing is tried for this. Runs eagerly, on the host.
 
     Args:
       config: The experiment's config.
       strategy: The trainer's strategy.
-      given: A ready-made dataset that replaces the task's; None: there is none.
-      custom_loop_class: The name of a class that overrides create_train_loop_fn; "" if there is
+      ready_made_dataset: A ready-made dataset that replaces the task's. None if there is none.
+      custom_loop_class: The name of a class that overrides create_train_loop_fn. "" if there is
         none.
     """
     replicas = strategy.num_replicas_in_sync
     if replicas > 1:
         return f"there are {replicas} replicas, and {XLA_REPLICA_LIMIT}"
+
     if isinstance(
         strategy, (tf.distribute.experimental.ParameterServerStrategy, tf.distribute.TPUStrategy)
     ):
         return f"{type(strategy).__name__} compiles its loops by itself, or not at all"
+
     if not config.trainer.train_tf_while_loop:
         return "trainer.train_tf_while_loop is false"
     if config.runtime.run_eagerly:
         return "runtime.run_eagerly is true"
     if custom_loop_class:
         return f"{custom_loop_class} builds its own training loop in create_train_loop_fn"
+
     if ready_made_dataset is not None and not isinstance(ready_made_dataset, tf.data.Dataset):
         return (
             "the ready-made dataset is already distributed, and fused steps need a tf.data.Dataset"
@@ -83,29 +88,36 @@ def check_fusing(fuse_steps: int, problem: str) -> None:
     """Raises UsageError when `fuse_steps` is above 1 and `problem` is not empty."""
     if fuse_steps > 1 and problem:
         raise UsageError(
-            f"trainer.fuse_steps={fuse_steps}: {problem}; change that, or set trainer.fuse_steps"
-            " to 1"
+            f"trainer.fuse_steps={fuse_steps}: {problem}; "
+            "change that, or set trainer.fuse_steps to 1"
         )
 
 
 class BatchStack:
     """The batches that a fused loop has read and not used yet.
 
-    The dataset of a fused loop gives several batches at once. A loop may end within them: the next
-    loop begins with the first unused batch, while the dataset's own position is after all of them.
+    The dataset of a fused loop gives several batches at once. A loop may end within them. The next
+    loop then begins with the first unused batch, while the dataset's own position is after all of
+    them.
+
+    Its methods run eagerly, on the host.
     """
 
     def __init__(self) -> None:
+        # A weak reference to the iterator, since other code decides when it is deleted.
         self._iterator: Any = None
         self._stored: tuple[Any, Any, Any] | None = None
         self._is_known = True
 
     def get_batches(self, iterator: Any) -> tuple[Any, Any, Any]:
-        """Returns (batches, number of used batches, number of batches); no batches for another iterator."""
+        """Returns the batches, the number of used batches, and the number of batches.
+
+        The numbers are int32 scalars. For another iterator than the last one, it has no batches.
+        """
         if self._stored is None or self._iterator is None or self._iterator() is not iterator:
-            self._iterator = weakref.ref(
-                iterator
-            )  # weak: other code decides when an iterator is deleted
+            self._iterator = weakref.ref(iterator)
+
+            # Stacks of no batches, with the dtypes and ranks of the iterator's own.
             _, spec = iterator.element_spec
             empty = tf.nest.map_structure(
                 lambda part: tf.zeros([size or 0 for size in part.shape], part.dtype), spec
@@ -115,8 +127,10 @@ class BatchStack:
         return self._stored
 
     def forget(self) -> None:
-        """Drops the batches; the number of unused batches is unknown after this."""
-        self._stored, self._iterator, self._is_known = None, None, False
+        """Drops the batches. The number of unused batches is unknown after this."""
+        self._stored = None
+        self._iterator = None
+        self._is_known = False
 
     def store(self, batches: Any, used: tf.Tensor, count: tf.Tensor) -> None:
         """Stores the batches of an element, and how many are used."""
@@ -124,13 +138,20 @@ class BatchStack:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all batches from the iterator are used; False if not known."""
-        return self._is_known and (
-            self._stored is None or int(self._stored[1]) >= int(self._stored[2])
-        )
+        """Whether all batches from the iterator are used. False if not known."""
+        if not self._is_known:
+            return False
+        if self._stored is None:
+            return True
+        _, used, count = self._stored
+        return int(used) >= int(count)
 
     def next_batch(self, iterator: Any) -> Any:
-        """Returns the next unused batch, and counts it as used. Runs eagerly, on the host."""
+        """Returns the next unused batch, and counts it as used.
+
+        Raises:
+          tf.errors.OutOfRangeError, StopIteration: when the data has ended.
+        """
         batches, used, count = self.get_batches(iterator)
         if self.is_empty:
             count, batches = next(iterator)
@@ -142,16 +163,18 @@ class BatchStack:
 class FusedLoop:
     """Runs steps like a TrainLoop, up to `fuse_steps` of them in one program.
 
+    Call it eagerly, on the host.
+
     Args:
-      steps: What the loop runs; XLA has to support all operations of a step, and nothing follows a
+      steps: What the loop runs. XLA has to support all operations of a step, and nothing follows a
         step.
       stop: The flag of stop_variable, checked between programs.
-      stack: Holds the batches that a loop has not used, for the next one.
+      stack: Contains the batches that a loop has not used, for the next one.
       fuse_steps: The number of batches in one element of the data.
 
     Attributes:
       loop_function: The function of the whole loop.
-      wait_seconds: The seconds that the last call waited for batches; None with op determinism,
+      wait_seconds: The seconds that the last call waited for batches. None with op determinism,
         which has no clock.
       fuse_steps: The argument of this name.
     """
@@ -174,64 +197,81 @@ class FusedLoop:
     def __call__(
         self, iterator: Any, num_steps: tf.Tensor, reset_metrics: bool = True
     ) -> tuple[int, Any]:
-        """Returns the number of steps done and the results, as NumPy values; see TrainLoop.
+        """Returns the number of steps done and the results, as NumPy values.
 
-        The elements of the iterator are (number of batches, stacked batches) of
-        inputs.fused_batches.
+        Args:
+          iterator: An iterator over the data. Its elements are (number of batches, stacked batches)
+            of inputs.fused_batches.
+          num_steps: The number of steps to run.
+          reset_metrics: Whether metrics are reset first. See TrainLoop.
 
         Raises:
-          tf.errors.OutOfRangeError: when the data ends first; the steps before that have been done.
+          tf.errors.OutOfRangeError: when the data ends first. The steps before that have been done.
         """
-        wanted = as_int32(num_steps)
-        left = self._stack.get_batches(iterator)
+        limit = as_int32(num_steps)
+        stack_state = self._stack.get_batches(iterator)
         try:
-            left, packed = self.loop_function(iterator, wanted, self._flags[reset_metrics], left)
+            stack_state, packed = self.loop_function(
+                iterator, limit, self._flags[reset_metrics], stack_state
+            )
         except Exception:
+            # The loop may have read more batches before the error.
             self._stack.forget()
             raise
-        self._stack.store(*left)
+        self._stack.store(*stack_state)
+
         results, (done, waited) = self._results.unpack(packed)
         self.wait_seconds = parse_wait_seconds(waited)
         return int(done), results
 
     @property
     def newest_graph(self) -> tf.Graph | None:
-        """The newest graph of the whole loop; None if there is none."""
+        """The newest graph of the whole loop. None if no graph exists."""
         return self.loop_function.newest_graph
 
     def _run_loop(
         self, iterator: Any, num_steps: tf.Tensor, reset_metrics: tf.Tensor, stack_state: Any
     ) -> Any:
-        def go_on(done: tf.Tensor, left: Any, waited: tf.Tensor) -> tf.Tensor:
+        """Runs programs until `num_steps` steps are done or a stop is requested.
+
+        The state of the stack is (batches, number of used batches, number of batches).
+        """
+
+        def condition(done: tf.Tensor, stack: Any, waited: tf.Tensor) -> tf.Tensor:
             return should_continue(self._stop, done < num_steps)
 
-        def one_program(done: tf.Tensor, left: Any, waited: tf.Tensor) -> Any:
-            def more() -> Any:
-                clock = TimedIterator(iterator, tf.identity(waited))  # of this branch
+        def body(done: tf.Tensor, stack: Any, waited: tf.Tensor) -> Any:
+            def read_batches() -> Any:
+                # The clock times only elements of its own graph, here that of this branch.
+                clock = TimedIterator(iterator, tf.identity(waited))
                 count, batches = next(clock)
                 return (batches, tf.constant(0), count), clock.wait_seconds
 
+            _, used_before, available = stack
             (batches, used, count), waited = tf.cond(
-                left[1] < left[2], lambda: (left, waited), more
+                used_before < available, lambda: (stack, waited), read_batches
             )
             end = tf.minimum(count, used + num_steps - done)
             self._program(batches, used, end)
             return done + end - used, (batches, end, count), waited
 
         tf.cond(reset_metrics, self._steps.reset, lambda: None)
-        begun = (tf.constant(0), stack_state, create_wait_seconds())
-        shapes = tf.nest.map_structure(lambda tensor: tensor.shape, begun)
-        done, stack_state, waited = tf.while_loop(go_on, one_program, begun, shapes)
+
+        # The static shapes are those of the specs, so a stack of any size may follow another.
+        start = (tf.constant(0), stack_state, create_wait_seconds())
+        shapes = tf.nest.map_structure(lambda tensor: tensor.shape, start)
+        done, stack_state, waited = tf.while_loop(condition, body, start, shapes)
         return stack_state, self._results.pack(done, waited)
 
     def _fused_steps(self, batches: Any, begin: tf.Tensor, end: tf.Tensor) -> None:
-        """Runs a step for each batch from `begin` to `end` (excluded); XLA compiles it."""
+        """Runs a step for each batch from `begin` to `end` (excluded). XLA compiles it."""
 
-        def one_step(number: tf.Tensor) -> tuple[tf.Tensor]:
+        def body(number: tf.Tensor) -> tuple[tf.Tensor]:
             batch = SingleElementIterator(
                 tf.nest.map_structure(lambda stack: stack[number], batches)
             )
             try:
+                # Otherwise "while/" would stand before the names of the task's summaries.
                 with tf.name_scope(""):
                     apply_autograph(self._steps.step)(batch)
             except Exception:
@@ -240,13 +280,15 @@ class FusedLoop:
                 raise
             return (number + 1,)
 
-        tf.while_loop(lambda number: number < end, one_step, (begin,))
+        tf.while_loop(lambda number: number < end, body, (begin,))
 
 
 def _get_argument_specs(elements: Any) -> tuple[Any, ...]:
     """Returns the specs of a loop's arguments after the iterator, for stacks of any size."""
-    number, (count, batches) = tf.TensorSpec([], tf.int32), elements
-    return number, tf.TensorSpec([], tf.bool), (batches, number, count)
+    count, batches = elements
+    number = tf.TensorSpec([], tf.int32)
+    flag = tf.TensorSpec([], tf.bool)
+    return number, flag, (batches, number, count)
 
 
 def _refuse_summaries(graph: tf.Graph) -> None:
@@ -254,14 +296,19 @@ def _refuse_summaries(graph: tf.Graph) -> None:
     for node in iterate_nodes(graph.as_graph_def()):
         if re.fullmatch(r"Write\w*Summary|ImportEvent", node.op):
             raise UsageError(
-                "trainer.fuse_steps: XLA cannot compile the training step: it writes a tf.summary"
-                f" ({node.name}); report the value as a metric, or set trainer.fuse_steps to 1"
+                "trainer.fuse_steps: XLA cannot compile the training step: "
+                f"it writes a tf.summary ({node.name}); "
+                "report the value as a metric, or set trainer.fuse_steps to 1"
             )
 
 
 @contextlib.contextmanager
 def explain_xla_errors(size: int) -> Iterator[None]:
-    """Raises UsageError instead of the error with which XLA refuses a loop with `size` steps in a program."""
+    """Raises UsageError instead of the error with which XLA refuses a loop.
+
+    Args:
+      size: The number of steps in a program.
+    """
     try:
         yield
     except tf.errors.OpError as error:
@@ -269,35 +316,41 @@ def explain_xla_errors(size: int) -> Iterator[None]:
         if not reason:
             raise
         raise UsageError(
-            f"trainer.fuse_steps={size}: XLA cannot compile the training step: {reason}; change the"
-            " step, or set trainer.fuse_steps to 1"
+            f"trainer.fuse_steps={size}: XLA cannot compile the training step: {reason}; "
+            "change the step, or set trainer.fuse_steps to 1"
         ) from error
 
 
 def _refusal_of_xla(message: str) -> str:
-    """Returns in one line why XLA did not compile a program; "" for another kind of error."""
+    """Returns in one line why XLA did not compile a program. "" for another kind of error."""
     variable = re.search(r"Trying to access resource (.+?) located in device \S*CPU", message)
     if variable:
         return (
-            f"it uses the variable {variable[1]}, which is on the CPU, where TensorFlow keeps"
-            " variables of int32; create it as int64, and not under tf.device('CPU:0')"
+            f"it uses the variable {variable[1]}, which is on the CPU, "
+            "where TensorFlow keeps variables of int32; "
+            "create it as int64, and not under tf.device('CPU:0')"
         )
+
     if (
         "tf2xla conversion failed" not in message
         and "unsupported operations when trying to compile" not in message
     ):
         return ""
 
-    places = re.findall(
-        r'File "[^"]+", line \d+, in \S+', message.split("tf2xla conversion failed", 1)[0]
-    )
-    users = [place for place in places if "site-packages" not in place] or places
-    place = f" ({users[-1]})" if users else ""
+    # Of the places in the stack, the last one in the user's own code is named.
+    stack = message.split("tf2xla conversion failed", 1)[0]
+    places = re.findall(r'File "[^"]+", line \d+, in \S+', stack)
+    own_places = [place for place in places if "site-packages" not in place] or places
+    location = f" ({own_places[-1]})" if own_places else ""
+
     operations = dict.fromkeys(re.findall(r"No registered '(\w+)' OpKernel", message))
     if operations:
         names = ", ".join(_USERS_NAMES.get(operation, operation) for operation in operations)
-        return f"it uses {names}{place}, which XLA does not support"
+        return f"it uses {names}{location}, which XLA does not support"
+
+    # Without the name of an operation, the first line that says anything is the reason.
     lines = [line.strip() for line in message.splitlines()]
     introductions = ("Graph execution error", "Detected at", "<stack")
     reasons = [line for line in lines if line and not line.startswith(introductions)]
-    return f"{reasons[0] if reasons else 'TensorFlow gives no reason'}{place}"
+    reason = reasons[0] if reasons else "TensorFlow gives no reason"
+    return f"{reason}{location}"

@@ -23,28 +23,32 @@ def loop_length(step: int, target: int | None, steps_per_loop: StepsPerLoop) -> 
 
     Args:
       step: The current global step.
-      target: The global step to reach; None: there is none.
-      steps_per_loop: A number, or a function of the global step.
+      target: The global step to reach. None if there is none.
+      steps_per_loop: A number, or a function of the global step that returns one.
 
     Raises:
       ValueError: when `steps_per_loop` is a function that returns a number below 1.
     """
-    wanted = steps_per_loop(step) if callable(steps_per_loop) else steps_per_loop
-    if wanted < 1:
-        raise ValueError(f"steps_per_loop returned {wanted} at step {step}; return at least 1")
-    return wanted if target is None else min(wanted, target - step)
+    num_steps = steps_per_loop(step) if callable(steps_per_loop) else steps_per_loop
+    if num_steps < 1:
+        raise ValueError(f"steps_per_loop returned {num_steps} at step {step}; return at least 1")
+    return num_steps if target is None else min(num_steps, target - step)
 
 
 def next_stop(step: int, target: int | None, *intervals: Interval | None) -> int | None:
-    """Returns the step at which training pauses next, a multiple of an interval or `target`; None: it does not.
+    """Returns the step at which training pauses next. None if it does not pause.
+
+    This is a multiple of an interval, or `target`.
 
     Args:
       step: The current global step.
-      target: The global step to reach; None: there is none.
-      *intervals: The steps between pauses; None: no pauses.
+      target: The global step to reach. None if there is none.
+      *intervals: The steps between pauses. None means no pauses.
     """
     pauses = [next_multiple(step, interval) for interval in intervals if interval]
-    return min(pauses if target is None else [*pauses, target], default=None)
+    if target is not None:
+        pauses.append(target)
+    return min(pauses, default=None)
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,13 @@ class Epochs:
     """The epochs of a run, counted from 1. Epoch e ends with step ceil(e * steps).
 
     Attributes:
-      steps: The steps of an epoch; a fraction if batches run over the ends of epochs.
+      steps: The steps of an epoch. It is a fraction if batches run over the ends of epochs.
     """
 
     steps: Fraction
 
     def get_end_step(self, epoch: int | Fraction) -> int:
-        """Returns the global step that ends an epoch, or a part of one; 0 for epoch 0."""
+        """Returns the global step that ends an epoch, or a part of one. 0 for epoch 0."""
         return math.ceil(epoch * self.steps)
 
     def count_completed(self, step: int) -> int:
@@ -70,30 +74,46 @@ class Epochs:
         return step > 0 and is_due(step - 1, step, self.steps)
 
     def locate_step(self, step: int) -> tuple[int, int]:
-        """Returns the epoch that step number `step` belongs to, and its number in that epoch; (1, 0) for step 0."""
+        """Returns the epoch of step number `step`, and its number in that epoch.
+
+        Both count from 1. Step 0 gives (1, 0).
+        """
         before = self.count_completed(max(0, step - 1))
         return before + 1, step - self.get_end_step(before)
 
 
 class InterruptedLoop:
-    """The first and last step of a loop that a stop interrupted; saved in the checkpoint.
+    """The first and last step of a loop that a stop interrupted. Checkpoints contain it.
 
     Attributes:
-      steps: The global steps before the loop and at its end; None when no loop was interrupted.
+      steps: The global steps before the loop and at its end. None when no loop was interrupted.
     """
 
     def __init__(self) -> None:
         self.steps: tuple[int, int] | None = None
 
     def next(self, step: int, target: int | None, steps_per_loop: StepsPerLoop) -> tuple[int, int]:
-        """Returns the begin and end of the loop to run at `step`, towards `target` (None: no target)."""
+        """Returns the global steps at the begin and the end of the loop to run at `step`.
+
+        An interrupted loop continues: its begin is before `step`.
+
+        Args:
+          step: The current global step.
+          target: The global step to reach. None if there is none.
+          steps_per_loop: A number, or a function of the global step that returns one.
+
+        Raises:
+          ValueError: when `steps_per_loop` is a function that returns a number below 1.
+        """
         if self.steps is None:
             return step, step + loop_length(step, target, steps_per_loop)
-        begun, end = self.steps
-        return begun, end if target is None else min(end, target)
+
+        # The target may have changed since the stop.
+        begin, end = self.steps
+        return begin, end if target is None else min(end, target)
 
     def state(self) -> list[int] | None:
-        """Returns the state for a checkpoint."""
+        """Returns the state for a checkpoint. None when no loop was interrupted."""
         return list(self.steps) if self.steps else None
 
     def restore(self, state: list[int] | None) -> None:

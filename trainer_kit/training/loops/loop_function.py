@@ -1,8 +1,8 @@
-"""Compiles the functions of loops, warns when one is traced again, reads the results, and checks graphs.
+"""Compiles the functions of loops, reads their results, and checks their graphs.
 
-A loop that is traced again takes as long as the first time. A step waits for its batch before it
-writes a variable, so that no count changes when there is no batch. TensorFlow's executor on one
-thread waits forever for conditions inside of conditions.
+A loop that is traced again takes as long as the first time, so a warning says why. A step waits for
+its batch before it writes a variable, so that no count changes when there is no batch. TensorFlow's
+executor on one thread waits forever for conditions inside of conditions.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from trainer_kit.runtime.tensorflow_internals import add_control_inputs
 
 _LOG = logging.getLogger(__name__)
 _NONE = object()
+
+# The operations of a graph that read a batch, and those that write a variable or other state.
 _READS = re.compile(r"(MultiDevice)?IteratorGetNext\w*")
 _WRITES = re.compile(
-    r"Assign\w*|Resource(Sparse)?Apply\w*|ResourceScatter\w*|ResourceStridedSliceAssign|Rng\w*|(Eager)?PyFunc|"
-    r"Stateful(?!PartitionedCall)\w*|LookupTable(Insert|Remove|Import)\w*"
+    r"Assign\w*|Resource(Sparse)?Apply\w*|ResourceScatter\w*|ResourceStridedSliceAssign|Rng\w*|"
+    r"(Eager)?PyFunc|Stateful(?!PartitionedCall)\w*|LookupTable(Insert|Remove|Import)\w*"
 )
 _CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 
@@ -36,7 +38,7 @@ def graph_function(function: Callable[..., Any]) -> Any:
 
 
 def eager(function: Callable[..., Any]) -> Any:
-    """Returns `function` unchanged; used instead of graph_function where nothing is compiled."""
+    """Returns `function` unchanged. Replaces graph_function where nothing is compiled."""
     return function
 
 
@@ -49,12 +51,12 @@ class LoopFunction:
       function: The function of trainer_kit to compile.
       name: The name of the loop or step, for the warning.
       specs: A function of the iterator's element spec that returns the specs of the other
-        arguments; None: the arguments of the first call show them.
+        arguments. With None, the arguments of the first call show them.
       check: A function that raises an error when a traced graph cannot be used.
 
     Attributes:
       function: The tf.function.
-      newest_graph: The newest graph; None before the first trace.
+      newest_graph: The newest graph. None before the first trace.
     """
 
     def __init__(
@@ -68,17 +70,20 @@ class LoopFunction:
         self._name = name
         self._specs = specs
         self._check = check
-        self._elements: Any = _NONE  # the spec of the elements of the newest graph's iterator
-        self._get_last_iterator: Callable[[], Any] = lambda: (
-            None
-        )  # returns the iterator of the last call
-        self._concrete: Any = None  # the concrete function for it
         self._graphs: list[tf.Graph] = []
         self.newest_graph: tf.Graph | None = None
+
+        # The spec of the elements of the newest graph's iterator.
+        self._elements: Any = _NONE
+
+        # A function that returns the iterator of the last call, and the concrete function for it.
+        self._get_last_iterator: Callable[[], Any] = lambda: None
+        self._concrete: Any = None
 
     def __call__(self, iterator: Any, *arguments: Any) -> Any:
         if tf.config.functions_run_eagerly():
             return self.function(iterator, *arguments)
+
         if self._get_last_iterator() is iterator:
             # To look the concrete function up again takes 0.15 ms, a quarter of the call of a loop
             # without steps.
@@ -86,33 +91,42 @@ class LoopFunction:
                 iterator, *self._get_trace_arguments(iterator, arguments)
             )
             return self._concrete(iterator, *arguments)
+
         if _get_element_spec(iterator) != self._elements:
             self.trace_graph(iterator, *arguments)
-        self._get_last_iterator, self._concrete = _weak(iterator), None
+        self._get_last_iterator = _weak(iterator)
+        self._concrete = None
         return self.function(iterator, *arguments)
 
     def trace_graph(self, iterator: Any, *arguments: Any) -> tf.Graph | None:
-        """Returns the graph for such an iterator and arguments, and warns if the function is traced again for them.
+        """Returns the graph for such an iterator and arguments. None if functions run eagerly.
 
-        Returns None if TensorFlow runs functions eagerly.
+        Warns if the function is traced again for them. Runs eagerly, on the host.
         """
         if tf.config.functions_run_eagerly():
             return None
-        graph = self.function.get_concrete_function(
-            iterator, *self._get_trace_arguments(iterator, arguments)
-        ).graph
+
+        trace_arguments = self._get_trace_arguments(iterator, arguments)
+        graph = self.function.get_concrete_function(iterator, *trace_arguments).graph
         elements = _get_element_spec(iterator)
+
         if not any(graph is earlier for earlier in self._graphs):
             if self._graphs:
                 _LOG.warning(
-                    "%s is traced again, which takes as long as the first time: its batches are now"
-                    " %s, and were %s before; give all batches the same shape",
-                    *(self._name, _format_spec(elements), _format_spec(self._elements)),
+                    "%s is traced again, which takes as long as the first time: "
+                    "its batches are now %s, and were %s before; "
+                    "give all batches the same shape",
+                    self._name,
+                    _format_spec(elements),
+                    _format_spec(self._elements),
                 )
+
+            # A refused graph is not remembered.
             if self._check is not None:
                 self._check(graph)
             self._graphs.append(graph)
             self.newest_graph = graph
+
         self._elements = elements
         return graph
 
@@ -122,7 +136,10 @@ class LoopFunction:
 
 
 def _weak(iterator: Any) -> Callable[[], Any]:
-    """Returns a weak reference: other code decides when an iterator is deleted. Some Python iterators have none."""
+    """Returns a weak reference, since other code decides when an iterator is deleted.
+
+    Some Python iterators have none.
+    """
     try:
         return weakref.ref(iterator)
     except TypeError:
@@ -134,18 +151,19 @@ def _get_element_spec(iterator: Any) -> Any:
 
 
 def _format_spec(spec: Any) -> str:
-    parts = [
-        part
-        for part in tf.nest.flatten(spec, expand_composites=True)
-        if isinstance(part, tf.TensorSpec)
-    ]
-    return ", ".join(
-        f"{part.dtype.name}{'[?]' if part.shape.rank is None else part.shape}" for part in parts
-    )
+    """Returns dtypes and shapes of the tensors in a spec, as text for a message."""
+    texts = []
+    for part in tf.nest.flatten(spec, expand_composites=True):
+        if isinstance(part, tf.TensorSpec):
+            shape = "[?]" if part.shape.rank is None else part.shape
+            texts.append(f"{part.dtype.name}{shape}")
+    return ", ".join(texts)
 
 
 class Readback:
-    """Brings nested results from graph to host in one transfer: scalars are stacked as one float64 tensor.
+    """Brings nested results from graph to host in one transfer.
+
+    The scalars are stacked as one float64 tensor.
 
     Args:
       results: A function that returns nested scalars, tensors or variables.
@@ -163,7 +181,9 @@ class Readback:
         return self.unpack(self._compiled_pack())[0]
 
     def pack(self, *more: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns (stacked scalars, the other tensors); remembers the structure when traced.
+        """Returns the stacked scalars and the other tensors.
+
+        Remembers the structure when it is traced. Runs in graph or eagerly.
 
         Args:
           *more: Scalars to transfer with the results.
@@ -171,67 +191,81 @@ class Readback:
         self._structure = self._source()
         scalars, others = self._pack_structure()
         if more:
-            scalars = tf.concat([scalars, tf.stack([tf.cast(one, tf.float64) for one in more])], 0)
+            numbers = tf.stack([tf.cast(number, tf.float64) for number in more])
+            scalars = tf.concat([scalars, numbers], 0)
         return scalars, others
 
     @tf.autograph.experimental.do_not_convert
     def _pack_structure(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
         tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(self._structure)]
         self._structure = tf.nest.map_structure(lambda leaf: None, self._structure)
-        # The integers of 8 bytes are those that float64 does not hold exactly.
-        self._is_scalar = [
-            t.shape.rank == 0 and (t.dtype.is_floating or (t.dtype.is_integer and t.dtype.size < 8))
-            for t in tensors
-        ]
         self._dtypes = [tensor.dtype.as_numpy_dtype for tensor in tensors]
-        scalars = [
-            tf.cast(t, tf.float64)
-            for t, is_scalar in zip(tensors, self._is_scalar, strict=True)
-            if is_scalar
-        ]
-        others = [t for t, is_scalar in zip(tensors, self._is_scalar, strict=True) if not is_scalar]
+        self._is_scalar = []
+
+        scalars = []
+        others = []
+        for tensor in tensors:
+            # The integers of 8 bytes are those that float64 does not represent exactly.
+            dtype = tensor.dtype
+            fits_float64 = dtype.is_floating or (dtype.is_integer and dtype.size < 8)
+            is_scalar = tensor.shape.rank == 0 and fits_float64
+            self._is_scalar.append(is_scalar)
+            if is_scalar:
+                scalars.append(tf.cast(tensor, tf.float64))
+            else:
+                others.append(tensor)
         return tf.stack(scalars) if scalars else tf.zeros([0], tf.float64), others
 
     def unpack(self, packed: tuple[tf.Tensor, list[tf.Tensor]]) -> tuple[Any, list[float]]:
-        """Returns the nested results as NumPy values of their original dtypes, and the values of `more`."""
-        scalars, others = iter(packed[0].numpy()), iter(packed[1])
+        """Returns the nested results and the values of `more`. Runs eagerly, on the host.
+
+        The results are NumPy values of their original dtypes.
+        """
+        scalars = iter(packed[0].numpy())
+        others = iter(packed[1])
         leaves = [
             dtype(next(scalars)) if is_scalar else next(others).numpy()
             for is_scalar, dtype in zip(self._is_scalar, self._dtypes, strict=True)
         ]
-        return tf.nest.pack_sequence_as(self._structure, leaves), [float(one) for one in scalars]
+
+        # The scalars that are left are those of `more`.
+        numbers = [float(number) for number in scalars]
+        return tf.nest.pack_sequence_as(self._structure, leaves), numbers
 
 
 @contextlib.contextmanager
 def control_dependencies_for_writes(tensors: Sequence[tf.Tensor]) -> Iterator[None]:
     """Makes operations created in this context write no variable before all `tensors` are ready.
 
-    Eagerly it has no effect: operations then run in the order of the code.
+    Eagerly it has no effect, since operations then run in the order of the code.
 
     tf.control_dependencies would also delay every operation without inputs, such as each read of a
-    weight: one graph edge for each, and no work during the wait for a batch. That cost a small step
-    5 % of its time.
+    weight. That means one graph edge for each, and no work during the wait for a batch. It cost a
+    small step 5 % of its time.
 
     Args:
-      tensors: The tensors of a batch; constants and variables among them are always ready.
+      tensors: The tensors of a batch. Constants and variables among them are always ready.
     """
     if tf.executing_eagerly():
         yield
         return
+
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     yield
-    made_here = (
+
+    # Only tensors of this graph have to be waited for. The others are ready already.
+    symbolic = (
         tensor for tensor in tensors if tf.is_symbolic_tensor(tensor) and tensor.graph is graph
     )
-    batch = list(
-        dict.fromkeys(tensor.op for tensor in made_here)
-    )  # the other tensors are ready already
+    batch = list(dict.fromkeys(tensor.op for tensor in symbolic))
+
+    # The operations come in the order of their creation, so the inputs of one come before it.
     after = set(batch)
-    for op in graph.get_operations()[before:]:  # in the order they were made: inputs first
-        if any(tensor.op in after for tensor in op.inputs) or any(
-            one in after for one in op.control_inputs
-        ):
+    for op in graph.get_operations()[before:]:
+        waits = any(tensor.op in after for tensor in op.inputs)
+        waits = waits or any(control in after for control in op.control_inputs)
+        if waits:
             after.add(op)
         elif is_write_op(op):
             add_control_inputs(op, batch)
@@ -239,7 +273,10 @@ def control_dependencies_for_writes(tensors: Sequence[tf.Tensor]) -> Iterator[No
 
 
 def is_write_op(op: tf.Operation) -> bool:
-    """Whether an operation may change a variable. Inside a TPU program nothing may wait for operations outside it."""
+    """Whether an operation may change a variable.
+
+    Inside a TPU program nothing may wait for operations outside it, so no operation there counts.
+    """
     return (
         op.op_def.is_stateful
         and op.type != "ReadVariableOp"
@@ -250,31 +287,34 @@ def is_write_op(op: tf.Operation) -> bool:
 def reads_before_writes(graph: tf.Graph) -> bool:
     """Whether the steps of a loop write variables only after they have read all their batches.
 
-    Runs eagerly, on the host.
-
     If so, an error of the data leaves the state of the last complete step. Operations before the
-    first step, such as resetting metrics, do not count.
+    first step, such as resetting metrics, do not count. Runs eagerly, on the host.
 
     Args:
       graph: The graph of a loop, or of one step.
     """
     definition = graph.as_graph_def()
-    functions = {one.signature.name: one.node_def for one in definition.library.function}
+    functions = {
+        function.signature.name: function.node_def for function in definition.library.function
+    }
 
     @functools.cache
     def does(function: str, op: re.Pattern[str]) -> bool:
         return any(holds(node, op) for node in functions.get(function, ()))
 
+    # A node counts as an operation that a function which it calls contains.
     def holds(node: Any, op: re.Pattern[str]) -> bool:
-        return op.fullmatch(node.op) is not None or any(
-            does(function, op) for function in _called_functions(node)
-        )
+        if op.fullmatch(node.op) is not None:
+            return True
+        return any(does(function, op) for function in _called_functions(node))
 
     loops = [
         node.attr["body"].func.name
         for node in definition.node
         if node.op in ("While", "StatelessWhile")
     ]
+
+    # Without a loop that reads batches, the graph is that of one step.
     steps = [functions[name] for name in loops if does(name, _READS)] or [definition.node]
     return all(_has_ordered_writes(nodes, holds, functions) for nodes in steps)
 
@@ -282,10 +322,17 @@ def reads_before_writes(graph: tf.Graph) -> bool:
 def _has_ordered_writes(
     nodes: Sequence[Any], holds: Callable[[Any, re.Pattern[str]], bool], functions: dict[str, Any]
 ) -> bool:
-    """Whether every node that writes depends on every node that reads, in each function that does both."""
-    reading, writing = ([node for node in nodes if holds(node, op)] for op in (_READS, _WRITES))
+    """Whether every node that writes depends on every node that reads.
+
+    This has to be so in each function that does both.
+    """
+    reading = [node for node in nodes if holds(node, _READS)]
+    writing = [node for node in nodes if holds(node, _WRITES)]
+
     for read in reading:
-        after, before = {read.name}, 0
+        # The names of all nodes that depend on the read, found by passes until none is new.
+        after = {read.name}
+        before = 0
         while len(after) > before:
             before = len(after)
             after |= {
@@ -293,10 +340,11 @@ def _has_ordered_writes(
             }
         if any(node.name not in after for node in writing):
             return False
-    both = [node for node in reading if node in writing]
+
+    mixed = [node for node in reading if node in writing]
     return all(
         _has_ordered_writes(functions[name], holds, functions)
-        for node in both
+        for node in mixed
         for name in _called_functions(node)
     )
 
@@ -310,42 +358,52 @@ def _called_functions(node: Any) -> Iterator[str]:
 
 
 def _source(name: str) -> str:
-    """Returns the name of the node that an input comes from: "node" for both "^node" and "node:output:0"."""
+    """Returns the name of the node that an input comes from.
+
+    It is "node" for both "^node" and "node:output:0".
+    """
     return name.removeprefix("^").split(":")[0]
 
 
 def has_nested_conditions(graph: tf.Graph) -> bool:
-    """Returns whether a graph has a tf.cond, tf.case or tf.switch_case inside of one. The graph is only read.
+    """Returns whether a graph has a tf.cond, tf.case or tf.switch_case inside of one.
 
-    Loops and calls of functions between the two are followed.
+    Loops and calls of functions between the two are followed. The graph is only read.
 
     Args:
       graph: The graph of a traced function.
     """
     definition = graph.as_graph_def()
-    functions = {one.signature.name: one.node_def for one in definition.library.function}
-    waiting, seen = [(definition.node, False)], set[tuple[str, bool]]()
-    while waiting:
-        operations, inside = waiting.pop()
+    functions = {
+        function.signature.name: function.node_def for function in definition.library.function
+    }
+
+    # Each function is searched at most twice: once inside of a condition, and once outside.
+    pending = [(definition.node, False)]
+    visited = set[tuple[str, bool]]()
+    while pending:
+        operations, inside = pending.pop()
         for op in operations:
             is_condition = op.op in _CONDITIONS
             if is_condition and inside:
                 return True
-            called = {(name, inside or is_condition) for name in _called_functions(op)} - seen
-            seen |= called
-            waiting += [
-                (functions[name], in_condition)
-                for name, in_condition in called
-                if name in functions
-            ]
+
+            in_condition = inside or is_condition
+            calls = {(name, in_condition) for name in _called_functions(op)} - visited
+            visited |= calls
+            pending += [(functions[name], flag) for name, flag in calls if name in functions]
     return False
 
 
 def check_one_thread(graph: tf.Graph) -> None:
-    """Raises UsageError when the executor on one thread would wait for ever in a graph. The graph is only read."""
+    """Raises UsageError when the executor on one thread would wait permanently in a graph.
+
+    The graph is only read.
+    """
     if has_nested_conditions(graph):
         raise UsageError(
-            "runtime.executor=single_threaded: a step or a metric has a tf.cond, tf.case or"
-            " tf.switch_case inside of another one, and TensorFlow's executor on one thread waits"
-            " for ever in these; set executor=default"
+            "runtime.executor=single_threaded: "
+            "a step or a metric has a tf.cond, tf.case or tf.switch_case inside of another one, "
+            "and TensorFlow's executor on one thread waits for ever in these; "
+            "set executor=default"
         )

@@ -1,8 +1,9 @@
 """The training loop as a tf.function: many steps in one call, and one transfer of the results.
 
 A loop checks a stop variable before each step, so a signal ends it within one step although Python
-waits for the call. LoopParts splits a loop into several calls, so that work can be done between two
-steps. FiniteWeights checks the weights inside the loop. This module does not know what a step does.
+waits for the call. SegmentedLoop splits a loop into several calls, so that work can be done between
+two steps. FiniteWeightsCheck checks the weights inside the loop. This module does not know what a
+step does.
 """
 
 from __future__ import annotations
@@ -30,9 +31,8 @@ from trainer_kit.training.loops.loop_function import LoopFunction, Readback, eag
 
 LoopFn = Callable[[Any, Any, bool], tuple[int, Any]]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
-FINITE_CHECK_INTERVAL = (
-    5  # steps between checks when loops are shorter: a check in each loop would slow them down
-)
+# The steps between checks when loops are shorter. A check in each loop would slow them down.
+FINITE_CHECK_INTERVAL = 5
 _FINITE_KEY = "trainer_kit/sound"  # of the results of a loop
 _NOT_CHECKED = -1
 
@@ -41,10 +41,10 @@ class LoopSteps(Protocol):
     """What a loop runs. A loop calls the methods in graph, in cross-replica context."""
 
     def reset(self) -> None:
-        """Resets the metrics; called first."""
+        """Resets the metrics. A loop calls it first."""
 
     def step(self, iterator: Any) -> Any:
-        """Runs a step with exactly one element of the iterator; AutoGraph converts it."""
+        """Runs a step with exactly one element of the iterator. AutoGraph converts it."""
 
     def after_step(self) -> None:
         """Called after each step."""
@@ -56,18 +56,20 @@ class LoopSteps(Protocol):
 class TrainLoop:
     """Runs steps until enough are done or a stop is requested.
 
+    Call it eagerly, on the host.
+
     Args:
       steps: What the loop runs.
       stop: The flag of stop_variable.
-      use_tf_function: Whether to compile; if not, everything runs eagerly.
+      use_tf_function: Whether to compile. If not, everything runs eagerly.
       use_tf_while_loop: Whether to compile the loop too, not only the step.
-      exact_waits: Whether the time that the loop waits for batches is exact; for a loop that runs
-        on one thread, where it costs nothing. See WaitingClock.
+      exact_waits: Whether the time that the loop waits for batches is exact. This is for a loop
+        that runs on one thread, where it costs nothing. See TimedIterator.
 
     Attributes:
-      loop_function: The function of the whole loop, or of one step; None if nothing is compiled.
+      loop_function: The function of the whole loop, or of one step. None if nothing is compiled.
       is_loop_compiled: Whether the whole loop is one function.
-      wait_seconds: The seconds that the last call waited for batches; None if the loop is not
+      wait_seconds: The seconds that the last call waited for batches. None if the loop is not
         compiled, and with TensorFlow's op determinism, which has no clock.
     """
 
@@ -104,12 +106,12 @@ class TrainLoop:
         Args:
           iterator: An iterator over the data.
           num_steps: The number of steps to run.
-          reset_metrics: Whether metrics are reset first; False continues a loop that was stopped in
+          reset_metrics: Whether metrics are reset first. False continues a loop that was stopped in
             the middle.
 
         Raises:
-          tf.errors.OutOfRangeError, StopIteration: when the data ends first; the steps before that
-          have been done.
+          tf.errors.OutOfRangeError, StopIteration: when the data ends first. The steps before that
+            have been done.
         """
         if self.is_loop_compiled and self.loop_function is not None:
             packed = self.loop_function(iterator, as_int32(num_steps), self._flags[reset_metrics])
@@ -117,6 +119,7 @@ class TrainLoop:
             self.wait_seconds = parse_wait_seconds(waited)
             return int(done), results
 
+        # Without a compiled loop, Python counts the steps and checks the stop flag.
         if reset_metrics:
             self._reset()
         step = self.loop_function or self._run_step
@@ -124,12 +127,15 @@ class TrainLoop:
         while steps_done < int(num_steps) and not self._stop.numpy():
             step(iterator)
             steps_done += 1
+
         return steps_done, self._results()
 
     @property
     def newest_graph(self) -> tf.Graph | None:
-        """The newest graph of the whole loop, or of the step; None if there is none."""
-        return None if self.loop_function is None else self.loop_function.newest_graph
+        """The newest graph of the whole loop, or of the step. None if no graph exists."""
+        if self.loop_function is None:
+            return None
+        return self.loop_function.newest_graph
 
     @tf.autograph.experimental.do_not_convert
     def _run_step(self, iterator: Any) -> None:
@@ -139,40 +145,56 @@ class TrainLoop:
     def _run_loop(self, iterator: Any, num_steps: tf.Tensor, reset_metrics: tf.Tensor) -> Any:
         steps = self._steps
 
-        def go_on(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
+        def condition(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
             return should_continue(self._stop, done < num_steps)
 
-        def one_step(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def body(done: tf.Tensor, waited: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             clock = TimedIterator(iterator, waited, self._exact_waits)
-            with tf.name_scope(
-                ""
-            ):  # else "while/" would stand before the names of the task's summaries
+
+            # Otherwise "while/" would stand before the names of the task's summaries.
+            with tf.name_scope(""):
                 apply_autograph(steps.step)(clock)
                 steps.after_step()
+
             return done + 1, clock.wait_seconds
 
         tf.cond(reset_metrics, steps.reset, lambda: None)
-        done, waited = tf.while_loop(go_on, one_step, (tf.constant(0), create_wait_seconds()))
+
+        start = (tf.constant(0), create_wait_seconds())
+        done, waited = tf.while_loop(condition, body, start)
         return self._results.pack(done, waited)
 
 
 def _arguments(elements: Any) -> tuple[tf.TensorSpec, tf.TensorSpec]:
-    """Returns the specs of the arguments of a whole loop after its iterator, whatever elements that has."""
+    """Returns the specs of the arguments of a whole loop after its iterator.
+
+    They do not depend on the elements of the iterator.
+    """
     del elements
     return tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
 
 
 class TrainingHooks(Protocol):
-    """An object whose methods are called before and after each step of training loops, eagerly, on the host."""
+    """An object whose methods are called before and after each step of training loops.
+
+    They are called eagerly, on the host.
+    """
 
     def begin(self, step: int) -> None:
         """Called before a step with the global step."""
         ...
 
     def end(self, step: int, results: dict[str, Any]) -> bool:
-        """Called after a part with the global step and the results of the loop so far, as NumPy values.
+        """Called after a part of a loop.
 
-        `Trainer.convert_to_logs` makes logs of the results. Returns whether the loop goes on.
+        `Trainer.convert_to_logs` makes logs of the results.
+
+        Args:
+          step: The global step.
+          results: The results of the loop so far, as NumPy values.
+
+        Returns:
+          Whether the loop continues.
         """
         ...
 
@@ -181,13 +203,15 @@ class FirstStepCheck(Protocol):
     """A part of a trainer that checks a step which has run."""
 
     def check_first_step(self) -> None:
-        """Called after the first step of each new loop function; runs eagerly, on the host."""
+        """Called after the first step of each new loop function. Runs eagerly, on the host."""
 
 
 class SegmentedLoop:
-    """Runs the loops of a trainer in one or several calls; the results do not depend on the number of calls.
+    """Runs the loops of a trainer in one or several calls.
 
-    The first step of a new loop function is a separate call: it includes tracing, compiling and
+    The results do not depend on the number of calls. Runs eagerly, on the host.
+
+    The first step of a new loop function is a separate call. It includes tracing, compiling and
     usually the longest wait for data. For a loop with an attribute `fuse_steps`, the first call has
     that number of steps, since stops come only between programs.
 
@@ -196,12 +220,12 @@ class SegmentedLoop:
       checks: What checks the first step of a new loop function when that is done.
 
     Attributes:
-      hooks: The object to call around parts of each loop; None: a loop has no such parts.
+      hooks: The object to call around parts of each loop. With None, a loop has no such parts.
       first_step_at: The time.perf_counter() at the end of the first step of the newest loop
-        function; 0 before that.
+        function. 0 before that.
       wait_seconds: The seconds that the last loop waited for batches, without the first step of a
-        new loop function; None if the loop function does not measure them.
-      results: The results of the last loop; None if the loop did not read them, or they were taken.
+        new loop function. None if the loop function does not measure them.
+      results: The results of the last loop. None if the loop did not read them, or they were taken.
     """
 
     def __init__(self, global_step: tf.Variable, checks: Sequence[FirstStepCheck] = ()) -> None:
@@ -221,32 +245,39 @@ class SegmentedLoop:
         reset_metrics: bool,
         context: Context = contextlib.nullcontext,
     ) -> int:
-        """Runs `loop(iterator, num_steps, reset_metrics)` in one or more calls; returns the number of steps done.
+        """Runs `loop(iterator, num_steps, reset_metrics)` in one or more calls.
 
         Args:
           loop: The loop function. If it ends before `num_steps`, a stop was requested, and it is
             not called again. Its attribute `wait_seconds`, if any, is the seconds that its last
             call waited for batches.
           iterator: The iterator for the loop.
-          num_steps: The number of steps: an integer or a scalar tensor.
-          reset_metrics: Whether the loop resets its metrics first; calls after the first one never
+          num_steps: The number of steps, an integer or a scalar tensor.
+          reset_metrics: Whether the loop resets its metrics first. Calls after the first one never
             do.
           context: Returns a context for each call of the loop. What is done between two calls is
             outside of it.
 
+        Returns:
+          The number of steps done.
+
         Raises:
-          Exception: any error of the loop; the steps before the error have been done.
+          Exception: any error of the loop. The steps before the error have been done.
         """
-        self.results = None  # and so it stays when the data ends inside the loop
+        # The results stay None when the data ends inside the loop.
+        self.results = None
+
+        # With no work between two steps, one call runs the whole loop.
         if loop is self._traced_loop and self.hooks is None:
             with context():
                 done, self.results = loop(iterator, num_steps, reset_metrics)
             self.wait_seconds = getattr(loop, "wait_seconds", None)
             return done
+
         return self._run_segments(loop, iterator, int(num_steps), reset_metrics, context)
 
     def take_results(self) -> Any:
-        """Returns the results of the last loop, once; None if the loop did not read them."""
+        """Returns the results of the last loop, once. None if the loop did not read them."""
         results = self.results
         self.results = None
         return results
@@ -254,19 +285,24 @@ class SegmentedLoop:
     def _run_segments(
         self, loop: LoopFn, iterator: Any, num_steps: int, reset_metrics: bool, context: Context
     ) -> int:
+        """Runs the loop in parts: one for each step with hooks, else one for its first step."""
         begin = int(self._global_step.numpy())
-        step = begin
         end = begin + num_steps
+        step = begin
         waited = 0.0
         results: Any = None
+
         while step < end:
             is_traced = loop is self._traced_loop
             part_end = end if is_traced else min(end, step + getattr(loop, "fuse_steps", 1))
             if self.hooks is not None:
                 part_end = step + 1
                 self.hooks.begin(step)
+
+            # Only the first part resets the metrics, so the results are those of the whole loop.
+            resets_now = reset_metrics and step == begin
             with context():
-                count, results = loop(iterator, part_end - step, reset_metrics and step == begin)
+                count, results = loop(iterator, part_end - step, resets_now)
 
             step += count
             if is_traced:
@@ -276,10 +312,15 @@ class SegmentedLoop:
                 self.first_step_at = time.perf_counter()
                 for check in self._checks:
                     check.check_first_step()
-            if step < part_end or (self.hooks is not None and not self.hooks.end(step, results)):
+
+            # A loop that ends early was stopped. It is not called again.
+            if step < part_end:
+                break
+            if self.hooks is not None and not self.hooks.end(step, results):
                 break
 
-        self.wait_seconds = None if getattr(loop, "wait_seconds", None) is None else waited
+        is_measured = getattr(loop, "wait_seconds", None) is not None
+        self.wait_seconds = waited if is_measured else None
         self.results = results
         return step - begin
 
@@ -290,17 +331,20 @@ class FiniteWeightsCheck:
     Args:
       state: The TrainState of the run.
       global_step: The global step, an int64 scalar.
-      options: The section trainer of the config; steps_per_loop is the number of steps of each
+      options: The section trainer of the config. Its steps_per_loop is the number of steps of each
         loop.
     """
 
     def __init__(self, state: TrainState, global_step: tf.Variable, options: Any) -> None:
-        self._state, self._global_step = state, global_step
+        self._state = state
+        self._global_step = global_step
         self._steps_per_loop: int = getattr(options, "steps_per_loop", 1)
 
     @tf.autograph.experimental.do_not_convert
     def result(self, is_segmented: bool = False) -> dict[str, tf.Tensor]:
-        """Returns an entry for the loop's results: 1 if all weights are finite, 0 if not, -1 if unchecked.
+        """Returns an entry for the loop's results, an int32 scalar.
+
+        It is 1 if all weights are finite, 0 if not, and -1 if they were not checked.
 
         Runs in graph.
 
@@ -309,23 +353,28 @@ class FiniteWeightsCheck:
         """
         if self._steps_per_loop >= FINITE_CHECK_INTERVAL and not is_segmented:
             return {_FINITE_KEY: self._compute_all_finite()}
-        due = tf.equal(self._global_step % FINITE_CHECK_INTERVAL, 0)
-        return {
-            _FINITE_KEY: tf.cond(due, self._compute_all_finite, lambda: tf.constant(_NOT_CHECKED))
-        }
+
+        is_due = tf.equal(self._global_step % FINITE_CHECK_INTERVAL, 0)
+        is_finite = tf.cond(is_due, self._compute_all_finite, lambda: tf.constant(_NOT_CHECKED))
+        return {_FINITE_KEY: is_finite}
 
     def _compute_all_finite(self) -> tf.Tensor:
         return tf.cast(self._state.compute_weights_finite(), tf.int32)
 
 
 def pop_finite(results: dict[str, Any]) -> bool | None:
-    """Removes from the results of a loop whether the weights were finite, and returns it; None if it did not check."""
-    seen = int(results.pop(_FINITE_KEY, _NOT_CHECKED))
-    return None if seen == _NOT_CHECKED else seen == 1
+    """Removes from the results of a loop whether the weights were finite, and returns it.
+
+    Returns None if the loop did not check.
+    """
+    value = int(results.pop(_FINITE_KEY, _NOT_CHECKED))
+    return None if value == _NOT_CHECKED else value == 1
 
 
 class SummaryTimer:
-    """Chooses the last step of the first training loop that begins after a time; then the time counts again.
+    """Chooses the last step of the first training loop that begins after a time.
+
+    Then the time counts again.
 
     Args:
       seconds: The seconds between summaries.
@@ -333,14 +382,20 @@ class SummaryTimer:
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds, self._clock, self._chosen_at = seconds, clock, clock()
+        self._seconds = seconds
+        self._clock = clock
+        self._chosen_at = clock()
+
         with tf.device("CPU:0"), tf.init_scope():
             self._step = tf.Variable(-1, trainable=False, dtype=tf.int64, name="summary_step")
 
     def choose(self, end: int) -> bool:
-        """Chooses the step that leads to the global step `end` if the time is over, and tells whether it did.
+        """Chooses the step that leads to the global step `end` if the time is over.
 
         Runs eagerly.
+
+        Returns:
+          Whether it chose the step.
         """
         now = self._clock()
         is_over = now - self._chosen_at >= self._seconds
@@ -350,7 +405,10 @@ class SummaryTimer:
         return is_over
 
     def is_chosen(self, step: tf.Variable) -> tf.Tensor:
-        """Returns whether the step that begins at the global step `step` is the chosen one; runs in graph."""
+        """Returns whether the step that begins at the global step `step` is the chosen one.
+
+        The result is a bool scalar. Runs in graph.
+        """
         return tf.equal(step, self._step)
 
 
@@ -359,10 +417,10 @@ def summary_condition(
 ) -> Callable[[], tf.Tensor] | bool:
     """Returns the condition of a training loop for tf.summary.record_if.
 
-    Runs eagerly; the condition is called in graph.
+    Runs eagerly. The condition is called in graph.
 
     Args:
-      interval: The steps between summaries, or a timer; None: no summaries.
+      interval: The steps between summaries, or a timer. With None there are no summaries.
       step: The global step, an int64 scalar.
       end: The global step at the end of the loop.
     """
@@ -375,10 +433,15 @@ def summary_condition(
 
 
 def _is_due(step: tf.Variable, interval: int) -> tf.Tensor:
-    """Returns whether `step` is the first one at or after a multiple of the interval, a bool scalar; runs in graph."""
+    """Returns whether `step` is the first one at or after a multiple of the interval.
+
+    The result is a bool scalar. Runs in graph.
+    """
     exact = get_exact_steps(interval)
     steps = exact.numerator
     parts = exact.denominator
     if parts == 1:
         return tf.equal(step % steps, 0)
+
+    # The interval is the fraction steps / parts, and whole numbers keep the comparison exact.
     return tf.less(step * parts % steps, parts)

@@ -1,4 +1,4 @@
-"""MultiTask: a task that consists of tasks, which train one model, and MultiTaskModel, that model."""
+"""MultiTask: a task that consists of tasks, which train one model. MultiTaskModel is that model."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ _ATTRIBUTE = "sub_task_"  # the beginning of the attribute that has the model of
 
 
 class MultiTaskModel(keras.Model):
-    """The models of several tasks as one. Called on features, it returns the outputs of all of them.
+    """The models of several tasks as one.
 
     Args:
-      sub_tasks: The Keras 3 model of each task, by the task's name; layers of several models are
-        shared.
+      sub_tasks: The Keras 3 model of each task, by the task's name. Layers that several models have
+        are shared.
     """
 
     def __init__(self, sub_tasks: Mapping[str, keras.Model]) -> None:
         super().__init__(name="multi_task")
         self._names = tuple(sub_tasks)
-        for (
-            name,
-            model,
-        ) in sub_tasks.items():  # as attributes: tf.train.Checkpoint does not look into a dict
+
+        # The models are attributes, since tf.train.Checkpoint does not look into a dict.
+        for name, model in sub_tasks.items():
             setattr(self, f"{_ATTRIBUTE}{name}", model)
         self.built = True
 
@@ -47,12 +46,23 @@ class MultiTaskModel(keras.Model):
         return {name: getattr(self, f"{_ATTRIBUTE}{name}") for name in self._names}
 
     def call(self, inputs: Any, training: bool | None = None) -> dict[str, Any]:
-        """Returns {task: outputs} for features that all tasks take; runs in graph or eagerly, on a replica."""
+        """Returns {task: outputs} for features that all tasks take.
+
+        Runs in graph or eagerly, on a replica.
+
+        Args:
+          inputs: The features.
+          training: Whether the models are called for training.
+        """
         return {name: model(inputs, training=training) for name, model in self.sub_tasks.items()}
 
 
 def model_of_task(model: Any, name: str) -> Any:
-    """Returns the model of the task `name`: its entry in `model.sub_tasks`, or the model without them.
+    """Returns the model of a task: its entry in `model.sub_tasks`, or the model without them.
+
+    Args:
+      model: The model of a MultiTask.
+      name: The name of the task.
 
     Raises:
       UsageError: when the model has an attribute sub_tasks without this task.
@@ -60,32 +70,33 @@ def model_of_task(model: Any, name: str) -> Any:
     models = getattr(model, "sub_tasks", {name: model})
     if name not in models:
         raise UsageError(
-            f"{type(model).__name__}.sub_tasks has no model for the task {name!r}; it has"
-            f" {[*models]}"
+            f"{type(model).__name__}.sub_tasks has no model for the task {name!r}; "
+            f"it has {[*models]}"
         )
     return models[name]
 
 
 class MultiTask(Task):
-    """A task that consists of tasks. Define build_models; its config is a MultiTaskConfig.
+    """A task that consists of tasks. Define build_models. Its config is a MultiTaskConfig.
 
-    Each task keeps its data, losses, metrics and steps; its `build_model` is not called. Created in
+    Each task keeps its data, losses, metrics and steps. Its `build_model` is not called. Created in
     strategy scope.
 
     Args:
       params: The config.
       logging_dir: The folder of the run's files, the same as model_dir.
-      name: The name; default: `params.name`, else the class's name.
+      name: The name. The default is `params.name`, or else the class's name.
 
     Attributes:
       tasks: The tasks by name, sorted by name.
 
     Raises:
-      UsageError: when no task class is registered for the config of a task, or joint training would
-        not call the `train_step` of a task.
+      UsageError: when no task class is registered for the config of a task.
+      UsageError: when joint training would not call the `train_step` of a task.
     """
 
-    state: Callable[[], dict[str, Any]]  # there only if a task has its own
+    # These exist only if a task has its own.
+    state: Callable[[], dict[str, Any]]
     restore: Callable[[Mapping[str, Any]], None]
 
     def __init__(
@@ -93,20 +104,25 @@ class MultiTask(Task):
     ) -> None:
         super().__init__(params, logging_dir, name)
         self.tasks: dict[str, Any] = {}
+        has_joint_step = self.is_joint and type(self).train_step is MultiTask.train_step
+
         for task_name, routine in sorted(params.task_routines.items()):
             section = routine.task_config
             task = lookup_task_class(section)(section, logging_dir=logging_dir)
             task.name = task_name
             self.tasks[task_name] = task
+
             has_own_step = getattr(type(task), "train_step", None) is not Task.train_step
-            if self.is_joint and has_own_step and type(self).train_step is MultiTask.train_step:
+            if has_joint_step and has_own_step:
                 raise UsageError(
-                    f"task.training=joint does not call the train_step of the task {task_name!r}"
-                    f" ({type(task).__name__}); set task.training=interleaving, or override"
-                    " train_step of the MultiTask"
+                    f"task.training=joint does not call the train_step of the task {task_name!r} "
+                    f"({type(task).__name__}); "
+                    "set task.training=interleaving, or override train_step of the MultiTask"
                 )
+
         if any(map(has_state_methods, self.tasks.values())):
-            self.state, self.restore = self._states, self._restore
+            self.state = self._states
+            self.restore = self._restore
 
     @property
     def is_joint(self) -> bool:
@@ -115,18 +131,24 @@ class MultiTask(Task):
 
     @abc.abstractmethod
     def build_models(self) -> Mapping[str, Any]:
-        """Returns the Keras 3 model of each task by its name; models that have the same layers share them. In scope."""
+        """Returns the Keras 3 model of each task by its name. Called in strategy scope.
+
+        Models that have the same layers share them.
+        """
 
     def build_model(self) -> Any:
-        """Returns the models of all tasks as one model; see MultiTaskModel.
+        """Returns the models of all tasks as one model. See MultiTaskModel.
 
-        An override may return any model or tf.Module: each task gets its entry in the attribute
-        `sub_tasks`, or the whole model if there is no such attribute.
+        An override may return any model or tf.Module. Each task then gets its entry in the
+        attribute `sub_tasks`, or the whole model if no such attribute exists.
         """
         return MultiTaskModel(self.build_models())
 
     def initialize(self, model: Any) -> None:
-        """Loads the `init_checkpoint` of this task into the model, and then that of each task into its own."""
+        """Loads the `init_checkpoint` of this task into the model, and then that of each task.
+
+        The one of a task is loaded into its own model. Runs eagerly, in strategy scope.
+        """
         super().initialize(model)
         for name, task in self.tasks.items():
             task.initialize(model_of_task(model, name))
@@ -134,17 +156,26 @@ class MultiTask(Task):
     def build_inputs(
         self, params: Any, input_context: tf.distribute.InputContext | None = None
     ) -> Any:
-        """Returns the training data of all tasks as one stream: {task: batch}, or (number of the task, {task: batch}).
+        """Returns the training data of all tasks as one stream.
+
+        An element is {task: batch} in joint training, and else (number of the task, {task: batch}).
 
         Args:
-          params: Not used: each task has training data of its own.
-          input_context: This worker's place; None: one replica.
+          params: Not used, since each task has separate training data.
+          input_context: This worker's place. None means one replica.
         """
         data = {}
         for name, task in self.tasks.items():
             section = task.task_config.train_data
             data[name] = call_build_inputs(get_build_inputs(task, section), section, input_context)
-        return combine_task_data(data, None if self.is_joint else self._sampler(), input_context)
+
+        # In interleaved training the sampler chooses the task of each step.
+        sampler = None
+        if not self.is_joint:
+            config = self.task_config
+            weights = [config.task_routines[name].task_weight for name in self.tasks]
+            sampler = TaskSampler(config.task_sampler, weights, config.sampling_seed)
+        return combine_task_data(data, sampler, input_context)
 
     def _states(self) -> dict[str, Any]:
         return {name: task.state() for name, task in self.tasks.items() if has_state_methods(task)}
@@ -153,16 +184,13 @@ class MultiTask(Task):
         for name, state in states.items():
             self.tasks[name].restore(state)
 
-    def _sampler(self) -> TaskSampler:
-        config = self.task_config
-        weights = [config.task_routines[name].task_weight for name in self.tasks]
-        return TaskSampler(config.task_sampler, weights, config.sampling_seed)
-
     @tf.autograph.experimental.do_not_convert
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
     ) -> dict[str, Any]:
-        """Trains all tasks by the weighted sum of their losses; runs in graph, on a replica. For joint training.
+        """Trains all tasks by the weighted sum of their losses. Runs in graph, on a replica.
+
+        This is the step of joint training.
 
         Args:
           inputs: A batch of each task, by name.
@@ -171,34 +199,34 @@ class MultiTask(Task):
           metrics: The metrics of each task, by name.
 
         Returns:
-          Logs: the weighted sum of the losses, and the logs of each task under its name.
+          Logs: the weighted sum of the losses, and the loss of each task under its name.
         """
         models = {name: model_of_task(model, name) for name in self.tasks}
         batches = {name: split_batch(inputs[name]) for name in self.tasks}
         outputs = {}
         losses = {}
+
         with tf.GradientTape() as tape:
             for name, task in self.tasks.items():
                 features, labels = batches[name]
-                outputs[name] = full_precision(
-                    apply_autograph(models[name])(features, training=True)
-                )
+                predictions = apply_autograph(models[name])(features, training=True)
+                outputs[name] = full_precision(predictions)
                 losses[name] = task.batch_loss(models[name], features, labels, outputs[name])
-            total = tf.add_n(
-                [
-                    loss * self.task_config.task_routines[name].task_weight
-                    for name, loss in losses.items()
-                ]
-            )
-            share = scale_loss(optimizer, total / tf.distribute.get_strategy().num_replicas_in_sync)
+
+            routines = self.task_config.task_routines
+            weighted = [loss * routines[name].task_weight for name, loss in losses.items()]
+            total = tf.add_n(weighted)
+
+            # The gradients of all replicas are added.
+            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            share = scale_loss(optimizer, total / replicas)
+
         gradients = tape.gradient(share, model.trainable_variables)
         apply_gradients(optimizer, list(zip(gradients, model.trainable_variables, strict=True)))
 
         for name, task in self.tasks.items():
-            task.update_metrics(
-                metrics[name] if metrics else (), models[name], *batches[name], outputs[name]
-            )
-        return {
-            self.loss: total,
-            **{name: {self.tasks[name].loss: loss} for name, loss in losses.items()},
-        }
+            task_metrics = metrics[name] if metrics else ()
+            task.update_metrics(task_metrics, models[name], *batches[name], outputs[name])
+
+        task_logs = {name: {self.tasks[name].loss: loss} for name, loss in losses.items()}
+        return {self.loss: total, **task_logs}

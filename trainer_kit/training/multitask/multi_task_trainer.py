@@ -1,4 +1,7 @@
-"""MultiTaskTrainer: trains the tasks of a MultiTask jointly or one per step, and evaluates each on its own data."""
+"""MultiTaskTrainer: trains the tasks of a MultiTask, and evaluates each on its own data.
+
+Each step trains all tasks jointly, or the next one of them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ _STEPS = "steps"  # the metric of the steps that trained a task
 
 
 class MultiTaskMetrics(MetricSet):
-    """A metric set for each task, and the mean loss of all steps. Created in the scope of the strategy.
+    """A metric set for each task, and the mean loss of all steps.
+
+    Created in the scope of the strategy.
 
     Args:
       sets: The metrics of each task, by its name.
@@ -50,6 +55,7 @@ class MultiTaskMetrics(MetricSet):
         # vary.
         super().__init__("training_loss", [], exact=True)
         self.sets = dict(sets)
+
         counted = self.sets if count_steps else {}
         self._step_counts = {
             name: tf.Variable(0, trainable=False, dtype=tf.int64) for name in counted
@@ -60,38 +66,47 @@ class MultiTaskMetrics(MetricSet):
     def update_with_step(
         self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0
     ) -> None:
-        """Adds the loss and the other scalars of a joint step; runs in graph, on a replica.
+        """Adds the loss and the other scalars of a joint step. Runs in graph, on a replica.
 
         Args:
           task: The MultiTask.
           logs: What its step returned, with the logs of each task under its name.
           inputs: The batches by task.
-          share: Not used: batches of several tasks are not split.
+          share: Not used, since batches of several tasks are not split.
         """
         own = {name: value for name, value in logs.items() if name not in self.sets}
         own[task.loss] = step_loss(task, own)
-        self.update(
-            task, own, inputs, weight=1.0
-        )  # batches of several tasks have no common number of examples
+
+        # Batches of several tasks have no common number of examples.
+        self.update(task, own, inputs, weight=1.0)
+
         for name, metrics in self.sets.items():
             if name in logs:
-                of_task = task.tasks[name]
-                metrics.update_with_step(
-                    of_task, metrics.extract_metrics(of_task, logs[name]), inputs[name]
-                )
+                member = task.tasks[name]
+                member_logs = metrics.extract_metrics(member, logs[name])
+                metrics.update_with_step(member, member_logs, inputs[name])
 
     def update_with_task(self, name: str, task: Any, logs: Any, inputs: Any) -> None:
-        """Adds the loss and the other scalars of a step of one task; runs in graph, on a replica."""
+        """Adds the loss and the other scalars of a step of one task.
+
+        Runs in graph, on a replica.
+
+        Args:
+          name: The name of the task.
+          task: The task.
+          logs: What its step returned.
+          inputs: Its batch.
+        """
         self.sets[name].update_with_step(task, logs, inputs)
         self.loss.update_state(step_loss(task, logs))
 
     def count_step(self, name: str) -> None:
-        """Counts a step of the task `name`; runs in graph, in cross-replica context."""
+        """Counts a step of the task `name`. Runs in graph, in cross-replica context."""
         self._step_counts[name].assign_add(1)
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
-        """Resets all metrics; runs eagerly or in graph, in cross-replica context."""
+        """Resets all metrics. Runs eagerly or in graph, in cross-replica context."""
         super().reset()
         for metrics in self.sets.values():
             metrics.reset()
@@ -99,41 +114,52 @@ class MultiTaskMetrics(MetricSet):
             count.assign(0)
 
     def reset_returned_metrics(self) -> None:
-        """Resets the metrics that the steps of the tasks return; see MetricSet."""
+        """Resets the metrics that the steps of the tasks return. See MetricSet."""
         for metrics in self.sets.values():
             metrics.reset_returned_metrics()
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns the results of each task by its name, and those of all; called in cross-replica context."""
+        """Returns the results of each task by its name, and those of all.
+
+        Called in cross-replica context, eagerly or in graph.
+        """
         results: dict[str, Any] = {
             name: dict(metrics.results()) for name, metrics in self.sets.items()
         }
+
+        # A float64 is transferred with the other scalars. An int64 has a separate transfer.
         for name, count in self._step_counts.items():
-            results[name][_STEPS] = tf.cast(count, tf.float64)  # int64 has a transfer of its own
+            results[name][_STEPS] = tf.cast(count, tf.float64)
         return results | super().results()
 
     def convert_to_logs(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the results of a loop without those of tasks that no step trained; runs eagerly, on the host."""
+        """Returns the results of a loop without those of tasks that no step trained.
+
+        Runs eagerly, on the host.
+        """
         idle = [name for name in self._step_counts if not results[name][_STEPS]]
         reported = {name: value for name, value in results.items() if name not in idle}
+
         for name in self._step_counts.keys() & reported.keys():
             reported[name] = {**reported[name], _STEPS: int(reported[name][_STEPS])}
         return reported
 
     def variables(self) -> list[Any]:
         """Returns the variables of all metrics, always in the same order."""
-        of_sets = [variable for metrics in self.sets.values() for variable in metrics.variables()]
-        return [*super().variables(), *of_sets, *self._step_counts.values()]
+        variables = [*super().variables()]
+        for metrics in self.sets.values():
+            variables += metrics.variables()
+        return [*variables, *self._step_counts.values()]
 
 
 class MultiTaskInputs(TaskInputs):
-    """Opens the data of several tasks; each validation set is that of one task."""
+    """Opens the data of several tasks. Each validation set is that of one task."""
 
     def create_validation_data(
         self, name: str, params: Any, task: Any, ready_made_dataset: Any = None
     ) -> ValidationData:
-        """Returns the ValidationData of the validation data of one task; see TaskInputs."""
+        """Returns the ValidationData of the validation data of one task. See TaskInputs."""
         return super().create_validation_data(name, params, task.tasks[name], ready_made_dataset)
 
     def validation_section(self, name: str) -> str:
@@ -142,11 +168,17 @@ class MultiTaskInputs(TaskInputs):
 
 
 class MultiTaskTrainer(Trainer):
-    """Trains and evaluates a MultiTask. Create it in the scope of its strategy; the arguments are those of Trainer.
+    """Trains and evaluates a MultiTask. The arguments are those of Trainer.
+
+    Create it in the scope of its strategy.
 
     Training reports the metrics of each task under its name, and the loss of all as
     `training_loss`. With interleaving, it also reports the steps of each task in the loop, and
     nothing of tasks without any.
+
+    Raises:
+      UsageError: when the task is not a MultiTask, or the model of a task is missing.
+      TrainerKitError: when a method of a task does not accept the arguments of its calls.
     """
 
     inputs_class: Any = MultiTaskInputs
@@ -167,12 +199,14 @@ class MultiTaskTrainer(Trainer):
             raise UsageError(
                 f"{kind} has the config of several tasks; let it inherit from trainer_kit.MultiTask"
             )
-        for name, of_task in task.tasks.items():
-            check_methods(of_task, train, evaluate)
-            build_model(of_task.task_config, of_task, model_of_task(model, name), train)
+
+        for name, member in task.tasks.items():
+            check_methods(member, train, evaluate)
+            build_model(member.task_config, member, model_of_task(model, name), train)
         super().__init__(config, task, model, optimizer, train, evaluate, *datasets, **options)
-        for name, of_task in task.tasks.items():
-            self.state.add_root(f"task/tasks/{name}", of_task)
+
+        for name, member in task.tasks.items():
+            self.state.add_root(f"task/tasks/{name}", member)
         if evaluate:
             with self.strategy.scope():
                 self.set_validation_sets(ValidationSets(map(self._bind_to_task, self.validation)))
@@ -184,39 +218,45 @@ class MultiTaskTrainer(Trainer):
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, iterator: Any) -> None:
-        """Trains all tasks or the next one on every replica, with the next element of the iterator; runs in graph."""
+        """Trains all tasks or the next one on every replica. Runs in graph.
+
+        Args:
+          iterator: An iterator over the data. The step takes the next element.
+        """
         if self.task.is_joint:
             super().train_step(iterator)
             return
+
         number, batches = apply_autograph(self.next_train_inputs)(iterator)
         turn = self.strategy.experimental_local_results(number)[0]
         random = stateless_random_operations(self.state.random_generator)
-        with (
-            control_dependencies_for_writes(local_tensors((number, batches), self.strategy)),
-            random,
-        ):
+        tensors = local_tensors((number, batches), self.strategy)
+        with control_dependencies_for_writes(tensors), random:
             steps = [
                 functools.partial(self._task_step, name, batches[name]) for name in self.task.tasks
             ]
             done = tf.switch_case(tf.cast(turn, tf.int32), steps)
+
+        # The step counts only when the task has been trained.
         with control_dependencies_for_writes([done]):
             self.global_step.assign_add(1)
             if self._average is not None:
                 self._average.update(self.global_step)
 
     def _task_step(self, name: str, batch: Any) -> tf.Tensor:
-        """Trains one task on its batch, on every replica; returns a tensor that is ready afterwards."""
+        """Trains one task on its batch, on every replica.
+
+        Returns a tensor that is ready afterwards.
+        """
         task = self.task.tasks[name]
         options = {"optimizer": self.optimizer, "metrics": self.train_metrics[name]}
 
         @tf.autograph.experimental.do_not_convert
         def train_on_replica(batch: Any) -> None:
-            def step(
-                batch: Any,
-            ) -> Any:  # a tf.function would copy the mappings, so they are no arguments
-                logs = apply_autograph(task.train_step)(
-                    batch, model=model_of_task(self.model, name), **options
-                )
+            # A tf.function would copy the mappings in the options, so they are no arguments.
+            def step(batch: Any) -> Any:
+                model = model_of_task(self.model, name)
+                logs = apply_autograph(task.train_step)(batch, model=model, **options)
                 return self._train_metric_set.sets[name].extract_metrics(task, logs)
 
             if self.config.runtime.enable_xla:
@@ -232,20 +272,24 @@ class MultiTaskTrainer(Trainer):
         self, inputs: Any, optimizer: Any = None, share: float | tf.Tensor = 1.0
     ) -> None:
         super()._replica_train_step(inputs, optimizer, share)
-        self.batch_spec = (
-            None  # that of a batch of each task, on which the whole model cannot be called
-        )
+
+        # The element has a batch of each task, on which the whole model cannot be called.
+        self.batch_spec = None
 
     def _training_metrics(self, config: Any, task: Any, model: Any) -> MultiTaskMetrics:
         sets = {}
-        for name, of_task in task.tasks.items():
-            own_model = model_of_task(model, name)
-            sets[name] = create_training_metrics(of_task, own_model, config, enabled=self.can_train)
-            build_metrics(of_task.task_config, of_task, own_model, sets[name].metrics, True)
+        for name, member in task.tasks.items():
+            member_model = model_of_task(model, name)
+            metrics = create_training_metrics(member, member_model, config, enabled=self.can_train)
+            build_metrics(member.task_config, member, member_model, metrics.metrics, True)
+            sets[name] = metrics
         return MultiTaskMetrics(sets, count_steps=not task.is_joint)
 
     def _bind_to_task(self, validation_set: ValidationSet) -> ValidationSet:
-        """Returns a validation set with the task, the model and new metrics that evaluate it; called in scope."""
+        """Returns a validation set with the task, the model and new metrics that evaluate it.
+
+        Called in scope.
+        """
         task = self.task.tasks[validation_set.name]
         model = model_of_task(self.model, validation_set.name)
         metrics = create_validation_metrics(task, model, self.config, enabled=True)
