@@ -61,7 +61,7 @@ class EMAConfig(BaseOptimizerConfig):
     evaluate: tuple[str, ...] = (AVERAGE,)
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that names of averages can be parts of paths, and that `evaluate` names averages."""
+        """Checks that names of averages can be parts of paths, and that `evaluate` is valid."""
         yield from super().rules()
 
         for name in self.more_decays:
