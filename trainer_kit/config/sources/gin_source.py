@@ -56,7 +56,7 @@ class GinFirstPass:
       config: The experiment's default config, made with the factory arguments that gin binds.
       layer: The values for its sections.
       argument_origins: The place of each bound argument of the factory, by its name in gin.
-      mistakes: The mistakes so far; names that are not known yet are left to the second pass.
+      mistakes: The mistakes so far. Names that are not known yet are left to the second pass.
       near_misses: Mistakes about unknown names that look like a name of trainer_kit. They are
         reported only together with other mistakes: a module that is imported later may register
         such a name.
