@@ -13,6 +13,7 @@ from trainer_kit.config.schema.section import Section
 from trainer_kit.errors import find_similar_names, suggest_names
 
 NO_SUCH_KEY = "there is no such key"
+
 # The values of earlier releases, with the advice for a config that still has them.
 REMOVED_VALUES = {
     "accumulate_steps=auto": (
@@ -37,18 +38,27 @@ _NUMBER = re.compile(r"[-+]?\d[\d_]*(\.\d*)?([eE][-+]?\d+)?")
 
 
 def describe_allowed_values(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
-    """Returns what an annotation allows: "a whole number of at least 1 or null"."""
-    origin, args = get_origin(annotation), get_args(annotation)
+    """Returns what an annotation allows, such as "a whole number of at least 1 or null".
+
+    Args:
+      annotation: The type of a field.
+      metadata: What is annotated about the type, such as its bounds.
+    """
+    origin = get_origin(annotation)
+    args = get_args(annotation)
+
     if origin is Annotated:
         return describe_allowed_values(args[0], (*args[1:], *metadata))
-    if marks := [item for item in metadata if isinstance(item, DurationField)]:
-        return marks[0].allowed_values
+
+    # A field of durations describes its values itself, whatever its type.
+    if duration_fields := [item for item in metadata if isinstance(item, DurationField)]:
+        return duration_fields[0].allowed_values
+
     if origin in (Union, types.UnionType):
-        return " or ".join(
-            dict.fromkeys(describe_allowed_values(arg) for arg in args)
-        ) + _describe_bounds(metadata)
+        members = dict.fromkeys(describe_allowed_values(arg) for arg in args)
+        return " or ".join(members) + _describe_bounds(metadata)
     if origin is Literal:
-        words = [format_value(arg) if not isinstance(arg, str) else arg for arg in args]
+        words = [arg if isinstance(arg, str) else format_value(arg) for arg in args]
         return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
     if origin in (tuple, list) or annotation in (tuple, list):
         return f"a list (each item {describe_allowed_values(args[0])})" if args else "a list"
@@ -56,9 +66,9 @@ def describe_allowed_values(annotation: Any, metadata: tuple[Any, ...] = ()) -> 
         return f"a mapping (each value {describe_allowed_values(args[1])})" if args else "a mapping"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "a section"
-    return _NAMES.get(
-        annotation, getattr(annotation, "__name__", str(annotation))
-    ) + _describe_bounds(metadata)
+
+    type_name = getattr(annotation, "__name__", str(annotation))
+    return _NAMES.get(annotation, type_name) + _describe_bounds(metadata)
 
 
 def format_value(value: Any) -> str:
@@ -70,22 +80,32 @@ def format_value(value: Any) -> str:
 
 
 def suggest_correction(annotation: Any, value: Any, metadata: Sequence[Any] = ()) -> str:
-    """Returns what the user probably meant by `value` for a field, or ""."""
+    """Returns what the user probably meant by a wrong value of a field, or "".
+
+    Args:
+      annotation: The type of the field.
+      value: The value.
+      metadata: What is annotated about the type, such as its bounds.
+    """
     parts = [*metadata, *_iterate_annotation_parts(annotation)]
     for part in parts:
         if isinstance(part, DurationField) and (advice := part.suggest_correction(value)):
             return advice
+
     if isinstance(value, float) and not math.isfinite(value):
         return "it has to be finite"
     if not isinstance(value, str):
         return ""
+
     if _NUMBER.fullmatch(value) and (
         float in parts or (int in parts and float(value).is_integer())
     ):
         return f"write {value} without quotes"
-    words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
-    near = find_similar_names(value, [word for word in words if isinstance(word, str)])
-    return f"did you mean {' or '.join(near)}?" if near else ""
+
+    choices = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+    words = [word for word in choices if isinstance(word, str)]
+    similar_words = find_similar_names(value, words)
+    return f"did you mean {' or '.join(similar_words)}?" if similar_words else ""
 
 
 def suggest_key(path: str, name: str, siblings: Sequence[str], known_paths: Iterable[str]) -> str:
@@ -99,18 +119,21 @@ def suggest_key(path: str, name: str, siblings: Sequence[str], known_paths: Iter
     """
     if "." in name:
         return "nest the keys, or write it as a.b=c in --params_override"
-    elsewhere = [path for path in known_paths if path.rpartition(".")[2] == name]
-    near = [path[: -len(name)] + sibling for sibling in find_similar_names(name, siblings)]
-    return (
-        f"did you mean {' or '.join([*elsewhere, *near][:3])}?"
-        if near or elsewhere
-        else suggest_names(name, siblings)
-    )
+
+    # The same key in another section comes before a similar one in its own section.
+    section_prefix = path[: -len(name)]
+    same_keys = [other for other in known_paths if other.rpartition(".")[2] == name]
+    similar_keys = [section_prefix + key for key in find_similar_names(name, siblings)]
+    suggestions = [*same_keys, *similar_keys]
+    if not suggestions:
+        return suggest_names(name, siblings)
+    return f"did you mean {' or '.join(suggestions[:3])}?"
 
 
 def _iterate_annotation_parts(annotation: Any) -> Iterator[Any]:
     """Yields the types that an annotation allows, and what is annotated about them."""
-    origin, args = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    args = get_args(annotation)
     if origin is Annotated:
         yield from args[1:]
         yield from _iterate_annotation_parts(args[0])
@@ -122,14 +145,17 @@ def _iterate_annotation_parts(annotation: Any) -> Iterator[Any]:
 
 
 def _describe_bounds(metadata: tuple[Any, ...]) -> str:
-    flat = [inner for item in metadata for inner in (item, *getattr(item, "metadata", ()))]
-    found = {
+    """Returns the bounds in the metadata in words, with a space before them, or ""."""
+    # A pydantic Field has its bounds in metadata of its own.
+    items = [inner for item in metadata for inner in (item, *getattr(item, "metadata", ()))]
+    limits = {
         key: limit
         for key, _ in _BOUNDS
-        for item in flat
+        for item in items
         if (limit := getattr(item, key, None)) is not None
     }
-    if "ge" in found and found.get("le") == found["ge"]:
-        return f" that is {found['ge']}"
-    limits = " and ".join(f"{word} {found[key]}" for key, word in _BOUNDS if key in found)
-    return f" {limits}" if limits else ""
+    if "ge" in limits and limits.get("le") == limits["ge"]:
+        return f" that is {limits['ge']}"
+
+    bounds = " and ".join(f"{word} {limits[key]}" for key, word in _BOUNDS if key in limits)
+    return f" {bounds}" if bounds else ""

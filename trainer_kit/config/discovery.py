@@ -1,6 +1,7 @@
-"""Finds experiments in the working directory, in modules named on the command line and in entry points.
+"""Finds experiments in the working directory, in named modules and in entry points.
 
-TensorFlow is imported only if a user's module imports it.
+The modules are named on the command line. TensorFlow is imported only if a user's module imports
+it.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ FRAMEWORK_ENTRY_POINT_GROUP = "trainer_kit.doors"
 
 
 def import_user_module(name: str, option: str = "--import_module") -> None:
-    """Imports a module by its dotted name or by the path of its file; the working directory is searched first.
+    """Imports a module by its dotted name or by the path of its file.
+
+    The working directory is searched first.
 
     Args:
       name: The module.
       option: The flag or the argument that named it, for messages.
 
     Raises:
-      UsageError: when there is no such module or file, or it cannot be imported because its syntax
+      UsageError: When there is no such module or file, or it cannot be imported because its syntax
         is wrong or an import in it fails. Other errors inside the module are raised unchanged.
     """
     _add_working_directory_to_path()
@@ -39,17 +42,21 @@ def import_user_module(name: str, option: str = "--import_module") -> None:
         if name.endswith(".py") or os.sep in name:
             _import_file(Path(name), option)
             return
-        missing = UsageError(
+
+        missing_error = UsageError(
             f"{option}: no module is called {name!r}; give a dotted name or the path of a .py file"
         )
         if not name:
-            raise missing
+            raise missing_error
+
+        # importlib.import_module raises a TypeError for a name like .mine.
         try:
-            __import__(name)  # import_module has a TypeError for a name like .mine
+            __import__(name)
         except ModuleNotFoundError as error:
+            # The module exists, and imports one that does not.
             if not f"{name}.".startswith(f"{error.name}."):
-                raise  # the module is there, and imports something that is not
-            raise missing from None
+                raise
+            raise missing_error from None
 
 
 def import_experiment(
@@ -57,45 +64,59 @@ def import_experiment(
 ) -> None:
     """Makes sure that the experiment `name` is registered.
 
-    Imports `modules`. As long as the name is not registered, it then imports the module
-    `experiments.<first part of the name>` in the working directory, loads entry points of the group
-    `trainer_kit.experiments`, and calls those of `trainer_kit.doors`. A door is a function that
-    registers experiments of another framework: the one that it is given the name of, or without a
-    name all that it knows. `option` is the flag or the argument that names `modules`, for messages.
+    The places are searched in this order, until one registers the name:
+
+    1. `modules`, all of which are imported.
+    2. The module `experiments.<first part of the name>` in the working directory.
+    3. The entry points of the group `trainer_kit.experiments`.
+    4. The entry points of the group `trainer_kit.doors`. A door is a function that registers
+       experiments of another framework: the one whose name it is given, or without a name all that
+       it knows.
+
+    Args:
+      name: The name of the experiment.
+      modules: Dotted names of modules, or paths of files.
+      option: The flag or the argument that names `modules`, for messages.
 
     Raises:
-      UsageError: when none of these registers the name, with near names; when a module cannot be
-        imported, as for `import_user_module`.
+      UsageError: When none of these registers the name, with near names, and when a module cannot
+        be imported, as for `import_user_module`.
     """
-    first = name.split("/")[0]
+    first_part = name.split("/")[0]
     for module in modules:
         import_user_module(module, option)
-    if name not in experiments and first in list_local_experiments():
-        _import_local(first)
+
+    if name not in experiments and first_part in list_local_experiments():
+        _import_local(first_part)
+
     if name not in experiments:
         for point in _get_experiment_entry_points():
-            if point.name in (name, first):
+            if point.name in (name, first_part):
                 _load_entry_point(point)
+
+    # The user's own names are collected before the door adds those of another framework.
     if name not in experiments:
-        own = {
+        own_names = {
             *experiments.names(),
             *list_local_experiments(),
             *(point.name for point in _get_experiment_entry_points()),
         }
         register_framework_experiments(name)
+
     if name not in experiments:
         register_framework_experiments()
-        names = sorted({*own, *experiments.names()})
-        known = (
+        all_names = sorted({*own_names, *experiments.names()})
+        has_similar_name = bool(find_similar_names(name, all_names))
+        advice = (
             f"there is no folder experiments/ in {os.getcwd()}, and no installed package has"
             " experiments"
         )
-        if own or find_similar_names(
-            name, names
-        ):  # of another framework's experiments only near names
-            known = suggest_names(name, names if find_similar_names(name, names) else sorted(own))
+        # Of the experiments of another framework, only near names are listed.
+        if own_names or has_similar_name:
+            advice = suggest_names(name, all_names if has_similar_name else sorted(own_names))
+
         flag = "--experiment: " if option.startswith("--") else ""
-        advice = f"{known} If not, name" if known.endswith("?") else f"{known}; name"
+        advice += " If not, name" if advice.endswith("?") else "; name"
         raise UsageError(
             f"{flag}no experiment is called {name!r}; {advice} the module that registers it with"
             f" {option}"
@@ -106,30 +127,33 @@ def import_all_experiments(modules: Iterable[str] = ()) -> tuple[list[str], list
     """Imports every place that experiments come from.
 
     Returns:
-      The names of the experiments, sorted; and an error for each other package, module or entry
+      The sorted names of the experiments, and an error for each other package, module or entry
       point that cannot be imported, as for `import_user_module`.
 
     Raises:
-      UsageError: when one of `modules` cannot be imported.
+      UsageError: When one of `modules` cannot be imported.
     """
     for module in modules:
         import_user_module(module)
+
     loads = [partial(_import_local, name) for name in list_local_experiments()]
     loads += [partial(_load_entry_point, point) for point in _get_experiment_entry_points()]
-    broken = []
+    errors = []
     for load in loads:
         try:
             load()
         except UsageError as error:
-            broken.append(error)
-    return experiments.names(), broken
+            errors.append(error)
+    return experiments.names(), errors
 
 
 def register_framework_experiments(name: str = "") -> None:
-    """Registers the experiment `name` of another framework, if there is one; without a name, all of them.
+    """Registers the experiment `name` of another framework, if one has it.
+
+    Without a name, all experiments of other frameworks are registered.
 
     Raises:
-      UsageError: when the module of an entry point cannot be imported.
+      UsageError: When the module of an entry point cannot be imported.
     """
     for point in metadata.entry_points(group=FRAMEWORK_ENTRY_POINT_GROUP):
         with _explain_import_errors("--experiment", f"{point.value} (entry point {point.name})"):
@@ -142,14 +166,13 @@ def list_local_experiments() -> list[str]:
     if not folder.is_dir():
         return []
     packages = [path.parent.name for path in folder.glob("*/__init__.py")]
-    return sorted(
-        {*packages, *(path.stem for path in folder.glob("*.py") if path.stem != "__init__")}
-    )
+    modules = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+    return sorted({*packages, *modules})
 
 
 @contextmanager
 def _explain_import_errors(option: str, module: str) -> Iterator[None]:
-    """Turns a failed import of a user's module into a UsageError that says why and where it failed."""
+    """Turns a failed import of a user's module into a UsageError with the reason and the place."""
     try:
         yield
     except SyntaxError as error:
@@ -159,22 +182,29 @@ def _explain_import_errors(option: str, module: str) -> Iterator[None]:
         reason = f"{_format_error_location(error)}: {error}; correct or install it"
         raise UsageError(f"{option}: {module} cannot be imported: {reason}") from error
     except SystemExit as error:
-        how = f"{_format_error_location(error, '<module>')}: SystemExit: {error}".removesuffix(": ")
+        # A SystemExit without an argument has an empty text.
+        location = _format_error_location(error, "<module>")
+        reason = f"{location}: SystemExit: {error}".removesuffix(": ")
         advice = 'guard that call by `if __name__ == "__main__":`'
         raise UsageError(
-            f"{option}: {module} ends the program when it is imported: {how}; {advice}"
+            f"{option}: {module} ends the program when it is imported: {reason}; {advice}"
         ) from error
 
 
 def _format_error_location(error: BaseException, function: str = "") -> str:
-    """Returns "file:line" of the deepest frame of an error, preferably of the deepest frame in `function`."""
+    """Returns "file:line" of the deepest frame of an error.
+
+    If `function` has frames, it is the deepest of these.
+    """
+    # The frames of Python's import system have such a file name.
     frames = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if not f.filename.startswith("<frozen ")
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen ")
     ]
-    frame = next((frame for frame in reversed(frames) if frame.name == function), frames[-1])
-    return f"{frame.filename}:{frame.lineno}"
+    function_frames = [frame for frame in frames if frame.name == function]
+    deepest_frame = (function_frames or frames)[-1]
+    return f"{deepest_frame.filename}:{deepest_frame.lineno}"
 
 
 def _import_local(name: str) -> None:
@@ -194,26 +224,30 @@ def _get_experiment_entry_points() -> list[metadata.EntryPoint]:
 
 def _import_file(path: Path, option: str) -> None:
     if not path.is_file():
-        there = [file.name for file in path.parent.glob("*.py")]
+        file_names = [file.name for file in path.parent.glob("*.py")]
         raise UsageError(
-            f"{option}: there is no file {path}; {suggest_paths(path, there, 'Python files')}"
+            f"{option}: there is no file {path}; {suggest_paths(path, file_names, 'Python files')}"
         )
+
     name = path.stem
     if name in sys.modules:
-        known = getattr(sys.modules[name], "__file__", None)
-        if known and Path(known).resolve() == path.resolve():
+        imported_file = getattr(sys.modules[name], "__file__", None)
+        if imported_file and Path(imported_file).resolve() == path.resolve():
             return
         raise UsageError(
             f"{option}: {path} cannot be imported as {name!r}: another module has this name; rename"
             " the file"
         )
+
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+
+    # As `import` does, a failed module is removed: an incomplete one would pass for the whole one.
     try:
         spec.loader.exec_module(module)
-    except BaseException:  # as import does: a half-made module would pass for the whole one
+    except BaseException:
         del sys.modules[name]
         raise
 

@@ -1,7 +1,7 @@
 """Experiments by name, and the task class that belongs to each task config.
 
-A factory returns a fresh ExperimentConfig at each call. A task class is bound to exactly one config
-class; a subclass of that config needs a binding of its own. Neither needs TensorFlow: a config
+A factory returns a new ExperimentConfig at each call. A task class is bound to exactly one config
+class. A subclass of that config class needs a separate binding. Neither needs TensorFlow: a config
 module names its task as "module:Class", and the module is imported when the task is built.
 """
 
@@ -24,29 +24,35 @@ AnyFactory = TypeVar("AnyFactory", bound=Factory)
 AnyClass = TypeVar("AnyClass", bound=type)
 
 experiments: Registry[Factory] = Registry("experiment")
-# Weak keys: a config class may be made for one experiment and be freed with it.
+
+# The keys are weak: a config class may be made for one experiment and be freed with it.
 _task_classes: MutableMapping[type[Config], Callable[..., Any] | str] = WeakKeyDictionary()
 _trainer_classes: MutableMapping[type[Config], type | str] = WeakKeyDictionary()
 
 
 def register_experiment(name: str) -> Callable[[AnyFactory], AnyFactory]:
-    """Returns a decorator that registers a config factory: a function that returns a new ExperimentConfig.
+    """Returns a decorator that registers a config factory.
 
-    The factory's own arguments need defaults; gin can bind them.
+    A factory is a function that returns a new ExperimentConfig. Its own arguments need defaults,
+    and gin can bind them.
 
     Raises:
-      UsageError: when the name is taken.
+      UsageError: When the name is taken.
     """
     return experiments.register(name)  # type: ignore[return-value]
 
 
 def get_experiment(name: str, **arguments: Any) -> ExperimentConfig:
-    """Returns a fresh config of the experiment `name`; `arguments` go to its factory.
+    """Returns a new config of an experiment.
+
+    Args:
+      name: The name of the experiment.
+      **arguments: The arguments of its factory.
 
     Raises:
-      UsageError: when there is no such experiment, or its factory does not return an
+      UsageError: When there is no such experiment, or its factory does not return an
         ExperimentConfig whose sections are made by `@configclass`.
-      ConfigError: when the factory passes unknown keys or wrong values to a config class.
+      ConfigError: When the factory passes unknown keys or wrong values to a config class.
     """
     factory = experiments.lookup(name)
     try:
@@ -79,18 +85,20 @@ def register_task(
     *,
     trainer: type | str | None = None,
 ) -> Any:
-    """Binds a task class to its config class; as a decorator of the task class, or with "module:Class".
+    """Binds a task class to its config class.
+
+    Without `task`, it returns a decorator of the task class.
 
     Args:
       config_class: The config class of the task's section.
       task: The class of the task, "module:Class", or a function that takes the arguments of the
-        class and returns a task; None means the decorated class.
-      trainer: The subclass of Trainer that trains the task, or "module:Class"; None means Trainer
+        class and returns a task. None means the decorated class.
+      trainer: The subclass of Trainer that trains the task, or "module:Class". None means Trainer
         itself.
 
     Raises:
-      UsageError: when `config_class` is not made by `@configclass` or is bound to another task
-        already.
+      UsageError: When `config_class` is not made by `@configclass`, or is already bound to another
+        task.
     """
     if not is_configclass(config_class):
         raise UsageError(
@@ -98,10 +106,10 @@ def register_task(
         )
 
     def bind(task_class: Any) -> Any:
-        known = _task_classes.setdefault(config_class, task_class)
-        if known is not task_class and known != task_class:
+        bound_task = _task_classes.setdefault(config_class, task_class)
+        if bound_task is not task_class and bound_task != task_class:
             raise UsageError(
-                f"{config_class.__qualname__} is bound to the task {known} already; "
+                f"{config_class.__qualname__} is bound to the task {bound_task} already; "
                 f"give {task_class} a config class of its own"
             )
         if trainer is not None:
@@ -115,40 +123,41 @@ def register_task(
 
 
 def lookup_task_class(config: Config) -> Any:
-    """Returns the task class bound to the class of `config`; imports its module if it is named as "module:Class".
+    """Returns the task class that is bound to the class of `config`.
+
+    Its module is imported if the class is named as "module:Class".
 
     Raises:
-      UsageError: when no task is bound to exactly this class, or the task lacks a required method.
+      UsageError: When no task is bound to exactly this class, or the task lacks a required method.
     """
-    bound = _task_classes.get(type(config))
-    if bound is None:
+    bound_task = _task_classes.get(type(config))
+    if bound_task is None:
         raise UsageError(
             f"no task is registered for {type(config).__qualname__}; decorate the task class with "
             f"@trainer_kit.register_task({type(config).__qualname__})"
         )
-    found = _import_if_named(bound)
-    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+
+    task_class = _import_if_named(bound_task)
+    if missing_methods := sorted(getattr(task_class, "__abstractmethods__", ())):
         raise UsageError(
-            f"the task {found.__qualname__} lacks {' and '.join(missing)}; every task has to define"
-            " them"
+            f"the task {task_class.__qualname__} lacks {' and '.join(missing_methods)};"
+            " every task has to define them"
         )
-    return found
+    return task_class
 
 
 def find_trainer_class(config: Config) -> Any:
-    """Returns the subclass of Trainer bound to the class of `config`, a task's section; None if there is none.
+    """Returns the subclass of Trainer that is bound to the class of a task's section, or None.
 
-    Imports its module if it is named as "module:Class".
+    Its module is imported if the class is named as "module:Class".
     """
     return _import_if_named(_trainer_classes.get(type(config)))
 
 
 def _import_if_named(target: Any) -> Any:
-    return (
-        import_object("register_task", target, callable, "class")
-        if isinstance(target, str)
-        else target
-    )
+    if isinstance(target, str):
+        return import_object("register_task", target, callable, "class")
+    return target
 
 
 def _check_decorated(name: str, section: Config, path: str = "") -> None:
@@ -158,7 +167,9 @@ def _check_decorated(name: str, section: Config, path: str = "") -> None:
             f"experiment {name!r}: {where}is a {type(section).__qualname__}, which has to be"
             " decorated with @trainer_kit.configclass"
         )
+
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
         value = getattr(section, field.name)
         if isinstance(value, Config):
-            _check_decorated(name, value, f"{path}.{field.name}" if path else field.name)
+            field_path = f"{path}.{field.name}" if path else field.name
+            _check_decorated(name, value, field_path)

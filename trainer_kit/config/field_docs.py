@@ -1,7 +1,7 @@
-"""Reads what each config field means from the sentences under `Attributes:` in the docstrings of config classes.
+"""Reads what each config field means from the docstrings of config classes.
 
-These sentences are written nowhere else. `trainer-kit show` and the reference pages take them from
-here.
+The sentences under `Attributes:` are written nowhere else. `trainer-kit show` and the reference
+pages take them from here.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class FieldDoc:
     """The documentation of a field.
 
     Attributes:
-      text: The whole entry of the docstring; empty if the class has none for the field.
+      text: The whole entry of the docstring. It is empty if the class has none for the field.
       allowed_values: What the field takes, in words.
-      default: The default as a config file would show it; empty for a section and for a field
+      default: The default as a config file would show it. It is empty for a section and for a field
         without a default.
-      section: The config class of the field if it is a section, or holds sections; else None.
+      section: The config class of the field if it is a section or contains sections, or else None.
     """
 
     text: str
@@ -55,9 +55,11 @@ def get_first_sentence(text: str) -> str:
 
 def read_field_docs(config_class: type[Section]) -> dict[str, FieldDoc]:
     """Returns the docs of a class's fields by name, inherited fields too."""
+    # The entry of a subclass wins over that of its base class.
     texts: dict[str, str] = {}
     for cls in reversed(config_class.__mro__):
         texts.update(_parse_attribute_entries(vars(cls).get("__doc__") or ""))
+
     docs = {}
     for name, field in get_fields(config_class).items():
         annotation = field.annotation
@@ -66,25 +68,30 @@ def read_field_docs(config_class: type[Section]) -> dict[str, FieldDoc]:
             or find_list_item_class(annotation)
             or find_dict_value_class(annotation)
         )
+
         default = ""
         if not field.is_required():
             value = field.get_default(call_default_factory=True)
-            default = (
-                ""
-                if isinstance(value, Section)
-                else format_value(list(value) if value == () else value)
-            )
+            # A config file shows an empty tuple as an empty list.
+            if value == ():
+                default = format_value([])
+            elif not isinstance(value, Section):
+                default = format_value(value)
+
         docs[name] = FieldDoc(
-            texts.get(name, ""),
-            describe_allowed_values(annotation, tuple(field.metadata)),
-            default,
-            section,
+            text=texts.get(name, ""),
+            allowed_values=describe_allowed_values(annotation, tuple(field.metadata)),
+            default=default,
+            section=section,
         )
     return docs
 
 
 def read_docs_by_path(config: Section) -> dict[str, FieldDoc]:
-    """Returns the docs of every field of `config` by dotted path, those of branches that are not chosen included."""
+    """Returns the docs of every field of `config` by dotted path.
+
+    Those of branches that are not chosen are included.
+    """
     return {
         join_keys(path, name): doc
         for path, config_class, _ in list_sections(config)
@@ -94,19 +101,23 @@ def read_docs_by_path(config: Section) -> dict[str, FieldDoc]:
 
 def read_class_summary(config_class: type[Section]) -> str:
     """Returns what a class's docstring says before its attributes, as one paragraph."""
-    return " ".join(
-        inspect.cleandoc(config_class.__doc__ or "").split("\n\nAttributes:\n")[0].split()
-    )
+    docstring = inspect.cleandoc(config_class.__doc__ or "")
+    summary = docstring.split("\n\nAttributes:\n")[0]
+    return " ".join(summary.split())
 
 
 def _parse_attribute_entries(docstring: str) -> dict[str, str]:
-    """Returns the entries below `Attributes:` by name; an entry continues in lines that are indented further."""
+    """Returns the entries below `Attributes:` by name.
+
+    An entry continues in lines that are indented further.
+    """
+    _, _, attributes = inspect.cleandoc(docstring).partition("\nAttributes:\n")
     entries: dict[str, str] = {}
     name = ""
-    for line in inspect.cleandoc(docstring).partition("\nAttributes:\n")[2].splitlines():
-        if found := _ENTRY.match(line):
-            name = found[1]
-            entries[name] = line[found.end() :]
+    for line in attributes.splitlines():
+        if entry := _ENTRY.match(line):
+            name = entry[1]
+            entries[name] = line[entry.end() :]
         elif line.startswith("    ") and name:
             entries[name] += f" {line.strip()}"
     return entries

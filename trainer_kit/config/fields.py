@@ -1,4 +1,4 @@
-"""The shape of config classes: which fields are sections, which are leaves, and how each is checked."""
+"""The shape of config classes: which fields are sections or leaves, and how each is checked."""
 
 from __future__ import annotations
 
@@ -14,75 +14,100 @@ from trainer_kit.config.sources.layer import join_keys
 
 
 def get_fields(config_class: type[Section]) -> dict[str, FieldInfo]:
-    """Returns the fields of a config class by name, registered branches included; none for the bare Config."""
+    """Returns the fields of a config class by name, registered branches included.
+
+    The bare Config has none.
+    """
     return config_class.get_field_infos()
 
 
 def find_section_class(annotation: Any) -> type[Section] | None:
-    """Returns the config class of a field that is a section, also if None or several by name are allowed; else None."""
-    arms = [
-        arm
-        for arm in _get_union_members(annotation)
-        if arm is not type(None) and get_origin(arm) is not dict
+    """Returns the config class of a field that is a section, and None for any other field.
+
+    The field may also allow None, or several sections by name.
+    """
+    members = [
+        member
+        for member in _get_union_members(annotation)
+        if member is not type(None) and get_origin(member) is not dict
     ]
-    if len(arms) == 1 and isinstance(arms[0], type) and issubclass(arms[0], Section):
-        return arms[0]
+    if len(members) == 1 and isinstance(members[0], type) and issubclass(members[0], Section):
+        return members[0]
     return None
 
 
 def find_list_item_class(annotation: Any) -> type[Section] | None:
-    """Returns the config class of a field that is a list of sections, also if None or text is allowed; else None."""
-    arms = [arm for arm in _get_union_members(annotation) if arm not in (type(None), str)]
-    if len(arms) != 1 or get_origin(arms[0]) not in (tuple, list):
+    """Returns the config class of a field that is a list of sections, and None for any other field.
+
+    The field may also allow None or text.
+    """
+    members = [
+        member for member in _get_union_members(annotation) if member not in (type(None), str)
+    ]
+    if len(members) != 1 or get_origin(members[0]) not in (tuple, list):
         return None
-    args = [arg for arg in get_args(arms[0]) if arg is not Ellipsis]
-    return find_section_class(args[0]) if len(args) == 1 else None
+
+    # tuple[X, ...] has an Ellipsis as its second argument.
+    item_types = [arg for arg in get_args(members[0]) if arg is not Ellipsis]
+    return find_section_class(item_types[0]) if len(item_types) == 1 else None
 
 
 def find_dict_value_class(annotation: Any) -> type[Section] | None:
-    """Returns the config class of a field that is, or may be, a dict of sections by name; else None."""
-    dicts = [arm for arm in _get_union_members(annotation) if get_origin(arm) is dict]
-    return find_section_class(get_args(dicts[0])[1]) if len(dicts) == 1 else None
+    """Returns the config class of a field that may be a dict of sections by name, or None."""
+    dict_types = [member for member in _get_union_members(annotation) if get_origin(member) is dict]
+    if len(dict_types) != 1:
+        return None
+    _, value_type = get_args(dict_types[0])
+    return find_section_class(value_type)
 
 
 def create_field_adapter(config_class: type[Section], name: str) -> TypeAdapter[Any]:
-    """Returns the pydantic adapter that checks a value of one field, with the settings of config classes."""
+    """Returns the pydantic adapter that checks a value of one field as its config class does."""
     field = get_fields(config_class)[name]
-    annotation: Any = (
-        Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-    )
-    arms = _get_union_members(annotation)
-    if len(arms) == 1 and isinstance(arms[0], type) and issubclass(arms[0], Section):
-        return TypeAdapter(annotation)  # a config class has its own settings and takes no others
-    return TypeAdapter(
-        annotation, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
-    )
+    annotation: Any = field.annotation
+    if field.metadata:
+        annotation = Annotated[(field.annotation, *field.metadata)]
+
+    # A config class has its own settings, and pydantic accepts no others for it.
+    members = _get_union_members(annotation)
+    if len(members) == 1 and isinstance(members[0], type) and issubclass(members[0], Section):
+        return TypeAdapter(annotation)
+
+    settings = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+    return TypeAdapter(annotation, config=settings)
 
 
 def suggest_fields(config_class: type[Section], path: str = "", value: Any = None) -> str:
     """Returns the advice for a value that is no section: the names of the section's first fields.
 
-    For a "oneof" at `path` it also shows how to choose a branch: the one that `value` names, or the
-    first.
+    For a "oneof" at `path`, the advice also shows how to choose a branch. The example is the branch
+    that `value` names, or else the first one.
     """
     fields = list(get_fields(config_class))
     if not fields:
         return ""
-    branches = (
-        [name for name in fields if name != "type"] if path and config_class.is_choice else []
-    )
-    chosen = [value] if value in branches else branches[:1]
-    example = f", as in {path}.type={chosen[0]}" if chosen else ""
+
+    branches: list[str] = []
+    if path and config_class.is_choice:
+        branches = [name for name in fields if name != "type"]
+    examples = [value] if value in branches else branches[:1]
+    example = f", as in {path}.type={examples[0]}" if examples else ""
     return f"give its fields ({', '.join(fields[:4])}, ...){example}"
 
 
 def flatten_values(config: Section) -> dict[str, Any]:
-    """Returns every value of `config` by dotted path, as plain data; of a "oneof" only the chosen branch."""
+    """Returns every value of `config` by dotted path, as plain data.
+
+    Of a "oneof" only the chosen branch counts.
+    """
     return {path: to_plain_data(value) for path, value in walk_values(config)}
 
 
 def walk_values(config: Section, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every value of `config` as it is, with its dotted path; of a "oneof" only the chosen branch."""
+    """Yields every value of `config` as it is, with its dotted path.
+
+    Of a "oneof" only the chosen branch counts.
+    """
     for name in config.get_active_fields():
         value = getattr(config, name)
         if isinstance(value, Section):
@@ -95,7 +120,7 @@ def walk_values(config: Section, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def list_sections(config: Section) -> list[tuple[str, type[Section], bool]]:
-    """Returns (dotted path, class, is present) of `config` and of all its sections, outer ones first.
+    """Returns (dotted path, class, is present) of `config` and all its sections, outer ones first.
 
     Sections that are None, and the branches of a "oneof" that are not chosen, are listed as not
     present.
@@ -104,10 +129,11 @@ def list_sections(config: Section) -> list[tuple[str, type[Section], bool]]:
 
 
 def _get_union_members(annotation: Any) -> list[Any]:
+    """Returns the types that an annotation allows, without what is annotated about them."""
     if get_origin(annotation) is Annotated:
         return _get_union_members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
-        return [arm for arg in get_args(annotation) for arm in _get_union_members(arg)]
+        return [member for arg in get_args(annotation) for member in _get_union_members(arg)]
     return [annotation]
 
 
@@ -118,20 +144,23 @@ def _walk_sections(
     enclosing_classes: tuple[type, ...],
 ) -> Iterator[tuple[str, type[Section], bool]]:
     yield path, config_class, config is not None
+    classes = (*enclosing_classes, config_class)
     for name, field in get_fields(config_class).items():
         value: Any = getattr(config, name, None)
         if is_section_mapping(value):
-            for key, item in value.items():
-                yield from _walk_sections(
-                    type(item), item, join_keys(path, name, key), (*enclosing_classes, config_class)
-                )
+            for key, section in value.items():
+                section_path = join_keys(path, name, key)
+                yield from _walk_sections(type(section), section, section_path, classes)
             continue
-        inner = type(value) if isinstance(value, Section) else find_section_class(field.annotation)
-        if inner is None or (value is None and inner in (*enclosing_classes, config_class)):
-            continue  # a class that may hold itself ends where there is nothing
-        yield from _walk_sections(
-            inner, value, join_keys(path, name), (*enclosing_classes, config_class)
-        )
+
+        section_class = find_section_class(field.annotation)
+        if isinstance(value, Section):
+            section_class = type(value)
+
+        # A class that may contain itself is followed only as far as sections are present.
+        if section_class is None or (value is None and section_class in classes):
+            continue
+        yield from _walk_sections(section_class, value, join_keys(path, name), classes)
 
 
 def is_section_mapping(value: Any) -> bool:

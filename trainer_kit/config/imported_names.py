@@ -1,4 +1,4 @@
-"""Imports the object that a config names as "module:name", such as a callback, a trainer or a function."""
+"""Imports the object that a config names as "module:name", such as a callback or a trainer."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ def import_object(field: str, name: str, is_expected_kind: Callable[[Any], bool]
       kind: This kind, for messages: "subclass of trainer_kit.Callback".
 
     Raises:
-      UsageError: when the name has another form, or there is no such module, or no such object in
-        it.
+      UsageError: When the name has another form, there is no such module, or the module has no such
+        object.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute) or module.startswith("."):
         raise UsageError(f"{field}: {name!r} names no {kind}; write it as module:name")
+
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
+        imported = getattr(importlib.import_module(module), attribute, None)
     except ModuleNotFoundError as error:
+        # The module exists, and imports one that does not.
         if not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and imports something that is not
+            raise
         raise UsageError(
             f"{field}: there is no module {module!r} ({error}); write {kind} as module:name"
         ) from None
-    if not is_expected_kind(found):
-        names = [
-            each for each, value in vars(sys.modules[module]).items() if is_expected_kind(value)
-        ]
+
+    if not is_expected_kind(imported):
+        contents = vars(sys.modules[module])
+        names = [other for other, value in contents.items() if is_expected_kind(value)]
         raise UsageError(
-            f"{field}: {module} has no {kind} called {attribute!r}; {suggest_names(attribute, names)}"
+            f"{field}: {module} has no {kind} called {attribute!r};"
+            f" {suggest_names(attribute, names)}"
         )
-    return found
+    return imported

@@ -1,10 +1,11 @@
-"""Merges layers of values into a config. Pure; one report has every mistake of every layer.
+"""Merges layers of values into a config, and collects every mistake of every layer in one report.
 
-A later layer wins. Sections merge field by field, and sections by name (`task.validation_data`, if
-there are several) name by name: None removes one. Everything else is replaced whole: scalars, None,
-lists, and mappings that are values (`DataConfig.input_path`). A value is checked against its own
-field as it is merged, so a mistake in one layer hides none in another; the rules across fields are
-checked once, on the result.
+A later layer wins. Sections merge field by field. Named sections, such as several sets in
+`task.validation_data`, merge name by name, and None removes one. Everything else is replaced as a
+whole: scalars, None, lists, and mappings that are values (`DataConfig.input_path`).
+
+A value is checked against its own field as it is merged, so a mistake in one layer hides none in
+another. The rules across fields are checked once, on the result. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -50,69 +51,88 @@ ConfigT = TypeVar("ConfigT", bound=Section)
 
 @dataclass(frozen=True)
 class ResolvedConfig(Generic[ConfigT]):
-    """A checked config and, by dotted path, where every one of its values comes from ("default": its factory)."""
+    """A checked config, with the origin of each of its values.
+
+    Attributes:
+      config: The config.
+      origins: Where each value comes from, by its dotted path. "default" stands for the factory.
+    """
 
     config: ConfigT
     origins: dict[str, str]
 
 
 def apply_layers(config: ConfigT, layers: Sequence[ConfigLayer]) -> ResolvedConfig[ConfigT]:
-    """Returns `config` with the values of `layers` merged into it; the last layer wins.
+    """Returns `config` with the values of `layers` merged into it.
 
-    A section is checked against the class of the section that `config` has there: a task's against
-    the task's own.
+    The last layer wins. A section is checked against the class of the section that `config` has
+    there. The section of a task is thus checked against the task's own config class.
 
     Raises:
-      ConfigError: for unknown keys, wrong types, values out of bounds and broken rules; it holds
-        all of all layers.
+      ConfigError: For unknown keys, wrong types, values out of bounds and broken rules. It contains
+        the mistakes of all layers.
     """
     merged, origins, mistakes = merge_layers(config, layers, check_all_sections=True)
     if mistakes:
         raise ConfigError(mistakes)
-    return ResolvedConfig(
-        merged, {path: origins.get(path, DEFAULT_ORIGIN) for path in flatten_values(merged)}
-    )
+
+    all_origins = {path: origins.get(path, DEFAULT_ORIGIN) for path in flatten_values(merged)}
+    return ResolvedConfig(merged, all_origins)
 
 
 def merge_layers(
     config: ConfigT, layers: Sequence[ConfigLayer], check_all_sections: bool = False
 ) -> tuple[ConfigT, dict[str, str], list[Mistake]]:
-    """Returns `config` with the values of `layers`, the origins of the values that they give, and all mistakes.
-
-    The config is worth nothing if there are mistakes.
+    """Merges `layers` into `config`, and reports mistakes instead of raising them.
 
     Args:
       config: The config, or a section of it.
-      layers: The values; the last layer wins.
+      layers: The values. The last layer wins.
       check_all_sections: Whether sections that no layer touches are checked too, which gives their
         values the fields' types.
+
+    Returns:
+      The merged config, the origins of the values that the layers give, and all mistakes. The
+      config is not usable if there are mistakes.
     """
     merger = _Merger(config, config.path_in_experiment or "", check_all_sections)
     root = _Draft.from_section(config)
+
     for layer in layers:
         merger.layer = layer
         merger.merge(root, layer.values, "")
+
     return merger.build(root, ""), merger.origins, merger.mistakes
 
 
 def find_mistakes(config_class: type[Section], values: Mapping[str, Any]) -> list[Mistake]:
-    """Returns the mistakes in the values that a section is to be made of, with their paths inside the section."""
+    """Returns the mistakes in the values of a new section, with their paths inside the section."""
     merger = _Merger(config_class, get_path_in_experiment(config_class))
     draft = _Draft.from_defaults(config_class)
     defaults = {name: value for name, value in draft.values.items() if name not in values}
     merger.merge(draft, values, "")
-    if (
-        not merger.mistakes
-    ):  # classes that are made of other programs' values may have wrong defaults
+
+    # A class that is made from the values of another program may have wrong defaults.
+    if not merger.mistakes:
         merger.merge(draft, defaults, "")
+
+    # Building the section adds the broken rules to the mistakes.
     if merger.mistakes:
-        merger.build(draft, "")  # which adds broken rules
+        merger.build(draft, "")
     return [replace(mistake, origin="") for mistake in merger.mistakes]
 
 
 @dataclass
 class _Draft:
-    """A section that can still change. `values` holds leaves, sections, drafts, and lists or dicts of these."""
+    """A section that can still change.
+
+    Attributes:
+      config_class: The class of the section.
+      values: The values of the fields: leaves, sections, drafts, and lists or dicts of sections and
+        drafts.
+      touched_branches: The branches of a "oneof" into which a layer has merged values.
+      has_explicit_type: Whether a layer has set the field `type`.
+    """
 
     config_class: type[Section]
     values: dict[str, Any]
@@ -121,34 +141,35 @@ class _Draft:
 
     @classmethod
     def from_section(cls, config: Section) -> _Draft:
-        """The values of `config`."""
-        return cls(
-            type(config), {name: getattr(config, name, None) for name in get_fields(type(config))}
-        )
+        """Returns a draft with the values of `config`."""
+        values = {name: getattr(config, name, None) for name in get_fields(type(config))}
+        return cls(type(config), values)
 
     @classmethod
     def from_defaults(cls, config_class: type[Section]) -> _Draft:
-        """The defaults of `config_class`; fields without a default are left out."""
-        fields = {
-            name: info for name, info in get_fields(config_class).items() if not info.is_required()
+        """Returns a draft with the defaults of `config_class`, without the required fields."""
+        defaults = {
+            name: info.get_default(call_default_factory=True)
+            for name, info in get_fields(config_class).items()
+            if not info.is_required()
         }
-        return cls(
-            config_class,
-            {name: info.get_default(call_default_factory=True) for name, info in fields.items()},
-        )
+        return cls(config_class, defaults)
 
     @classmethod
     def from_value(cls, value: Any, config_class: type[Section]) -> _Draft:
-        """A draft that changes independently of `value`, a section or a draft; any other value: a fresh one."""
+        """Returns a draft of `value`, a section or a draft, that changes independently of it.
+
+        For any other value, the draft has the defaults of `config_class`.
+        """
         if isinstance(value, Section):
             return cls.from_section(value)
-        return (
-            copy.deepcopy(value) if isinstance(value, _Draft) else cls.from_defaults(config_class)
-        )
+        if isinstance(value, _Draft):
+            return copy.deepcopy(value)
+        return cls.from_defaults(config_class)
 
 
 class _Merger:
-    """Puts the values of layers on a draft, one layer after the other, and builds the config of it.
+    """Merges the values of layers into a draft, one layer after the other, and builds the config.
 
     Args:
       config: The config, or its class, for near names.
@@ -172,61 +193,69 @@ class _Merger:
         self.origins: dict[str, str] = {}
 
     def merge(self, section: _Draft, values: Mapping[Any, Any], path: str) -> None:
-        """Puts values on a section, each checked against its field."""
+        """Merges values into a section, each checked against its field."""
         for key, value in values.items():
             name = str(key)
-            where = join_keys(path, key)
+            value_path = join_keys(path, key)
             info = get_fields(section.config_class).get(name)
             if info is None:
-                self._add_unknown_key(section, name, where)
+                self._add_unknown_key(section, name, value_path)
                 continue
+
+            # The class of the present value comes first: a task's section has the task's own class.
             current = section.values.get(name)
-            inner = _get_value_class(current) or find_section_class(info.annotation)
-            named = find_dict_value_class(info.annotation)
-            listed = find_list_item_class(info.annotation)
+            declared_class = find_section_class(info.annotation)
+            section_class = _get_value_class(current) or declared_class
+            named_class = find_dict_value_class(info.annotation)
+            item_class = find_list_item_class(info.annotation)
             has_names = (
                 isinstance(current, dict)
                 and bool(current)
                 and not self.layer.replaces_named_sections
             )
+
             if isinstance(value, Section):
-                self._set_leaf(section, name, value, where)
+                self._set_leaf(section, name, value, value_path)
             elif (
-                named is not None
+                named_class is not None
                 and isinstance(value, Mapping)
-                and (inner is None or has_names or has_several_sections(inner, value))
+                and (
+                    section_class is None or has_names or has_several_sections(section_class, value)
+                )
             ):
-                self._merge_section_dict(section, name, inner or named, value, where)
+                self._merge_section_dict(
+                    section, name, section_class or named_class, value, value_path
+                )
             elif (
-                inner is not None
+                section_class is not None
                 and value is not None
-                # A field that takes a section or something else may have got the latter.
-                and (find_section_class(info.annotation) is not None or isinstance(value, Mapping))
+                # The value may be the alternative in a field that takes a section or another type.
+                and (declared_class is not None or isinstance(value, Mapping))
             ):
-                draft = self._merge_section(current, inner, value, where)
+                draft = self._merge_section(current, section_class, value, value_path)
                 if draft is not None:
                     section.values[name] = draft
-                    section.touched_branches += [name] if section.config_class.is_choice else []
-            elif listed is not None and isinstance(value, (list, tuple)):
-                self._merge_section_list(section, name, listed, value, where)
+                    if section.config_class.is_choice:
+                        section.touched_branches.append(name)
+            elif item_class is not None and isinstance(value, (list, tuple)):
+                self._merge_section_list(section, name, item_class, value, value_path)
             else:
-                self._set_leaf(section, name, value, where)
+                self._set_leaf(section, name, value, value_path)
 
     def _merge_section(
         self, current: Any, config_class: type[Section], value: Any, path: str
     ) -> _Draft | None:
-        """Returns the draft of a section with the values of a mapping; None for a value that is refused."""
+        """Returns the draft of a section with the values of a mapping, or None on a mistake."""
         if not isinstance(value, Mapping):
-            self._add_mistake(
-                path,
-                f"{format_value(value)} is not a section",
-                suggest_fields(config_class, path, value),
-            )
+            problem = f"{format_value(value)} is not a section"
+            self._add_mistake(path, problem, suggest_fields(config_class, path, value))
             return None
+
         if not is_configclass(config_class):
             advice = "remove it, or declare its type in the task's config class"
             self._add_mistake(path, "this experiment has no such section", advice)
             return None
+
         draft = current if isinstance(current, _Draft) else _Draft.from_value(current, config_class)
         self.merge(draft, value, path)
         return draft
@@ -239,15 +268,18 @@ class _Merger:
         value: Mapping[Any, Any],
         path: str,
     ) -> None:
-        """Merges sections by name. Each new one starts as the single section before, or as the field's default."""
+        """Merges named sections name by name.
+
+        A new section starts as a copy of the single section that was there before. If there was
+        none, it starts as the default of the field.
+        """
         current = parent.values.get(name)
-        before = current if isinstance(current, dict) else {}
-        model = (
-            current
-            if _get_value_class(current)
-            else _Draft.from_defaults(parent.config_class).values.get(name)
-        )
-        sections = {} if self.layer.replaces_named_sections else dict(before)
+        previous_sections = current if isinstance(current, dict) else {}
+        template = current
+        if not _get_value_class(current):
+            template = _Draft.from_defaults(parent.config_class).values.get(name)
+
+        sections = {} if self.layer.replaces_named_sections else dict(previous_sections)
         parent.values[name] = sections
         fields = get_fields(config_class)
         for key, item in value.items():
@@ -256,32 +288,33 @@ class _Merger:
                 del sections[key]
                 self._remove_origins(section_path)
             elif item is None:
-                advice = suggest_names(str(key), [str(name) for name in sections])
+                section_names = [str(section_name) for section_name in sections]
+                advice = suggest_names(str(key), section_names)
                 self._add_mistake(section_path, "there is no such section to remove", advice)
             elif isinstance(item, Section):
                 sections[key] = item
                 self._set_origin(section_path)
             elif key in fields:
-                advice = f"name one: {join_keys(path, next(iter(sections), 'NAME'), key)}"
+                first_name = next(iter(sections), "NAME")
+                advice = f"name one: {join_keys(path, first_name, key)}"
                 self._add_mistake(section_path, "there are several sections here", advice)
             else:
-                draft = _Draft.from_value(before.get(key, model), config_class)
+                draft = _Draft.from_value(previous_sections.get(key, template), config_class)
                 self._merge_section(draft, config_class, item, section_path)
-                lacking = [
-                    name
-                    for name, info in fields.items()
-                    if info.is_required() and name not in draft.values
+                missing_fields = [
+                    field_name
+                    for field_name, info in fields.items()
+                    if info.is_required() and field_name not in draft.values
                 ]
-                if lacking and before and key not in before:
-                    names = sorted(map(str, before))
+
+                # An incomplete section beside others is probably a misspelled name of one of them.
+                if missing_fields and previous_sections and key not in previous_sections:
+                    names = sorted(map(str, previous_sections))
                     problem = (
                         f"there is none of this name (all: {', '.join(names)}), and a new one needs"
+                        f" {', '.join(missing_fields)}"
                     )
-                    self._add_mistake(
-                        section_path,
-                        f"{problem} {', '.join(lacking)}",
-                        suggest_names(str(key), names),
-                    )
+                    self._add_mistake(section_path, problem, suggest_names(str(key), names))
                 else:
                     sections[key] = draft
 
@@ -289,18 +322,23 @@ class _Merger:
         self, parent: _Draft, name: str, config_class: type[Section], value: Any, path: str
     ) -> None:
         """Replaces a list of sections as a whole, unless its class merges it item by item."""
-        now = parent.values.get(name)
+        present_items = parent.values.get(name)
         merges = (
             parent.config_class.merges_values
-            and isinstance(now, (list, tuple))
-            and len(now) == len(value)
+            and isinstance(present_items, (list, tuple))
+            and len(present_items) == len(value)
         )
+
         items: list[Any] = []
         for index, item in enumerate(value):
             if not isinstance(item, Section):
-                current = _Draft.from_value(now[index], config_class) if now and merges else None
+                current = None
+                if present_items and merges:
+                    current = _Draft.from_value(present_items[index], config_class)
                 item = self._merge_section(current, config_class, item, join_keys(path, index))
             items.append(item)
+
+        # None stands for an item that was refused.
         if None not in items:
             parent.values[name] = items
             self._set_origin(path)
@@ -315,20 +353,22 @@ class _Merger:
             and isinstance(current, Mapping)
         ):
             value = {**current, **value}
+
+        adapter = create_field_adapter(section.config_class, name)
         try:
-            section.values[name] = create_field_adapter(section.config_class, name).validate_python(
-                value
-            )
+            section.values[name] = adapter.validate_python(value)
         except ValidationError as error:
+            # A check of the user's own raises an error with a message of its own.
             causes = [details.get("ctx", {}).get("error") for details in error.errors()]
-            if any(causes):  # of a check of the user's own
+            if any(causes):
                 self._add_mistake(path, str(next(filter(None, causes))))
                 return
-            allowed = describe_allowed_values(info.annotation, tuple(info.metadata))
-            advice = REMOVED_VALUES.get(f"{name}={value}") or suggest_correction(
-                info.annotation, value, info.metadata
-            )
-            self._add_mistake(path, f"{format_value(value)} is not {allowed}", advice)
+
+            allowed_values = describe_allowed_values(info.annotation, tuple(info.metadata))
+            advice = REMOVED_VALUES.get(f"{name}={value}")
+            if not advice:
+                advice = suggest_correction(info.annotation, value, info.metadata)
+            self._add_mistake(path, f"{format_value(value)} is not {allowed_values}", advice)
         else:
             self._set_origin(path)
 
@@ -346,93 +386,97 @@ class _Merger:
     def _add_unknown_key(self, section: _Draft, name: str, path: str) -> None:
         try:
             config = self._config if isinstance(self._config, Section) else self._config()
-            paths = [join_keys(self._path_prefix, path) for path in flatten_values(config)]
-        except FieldError:  # the class has fields without a default
-            paths = []
+            known_paths = [join_keys(self._path_prefix, path) for path in flatten_values(config)]
+        except FieldError:
+            # The class has fields without a default.
+            known_paths = []
+
         siblings = list(get_fields(section.config_class))
-        self._add_mistake(
-            path,
-            NO_SUCH_KEY,
-            suggest_key(join_keys(self._path_prefix, path), name, siblings, paths),
-        )
+        full_path = join_keys(self._path_prefix, path)
+        self._add_mistake(path, NO_SUCH_KEY, suggest_key(full_path, name, siblings, known_paths))
 
     def build(self, value: Any, path: str) -> Any:
-        """Returns a value with sections in place of the drafts in it, and adds broken rules to the mistakes.
+        """Returns `value` with sections in place of the drafts in it.
 
-        A section with a mistake becomes a stand-in with the same values, so that the rules of outer
-        sections can be checked.
+        Broken rules are added to the mistakes. A section with a mistake becomes a stand-in with the
+        same values, so that the rules of outer sections can be checked.
         """
         if isinstance(value, (list, tuple)) and any(_get_value_class(item) for item in value):
             return [self.build(item, join_keys(path, index)) for index, item in enumerate(value)]
         if isinstance(value, dict) and any(_get_value_class(item) for item in value.values()):
             return {key: self.build(item, join_keys(path, key)) for key, item in value.items()}
-        section = (
-            _Draft.from_section(value)
-            if isinstance(value, Section) and self._check_all_sections
-            else value
-        )
-        if not isinstance(section, _Draft):
+
+        draft = value
+        if isinstance(value, Section) and self._check_all_sections:
+            draft = _Draft.from_section(value)
+        if not isinstance(draft, _Draft):
             return value
 
-        values = dict(section.values)
-        if section.config_class.is_choice:
+        values = dict(draft.values)
+        if draft.config_class.is_choice:
             chosen = values.get("type")
-            for name in (
-                () if section.has_explicit_type else dict.fromkeys(section.touched_branches)
-            ):
+            type_path = join_keys(path, "type")
+            branches = [] if draft.has_explicit_type else draft.touched_branches
+            for name in dict.fromkeys(branches):
                 if name != chosen:
-                    where = join_keys(path, "type")
-                    problem = f"has no effect while {where} is {format_value(chosen)}"
-                    self._add_broken_rule(
-                        join_keys(path, name), problem, f"set {where}={name} too, or remove it"
-                    )
-            for name, value in section.values.items():
-                if _get_value_class(value) and name != chosen:
+                    problem = f"has no effect while {type_path} is {format_value(chosen)}"
+                    advice = f"set {type_path}={name} too, or remove it"
+                    self._add_broken_rule(join_keys(path, name), problem, advice)
+
+            # Only the chosen branch counts. The others are not built, so their rules do not apply.
+            for name, branch in draft.values.items():
+                if _get_value_class(branch) and name != chosen:
                     values[name] = None
-        values = {name: self.build(value, join_keys(path, name)) for name, value in values.items()}
+
+        values = {name: self.build(item, join_keys(path, name)) for name, item in values.items()}
         try:
-            return section.config_class(**values)
+            return draft.config_class(**values)
         except FieldError as error:
             for mistake in error.relative_mistakes:
-                self._add_broken_rule(
-                    join_keys(path, mistake.path), mistake.problem, mistake.advice
-                )
+                mistake_path = join_keys(path, mistake.path)
+                self._add_broken_rule(mistake_path, mistake.problem, mistake.advice)
         except Exception:
-            if not self.mistakes:  # else a rule stumbled over what could not be set
+            # After a mistake, a rule may fail on a value that could not be set.
+            if not self.mistakes:
                 raise
-        config = object.__new__(section.config_class)
-        for name, value in values.items():
-            object.__setattr__(config, name, value)
+
+        config = object.__new__(draft.config_class)
+        for name, item in values.items():
+            object.__setattr__(config, name, item)
         return config
 
     def _add_broken_rule(self, path: str, problem: str, advice: str) -> None:
-        """Adds a mistake found in the result, unless its value, or one that its message names, was refused before."""
+        """Adds a mistake found in the result.
+
+        It is left out if its value, or a value that its message names, was refused before.
+        """
         section = path.rpartition(".")[0]
         text = f"{problem} {advice}"
-        named = [
+        named_paths = [
             *(join_keys(section, word) for word in re.findall(r"\w+", text)),
             *re.findall(r"\w+(?:\.\w+)+", text),
         ]
-        refused = {mistake.path for mistake in self.mistakes}
-        if path in refused or not refused.isdisjoint(named):
+        refused_paths = {mistake.path for mistake in self.mistakes}
+        if path in refused_paths or not refused_paths.isdisjoint(named_paths):
             return
 
         # The origin to blame is that of the rule's field, or else of another field that the message
         # names.
-        own = list_paths_inside(self.origins, path) or [
-            place for place in self.origins if is_inside(path, place)
-        ]
-        others = [place for place in named if place in self.origins]
+        own_paths = list_paths_inside(self.origins, path)
+        if not own_paths:
+            own_paths = [section for section in self.origins if is_inside(path, section)]
+        other_paths = [other for other in named_paths if other in self.origins]
         origin = DEFAULT_ORIGIN
-        if own:
-            origin = self.origins[own[0]]
-        elif others:
-            origin = f"{DEFAULT_ORIGIN}, with {others[0]} from {self.origins[others[0]]}"
+        if own_paths:
+            origin = self.origins[own_paths[0]]
+        elif other_paths:
+            other_origin = self.origins[other_paths[0]]
+            origin = f"{DEFAULT_ORIGIN}, with {other_paths[0]} from {other_origin}"
         self.mistakes.append(Mistake(path, problem, advice, origin))
 
 
 def _get_value_class(value: Any) -> type[Section] | None:
-    """Returns the class of a section or a draft; None for any other value."""
+    """Returns the class of a section or a draft, and None for any other value."""
     if isinstance(value, _Draft):
         return value.config_class
     return type(value) if isinstance(value, Section) else None

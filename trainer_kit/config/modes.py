@@ -1,4 +1,7 @@
-"""The modes of a run and what each needs. Needs no TensorFlow, so that a wrong name is reported at once."""
+"""The modes of a run, and what each needs.
+
+The module needs no TensorFlow, so that a wrong name is reported at once.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ class Mode:
       trains: Whether it changes weights, and so owns model_dir.
       evaluates: Whether it needs validation data.
       meaning: One line for the help text.
-      is_single_run: Whether it is one run in model_dir; otherwise each checkpoint of another run
-        gets its own run.
+      is_single_run: Whether it is one run in model_dir. Otherwise each checkpoint of another run
+        gets a separate run.
     """
 
     trains: bool
@@ -49,10 +52,11 @@ def lookup_mode(name: str) -> Mode:
     """Returns the mode called `name`.
 
     Raises:
-      UsageError: when there is none; the message lists all modes.
+      UsageError: When there is none. The message lists all modes.
     """
     if name not in MODES:
         raise UsageError(
-            f"no mode is called {name!r}; {suggest_names(name, list(MODES))} (all: {', '.join(MODES)})"
+            f"no mode is called {name!r}; {suggest_names(name, list(MODES))}"
+            f" (all: {', '.join(MODES)})"
         )
     return MODES[name]

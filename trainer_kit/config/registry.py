@@ -1,4 +1,7 @@
-"""A generic registry of names, which may have parts such as `a/b/c`; a failed lookup lists the nearest names."""
+"""A generic registry of names, which may have parts such as `a/b/c`.
+
+A failed lookup lists the nearest names.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class Registry(Generic[Entry]):
         """Returns a decorator that registers what it decorates under `name`.
 
         Raises:
-          UsageError: when the name is empty or taken.
+          UsageError: When the name is empty, has an empty part, or is taken.
         """
         if not name or any(not part for part in name.split("/")):
             raise UsageError(
@@ -48,7 +51,7 @@ class Registry(Generic[Entry]):
         """Returns the entry called `name`.
 
         Raises:
-          UsageError: when there is none; the message has the nearest names.
+          UsageError: When there is none. The message contains the nearest names.
         """
         if name not in self._entries:
             raise UsageError(
@@ -65,4 +68,6 @@ class Registry(Generic[Entry]):
 
 
 def _format_qualified_name(entry: object) -> str:
-    return f"{getattr(entry, '__module__', '?')}.{getattr(entry, '__qualname__', type(entry).__name__)}"
+    module = getattr(entry, "__module__", "?")
+    name = getattr(entry, "__qualname__", type(entry).__name__)
+    return f"{module}.{name}"

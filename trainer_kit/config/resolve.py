@@ -1,4 +1,4 @@
-"""Resolves all sources of an experiment's config to one checked config, with the origin of each value."""
+"""Resolves all sources of an experiment's config to one checked config with origins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from trainer_kit.errors import ConfigError, Mistake, UsageError
 
 @dataclass(frozen=True)
 class ConfigSources:
-    """Where the values of a run come from, as the command line names them; later ones win, in the order below.
+    """Where the values of a run come from, as the command line names them.
+
+    Later sources win, in the order of the attributes.
 
     Attributes:
       config_files: The paths of YAML or JSON files, in order.
@@ -42,46 +44,50 @@ def resolve_config(name: str, sources: ConfigSources) -> ResolvedConfig[Experime
     imported here.
 
     Raises:
-      ConfigError: with every mistake of every source.
+      ConfigError: With every mistake of every source.
     """
+    # A source that cannot be read does not hide the mistakes in the other ones.
     mistakes: list[Mistake] = []
-    files: list[ConfigLayer] = []
-    overrides: list[ConfigLayer] = []
+    file_layers: list[ConfigLayer] = []
+    override_layers: list[ConfigLayer] = []
     for read, texts, layers in (
-        (read_config_file, sources.config_files, files),
-        (read_params_override, sources.params_overrides, overrides),
+        (read_config_file, sources.config_files, file_layers),
+        (read_params_override, sources.params_overrides, override_layers),
     ):
         for text in texts:
             try:
                 layers.append(read(text))
             except ConfigError as error:
                 mistakes += error.mistakes
+
     try:
         if sources.gin_files or sources.gin_params:
-            first = run_gin_first_pass(sources.gin_files, sources.gin_params, name)
+            first_pass = run_gin_first_pass(sources.gin_files, sources.gin_params, name)
         else:
-            first = GinFirstPass(get_experiment(name), ConfigLayer())
+            first_pass = GinFirstPass(get_experiment(name), ConfigLayer())
     except ConfigError as error:
         raise ConfigError([*mistakes, *error.mistakes]) from None
     except UsageError as error:
         raise ConfigError([Mistake("experiment", str(error)), *mistakes]) from None
-    mistakes += first.mistakes
+    mistakes += first_pass.mistakes
+
+    all_layers = [*file_layers, first_pass.layer, *override_layers, sources.flags]
     try:
-        resolved = apply_layers(first.config, [*files, first.layer, *overrides, sources.flags])
+        resolved = apply_layers(first_pass.config, all_layers)
     except ConfigError as error:
         mistakes += error.mistakes
     if mistakes:
-        raise ConfigError([*mistakes, *first.near_misses])
-    if not first.argument_origins:
+        raise ConfigError([*mistakes, *first_pass.near_misses])
+    if not first_pass.argument_origins:
         return resolved
 
     # The origin of what a bound argument of the factory has changed is that argument.
     defaults = flatten_values(get_experiment(name))
     arguments = ", ".join(
-        f"{argument} of {place}" for argument, place in first.argument_origins.items()
+        f"{argument} of {place}" for argument, place in first_pass.argument_origins.items()
     )
     origins = dict(resolved.origins)
-    for path, value in flatten_values(first.config).items():
+    for path, value in flatten_values(first_pass.config).items():
         is_changed = path not in defaults or defaults[path] != value
         if is_changed and origins.get(path) == DEFAULT_ORIGIN:
             origins[path] = arguments
@@ -98,10 +104,10 @@ def list_resolved_values(
 
     Args:
       resolved: A checked config.
-      baseline: A config, usually that of `get_experiment(name)`; if given, only values that differ
+      baseline: A config, usually that of `get_experiment(name)`. If given, only values that differ
         from it are returned.
     """
-    known = flatten_values(baseline) if baseline is not None else {}
+    baseline_values = flatten_values(baseline) if baseline is not None else {}
     origins = resolved.origins | {
         path: "experiment"
         for path in non_default_paths(resolved.config)
@@ -110,32 +116,36 @@ def list_resolved_values(
     return [
         (path, value, origins[path])
         for path, value in flatten_values(resolved.config).items()
-        if baseline is None or path not in known or known[path] != value
+        if baseline is None or path not in baseline_values or baseline_values[path] != value
     ]
 
 
 def non_default_paths(config: Config, default: Any = None, path: str = "") -> Iterator[str]:
-    """Yields the dotted paths of the values that differ from their defaults, and of those without a default.
+    """Yields the dotted paths of the values that differ from their defaults or have no default.
 
     Args:
       config: A section, or a whole config.
-      default: The section as the class around it has it by default; another class, or None: the
-        defaults of its own class count.
+      default: The section as the class around it has it by default. If it is None or has another
+        class, the defaults of the section's own class count.
       path: The dotted path of the section.
     """
     fields = get_fields(type(config))
     for name in config.get_active_fields():
         value = getattr(config, name)
-        other: Any = object()  # which equals no value
+
+        # Without a default, the value is compared with an object that equals no value.
+        default_value: Any = object()
         if type(default) is type(config):
-            other = getattr(default, name)
+            default_value = getattr(default, name)
         elif not fields[name].is_required():
-            other = fields[name].get_default(call_default_factory=True)
+            default_value = fields[name].get_default(call_default_factory=True)
+
         if isinstance(value, Config):
-            yield from non_default_paths(value, other, join_keys(path, name))
+            yield from non_default_paths(value, default_value, join_keys(path, name))
         elif is_section_mapping(value):
-            others = other if is_section_mapping(other) else {}
+            defaults = default_value if is_section_mapping(default_value) else {}
             for key, section in value.items():
-                yield from non_default_paths(section, others.get(key), join_keys(path, name, key))
-        elif value != other:
+                section_path = join_keys(path, name, key)
+                yield from non_default_paths(section, defaults.get(key), section_path)
+        elif value != default_value:
             yield join_keys(path, name)

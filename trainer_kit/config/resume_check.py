@@ -1,4 +1,6 @@
-"""Compares the config that began a run with the one that resumes it, and refuses changes that make it another run.
+"""Compares the config that began a run with the one that resumes it.
+
+Changes that would make it another run are refused.
 
 Safe changes affect how long, how fast and how visibly the run continues. Dangerous changes would
 train something else under the same name: another optimizer, another model, other batches in another
@@ -24,14 +26,11 @@ from trainer_kit.errors import ConfigError, Mistake, suggest_names
 ALLOW_FLAG = "--allow_config_change"
 Kind = Literal["safe", "dangerous"]
 
-_OPTIMIZER_NAME = re.compile(
-    r"^(trainer\.optimizers)\.\w+"
-)  # the name of one of several optimizers
-_TASK_ROUTINE_PREFIX = re.compile(
-    r"^task\.task_routines\.[^.]+\.task_config\."
-)  # one of several tasks
+# The paths of one of several optimizers, and of one of several tasks.
+_OPTIMIZER_NAME = re.compile(r"^(trainer\.optimizers)\.\w+")
+_TASK_ROUTINE_PREFIX = re.compile(r"^task\.task_routines\.[^.]+\.task_config\.")
 
-# The longest entry that holds a path decides; * stands for any name.
+# The longest entry that contains a path decides. * stands for any name.
 _KINDS: dict[str, Kind] = {
     "": "dangerous",
     "trainer": "safe",
@@ -70,12 +69,12 @@ _KINDS: dict[str, Kind] = {
     "task.train_data.tf_data_service_job_name": "safe",
 }
 
-
 _FRAMEWORK_SECTIONS = ("trainer.", "runtime.")
-# Fields of sections that earlier releases had without them, by the end of the path, with what those
-# releases did.
+
+# Fields that sections of earlier releases did not have, by the end of the path, with what those
+# releases did. Without a `dataset.type`, the task makes the data of a section.
 _DEFAULTS_BY_SUFFIX: dict[str, Any] = {
-    ".dataset.type": None,  # of each section of data: the task makes the data
+    ".dataset.type": None,
     ".data_is_sharded": False,
     ".gradient_processors": [],
     ".ema.more_decays": {},
@@ -99,7 +98,7 @@ class Change:
 
     Attributes:
       path: The dotted path of the value.
-      old, new: The plain values; ABSENT for a key that vanished or appeared.
+      old, new: The plain values. ABSENT stands for a key that vanished or appeared.
       kind: "safe", or "dangerous" when the resumed run would not be the same one.
     """
 
@@ -113,15 +112,21 @@ class Change:
 
 
 def compare_configs(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
-    """Returns what differs between `old`, plain nested dicts as in params.yaml, and `new`, sorted by path.
+    """Returns what differs between an old and a new config, sorted by path.
 
     When the chosen branch of a "oneof" changes, its `type` stands for the fields of both branches.
     A field of trainer_kit that `old` lacks, as a record of TF Model Garden does, counts as its
     default.
+
+    Args:
+      old: Plain nested dicts, as in params.yaml.
+      new: The config to compare them with.
     """
-    before = dict(_iterate_flattened(old, "")) if old else {}
-    after = dict(_iterate_flattened(new.as_dict(), ""))
-    if before:
+    old_values = dict(_iterate_flattened(old, "")) if old else {}
+    new_values = dict(_iterate_flattened(new.as_dict(), ""))
+
+    # What the record lacks counts as its default, if the new config has it.
+    if old_values:
         defaults = {
             path: value
             for path, value in _iterate_flattened(ExperimentConfig().as_dict(), "")
@@ -129,29 +134,36 @@ def compare_configs(old: Mapping[str, Any], new: ExperimentConfig) -> list[Chang
         }
         defaults |= {
             path: value
-            for end, value in _DEFAULTS_BY_SUFFIX.items()
-            for path in after
-            if path.endswith(end)
+            for suffix, value in _DEFAULTS_BY_SUFFIX.items()
+            for path in new_values
+            if path.endswith(suffix)
         }
-        before = {**{path: value for path, value in defaults.items() if path in after}, **before}
+        defaults = {path: value for path, value in defaults.items() if path in new_values}
+        old_values = {**defaults, **old_values}
 
     changes = []
-    for path in sorted(before.keys() | after.keys()):
-        was = before.get(path, ABSENT)
-        now = after.get(path, ABSENT)
-        if was == now and isinstance(was, bool) == isinstance(now, bool):
-            continue
-        # Other numbers of fused steps give the same bits in any grouping. Evaluations may use
-        # further weights, as long as the first ones, which decide the best, stay.
-        both_fused = path == "trainer.fuse_steps" and all(
-            type(value) is int and value > 1 for value in (was, now)
-        )
-        lists = isinstance(was, list) and isinstance(now, list)
-        same_first = path.endswith(".ema.evaluate") and lists and was[:1] == now[:1]
-        changes.append(
-            Change(path, was, now, "safe" if both_fused or same_first else get_change_kind(path))
-        )
+    for path in sorted(old_values.keys() | new_values.keys()):
+        old_value = old_values.get(path, ABSENT)
+        new_value = new_values.get(path, ABSENT)
 
+        # In Python True equals 1, so the types are compared too.
+        if old_value == new_value and isinstance(old_value, bool) == isinstance(new_value, bool):
+            continue
+
+        # Other numbers of fused steps give the same bits in any grouping.
+        both_fused = path == "trainer.fuse_steps" and all(
+            type(value) is int and value > 1 for value in (old_value, new_value)
+        )
+        # Evaluations may use further weights, as long as the first ones, which decide the best,
+        # stay.
+        both_lists = isinstance(old_value, list) and isinstance(new_value, list)
+        same_first = (
+            path.endswith(".ema.evaluate") and both_lists and old_value[:1] == new_value[:1]
+        )
+        kind: Kind = "safe" if both_fused or same_first else get_change_kind(path)
+        changes.append(Change(path, old_value, new_value, kind))
+
+    # The change of a `type` stands for the fields of the branches that are left and entered.
     switches = [change for change in changes if change.path.endswith(".type")]
     left = [f"{switch.path.removesuffix('.type')}.{switch.old}" for switch in switches]
     entered = [f"{switch.path.removesuffix('.type')}.{switch.new}" for switch in switches]
@@ -166,7 +178,9 @@ def compare_configs(old: Mapping[str, Any], new: ExperimentConfig) -> list[Chang
 def check_resume(
     old_yaml_text: str, new: ExperimentConfig, allowed_paths: Sequence[str]
 ) -> list[Change]:
-    """Returns the changes since a run began that do not prevent a resume: the safe ones and those allowed.
+    """Returns the changes since a run began that do not prevent a resume.
+
+    They are the safe ones, and the dangerous ones that are allowed.
 
     Args:
       old_yaml_text: The text of the run's params.yaml.
@@ -175,8 +189,8 @@ def check_resume(
         sections.
 
     Raises:
-      ConfigError: names each dangerous change that is not allowed, and the flag that would allow
-        it.
+      ConfigError: For each dangerous change that is not allowed. The message names the flag that
+        would allow it.
     """
     changes = compare_configs(parse_params(old_yaml_text).values, new)
     refused = [
@@ -189,7 +203,8 @@ def check_resume(
         raise ConfigError(
             Mistake(
                 change.path,
-                f"was {format_value(change.old)} when this run began and is {format_value(change.new)} now",
+                f"was {format_value(change.old)} when this run began"
+                f" and is {format_value(change.new)} now",
                 "go back to the old value, use another model_dir, or accept it with"
                 f" {ALLOW_FLAG}={change.path} (run_experiment:"
                 f" allow_config_change=[{change.path!r}])",
@@ -207,66 +222,78 @@ def find_data_mistakes(
 ) -> Iterator[Mistake]:
     """Yields a mistake for each section of data that is other data than when the run began.
 
-    Values that only one side has are not compared, nor sections whose config has changed:
+    Values that only one side has are not compared. Neither are sections whose config has changed:
     check_resume judges these.
 
     Args:
-      old, new: What describes the data that the run began with and that it resumes with, by name
-      and section. changes, allowed_paths: The changes of the config, and the paths that may differ;
-      see check_resume.
+      old: What describes the data that the run began with, by section and name.
+      new: The same for the data that the run resumes with.
+      changes: The changes of the config.
+      allowed_paths: The paths that may differ, as for check_resume.
     """
-    changed = [
-        one.path for one in changes if one.kind == "dangerous" or "validation_data" in one.path
+    changed_paths = [
+        change.path
+        for change in changes
+        if change.kind == "dangerous" or "validation_data" in change.path
     ]
-    for section, now in new.items():
+    for section, new_values in new.items():
         path = f"{section}.identity"
-        before = old.get(section, {})
-        names = [name for name in now if before.get(name, now[name]) != now[name]]
-        allowed = any(is_inside(path, one) for one in allowed_paths if one)
-        if names and not allowed and not any(is_inside(one, section) for one in changed):
-            differences = "; ".join(
-                f"{name} was {before[name]} and is {now[name]}" for name in names
-            )
-            advice = (
-                "use another model_dir, go back to that data, or accept it with"
-                f" {ALLOW_FLAG}={path}"
-            )
-            python = f"(run_experiment, fit: allow_config_change=[{path!r}])"
-            yield Mistake(
-                section,
-                f"the data has changed since this run began: {differences}",
-                f"{advice} {python}",
-            )
+        old_values = old.get(section, {})
+        names = [name for name, value in new_values.items() if old_values.get(name, value) != value]
+        is_allowed = any(is_inside(path, allowed) for allowed in allowed_paths if allowed)
+        has_changed_config = any(is_inside(changed, section) for changed in changed_paths)
+        if not names or is_allowed or has_changed_config:
+            continue
+
+        differences = "; ".join(
+            f"{name} was {old_values[name]} and is {new_values[name]}" for name in names
+        )
+        yield Mistake(
+            section,
+            f"the data has changed since this run began: {differences}",
+            "use another model_dir, go back to that data, or accept it with"
+            f" {ALLOW_FLAG}={path} (run_experiment, fit: allow_config_change=[{path!r}])",
+        )
 
 
 def find_unknown_paths(
     allowed_paths: Sequence[str], new: ExperimentConfig, old_yaml_text: str = ""
 ) -> list[Mistake]:
-    """Returns a mistake for each of `allowed_paths` that neither the new config nor the old one has.
+    """Returns a mistake for each allowed path that neither the new config nor the old one has.
 
     Args:
       allowed_paths: The values of --allow_config_change, as for check_resume.
       new: The config to resume with.
-      old_yaml_text: The text of the run's params.yaml, if there is one; check_resume reports
+      old_yaml_text: The text of the run's params.yaml, if it exists. check_resume reports the
         mistakes in it.
     """
     try:
         old = yaml_loader.parse(old_yaml_text, "params.yaml", is_trusted=True).values
     except ConfigError:
         return []
-    there = {*flatten_values(new), *(path for path, _, _ in list_sections(new) if path)}
-    there.update(path for path, _ in _iterate_flattened(old if isinstance(old, dict) else {}, ""))
-    return [
-        Mistake(ALLOW_FLAG, f"the config has no {allowed!r}", suggest_names(allowed, sorted(there)))
-        for allowed in allowed_paths
-        if not any(is_inside(path, allowed.removesuffix(".identity")) for path in there if allowed)
-    ]
+
+    old_values = old if isinstance(old, dict) else {}
+    paths = {*flatten_values(new), *(path for path, _, _ in list_sections(new) if path)}
+    paths.update(path for path, _ in _iterate_flattened(old_values, ""))
+
+    # find_data_mistakes accepts the identity of a section of data, which is no value of the config.
+    mistakes = []
+    for allowed in allowed_paths:
+        section = allowed.removesuffix(".identity")
+        if not any(is_inside(path, section) for path in paths if allowed):
+            problem = f"the config has no {allowed!r}"
+            mistakes.append(Mistake(ALLOW_FLAG, problem, suggest_names(allowed, sorted(paths))))
+    return mistakes
 
 
 def get_change_kind(path: str) -> Kind:
     """Returns whether a run stays the same one when the value at the dotted `path` changes."""
-    path = _TASK_ROUTINE_PREFIX.sub("task.", _OPTIMIZER_NAME.sub(r"\1.*", path))
-    return _KINDS[max((entry for entry in _KINDS if is_inside(path, entry)), key=len)]
+    # The entries are written without the names of optimizers and tasks.
+    path = _OPTIMIZER_NAME.sub(r"\1.*", path)
+    path = _TASK_ROUTINE_PREFIX.sub("task.", path)
+
+    entries = [entry for entry in _KINDS if is_inside(path, entry)]
+    return _KINDS[max(entries, key=len)]
 
 
 def _iterate_flattened(values: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -1,10 +1,14 @@
-"""The names in model_dir that a run uses itself. docs/reference/run_directory.md says what is in each file."""
+"""The names in model_dir that a run uses itself.
+
+docs/reference/run_directory.md describes the contents of each file.
+"""
 
 from __future__ import annotations
 
-BEST_CHECKPOINTS = "best_checkpoints"  # the folder of those with names
+# The folder of the best checkpoints with names.
+BEST_CHECKPOINTS = "best_checkpoints"
 
-# What no field of the config may name a folder.
+# No field of the config may give one of these names to a folder.
 RESERVED_NAMES = (
     "params.yaml",
     "manifest.json",

@@ -1,4 +1,7 @@
-"""Turns the durations of a config into steps, once the length of an epoch is known. Pure; no TensorFlow."""
+"""Turns the durations of a config into steps, once the length of an epoch is known.
+
+The module has no side effects, and needs no TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,22 @@ from trainer_kit.errors import ConfigError, Mistake
 
 
 def find_durations(options: TrainerConfig) -> dict[str, Duration]:
-    """Returns the durations of epochs and shares in the section trainer, by dotted path inside it."""
+    """Returns the durations of epochs and shares in the section trainer, by dotted path in it."""
     durations = {path: value for path, value in walk_values(options) if isinstance(value, Duration)}
     return {path: duration for path, duration in durations.items() if duration.unit != SECONDS}
 
 
 def find_share_mistakes(options: TrainerConfig) -> list[Mistake]:
-    """Returns a mistake for each share of a training run, if the run has no step or ends when its data ends."""
+    """Returns a mistake for each share of a training run of unknown length.
+
+    Such a run has no step, or ends when its data ends.
+    """
     if isinstance(options.train_steps, Duration) or options.train_steps > 0:
         return []
-    length = (
-        "has no step (trainer.train_steps=0)"
-        if not options.train_steps
-        else "ends when its data ends"
-    )
+
+    length = "ends when its data ends"
+    if not options.train_steps:
+        length = "has no step (trainer.train_steps=0)"
     return [
         Mistake(
             f"trainer.{path}",
@@ -41,16 +46,17 @@ def find_share_mistakes(options: TrainerConfig) -> list[Mistake]:
 def replace_durations(
     config: ExperimentConfig, steps_per_epoch: Fraction | None
 ) -> ExperimentConfig:
-    """Returns the config with steps in place of epochs and shares; unchanged if it has none.
+    """Returns the config with steps in place of epochs and shares.
 
-    Steps of schedules and warm-ups of one of several optimizers count its updates.
+    A config that has none is returned as it is. The steps of schedules and warm-ups of one of
+    several optimizers count its updates.
 
     Args:
       config: The config as it was written.
-      steps_per_epoch: The steps of an epoch; None if no duration counts epochs.
+      steps_per_epoch: The steps of an epoch, or None if no duration counts epochs.
 
     Raises:
-      ConfigError: when a share has no run of known length, or a rule of the config is broken.
+      ConfigError: When a share has no run of known length, or a rule of the config is broken.
     """
     options = config.trainer
     if mistakes := find_share_mistakes(options):
@@ -60,10 +66,14 @@ def replace_durations(
     units: dict[str, Any] = {EPOCHS: steps_per_epoch, SHARE: options.train_steps}
     if isinstance(options.train_steps, Duration):
         units[SHARE] = RoundedSteps(options.train_steps.amount * units[EPOCHS])
+
     steps: dict[str, int] = {}
     for path, duration in find_durations(options).items():
         steps[path] = RoundedSteps(duration.amount * units[duration.unit])
+
+        # An optimizer with a period updates its variables once in so many steps.
         if path.startswith("optimizers."):
-            period = options.optimizers[path.split(".")[1]].period
+            name = path.split(".")[1]
+            period = options.optimizers[name].period
             steps[path] = max(1, steps[path] // period)
     return config.replace(trainer=unflatten_values(steps)) if steps else config

@@ -1,4 +1,4 @@
-"""Warnings about a run: a learning rate that reaches 0 long before the last step, intervals of a wrong length."""
+"""Warnings about a run: a learning rate that reaches 0 too early, and intervals that do not fit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 from trainer_kit.config.schema.durations import RoundedSteps
 from trainer_kit.config.schema.experiment import TrainerConfig
 
-_SMALL_SHARE = 0.01  # of the run; some steps at rate 0 come from rounding
+# Of the run. Some steps at rate 0 come from rounding.
+_SMALL_SHARE = 0.01
+
 # The schedules that can end at 0, with their fields of the length and of the last rate.
 _ENDS = {
     "polynomial": ("decay_steps", "end_learning_rate"),
@@ -27,61 +29,83 @@ def find_zero_rate_warnings(options: Any) -> list[str]:
       options: A TrainerConfig, or any object with its fields.
     """
     sections = {"optimizer_config": (getattr(options, "optimizer_config", None), 1)}
-    for name, section in (getattr(options, "optimizers", None) or {}).items():
+    named_sections = getattr(options, "optimizers", None) or {}
+    for name, section in named_sections.items():
         sections[f"optimizers.{name}"] = (section, section.period)
+
     warnings = []
     for path, (section, period) in sections.items():
         rates = getattr(section, "learning_rate", None)
         kind = getattr(rates, "type", None)
         if kind not in _ENDS:
             continue
-        field, last_rate = _ENDS[kind]
+        length_field, last_rate_field = _ENDS[kind]
         schedule: Any = getattr(rates, kind)
-        decay: int | None = getattr(schedule, field, None)
-        if not decay or getattr(schedule, last_rate, False) or getattr(schedule, "cycle", False):
+        decay: int | None = getattr(schedule, length_field, None)
+
+        # A schedule with a last rate stays at it, and a cycle starts over.
+        ends_above_zero = getattr(schedule, last_rate_field, False)
+        if not decay or ends_above_zero or getattr(schedule, "cycle", False):
             continue
+
         end: int = decay + getattr(schedule, "offset", 0)
         updates = options.train_steps // period
-        if updates - end >= max(_SMALL_SHARE * updates, 1):
+        idle_updates = updates - end
+        if idle_updates >= max(_SMALL_SHARE * updates, 1):
             unit = "steps" if period == 1 else f"updates (one in {period} steps)"
             warnings.append(
-                f"trainer.{path}.learning_rate.{kind}.{field}={decay}: the learning rate is 0 after"
-                f" {end} {unit}, so the last {updates - end} of {updates} change nothing; set it to"
-                f" {updates - end + decay}, or lower trainer.train_steps to {end * period}"
+                f"trainer.{path}.learning_rate.{kind}.{length_field}={decay}:"
+                f" the learning rate is 0 after {end} {unit},"
+                f" so the last {idle_updates} of {updates} change nothing;"
+                f" set it to {idle_updates + decay},"
+                f" or lower trainer.train_steps to {end * period}"
             )
     return warnings
 
 
 def find_interval_warnings(options: TrainerConfig) -> list[str]:
-    """Returns a warning if an interval that was set, or a patience, is longer than the run; `options` has steps."""
-    total = options.train_steps
-    early = options.early_stopping
+    """Returns a warning if an interval that was set, or a patience, is longer than the run.
+
+    Args:
+      options: The section trainer, with steps in place of epochs and shares.
+    """
+    total_steps = options.train_steps
+    early_stopping = options.early_stopping
     names = ("checkpoint_interval", "summary_interval", "validation_interval")
-    values = {
+
+    # An interval with its default value was not set by the user.
+    intervals = {
         name: getattr(options, name)
         for name in names
         if getattr(options, name) != getattr(TrainerConfig, name)
     }
-    if early and not early.eval_name:
-        values["early_stopping.patience"] = early.patience * options.validation_interval
-    late = " and ".join(
+
+    # The evaluations of a sidecar do not come every validation_interval steps.
+    if early_stopping and not early_stopping.eval_name:
+        patience_steps = early_stopping.patience * options.validation_interval
+        intervals["early_stopping.patience"] = patience_steps
+
+    # An interval of seconds is no number.
+    too_long = " and ".join(
         f"trainer.{name}"
-        for name, steps in values.items()
-        if isinstance(steps, int) and steps > total
+        for name, steps in intervals.items()
+        if isinstance(steps, int) and steps > total_steps
     )
-    return (
-        [f"{late}: longer than the run of {total} steps, so it is never reached"]
-        if total > 0 and late
-        else []
-    )
+    if total_steps <= 0 or not too_long:
+        return []
+    return [f"{too_long}: longer than the run of {total_steps} steps, so it is never reached"]
 
 
 def find_save_interval_warnings(options: TrainerConfig) -> list[str]:
-    """Returns a warning if loops are longer than the steps between checkpoints; `options` has steps."""
+    """Returns a warning if loops are longer than the steps between checkpoints.
+
+    Args:
+      options: The section trainer, with steps in place of epochs and shares.
+    """
     interval = options.checkpoint_interval
-    is_cut = isinstance(
-        interval, RoundedSteps
-    )  # loops are cut where an interval of rounded steps is due
+
+    # Loops are cut where an interval of rounded steps is due.
+    is_cut = isinstance(interval, RoundedSteps)
     if not isinstance(interval, int) or is_cut or interval >= options.steps_per_loop:
         return []
     return [

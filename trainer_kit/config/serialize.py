@@ -14,7 +14,7 @@ from trainer_kit.errors import ConfigError, Mistake
 
 
 def to_yaml(config: ExperimentConfig) -> str:
-    """Returns every value of `config` as YAML; of a "oneof" its type and the chosen branch."""
+    """Returns every value of `config` as YAML, and of a "oneof" its type and the chosen branch."""
     return yaml_loader.dump(config.as_dict())
 
 
@@ -22,7 +22,7 @@ def parse_params(text: str) -> yaml_loader.ParsedYaml:
     """Returns the values in the text of a params.yaml, with their lines.
 
     Raises:
-      ConfigError: when the text is not YAML, or holds no config.
+      ConfigError: When the text is not YAML, or contains no config.
     """
     parsed = yaml_loader.parse(text, "params.yaml", is_trusted=True)
     if not isinstance(parsed.values, dict):
@@ -32,19 +32,21 @@ def parse_params(text: str) -> yaml_loader.ParsedYaml:
 
 
 def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
-    """Returns the config that `text` describes; `default_config` gives its classes and all values that are left out.
+    """Returns the config that the text of a params.yaml describes.
 
     `auto`, a value of earlier releases for how a training loop runs, counts as left out.
 
     Args:
       text: The text of a params.yaml.
-      default_config: The default config of the experiment.
+      default_config: The default config of the experiment. It gives the classes, and all values
+        that the text leaves out.
 
     Raises:
-      ConfigError: when the text is not YAML or does not fit the classes: all mistakes, with their
-        lines.
+      ConfigError: When the text is not YAML or does not fit the classes. It contains all mistakes,
+        with their lines.
     """
     parsed = parse_params(text)
+
     for section, fields in parsed.values.items():
         if section in ("trainer", "runtime") and isinstance(fields, dict):
             parsed.values[section] = {
@@ -52,16 +54,16 @@ def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
                 for name, value in fields.items()
                 if f"{name}={value}" not in REMOVED_VALUES
             }
+
     origins = {path: f"params.yaml:{line}" for path, line in parsed.lines.items()}
-    return apply_layers(
-        default_config, [ConfigLayer(parsed.values, origins, replaces_named_sections=True)]
-    ).config
+    layer = ConfigLayer(parsed.values, origins, replaces_named_sections=True)
+    return apply_layers(default_config, [layer]).config
 
 
 def write_params(path: str | os.PathLike[str], config: ExperimentConfig) -> None:
-    """Writes `config` to the YAML file at `path`, a local one, atomically.
+    """Writes `config` atomically to the YAML file at `path`, which is local.
 
     Raises:
-      StorageError: when it cannot be written.
+      StorageError: When it cannot be written.
     """
     files.write_text(path, to_yaml(config), "params")

@@ -1,7 +1,7 @@
-"""Makes config classes: `@configclass`, the base class Config, and OneOfConfig for the choice of a branch.
+"""Makes config classes: `@configclass`, and the base classes Config and OneOfConfig.
 
 A config class is a pydantic dataclass: frozen, keyword-only, without extra keys. Fields are strict
-one by one ("5" is not an int, "yes" is not a bool), nested sections may be given as dicts and
+one by one ("5" is not an int, "yes" is not a bool). Nested sections may be given as dicts, and
 tuples as lists. A strict class would refuse the nested dicts, hence the rewriting of annotations.
 """
 
@@ -53,41 +53,44 @@ def configclass(cls: type[ConfigT]) -> type[ConfigT]:
     """Makes a config class of `cls`: frozen, keyword-only, typed and checked when built.
 
     Every int, float, bool and str in its annotations becomes strict. To check a rule across fields,
-    define `rules(self)`, yielding (field name, what is wrong and what to do) for each broken one.
-    The class raises a FieldError, which is a ConfigError and a ValueError, for unknown fields,
-    wrong types and broken rules.
+    define `rules(self)`, which yields (field name, what is wrong and what to do) for each broken
+    rule. The class raises a FieldError, which is a ConfigError and a ValueError, for unknown
+    fields, wrong types and broken rules.
 
     Raises:
-      TypeError: when `cls` does not inherit from Config (usually from TaskConfig).
+      TypeError: When `cls` does not inherit from Config (usually from TaskConfig).
     """
     if not issubclass(cls, Config):
         raise TypeError(
             f"{cls.__qualname__} must inherit from trainer_kit.Config (a task's from"
             " trainer_kit.TaskConfig)"
         )
+
+    # The name of the class itself is not in its module yet.
     declared = inspect.get_annotations(cls)
-    hints = get_type_hints(
-        cls, vars(sys.modules[cls.__module__]), {cls.__name__: cls}, include_extras=True
-    )
-    hints.update(
-        {name: _allow_several(hints[name]) for name in cls.one_or_several if name in declared}
-    )
+    module_names = vars(sys.modules[cls.__module__])
+    hints = get_type_hints(cls, module_names, {cls.__name__: cls}, include_extras=True)
+    for name in cls.one_or_several:
+        if name in declared:
+            hints[name] = _allow_several(hints[name])
     cls.__annotations__ = {
         name: hints[name] if get_origin(hints[name]) is ClassVar else _make_strict(hints[name])
         for name in declared
     }
+
     settings = ConfigDict(
         extra="forbid", allow_inf_nan=False, defer_build=True, arbitrary_types_allowed=True
     )
-    made = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
-    return made  # type: ignore[return-value]
+    config_class = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
+    return config_class  # type: ignore[return-value]
 
 
 class Config(Section):
     """What every config class can do; Section has the attributes that a class may set."""
 
     def __new__(cls, *args: Any, **values: Any) -> Self:
-        """Makes the class raise FieldErrors. pydantic sets `__init__` again when a class is first used."""
+        """Makes the class raise FieldErrors, and returns a new object."""
+        # It is done here because pydantic sets `__init__` again when a class is first used.
         if is_configclass(cls) and not hasattr(cls.__init__, "__wrapped__"):
             cls.__init__ = _convert_init_errors(cls.__init__)  # type: ignore[method-assign]
         return super().__new__(cls)
@@ -105,27 +108,31 @@ class Config(Section):
             raise FieldError(type(self), mistakes)
 
     def replace(self, **changes: Any) -> Self:
-        """Returns a copy with the given fields changed; a dict for a nested section changes only what it names.
+        """Returns a copy with the given fields changed.
 
-        So does a dict for sections by name: None removes one, and where a single section was, each
-        begins as that.
+        A dict for a nested section changes only what it names. A dict for named sections changes
+        only the sections that it names, and None removes one. Where there was a single section,
+        each named section begins as a copy of it.
+
+        Args:
+          **changes: The new values by the names of the fields.
 
         Raises:
-          FieldError: a ConfigError and ValueError, for unknown fields, wrong types and broken
-            rules: all of them, with their whole paths.
+          FieldError: A ConfigError and ValueError, for unknown fields, wrong types and broken
+            rules. It contains all of them, with their whole paths.
         """
         config, _, mistakes = merge_layers(self, [ConfigLayer(changes)])
         if mistakes:
-            raise FieldError(
-                type(self), [dataclasses.replace(mistake, origin="") for mistake in mistakes]
-            )
+            # A change has no origin that the user knows.
+            plain_mistakes = [dataclasses.replace(mistake, origin="") for mistake in mistakes]
+            raise FieldError(type(self), plain_mistakes)
         return config
 
 
 class OneOfConfig(Config):
-    """A choice: the field `type` names the one branch that counts; the others are None.
+    """A choice of a branch: the field `type` names the one that counts, and the others are None.
 
-    With `type` None nothing is chosen. Branch fields are optional sections.
+    If `type` is None, nothing is chosen. The fields of the branches are optional sections.
     """
 
     is_choice = True
@@ -135,12 +142,13 @@ class OneOfConfig(Config):
     def __post_init__(self) -> None:
         for name, branch in self.branches().items():
             value = getattr(self, name) if name == self.type else None
+
+            # Only the chosen section is built: the first object of a class costs milliseconds.
             if name == self.type and value is None:
                 try:
-                    value = (
-                        branch()
-                    )  # only of the chosen one: a class's first object costs milliseconds
-                except FieldError as error:  # a field without a default
+                    value = branch()
+                except FieldError as error:
+                    # The branch has a field without a default.
                     mistakes = [
                         dataclasses.replace(mistake, path=join_keys(name, mistake.path))
                         for mistake in error.relative_mistakes
@@ -152,16 +160,16 @@ class OneOfConfig(Config):
     @classmethod
     def branches(cls) -> dict[str, builtins.type[Config]]:
         """Returns the name and the config class of each branch."""
-        found = {}
+        classes = {}
         for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-            classes = [
-                part
-                for part in get_args(field.type)
-                if isinstance(part, type) and issubclass(part, Config)
+            section_classes = [
+                member
+                for member in get_args(field.type)
+                if isinstance(member, type) and issubclass(member, Config)
             ]
-            if classes:
-                found[field.name] = classes[0]
-        return found
+            if section_classes:
+                classes[field.name] = section_classes[0]
+        return classes
 
     def get(self) -> Any:
         """Returns the chosen branch, or None."""
@@ -172,16 +180,15 @@ class OneOfConfig(Config):
 
 
 def _convert_init_errors(checked_init: Callable[..., None]) -> Callable[..., None]:
-    """Returns the `__init__` of a config class that raises a FieldError in place of pydantic's error."""
+    """Returns an `__init__` that raises a FieldError in place of pydantic's error."""
 
     @functools.wraps(checked_init)
     def __init__(self: Any, *args: Any, **values: Any) -> None:
         try:
             checked_init(self, *args, **values)
         except ValidationError as error:
-            raise FieldError(
-                type(self), _collect_mistakes(type(self), args, values, error)
-            ) from error
+            mistakes = _collect_mistakes(type(self), args, values, error)
+            raise FieldError(type(self), mistakes) from error
 
     return __init__
 
@@ -192,50 +199,56 @@ def _collect_mistakes(
     values: dict[str, Any],
     error: ValidationError,
 ) -> list[Mistake]:
-    """Returns the mistakes in the arguments of a config class that pydantic has refused, each once."""
+    """Returns the mistakes in the arguments that pydantic has refused, each of them once."""
     if args:
         return [Mistake("", f"{format_value(args[0])} is given without a name", "write name=value")]
     if mistakes := find_mistakes(config_class, values):
         return mistakes
 
+    # What find_mistakes does not see: broken rules, missing values, and checks of the user's own.
     for details in error.errors(include_url=False):
         path = join_keys(*(part for part in details["loc"] if part not in (ONE, SEVERAL)))
         cause = details.get("ctx", {}).get("error")
-        if isinstance(cause, FieldError):  # of broken rules
+        if isinstance(cause, FieldError):
             mistakes += (
-                dataclasses.replace(inner, path=join_keys(path, inner.path))
-                for inner in cause.relative_mistakes
+                dataclasses.replace(mistake, path=join_keys(path, mistake.path))
+                for mistake in cause.relative_mistakes
             )
         elif details["type"] == "missing":
             mistakes.append(Mistake(path, "is needed", "give it a value"))
-        else:  # of a check of the user's own
+        else:
             mistakes.append(Mistake(path, str(cause or details["msg"])))
-    return list(dict.fromkeys(mistakes))  # the parts of a union report one mistake several times
+
+    # The parts of a union report one mistake several times.
+    return list(dict.fromkeys(mistakes))
 
 
 def _allow_several(annotation: Any) -> Any:
-    """Returns the annotation of a field that is a section, or several of them by name, if `annotation` is a section."""
+    """Returns the annotation of a field that is a section, or several of them by name.
+
+    An annotation that is not a section is returned as it is.
+    """
     if not (isinstance(annotation, type) and issubclass(annotation, Config)):
         return annotation
 
+    # With a tag, a mistake is reported once, for what was meant, and not for each part of the
+    # union.
     def which(value: Any) -> str:
-        # So that a mistake is reported once, for what was meant, and not for each part of the
-        # union.
-        return (
-            SEVERAL
-            if isinstance(value, Mapping) and has_several_sections(annotation, value)
-            else ONE
-        )
+        if isinstance(value, Mapping) and has_several_sections(annotation, value):
+            return SEVERAL
+        return ONE
 
-    one, several = Annotated[annotation, Tag(ONE)], Annotated[dict[str, annotation], Tag(SEVERAL)]
-    return Annotated[Union[one, several], Discriminator(which)]  # noqa: UP007
+    single_section: Any = Annotated[annotation, Tag(ONE)]
+    named_sections: Any = Annotated[dict[str, annotation], Tag(SEVERAL)]
+    return Annotated[Union[single_section, named_sections], Discriminator(which)]  # noqa: UP007
 
 
 def _make_strict(annotation: Any) -> Any:
     """Returns `annotation` with every int, float, bool and str inside it made strict."""
     if annotation in (int, float, bool, str):
         return Annotated[annotation, Strict()]
-    origin, args = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    args = get_args(annotation)
     if origin is Annotated:
         return Annotated[(_make_strict(args[0]), *args[1:])]
     if origin is Literal or not args:

@@ -1,8 +1,8 @@
-"""Durations in a config, such as "3 epochs", "20 %" of the run or "30 min"; a plain number counts steps.
+"""Durations in a config, such as "3 epochs", "20 %" of the run or "30 min".
 
-An epoch may have a fraction of a step: 103 examples in batches of 10 are 10.3 steps, and epoch e
-ends with step ceil(e * 10.3). So steps that come from epochs or a share keep their fraction: an
-event is due at the first step that reaches a multiple of its interval.
+A plain number counts steps. An epoch may have a fraction of a step: 103 examples in batches of 10
+are 10.3 steps, and epoch e ends with step ceil(e * 10.3). So steps that come from epochs or a share
+keep their fraction: an event is due at the first step that reaches a multiple of its interval.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ from trainer_kit.errors import find_similar_names
 
 # The default of trainer.summary_interval, which fits any steps_per_loop.
 SUMMARY_INTERVAL = 1000
-EPOCHS, SHARE, SECONDS = "epochs", "share", "seconds"
-_WORDS: dict[str, tuple[str, Fraction]] = {  # the unit of each word, and how much of the unit it is
+
+EPOCHS = "epochs"
+SHARE = "share"
+SECONDS = "seconds"
+
+# The unit of each word, and how much of the unit the word stands for.
+_WORDS: dict[str, tuple[str, Fraction]] = {
     **dict.fromkeys(("epochs", "epoch"), (EPOCHS, Fraction(1))),
     **dict.fromkeys(("%", "percent"), (SHARE, Fraction(1, 100))),
     **dict.fromkeys(("s", "seconds", "second", "sec"), (SECONDS, Fraction(1))),
@@ -32,14 +37,18 @@ _WORDS: dict[str, tuple[str, Fraction]] = {  # the unit of each word, and how mu
 }
 _EXAMPLES = {EPOCHS: "'3 epochs'", SHARE: "'20 %'", SECONDS: "'30 min'"}
 _DURATION_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([^\W\d_]+|%)\s*")
-Interval: TypeAlias = int | Fraction  # of steps
+
+# A number of steps.
+Interval: TypeAlias = int | Fraction
 
 
 class Duration(str):
-    """A duration as it is written in a config, where it stays text until the run's epochs are known.
+    """A duration as it is written in a config.
+
+    It stays text until the length of an epoch is known.
 
     Attributes:
-      amount: The number of epochs, the share of the run, or the number of seconds; above 0.
+      amount: The number of epochs, the share of the run, or the number of seconds. It is above 0.
       unit: EPOCHS, SHARE or SECONDS.
     """
 
@@ -48,14 +57,16 @@ class Duration(str):
 
     @classmethod
     def parse(cls, value: Any) -> Duration | None:
-        """Returns the duration that a value such as "3 epochs" means; None if it is not one."""
-        form = _DURATION_PATTERN.fullmatch(value) if isinstance(value, str) else None
-        if form is None or form[2].lower() not in _WORDS:
+        """Returns the duration that a value such as "3 epochs" means, or None if it is not one."""
+        match = _DURATION_PATTERN.fullmatch(value) if isinstance(value, str) else None
+        if match is None or match[2].lower() not in _WORDS:
             return None
-        unit, factor = _WORDS[form[2].lower()]
-        amount = Fraction(form[1]) * factor
+
+        unit, factor = _WORDS[match[2].lower()]
+        amount = Fraction(match[1]) * factor
         if amount <= 0 or (unit == SHARE and amount > 1):
             return None
+
         duration = cls(value)
         duration.amount = amount
         duration.unit = unit
@@ -63,7 +74,7 @@ class Duration(str):
 
 
 class RoundedSteps(int):
-    """The steps that a duration has become: a whole number for tasks and trainers, rounded up.
+    """The steps that a duration has become, rounded up to a whole number for tasks and trainers.
 
     Attributes:
       exact: The same steps with their fraction, at whose multiples events are due.
@@ -84,25 +95,27 @@ def get_exact_steps(interval: Interval) -> Interval:
 
 
 def is_due(before: int, after: int, interval: Interval) -> bool:
-    """Whether the steps from `before` (excluded) to `after` (included) hold a multiple of `interval`."""
+    """Whether a multiple of `interval` is after step `before`, and not after step `after`."""
     steps = get_exact_steps(interval)
     return after // steps > before // steps
 
 
 def get_seconds(value: Any) -> float:
-    """Returns the seconds of a field's value if it is a time; 0 for any other value."""
-    return float(value.amount) if isinstance(value, Duration) and value.unit == SECONDS else 0.0
+    """Returns the seconds of a field's value if it is a time, and 0 for any other value."""
+    if isinstance(value, Duration) and value.unit == SECONDS:
+        return float(value.amount)
+    return 0.0
 
 
 @dataclass(frozen=True)
 class DurationField:
-    """Marks a field that takes durations; of text, it takes nothing else.
+    """Marks a field that takes durations, and no other text.
 
     Tasks and trainers see steps: run/lengths.py replaces epochs and shares before they are built.
 
     Attributes:
       units: The units of the durations.
-      ge: The smallest number of steps; None: the field does not take a number of steps.
+      ge: The smallest number of steps. None means that the field does not take a number of steps.
     """
 
     units: tuple[str, ...]
@@ -121,11 +134,11 @@ class DurationField:
             return value
         if not isinstance(value, str) and self.ge is not None:
             return check_steps(value)
+
         duration = Duration.parse(value)
         if duration is None or duration.unit not in self.units:
-            raise PydanticCustomError(
-                "duration", "{text}", {"text": f"it is not {self.allowed_values}"}
-            )
+            message = f"it is not {self.allowed_values}"
+            raise PydanticCustomError("duration", "{text}", {"text": message})
         return duration
 
     @property
@@ -138,16 +151,23 @@ class DurationField:
 
     def suggest_correction(self, value: Any) -> str:
         """Returns what the user probably meant by a value that the field does not take, or ""."""
-        form = _DURATION_PATTERN.fullmatch(str(value))
-        word = form[2].lower() if form else ""
-        words = [known for known, (unit, _) in _WORDS.items() if unit in self.units]
-        if word in words:
+        match = _DURATION_PATTERN.fullmatch(str(value))
+        if not match:
+            return ""
+
+        # A word of this field is right, so the amount is not.
+        word = match[2].lower()
+        field_words = [text for text, (unit, _) in _WORDS.items() if unit in self.units]
+        if word in field_words:
             return "give an amount above 0, and at most 100 %"
-        near = find_similar_names(word, words) if word not in _WORDS else ()
-        return f"did you mean '{form[1]} {near[0]}'?" if form and near else ""
+
+        # A word of another field is no misspelling.
+        similar_words = find_similar_names(word, field_words) if word not in _WORDS else ()
+        return f"did you mean '{match[1]} {similar_words[0]}'?" if similar_words else ""
 
 
-# Who writes a config gives numbers or text, and tasks and trainers read numbers; hence `int | Any`.
+# The author of a config gives numbers or text, and tasks and trainers read numbers. Hence
+# `int | Any`.
 RunSteps: TypeAlias = Annotated[int | Any, DurationField((EPOCHS,), ge=-1)]
 LoopSteps: TypeAlias = Annotated[int | Any, DurationField((EPOCHS,), ge=1)]
 PartOfRun: TypeAlias = Annotated[int | Any, DurationField((EPOCHS, SHARE), ge=1)]
@@ -162,22 +182,23 @@ def interval_rules(options: Any) -> Iterator[tuple[str, str]]:
     Args:
       options: The section, a TrainerConfig.
     """
-    loop, summary = options.steps_per_loop, options.summary_interval
-    # Loops are cut where an interval of rounded steps is due.
-    in_steps = type(loop) is int and type(summary) is int
-    if in_steps and summary % loop and summary != SUMMARY_INTERVAL:
+    loop_steps = options.steps_per_loop
+    summary_interval = options.summary_interval
+
+    # Loops are cut where an interval of rounded steps is due, so only plain numbers are compared.
+    are_steps = type(loop_steps) is int and type(summary_interval) is int
+    if are_steps and summary_interval % loop_steps and summary_interval != SUMMARY_INTERVAL:
         yield (
             "summary_interval",
-            f"{summary} is not a multiple of steps_per_loop ({loop}); set it to a multiple",
+            f"{summary_interval} is not a multiple of steps_per_loop ({loop_steps});"
+            " set it to a multiple",
         )
+
     for name in ("checkpoint_interval", "summary_interval"):
         value = getattr(options, name)
         if options.require_exact_resume and get_seconds(value):
-            problem = f"{value!r} comes at steps that differ from run to run"
             yield (
                 name,
-                (
-                    f"{problem}, which require_exact_resume=true forbids; give steps, epochs or a"
-                    " share"
-                ),
+                f"{value!r} comes at steps that differ from run to run,"
+                " which require_exact_resume=true forbids; give steps, epochs or a share",
             )

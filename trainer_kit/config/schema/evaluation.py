@@ -12,15 +12,19 @@ from trainer_kit.config.schema.durations import PartOfRun
 from trainer_kit.config.schema.number_types import IntFromMinusOne, NonNegativeInt, PositiveInt
 from trainer_kit.errors import UsageError
 
-RESERVED_EVAL_NAMES = ("validation", "eval")  # the ledgers of training runs and of mode eval
+# The ledgers of training runs and of mode eval have these names.
+RESERVED_EVAL_NAMES = ("validation", "eval")
 
 
 def describe_folder_name_problem(name: str, reserved_names: Collection[str]) -> str:
-    """Returns why `name` cannot be a folder among the files of a run, and what to do; "" if it can."""
+    """Returns why `name` cannot be a folder among the files of a run, and what to do.
+
+    The text is empty if it can be one.
+    """
     if name in ("", ".", "..") or "/" in name or "\\" in name:
         return (
-            f"{name!r} is not a plain folder name; use a name without / and \\ that is not empty, ."
-            " or .."
+            f"{name!r} is not a plain folder name;"
+            " use a name without / and \\ that is not empty, . or .."
         )
     if name in reserved_names:
         return f"{name!r} is a name that trainer_kit uses itself; choose another name"
@@ -28,27 +32,30 @@ def describe_folder_name_problem(name: str, reserved_names: Collection[str]) -> 
 
 
 def get_validation_sets(task: Any) -> dict[str, Any]:
-    """Returns the datasets that a task is evaluated on, by name; a single one is called "".
+    """Returns the datasets that a task is evaluated on, by name.
+
+    A single dataset is called "".
 
     Args:
       task: The section `task` of a config. One that has several tasks says itself what they are
         evaluated on.
     """
-    if callable(own := getattr(task, "get_validation_sets", None)):
-        return dict(own())
+    if callable(get_sets := getattr(task, "get_validation_sets", None)):
+        return dict(get_sets())
+
     data = getattr(task, "validation_data", None)
     return dict(data) if isinstance(data, Mapping) else {"": data}
 
 
 def get_training_sets(task: Any) -> dict[str, Any]:
-    """Returns the datasets that a task trains on, by their dotted paths in the config of an experiment.
+    """Returns the datasets that a task trains on, by their dotted paths in the experiment's config.
 
     Args:
       task: The section `task` of a config. One that has several tasks says itself what they train
         on.
     """
-    if callable(own := getattr(task, "get_training_sets", None)):
-        return dict(own())
+    if callable(get_sets := getattr(task, "get_training_sets", None)):
+        return dict(get_sets())
     return {"task.train_data": getattr(task, "train_data", None)}
 
 
@@ -149,13 +156,19 @@ class BestCheckpointConfig(Config):
 
 
 def get_evaluation_name(mode: str, eval_name: str) -> str:
-    """Returns the name of a run that only evaluates, under which it writes its files; "" for a run that trains.
+    """Returns the name under which a run that only evaluates writes its files.
+
+    It is empty for a run that trains.
+
+    Args:
+      mode: The mode of the run.
+      eval_name: The name of the sidecar, for mode continuous_eval.
 
     Raises:
-      UsageError: when `eval_name` cannot name the folder of a sidecar.
+      UsageError: When `eval_name` cannot name the folder of a sidecar.
     """
-    if mode == "continuous_eval" and (
-        problem := describe_folder_name_problem(eval_name, RESERVED_EVAL_NAMES)
-    ):
-        raise UsageError(f"eval_name: {problem}")
-    return {"continuous_eval": eval_name, "eval": "eval"}.get(mode, "")
+    if mode == "continuous_eval":
+        if problem := describe_folder_name_problem(eval_name, RESERVED_EVAL_NAMES):
+            raise UsageError(f"eval_name: {problem}")
+        return eval_name
+    return "eval" if mode == "eval" else ""

@@ -1,7 +1,8 @@
-"""The typed, frozen config classes: ExperimentConfig(task, trainer, runtime) and DataConfig.
+"""The config classes of an experiment: ExperimentConfig(task, trainer, runtime) and DataConfig.
 
-Field names and defaults are those of TF Model Garden 2.20, so that its YAML files can be read. The
-exceptions, with their reasons, are listed in tests/unit/config/schema/test_experiment.py.
+Config classes are typed and frozen. Field names and defaults are those of TF Model Garden 2.20, so
+that its YAML files can be read. The exceptions, with their reasons, are listed in
+tests/unit/config/schema/test_experiment.py.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class DatasetConfig(OpenOneOfConfig):
 
 @configclass
 class DataConfig(Config):
-    """What a dataset is made of. All of it reaches `Task.build_inputs`; the readers in `inputs/` use what fits them.
+    """What a dataset is made of.
+
+    All of it reaches `Task.build_inputs`. The readers in `inputs/` use what fits them.
 
     Attributes:
       input_path: The files to read: a path or a glob, several of them separated by commas, a list
@@ -146,7 +149,9 @@ class DataConfig(Config):
 
 @configclass
 class TaskConfig(Config):
-    """What a task is configured by. Inherit from it, and decorate the subclass with `@trainer_kit.configclass`.
+    """What a task is configured by.
+
+    Inherit from it, and decorate the subclass with `@trainer_kit.configclass`.
 
     Attributes:
       init_checkpoint: The path of a checkpoint, or of a folder of checkpoints, whose weights a new
@@ -174,7 +179,14 @@ class TaskConfig(Config):
     allow_image_summary: bool = False
 
     def rules_with_trainer(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
-        """Checks this section and the section trainer together; yields the dotted path of a field and its problem."""
+        """Checks this section and the section trainer together.
+
+        Args:
+          trainer: The section trainer of the same experiment.
+
+        Yields:
+          The dotted path of a field in the experiment, and its problem. There are none by default.
+        """
         del trainer
         yield from ()
 
@@ -345,8 +357,9 @@ class TrainerConfig(Config):
     require_exact_resume: bool = False
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that the intervals of the trainer fit each other, and that no two switches exclude each other."""
+        """Checks that intervals fit each other, and that no two switches exclude each other."""
         yield from durations.interval_rules(self)
+
         if self.validation_steps == 0:
             yield (
                 "validation_steps",
@@ -363,6 +376,7 @@ class TrainerConfig(Config):
                 "eval_recreate_iterator",
                 "false needs validation_steps; set it to a number of batches",
             )
+
         if self.trainer_class and not re.fullmatch(r"\w+(\.\w+)*:\w+", self.trainer_class):
             yield (
                 "trainer_class",
@@ -372,42 +386,44 @@ class TrainerConfig(Config):
         yield from self._optimizer_rules()
 
         # Early stopping needs a metric, and no sidecar where resume has to be exact.
-        early = self.early_stopping
-        if early is not None and not early.metric:
+        early_stopping = self.early_stopping
+        if early_stopping is not None and not early_stopping.metric:
             yield (
                 "early_stopping.metric",
                 "is needed to recognise an improvement; name a metric of the evaluations",
             )
-        if self.require_exact_resume and early is not None and early.eval_name:
-            problem = "lets a sidecar's speed decide the last step"
+        if self.require_exact_resume and early_stopping is not None and early_stopping.eval_name:
             yield (
                 "early_stopping.eval_name",
-                f"{problem}, which require_exact_resume=true forbids; leave it empty",
+                "lets a sidecar's speed decide the last step,"
+                " which require_exact_resume=true forbids; leave it empty",
             )
 
         # Folders lie in model_dir, and differ from each other and from all files of the run.
-        best = self.best_checkpoint_export_subdir
-        summaries = self.validation_summary_subdir
-        if problem := describe_folder_name_problem(summaries, RESERVED_NAMES):
+        best_folder = self.best_checkpoint_export_subdir
+        summary_folder = self.validation_summary_subdir
+        if problem := describe_folder_name_problem(summary_folder, RESERVED_NAMES):
             yield "validation_summary_subdir", problem
-        if best and (problem := describe_folder_name_problem(best, RESERVED_NAMES)):
+        if best_folder and (problem := describe_folder_name_problem(best_folder, RESERVED_NAMES)):
             yield "best_checkpoint_export_subdir", problem
-        if best and best == summaries:
+        if best_folder and best_folder == summary_folder:
             yield (
                 "best_checkpoint_export_subdir",
-                f"{best!r} is validation_summary_subdir too; choose another",
+                f"{best_folder!r} is validation_summary_subdir too; choose another",
             )
-        if self.best_checkpoint_eval_metric and not best:
+        if self.best_checkpoint_eval_metric and not best_folder:
             yield (
                 "best_checkpoint_export_subdir",
                 "is needed to keep the best; name a folder, such as best_ckpt",
             )
+
+        # The best checkpoints with names lie in a folder that contains nothing else.
         for name in self.best_checkpoints:
             if problem := describe_folder_name_problem(name, ()):
                 yield "best_checkpoints", problem
 
     def _optimizer_rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that there is one optimizer or several, and that all averages are evaluated alike."""
+        """Checks that there is one optimizer or several, and that averages are evaluated alike."""
         for name in self.optimizers:
             if not re.fullmatch(r"\w+", name):
                 yield (
@@ -420,20 +436,21 @@ class TrainerConfig(Config):
                     "optimizers",
                     f"do not use optimizer_config.{field}; set its type=null, or remove these",
                 )
+
+        # The section of a Model Garden task may have no field ema, or one of another type.
+        common_average = getattr(self.optimizer_config, "ema", None)
         averaged = [name for name, section in self.optimizers.items() if section.ema is not None]
-        if averaged and getattr(self.optimizer_config, "ema", None) is not None:
+        if averaged and common_average is not None:
             names = ", ".join(averaged)
             yield (
                 "optimizers",
                 f"optimizer_config.ema averages all weights; remove it, or that of {names}",
             )
 
-        # Several evaluations of a step see the same data.
         averages = {
             f"optimizers.{name}.ema": section.ema for name, section in self.optimizers.items()
         }
-        # The section of a Model Garden task may have no such field, or one of another type.
-        averages["optimizer_config.ema"] = getattr(self.optimizer_config, "ema", None)
+        averages["optimizer_config.ema"] = common_average
         evaluated = {
             path: list(ema.evaluate) for path, ema in averages.items() if isinstance(ema, EMAConfig)
         }
@@ -444,6 +461,8 @@ class TrainerConfig(Config):
                     f"{evaluated[path]} differs from trainer.{first}.evaluate, {evaluated[first]}"
                 )
                 yield f"{path}.evaluate", f"{problem}; set both to the same list"
+
+        # Several evaluations of a step see the same data.
         if first and len(evaluated[first]) > 1 and not self.eval_recreate_iterator:
             problem = f"{evaluated[first]} needs the same data for each"
             yield (
@@ -469,40 +488,45 @@ class ExperimentConfig(Config):
     runtime: RuntimeConfig = RuntimeConfig()
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks named validation sets, compiled and fused steps, and batches that virtual CPUs share equally.
+        """Checks what the sections of an experiment require of each other.
 
-        The replicas of other strategies are known only on the machine.
+        These are named validation sets, compiled and fused steps, and batches that virtual CPUs
+        share equally. The replicas of other strategies are known only on the machine.
         """
         yield from self._validation_set_rules()
-        if isinstance(
-            self.task, TaskConfig
-        ):  # the door to Model Garden has sections of other classes
+
+        # The door to Model Garden has task sections of other classes.
+        if isinstance(self.task, TaskConfig):
             yield from self.task.rules_with_trainer(self.trainer)
 
         # A batch has an example for each micro-batch.
         parts = self.trainer.accumulate_steps
-        batch = getattr(getattr(self.task, "train_data", None), "global_batch_size", 0)
+        train_data = getattr(self.task, "train_data", None)
+        batch = getattr(train_data, "global_batch_size", 0)
         if batch and parts > batch:
             problem = f"{parts} parts of a batch of task.train_data.global_batch_size={batch}"
             yield "trainer.accumulate_steps", f"{problem} are too many; set at most {batch}"
 
         # XLA can compile the gradient processors, where it compiles the training step.
         runtime = self.runtime
-        fused = self.trainer.fuse_steps
-        several = {
+        fuse_steps = self.trainer.fuse_steps
+        named_sections = {
             f"optimizers.{name}": section for name, section in self.trainer.optimizers.items()
         }
-        for path, section in {"optimizer_config": self.trainer.optimizer_config, **several}.items():
+        sections = {"optimizer_config": self.trainer.optimizer_config, **named_sections}
+        for path, section in sections.items():
             # The section of a Model Garden task has no such field.
-            for place, processor in enumerate(getattr(section, "gradient_processors", ())):
-                if problem := describe_xla_problem(processor.type, runtime.enable_xla, fused):
-                    yield f"trainer.{path}.gradient_processors.{place}.type", problem
+            for index, processor in enumerate(getattr(section, "gradient_processors", ())):
+                if problem := describe_xla_problem(processor.type, runtime.enable_xla, fuse_steps):
+                    yield f"trainer.{path}.gradient_processors.{index}.type", problem
 
-        if runtime.run_eagerly and fused > 1:
+        if runtime.run_eagerly and fuse_steps > 1:
             yield (
                 "trainer.fuse_steps",
-                f"{fused} needs steps that run as a graph; set runtime.run_eagerly=false",
+                f"{fuse_steps} needs steps that run as a graph; set runtime.run_eagerly=false",
             )
+
+        # The other rules are for several replicas, whose number is that of the virtual CPUs.
         if (
             runtime.virtual_cpus < 2
             or runtime.tpu
@@ -510,18 +534,21 @@ class ExperimentConfig(Config):
         ):
             return
         replicas = runtime.virtual_cpus
-        if fused > 1:
+        if fuse_steps > 1:
             yield (
                 "trainer.fuse_steps",
-                f"{fused} needs one replica; {XLA_REPLICA_LIMIT}: set fuse_steps=1, or use one device",
+                f"{fuse_steps} needs one replica; {XLA_REPLICA_LIMIT}:"
+                " set fuse_steps=1, or use one device",
             )
         for path, batch in self.get_training_batch_sizes():
             if batch % replicas:
                 yield path, describe_uneven_batch(batch, replicas, " (runtime.virtual_cpus)")
 
     def _validation_set_rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that each validation set has a name a folder can have, and that settings name existing sets."""
+        """Checks the names of validation sets, and that settings name existing sets."""
         sets = get_validation_sets(self.task)
+
+        # The name of each of several sets is that of a folder. A single set is called "".
         several = "" not in sets
         if several and not sets:
             yield (
@@ -534,6 +561,7 @@ class ExperimentConfig(Config):
                     "task.validation_data",
                     f"{name!r} cannot name a validation set; use letters, digits, _ and -",
                 )
+
         options = self.trainer
         for section, names in (
             ("", options.validation_sets),
@@ -553,15 +581,18 @@ class ExperimentConfig(Config):
                     )
 
     def get_training_batch_sizes(self) -> Iterator[tuple[str, int]]:
-        """Yields path and size of the global batches that replicas have to share equally: those of training.
+        """Yields path and size of the global batches that replicas have to share equally.
 
-        In an evaluation each example counts by itself, so one replica may get more examples than
-        another.
+        They are those of training. In an evaluation each example counts by itself, so one replica
+        may get more examples than another.
         """
         sections = get_training_sets(self.task)
         for name, data in get_validation_sets(self.task).items():
             if getattr(data, "is_training", False):
-                sections[f"task.validation_data.{name}".rstrip(".")] = data
+                # A single set is called "", and leaves a dot at the end of its path.
+                path = f"task.validation_data.{name}".rstrip(".")
+                sections[path] = data
+
         for path, data in sections.items():
             if batch := getattr(data, "global_batch_size", 0):
                 yield f"{path}.global_batch_size", batch

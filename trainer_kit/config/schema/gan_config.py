@@ -12,7 +12,9 @@ from trainer_kit.config.schema.number_types import NonNegativeFloat, PositiveInt
 
 @configclass
 class GanConfig(TaskConfig):
-    """A generator and a discriminator that train against each other. Inherit from it for a task of your own.
+    """A generator and a discriminator that train against each other.
+
+    Inherit from it for a task of your own.
 
     Attributes:
       latent_size: The number of random numbers from which the generator makes an example.

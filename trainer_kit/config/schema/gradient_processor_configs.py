@@ -1,4 +1,4 @@
-"""Configs of gradient processors, which change gradients before the optimizer gets them, and of the alarm for norms."""
+"""Configs of gradient processors, which change gradients before the optimizer gets them."""
 
 from __future__ import annotations
 
@@ -63,10 +63,11 @@ class ClipGlobalNormConfig(Config):
 
 @configclass
 class GradientNoiseConfig(Config):
-    """Adds Gaussian noise, whose standard deviation is stddev / (1 + t) ** decay in update t, counted from 0.
+    """Adds Gaussian noise that becomes smaller with each update.
 
-    The paper (arXiv 1511.06807) has the variance eta / (1 + t) ** 0.55; this is stddev = sqrt(eta)
-    and decay = 0.275.
+    In update t, counted from 0, its standard deviation is stddev / (1 + t) ** decay. The paper
+    (arXiv 1511.06807) has the variance eta / (1 + t) ** 0.55, which is stddev = sqrt(eta) and decay
+    = 0.275.
 
     Attributes:
       stddev: The standard deviation in the first update.
@@ -82,12 +83,18 @@ class GradientNoiseConfig(Config):
 
 @configclass
 class CentralizeConfig(Config):
-    """Subtracts from the gradient of each matrix or kernel its mean over all axes but the last (arXiv 2004.01461)."""
+    """Subtracts the mean from the gradient of each matrix or kernel (arXiv 2004.01461).
+
+    The mean is taken over all axes but the last.
+    """
 
 
 @configclass
 class CheckGradientsConfig(Config):
-    """Ends the step with an error, before its update, if a gradient is not finite; the error names the variable."""
+    """Ends the step with an error, before its update, if a gradient is not finite.
+
+    The error names the variable.
+    """
 
 
 @configclass
@@ -137,31 +144,32 @@ class GradientProcessorConfig(OpenOneOfConfig):
 
 
 def describe_xla_problem(processor: str | None, enable_xla: bool, fuse_steps: int) -> str:
-    """Returns why a processor cannot be part of a step that XLA compiles, and what to do; "" if it can.
+    """Returns why a processor cannot be part of a step that XLA compiles, and what to do.
 
-    With fuse_steps, a warning in the run says that XLA leaves out `check`.
+    The text is empty if it can be. With fuse_steps, a warning in the run says that XLA leaves out
+    `check`.
 
     Args:
       processor: The type of the processor.
       enable_xla: The value of runtime.enable_xla.
       fuse_steps: The value of trainer.fuse_steps.
     """
-    cause = (
-        "runtime.enable_xla=true"
-        if enable_xla
-        else f"trainer.fuse_steps={fuse_steps}"
-        if fuse_steps > 1
-        else ""
-    )
-    instead = "runtime.enable_xla=false" if enable_xla else "trainer.fuse_steps=1"
+    cause = ""
+    remedy = "trainer.fuse_steps=1"
+    if enable_xla:
+        cause = "runtime.enable_xla=true"
+        remedy = "runtime.enable_xla=false"
+    elif fuse_steps > 1:
+        cause = f"trainer.fuse_steps={fuse_steps}"
+
     if processor == "check" and enable_xla:
         return (
-            f"check has no effect with {cause}: XLA leaves out assertions; remove check, or set"
-            f" {instead}"
+            f"check has no effect with {cause}: XLA leaves out assertions;"
+            f" remove check, or set {remedy}"
         )
     if processor == "summarize" and cause:
         return (
-            f"summarize does not work with {cause}: XLA cannot write summaries; remove summarize,"
-            f" or set {instead}"
+            f"summarize does not work with {cause}: XLA cannot write summaries;"
+            f" remove summarize, or set {remedy}"
         )
     return ""

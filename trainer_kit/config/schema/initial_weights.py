@@ -1,4 +1,4 @@
-"""Config of initial weights: a checkpoint of any program, and which of its variables a new run takes."""
+"""Config of initial weights: a checkpoint of any program, and the variables to take from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from trainer_kit.config.schema.section import ONE, SEVERAL
 
 @configclass
 class InitCheckpointConfig(Config):
-    """The variables that a new run takes from one checkpoint. Each chosen variable has to be in the checkpoint.
+    """The variables that a new run takes from one checkpoint.
+
+    Each chosen variable has to be in the checkpoint.
 
     Attributes:
       path: The path of a checkpoint of trainer_kit or another program, a folder of checkpoints, the
@@ -37,14 +39,18 @@ class InitCheckpointConfig(Config):
     other_shapes: Literal["error", "skip", "slice"] = "error"
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that there is a path, and that the patterns and replacements are those of regular expressions."""
+        """Checks that there is a path, and that patterns and replacements can be used."""
         if not self.path:
             yield "path", "is empty; give the path of a checkpoint"
         yield from find_broken_patterns("variables", self.variables)
         yield from find_broken_patterns("exclude", self.exclude)
-        broken = list(find_broken_patterns("rename", tuple(self.rename)))
-        yield from broken
-        for pattern, replacement in () if broken else self.rename.items():
+
+        # The replacement for a broken pattern cannot be checked.
+        broken_patterns = list(find_broken_patterns("rename", tuple(self.rename)))
+        yield from broken_patterns
+        if broken_patterns:
+            return
+        for pattern, replacement in self.rename.items():
             try:
                 re.sub(pattern, replacement, "")
             except (re.error, IndexError) as error:
@@ -53,7 +59,8 @@ class InitCheckpointConfig(Config):
 
 
 def _get_union_tag(value: Any) -> str:
-    # So that a mistake in a section is reported once, and not also that the list is not a path.
+    # With a tag, a mistake in a section is reported once. Otherwise pydantic would also report that
+    # the list is not a path.
     return SEVERAL if isinstance(value, (list, tuple)) else ONE
 
 

@@ -1,4 +1,4 @@
-"""Configs of the metrics that a config adds to those of a task, and of the summaries of named tensors."""
+"""Configs of the metrics that a config adds to those of a task, and of tensor summaries."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class MetricConfig(OpenOneOfConfig):
 
 @configclass
 class SummaryConfig(Config):
-    """A summary of a tensor, with its value in the last step of a training loop or of an evaluation.
+    """A summary of a tensor.
+
+    It has the value of the last step of a training loop or of an evaluation.
 
     Attributes:
       tensor: The name of the tensor, of trainer_kit.expose or of a layer.

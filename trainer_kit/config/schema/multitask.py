@@ -1,4 +1,7 @@
-"""MultiTaskConfig: the config of several tasks that share a model; names are Model Garden's where it has the field."""
+"""MultiTaskConfig: the config of several tasks that share a model.
+
+The names are those of Model Garden, where it has the field.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,10 @@ class ProportionalSampleConfig(Config):
 
 @configclass
 class AnnealingSampleConfig(Config):
-    """Tasks are drawn in proportion to task_weight ** alpha, where alpha falls from 1 in the first epoch to 0.2.
+    """Tasks are drawn in proportion to task_weight ** alpha, where alpha falls from epoch to epoch.
 
-    In epoch e of E it is 1 - 0.8 (e - 1) / (E - 1). Source: Stickland and Murray 2019 (arXiv
-    1902.02671).
+    It falls from 1 in the first epoch to 0.2. In epoch e of E it is 1 - 0.8 (e - 1) / (E - 1).
+    Source: Stickland and Murray 2019 (arXiv 1902.02671).
 
     Attributes:
       steps_per_epoch: The number of steps after which alpha falls.
@@ -80,7 +83,9 @@ class TaskSamplingConfig(OneOfConfig):
 
 @configclass
 class MultiTaskConfig(TaskConfig):
-    """Several tasks that share a model. Inherit from it for a MultiTask of your own.
+    """Several tasks that share a model.
+
+    Inherit from it for a MultiTask of your own.
 
     Attributes:
       task_routines: The tasks by name. The order in which they are given changes nothing.
@@ -108,30 +113,33 @@ class MultiTaskConfig(TaskConfig):
         return {name: self.task_routines[name].task_config.validation_data for name in names}
 
     def get_training_sets(self) -> dict[str, Any]:
-        """Returns the training data of each task, by its dotted path in the config of the experiment."""
-        sections = {name: routine.task_config for name, routine in self.task_routines.items()}
+        """Returns the training data of each task, by its dotted path in the experiment's config."""
         return {
-            f"task.task_routines.{name}.task_config.train_data": sections[name].train_data
-            for name in sections
+            f"task.task_routines.{name}.task_config.train_data": routine.task_config.train_data
+            for name, routine in self.task_routines.items()
         }
 
     def get_evaluation_values(self, name: str) -> dict[str, Any]:
         """Returns the plain values that an evaluation depends on.
 
         Args:
-          name: The name of the evaluated task; "": all tasks.
+          name: The name of the evaluated task. "" stands for all tasks.
         """
         values = self.as_dict()
         for field in ("training", "task_sampler", "sampling_seed", "evaluated_tasks"):
             del values[field]
-        routines = {one: routine["task_config"] for one, routine in values["task_routines"].items()}
-        for routine in routines.values():
-            routine.pop("train_data", None)
-        values["task_routines"] = {name: routines[name]} if name in routines else routines
+
+        task_values = {
+            task_name: routine["task_config"]
+            for task_name, routine in values["task_routines"].items()
+        }
+        for config_values in task_values.values():
+            config_values.pop("train_data", None)
+        values["task_routines"] = {name: task_values[name]} if name in task_values else task_values
         return values
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks the names of the tasks, that one of them trains, and that each has one validation set."""
+        """Checks the tasks: their names, that one of them trains, and their validation sets."""
         if not any(routine.task_weight for routine in self.task_routines.values()):
             yield "task_routines", "has no task with a task_weight above 0; name at least one"
         for name, routine in self.task_routines.items():
@@ -156,7 +164,10 @@ class MultiTaskConfig(TaskConfig):
                 )
 
     def rules_with_trainer(self, trainer: TrainerConfig) -> Iterator[tuple[str, str]]:
-        """Checks that no setting is used that is for one task: cut data, micro-batches and tensors of a step."""
+        """Checks that no setting is used that is for one task.
+
+        Such settings are micro-batches, cut data and tensors of a step.
+        """
         settings = {
             "accumulate_steps": trainer.accumulate_steps != 1,
             "overfit_batches": trainer.overfit_batches is not None,

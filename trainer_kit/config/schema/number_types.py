@@ -1,4 +1,4 @@
-"""The kinds of numbers in config classes, and the messages about regular expressions and batch sizes."""
+"""The kinds of numbers in config classes, and messages about patterns and batch sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pydantic import Field
 
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 UnitFloat = Annotated[float, Field(ge=0, le=1)]
-Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average, which 1 would never change
+# A decay of 1 would never change the moving average.
+Decay = Annotated[float, Field(ge=0, lt=1)]
 PositiveUnitFloat = Annotated[float, Field(gt=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -29,8 +30,17 @@ def find_broken_patterns(field: str, patterns: Sequence[str]) -> Iterator[tuple[
 
 
 def describe_uneven_batch(batch: int, replicas: int, reason: str = "") -> str:
-    """Returns what is wrong with a batch that replicas cannot share equally, and the nearest sizes that they can."""
+    """Returns what is wrong with a batch that replicas cannot share equally.
+
+    The text also gives the nearest sizes that can be shared equally.
+
+    Args:
+      batch: The number of examples in a global batch.
+      replicas: The number of replicas.
+      reason: Where the number of replicas comes from, in parentheses after a space.
+    """
     rest = batch % replicas
-    nearest = [str(size) for size in (batch - rest, batch - rest + replicas) if size]
+    lower_size = batch - rest
+    nearest = [str(size) for size in (lower_size, lower_size + replicas) if size]
     problem = f"batch {batch} on {replicas} replicas{reason} leaves {rest} over"
     return f"{problem}; the nearest that can be shared equally: {' or '.join(nearest)}"

@@ -1,8 +1,8 @@
 """OpenOneOfConfig: a choice to which users add branches, such as the choice of an optimizer.
 
 A branch is registered with a name, a config class and a function that builds something from its
-config. From then on the choice has a section of that name, like those of the branches that it
-declares: in Python, YAML, gin and overrides.
+config. From then on the choice has a section of that name, like the sections of the branches that
+it declares. It can be used in Python, YAML, gin and overrides.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Branch:
 class OpenOneOfConfig(OneOfConfig):
     """A choice between the branches that its class declares and those that are registered for it.
 
-    A subclass has a `registry` of its own and the field `type: str | None = None`.
+    A subclass has a separate `registry` and the field `type: str | None = None`.
 
     Attributes:
       registered_section: The section of the chosen branch if that is a registered one. It is given
@@ -55,65 +55,78 @@ class OpenOneOfConfig(OneOfConfig):
     registered_section: SerializeAsAny[Config] | None = None
 
     def __post_init__(self) -> None:
-        known = self.branches()
-        if self.type is not None and self.type not in known:
-            names = (
-                ", ".join(known) or f"the registered ones: no {self.registry.kind} is registered"
-            )
+        branches = self.branches()
+        if self.type is not None and self.type not in branches:
+            names = ", ".join(branches)
+            if not branches:
+                names = f"the registered ones: no {self.registry.kind} is registered"
             raise FieldError(type(self), [Mistake("type", f"{self.type!r} is not one of {names}")])
-        registered = self.type in self.registry
-        if registered:
+
+        # The base class reads and builds the chosen section under the name of its branch.
+        is_registered = self.type in self.registry
+        if is_registered:
             object.__setattr__(self, str(self.type), self.registered_section)
         super().__post_init__()
-        object.__setattr__(self, "registered_section", self.get() if registered else None)
+        object.__setattr__(self, "registered_section", self.get() if is_registered else None)
 
     @classmethod
     def branches(cls) -> dict[str, builtins.type[Config]]:
-        """Returns the name and the config class of each branch: the declared ones first, then the registered ones."""
-        declared = {
-            name: branch
-            for name, branch in super().branches().items()
+        """Returns the name and the config class of each branch.
+
+        The declared branches come first, then the registered ones.
+        """
+        branches = {
+            name: config_class
+            for name, config_class in super().branches().items()
             if name != "registered_section"
         }
-        return {
-            **declared,
-            **{name: cls.registry.lookup(name).config_class for name in cls.registry.names()},
-        }
+        for name in cls.registry.names():
+            branches[name] = cls.registry.lookup(name).config_class
+        return branches
 
     @classmethod
     def get_field_infos(cls) -> dict[str, FieldInfo]:
-        """Returns pydantic's description of each field, with the registered branches in place of `own`."""
+        """Returns pydantic's description of each field.
+
+        The registered branches stand in place of `registered_section`.
+        """
         fields = super().get_field_infos()
         if not fields:
             return {}
+
         branches = cls.branches()
-        one_of: Any = Literal[tuple(branches)] if branches else str
+        type_annotation: Any = Literal[tuple(branches)] if branches else str
         del fields["registered_section"]
-        fields["type"] = FieldInfo.from_annotated_attribute(one_of | None, None)
+        fields["type"] = FieldInfo.from_annotated_attribute(type_annotation | None, None)
         for name in cls.registry.names():
-            section: Any = branches[name] | None
-            fields[name] = FieldInfo.from_annotated_attribute(section, None)
+            section_annotation: Any = branches[name] | None
+            fields[name] = FieldInfo.from_annotated_attribute(section_annotation, None)
         return fields
 
     @model_validator(mode="before")
     @classmethod
     def _move_registered_section(cls, arguments: Any) -> Any:
-        """Moves the section of the chosen branch to the field `own` if the branch is registered."""
+        """Moves the section of a registered branch that is chosen to `registered_section`.
+
+        The sections of other registered branches are left out.
+        """
         values = arguments.kwargs if isinstance(arguments, ArgsKwargs) else arguments
         if not isinstance(values, Mapping):
             return arguments
+
         sections = {name: value for name, value in values.items() if name in cls.registry}
-        arranged = {name: value for name, value in values.items() if name not in sections}
+        fields = {name: value for name, value in values.items() if name not in sections}
         chosen = str(values.get("type"))
         if chosen in cls.registry:
             config_class = cls.registry.lookup(chosen).config_class
-            section = sections.get(chosen, arranged.get("registered_section"))
+            section = sections.get(chosen, fields.get("registered_section"))
             if isinstance(section, Mapping):
                 section = config_class(**section)
-            arranged["registered_section"] = section if isinstance(section, config_class) else None
+            fields["registered_section"] = section if isinstance(section, config_class) else None
         else:
-            arranged["registered_section"] = None
-        return ArgsKwargs((), arranged) if isinstance(arguments, ArgsKwargs) else arranged
+            fields["registered_section"] = None
+
+        return ArgsKwargs((), fields) if isinstance(arguments, ArgsKwargs) else fields
 
 
 def register_branch(
@@ -122,16 +135,19 @@ def register_branch(
     """Returns a decorator that registers a function as the builder of a new branch of `choice`.
 
     Raises:
-      UsageError: when `config_class` is not made by `@configclass`, or the name is taken or no name
-        for a section.
+      UsageError: When `config_class` is not made by `@configclass`, or the name is taken or cannot
+        be that of a section.
     """
     kind = choice.registry.kind
     if not is_configclass(config_class):
         raise UsageError(
             f"{kind} {name!r}: decorate {config_class!r:.80} with @trainer_kit.configclass"
         )
-    taken = {field.name for field in dataclasses.fields(choice)} - choice.branches().keys()
-    if not name.isidentifier() or name in taken:
+
+    # A branch may not have the name of another field, such as `type`.
+    field_names = {field.name for field in dataclasses.fields(choice)}
+    taken_names = field_names - choice.branches().keys()
+    if not name.isidentifier() or name in taken_names:
         raise UsageError(
             f"{name!r} is not a name for a {kind}; use letters, digits and _, as in a Python name"
         )

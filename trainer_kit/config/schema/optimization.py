@@ -1,7 +1,7 @@
-"""Config of optimization as a whole: optimizer, learning rate, warm-up and the moving average of weights.
+"""Config of optimization as a whole: optimizer, learning rate, warm-up and moving average.
 
-The sections of optimizers and schedules are in optimizers.py and schedules.py. Names and defaults
-are those of TF Model Garden 2.20.
+The sections of optimizers and schedules are in optimizer_configs.py and schedules.py. Names and
+defaults are those of TF Model Garden 2.20.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from trainer_kit.config.schema.optimizer_configs import BaseOptimizerConfig, Opt
 from trainer_kit.config.schema.schedules import LrConfig, WarmupConfig
 from trainer_kit.errors import suggest_names
 
-AVERAGE, WEIGHTS = (
-    "average",
-    "weights",
-)  # the names of the main average and of the trained weights in `ema.evaluate`
+# The names of the main average and of the trained weights in `ema.evaluate`.
+AVERAGE = "average"
+WEIGHTS = "weights"
 
 
 @configclass
@@ -62,8 +61,9 @@ class EMAConfig(BaseOptimizerConfig):
     evaluate: tuple[str, ...] = (AVERAGE,)
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that names in `more_decays` can be parts of paths, and that `evaluate` names known averages."""
+        """Checks that names of averages can be parts of paths, and that `evaluate` is valid."""
         yield from super().rules()
+
         for name in self.more_decays:
             if not re.fullmatch(r"\w+", name):
                 yield (
@@ -72,14 +72,15 @@ class EMAConfig(BaseOptimizerConfig):
                 )
             elif name in (AVERAGE, WEIGHTS):
                 yield "more_decays", f"{name!r} is a name of trainer_kit; choose another one"
+
         if not self.evaluate:
             yield "evaluate", f"is empty; name what evaluations use, such as {AVERAGE}"
-        known = [AVERAGE, WEIGHTS, *self.more_decays]
-        for name, times in Counter(self.evaluate).items():
-            if name not in known:
-                yield "evaluate", f"there is no average {name!r}; {suggest_names(name, known)}"
-            elif times > 1:
-                yield "evaluate", f"names {name} {times} times; name it once"
+        names = [AVERAGE, WEIGHTS, *self.more_decays]
+        for name, count in Counter(self.evaluate).items():
+            if name not in names:
+                yield "evaluate", f"there is no average {name!r}; {suggest_names(name, names)}"
+            elif count > 1:
+                yield "evaluate", f"names {name} {count} times; name it once"
 
 
 @configclass
@@ -103,9 +104,10 @@ class RateMultiplierConfig(Config):
 
 @configclass
 class LayerDecayConfig(Config):
-    """Learning rates that become smaller from the output of a model to its input (layer-wise decay).
+    """Learning rates that become smaller from the output of a model to its input.
 
-    A variable of layers[i] of n layers has the learning rate times decay ** (n - 1 - i).
+    This is layer-wise decay. A variable of layers[i] of n layers has the learning rate times
+    decay ** (n - 1 - i).
 
     Attributes:
       decay: The factor of the learning rate from one layer to the layer before it.
@@ -126,7 +128,9 @@ class LayerDecayConfig(Config):
 
 @configclass
 class OptimizationConfig(Config):
-    """Optimizer, learning rate, warm-up and moving average; off until they get a `type` or, for ema, a section.
+    """Optimizer, learning rate, warm-up and moving average.
+
+    They are off until they get a `type` or, for ema, a section.
 
     Attributes:
       optimizer: The optimizer and its settings.
@@ -152,7 +156,7 @@ class OptimizationConfig(Config):
     gradient_processors: tuple[GradientProcessorConfig, ...] = ()
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that an optimizer has a learning rate, and that groups and processors have an optimizer."""
+        """Checks that an optimizer has a learning rate, and that no setting lacks an optimizer."""
         if self.optimizer.type and not self.learning_rate.type:
             yield (
                 "learning_rate.type",
@@ -184,8 +188,9 @@ class NamedOptimizerConfig(OptimizationConfig):
     loss_scale: Literal["dynamic"] | PositiveFloat | None = None
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Checks that an optimizer is chosen, the patterns, and that no setting is without an effect."""
+        """Checks that an optimizer is chosen, the patterns, and that each setting has an effect."""
         yield from super().rules()
+
         if not self.optimizer.type:
             yield (
                 "optimizer.type",

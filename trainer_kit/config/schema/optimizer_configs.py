@@ -43,18 +43,20 @@ class BaseOptimizerConfig(Config):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that at most one way of clipping is set."""
-        given = [
+        bounds = [
             name
             for name in ("clipnorm", "clipvalue", "global_clipnorm")
             if getattr(self, name) is not None
         ]
-        if len(given) > 1:
-            yield given[1], f"cannot be combined with {given[0]}; choose one way of clipping"
+        if len(bounds) > 1:
+            yield bounds[1], f"cannot be combined with {bounds[0]}; choose one way of clipping"
 
 
 @configclass
 class SGDConfig(BaseOptimizerConfig):
-    """Stochastic gradient descent, with momentum if asked for. `decay` has to be 0: use a learning-rate schedule.
+    """Stochastic gradient descent, with momentum if it is set.
+
+    `decay` has to be 0: use a learning-rate schedule.
 
     Attributes:
       name: The name of the Keras optimizer.
@@ -207,7 +209,9 @@ class AdafactorConfig(BaseOptimizerConfig):
 
 @configclass
 class LARSConfig(BaseOptimizerConfig):
-    """LARS: gradient descent with momentum and a learning rate for each layer, for large batches (arXiv 1708.03888).
+    """LARS: gradient descent with momentum and a learning rate for each layer, for large batches.
+
+    Source: arXiv 1708.03888.
 
     Attributes:
       name: The name of the Keras optimizer.
@@ -328,7 +332,9 @@ class FtrlConfig(DecayingOptimizerConfig):
 
 @configclass
 class LionConfig(DecayingOptimizerConfig):
-    """Lion, whose steps have the size of the learning rate: take 3 to 10 times less than for AdamW (arXiv 2302.06675).
+    """Lion, whose steps have the size of the learning rate (arXiv 2302.06675).
+
+    Take a learning rate that is 3 to 10 times smaller than for AdamW.
 
     Attributes:
       name: The name of the Keras optimizer.
@@ -391,7 +397,9 @@ class MuonConfig(DecayingOptimizerConfig):
 
 @configclass
 class ScheduleFreeAdamWConfig(DecayingOptimizerConfig):
-    """AdamW that averages its weights instead of lowering the learning rate, which is constant (arXiv 2405.15682).
+    """AdamW that averages its weights instead of lowering the learning rate (arXiv 2405.15682).
+
+    The learning rate is constant.
 
     Attributes:
       name: The name of the Keras optimizer.

@@ -1,4 +1,7 @@
-"""RuntimeConfig: the devices, threads, precision and seed of an experiment. Names and defaults as in experiment.py."""
+"""RuntimeConfig: the devices, threads, precision and seed of an experiment.
+
+Names and defaults are those of TF Model Garden, as in experiment.py.
+"""
 
 from __future__ import annotations
 
@@ -102,17 +105,16 @@ class RuntimeConfig(Config):
     use_tpu_mp_strategy: Literal[False] = False
     virtual_cpus: NonNegativeInt = 0
     executor: Literal["default", "single_threaded"] = "default"
-    random_seed: Annotated[int, Field(ge=0, lt=2**32)] = 1  # the limit of NumPy
+    # The upper limit is that of NumPy.
+    random_seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     deterministic_ops: bool = False
     inter_op_threads: NonNegativeInt = 0
     intra_op_threads: NonNegativeInt = 0
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks settings that need another setting, or exclude one."""
-        if self.loss_scale is not None and self.mixed_precision_dtype not in (
-            "float16",
-            "mixed_float16",
-        ):
+        is_float16 = self.mixed_precision_dtype in ("float16", "mixed_float16")
+        if self.loss_scale is not None and not is_float16:
             yield (
                 "loss_scale",
                 "is for mixed_precision_dtype=float16 only; remove loss_scale, or set that dtype",
@@ -128,13 +130,13 @@ class RuntimeConfig(Config):
         if strategy in ("off", "one_device") and self.num_gpus > 1:
             yield (
                 "num_gpus",
-                (
-                    f"distribution_strategy={strategy} uses one device, not {self.num_gpus}; use"
-                    " mirrored"
-                ),
+                f"distribution_strategy={strategy} uses one device, not {self.num_gpus};"
+                " use mirrored",
             )
         if strategy == "tpu" and self.num_gpus:
             yield "num_gpus", "distribution_strategy=tpu uses no GPUs; remove num_gpus"
+
+        # Virtual CPUs are for runs on several replicas without accelerators.
         if self.virtual_cpus and self.num_gpus:
             yield "virtual_cpus", "cannot be combined with num_gpus; set one of them"
         if self.virtual_cpus > 1 and self.executor == "single_threaded":
@@ -147,16 +149,15 @@ class RuntimeConfig(Config):
         if self.tpu and strategy not in ("auto", "tpu"):
             yield (
                 "tpu",
-                (
-                    f"distribution_strategy={strategy} does not use the TPU {self.tpu!r}; remove"
-                    " it, or use tpu"
-                ),
+                f"distribution_strategy={strategy} does not use the TPU {self.tpu!r};"
+                " remove it, or use tpu",
             )
         if self.worker_hosts and strategy not in ("auto", "multi_worker_mirrored"):
             yield (
                 "worker_hosts",
                 f"distribution_strategy={strategy} has no workers; use multi_worker_mirrored",
             )
+
         hosts = self.worker_hosts.split(",") if self.worker_hosts else []
         if hosts and self.task_index >= len(hosts):
             yield (
@@ -164,14 +165,15 @@ class RuntimeConfig(Config):
                 f"{self.task_index} is not among the {len(hosts)} worker_hosts; they count from 0",
             )
 
-        # The strategy has the all-reduce algorithm; one that sums nothing accepts any.
-        every = tuple(
+        # The strategy has the all-reduce algorithm. A strategy that sums nothing accepts any.
+        all_algorithms = tuple(
             dict.fromkeys(name for names in ALL_REDUCE_ALGORITHMS.values() for name in names)
         )
-        known = ("auto", *ALL_REDUCE_ALGORITHMS.get(strategy, every))
-        if self.all_reduce_alg is not None and self.all_reduce_alg not in known:
+        algorithms = ("auto", *ALL_REDUCE_ALGORITHMS.get(strategy, all_algorithms))
+        if self.all_reduce_alg is not None and self.all_reduce_alg not in algorithms:
             problem = f"{self.all_reduce_alg!r} is not one of distribution_strategy={strategy}"
-            yield "all_reduce_alg", f"{problem}; it has: {', '.join(known)}"
+            yield "all_reduce_alg", f"{problem}; it has: {', '.join(algorithms)}"
+
         if self.num_packs != 1 and self.all_reduce_alg not in ALL_REDUCE_ALGORITHMS["mirrored"]:
             yield (
                 "num_packs",

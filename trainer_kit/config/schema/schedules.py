@@ -56,22 +56,22 @@ class _PiecewiseConfig(Config):
         """Checks that the boundaries increase, and that there are as many values as they need."""
         if self.boundaries is None:
             return
+
         if list(self.boundaries) != sorted(set(self.boundaries)):
             yield "boundaries", f"{list(self.boundaries)} does not increase from one to the next"
-        needed = len(self.boundaries) + self.values_more_than_boundaries
-        if self.values is not None and len(self.values) != needed:
+
+        expected_count = len(self.boundaries) + self.values_more_than_boundaries
+        if self.values is not None and len(self.values) != expected_count:
             yield (
                 "values",
-                (
-                    f"{len(self.values)} values are given; {len(self.boundaries)} boundaries need"
-                    f" {needed}"
-                ),
+                f"{len(self.values)} values are given;"
+                f" {len(self.boundaries)} boundaries need {expected_count}",
             )
 
 
 @configclass
 class StepwiseLrConfig(_PiecewiseConfig):
-    """`values[i]` until step `boundaries[i]`; one more value than boundaries.
+    """`values[i]` until step `boundaries[i]`, with one more value than boundaries.
 
     Attributes:
       name: The name of the schedule; it changes nothing in training.
@@ -85,7 +85,9 @@ class StepwiseLrConfig(_PiecewiseConfig):
 
 @configclass
 class StepCosineLrConfig(_PiecewiseConfig):
-    """Cosine from `values[i]` at `boundaries[i]`, of which the first is usually 0, to the next; then the last value.
+    """Half a cosine from `values[i]` at `boundaries[i]` to the next value at the next boundary.
+
+    The first boundary is usually 0. After the last boundary, the rate stays at the last value.
 
     Attributes:
       name: The name of the schedule; it changes nothing in training.
@@ -160,7 +162,9 @@ class CosineLrConfig(_DecayConfig):
 
 @configclass
 class CosineRestartsLrConfig(Config):
-    """Half cosines from a high rate to a low one, each longer than the last; after each, the rate jumps up (SGDR).
+    """Half cosines from a high rate to a low one, each longer than the last (SGDR).
+
+    After each of them, the rate jumps up.
 
     Attributes:
       name: The name of the schedule; it changes nothing in training.
@@ -184,12 +188,12 @@ class CosineRestartsLrConfig(Config):
 
 @configclass
 class OneCycleLrConfig(Config):
-    """The 1cycle policy (Smith, arXiv 1803.09820): the rate rises to max_learning_rate, then falls lower than it began.
+    """The 1cycle policy (Smith, arXiv 1803.09820): the rate rises once and falls once.
 
-    With peak = pct_start * total_steps, first = max_learning_rate / div_factor and last = first /
-    final_div_factor, the rate goes from first at step 0 to max_learning_rate at step `peak`, by
-    half a cosine or in a straight line. From there it goes by half a cosine to last at step
-    total_steps, and stays.
+    It rises to max_learning_rate, and then falls lower than it began. With peak = pct_start *
+    total_steps, first = max_learning_rate / div_factor and last = first / final_div_factor, the
+    rate goes from first at step 0 to max_learning_rate at step `peak`, by half a cosine or in a
+    straight line. From there it goes by half a cosine to last at step total_steps, and stays.
 
     Attributes:
       name: The name of the schedule; it changes nothing in training.
@@ -248,7 +252,10 @@ class DirectPowerLrConfig(Config):
 
 @configclass
 class PowerAndLinearDecayLrConfig(Config):
-    """initial_learning_rate * step ** power, times a linear way down to 0 over the last part of total_decay_steps.
+    """initial_learning_rate * step ** power, with a straight line down to 0 at the end.
+
+    Over the last part of total_decay_steps, the rate is multiplied by a factor that falls to 0 in a
+    straight line.
 
     Attributes:
       name: The name of the schedule; it changes nothing in training.
@@ -270,7 +277,10 @@ class PowerAndLinearDecayLrConfig(Config):
 
 @configclass
 class PowerDecayWithOffsetLrConfig(Config):
-    """pre_offset_learning_rate up to `offset`, then initial_learning_rate * (step - offset) ** power.
+    """pre_offset_learning_rate, then a power of the step.
+
+    It is pre_offset_learning_rate up to step `offset`, and then initial_learning_rate *
+    (step - offset) ** power.
 
     Attributes:
       name: The name of the schedule; it changes nothing in training.
@@ -288,6 +298,7 @@ class PowerDecayWithOffsetLrConfig(Config):
     pre_offset_learning_rate: NonNegativeFloat = 1.0e6
 
 
+# The numbers that a schedule needs, if it has such a field.
 _REQUIRED_FIELDS = (
     "initial_learning_rate",
     "max_learning_rate",
@@ -340,9 +351,10 @@ class LrConfig(OpenOneOfConfig):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that the chosen schedule has all the numbers that it needs."""
-        chosen = self.get()
+        schedule = self.get()
         for name in _REQUIRED_FIELDS:
-            if chosen is not None and getattr(chosen, name, 0) is None:
+            # A field that the schedule does not have is not missing.
+            if schedule is not None and getattr(schedule, name, 0) is None:
                 yield (
                     f"{self.type}.{name}",
                     f"is needed by the schedule {self.type}; give it a number",
@@ -395,6 +407,6 @@ class WarmupConfig(OneOfConfig):
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """Checks that the chosen warm-up has a length."""
-        chosen = self.get()
-        if chosen is not None and chosen.warmup_steps is None:
+        warmup = self.get()
+        if warmup is not None and warmup.warmup_steps is None:
             yield f"{self.type}.warmup_steps", "is needed by a warm-up; give it a number of steps"

@@ -1,4 +1,7 @@
-"""Section: what the modules that inspect, check and merge configs know of a config class. Config builds on them."""
+"""Section: what the modules that inspect, check and merge configs know of a config class.
+
+Config builds on these modules.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from trainer_kit.config.sources.layer import join_keys
 from trainer_kit.errors import ConfigError, Mistake, add_note
 from trainer_kit.errors.user_frames import caller_location
 
-ONE, SEVERAL = (
-    "(one)",
-    "(several)",
-)  # what pydantic puts into the place of a mistake in such a field
+# What pydantic puts into the place of a mistake in a field that is one section or several.
+ONE = "(one)"
+SEVERAL = "(several)"
+
 _CONFIG_CLASS_MODULES = (__name__, "trainer_kit.config.schema.configclass")
 
 
@@ -24,19 +27,21 @@ class Section:
     """A section of a config, or a whole config.
 
     Attributes:
-      one_or_several: names of sections that may also be given several times, as a dict by name: in
-        this class and in those that inherit from it, whatever class they give the section.
-      merges_values: whether a mapping that is a value, and a list of sections as long as the one
-        before, change only what they name when another source gives them; else they replace the one
-        before.
-      path_in_experiment: The path of such a section in an experiment, for messages; None: the name
-        of the class stands for it.
+      one_or_several: The names of sections that may also be given several times, as a dict by name.
+        They apply to this class and to those that inherit from it, whatever class these give the
+        section.
+      merges_values: Whether a mapping that is a value, and a list of sections as long as the
+        present one, change only what they name when another source gives them. Otherwise they
+        replace the present one.
+      path_in_experiment: The path of such a section in an experiment, for messages. If it is None,
+        the name of the class stands for it.
+      is_choice: Whether the class is a choice between branches, of which a field names one.
     """
 
     one_or_several: tuple[str, ...] = ()
     merges_values: bool = False
     path_in_experiment: str | None = None
-    is_choice: bool = False  # between branches, of which a field names one
+    is_choice: bool = False
 
     @classmethod
     def get_field_infos(cls) -> dict[str, FieldInfo]:
@@ -44,20 +49,28 @@ class Section:
         return dict(getattr(cls, "__pydantic_fields__", {}))
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns plain nested dicts, lists and scalars, ready for YAML; of a "oneof" only the chosen branch."""
+        """Returns plain nested dicts, lists and scalars, ready for YAML.
+
+        Of a "oneof", only the chosen branch is returned.
+        """
         return {name: to_plain_data(getattr(self, name)) for name in self.get_active_fields()}
 
     def get_active_fields(self) -> list[str]:
-        """Returns the names of the fields that count; of a "oneof" only the chosen branch."""
+        """Returns the names of the fields that count.
+
+        Of a "oneof", only the field `type` and the chosen branch count.
+        """
         return [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
 
 
 class FieldError(ConfigError):
-    """An error for values that a config class refuses, with the message that the command line shows for them.
+    """An error for values that a config class refuses.
+
+    Its message is the one that the command line shows for them.
 
     Attributes:
-      relative_mistakes: The mistakes with their paths inside the class; those in `mistakes` begin
-        at its place in an experiment.
+      relative_mistakes: The mistakes, with their paths inside the class. The paths in `mistakes`
+        begin at the place of the class in an experiment.
     """
 
     def __init__(self, config_class: type[Section], relative_mistakes: Sequence[Mistake]) -> None:
@@ -73,20 +86,26 @@ class FieldError(ConfigError):
 
 def get_path_in_experiment(config_class: type[Section]) -> str:
     """Returns the path of such a section in an experiment, or the name of its class."""
-    return (
-        config_class.__name__
-        if config_class.path_in_experiment is None
-        else config_class.path_in_experiment
-    )
+    if config_class.path_in_experiment is None:
+        return config_class.__name__
+    return config_class.path_in_experiment
 
 
 def is_configclass(cls: object) -> bool:
-    """Whether `cls` itself was made by `@configclass`; a plain subclass of one was not."""
+    """Whether `cls` itself was made by `@configclass`.
+
+    A plain subclass of a config class was not.
+    """
     return isinstance(cls, type) and issubclass(cls, Section) and "__pydantic_fields__" in vars(cls)
 
 
 def has_several_sections(section_class: type[Section], value: Mapping[Any, Any]) -> bool:
-    """Whether a mapping, given for a section that may be one or several, gives several of them by name."""
+    """Whether a mapping gives several sections by name, and not the fields of a single one.
+
+    Args:
+      section_class: The config class of the section, which may be one or several.
+      value: The mapping. A mapping of sections has no key that is a field of the class.
+    """
     fields = vars(section_class)["__pydantic_fields__"].keys()
     are_sections = all(
         item is None or isinstance(item, (Mapping, Section)) for item in value.values()
@@ -104,4 +123,6 @@ def to_plain_data(value: Any) -> Any:
         return [to_plain_data(item) for item in value]
     if isinstance(value, Duration):
         return str(value)
-    return int(value) if isinstance(value, RoundedSteps) else value
+    if isinstance(value, RoundedSteps):
+        return int(value)
+    return value

@@ -1,8 +1,9 @@
-"""The name of gin that is not public and that trainer_kit still needs. No other module may use one.
+"""The one private name of gin that trainer_kit needs.
 
-gin has no public function that lists the registered names: `gin.get_configurable` fails both for no
-match and for several. tests/unit/config/sources/test_gin_internals.py fails with a release that has
-no such table. The gin module is passed in.
+No other module may use a private name of gin. gin has no public function that lists the registered
+names: `gin.get_configurable` fails both for no match and for several.
+tests/unit/config/sources/test_gin_internals.py fails with a release that has no such table. The gin
+module is passed in.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def list_registered_names(gin: Any) -> list[str]:
     """Returns the complete selectors of everything that is registered in gin.
 
     Raises:
-      UsageError: when this gin does not list its names: no binding could be checked.
+      UsageError: When this gin does not list its names, so that no binding can be checked.
     """
     try:
         return [selector for selector, _ in gin.config._REGISTRY.items()]

@@ -1,7 +1,8 @@
-"""Reads gin text into statements with their places. Nothing is bound and nothing imported here.
+"""Reads gin text into statements with their places.
 
-gin's own reader stops at the first mistake and keeps no lines; this one uses gin's grammar and
-keeps both. The gin module is passed in: only gin_source.py imports it.
+Nothing is bound and nothing imported here. gin's own reader stops at the first mistake and keeps no
+lines. This one uses gin's grammar, and keeps all mistakes and all lines. The gin module is passed
+in: only gin_source.py imports it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Binding:
 
     Attributes:
       scope, selector, argument: The parts of the left side, as written.
-      value: The value as gin reads it; references and macros in it are not followed.
+      value: The value as gin reads it. References and macros in it are not followed.
       origin: "conf.gin:3" or "--gin_params".
       unknown_names: Names in the value under which nothing is registered.
     """
@@ -41,14 +42,19 @@ class Binding:
     @property
     def name(self) -> str:
         """The left side, as written."""
-        return "/".join(
-            filter(None, [self.scope, ".".join(filter(None, [self.selector, self.argument]))])
-        )
+        parameter = ".".join(filter(None, [self.selector, self.argument]))
+        return "/".join(filter(None, [self.scope, parameter]))
 
 
 @dataclass
 class GinStatements:
-    """The statements of all gin sources, in order. `imports` are (module, origin)."""
+    """The statements of all gin sources, in order.
+
+    Attributes:
+      bindings: The bindings and macros.
+      imports: The module and the origin of each import.
+      mistakes: The mistakes in the text.
+    """
 
     bindings: list[Binding] = field(default_factory=list)
     imports: list[tuple[str, str]] = field(default_factory=list)
@@ -56,43 +62,54 @@ class GinStatements:
 
 
 def scan_gin(gin: Any, files: Sequence[str], bindings: Sequence[str]) -> GinStatements:
-    """Returns the statements of gin files, of the files that they include, and then of binding texts."""
-    found = GinStatements()
+    """Returns the statements of gin files, with the files that they include, and of binding texts.
+
+    Args:
+      gin: The gin module.
+      files: The paths of gin files. Their statements come first.
+      bindings: Texts such as "TrainerConfig.train_steps = 500".
+    """
+    statements = GinStatements()
     for path in files:
-        _scan_file(gin, path, found, ())
+        _scan_file(gin, path, statements, ())
     for text in bindings:
-        _scan_text(gin, text, "", found, ())
-    return found
+        _scan_text(gin, text, "", statements, ())
+    return statements
 
 
 def _scan_file(
     gin: Any, path: str, statements: GinStatements, including_files: tuple[str, ...]
 ) -> None:
-    if os.path.abspath(path) in including_files:
-        statements.mistakes.append(
-            Mistake("", "includes itself", "remove one of the include lines", path)
-        )
+    absolute_path = os.path.abspath(path)
+    if absolute_path in including_files:
+        advice = "remove one of the include lines"
+        statements.mistakes.append(Mistake("", "includes itself", advice, path))
         return
+
     try:
         text = read_text(path)
     except ConfigError as error:
         statements.mistakes += error.mistakes
         return
-    _scan_text(gin, text, path, statements, (*including_files, os.path.abspath(path)))
+    _scan_text(gin, text, path, statements, (*including_files, absolute_path))
 
 
 def _scan_text(
     gin: Any, text: str, path: str, statements: GinStatements, including_files: tuple[str, ...]
 ) -> None:
+    """Adds the statements of a text. `path` is that of its file, or "" for a binding text."""
     try:
-        for statement in gin.config_parser.ConfigParser(
-            text, gin.config.ParserDelegate(skip_unknown=True)
-        ):
+        delegate = gin.config.ParserDelegate(skip_unknown=True)
+        for statement in gin.config_parser.ConfigParser(text, delegate):
             _add_statement(gin, statement, path, statements, including_files)
     except (SyntaxError, tokenize.TokenError, ValueError) as error:
         line, problem = _locate_error(error)
-        place = PARAMS_FLAG if not path else path if line is None else f"{path}:{line}"
-        problem = f"is not gin: {problem}" if path else f"{text.strip()!r} is not gin: {problem}"
+        if not path:
+            place = PARAMS_FLAG
+            problem = f"{text.strip()!r} is not gin: {problem}"
+        else:
+            place = path if line is None else f"{path}:{line}"
+            problem = f"is not gin: {problem}"
         statements.mistakes.append(Mistake("", problem, _ADVICE, place))
 
 
@@ -102,48 +119,55 @@ def _add_statement(
     parser = gin.config_parser
     origin = f"{path}:{statement.location.line_num}" if path else PARAMS_FLAG
     if isinstance(statement, parser.BindingStatement):
-        names = statement.scope, statement.selector, statement.arg_name
-        statements.bindings.append(
-            Binding(*names, statement.value, origin, _find_unknown_names(gin, statement.value))
+        binding = Binding(
+            scope=statement.scope,
+            selector=statement.selector,
+            argument=statement.arg_name,
+            value=statement.value,
+            origin=origin,
+            unknown_names=_find_unknown_names(gin, statement.value),
         )
+        statements.bindings.append(binding)
     elif isinstance(statement, parser.ImportStatement):
         if statement.module.startswith("__gin__."):
             problem = f"{statement.module} is not supported"
-            statements.mistakes.append(
-                Mistake("", problem, "register with @gin.configurable instead", origin)
-            )
+            advice = "register with @gin.configurable instead"
+            statements.mistakes.append(Mistake("", problem, advice, origin))
         else:
             statements.imports.append((statement.module, origin))
     elif isinstance(statement, parser.IncludeStatement):
-        beside = os.path.join(os.path.dirname(path), statement.filename)
-        _scan_file(
-            gin,
-            beside if os.path.exists(beside) else statement.filename,
-            statements,
-            including_files,
-        )
+        # A file beside the including one comes before one in the working directory.
+        included_path = os.path.join(os.path.dirname(path), statement.filename)
+        if not os.path.exists(included_path):
+            included_path = statement.filename
+        _scan_file(gin, included_path, statements, including_files)
 
 
 def _find_unknown_names(gin: Any, value: Any) -> tuple[str, ...]:
-    """Returns the names that a value refers to, and that nothing is registered under."""
-    unknown, inside = [], [value]
-    for item in inside:
+    """Returns the names that a value refers to, and under which nothing is registered."""
+    unknown_names = []
+
+    # The list grows while the loop runs: it gets the items of each dict, list and tuple.
+    pending = [value]
+    for item in pending:
         if isinstance(item, dict):
-            inside += [*item.keys(), *item.values()]
+            pending += [*item.keys(), *item.values()]
         elif isinstance(item, (list, tuple)):
-            inside += item
+            pending += item
         elif type(item).__module__ == "gin.config" and not isinstance(
             item, gin.config.ConfigurableReference
         ):
-            unknown.append(item.selector)
-    return tuple(unknown)
+            unknown_names.append(item.selector)
+    return tuple(unknown_names)
 
 
 def _locate_error(error: Exception) -> tuple[int | None, str]:
-    """Returns the line of a mistake, and what is wrong."""
+    """Returns the line of a mistake, or None if it is not known, and what is wrong."""
     if isinstance(error, SyntaxError):
         unread = re.search(r"Failed to parse token '(.*)'", str(error.msg), re.DOTALL)
-        problem = f"{unread[1]} is not a value" if unread else " ".join(str(error.msg).split())
+        problem = " ".join(str(error.msg).split())
+        if unread:
+            problem = f"{unread[1]} is not a value"
         return error.lineno, problem
     if isinstance(error, tokenize.TokenError):
         return error.args[1][0], str(error.args[0])

@@ -37,7 +37,9 @@ from trainer_kit.config.sources.gin_scan import Binding, GinStatements, scan_gin
 from trainer_kit.config.sources.layer import ConfigLayer, insert_value, join_keys
 from trainer_kit.errors import ConfigError, Mistake, UsageError, find_similar_names, suggest_names
 
-_SECTIONS, _EXPERIMENTS = "trainer_kit", "experiment"  # the module parts of our selectors
+# The module parts of our selectors.
+_SECTIONS = "trainer_kit"
+_EXPERIMENTS = "experiment"
 
 # The selectors of the experiment of the last first pass, and the scopes in which each is read.
 _scopes_by_selector: dict[str, list[str]] = {}
@@ -54,7 +56,7 @@ class GinFirstPass:
       config: The experiment's default config, made with the factory arguments that gin binds.
       layer: The values for its sections.
       argument_origins: The place of each bound argument of the factory, by its name in gin.
-      mistakes: The mistakes so far; names that are not known yet are left to the second pass.
+      mistakes: The mistakes so far. Names that are not known yet are left to the second pass.
       near_misses: Mistakes about unknown names that look like a name of trainer_kit. They are
         reported only together with other mistakes: a module that is imported later may register
         such a name.
@@ -68,10 +70,10 @@ class GinFirstPass:
 
 
 def run_gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str) -> GinFirstPass:
-    """Reads what gin binds for the experiment `name`: its factory's arguments and its sections; skips unknown names.
+    """Reads what gin binds for the experiment `name`: its factory's arguments and its sections.
 
-    gin's imports are left to the second pass. Files go before bindings; the last binding of a value
-    wins.
+    Unknown names and gin's imports are left to the second pass. Files go before bindings, and the
+    last binding of a value wins.
 
     Args:
       files: The paths of gin files.
@@ -79,37 +81,44 @@ def run_gin_first_pass(files: Sequence[str], bindings: Sequence[str], name: str)
       name: The name of a registered experiment.
 
     Raises:
-      UsageError: when there is no such experiment, or its factory fails without the bindings.
-      ConfigError: when the factory passes wrong values to its config; it also has the mistakes of
-        gin found before.
+      UsageError: When there is no such experiment, or its factory fails without the bindings.
+      ConfigError: When the factory passes wrong values to its config. It also contains the mistakes
+        of gin that were found before.
     """
     experiments.lookup(name)
     gin = importlib.import_module("gin")
     with gin.unlock_config():
-        reading = _BindingReader(gin, scan_gin(gin, files, bindings))
+        reader = _BindingReader(gin, scan_gin(gin, files, bindings))
         try:
-            config = reading.create_config(name)
+            config = reader.create_config(name)
         except ConfigError as error:
-            raise ConfigError([*reading.mistakes, *error.mistakes]) from error
-        layer = reading.read_sections(config)
-        reading.add_unread_mistakes()
-    mistakes = dict.fromkeys(reading.mistakes)  # sections of one class may have the same one
+            raise ConfigError([*reader.mistakes, *error.mistakes]) from error
+        layer = reader.read_sections(config)
+        reader.add_unread_mistakes()
+
     return GinFirstPass(
-        config, layer, reading.argument_origins, tuple(mistakes), tuple(reading.find_near_misses())
+        config=config,
+        layer=layer,
+        argument_origins=reader.argument_origins,
+        # Sections of one class may have the same mistake.
+        mistakes=tuple(dict.fromkeys(reader.mistakes)),
+        near_misses=tuple(reader.find_near_misses()),
     )
 
 
 def run_gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
-    """Binds all other names. Called after the task's modules are imported, before their code runs.
+    """Binds all other names.
 
-    Modules that a gin file imports are imported here.
+    It is called after the task's modules are imported, and before their code runs. Modules that a
+    gin file imports are imported here.
 
     Raises:
-      ConfigError: for each name that is still unknown, with its file:line or flag and near names;
-        for bindings that gin itself refuses.
+      ConfigError: For each name that is still unknown, with its file:line or flag and near names,
+        and for bindings that gin itself refuses.
     """
     if not files and not bindings:
         return
+
     gin = importlib.import_module("gin")
     mistakes: list[Mistake] = []
     with gin.unlock_config():
@@ -118,8 +127,11 @@ def run_gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
                 import_user_module(module, origin)
             except UsageError as error:
                 mistakes.append(Mistake("", str(error)))
+
+        # The text is read again: the imported modules have registered further names.
         statements = scan_gin(gin, files, bindings)
-        mistakes += [*statements.mistakes, *_bind_external_names(gin, statements, strict=True)]
+        mistakes += statements.mistakes
+        mistakes += _bind_external_names(gin, statements, strict=True)
         if not mistakes:
             try:
                 gin.finalize()
@@ -130,14 +142,21 @@ def run_gin_second_pass(files: Sequence[str], bindings: Sequence[str]) -> None:
 
 
 def get_operative_gin_config() -> str:
-    """Returns gin's list of the bindings and defaults that have been used so far; "" when gin is not in use."""
+    """Returns gin's list of the bindings and defaults that have been used so far.
+
+    It is empty when gin is not in use.
+    """
     return str(sys.modules["gin"].operative_config_str()) if "gin" in sys.modules else ""
 
 
 def format_gin_selector(name: str) -> str:
-    """Returns the complete name of an experiment in gin: `vision/cifar-10` is experiment.vision.cifar_10."""
+    """Returns the complete name of an experiment in gin.
+
+    That of `vision/cifar-10` is experiment.vision.cifar_10.
+    """
     words = [re.sub(r"\W", "_", part) for part in name.split("/")]
-    return ".".join([_EXPERIMENTS, *(f"_{word}" if word[0].isdigit() else word for word in words)])
+    parts = [f"_{word}" if word[0].isdigit() else word for word in words]
+    return ".".join([_EXPERIMENTS, *parts])
 
 
 class _BindingReader:
@@ -146,26 +165,31 @@ class _BindingReader:
     def __init__(self, gin: Any, statements: GinStatements) -> None:
         self._gin = gin
         self._statements = statements
-        self._used_bindings: set[tuple[str, str]] = (
-            set()
-        )  # the scopes and selectors of bindings that something reads
+        # The scopes and selectors of the bindings that something reads.
+        self._used_bindings: set[tuple[str, str]] = set()
         self.mistakes = list(statements.mistakes)
         self.argument_origins: dict[str, str] = {}
 
     def create_config(self, name: str) -> ExperimentConfig:
-        """Returns the config of the experiment's factory with its bound arguments; without them if it fails."""
+        """Returns the config of the experiment's factory, called with its bound arguments.
+
+        If the factory fails with them, it is called without.
+        """
         selector = format_gin_selector(name)
         scope = "/".join(selector.split(".")[1:-1])
         _scopes_by_selector.clear()
         _scopes_by_selector[selector] = [scope]
-        before = set(_bound_external_names)
+
+        # A name that this run does not bind keeps the value of an earlier run.
+        previous_names = set(_bound_external_names)
         _bound_external_names.clear()
         self.mistakes += _bind_external_names(self._gin, self._statements, strict=False)
-        for stale in sorted(before - _bound_external_names):
+        for stale_name in sorted(previous_names - _bound_external_names):
             problem = "an earlier run of this process has bound it, and gin keeps it"
-            bound = "{}/{}.{}".format(*stale).lstrip("/")
-            self.mistakes.append(Mistake(bound, problem, "start each run in a new process", "gin"))
-        _bound_external_names.update(before)
+            left_side = "{}/{}.{}".format(*stale_name).lstrip("/")
+            advice = "start each run in a new process"
+            self.mistakes.append(Mistake(left_side, problem, advice, "gin"))
+        _bound_external_names.update(previous_names)
 
         values, origins = self._read_values(selector, scope)
         parameters = inspect.signature(experiments.lookup(name)).parameters
@@ -176,9 +200,8 @@ class _BindingReader:
             if argument not in parameters and not takes_any:
                 problem = "the experiment's factory has no such argument"
                 advice = suggest_names(argument, list(parameters))
-                self.mistakes.append(
-                    Mistake(f"{name}.{argument}", problem, advice, origins.pop(argument))
-                )
+                origin = origins.pop(argument)
+                self.mistakes.append(Mistake(f"{name}.{argument}", problem, advice, origin))
                 del values[argument]
 
         self.argument_origins = {
@@ -188,74 +211,86 @@ class _BindingReader:
             try:
                 return get_experiment(name, **values)
             except Exception as error:
-                given = ", ".join(
+                arguments = ", ".join(
                     f"{argument}={format_value(value)}" for argument, value in values.items()
                 )
+                problem = f"the factory fails with {arguments}"
                 places = ", ".join(dict.fromkeys(origins.values()))
-                self.mistakes.append(
-                    Mistake(name, f"the factory fails with {given}", _format_error(error), places)
-                )
+                self.mistakes.append(Mistake(name, problem, _format_error(error), places))
         return get_experiment(name)
 
     def read_sections(self, config: ExperimentConfig) -> ConfigLayer:
         """Returns the values that are bound for the sections of `config`."""
-        parts = []
+        sections = []
         for path, config_class, is_present in list_sections(config):
             if get_fields(config_class):
                 selector = f"{_SECTIONS}.{config_class.__name__}"
                 scope = path.rpartition(".")[2]
-                parts.append((path, selector, scope, is_present))
+                sections.append((path, selector, scope, is_present))
                 _scopes_by_selector.setdefault(selector, []).append(scope)
-        uses = Counter(selector for _, selector, _, _ in parts)
+        uses = Counter(selector for _, selector, _, _ in sections)
+
         layer = ConfigLayer({}, {})
-        for path, selector, scope, is_present in parts:
+        for path, selector, scope, is_present in sections:
             is_named = any(
-                b.scope == scope and _find_selector(b) == selector
-                for b in self._statements.bindings
+                binding.scope == scope and _find_selector(binding) == selector
+                for binding in self._statements.bindings
             )
+
+            # A binding for other sections of this class must not create a section that is None.
             if not is_present and uses[selector] > 1 and not is_named:
-                continue  # a binding for others of this class must not bring this one into being
+                continue
+
             values, origins = self._read_values(selector, scope)
             for argument, value in values.items():
-                where = join_keys(path, argument)
-                if problem := insert_value(layer.values, where, value):
-                    self.mistakes.append(Mistake(where, problem, "keep one", origins[argument]))
-                layer.origins[where] = origins[argument]
+                value_path = join_keys(path, argument)
+                origin = origins[argument]
+                if problem := insert_value(layer.values, value_path, value):
+                    self.mistakes.append(Mistake(value_path, problem, "keep one", origin))
+                layer.origins[value_path] = origin
         return layer
 
     def add_unread_mistakes(self) -> None:
-        """Notes a mistake for each binding of a section that no section has read: its scope is wrong."""
+        """Adds a mistake for each binding of a section that no section has read.
+
+        The scope of such a binding is wrong.
+        """
         for binding in self._statements.bindings:
             selector = _find_selector(binding)
             if not selector or (binding.scope, selector) in self._used_bindings:
                 continue
+
             scopes = [scope for scope in dict.fromkeys(_scopes_by_selector[selector]) if scope]
-            where = (
-                f"in the scope {binding.scope}"
-                if binding.scope
-                else "without a scope: several have this class"
-            )
-            problem = f"no section reads {binding.selector} {where}"
-            advice = suggest_names(binding.scope, scopes) if scopes else "write it without a scope"
-            if not binding.scope:
-                advice = f"name one: {', '.join(f'{scope}/{binding.name}' for scope in scopes)}"
+            if binding.scope:
+                place = f"in the scope {binding.scope}"
+                advice = "write it without a scope"
+                if scopes:
+                    advice = suggest_names(binding.scope, scopes)
+            else:
+                place = "without a scope: several have this class"
+                examples = [f"{scope}/{binding.name}" for scope in scopes]
+                advice = f"name one: {', '.join(examples)}"
+            problem = f"no section reads {binding.selector} {place}"
             self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
 
     def find_near_misses(self) -> list[Mistake]:
-        """Returns the bindings of unknown names that look like one of ours. A module imported later may have them."""
-        ours = [selector.rpartition(".")[2] for selector in _scopes_by_selector]
+        """Returns a mistake for each binding of an unknown name that looks like one of ours.
+
+        A module that is imported later may register such a name.
+        """
+        class_names = [selector.rpartition(".")[2] for selector in _scopes_by_selector]
         mistakes = []
         for binding in self._statements.bindings:
-            near = find_similar_names(binding.selector.rpartition(".")[2], ours)
+            similar_names = find_similar_names(binding.selector.rpartition(".")[2], class_names)
             is_known = _find_selector(binding) or find_matching_names(self._gin, binding.selector)
-            if near and binding.argument and not is_known:
+            if similar_names and binding.argument and not is_known:
                 problem = f"nothing called {binding.selector} is registered"
-                advice = f"did you mean {' or '.join(near)}?"
+                advice = f"did you mean {' or '.join(similar_names)}?"
                 mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
         return mistakes
 
     def _read_values(self, selector: str, scope: str) -> tuple[dict[str, Any], dict[str, str]]:
-        """Returns the values that are bound for one of our selectors in `scope`, and the origin of each."""
+        """Returns the values, and their origins, that are bound for one of our selectors."""
         bindings = [
             binding
             for binding in self._statements.bindings
@@ -263,29 +298,30 @@ class _BindingReader:
             and f"{scope}/".startswith(f"{binding.scope}/".lstrip("/"))
         ]
         self._used_bindings |= {(binding.scope, selector) for binding in bindings}
+
+        # The longest scope wins, and of equal ones the last binding. The sort is stable.
+        bindings.sort(key=lambda binding: len(binding.scope))
+        last_bindings = {binding.argument: binding for binding in bindings}
+
         values: dict[str, Any] = {}
         origins: dict[str, str] = {}
-        # The longest scope wins, and of equal ones the last binding.
-        chosen = {
-            binding.argument: binding
-            for binding in sorted(bindings, key=lambda binding: len(binding.scope))
-        }
-        for argument, binding in chosen.items():
+        for argument, binding in last_bindings.items():
             if binding.unknown_names:
                 problem = f"refers to @{binding.unknown_names[0]}, which is not registered yet"
                 advice = "give a plain value, or import its module first"
                 self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
                 continue
+
+            # gin evaluates a reference when it is copied.
             try:
                 with self._gin.config_scope(scope.split("/") if scope else None):
-                    values[argument] = copy.deepcopy(
-                        binding.value
-                    )  # a reference makes its value in a copy
+                    values[argument] = copy.deepcopy(binding.value)
                 origins[argument] = binding.origin
             except Exception as error:
                 problem = "gin cannot make the value"
                 advice = _format_error(error)
-                if "macro() missing" in advice:  # gin's own words for a macro without a value
+                # These are gin's words for a macro without a value.
+                if "macro() missing" in advice:
                     problem = "the value uses a macro that is not defined"
                     advice = "define each %name in it: name = ..."
                 self.mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
@@ -293,21 +329,20 @@ class _BindingReader:
 
 
 def _find_selector(binding: Binding) -> str:
-    """Returns the complete selector of the present experiment that a binding is for; "" if there is none."""
+    """Returns the complete selector of the present experiment that a binding is for, or ""."""
     if not binding.argument:
         return ""
-    return next(
-        (
-            selector
-            for selector in _scopes_by_selector
-            if f".{selector}".endswith(f".{binding.selector}")
-        ),
-        "",
-    )
+    for selector in _scopes_by_selector:
+        if f".{selector}".endswith(f".{binding.selector}"):
+            return selector
+    return ""
 
 
 def _bind_external_names(gin: Any, statements: GinStatements, strict: bool) -> list[Mistake]:
-    """Binds macros and names that other code has registered; returns mistakes, unknown names only if `strict`."""
+    """Binds macros and names that other code has registered, and returns the mistakes.
+
+    Unknown names are mistakes only if `strict`.
+    """
     mistakes = []
     for binding in statements.bindings:
         if not binding.argument:
@@ -315,39 +350,31 @@ def _bind_external_names(gin: Any, statements: GinStatements, strict: bool) -> l
             continue
         if _find_selector(binding):
             continue
+
         matches = find_matching_names(gin, binding.selector)
-        if not matches or binding.unknown_names:
-            for name in (
-                [*([] if matches else [binding.selector]), *binding.unknown_names] if strict else []
-            ):
-                others = [
-                    other.rpartition(".")[2]
-                    for other in (*list_registered_names(gin), *_scopes_by_selector)
-                ]
-                advice = suggest_names(name.rpartition(".")[2], others)
-                mistakes.append(
-                    Mistake(
-                        binding.name, f"nothing called {name} is registered", advice, binding.origin
-                    )
-                )
-        else:
-            try:
-                gin.bind_parameter(
-                    (binding.scope, binding.selector, binding.argument), binding.value
-                )
-                _bound_external_names.add((binding.scope, matches[0], binding.argument))
-            except (
-                KeyError,
-                ValueError,
-            ) as error:  # for an argument that is not there, and for an ambiguous name
-                mistakes.append(
-                    Mistake(
-                        binding.name,
-                        "gin refuses the binding",
-                        _format_error(error),
-                        binding.origin,
-                    )
-                )
+        unknown_names = list(binding.unknown_names)
+        if not matches:
+            unknown_names.insert(0, binding.selector)
+        if unknown_names:
+            reported_names = unknown_names if strict else []
+            for name in reported_names:
+                all_selectors = (*list_registered_names(gin), *_scopes_by_selector)
+                short_names = [selector.rpartition(".")[2] for selector in all_selectors]
+                problem = f"nothing called {name} is registered"
+                advice = suggest_names(name.rpartition(".")[2], short_names)
+                mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
+            continue
+
+        # gin raises KeyError or ValueError for an argument that does not exist, and for an
+        # ambiguous name.
+        left_side = (binding.scope, binding.selector, binding.argument)
+        try:
+            gin.bind_parameter(left_side, binding.value)
+            _bound_external_names.add((binding.scope, matches[0], binding.argument))
+        except (KeyError, ValueError) as error:
+            problem = "gin refuses the binding"
+            advice = _format_error(error)
+            mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
     return mistakes
 
 

@@ -12,7 +12,7 @@ class ConfigLayer:
     """The values of one source.
 
     Attributes:
-      values: Nested dicts of the values, as in the source; they are not checked against the
+      values: Nested dicts of the values, as in the source. They are not checked against the
         config's classes.
       origins: The place of each value or section by its dotted path: "conf.yaml:12",
         "--params_override", "conf.gin:3", "--gin_params".
@@ -25,7 +25,10 @@ class ConfigLayer:
     replaces_named_sections: bool = False
 
     def find_origin(self, path: str) -> str:
-        """Returns where `path` was written; for a path without an entry, where its section was; else ""."""
+        """Returns where `path` was written, or "" if that is not known.
+
+        A path without an entry has the origin of its section.
+        """
         while path not in self.origins and "." in path:
             path = path.rpartition(".")[0]
         return self.origins.get(path, "")
@@ -37,13 +40,18 @@ def join_keys(*parts: object) -> str:
 
 
 def insert_value(values: dict[str, Any], path: str, value: Any) -> str:
-    """Puts a value at a dotted path into nested dicts; returns what is wrong, if anything."""
-    *around, name = path.split(".")
-    for depth, part in enumerate(around, 1):
-        inner = values.setdefault(part, {})
-        if not isinstance(inner, dict):
-            return f"cannot be set: {join_keys(*around[:depth])} itself is set to a value"
-        values = inner
+    """Puts a value at a dotted path into nested dicts.
+
+    Returns:
+      What is wrong, or "" if the value was inserted.
+    """
+    *sections, name = path.split(".")
+    for depth, section in enumerate(sections, 1):
+        inner_values = values.setdefault(section, {})
+        if not isinstance(inner_values, dict):
+            return f"cannot be set: {join_keys(*sections[:depth])} itself is set to a value"
+        values = inner_values
+
     if name in values:
         return "is given twice"
     values[name] = value
@@ -60,9 +68,12 @@ def unflatten_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def list_paths_inside(origins: dict[str, str], path: str) -> list[str]:
     """Returns the paths in `origins` that are `path` or inside it."""
-    return [given for given in origins if is_inside(given, path)]
+    return [inner_path for inner_path in origins if is_inside(inner_path, path)]
 
 
 def is_inside(path: str, section: str) -> bool:
-    """Whether the dotted `path` is `section` or something in it; the empty section holds everything."""
+    """Whether the dotted `path` is `section` or inside it.
+
+    The empty section contains everything.
+    """
     return not section or path == section or path.startswith(section + ".")

@@ -1,9 +1,9 @@
-"""Reads YAML and JSON text into plain values with the line of each, and writes plain values as YAML.
+"""Reads YAML and JSON text into plain values with their lines, and writes plain values as YAML.
 
 YAML 1.1 turns `off` into a truth value, `1e-3` into text, `010` into 8 and `12:30` into 750. Here a
 scalar means what it looks like: only true and false are truth values, 1e-3 is a number, 010 is ten,
-12:30 and 2024-01-01 stay words. Text is written in quotes wherever a YAML 1.1 reader would misread
-it, so that other tools read the same values.
+and 12:30 and 2024-01-01 stay words. Text is written in quotes wherever a YAML 1.1 reader would
+misread it, so that other tools read the same values.
 """
 
 from __future__ import annotations
@@ -18,23 +18,31 @@ from trainer_kit.config.sources.layer import join_keys
 from trainer_kit.errors import ConfigError, Mistake
 
 _TAG = "tag:yaml.org,2002:"
-_MAP, _SEQ, _STR, _MERGE = _TAG + "map", _TAG + "seq", _TAG + "str", _TAG + "merge"
+_MAP = _TAG + "map"
+_SEQ = _TAG + "seq"
+_STR = _TAG + "str"
+_MERGE = _TAG + "merge"
+# TF Model Garden writes its lists as tuples. They are read as lists, which creates no object.
+_TUPLE = _TAG + "python/tuple"
+
+# The type of a scalar, the words that have it, and the characters that these can begin with.
 _SCALARS: tuple[tuple[str, str, str], ...] = (
     ("null", r"~|null|Null|NULL|", "~nN"),
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("int", r"[-+]?[0-9]+(_[0-9]+)*|[-+]?0x[0-9a-fA-F]+|[-+]?0o[0-7]+", "-+0123456789"),
     (
         "float",
-        r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
         "-+.0123456789",
     ),
     ("merge", r"<<", "<"),
 )
-_TUPLE = (
-    _TAG + "python/tuple"
-)  # as TF Model Garden writes its lists; read as a list, which makes no object
-MAX_CHARACTERS = 2**18  # of a text; PyYAML takes some seconds for so many
-_MAX_VALUES = 30_000  # of a document, with each alias replaced by what it stands for
+
+# PyYAML takes some seconds for a text of so many characters.
+MAX_CHARACTERS = 2**18
+# Of a document, with each alias replaced by what it stands for.
+_MAX_VALUES = 30_000
 _MAX_DEPTH = 64
 _MAX_DIGITS = 300
 _TOO_DEEP = f"is nested more than {_MAX_DEPTH} levels deep"
@@ -43,21 +51,22 @@ _CONTROL_CHARACTERS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ufeff]"
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe: makes plain values only, never objects."""
+    """Reads plain values only, never objects."""
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own form
+    # PyYAML itself has the resolvers in a class attribute.
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
     def construct_whole_number(self, node: yaml.ScalarNode) -> int | str:
         text = str(self.construct_scalar(node)).replace("_", "")
+
+        # No field takes a larger number, and Python itself refuses it with an error.
         if len(text) > _MAX_DIGITS:
-            return (
-                text  # no field takes so large a number, and Python itself refuses it with an error
-            )
+            return text
         return int(text, 0 if re.match(r"[-+]?0[xo]", text) else 10)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a word in quotes when our reader or one of YAML 1.1 would take it for something else."""
+    """Writes a word in quotes when our reader or a YAML 1.1 reader would misread it."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own form
         first: list(resolvers)
@@ -65,14 +74,16 @@ class _Dumper(yaml.SafeDumper):
     }
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Equal lists are written twice: a reader should not have to follow anchors."""
+        """Writes equal lists twice, so that a reader does not have to follow anchors."""
         return True
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        """In double quotes, with escapes, where another form would lose a line break that only Unicode knows."""
-        return self.represent_scalar(
-            _STR, text, style='"' if _CONTROL_CHARACTERS.search(text) else None
-        )
+        """Writes text with control characters in double quotes, with escapes.
+
+        Another form would lose a line break that only Unicode has.
+        """
+        style = '"' if _CONTROL_CHARACTERS.search(text) else None
+        return self.represent_scalar(_STR, text, style=style)
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
@@ -85,7 +96,12 @@ for _kind, _pattern, _first in _SCALARS:
 
 @dataclass
 class ParsedYaml:
-    """Plain values, and the line (from 1) on which each key or item stands by its dotted path."""
+    """The values of a document, and where they stand.
+
+    Attributes:
+      values: The plain values.
+      lines: The line of each key or item, counted from 1, by its dotted path.
+    """
 
     values: Any = None
     lines: dict[str, int] = field(default_factory=dict)
@@ -95,24 +111,28 @@ def parse(text: str, name: str, is_trusted: bool = False) -> ParsedYaml:
     """Reads one YAML document, or JSON, which is YAML too.
 
     Args:
-      text: The document; an empty one gives None.
+      text: The document. An empty one gives None.
       name: The name of the document in messages.
-      is_trusted: Whether trainer_kit wrote the file, such as params.yaml: it may be of any length,
-        and may hold as many values as can be written in it.
+      is_trusted: Whether trainer_kit wrote the file, such as params.yaml. Such a file may have any
+        length, and may contain as many values as can be written in it.
 
     Raises:
-      ConfigError: when the text is not YAML, has a key twice, is too long, or would become too many
-        values; every place as name:line:column.
+      ConfigError: When the text is not YAML, has a key twice, is too long, or would become too many
+        values. It names every place as name:line:column.
     """
     if not is_trusted:
         check_length(text, name)
-    if text.lstrip().startswith("{"):  # JSON may be indented with tabs, which YAML refuses
+
+    # JSON may be indented with tabs, which YAML refuses.
+    if text.lstrip().startswith("{"):
         text = re.sub(
             r"^[ \t]+", lambda indent: indent[0].replace("\t", " "), text, flags=re.MULTILINE
         )
+
+    max_values = max(_MAX_VALUES, len(text)) if is_trusted else _MAX_VALUES
     try:
         loader = _Loader(text)
-        reader = _Reader(loader, name, max(_MAX_VALUES, len(text)) if is_trusted else _MAX_VALUES)
+        reader = _Reader(loader, name, max_values)
         node = loader.get_single_node()
         values = None if node is None else reader.read(node, "")
     except yaml.YAMLError as error:
@@ -125,22 +145,35 @@ def parse(text: str, name: str, is_trusted: bool = False) -> ParsedYaml:
 
 
 def check_length(text: str, name: str) -> None:
-    """Raises ConfigError when `text` is longer than a config can be; `name` is its name in the message."""
+    """Checks that a text is not longer than a config can be.
+
+    Args:
+      text: The text.
+      name: Its name in the message.
+
+    Raises:
+      ConfigError: When it is too long.
+    """
     if len(text) > MAX_CHARACTERS:
-        raise ConfigError(
-            [Mistake("", f"is longer than {MAX_CHARACTERS:,} characters", _TOO_LARGE, name)]
-        )
+        problem = f"is longer than {MAX_CHARACTERS:,} characters"
+        raise ConfigError([Mistake("", problem, _TOO_LARGE, name)])
 
 
 def parse_scalar(text: str) -> Any:
-    """Returns what a bare word means: "1e-3" a number, "true" a truth value, "off" and "*.txt" themselves."""
+    """Returns what a bare word means.
+
+    "1e-3" is a number and "true" a truth value. "off" and "*.txt" stay words.
+    """
     loader = _Loader("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
     return loader.construct_object(yaml.ScalarNode(_STR if tag == _MERGE else tag, text))
 
 
 def dump(values: Any) -> str:
-    """Returns `values` (dicts, lists and scalars) as YAML in the order of the keys; floats keep every bit."""
+    """Returns dicts, lists and scalars as YAML, in the order of the keys.
+
+    Floats keep every bit.
+    """
     return yaml.dump(
         values,
         Dumper=_Dumper,
@@ -152,10 +185,14 @@ def dump(values: Any) -> str:
 
 
 class _Reader:
-    """Turns YAML nodes into values; PyYAML itself lets the last of equal keys win and forgets the lines.
+    """Turns YAML nodes into values, with their lines and the mistakes in them.
 
-    It counts what an alias stands for each time, and stops before aliases have multiplied ("billion
-    laughs").
+    PyYAML itself lets the last of equal keys win, and keeps no lines. The reader counts what an
+    alias stands for each time, and stops before aliases have multiplied ("billion laughs").
+
+    Attributes:
+      lines: The line of each key or item that was read, counted from 1, by its dotted path.
+      mistakes: The mistakes so far.
     """
 
     def __init__(self, loader: _Loader, name: str, max_values: int) -> None:
@@ -168,17 +205,24 @@ class _Reader:
         self.mistakes: list[Mistake] = []
 
     def read(self, node: yaml.Node, path: str) -> Any:
+        """Returns the value of a node at a dotted path, or None on a mistake.
+
+        Raises:
+          ConfigError: When the document has too many values, or is nested too deep.
+        """
         if node in self._open_nodes:
-            self._add_mistake(
-                node, path, "holds itself", "an alias cannot stand inside what it names"
-            )
+            advice = "an alias cannot stand inside what it names"
+            self._add_mistake(node, path, "holds itself", advice)
             return None
+
+        # A document that is too large or too deep is not read any further.
         self._value_count += 1
         if self._value_count > self._max_values:
             problem = f"has more than {self._max_values:,} values, aliases counted each time"
             raise ConfigError([Mistake("", problem, _TOO_LARGE, self._format_location(node))])
         if len(self._open_nodes) >= _MAX_DEPTH:
             raise ConfigError([Mistake("", _TOO_DEEP, _TOO_LARGE, self._format_location(node))])
+
         self._open_nodes.append(node)
         if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
             value: Any = self._read_mapping(node, path)
@@ -201,11 +245,10 @@ class _Reader:
                 reason = f" ({getattr(error, 'problem', None) or error})"
             else:
                 # JSON may write a character as a pair of escapes.
-                return (
-                    value.encode("utf-16", "surrogatepass").decode("utf-16")
-                    if isinstance(value, str)
-                    else value
-                )
+                if isinstance(value, str):
+                    value = value.encode("utf-16", "surrogatepass").decode("utf-16")
+                return value
+
         advice = "use plain values: text, numbers, lists and mappings"
         self._add_mistake(node, path, f"{node.tag!r} cannot be read{reason}", advice)
         return None
@@ -213,12 +256,14 @@ class _Reader:
     def _read_mapping(self, node: yaml.MappingNode, path: str) -> dict[Any, Any]:
         merged: dict[Any, Any] = {}
         values: dict[Any, Any] = {}
-        first_line: dict[Any, int] = {}
+        first_lines: dict[Any, int] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
-                sources = (
-                    value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
-                )
+                sources = [value_node]
+                if isinstance(value_node, yaml.SequenceNode):
+                    sources = value_node.value
+
+                # The first of several mappings wins, so it is merged last.
                 for source in reversed(sources):
                     if isinstance(source, yaml.MappingNode):
                         merged.update(self.read(source, path) or {})
@@ -226,16 +271,18 @@ class _Reader:
                         problem = "<< needs a mapping, or a list of mappings"
                         self._add_mistake(source, path, problem, "merge an anchor of a mapping")
                 continue
+
             key = self._read_scalar(key_node, path)
-            where = join_keys(path, key)
+            key_path = join_keys(path, key)
             if key in values:
-                self._add_mistake(
-                    key_node, where, f"is given twice, first on line {first_line[key]}", "keep one"
-                )
+                problem = f"is given twice, first on line {first_lines[key]}"
+                self._add_mistake(key_node, key_path, problem, "keep one")
                 continue
-            first_line[key] = key_node.start_mark.line + 1
-            values[key] = self.read(value_node, where)
-            self.lines[where] = first_line[key]
+            first_lines[key] = key_node.start_mark.line + 1
+            values[key] = self.read(value_node, key_path)
+            self.lines[key_path] = first_lines[key]
+
+        # The keys of a mapping win over those that << merges into it.
         return {**merged, **values}
 
     def _add_mistake(self, node: yaml.Node, path: str, problem: str, advice: str) -> None:
@@ -251,14 +298,11 @@ def _create_syntax_mistake(error: yaml.YAMLError, text: str, name: str) -> Mista
         place = f"{name}:{text.count(chr(10), 0, error.position) + 1}"
     elif isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         place = f"{name}:{error.problem_mark.line + 1}:{error.problem_mark.column + 1}"
-    parts = (
-        getattr(error, "context", None),
-        getattr(error, "problem", None) or getattr(error, "reason", None),
-    )
-    problem = ", ".join(part for part in parts if part) or str(error)
-    advice = (
-        "indent with spaces, not tabs"
-        if "\\t" in problem
-        else "correct it there; words with : or # need quotes"
-    )
+
+    context = getattr(error, "context", None)
+    reason = getattr(error, "problem", None) or getattr(error, "reason", None)
+    problem = ", ".join(part for part in (context, reason) if part) or str(error)
+    advice = "correct it there; words with : or # need quotes"
+    if "\\t" in problem:
+        advice = "indent with spaces, not tabs"
     return Mistake("", f"is not YAML: {problem}", advice, place)
