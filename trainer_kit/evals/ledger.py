@@ -138,7 +138,8 @@ class Ledger:
         """
         if not self._size:
             return
-        _, size, *_ = _signature(self.path) or (0, 0)
+        signature = _signature(self.path)
+        size = signature[1] if signature else 0
         if size >= self._size:
             return
 
