@@ -72,16 +72,14 @@ class KerasFile(WeightFile):
             # Keras 2 keeps the weights of a whole model in a group.
             top = self._file.get("model_weights", self._file)
             self.has_numbered_variables = not _names(top, "layer_names")
-            variables = (
+            variables = list(
                 _iterate_keras3_variables(self._file, "")
                 if self.has_numbered_variables
                 else _iterate_keras2_variables(top)
             )
-            names, dataset_paths = [], []
-            for name, dataset_path in variables:
-                names.append(name)
-                dataset_paths.append(dataset_path)
-            self.dataset_paths = dict(zip(make_distinct(names), dataset_paths, strict=True))
+            names = make_distinct(name for name, _ in variables)
+            dataset_paths = [dataset_path for _, dataset_path in variables]
+            self.dataset_paths = dict(zip(names, dataset_paths, strict=True))
 
             datasets = {name: self._file[key] for name, key in self.dataset_paths.items()}
             self.shapes = {name: tuple(dataset.shape) for name, dataset in datasets.items()}
