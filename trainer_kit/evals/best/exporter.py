@@ -106,9 +106,8 @@ class BestWeightsExporter:
         """Selects the weights to keep by the recorded evaluations.
 
         The run resumes from `step`. Records of several validation sets at one step count as one
-        evaluation. If they lack the
-        metric, because the run was killed between two of them, the record of that step's weights is
-        used.
+        evaluation. If they lack the metric, because the run was killed between two of them, the
+        record of that step's weights is used.
 
         Args:
           step: The step of the restored checkpoint. None for a sidecar, for which all evaluations
