@@ -12,7 +12,7 @@ from trainer_kit.errors import UsageError
 RECORD_SUFFIX = ".commit.json"
 # TensorFlow's file, which names the checkpoint of a folder that `latest_checkpoint` returns
 POINTER_FILE = "checkpoint"
-# In the names of files with the state of a tf.data iterator; -<n> if there are several
+# In the names of files with the state of a tf.data iterator, or `.iterator-<n>` of several
 ITERATOR_SUFFIX = ".iterator"
 # The folder in which TensorFlow creates the files
 TEMPORARY_NAME_PATTERN = re.compile(r"(ckpt-\d+)(\.iterator(-\d+)?)?_temp")

@@ -50,7 +50,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class SavedTrainer(Protocol):
-    """What a manager needs of a trainer; see BaseTrainer."""
+    """What a manager needs of a trainer. See BaseTrainer."""
 
     checkpoint: tf.train.Checkpoint
     global_step: tf.Variable

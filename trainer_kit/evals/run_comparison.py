@@ -182,7 +182,7 @@ def _evaluations(folder: str) -> list[Any]:
     ledger = Ledger(
         os.path.join(folder, "evals", "validation.jsonl"), dataset="validation", config_hash=""
     )
-    # A stopped run has saved additional steps; if such a step is evaluated, its record names the
+    # A stopped run has saved additional steps. If such a step is evaluated, its record names the
     # checkpoint. A run that is killed after a recovery may go back once more, in another lineage.
     return [
         _omit_fields(record, ("seconds", "checkpoint", "lineage"))

@@ -18,7 +18,7 @@ _SUFFIX = f"{_ATTRIBUTES}VARIABLE_VALUE"
 _BOOKKEEPING = ("save_counter", _GRAPH)
 # The node of the root
 ROOT = 0
-# The public name of the format; its Python module is not public
+# The public name of the format, whose Python module is not public
 _MESSAGE = "tensorflow.TrackableObjectGraph"
 
 

@@ -321,7 +321,7 @@ class TrainState:
         self._after_variables_added(self.python_state.store())
 
     def track_step_state(self, graph: Any, exclude: Sequence[Any]) -> None:
-        """Adds and restores all state of the training step, before the first step; runs eagerly.
+        """Adds and restores all state of the training step, before the first step. Runs eagerly.
 
         Args:
           graph: The graph of the traced loop or step. None when neither is compiled, so that its
@@ -344,7 +344,7 @@ class TrainState:
         self.end_restore()
 
     def end_restore(self) -> None:
-        """Ends the restore before the first step; see StepState. Runs eagerly, in strategy scope.
+        """Ends the restore before the first step. See StepState. Runs eagerly, in strategy scope.
 
         Raises:
           UsageError: when the training step is traced and the run lacks variables of the

@@ -3,8 +3,8 @@
 TensorFlow's asynchronous save fails at the second save of a tracked Keras 3 object, and
 tf.train.Checkpoint(model=...) leaves out Keras 3's seed generators. So the tf.Variables behind
 Keras 3's variables are tracked, by name. Keras numbers layers over the life of a process
-("dense_7"); here the numbers count within one model, so that names do not depend on earlier models
-of the process. The numbers in names that the user gave ("stage_2") become ranks, too; `layer_names`
+("dense_7"). Here the numbers count within one model, so that names do not depend on earlier models
+of the process. The numbers in names that the user gave ("stage_2") become ranks, too. `layer_names`
 has them, for comparisons with other models.
 """
 

@@ -83,7 +83,7 @@ class Criterion:
         return [*(evaluation for evaluation in selected if evaluation is not worst), new]
 
     def sort_best_first(self, evaluations: Iterable[ScoredEvaluation]) -> list[ScoredEvaluation]:
-        """Sorts by metric, best first; ties keep their order."""
+        """Sorts by metric, best first. Ties keep their order."""
         return sorted(
             evaluations, key=lambda evaluation: -_SIGNS[self.comparison] * evaluation.value
         )
