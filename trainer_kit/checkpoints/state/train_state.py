@@ -54,8 +54,8 @@ class TrainState:
       model: A built Keras 3 model, tf_keras model or tf.Module.
       optimizer: A built optimizer or a dict of them. None for evaluation, which has no run state
         either.
-      average: A MovingAverage, or an object with the same `begin`, `reset`, `section`, `variables`
-        and `more_variables`. None if there is none.
+      average: A MovingAverage, or an object with the same `initialize`, `reset`, `section`,
+        `variables`, `more_section` and `more_variables`. None if there is none.
       task: The task, whose own variables and generators belong to the run.
       seed: The seed of the process's random generators.
       items: Further parts of every checkpoint, the best included, by name. They are restored as far
