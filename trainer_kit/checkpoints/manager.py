@@ -308,14 +308,14 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._in_flight = prefix
             self.checkpoint.save_counter.assign_add(1)
 
-            if not options:
-                options = tf.train.CheckpointOptions(enable_async=self._asynchronous)
-            options = copy.copy(options)
-            options.experimental_write_callbacks = [
-                *(options.experimental_write_callbacks or []),
+            write_options = tf.train.CheckpointOptions(enable_async=self._asynchronous)
+            if options:
+                write_options = copy.copy(options)
+            write_options.experimental_write_callbacks = [
+                *(write_options.experimental_write_callbacks or []),
                 self._commit,
             ]
-            self.checkpoint.write(temporary, options)
+            self.checkpoint.write(temporary, write_options)
         except (tf.errors.OpError, OSError, StorageError) as error:
             raise self._discard_failed_save(prefix, error) from error
         except BaseException:
