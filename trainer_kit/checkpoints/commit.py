@@ -1,14 +1,15 @@
-"""The protocol of a save: write to a temporary folder, record, rename. And what is wrong with a checkpoint.
+"""The commit protocol of checkpoints: write to a temporary folder, record, rename.
 
 A save writes its files to the folder `.saving-ckpt-<step>`. When they are complete, `finish_save`
 forces them to the disk, writes the commit record `ckpt-<step>.commit.json` beside them and moves
-all files into place, the record last. After a kill, `finish_interrupted_saves` continues: a
-temporary folder with a record is moved into place, any other is removed. So a checkpoint is either
-complete or not there, and one that is saved again stays complete.
+all files into place, the record last. After a kill, `finish_interrupted_saves` continues. It moves
+a temporary folder with a record into place and removes any other. So a checkpoint is either
+complete or absent, and one that is saved again stays complete.
 
-The record holds the size and the CRC-32 of every file, the `run_id` of the run's manifest.json, and
-the time of the save, which a copy of the folder keeps. A checkpoint without a record, such as TF
-Model Garden's, is read completely, with TensorFlow's own checksums, before it is trusted.
+The record contains the size and the CRC-32 of every file, the `run_id` of the run's manifest.json,
+and the time of the save, which a copy of the folder keeps. A checkpoint without a record, such as
+one of the TF Model Garden, is read completely, with TensorFlow's own checksums, before it is
+trusted. `describe_damage` says what is wrong with a checkpoint.
 """
 
 from __future__ import annotations
@@ -32,32 +33,37 @@ from trainer_kit.checkpoint_names import (
 from trainer_kit.errors import StorageError
 
 _SAVING = ".saving-"
-_OLD_MARK = re.compile(
-    r"\.saving-(ckpt-\d+)(?:\.(\w+))?"
-)  # an empty file of earlier versions, with the run_id
-_CHUNK = 1 << 22  # bytes
+# An empty file of earlier versions, with the run_id
+_OLD_MARK = re.compile(r"\.saving-(ckpt-\d+)(?:\.(\w+))?")
+# The bytes that a checksum reads at once
+_CHUNK = 1 << 22
 
 
 def begin_save(prefix: str) -> str:
-    """Returns the temporary prefix to which the files of the checkpoint `prefix` have to be written.
+    """Creates the temporary folder of the checkpoint `prefix`.
+
+    Returns:
+      The temporary prefix to which the files of the checkpoint have to be written.
 
     Raises:
-      OSError: when the temporary folder cannot be created, or an earlier save of this step not be
-        moved into place.
+      OSError: when the temporary folder cannot be created, or when an earlier save of this step
+        cannot be moved into place.
     """
     folder = _temporary_folder(prefix)
     files.report_write_point("checkpoint.begin", prefix)
-    if is_commit_pending(
-        prefix
-    ):  # else a kill during this save would leave no complete checkpoint of the step
+    # Otherwise a kill during this save would leave no complete checkpoint of the step.
+    if is_commit_pending(prefix):
         _move_into_place(prefix)
+
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     return os.path.join(folder, os.path.basename(prefix))
 
 
 def finish_save(prefix: str, point: str = "checkpoint", **entries: Any) -> None:
-    """Forces the written files to the disk, records them and moves them into place; runs in any thread.
+    """Forces the written files to the disk, records them and moves them into place.
+
+    Runs in any thread.
 
     Args:
       prefix: The checkpoint's prefix, for which `begin_save` was called.
@@ -68,51 +74,52 @@ def finish_save(prefix: str, point: str = "checkpoint", **entries: Any) -> None:
       StorageError: when the record cannot be written.
       OSError: when a file cannot be read back or moved.
     """
-    folder = _temporary_folder(prefix)
-    write_commit_record(
-        os.path.join(folder, os.path.basename(prefix)), point=f"{point}.record", **entries
-    )
+    temporary_prefix = os.path.join(_temporary_folder(prefix), os.path.basename(prefix))
+    write_commit_record(temporary_prefix, point=f"{point}.record", **entries)
     _move_into_place(prefix)
 
 
 def fail_save(prefix: str, error: Exception | None) -> StorageError:
-    """Removes the files of a failed save, and returns the error to raise: what failed, and why.
+    """Removes the files of a failed save and returns the error to raise.
 
-    Those of an earlier checkpoint of this step stay. A recorded save stays too, since its files may
-    have replaced some of the earlier one: the next save of the step, or the next start, moves the
-    rest into place.
+    The error says what failed, and why. The files of an earlier checkpoint of this step stay. A
+    recorded save stays too, since its files may have replaced some of the earlier checkpoint. The
+    next save of the step, or the next start, moves the rest into place.
     """
     folder = _temporary_folder(prefix)
-    what = "was not written"
+    outcome = "was not written"
     if not os.path.isdir(folder) and os.path.exists(prefix + RECORD_SUFFIX):
-        what = (
-            "was written, but the file that names it was not, or an older checkpoint was not"
-            " removed"
+        outcome = (
+            "was written, but the file that names it was not, "
+            "or an older checkpoint was not removed"
         )
+
     if not is_commit_pending(prefix):
         shutil.rmtree(folder, ignore_errors=True)
-    return create_write_error(f"the checkpoint {prefix} {what}", os.path.dirname(prefix), error)
+    return create_write_error(f"the checkpoint {prefix} {outcome}", os.path.dirname(prefix), error)
 
 
 def create_write_error(what: str, folder: str, error: Exception | None) -> StorageError:
     """Returns the error for a failed write: `what` failed, why, and how much space `folder` has."""
     text = str(getattr(error, "message", None) or getattr(error, "strerror", None) or error or "")
+    # TensorFlow's messages contain the names of nodes and operations.
     reason = re.sub(r"\{\{.*?\}\} ?|\[Op:\w+\]", "", text).strip().partition("\n")[0]
     reason = reason or "the reason is not known; is the disk full?"
+
     if not os.path.isdir(folder) or "Permission denied" in reason:
         return StorageError(f"{what}: {reason}; give a writable folder")
+    free_bytes = shutil.disk_usage(folder).free
     return StorageError(
-        f"{what}: {reason} ({shutil.disk_usage(folder).free:,} bytes are free there); free some"
-        " space, then run the same command again: it resumes from the newest whole checkpoint"
+        f"{what}: {reason} ({free_bytes:,} bytes are free there); "
+        "free some space, then run the same command again: "
+        "it resumes from the newest whole checkpoint"
     )
 
 
 def is_commit_pending(prefix: str) -> bool:
     """Whether a save of the checkpoint `prefix` is recorded and not yet in place."""
-    return (
-        read_commit_record(os.path.join(_temporary_folder(prefix), os.path.basename(prefix)))
-        is not None
-    )
+    temporary_prefix = os.path.join(_temporary_folder(prefix), os.path.basename(prefix))
+    return read_commit_record(temporary_prefix) is not None
 
 
 def write_commit_record(prefix: str, point: str = "checkpoint.record", **entries: Any) -> None:
@@ -122,15 +129,16 @@ def write_commit_record(prefix: str, point: str = "checkpoint.record", **entries
       StorageError: when the record cannot be written.
       OSError: when a file cannot be read back.
     """
-    recorded = {}
+    file_entries = {}
     for path in list_checkpoint_files(prefix):
         if not path.endswith(RECORD_SUFFIX):
-            recorded[os.path.basename(path)] = {
+            file_entries[os.path.basename(path)] = {
                 "bytes": os.path.getsize(path),
                 "crc32": _checksum(path, flush=True),
             }
+
     files.flush_folder(os.path.dirname(prefix))
-    files.write_json(prefix + RECORD_SUFFIX, {"files": recorded, **entries}, point=point)
+    files.write_json(prefix + RECORD_SUFFIX, {"files": file_entries, **entries}, point=point)
 
 
 def finish_interrupted_saves(directory: str) -> None:
@@ -141,13 +149,17 @@ def finish_interrupted_saves(directory: str) -> None:
     Args:
       directory: A folder of checkpoints, which need not exist.
     """
-    for name in sorted(os.listdir(directory) if os.path.isdir(directory) else []):
+    if not os.path.isdir(directory):
+        return
+
+    for name in sorted(os.listdir(directory)):
         path = os.path.join(directory, name)
         checkpoint = name.removeprefix(_SAVING)
         prefix = os.path.join(directory, checkpoint)
         if _is_half_written(name) and os.path.isfile(path):
             os.remove(path)
         elif name != checkpoint and os.path.isdir(path):
+            # A temporary folder of a save, or an empty one that marks a removal as begun
             if is_commit_pending(prefix):
                 _move_into_place(prefix)
             elif read_commit_record(prefix) is None:
@@ -157,9 +169,10 @@ def finish_interrupted_saves(directory: str) -> None:
         elif mark := _OLD_MARK.fullmatch(name):
             prefix = os.path.join(directory, mark[1])
             _undo_save_in_place(prefix)
-            # Without a record rotation would never remove it.
+            # Without a record rotation would never remove the checkpoint.
             if list_checkpoint_files(prefix) and read_commit_record(prefix) is None:
-                write_commit_record(prefix, **({"run_id": mark[2]} if mark[2] else {}))
+                entries = {"run_id": mark[2]} if mark[2] else {}
+                write_commit_record(prefix, **entries)
             os.remove(path)
         elif unfinished := TEMPORARY_NAME_PATTERN.fullmatch(name):
             _undo_save_in_place(os.path.join(directory, unfinished[1]))
@@ -170,16 +183,20 @@ def finish_interrupted_saves(directory: str) -> None:
 
 
 def remove_checkpoint(prefix: str) -> None:
-    """Removes the files of a checkpoint, its record first. An empty temporary folder marks the removal as begun.
+    """Removes the files of a checkpoint.
 
     Raises:
       OSError: when a file cannot be removed.
     """
+    # The empty temporary folder marks the removal as begun.
     begin_save(prefix)
-    for path in sorted(
+
+    # The record is removed first, and the data last.
+    paths = sorted(
         list_checkpoint_files(prefix),
         key=lambda path: (not path.endswith(RECORD_SUFFIX), ".data-" in path),
-    ):
+    )
+    for path in paths:
         files.report_write_point("checkpoint.remove", path)
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)
@@ -187,17 +204,19 @@ def remove_checkpoint(prefix: str) -> None:
 
 
 def read_commit_record(prefix: str) -> dict[str, Any] | None:
-    """Returns the record of the checkpoint at `prefix`; None if there is none or it is damaged."""
+    """Returns the record of the checkpoint at `prefix`, or None if it is absent or damaged."""
     record = files.read_json(prefix + RECORD_SUFFIX)
     return record if record and isinstance(record.get("files"), dict) else None
 
 
 def is_saved_by_run(prefix: str, run_id: str) -> bool:
-    """Whether a record says that this run saved the checkpoint at `prefix`; a record without a run_id counts too.
+    """Whether a record says that this run saved the checkpoint at `prefix`.
+
+    A record without a run_id counts too.
 
     Args:
       prefix: The checkpoint's prefix.
-      run_id: The run's identity; for "" any record counts.
+      run_id: The run's identity. For "" any record counts.
     """
     return read_commit_record(prefix) is not None and not is_foreign(prefix, run_id)
 
@@ -209,31 +228,42 @@ def is_foreign(prefix: str, run_id: str) -> bool:
 
 
 def describe_foreign_checkpoint(prefix: str, run_id: str) -> str:
-    """Returns why this run does not use the checkpoint at `prefix`, if another run saved it; else ""."""
+    """Returns why this run does not use the checkpoint at `prefix`.
+
+    Returns "" unless another run saved it.
+    """
     if not is_foreign(prefix, run_id):
         return ""
     return (
-        f"another run saved {prefix}: the run_id in its record differs from that in manifest.json;"
-        " move this checkpoint away, or copy it to a folder of its own and resume from it there"
+        f"another run saved {prefix}: "
+        "the run_id in its record differs from that in manifest.json; "
+        "move this checkpoint away, or copy it to a folder of its own and resume from it there"
     )
 
 
 def describe_damage(prefix: str) -> str:
-    """Returns what is wrong with the checkpoint at `prefix`; "" if it is whole. All files are read."""
+    """Returns what is wrong with the checkpoint at `prefix`, or "" if it is whole.
+
+    All files are read.
+    """
     if not os.path.exists(prefix + ".index"):
         return f"{os.path.basename(prefix)}.index is missing"
+
     record = read_commit_record(prefix)
     try:
-        recorded = record["files"] if record else {}
-        if not recorded:  # a record that is damaged itself says nothing about the checkpoint
+        file_entries = record["files"] if record else {}
+        # A record that is damaged itself says nothing about the checkpoint.
+        if not file_entries:
             return _describe_read_failure(prefix)
-        for name in sorted(recorded):
+
+        for name in sorted(file_entries):
             path = os.path.join(os.path.dirname(prefix), name)
             if not os.path.exists(path):
                 return f"{name} is missing"
-            if (size := os.path.getsize(path)) != recorded[name]["bytes"]:
-                return f"{name} has {size} bytes instead of {recorded[name]['bytes']}"
-            if _checksum(path) != recorded[name]["crc32"]:
+            size = os.path.getsize(path)
+            if size != file_entries[name]["bytes"]:
+                return f"{name} has {size} bytes instead of {file_entries[name]['bytes']}"
+            if _checksum(path) != file_entries[name]["crc32"]:
                 return f"{name} has a wrong checksum"
         return ""
     except (OSError, ValueError, TypeError, KeyError):
@@ -246,16 +276,22 @@ def _temporary_folder(prefix: str) -> str:
 
 
 def _move_into_place(prefix: str) -> None:
-    """Moves a recorded save into place; after a kill at any moment, the next call moves the rest."""
+    """Moves a recorded save into place.
+
+    After a kill at any moment, the next call moves the rest.
+    """
     directory, checkpoint = os.path.split(prefix)
     folder = _temporary_folder(prefix)
-    recorded = (read_commit_record(os.path.join(folder, checkpoint)) or {"files": {}})["files"]
+    record = read_commit_record(os.path.join(folder, checkpoint)) or {"files": {}}
+    file_entries = record["files"]
 
-    for path in list_checkpoint_files(prefix):  # of an earlier save of this step
-        if path.endswith(RECORD_SUFFIX) or os.path.basename(path) not in recorded:
+    # These files belong to an earlier save of this step.
+    for path in list_checkpoint_files(prefix):
+        if path.endswith(RECORD_SUFFIX) or os.path.basename(path) not in file_entries:
             os.remove(path)
 
-    names = [name for name in os.listdir(folder) if name in recorded]
+    # The index follows the other files, and the record comes last: it completes the checkpoint.
+    names = [name for name in os.listdir(folder) if name in file_entries]
     for name in sorted(names, key=lambda name: (name == f"{checkpoint}.index", name)):
         files.report_write_point("checkpoint.move", os.path.join(directory, name))
         os.replace(os.path.join(folder, name), os.path.join(directory, name))
@@ -268,49 +304,53 @@ def _move_into_place(prefix: str) -> None:
 
 
 def _is_half_written(name: str) -> bool:
-    """Whether this is a half-written file of files.py, or TensorFlow's half-written pointer file.
-
-    With this process's id only files of checkpoints count: another thread may be writing the
-    heartbeat.
-    """
+    """Whether `name` is a half-written file of files.py, or of TensorFlow's pointer file."""
     if match := re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name):
+        # With the id of this process only files of checkpoints count, since another thread may be
+        # writing the heartbeat.
         return int(match[2]) != os.getpid() or parse_checkpoint_name(match[1]) is not None
     return re.fullmatch(POINTER_FILE + r"\.tmp[0-9a-f]{32}", name) is not None
 
 
 def _undo_save_in_place(prefix: str) -> None:
-    """Removes what a save of an earlier version, or of TensorFlow's manager, has left; complete checkpoints stay."""
+    """Removes what a save of an earlier version, or of TensorFlow's manager, has left.
+
+    Complete checkpoints stay.
+    """
     if read_commit_record(prefix) is None and describe_damage(prefix):
         for path in list_checkpoint_files(prefix):
             os.remove(path)
 
 
 def _describe_read_failure(prefix: str) -> str:
-    import tensorflow as tf  # a checkpoint with a record is checked without TensorFlow
+    # A checkpoint with a record is checked without TensorFlow.
+    import tensorflow as tf
 
-    iterators = {
+    iterator_prefixes = {
         path.rpartition(".")[0]
         for path in list_checkpoint_files(prefix)
         if path.startswith(prefix + ITERATOR_SUFFIX)
     }
     try:
-        for part in [prefix, *sorted(iterators)]:
-            reader = tf.train.load_checkpoint(part)
-            for name, kind in reader.get_variable_to_dtype_map().items():
-                # Python has no value for the state of an iterator; TensorFlow raises only after it
+        for checkpoint_prefix in [prefix, *sorted(iterator_prefixes)]:
+            reader = tf.train.load_checkpoint(checkpoint_prefix)
+            for name, dtype in reader.get_variable_to_dtype_map().items():
+                # Python has no value for the state of an iterator. TensorFlow raises only after it
                 # has read the state.
-                with contextlib.suppress(
-                    *([tf.errors.InternalError] if kind == tf.variant else [])
-                ):
+                expected_errors = [tf.errors.InternalError] if dtype == tf.variant else []
+                with contextlib.suppress(*expected_errors):
                     reader.get_tensor(name)
     except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
-        text = str(getattr(error, "message", None) or error).splitlines()
-        return f"it cannot be read ({text[0] if text else type(error).__name__})"
+        lines = str(getattr(error, "message", None) or error).splitlines()
+        return f"it cannot be read ({lines[0] if lines else type(error).__name__})"
     return ""
 
 
 def _checksum(path: str, flush: bool = False) -> int:
-    """Returns zlib's CRC-32, which detects the damage that disks cause and runs at the speed of memory."""
+    """Returns zlib's CRC-32 of a file, after it was forced to the disk if `flush`.
+
+    It detects the damage that disks cause and runs at the speed of memory.
+    """
     value = 0
     with open(path, "rb") as stream:
         if flush:

@@ -1,7 +1,8 @@
-"""TensorFlow's pointer file, which lists the checkpoints of a folder and names the newest, for other programs.
+"""TensorFlow's pointer file, which lists the checkpoints of a folder and names the newest.
 
-The file follows from the folder. It may be missing, incomplete or a step behind after the death of
-a process, so trainer_kit reads it only to learn which checkpoints once existed.
+It is for other programs. The file follows from the folder. It may be missing, incomplete or a step
+behind after the death of a process, so trainer_kit reads it only to learn which checkpoints once
+existed.
 """
 
 from __future__ import annotations
@@ -18,19 +19,22 @@ _LISTED = re.compile(r'^(?:all_)?model_checkpoint_paths?: "(?:.*/)?(ckpt-\d+)"$'
 
 
 def read_checkpoint_names(directory: str) -> list[str]:
-    """Returns the names of the checkpoints in the pointer file, the newest first, whether they exist or not."""
+    """Returns the names of the checkpoints in the pointer file, the newest first.
+
+    The checkpoints need not exist.
+    """
     return _LISTED.findall(_read_pointer_text(directory))
 
 
 def write_pointer(
     directory: str, prefixes: Sequence[str], point: str = "checkpoint.pointer_file"
 ) -> None:
-    """Makes the pointer file list the checkpoints `prefixes`; it is written only if needed.
+    """Makes the pointer file list the checkpoints `prefixes`. It is written only if needed.
 
     Args:
       directory: The folder of the checkpoints.
-      prefixes: The checkpoints, the one that `tf.train.latest_checkpoint` finds last. Without any
-        the file is removed.
+      prefixes: The checkpoints. The last is the one that `tf.train.latest_checkpoint` finds.
+        Without any the file is removed.
       point: The name under which fault injection knows the file.
 
     Raises:
@@ -46,24 +50,22 @@ def write_pointer(
     if text.endswith("\n") and _LISTED.findall(text) == [names[-1], *names]:
         return
 
-    # As in TensorFlow's manager: it removes only checkpoints that were saved after the preserved
-    # time.
-    times = [os.path.getmtime(f"{prefix}.index") for prefix in prefixes]
-    preserved = min(min(times), time.time()) - 1.0
+    # TensorFlow's manager removes only checkpoints that were saved after the preserved time.
+    save_times = [os.path.getmtime(f"{prefix}.index") for prefix in prefixes]
+    preserved_time = min(min(save_times), time.time()) - 1.0
     lines = [
         f'model_checkpoint_path: "{names[-1]}"',
         *(f'all_model_checkpoint_paths: "{name}"' for name in names),
-        *(f"all_model_checkpoint_timestamps: {saved!r}" for saved in times),
-        f"last_preserved_timestamp: {preserved!r}",
+        *(f"all_model_checkpoint_timestamps: {save_time!r}" for save_time in save_times),
+        f"last_preserved_timestamp: {preserved_time!r}",
     ]
     files.write_text(path, "\n".join(lines) + "\n", point)
 
 
 def _read_pointer_text(directory: str) -> str:
+    path = os.path.join(directory, POINTER_FILE)
     try:
-        with open(
-            os.path.join(directory, POINTER_FILE), encoding="utf-8", errors="replace"
-        ) as stream:
+        with open(path, encoding="utf-8", errors="replace") as stream:
             return stream.read()
     except OSError:
         return ""

@@ -1,7 +1,6 @@
 """Removes older checkpoints of a folder, and chooses those that stay besides the newest ones.
 
-The choice depends only on the checkpoints that are there, so a run that was killed keeps the same
-ones.
+The choice depends only on the checkpoints that exist, so a run that was killed keeps the same ones.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class Retention:
     Args:
       folder: The folder of the checkpoints.
       leases: The leases of the run's sidecars.
-      interval: The value of trainer.keep_interval: steps, or a time; None keeps no older
-        checkpoints.
+      interval: The value of trainer.keep_interval, which is a number of steps or a time. None keeps
+        no older checkpoints.
     """
 
     def __init__(self, folder: str, leases: LeaseReader, interval: int | str | None = None) -> None:
@@ -37,7 +36,11 @@ class Retention:
         self._interval = interval
 
     def protected_steps(self, steps: Sequence[int]) -> set[int]:
-        """Returns those of `steps`, the steps of checkpoints that rotation is about to remove, that have to stay."""
+        """Returns those of `steps` that have to stay.
+
+        Args:
+          steps: The steps of checkpoints that rotation is about to remove.
+        """
         needed = self._leases.select_protected_steps(steps)
         if self._interval is None:
             return needed
@@ -49,12 +52,14 @@ class Retention:
 def remove_old_checkpoints(
     folder: str, keep: int, run_id: str, retention: Retention | None = None
 ) -> None:
-    """Removes all but the newest checkpoints of a run; pinned and protected ones, and those of other runs, stay.
+    """Removes all but the newest checkpoints of a run.
+
+    Pinned and protected ones, and those of other runs, stay. Runs in any thread.
 
     Args:
       folder: The folder of the checkpoints.
       keep: The number of newest checkpoints to keep.
-      run_id: The run's identity; for "" any checkpoint with a record counts as its own.
+      run_id: The run's identity. For "" any checkpoint with a record counts as its own.
       retention: Protects older checkpoints.
 
     Raises:
@@ -62,40 +67,42 @@ def remove_old_checkpoints(
       OSError: when a file cannot be removed.
     """
     checkpoints = complete_checkpoints(folder)
-    own = [step for step, prefix in checkpoints.items() if is_saved_by_run(prefix, run_id)]
-    old = [
+    own_steps = [step for step, prefix in checkpoints.items() if is_saved_by_run(prefix, run_id)]
+    old_steps = [
         step
-        for step in own[: max(0, len(own) - keep)]
+        for step in own_steps[: max(0, len(own_steps) - keep)]
         if not os.path.exists(f"{checkpoints[step]}.pin")
     ]
-    protected = retention.protected_steps(old) if retention is not None else set()
-    kept = {
-        step: prefix for step, prefix in checkpoints.items() if step not in old or step in protected
+    protected_steps = retention.protected_steps(old_steps) if retention is not None else set()
+
+    remaining = {
+        step: prefix
+        for step, prefix in checkpoints.items()
+        if step not in old_steps or step in protected_steps
     }
-    write_pointer(folder, list(kept.values()))
-    remove_checkpoints_except(folder, kept, run_id)
+    write_pointer(folder, list(remaining.values()))
+    remove_checkpoints_except(folder, remaining, run_id)
 
 
 def remove_checkpoints_except(folder: str, keep: Collection[int], run_id: str = "") -> None:
-    """Removes the checkpoints of a run except pinned ones and those of the steps `keep`. Runs in any thread.
+    """Removes the checkpoints of a run except pinned ones and those of the steps `keep`.
 
     Those of other runs stay. The pointer file must no longer list what is removed, since a missing
-    file of a listed checkpoint counts as damage.
+    file of a listed checkpoint counts as damage. Runs in any thread.
 
     Args:
       folder: The folder of the checkpoints.
       keep: The steps to keep.
-      run_id: The run's identity; for "" any checkpoint with a record counts as its own.
+      run_id: The run's identity. For "" any checkpoint with a record counts as its own.
 
     Raises:
       OSError: when a file cannot be removed.
     """
-    records = [
-        name
+    checkpoints = [
+        name.removesuffix(RECORD_SUFFIX)
         for name in os.listdir(folder)
         if parse_checkpoint_name(name) and name.endswith(RECORD_SUFFIX)
     ]
-    checkpoints = [name.removesuffix(RECORD_SUFFIX) for name in records]
     for checkpoint in sorted(checkpoints, key=parse_step):
         prefix = os.path.join(folder, checkpoint)
         is_kept = parse_step(checkpoint) in keep or os.path.exists(f"{prefix}.pin")
@@ -110,33 +117,33 @@ def first_of_each_interval(interval: int, steps: Sequence[int]) -> set[int]:
       interval: The steps between kept checkpoints.
       steps: The steps of the checkpoints that are not among the newest, in any order.
     """
-    chosen = set[int]()
-    last = 0
+    selected_steps = set[int]()
+    last_step = 0
     for step in sorted(steps):
-        if is_due(last, step, interval):
-            chosen.add(step)
-            last = step
-    return chosen
+        if is_due(last_step, step, interval):
+            selected_steps.add(step)
+            last_step = step
+    return selected_steps
 
 
 def first_of_each_period(folder: str, seconds: float, steps: Sequence[int]) -> set[int]:
-    """Returns the first of `steps`, and each one that was saved `seconds` or more after the last chosen one.
+    """Returns the first of `steps`, and each that was saved a period after the last selected one.
 
     Args:
       folder: The folder of the checkpoints.
       seconds: The seconds between kept checkpoints.
       steps: The steps of the checkpoints that are not among the newest, in any order.
     """
-    chosen = set[int]()
-    last = -float("inf")
+    selected_steps = set[int]()
+    last_time = -float("inf")
     for step in sorted(steps):
         prefix = os.path.join(folder, f"ckpt-{step}")
         if not os.path.exists(f"{prefix}.index"):
             continue
-        saved = (read_commit_record(prefix) or {}).get("time") or os.path.getmtime(
-            f"{prefix}.index"
-        )
-        if saved >= last + seconds:
-            chosen.add(step)
-            last = saved
-    return chosen
+        # A copy of the folder keeps the time in the record.
+        record = read_commit_record(prefix) or {}
+        save_time = record.get("time") or os.path.getmtime(f"{prefix}.index")
+        if save_time >= last_time + seconds:
+            selected_steps.add(step)
+            last_time = save_time
+    return selected_steps

@@ -1,4 +1,4 @@
-"""WeightsFolder: a folder with checkpoints of weights alone, in files that plain TensorFlow reads."""
+"""WeightsFolder: a folder with checkpoints of weights alone, which plain TensorFlow can read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WeightsFolder:
     Runs eagerly, on the host, on every worker.
 
     Args:
-      path: The local folder; it is created with the first checkpoint.
+      path: The local folder, which is created with the first checkpoint.
       is_writer: Whether this worker writes the folder. Others take part in each save, since reading
         a variable can involve all workers, but discard what they save.
     """
@@ -60,7 +60,7 @@ class WeightsFolder:
         Args:
           step: The global step of the weights.
           save: Writes a checkpoint at the prefix that it receives.
-          keep: The steps to keep, `step` included; see `rotate`.
+          keep: The steps to keep, `step` included. See `rotate`.
           point: The name under which fault injection knows the record.
           **entries: Further entries of the record.
 
@@ -74,6 +74,7 @@ class WeightsFolder:
 
         prefix = self.prefix(step)
         try:
+            # The weights are in place before others are removed.
             save(begin_save(prefix))
             files.report_write_point("checkpoint.written", prefix)
             finish_save(prefix, point, **entries)

@@ -32,7 +32,7 @@ class WatchedRun(Protocol):
         """Describes the training process, for messages."""
 
     def poll_rewind(self) -> int | None:
-        """Returns the step that the run has gone back to since the last call; None if it has not."""
+        """Returns the step that the run has gone back to since the last call, or None."""
 
     def get_evaluated_steps(self) -> set[int]:
         """Returns the steps with a recorded evaluation."""
@@ -47,11 +47,19 @@ class WatchedRun(Protocol):
         """Records an evaluation that was reported."""
 
     def protect_checkpoints(self, after_step: int | None, reading_step: int | None) -> None:
-        """Keeps the run from removing checkpoints: those after `after_step` and that of `reading_step`; None: none."""
+        """Keeps the run from removing checkpoints.
+
+        Args:
+          after_step: Checkpoints after this step are kept. None keeps none of them.
+          reading_step: The checkpoint of this step is kept. None keeps none.
+        """
 
 
 class UnmonitoredRun:
-    """A run that is known only by its checkpoints and by `is_finished`, which tells whether more will come."""
+    """A run that is known only by its checkpoints and by `is_finished`.
+
+    `is_finished` indicates whether more checkpoints will come.
+    """
 
     def __init__(self, is_finished: Callable[[], bool]) -> None:
         self.is_finished = is_finished
@@ -90,25 +98,26 @@ class CheckpointWatcher:
 
     Args:
       directory: The folder of the checkpoints.
-      timeout: The seconds to wait for a checkpoint without a sign of life of the run; None waits
+      timeout: The seconds to wait for a checkpoint without a sign of life of the run. None waits
         without limit.
       run: The run that saves the checkpoints.
-      newest_only: Whether to skip all but the newest checkpoint; otherwise all come in the order of
+      newest_only: Whether to skip all but the newest checkpoint. Otherwise all come in the order of
         steps.
     """
 
     def __init__(
         self, directory: str, timeout: float | None, run: WatchedRun, newest_only: bool = False
     ) -> None:
-        self._directory, self._timeout, self._run, self._newest_only = (
-            directory,
-            timeout,
-            run,
-            newest_only,
-        )
-        self._handled_steps: set[int] = set()  # steps that were yielded, skipped or lost
-        self._queued_steps: set[int] = set()  # steps that were seen and still have to be yielded
-        self._foreign_prefixes: set[str] = set()  # prefixes of checkpoints that another run saved
+        self._directory = directory
+        self._timeout = timeout
+        self._run = run
+        self._newest_only = newest_only
+        # Steps that were yielded, skipped or lost
+        self._handled_steps: set[int] = set()
+        # Steps that were seen and still have to be yielded
+        self._queued_steps: set[int] = set()
+        # Prefixes of checkpoints that another run saved
+        self._foreign_prefixes: set[str] = set()
         self.unevaluated_count = 0
 
     def follow(
@@ -116,7 +125,7 @@ class CheckpointWatcher:
         should_stop: Callable[[], bool],
         enter_wait: Callable[[], AbstractContextManager[None]],
     ) -> Iterator[str]:
-        """Yields the prefix of each checkpoint until the run is finished or `should_stop` returns True.
+        """Yields the prefix of each checkpoint until the run is finished.
 
         Args:
           should_stop: Returns whether to end.
@@ -125,27 +134,32 @@ class CheckpointWatcher:
         Raises:
           NothingToWaitForError: when no checkpoint came in time although the run is not finished.
         """
-        since, logged = time.monotonic(), -_LOG_SECONDS
+        last_sign = time.monotonic()
+        last_log = -_LOG_SECONDS
         while not should_stop():
-            ended = (
-                self._run.is_finished()
-            )  # read before looking for checkpoints, so that the last ones are seen
+            # Read before looking for checkpoints, so that the last ones are seen.
+            is_finished = self._run.is_finished()
             path = self._next()
             if path is not None:
                 yield path
-                since, logged = time.monotonic(), -_LOG_SECONDS
+                last_sign = time.monotonic()
+                last_log = -_LOG_SECONDS
                 continue
-            if ended:
+            if is_finished:
                 return
+
             now = time.monotonic()
             if self._run.is_alive():
-                since = now
-            elif self._timeout is not None and now - since >= self._timeout:
+                last_sign = now
+            elif self._timeout is not None and now - last_sign >= self._timeout:
                 raise NothingToWaitForError(
-                    f"no new checkpoint for {now - since:.0f} s (trainer.continuous_eval_timeout)"
-                    f" in {self._directory}: {self._describe_folder()}; {self._run.describe_trainer()}"
+                    f"no new checkpoint for {now - last_sign:.0f} s "
+                    "(trainer.continuous_eval_timeout) "
+                    f"in {self._directory}: {self._describe_folder()}; "
+                    f"{self._run.describe_trainer()}"
                 )
-            if now - logged >= _LOG_SECONDS:
+
+            if now - last_log >= _LOG_SECONDS:
                 limit = "no time limit"
                 if self._timeout is not None:
                     limit = f"at most {self._timeout:g} s without a sign of life"
@@ -157,53 +171,63 @@ class CheckpointWatcher:
                     self._run.describe_trainer(),
                     limit,
                 )
-                logged = now
+                last_log = now
             with enter_wait():
                 time.sleep(_POLL_SECONDS)
 
     def _is_foreign(self, prefix: str) -> bool:
-        """Whether another run saved the checkpoint; warns once."""
-        if prefix not in self._foreign_prefixes and is_foreign(
-            prefix, read_run_id(self._directory)
-        ):
-            _LOG.warning("%s was saved by another run; it is not evaluated", prefix)
-            self._foreign_prefixes.add(prefix)
-        return prefix in self._foreign_prefixes
+        """Whether another run saved the checkpoint. Warns once."""
+        if prefix in self._foreign_prefixes:
+            return True
+        if not is_foreign(prefix, read_run_id(self._directory)):
+            return False
+        _LOG.warning("%s was saved by another run; it is not evaluated", prefix)
+        self._foreign_prefixes.add(prefix)
+        return True
 
     def _next(self) -> str | None:
-        """Returns the prefix of the next checkpoint, which the run keeps from now on; None if there is none."""
-        back = self._run.poll_rewind()
-        if back is not None:
-            self._handled_steps = {step for step in self._handled_steps if step <= back}
-            self._queued_steps = {step for step in self._queued_steps if step <= back}
-        known = self._run.get_evaluated_steps() | self._handled_steps
-        last = max(known, default=-1)
-        there = complete_checkpoints(self._directory)
-        new = [
-            step for step in there if step not in known and (step > last or not self._newest_only)
+        """Returns the prefix of the next checkpoint, or None if there is none.
+
+        The run keeps that checkpoint from now on.
+        """
+        rewind_step = self._run.poll_rewind()
+        if rewind_step is not None:
+            self._handled_steps = {step for step in self._handled_steps if step <= rewind_step}
+            self._queued_steps = {step for step in self._queued_steps if step <= rewind_step}
+
+        done_steps = self._run.get_evaluated_steps() | self._handled_steps
+        last_step = max(done_steps, default=-1)
+        checkpoints = complete_checkpoints(self._directory)
+        steps = [
+            step
+            for step in checkpoints
+            if step not in done_steps and (step > last_step or not self._newest_only)
         ]
-        new = [step for step in new if not self._is_foreign(there[step])]
-        self._report_lost(self._queued_steps - set(there) - known)
+        steps = [step for step in steps if not self._is_foreign(checkpoints[step])]
+        self._report_lost(self._queued_steps - set(checkpoints) - done_steps)
+
         if self._newest_only:
-            skipped = new[:-1]
-            new = new[-1:]
-            self._handled_steps |= set(skipped)
-            self.unevaluated_count += len(skipped)
-            if skipped:
+            skipped_steps = steps[:-1]
+            steps = steps[-1:]
+            self._handled_steps |= set(skipped_steps)
+            self.unevaluated_count += len(skipped_steps)
+            if skipped_steps:
                 _LOG.info(
-                    "skipped: %s; a newer checkpoint exists (trainer.continuous_eval.policy=latest;"
-                    " %d skipped in all)",
-                    ", ".join(f"ckpt-{step}" for step in skipped),
+                    "skipped: %s; a newer checkpoint exists "
+                    "(trainer.continuous_eval.policy=latest; %d skipped in all)",
+                    ", ".join(f"ckpt-{step}" for step in skipped_steps),
                     self.unevaluated_count,
                 )
-        self._queued_steps = set(new)
-        for step in new:
+
+        self._queued_steps = set(steps)
+        for step in steps:
             self._run.protect_checkpoints(None if self._newest_only else step - 1, step)
             self._handled_steps.add(step)
-            if os.path.exists(f"{there[step]}.index"):
-                return there[step]
+            # The run may have removed the checkpoint before it was protected.
+            if os.path.exists(f"{checkpoints[step]}.index"):
+                return checkpoints[step]
             self._report_lost({step})
-        self._run.protect_checkpoints(None if self._newest_only else last, None)
+        self._run.protect_checkpoints(None if self._newest_only else last_step, None)
         return None
 
     def _report_lost(self, steps: set[int]) -> None:
@@ -221,14 +245,12 @@ class CheckpointWatcher:
         """Describes the contents of the folder, for messages."""
         if not os.path.isdir(self._directory):
             return "the folder does not exist"
-        there = list(complete_checkpoints(self._directory))
-        if there:
-            return f"the newest checkpoint, ckpt-{there[-1]}, was already handled"
-        names = sorted(
-            set(os.listdir(self._directory)) - {"evals"}
-        )  # the evaluation itself creates evals/
-        return (
-            f"the folder holds no checkpoint, only {', '.join(names[:5])}"
-            if names
-            else "the folder is empty"
-        )
+        steps = list(complete_checkpoints(self._directory))
+        if steps:
+            return f"the newest checkpoint, ckpt-{steps[-1]}, was already handled"
+
+        # The evaluation itself creates evals/.
+        names = sorted(set(os.listdir(self._directory)) - {"evals"})
+        if not names:
+            return "the folder is empty"
+        return f"the folder holds no checkpoint, only {', '.join(names[:5])}"

@@ -1,7 +1,8 @@
-"""Sidecar: evaluates the checkpoints of a training run from another process, with its own ledger and best checkpoint.
+"""Sidecar: evaluates the checkpoints of a training run from another process.
 
-It never writes a file of the trainer. Its ledger holds its evaluations, so a restarted sidecar
-continues where the previous one ended. It follows rewinds of the run by reading the run's ledger.
+It has its own ledger and best checkpoint, and never writes a file of the trainer. Its ledger
+contains its evaluations, so a restarted sidecar continues where the previous one ended. It follows
+rewinds of the run by reading the run's ledger.
 """
 
 from __future__ import annotations
@@ -24,15 +25,18 @@ from trainer_kit.process.run_lock import is_process_alive, read_heartbeat
 from trainer_kit.process.sidecar_lease import Lease
 
 _LOG = logging.getLogger(__name__)
-_SILENT_SECONDS = 20.0  # four beats
+# The time of four beats
+_SILENT_SECONDS = 20.0
 
 
 def select_validation_sets(config: ExperimentConfig) -> ExperimentConfig:
-    """Returns the config of a sidecar, reduced to the sets of trainer.continuous_eval.validation_sets.
+    """Returns the config of a sidecar, reduced to the validation sets that it evaluates.
 
-    Best checkpoints by metrics of other sets are left out.
+    These are the sets of trainer.continuous_eval.validation_sets. Best checkpoints by metrics of
+    other sets are left out.
     """
-    options, data = config.trainer, get_validation_sets(config.task)
+    options = config.trainer
+    data = get_validation_sets(config.task)
     names = options.continuous_eval.validation_sets
     if not names:
         return config
@@ -41,29 +45,30 @@ def select_validation_sets(config: ExperimentConfig) -> ExperimentConfig:
         return metric.partition("|")[0] not in data.keys() - set(names)
 
     primary = options.best_checkpoint_eval_metric
-    left_out = [primary] if not is_evaluated(primary) else []
-    left_out += [
-        best.metric for best in options.best_checkpoints.values() if not is_evaluated(best.metric)
-    ]
-    if left_out:
-        names_left_out = ", ".join(dict.fromkeys(left_out))
+    metrics = [primary, *(best.metric for best in options.best_checkpoints.values())]
+    unevaluated_metrics = [metric for metric in metrics if not is_evaluated(metric)]
+    if unevaluated_metrics:
         _LOG.info(
             "no best checkpoint is kept by %s: this sidecar does not evaluate that data",
-            names_left_out,
+            ", ".join(dict.fromkeys(unevaluated_metrics)),
         )
-    fewer: dict[str, Any] = {"validation_data": {name: None for name in data if name not in names}}
+
+    # An entry with the value None is removed.
+    task: dict[str, Any] = {"validation_data": {name: None for name in data if name not in names}}
+    if isinstance(config.task, MultiTaskConfig):
+        task = {"evaluated_tasks": names}
+    removed_sets = {name: None for name in options.validation_sets if name not in names}
+    removed_best_checkpoints = {
+        name: None
+        for name, best in options.best_checkpoints.items()
+        if not is_evaluated(best.metric)
+    }
     return config.replace(
-        task={"evaluated_tasks": names} if isinstance(config.task, MultiTaskConfig) else fewer,
+        task=task,
         trainer={
-            "validation_sets": {
-                name: None for name in options.validation_sets if name not in names
-            },
+            "validation_sets": removed_sets,
             "best_checkpoint_eval_metric": primary if is_evaluated(primary) else "",
-            "best_checkpoints": {
-                name: None
-                for name, best in options.best_checkpoints.items()
-                if not is_evaluated(best.metric)
-            },
+            "best_checkpoints": removed_best_checkpoints,
         },
     )
 
@@ -74,12 +79,12 @@ class Sidecar:
     Args:
       directory: The run's folder.
       ledger: The sidecar's ledger.
-      best: The owner of the sidecar's best checkpoints; None if it keeps none.
+      best: The owner of the sidecar's best checkpoints, or None if it keeps none.
       summaries: The manager of the sidecar's TensorBoard folder.
       lease: The sidecar's lease.
       train_steps: The value of trainer.train_steps that counts if the run's folder does not name
         it.
-      global_step: The variable of the step that was restored last; None: a subclass has another
+      global_step: The variable of the step that was restored last. None if a subclass has another
         `get_reached_step`.
     """
 
@@ -101,7 +106,8 @@ class Sidecar:
         self._train_steps = train_steps
         self._global_step = global_step
         self._last_heartbeat: tuple[Any, float] = (None, 0.0)
-        self._has_begun = False  # whether a checkpoint and a manifest were seen
+        # Whether a checkpoint and a manifest were seen
+        self._has_begun = False
 
     def begin(self) -> None:
         """Sets the best checkpoint and the curves to the last recorded step."""
@@ -109,9 +115,10 @@ class Sidecar:
             self._resume_best_and_summaries(max(self.get_evaluated_steps(), default=-1))
 
     def is_finished(self) -> bool:
-        """Whether the run has ended: final.json says so, or the checkpoint of its last step was restored.
+        """Whether the run has ended.
 
-        While a trainer is alive, the run continues whatever final.json says: it may have started
+        It has if final.json says so, or if the checkpoint of its last step was restored. While a
+        trainer is alive, the run continues whatever final.json says, since it may have started
         again from an earlier step, and the file may be from before that.
 
         Raises:
@@ -125,18 +132,18 @@ class Sidecar:
             )
         if self.is_alive():
             return False
-        last_step = self._directory.read_last_step(
-            self._train_steps
-        )  # the run's number, which a restart may change
+
+        # The number is that of the run, which a restart may change.
+        last_step = self._directory.read_last_step(self._train_steps)
         final = self._directory.read_final()
         if final is not None and (
             last_step is None or final["step"] >= last_step or final.get("stopped")
         ):
             return True
-        newest = max(
-            complete_checkpoints(self._directory.path), default=-1
-        )  # the restored step may be superseded
-        return last_step is not None and last_step <= min(self.get_reached_step(), newest)
+
+        # The restored step may be superseded.
+        newest_step = max(complete_checkpoints(self._directory.path), default=-1)
+        return last_step is not None and last_step <= min(self.get_reached_step(), newest_step)
 
     def get_reached_step(self) -> int:
         """Returns the step of the checkpoint that was restored last."""
@@ -147,35 +154,39 @@ class Sidecar:
         heartbeat = read_heartbeat(self._directory.path)
         if heartbeat is None or heartbeat["ended"]:
             return False
+
         now = time.monotonic()
         if heartbeat["beat"] != self._last_heartbeat[0]:
             self._last_heartbeat = (heartbeat["beat"], now)
-        here = heartbeat["host"] == socket.gethostname()
-        return now - self._last_heartbeat[1] < _SILENT_SECONDS and not (
-            here and not is_process_alive(heartbeat["pid"])
-        )
+        if now - self._last_heartbeat[1] >= _SILENT_SECONDS:
+            return False
+        is_on_this_host = heartbeat["host"] == socket.gethostname()
+        return not is_on_this_host or is_process_alive(heartbeat["pid"])
 
     def describe_trainer(self) -> str:
         """Describes the trainer: its host and pid, its step, and whether it is alive."""
         heartbeat = read_heartbeat(self._directory.path)
         if heartbeat is None:
             return (
-                "no run has begun there (heartbeat.json is missing); if one should have, check the"
-                " folder"
+                "no run has begun there (heartbeat.json is missing); "
+                "if one should have, check the folder"
             )
-        who = f"the trainer ({heartbeat['host']} pid {heartbeat['pid']})"
+        trainer = f"the trainer ({heartbeat['host']} pid {heartbeat['pid']})"
         if heartbeat["ended"]:
-            return f"{who} ended at step {heartbeat['step']}: {heartbeat['ended']}"
+            return f"{trainer} ended at step {heartbeat['step']}: {heartbeat['ended']}"
         state = "is alive" if self.is_alive() else "is gone"
         return (
-            f"{who} {state}; its last heartbeat was at step {heartbeat['step']}"
-            f" ({heartbeat['phase']})"
+            f"{trainer} {state}; "
+            f"its last heartbeat was at step {heartbeat['step']} ({heartbeat['phase']})"
         )
 
     def poll_rewind(self) -> int | None:
-        """Follows a rewind of the run: evaluations of later steps no longer count. Returns the step, or None."""
-        # The best is rewound before the ledger: a sidecar that dies in between repeats both at its
-        # next start.
+        """Follows a rewind of the run, after which evaluations of later steps no longer count.
+
+        Returns the step that the run went back to, or None if there is no new rewind.
+        """
+        # The best is rewound before the ledger, so that a sidecar that dies in between repeats both
+        # at its next start.
         step = self._ledger.follow(
             self._directory.training_ledger_path, before_rewind=self._rewind_best
         )
@@ -184,9 +195,9 @@ class Sidecar:
         return step
 
     def last_metrics(self) -> dict[str, Any]:
-        """Returns the metrics of the last recorded step; {} if there is none."""
-        evaluated = self._ledger.get_metrics_by_step()
-        return evaluated[max(evaluated)] if evaluated else {}
+        """Returns the metrics of the last recorded step, or {} if there is none."""
+        metrics_by_step = self._ledger.get_metrics_by_step()
+        return metrics_by_step[max(metrics_by_step)] if metrics_by_step else {}
 
     def get_evaluated_steps(self) -> set[int]:
         """Returns the recorded steps for this data and config."""
@@ -199,7 +210,10 @@ class Sidecar:
         seconds: float | Mapping[str, float],
         checkpoint: str,
     ) -> None:
-        """Records an evaluation after it was reported; a sidecar that dies in between reports it again."""
+        """Records an evaluation after it was reported.
+
+        A sidecar that dies in between reports it again.
+        """
         self._ledger.append(step, logs, seconds, os.path.relpath(checkpoint, self._directory.path))
 
     def protect_checkpoints(self, after_step: int | None, reading_step: int | None) -> None:

@@ -19,63 +19,71 @@ from trainer_kit.evals.ledger import Ledger, active_records
 from trainer_kit.telemetry.metrics_jsonl import WALL_CLOCK_FIELDS
 
 _LEFT_OVER = ("**/*_temp", "**/.*.tmp", "**/checkpoint.tmp*", "**/.saving-*")
-_NOT_COMPARED = ("save_counter",)  # counts the saves of the process, which are not part of the run
+# The counter of the saves of the process, which are not part of the run
+_NOT_COMPARED = ("save_counter",)
 
 
 def compare_runs(
     first_run: str | os.PathLike[str], second_run: str | os.PathLike[str]
 ) -> list[str]:
-    """Returns the differences of two finished runs, one line each; [] when they are equal. Runs eagerly, on the host.
+    """Returns the differences of two finished runs, one line each.
 
-    Compares, bit by bit, the variables of the newest checkpoint and of the best ones; and, without
-    clock times, info.json, the evaluations since the last rewind, metrics.jsonl and final.json.
-    Also lists files that dead processes left.
+    Compares, bit by bit, the variables of the newest checkpoint and of the best ones. It also
+    compares, without clock times, info.json, the evaluations since the last rewind, metrics.jsonl
+    and final.json, and lists files that dead processes left. Runs eagerly, on the host.
 
     Args:
-      one, other: The folders of the runs.
+      first_run: The folder of the one run.
+      second_run: The folder of the other run.
+
+    Returns:
+      The lines. The list is empty when the runs are equal.
     """
-    sides = (os.fspath(first_run), os.fspath(second_run))
-    differences = _compare_lines("metrics.jsonl", *(_history(side) for side in sides))
-    differences += _compare_variables(
-        "newest checkpoint", *(_find_newest_checkpoint(side) for side in sides)
-    )
-    differences += _compare_values(
-        "best info", *(_read_json(_find_best_info_path(side)) for side in sides)
-    )
-    differences += _compare_variables("best checkpoint", *(_best_weights(side) for side in sides))
-    for name in sorted({name for side in sides for name in _list_named_best_checkpoints(side)}):
-        differences += _compare_named_best_checkpoint(
-            name, *(os.path.join(side, BEST_CHECKPOINTS, name) for side in sides)
-        )
-    differences += _compare_lines("evals/validation.jsonl", *(_evaluations(side) for side in sides))
-    finals = [_read_json(os.path.join(side, "final.json")) for side in sides]
-    differences += _compare_values(
-        "final.json",
-        *(_omit_fields(final, ("time",)) if isinstance(final, dict) else final for final in finals),
-    )
-    return differences + [
-        f"left over: {path}" for side in sides for path in find_leftover_files(side)
-    ]
+    folders = (os.fspath(first_run), os.fspath(second_run))
+    differences = _compare_lines("metrics.jsonl", *map(_history, folders))
+    differences += _compare_variables("newest checkpoint", *map(_find_newest_checkpoint, folders))
+
+    best_infos = [_read_json(_find_best_info_path(folder)) for folder in folders]
+    differences += _compare_values("best info", *best_infos)
+    differences += _compare_variables("best checkpoint", *map(_best_weights, folders))
+    names = {name for folder in folders for name in _list_named_best_checkpoints(folder)}
+    for name in sorted(names):
+        best_folders = [os.path.join(folder, BEST_CHECKPOINTS, name) for folder in folders]
+        differences += _compare_named_best_checkpoint(name, *best_folders)
+
+    differences += _compare_lines("evals/validation.jsonl", *map(_evaluations, folders))
+
+    finals = []
+    for folder in folders:
+        final = _read_json(os.path.join(folder, "final.json"))
+        finals.append(_omit_fields(final, ("time",)) if isinstance(final, dict) else final)
+    differences += _compare_values("final.json", *finals)
+
+    for folder in folders:
+        differences += [f"left over: {path}" for path in find_leftover_files(folder)]
+    return differences
 
 
 def find_first_different_step(
     first_run: str | os.PathLike[str], second_run: str | os.PathLike[str]
 ) -> int | None:
-    """Returns the first step at which the histories of two runs differ; None if they are equal."""
-    sides = [_history(os.fspath(side)) for side in (first_run, second_run)]
-    for first, second in zip(*sides, strict=False):
+    """Returns the first step at which the histories of two runs differ, or None."""
+    first_history = _history(os.fspath(first_run))
+    second_history = _history(os.fspath(second_run))
+    for first, second in zip(first_history, second_history, strict=False):
         if json.dumps(first) != json.dumps(second):
             return min(int(first["step"]), int(second["step"]))
     return None
 
 
 def find_leftover_files(folder: str | os.PathLike[str]) -> list[str]:
-    """Returns the files that processes left in a run's folder when they died while writing, relative to it."""
-    inside = os.fspath(folder)
+    """Returns the files that processes left in a run's folder when they died while writing.
+
+    The paths are relative to the folder.
+    """
+    root = os.fspath(folder)
     return sorted(
-        path
-        for pattern in _LEFT_OVER
-        for path in glob.glob(pattern, root_dir=inside, recursive=True)
+        path for pattern in _LEFT_OVER for path in glob.glob(pattern, root_dir=root, recursive=True)
     )
 
 
@@ -84,89 +92,97 @@ def _find_newest_checkpoint(folder: str) -> str | None:
 
 
 def _find_best_info_path(folder: str) -> str:
-    return next(
-        iter(sorted(glob.glob(f"{glob.escape(folder)}/*/{INFO}"))),
-        os.path.join(folder, "best_ckpt", INFO),
-    )
+    paths = sorted(glob.glob(f"{glob.escape(folder)}/*/{INFO}"))
+    return paths[0] if paths else os.path.join(folder, "best_ckpt", INFO)
 
 
 def _best_weights(folder: str) -> str | None:
-    place = os.path.dirname(_find_best_info_path(folder))
-    info = read_info(place, quiet=True)
-    return os.path.join(place, str(info["checkpoint"])) if info is not None else None
+    best_folder = os.path.dirname(_find_best_info_path(folder))
+    info = read_info(best_folder, quiet=True)
+    return os.path.join(best_folder, str(info["checkpoint"])) if info is not None else None
 
 
 def _list_named_best_checkpoints(folder: str) -> list[str]:
-    place = os.path.join(folder, BEST_CHECKPOINTS)
-    return os.listdir(place) if os.path.isdir(place) else []
+    best_folder = os.path.join(folder, BEST_CHECKPOINTS)
+    return os.listdir(best_folder) if os.path.isdir(best_folder) else []
 
 
 def _compare_named_best_checkpoint(name: str, first_folder: str, second_folder: str) -> list[str]:
     """Returns the differences of a named best checkpoint: weights, steps and info.json."""
-    sides = [complete_checkpoints(side) for side in (first_folder, second_folder)]
+    first_checkpoints = complete_checkpoints(first_folder)
+    second_checkpoints = complete_checkpoints(second_folder)
     differences = _compare_values(
         f"best {name} info",
-        *(_read_json(os.path.join(side, INFO)) for side in (first_folder, second_folder)),
+        _read_json(os.path.join(first_folder, INFO)),
+        _read_json(os.path.join(second_folder, INFO)),
     )
-    differences += _compare_values(f"best {name} steps", *(list(side) for side in sides))
-    for step in sides[0].keys() & sides[1].keys():
+    differences += _compare_values(
+        f"best {name} steps", list(first_checkpoints), list(second_checkpoints)
+    )
+    for step in first_checkpoints.keys() & second_checkpoints.keys():
         differences += _compare_variables(
-            f"best {name} ckpt-{step}", *(side[step] for side in sides)
+            f"best {name} ckpt-{step}", first_checkpoints[step], second_checkpoints[step]
         )
     return differences
 
 
 def _compare_variables(what: str, first_path: str | None, second_path: str | None) -> list[str]:
-    """Returns a line with the first variable that differs and the number of those that do; [] if none does."""
+    """Returns a line with the first variable that differs and the number of those that do.
+
+    The list is empty if none does.
+    """
     if first_path is None or second_path is None:
         return [] if first_path == second_path else [f"{what}: {first_path}, {second_path}"]
+
     try:
-        sides = [tf.train.load_checkpoint(path) for path in (first_path, second_path)]
-        shapes = [side.get_variable_to_shape_map() for side in sides]
-        names = [
-            {name for name in side if name.split("/")[0] not in _NOT_COMPARED} for side in shapes
-        ]
-        if lone := sorted(names[0] ^ names[1]):
-            return [f"{what}: only one run has {lone[0]} (and {len(lone) - 1} more)"]
-        wrong = [
+        readers = [tf.train.load_checkpoint(path) for path in (first_path, second_path)]
+        first_names, second_names = (
+            {
+                name
+                for name in reader.get_variable_to_shape_map()
+                if name.split("/")[0] not in _NOT_COMPARED
+            }
+            for reader in readers
+        )
+        if unmatched := sorted(first_names ^ second_names):
+            return [f"{what}: only one run has {unmatched[0]} (and {len(unmatched) - 1} more)"]
+        different = [
             name
-            for name in sorted(names[0])
-            if not _are_identical(*(side.get_tensor(name) for side in sides))
+            for name in sorted(first_names)
+            if not _are_identical(*(reader.get_tensor(name) for reader in readers))
         ]
     except (tf.errors.OpError, ValueError, IndexError) as error:
         return [f"{what}: one of {first_path} and {second_path} cannot be read ({error})"]
-    if not wrong:
+    if not different:
         return []
 
-    first, second = (np.asarray(side.get_tensor(wrong[0])) for side in sides)
+    first, second = (np.asarray(reader.get_tensor(different[0])) for reader in readers)
     difference = f"{first!r:.200} and {second!r:.200}"
     if first.shape == second.shape and first.dtype.kind in "fiu":
-        difference = (
-            f"by up to {np.max(np.abs(first.astype(np.float64) - second.astype(np.float64))):g}"
-        )
+        distances = np.abs(first.astype(np.float64) - second.astype(np.float64))
+        difference = f"by up to {np.max(distances):g}"
     return [
-        f"{what}: {wrong[0]} differs, {difference} ({len(wrong)} of {len(names[0])} variables"
-        " differ)"
+        f"{what}: {different[0]} differs, {difference} "
+        f"({len(different)} of {len(first_names)} variables differ)"
     ]
 
 
 def _are_identical(first: Any, second: Any) -> bool:
-    first, second = np.asarray(first), np.asarray(second)
+    first = np.asarray(first)
+    second = np.asarray(second)
     if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
-    # An array of strings holds their addresses.
-    return (
-        bool(np.all(first == second))
-        if first.dtype == object
-        else first.tobytes() == second.tobytes()
-    )
+    # An array of strings contains their addresses.
+    if first.dtype == object:
+        return bool(np.all(first == second))
+    return bool(first.tobytes() == second.tobytes())
 
 
 def _evaluations(folder: str) -> list[Any]:
     ledger = Ledger(
         os.path.join(folder, "evals", "validation.jsonl"), dataset="validation", config_hash=""
     )
-    # A stopped run has saved additional steps; if such a step is evaluated, its record names the
+    # A stopped run has saved additional steps. If such a step is evaluated, its record names the
     # checkpoint. A run that is killed after a recovery may go back once more, in another lineage.
     return [
         _omit_fields(record, ("seconds", "checkpoint", "lineage"))
@@ -186,7 +202,10 @@ def _omit_fields(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, A
 
 
 def _read_json(path: str) -> Any:
-    """Returns the content of a JSON file; None if there is no file, the text of the error if it is damaged."""
+    """Returns the content of a JSON file, or None if there is no file.
+
+    If the file is damaged, the text of the error is returned.
+    """
     try:
         with open(path, "rb") as stream:
             return files.parse_json(stream.read())
@@ -198,18 +217,19 @@ def _read_json(path: str) -> Any:
 
 def _compare_lines(what: str, first_lines: Sequence[Any], second_lines: Sequence[Any]) -> list[str]:
     for number, (first, second) in enumerate(zip(first_lines, second_lines, strict=False)):
-        if json.dumps(first) != json.dumps(second):  # as text, since NaN has to equal NaN
-            return [
-                f"{what}: line {number + 1}: {json.dumps(first)} in one, {json.dumps(second)} in"
-                " the other"
-            ]
-    return (
-        []
-        if len(first_lines) == len(second_lines)
-        else [f"{what}: {len(first_lines)} lines, {len(second_lines)}"]
-    )
+        # Lines are compared as text, since NaN has to equal NaN.
+        first_text = json.dumps(first)
+        second_text = json.dumps(second)
+        if first_text != second_text:
+            return [f"{what}: line {number + 1}: {first_text} in one, {second_text} in the other"]
+    if len(first_lines) != len(second_lines):
+        return [f"{what}: {len(first_lines)} lines, {len(second_lines)}"]
+    return []
 
 
 def _compare_values(what: str, first_value: Any, second_value: Any) -> list[str]:
-    first, second = json.dumps(first_value), json.dumps(second_value)
-    return [] if first == second else [f"{what}: {first} in one, {second} in the other"]
+    first_text = json.dumps(first_value)
+    second_text = json.dumps(second_value)
+    if first_text == second_text:
+        return []
+    return [f"{what}: {first_text} in one, {second_text} in the other"]

@@ -1,8 +1,9 @@
-"""RunHistory: keeps metrics.jsonl, TensorBoard, the ledger and the best checkpoint in step with the checkpoints.
+"""RunHistory: keeps the reports of a run in step with its checkpoints.
 
-A run that was killed resumes from its last checkpoint and reports the steps after that checkpoint
-again. A run that rewinds (a rollback, --from_step) reports new steps in place of the old ones. In
-both cases one history remains.
+These are metrics.jsonl, TensorBoard, the ledger and the best checkpoint. A run that was killed
+resumes from its last checkpoint and reports the steps after that checkpoint again. A run that
+rewinds (a rollback, --from_step) reports new steps in place of the old ones. In both cases one
+history remains.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class RunHistory:
 
     Args:
       ledger: The ledger of the run's own evaluations.
-      history_writer: The writer of metrics.jsonl; None on workers that are not the chief.
-      summaries: The managers of TensorBoard's folders for training and validation; those without a
+      history_writer: The writer of metrics.jsonl, or None on workers that are not the chief.
+      summaries: The managers of TensorBoard's folders for training and validation. Those without a
         method `resume` are left alone.
-      best: The owner of the best checkpoints; None if the run keeps none.
-      background_writer: The writer of all reports; None: there are none to wait for.
+      best: The owner of the best checkpoints, or None if the run keeps none.
+      background_writer: The writer of all reports, or None if there are none to wait for.
       checkpoint_folder: The folder of the run's checkpoints, whose records contain the
-        `read_extent` of their steps; "": there is none to compare with.
+        `read_extent` of their steps. "" if there is none to compare with.
     """
 
     def __init__(
@@ -59,17 +60,19 @@ class RunHistory:
         self._background_writer = background_writer
 
     def flush_to_disk(self, step: int) -> dict[str, Any]:
-        """Writes all reports to the disk, before a checkpoint; returns `extent`."""
+        """Writes all reports to the disk, before a checkpoint, and returns `read_extent`."""
         if self._background_writer is not None:
             self._background_writer.flush_threaded_writers()
         return self.read_extent(step)
 
     def read_extent(self, step: int) -> dict[str, list[int]]:
-        """Returns how much history and ledger hold up to `step`, for the record of its checkpoint.
+        """Returns how much history and ledger contain up to `step`.
+
+        The record of the checkpoint of `step` contains it.
 
         Returns:
-          "history": [the last step, bytes up to it]; "evaluations": [their number before `step`,
-          the last step]. {} on workers that are not the chief.
+          A dict of "history", which is [the last step, bytes up to it], and "evaluations", which is
+          [their number before `step`, the last step]. {} on workers that are not the chief.
         """
         if self._history_writer is None:
             return {}
@@ -79,7 +82,9 @@ class RunHistory:
         }
 
     def begin_or_rewind(self, step: int, manager: Any) -> None:
-        """Rewinds all to the step that training resumes from; permanently if the run goes back by request.
+        """Rewinds all to the step that training resumes from.
+
+        It does so permanently if the run goes back by request.
 
         Args:
           step: The step of the restored checkpoint.
@@ -101,88 +106,97 @@ class RunHistory:
         Raises:
           StorageError: when there is no checkpoint although the ledger names a saved one.
         """
-        saved = [
-            item["checkpoint"]
-            for item in active_records(self.ledger.records())
-            if item.get("checkpoint")
+        saved_checkpoints = [
+            record["checkpoint"]
+            for record in active_records(self.ledger.records())
+            if record.get("checkpoint")
         ]
-        if is_new and saved:
+        if is_new and saved_checkpoints:
             raise StorageError(
-                f"{self.ledger.path} names the checkpoint {saved[-1]}, but the folder holds none;"
-                " restore one from a backup, or start again from step 0 with --from_step=0"
+                f"{self.ledger.path} names the checkpoint {saved_checkpoints[-1]}, "
+                "but the folder holds none; "
+                "restore one from a backup, or start again from step 0 with --from_step=0"
             )
-        last = (
-            max(
-                (line["step"] for line in read_active_history(self._history_writer.path)), default=0
-            )
-            if self._history_writer
-            else 0
-        )
-        if is_new and last and self._history_writer is not None:
+
+        last_step = 0
+        if self._history_writer:
+            lines = read_active_history(self._history_writer.path)
+            last_step = max((line["step"] for line in lines), default=0)
+        if is_new and last_step and self._history_writer is not None:
             _LOG.warning(
-                "%s has reports up to step %d, but there is no checkpoint: the run begins at"
-                " step 0",
+                "%s has reports up to step %d, but there is no checkpoint: "
+                "the run begins at step 0",
                 self._history_writer.path,
-                last,
+                last_step,
             )
+
         if is_new and self._history_writer is not None and self._sidecars_know_lost_checkpoints():
             _LOG.warning(
-                "%s names evaluations of checkpoints that are gone; sidecars forget them, and the"
-                " run begins at step 0",
+                "%s names evaluations of checkpoints that are gone; "
+                "sidecars forget them, and the run begins at step 0",
                 self.ledger.path,
             )
-            self.ledger.rewind(0)  # a sidecar that still runs reads this
+            # A sidecar that still runs reads this.
+            self.ledger.rewind(0)
+
         if not is_new:
             self._warn_of_loss(step)
         self.resume(step)
 
     def _warn_of_loss(self, step: int) -> None:
-        """Warns when history or ledger hold less than when the checkpoint of `step` was saved."""
+        """Warns when history or ledger contain less than when `step` was saved."""
         if self._history_writer is None or not self._checkpoint_folder:
             return
         record = read_commit_record(os.path.join(self._checkpoint_folder, f"ckpt-{step}")) or {}
-        before = record.get("recorded")
-        if not isinstance(before, dict):
+        saved_extent = record.get("recorded")
+        if not isinstance(saved_extent, dict):
             return
-        now = self.read_extent(step)
-        (last, size), (last_now, size_now) = _parse_extent(before, "history"), now["history"]
-        if size_now < size:
-            left = (
-                f"what is left ends at step {last_now}"
-                if last_now < last
-                else f"{size_now:,} bytes are left"
-            )
+
+        extent = self.read_extent(step)
+        saved_last, saved_size = _parse_extent(saved_extent, "history")
+        last, size = extent["history"]
+        if size < saved_size:
+            if not size:
+                remainder = "nothing is left"
+            elif last < saved_last:
+                remainder = f"what is left ends at step {last}"
+            else:
+                remainder = f"{size:,} bytes are left"
             _LOG.warning(
-                "%s has lost reports: it held %s bytes up to step %d when ckpt-%d was saved,"
-                " and %s",
-                *(
-                    self._history_writer.path,
-                    f"{size:,}",
-                    last,
-                    step,
-                    left if size_now else "nothing is left",
-                ),
+                "%s has lost reports: it held %s bytes up to step %d when ckpt-%d was saved, "
+                "and %s",
+                self._history_writer.path,
+                f"{saved_size:,}",
+                saved_last,
+                step,
+                remainder,
             )
-        (count, last), (count_now, last_now) = (
-            _parse_extent(before, "evaluations"),
-            now["evaluations"],
-        )
-        if count_now < count:
-            left = f"{count_now} are left, up to step {last_now}" if count_now else "none is left"
+
+        saved_count, saved_last = _parse_extent(saved_extent, "evaluations")
+        count, last = extent["evaluations"]
+        if count < saved_count:
+            remainder = f"{count} are left, up to step {last}" if count else "none is left"
             _LOG.warning(
                 "%s has lost evaluations: it held %d before step %d, up to step %d, and %s",
-                *(self.ledger.path, count, step, last, left),
+                self.ledger.path,
+                saved_count,
+                step,
+                saved_last,
+                remainder,
             )
 
     def _sidecars_know_lost_checkpoints(self) -> bool:
-        """Whether a sidecar has evaluated, or is evaluating, a checkpoint that the run has not taken back itself."""
-        others = active_records(read_sidecar_records(self.ledger.path))
-        lineages = [item["lineage"] for item in others if item["step"] > 0]
+        """Whether a sidecar has evaluated a checkpoint that the run has not taken back itself.
+
+        A checkpoint that a sidecar is evaluating counts too.
+        """
+        records = active_records(read_sidecar_records(self.ledger.path))
+        lineages = [record["lineage"] for record in records if record["step"] > 0]
         lineages += read_lineages_in_evaluation(os.path.dirname(self.ledger.path))
         return max(lineages, default=-1) >= self.ledger.lineage
 
     def resume(self, step: int) -> None:
-        """Sets all to `step`; reports of later steps are superseded and come again."""
+        """Sets all to `step`. Reports of later steps are superseded and come again."""
         self._resume_reports(step)
         if self.best is not None:
             self.best.resume(step, self.ledger.get_active_evaluations())
@@ -193,35 +207,42 @@ class RunHistory:
             if self._background_writer is not None:
                 self._background_writer.flush()
             self._history_writer.resume(step)
-            evaluated = (
-                step if self.find_recorded_sets(step) else step - 1
-            )  # a missing evaluation is repeated
-            for manager, last in zip(self._summaries, (step, evaluated), strict=True):
+
+            # A missing evaluation is repeated.
+            evaluated_step = step if self.find_recorded_sets(step) else step - 1
+            last_steps = (step, evaluated_step)
+            for manager, last_step in zip(self._summaries, last_steps, strict=True):
                 if hasattr(manager, "resume"):
-                    manager.resume(last)
+                    manager.resume(last_step)
 
     def rewind(self, step: int) -> None:
-        """Goes back to `step` permanently: later results, the best checkpoint included, no longer count."""
-        if (
-            self.best is not None
-        ):  # before the ledger, so that no later weights remain without a record
+        """Goes back to `step` permanently.
+
+        Later results, the best checkpoint included, no longer count.
+        """
+        # The best comes before the ledger, so that no later weights remain without a record.
+        if self.best is not None:
             self.best.rewind(step, self.ledger.get_active_evaluations())
         if self._history_writer is not None:
             self.ledger.rewind(step)
         self._resume_reports(step)
 
     def get_recorded_logs(self, step: int) -> dict[str, Any]:
-        """Returns the metrics of the recorded evaluations of `step` by validation set; a single set is called ""."""
-        sets, metrics = self.find_recorded_sets(step), self.metrics_at(step)
+        """Returns the metrics of the recorded evaluations of `step` by validation set.
+
+        A single set is called "".
+        """
+        sets = self.find_recorded_sets(step)
+        metrics = self.metrics_at(step)
         return {name: metrics.get(name, {}) if name else metrics for name in sets}
 
     def metrics_at(self, step: int) -> dict[str, Any]:
-        """Returns the metrics of the recorded evaluation of `step`; {} if there is none."""
-        found: dict[str, Any] = {}
+        """Returns the metrics of the recorded evaluation of `step`, or {} if there is none."""
+        metrics: dict[str, Any] = {}
         for record in active_records(self.ledger.records()):
             if record["step"] == step:
-                found.update(record["metrics"])
-        return found
+                metrics.update(record["metrics"])
+        return metrics
 
     def find_recorded_sets(self, step: int) -> set[str]:
         """Returns the validation sets whose evaluation of `step` is in the ledger and the history.
@@ -236,9 +257,13 @@ class RunHistory:
 
 
 def _parse_extent(extents: dict[str, Any], name: str) -> list[int]:
-    """Returns the two numbers of an extent; [0, 0], so that nothing seems lost, if the record is damaged."""
+    """Returns the two numbers of an extent.
+
+    If the record is damaged, they are [0, 0], so that nothing seems lost.
+    """
     value = extents.get(name)
-    whole = (
-        isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value)
-    )
-    return list(value) if isinstance(value, list) and whole else [0, 0]
+    if not isinstance(value, list) or len(value) != 2:
+        return [0, 0]
+    if not all(type(number) is int for number in value):
+        return [0, 0]
+    return list(value)

@@ -1,4 +1,4 @@
-"""The structure of a Keras 3 model as a checkpoint shows it: what `tf.train.Checkpoint(model=model)` would write.
+"""The structure of a Keras 3 model, as `tf.train.Checkpoint(model=model)` would write it.
 
 TensorFlow finds a variable in a checkpoint by the names of the attributes that lead to it, such as
 `_functional/_operations/1/_kernel`. A program that uses only TensorFlow does not know our names,
@@ -23,11 +23,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def build_model_trackable(model: Any) -> Any:
-    """Returns the trackable to save for a built `model`: its variables by our names and, for Keras 3, by structure too.
+    """Returns the trackable to save for a built `model`.
 
-    Runs eagerly, in cross-replica context. The structure is a copy made of plain nodes: a Keras 3
-    object in it would be a second owner of the same variable, and the file would hold each value
-    twice. A warning names the variables that `tf.train.Checkpoint(model=model)` cannot load.
+    It contains the variables by our names and, for Keras 3, by structure too. The structure is a
+    copy made of plain nodes, since a Keras 3 object in it would be a second owner of the same
+    variable, and the file would contain each value twice. A warning names the variables that
+    `tf.train.Checkpoint(model=model)` cannot load. Runs eagerly, in cross-replica context.
 
     Args:
       model: A Keras 3 model, tf_keras model or tf.Module. The latter two are returned unchanged,
@@ -36,51 +37,47 @@ def build_model_trackable(model: Any) -> Any:
     named = model_variables(model)
     if not isinstance(model, keras.Layer):
         return named
+
     structure = _copy_structure(model, {})
     children = tf.train.TrackableView.children(structure)
-    if clashes := sorted(
-        name for name in children.keys() & named.keys() if children[name] is not named[name]
-    ):
-        _LOG.warning(
-            "%s",
-            _format_load_warning(
-                model, f"{clashes[0]} is the name of a variable and of another attribute"
-            ),
-        )
+    shared_names = children.keys() & named.keys()
+    conflicts = sorted(name for name in shared_names if children[name] is not named[name])
+    if conflicts:
+        reason = f"{conflicts[0]} is the name of a variable and of another attribute"
+        _LOG.warning("%s", _format_load_warning(model, reason))
         return named
-    reached = {id(item) for item in tf.train.TrackableView(structure).descendants()}
-    wanted = {
-        id(variable.value) for variable in model.weights
-    } - reached  # without the states of random generators
-    if unseen := [name for name, variable in named.items() if id(variable) in wanted]:
+
+    # `model.weights` leaves out the states of random generators.
+    reached_ids = {id(item) for item in tf.train.TrackableView(structure).descendants()}
+    hidden_ids = {id(variable.value) for variable in model.weights} - reached_ids
+    hidden_names = [name for name, variable in named.items() if id(variable) in hidden_ids]
+    if hidden_names:
+        more = f" and {len(hidden_names) - 1} more" if len(hidden_names) > 1 else ""
         reason = (
-            f"it does not see {unseen[0]}{f' and {len(unseen) - 1} more' if unseen[1:] else ''};"
-            " Keras 3 hides "
+            f"it does not see {hidden_names[0]}{more}; "
+            "Keras 3 hides layers in lists and dicts from it, so assign each to an attribute"
         )
-        _LOG.warning(
-            "%s",
-            _format_load_warning(
-                model, f"{reason}layers in lists and dicts from it, so assign each to an attribute"
-            ),
-        )
+        _LOG.warning("%s", _format_load_warning(model, reason))
+
+    # The first path to a variable is its key in the file, so our names come first.
     root = _Node()
-    for name, variable in {
-        **named,
-        **children,
-    }.items():  # the first path to a variable is its key in the file
-        setattr(root, name, variable)
+    for name, item in {**named, **children}.items():
+        setattr(root, name, item)
     return root
 
 
 def _format_load_warning(model: Any, reason: str) -> str:
     return (
-        f"best weights: tf.train.Checkpoint(model=...) cannot load all of the model {model.name}:"
-        f" {reason}; trainer_kit.load_weights and trainer_kit.load_model load it"
+        "best weights: tf.train.Checkpoint(model=...) cannot load all of "
+        f"the model {model.name}: {reason}; "
+        "trainer_kit.load_weights and trainer_kit.load_model load it"
     )
 
 
 def _copy_structure(item: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
-    """Returns a plain node for a layer or container, the tf.Variable of a Keras variable, and other items unchanged.
+    """Returns a plain node for a layer or container, with copies of its children.
+
+    It returns the tf.Variable of a Keras variable, and other items unchanged.
 
     Args:
       item: An object that a checkpoint of the model would track.

@@ -12,11 +12,13 @@ from google.protobuf import descriptor_pool, message_factory
 
 from trainer_kit.errors import StorageError, TrainerKitError, UsageError
 
-_GRAPH, _ATTRIBUTES = "_CHECKPOINTABLE_OBJECT_GRAPH", "/.ATTRIBUTES/"
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_ATTRIBUTES = "/.ATTRIBUTES/"
 _SUFFIX = f"{_ATTRIBUTES}VARIABLE_VALUE"
 _BOOKKEEPING = ("save_counter", _GRAPH)
-ROOT = 0  # its node
-# The public name of the format; its Python module is not public
+# The node of the root
+ROOT = 0
+# The public name of the format, whose Python module is not public
 _MESSAGE = "tensorflow.TrackableObjectGraph"
 
 
@@ -43,10 +45,11 @@ class CheckpointGraph:
             raise create_read_error(prefix, error) from error
         if _GRAPH not in shapes:
             raise UsageError(
-                f"{prefix} stores only names and values, as TensorFlow 1 checkpoints do, and no"
-                " graph of objects; read it with tf.train.load_checkpoint and assign the values"
-                " yourself"
+                f"{prefix} stores only names and values, as TensorFlow 1 checkpoints do, "
+                "and no graph of objects; "
+                "read it with tf.train.load_checkpoint and assign the values yourself"
             )
+
         graph = parse_message(_MESSAGE, self.value(_GRAPH))
         self.shapes = {
             key: tuple(shape)
@@ -56,24 +59,20 @@ class CheckpointGraph:
         self._edges = [
             {child.local_name: child.node_id for child in node.children} for node in graph.nodes
         ]
-        self._keys = [
-            next(
-                (
-                    one.checkpoint_key
-                    for one in node.attributes
-                    if one.checkpoint_key in self.shapes
-                ),
-                None,
-            )
-            for node in graph.nodes
-        ]
+        self._keys: list[str | None] = []
+        for node in graph.nodes:
+            keys = [attribute.checkpoint_key for attribute in node.attributes]
+            self._keys.append(next((key for key in keys if key in self.shapes), None))
 
     def children(self, node: int | None) -> dict[str, int]:
-        """Returns the children of `node` by the name of their attribute; an empty dict if `node` is None."""
+        """Returns the children of `node` by the name of their attribute.
+
+        The dict is empty if `node` is None.
+        """
         return {} if node is None else self._edges[node]
 
     def key(self, node: int | None) -> str | None:
-        """Returns the key of the value at `node`; None if the node has no value."""
+        """Returns the key of the value at `node`, or None if the node has no value."""
         return None if node is None else self._keys[node]
 
     def value(self, key: str) -> Any:
@@ -88,36 +87,42 @@ class CheckpointGraph:
             raise create_read_error(self.prefix, error) from error
 
     def nodes(self, depth: int) -> dict[str, int]:
-        """Returns the nodes with children by path, up to `depth` attributes below the root, whose path is ""."""
-        found, layer = {"": ROOT}, {"": ROOT}
+        """Returns the nodes with children, by path.
+
+        Args:
+          depth: The number of attributes below the root up to which nodes are included. The path of
+            the root is "".
+        """
+        nodes_by_path = {"": ROOT}
+        layer = {"": ROOT}
         for _ in range(depth):
-            below = self._children_by_path(layer)
+            children = self._children_by_path(layer)
             layer = {
                 path: node
-                for path, node in below.items()
-                if self._edges[node] and node not in found.values()
+                for path, node in children.items()
+                if self._edges[node] and node not in nodes_by_path.values()
             }
-            found |= layer
-        return found
+            nodes_by_path |= layer
+        return nodes_by_path
 
     def get_section_keys(self, name: str) -> dict[str, str]:
         """Returns the keys of the values in a section, such as "random/model", by name."""
-        names = {parse_attribute_path(key): key for key in self.shapes}
+        keys = {parse_attribute_path(key): key for key in self.shapes}
         prefix = f"{name}/"
         return {
-            path.removeprefix(prefix): key for path, key in names.items() if path.startswith(prefix)
+            path.removeprefix(prefix): key for path, key in keys.items() if path.startswith(prefix)
         }
 
     def has_section(self, section: str) -> bool:
-        """Whether the checkpoint holds anything of a section, or of a part of one, "a/b"."""
+        """Whether the checkpoint contains anything of a section, or of a part of one, "a/b"."""
         return any(f"{parse_attribute_path(key)}/".startswith(f"{section}/") for key in self.shapes)
 
     def shapes_by_name(self, depth: int = 0) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the values by the paths of attributes that they are saved under.
 
         Args:
-          depth: The number of attributes up to which other paths are included. Several may lead to
-            a value.
+          depth: The number of attributes up to which other paths are included. Several paths may
+            lead to a value.
         """
         keys: dict[str, str] = {}
         layer = {"": ROOT}
@@ -126,6 +131,7 @@ class CheckpointGraph:
             keys |= {
                 path: key for path, node in layer.items() if (key := self._keys[node]) is not None
             }
+
         keys |= {parse_attribute_path(key): key for key in self.shapes}
         return {path: self.shapes[key] for path, key in keys.items()}
 
@@ -138,16 +144,19 @@ class CheckpointGraph:
 
     def collect_keys_below(self, node: int) -> set[str]:
         """Returns the keys of all values below `node`."""
-        seen, waiting = {node}, [node]
+        visited = {node}
+        waiting = [node]
         while waiting:
-            new = set(self._edges[waiting.pop()].values()) - seen
-            seen |= new
-            waiting += new
-        return {key for one in seen if (key := self._keys[one]) is not None}
+            children = set(self._edges[waiting.pop()].values()) - visited
+            visited |= children
+            waiting += children
+        return {key for descendant in visited if (key := self._keys[descendant]) is not None}
 
 
 def parse_message(name: str, serialized: bytes) -> Any:
-    """Parses a message of a protocol of TensorFlow, by the public name of its type. Runs on the host.
+    """Parses a message of a protocol of TensorFlow, by the public name of its type.
+
+    Runs on the host.
 
     Raises:
       TrainerKitError: when this TensorFlow does not register the type.
@@ -156,55 +165,62 @@ def parse_message(name: str, serialized: bytes) -> Any:
         descriptor = descriptor_pool.Default().FindMessageTypeByName(name)
     except KeyError as error:
         raise TrainerKitError(
-            f"TensorFlow {tf.__version__} has no definition of {name}, a format of its files"
-            f" ({error}); install the TensorFlow of requirements.lock"
+            f"TensorFlow {tf.__version__} has no definition of {name}, "
+            f"a format of its files ({error}); install the TensorFlow of requirements.lock"
         ) from error
     return message_factory.GetMessageClass(descriptor).FromString(serialized)
 
 
 def find_missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
-    """Returns the paths of saved objects that this run does not have, with their owners; runs eagerly, on the host.
+    """Returns the paths of saved objects that this run does not have, with their owners.
+
+    Runs eagerly, on the host.
 
     Args:
       graph: The graph of the checkpoint.
-      root: The tf.train.Checkpoint of this run; sections that it lacks entirely are left out.
+      root: The tf.train.Checkpoint of this run. Sections that it lacks entirely are left out.
 
     Returns:
       A dict from the path of a missing object to the nearest owner that this run has and that is
       not a list or dict. Slots that TensorFlow saves with their variable, like those of
       tf_keras.optimizers.legacy, are left out.
     """
-    lost: dict[int, tuple[str, Any]] = {}
-    found: set[int] = set()
+    missing: dict[int, tuple[str, Any]] = {}
+    visited: set[int] = set()
     waiting: list[tuple[int, str, Any, Any]] = [(ROOT, "", root, root)]
     while waiting:
         node, path, item, owner = waiting.pop()
-        if node in found:
+        if node in visited:
             continue
-        found.add(node)
-        owner = owner if isinstance(item, (list, tuple, Mapping)) else item
-        there = tf.train.TrackableView.children(item)
+        visited.add(node)
+        if not isinstance(item, (list, tuple, Mapping)):
+            owner = item
+
+        run_children = tf.train.TrackableView.children(item)
         for name, child in graph.children(node).items():
-            if name in there:
-                waiting.append((child, f"{path}/{name}", there[name], owner))
+            if name in run_children:
+                waiting.append((child, f"{path}/{name}", run_children[name], owner))
             elif node != ROOT:
-                lost[child] = f"{path}/{name}".lstrip("/"), owner
-    known = {graph.key(node) for node in found}
+                missing[child] = (f"{path}/{name}".lstrip("/"), owner)
+
+    # A value that another path leads to is not missing.
+    visited_keys = {graph.key(node) for node in visited}
     return {
         path: owner
-        for node, (path, owner) in lost.items()
-        if graph.collect_keys_below(node) - known
+        for node, (path, owner) in missing.items()
+        if graph.collect_keys_below(node) - visited_keys
     }
 
 
 def parse_attribute_path(key: str) -> str:
-    """Returns the path of attributes in a key: TensorFlow writes "/" in a name as ".S", and "." as ".."."""
+    """Returns the path of attributes in a key."""
+    # TensorFlow writes "/" in a name as ".S", and "." as "..".
     path = key.partition(_ATTRIBUTES)[0]
     return re.sub(r"\.(.)", lambda escape: {"S": "/"}.get(escape[1], escape[1]), path)
 
 
 def has_object_graph(reader: Any) -> bool:
-    """Whether a checkpoint has a graph of objects; those of TensorFlow 1 have none.
+    """Whether a checkpoint has a graph of objects. Those of TensorFlow 1 have none.
 
     Args:
       reader: The result of tf.train.load_checkpoint.
@@ -213,17 +229,14 @@ def has_object_graph(reader: Any) -> bool:
 
 
 def is_bookkeeping(key: str) -> bool:
-    """Whether a key of a checkpoint holds no variable but what TensorFlow needs to save and restore."""
+    """Whether a key belongs to no variable but to what TensorFlow needs to save and restore."""
     return key.startswith(_BOOKKEEPING) or (_ATTRIBUTES in key and not key.endswith(_SUFFIX))
 
 
 def create_read_error(prefix: str, error: Exception) -> StorageError:
     """Returns the error for a checkpoint that TensorFlow cannot read."""
-    what = (
-        "is damaged and cannot be read"
-        if os.path.exists(f"{prefix}.index")
-        else "is gone or incomplete"
-    )
-    return StorageError(
-        f"{prefix} {what}: {str(getattr(error, 'message', None) or error).splitlines()[0]}"
-    )
+    condition = "is gone or incomplete"
+    if os.path.exists(f"{prefix}.index"):
+        condition = "is damaged and cannot be read"
+    reason = str(getattr(error, "message", None) or error).splitlines()[0]
+    return StorageError(f"{prefix} {condition}: {reason}")

@@ -1,10 +1,10 @@
-"""PythonState: the Python state of a run, saved as one string variable of its checkpoint, and one for each array.
+"""PythonState: the Python state of a run, saved in variables of its checkpoint.
 
-TensorFlow serialises Python state in the save's thread, after it has copied the variables. So the
-parts are turned into JSON on the caller's thread, just before a save, and saved as a variable.
-Arrays in them, such as the values that each replica has of its own, become variables, and the JSON
-has their numbers. No part may hold a wall-clock value: a killed run and one that was not killed
-must have equal checkpoints.
+There is one string variable, and one variable for each array. TensorFlow serialises Python state in
+the save's thread, after it has copied the variables. So the parts are turned into JSON on the
+caller's thread, just before a save, and saved as a variable. Arrays in them, such as the separate
+values of each replica, become variables, and the JSON has their numbers. No part may contain a
+wall-clock value, since a killed run and one that was not killed must have equal checkpoints.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.errors import UsageError
 from trainer_kit.runtime.replica_values import decode_array
 
-ARRAYS = "run_arrays"  # the section of a checkpoint
-_KEY = "run_state/.ATTRIBUTES/VARIABLE_VALUE"  # of the variable, in a checkpoint
+# The section of a checkpoint with the arrays
+ARRAYS = "run_arrays"
+# The key of the string variable in a checkpoint
+_KEY = "run_state/.ATTRIBUTES/VARIABLE_VALUE"
+# The key of an array's number in the JSON
 _ARRAY = "trainer_kit/array"
-_DTYPES = {one.name for one in vars(tf.dtypes).values() if isinstance(one, tf.DType)}
+_DTYPES = {dtype.name for dtype in vars(tf.dtypes).values() if isinstance(dtype, tf.DType)}
 _DTYPES -= {"string", "resource", "variant"}
 _LOG = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ class PythonState:
     """Named parts, each with a function that returns its value and one that restores it.
 
     Attributes:
-      variable: The string scalar that a checkpoint holds, on the host.
+      variable: The string scalar that a checkpoint contains, on the host.
       arrays: The section of checkpoints that contains the arrays as attributes, by number.
     """
 
@@ -51,16 +54,16 @@ class PythonState:
         """Adds a part.
 
         Args:
-          name: The part's key; it replaces an earlier part of this name.
-          get_state: Returns a value that JSON can hold; arrays and variables are allowed and come
-            back as NumPy arrays.
-          restore_state: Takes the value that `get_state` returned at the save; None when the
+          name: The part's key. It replaces an earlier part of this name.
+          get_state: Returns a value that JSON can represent. Arrays and variables are allowed and
+            come back as NumPy arrays.
+          restore_state: Takes the value that `get_state` returned at the save, or None when the
             checkpoint has no such part.
         """
         self._parts[name] = (get_state, restore_state)
 
     def store(self) -> bool:
-        """Writes all parts into the variables; runs eagerly, on the host, right before a save.
+        """Writes all parts into the variables, right before a save. Runs eagerly, on the host.
 
         Returns:
           Whether the section of arrays has other variables than before.
@@ -68,24 +71,27 @@ class PythonState:
         Raises:
           UsageError: when a part returns a value that cannot be saved.
         """
-        values = {name: get() for name, (get, _) in self._parts.items()}
+        values = {name: get_state() for name, (get_state, _) in self._parts.items()}
         arrays: list[np.ndarray] = []
         try:
             text = json.dumps(values, sort_keys=True, default=functools.partial(_encode, arrays))
         except (TypeError, ValueError):
+            # The error of `check_state` names the part.
             for name, value in values.items():
                 check_state(name, value)
             raise
         self.variable.assign(text)
 
-        forms = [(array.dtype, array.shape) for array in arrays]
-        if forms == [
+        array_specs = [(array.dtype, array.shape) for array in arrays]
+        variable_specs = [
             (variable.dtype.as_numpy_dtype, tuple(variable.shape))
             for variable in self._array_variables
-        ]:
+        ]
+        if array_specs == variable_specs:
             for variable, array in zip(self._array_variables, arrays, strict=True):
                 variable.assign(array)
             return False
+
         for number in range(len(self._array_variables)):
             delattr(self.arrays, str(number))
         self._array_variables = _create_on_host(arrays, "run_array")
@@ -94,7 +100,7 @@ class PythonState:
         return True
 
     def load(self, path: str) -> None:
-        """Restores all parts after the variable was restored; runs eagerly, on the host.
+        """Restores all parts after the variable was restored. Runs eagerly, on the host.
 
         Args:
           path: The prefix of the restored checkpoint, which contains the arrays.
@@ -110,19 +116,19 @@ class PythonState:
         self._restore_parts({})
 
     def _restore_parts(self, values: dict[str, Any]) -> None:
-        if unknown := sorted(values.keys() - self._parts.keys()):
+        if unused_names := sorted(values.keys() - self._parts.keys()):
             _LOG.warning(
-                "the checkpoint holds state of parts that this run does not have, and it is not"
-                " used: %s",
-                ", ".join(unknown),
+                "the checkpoint holds state of parts that this run does not have, "
+                "and it is not used: %s",
+                ", ".join(unused_names),
             )
-        for name, (_, put) in self._parts.items():
-            put(values.get(name))
+        for name, (_, restore_state) in self._parts.items():
+            restore_state(values.get(name))
 
     def load_part(self, path: str, name: str) -> None:
-        """Restores one part, if it exists here, from the checkpoint at `path`; runs eagerly.
+        """Restores one part, if it exists here, from the checkpoint at `path`. Runs eagerly.
 
-        Best weights hold no parts; a warning says so.
+        Best weights contain no parts, and a warning says so.
 
         Raises:
           StorageError: when the checkpoint cannot be read.
@@ -140,11 +146,15 @@ class PythonState:
                 name,
             )
         else:
-            self._parts[name][1](value)
+            _, restore_state = self._parts[name]
+            restore_state(value)
 
 
 def _encode(arrays: list[np.ndarray], value: Any) -> Any:
-    """Adds the value of an array or a variable to `arrays`; returns its number, in a form for JSON."""
+    """Adds the value of an array or a variable to `arrays`.
+
+    Returns its number, in a form for JSON. A NumPy scalar becomes a number of Python instead.
+    """
     if not hasattr(value, "__array__"):
         raise TypeError(f"a value of type {type(value).__name__} cannot be saved")
     array = np.asarray(value)
@@ -167,13 +177,13 @@ def _decode(text: bytes, path: str) -> dict[str, Any]:
     def find_array(value: dict[str, Any]) -> Any:
         if value.keys() != {_ARRAY}:
             return value
-        if isinstance(value[_ARRAY], dict):  # of an earlier version: in the JSON itself
+        # An earlier version wrote the array into the JSON itself.
+        if isinstance(value[_ARRAY], dict):
             return decode_array(value[_ARRAY])
         if not arrays:
             graph = CheckpointGraph(path)
-            arrays.update(
-                {name: graph.value(key) for name, key in graph.get_section_keys(ARRAYS).items()}
-            )
+            for name, key in graph.get_section_keys(ARRAYS).items():
+                arrays[name] = graph.value(key)
         return arrays[str(value[_ARRAY])]
 
     values: dict[str, Any] = json.loads(text, object_hook=find_array) if text else {}
@@ -183,8 +193,8 @@ def _decode(text: bytes, path: str) -> dict[str, Any]:
 def _create_on_host(values: Sequence[Any], name: str) -> list[tf.Variable]:
     """Returns variables on the host that belong to no strategy.
 
-    They are created in a separate thread: a strategy of several workers would broadcast the values,
-    and strings cannot be broadcast.
+    They are created in a separate thread, since a strategy of several workers would broadcast the
+    values, and strings cannot be broadcast.
     """
 
     def create() -> list[tf.Variable]:
@@ -196,7 +206,11 @@ def _create_on_host(values: Sequence[Any], name: str) -> list[tf.Variable]:
 
 
 def check_state(name: str, value: Any) -> None:
-    """Raises UsageError when a checkpoint cannot hold `value`, the state of the part `name`."""
+    """Checks that a checkpoint can contain `value`, the state of the part `name`.
+
+    Raises:
+      UsageError: when it cannot.
+    """
     try:
         json.dumps(value, default=functools.partial(_encode, []))
         _check_keys(value)
@@ -206,7 +220,10 @@ def check_state(name: str, value: Any) -> None:
 
 
 def _check_keys(value: Any) -> None:
-    """Raises TypeError for a dict with keys that are not strings, since JSON would return strings."""
+    """Raises TypeError for a dict with keys that are not strings.
+
+    JSON would return strings.
+    """
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):

@@ -1,8 +1,8 @@
-"""Random state that neither model.variables nor an optimizer lists; without it a resumed run draws other numbers.
+"""Random state that neither model.variables nor an optimizer lists.
 
-Keras 3 lists only its own variables, not a tf.random.Generator or a tf.Variable that a layer
-creates itself. Keras' global seed generator and TensorFlow's global generator belong to the
-process.
+Without it a resumed run draws other numbers. Keras 3 lists only its own variables, not a
+tf.random.Generator or a tf.Variable that a layer creates itself. Keras' global seed generator and
+TensorFlow's global generator belong to the process.
 """
 
 from __future__ import annotations
@@ -19,30 +19,39 @@ from trainer_kit.runtime.keras_internals import get_global_seed_generator, set_g
 from trainer_kit.runtime.tensorflow_internals import get_auto_trackable_class
 
 TRACKED_BY_TASKS = (
-    *(tf.Variable, tf.Module, tf.random.Generator, get_auto_trackable_class()),
-    *(keras.Layer, keras.random.SeedGenerator, list, tuple, dict),
+    tf.Variable,
+    tf.Module,
+    tf.random.Generator,
+    get_auto_trackable_class(),
+    keras.Layer,
+    keras.random.SeedGenerator,
+    list,
+    tuple,
+    dict,
 )
 
 
 def prepare_process_generators(seed: int) -> dict[str, tf.Variable]:
-    """Returns the states of the process's global random generators; runs eagerly, in strategy scope.
+    """Returns the states of the process's global random generators.
 
     Keras' generator serves keras.random functions without a seed. TensorFlow's serves the random
     operations of training steps. It is created from `seed` and the seed of tf.random.set_seed
     unless the user has set one. A generator that an earlier run in this process left on the
-    replicas of its strategy is replaced.
+    replicas of its strategy is replaced. Runs eagerly, in strategy scope.
     """
     keras_generator = get_global_seed_generator()
     if keras_generator is None or _is_of_another_strategy(keras_generator.state.value):
-        before = random.getstate()
+        # The seed comes from Python's generator. Its state is restored, so that the program's next
+        # model has the initial weights that it has without a run before it.
+        python_state = random.getstate()
         keras_generator = keras.random.SeedGenerator()
-        random.setstate(
-            before
-        )  # the program's next model has the initial weights that it has without a run before it
+        random.setstate(python_state)
         set_global_seed_generator(keras_generator)
+
     generator = _global_generator()
     if generator is None or _is_of_another_strategy(generator.state):
         tf.random.set_global_generator(tf.random.Generator.from_seed(tf.compat.v1.get_seed(seed)))
+
     return {
         "keras": keras_generator.state.value,
         "tensorflow": tf.random.get_global_generator().state,
@@ -50,56 +59,61 @@ def prepare_process_generators(seed: int) -> dict[str, tf.Variable]:
 
 
 def _global_generator() -> tf.random.Generator | None:
-    """Returns the global generator if one was set; None if TensorFlow had to create a random one."""
-    made = []
+    """Returns the global generator, or None if TensorFlow had to create a random one."""
+    created = []
 
-    def note(create: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
-        made.append(create(**keywords))
-        return made[-1]
+    def record_variable(create: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
+        created.append(create(**keywords))
+        return created[-1]
 
     try:
-        with tf.variable_creator_scope(note):
+        with tf.variable_creator_scope(record_variable):
             generator = tf.random.get_global_generator()
-    except RuntimeError:  # op determinism is enabled, which forbids random seeds
+    except RuntimeError:
+        # Op determinism is enabled, which forbids random seeds.
         return None
-    return None if made else generator
+    return None if created else generator
 
 
 def _is_of_another_strategy(variable: Any) -> bool:
-    """Whether a variable lies on the replicas of another strategy, so that the current one cannot use it."""
-    mirrored = isinstance(variable, tf.distribute.DistributedValues)
-    return mirrored and not tf.distribute.get_strategy().extended.variable_created_in_scope(
-        variable
-    )
+    """Whether a variable lies on the replicas of a strategy that is not the current one.
+
+    The current strategy cannot use such a variable.
+    """
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        return False
+    strategy = tf.distribute.get_strategy()
+    return not strategy.extended.variable_created_in_scope(variable)
 
 
 def untracked_model_state(model: Any) -> dict[str, tf.Variable]:
-    """Returns a dict from path to variable for the state that the section `model` of a checkpoint does not hold.
+    """Returns the variables, by path, that the section `model` of a checkpoint does not contain.
 
-    For a Keras 3 model these are tf.Variables and tf.random.Generators of its layers; for a
-    tf_keras model the generators of its layers, which it hides from checkpoints.
+    For a Keras 3 model these are tf.Variables and tf.random.Generators of its layers. For a
+    tf_keras model they are the generators of its layers, which it hides from checkpoints.
     """
-    found = variables_below(model)
+    variables = variables_below(model)
     if isinstance(model, keras.Layer):
-        known = {id(variable.value) for variable in model.variables}
+        tracked_ids = {id(variable.value) for variable in model.variables}
     else:
-        known = {
-            id(item)
-            for item in tf.train.TrackableView(model).descendants()
-            if isinstance(item, tf.Variable)
+        items = tf.train.TrackableView(model).descendants()
+        tracked_ids = {id(item) for item in items if isinstance(item, tf.Variable)}
+        variables = {
+            path: variable for path, variable in variables.items() if path.endswith("/_state_var")
         }
-        found = {path: variable for path, variable in found.items() if path.endswith("/_state_var")}
-    return {path: variable for path, variable in found.items() if id(variable) not in known}
+    return {
+        path: variable for path, variable in variables.items() if id(variable) not in tracked_ids
+    }
 
 
 def task_state(task: Any, model: Any = None) -> dict[str, tf.Variable]:
-    """Returns a dict from path to variable for the tf.Variables and the random generators of a task.
+    """Returns the tf.Variables and the random generators of a task, by path.
 
-    Weights of Keras 3 layers are left out: a task does not train its teacher or its augmentation
-    layers.
+    Weights of Keras 3 layers are left out, since a task does not train its teacher or its
+    augmentation layers.
 
     Args:
-      task: Any object; its attributes, lists, tuples, dicts, layers and modules are searched.
+      task: Any object. Its attributes, lists, tuples, dicts, layers and modules are searched.
       model: An object whose contents are left out.
     """
     return variables_below(task, exclude=[model])
@@ -112,22 +126,22 @@ def variables_below(
     kinds: tuple[type, ...] = TRACKED_BY_TASKS,
     nearest_first: bool = False,
 ) -> dict[str, tf.Variable]:
-    """Returns the variables that attributes, lists, tuples and dicts lead to, each once, by the path of their names.
+    """Returns the variables that attributes, lists, tuples and dicts lead to, by path.
 
-    Attributes of one object are visited in the order of their names, public ones first, so that
-    paths do not depend on the order in which a process creates objects.
+    Each variable is returned once. Attributes of one object are visited in the order of their
+    names, public ones first, so that paths do not depend on the order in which a process creates
+    objects.
 
     Args:
       root: The object to start from.
       exclude: Objects to skip, together with what only they lead to.
       kinds: The classes of the objects to visit.
-      nearest_first: Whether a variable has its shortest path; if not, it has its first path, depth
-        first.
+      nearest_first: Whether a variable has its shortest path. Otherwise it has its first path,
+        depth first.
     """
     variables: dict[str, tf.Variable] = {}
-    visited = {
-        id(item): item for item in exclude
-    }  # kept, so that no later object has the id of a deleted one
+    # The dict keeps the objects alive, so that no later object has the id of a deleted one.
+    visited = {id(item): item for item in exclude}
     waiting = deque([("", root)])
     while waiting:
         path, item = waiting.popleft() if nearest_first else waiting.pop()
@@ -135,6 +149,7 @@ def variables_below(
             item = item.state
         if isinstance(item, keras.Variable):
             item = item.value
+
         if id(item) in visited:
             continue
         visited[id(item)] = item
@@ -155,9 +170,8 @@ def variables_below(
 def _children(item: Any, root: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(item, (list, tuple)):
         return enumerate(item)
-    if isinstance(
-        item, dict
-    ):  # another mapping may read a file for each key, or be a file that is closed
+    # Another mapping may read a file for each key, or be a file that is closed.
+    if isinstance(item, dict):
         return [(name, child) for name, child in item.items() if isinstance(name, (str, int))]
     # Of these, TensorFlow does not show everything.
     if isinstance(item, (keras.Layer, keras.Metric, tf.Module)) or item is root:

@@ -1,11 +1,11 @@
-"""The section `step_state` of a checkpoint: the variables that training changes and that no other section contains.
+"""The section `step_state` of a checkpoint.
 
-It has two sources. A variable in the attributes of the task, the model or the trainer is named by
-the path of these attributes, `task/critic/_layers/0/_kernel`. Any other variable that the traced
-training loop writes, such as one of a closure, is named by its place in the graph, its dtype and
-its shape, `written/0 float32 [3, 4]`: names that Keras or TensorFlow give depend on what the
-process did before. A variable that the loop only reads, and that no attribute leads to, is in no
-checkpoint.
+It contains the variables that training changes and that no other section contains. It has two
+sources. A variable in the attributes of the task, the model or the trainer is named by the path of
+these attributes, `task/critic/_layers/0/_kernel`. Any other variable that the traced training loop
+writes, such as one of a closure, is named by its place in the graph, its dtype and its shape,
+`written/0 float32 [3, 4]`, since names that Keras or TensorFlow give depend on what the process did
+before. A variable that the loop only reads, and that no attribute leads to, is in no checkpoint.
 """
 
 from __future__ import annotations
@@ -31,11 +31,8 @@ from trainer_kit.runtime.tensorflow_internals import get_trackable_class
 
 STEP_STATE = "step_state"
 _WRITTEN_PREFIX = "written/"
-_COUNTERS = (
-    "_train_counter",
-    "_test_counter",
-    "_predict_counter",
-)  # of the loops of a tf_keras model, unused here
+# The counters of the loops of a tf_keras model, which are unused here
+_COUNTERS = ("_train_counter", "_test_counter", "_predict_counter")
 _TRACKABLE = (
     *TRACKED_BY_TASKS,
     get_trackable_class(),
@@ -47,18 +44,20 @@ _LOG = logging.getLogger(__name__)
 
 
 class StepState:
-    """The variables of the section, which grows as they are created. Used eagerly, in strategy scope.
+    """The variables of the section, which grows as they are created.
+
+    Use it eagerly, in strategy scope.
 
     Args:
-      roots: The objects whose attributes are saved, by the first part of their paths: the model
-        before the task.
+      roots: The objects whose attributes are saved, by the first part of their paths. The model
+        comes before the task.
       exclude: Objects whose attributes are not saved here, such as the optimizers of the run.
 
     Attributes:
       variables: The variables by name.
       section: The section of checkpoints, which contains the variables as attributes.
-      section_of_weights: The section of best weights, which may be saved before the training step
-        is traced: the same without what only the training step leads to.
+      section_of_weights: The section of best weights. It lacks what only the training step leads
+        to, since best weights may be saved before the training step is traced.
       allow_partial: Whether to leave out variables of a checkpoint that this run lacks or that have
         another shape.
     """
@@ -71,29 +70,30 @@ class StepState:
         self.allow_partial = False
         self._exclude = exclude
         self._restore_path: str | None = None
-        self._saved_shapes: dict[
-            str, tuple[int, ...]
-        ] = {}  # the shapes in the checkpoint that was restored last
+        # The shapes in the checkpoint that was restored last
+        self._saved_shapes: dict[str, tuple[int, ...]] = {}
         self._restored_names: set[str] = set()
-        self._pending_variables: dict[
-            str, tf.Variable
-        ] = {}  # values of the checkpoint for variables that do not exist yet
+        # The checkpoint's values of variables that do not exist yet
+        self._pending_variables: dict[str, tf.Variable] = {}
         self._used_handles: set[int] = set()
         self._reported_texts: set[str] = set()
 
     @property
     def has_unrestored_writes(self) -> bool:
-        """Whether the restored checkpoint has variables that only the traced training loop leads to."""
-        return any(
-            name.startswith(_WRITTEN_PREFIX)
-            for name in self._saved_shapes.keys() - self._restored_names
-        )
+        """Whether only the traced training loop leads to some variables of the checkpoint.
+
+        It counts those of the restored checkpoint that are not restored yet.
+        """
+        unrestored = self._saved_shapes.keys() - self._restored_names
+        return any(name.startswith(_WRITTEN_PREFIX) for name in unrestored)
 
     def restore(self, path: str | None) -> bool:
-        """Restores the variables that exist. Those that are added before the first step are restored as they are added.
+        """Restores the variables that exist.
+
+        Variables that are added before the first step are restored as they are added.
 
         Args:
-          path: The prefix of the restored checkpoint; None when there was none.
+          path: The prefix of the restored checkpoint, or None when there was none.
 
         Returns:
           Whether variables were added.
@@ -107,17 +107,20 @@ class StepState:
             delattr(self.section, name)
             delattr(self.section_of_weights, name)
         self._pending_variables = {}
+
         self._saved_shapes = {}
         if path:
             graph = CheckpointGraph(path)
-            self._saved_shapes = {
-                name: graph.shapes[key] for name, key in graph.get_section_keys(STEP_STATE).items()
-            }
+            keys = graph.get_section_keys(STEP_STATE)
+            self._saved_shapes = {name: graph.shapes[key] for name, key in keys.items()}
+
         self._restored_names = set()
-        attributes = self._attributes() if self._saved_shapes.keys() - self.variables.keys() else {}
+        attributes: dict[str, tf.Variable] = {}
+        if self._saved_shapes.keys() - self.variables.keys():
+            attributes = self._attributes()
         new = {
-            name: attributes[name]
-            for name in attributes
+            name: variable
+            for name, variable in attributes.items()
             if name in self._saved_shapes and name not in self.variables
         }
         self._add(new)
@@ -125,11 +128,14 @@ class StepState:
         return bool(new)
 
     def add_attributes(self, tracked_handles: set[int]) -> bool:
-        """Adds the variables in attributes that no section contains, and returns whether there are any.
+        """Adds the variables in attributes that no section contains.
 
         Args:
           tracked_handles: The `id` of each handle that other sections contain or that needs no
             saving.
+
+        Returns:
+          Whether there are any.
         """
         tracked_handles = tracked_handles | get_handle_ids(self.variables.values())
         new = {
@@ -142,12 +148,15 @@ class StepState:
         return bool(new)
 
     def add_traced_writes(self, graph: Any, tracked_handles: set[int], required: bool) -> bool:
-        """Adds the variables that a training loop writes and no section contains, and returns whether there are any.
+        """Adds the variables that a training loop writes and no section contains.
 
         Args:
           graph: The graph of the traced loop or step.
           tracked_handles: See `add_attributes`.
           required: Whether state that cannot be saved, or was not saved, is an error.
+
+        Returns:
+          Whether there are any.
 
         Raises:
           UsageError: if `required`, when the loop changes a table or a queue, or the checkpoint
@@ -163,87 +172,102 @@ class StepState:
             variable = variables.get(id(handle))
             if variable is None:
                 self._report(
-                    f"the training step changes {describe_handle(handle)}, which no checkpoint"
-                    " contains: a resumed run will differ from one that was never stopped; keep"
-                    " such state in tf.Variables",
+                    f"the training step changes {describe_handle(handle)}, "
+                    "which no checkpoint contains: "
+                    "a resumed run will differ from one that was never stopped; "
+                    "keep such state in tf.Variables",
                     required,
                 )
-            else:
-                new[
-                    f"{_WRITTEN_PREFIX}{len(new)} {variable.dtype.name} {variable.shape.as_list()}"
-                ] = variable
+                continue
+
+            dtype = variable.dtype.name
+            shape = variable.shape.as_list()
+            new[f"{_WRITTEN_PREFIX}{len(new)} {dtype} {shape}"] = variable
+
         self._add(new)
         self._restore_variables(new, required)
         return bool(new)
 
     def end_restore(self, strict: bool) -> bool:
-        """Ends the restore before the first step, and returns whether variables were added to the section.
+        """Ends the restore before the first step.
 
         Attributes may get variables later, as when a callback or an evaluation creates them.
-        Checkpoints keep the values of those that are missing, which are restored when the variables
+        Checkpoints keep the values of missing variables, which are restored when the variables
         appear. Variables that the checkpoint lacks begin with their initial values.
 
         Args:
           strict: Whether a variable of another shape, or one that the loop no longer writes, is an
             error.
 
+        Returns:
+          Whether variables were added to the section.
+
         Raises:
           UsageError: if `strict` and not `allow_partial`, when there is such a variable.
         """
         if self._restore_path is None:
             return False
-        unknown = sorted(self._saved_shapes.keys() - self._restored_names)
-        late: list[str] = []
+
+        unrestored = sorted(self._saved_shapes.keys() - self._restored_names)
+        late_names: list[str] = []
         if not self.allow_partial:
-            late = [
+            late_names = [
                 name
-                for name in unknown
+                for name in unrestored
                 if name not in self.variables and self._may_appear_later(name)
             ]
-        other = [name for name in unknown if name not in late]
-        if other:
+        unusable_names = [name for name in unrestored if name not in late_names]
+
+        if unusable_names:
             text = (
-                f"{self._restore_path} contains {', '.join(other)}, which this run does not have in that"
-                " shape before its first step; use the code and the trainer_kit that saved it,"
-                " start again with --from_step=0, or leave it out with allow_partial_restore"
+                f"{self._restore_path} contains {', '.join(unusable_names)}, "
+                "which this run does not have in that shape before its first step; "
+                "use the code and the trainer_kit that saved it, "
+                "start again with --from_step=0, or leave it out with allow_partial_restore"
             )
             if strict and not self.allow_partial:
                 raise UsageError(text)
             self._report(text)
-        if late:
+
+        if late_names:
             self._report(
-                f"{self._restore_path} contains {', '.join(late)}, which this run does not have yet;"
-                " checkpoints keep the values, which are restored when the attributes get these"
-                " variables"
+                f"{self._restore_path} contains {', '.join(late_names)}, "
+                "which this run does not have yet; checkpoints keep the values, "
+                "which are restored when the attributes get these variables"
             )
             graph = CheckpointGraph(self._restore_path)
             keys = graph.get_section_keys(STEP_STATE)
             self._pending_variables = {
-                name: tf.Variable(graph.value(keys[name]), trainable=False) for name in late
+                name: tf.Variable(graph.value(keys[name]), trainable=False) for name in late_names
             }
             self._add(self._pending_variables)
+
         self._restore_path = None
         return bool(self._pending_variables)
 
     def report_unrestored(self) -> None:
-        """Warns of variables that an evaluation does not restore: those to which only the training step leads."""
-        unknown = self._saved_shapes.keys() - self._restored_names
+        """Warns of variables that an evaluation does not restore.
+
+        Only the training step leads to these variables.
+        """
+        unrestored = sorted(self._saved_shapes.keys() - self._restored_names)
         names = [
             name
-            for name in sorted(unknown)
+            for name in unrestored
             if name in self.variables or name.startswith(_WRITTEN_PREFIX)
         ]
         if names:
             self._report(
-                f"{self._restore_path} contains {', '.join(names)}, which this evaluation does not restore;"
-                " keep it in an attribute of the task or the model, in the same shape"
+                f"{self._restore_path} contains {', '.join(names)}, "
+                "which this evaluation does not restore; "
+                "keep it in an attribute of the task or the model, in the same shape"
             )
 
     def report_evaluation(self, graph: Any, exclude: set[int], required: bool) -> None:
-        """Reports what an evaluation changes and the training step uses, such as the state of a recurrent layer.
+        """Reports what an evaluation changes and the training step uses.
 
-        A resumed run does not repeat recorded evaluations, and begins with the values from before
-        them.
+        An example is the state of a recurrent layer. A resumed run does not repeat recorded
+        evaluations, and begins with the values from before them.
 
         Args:
           graph: The graph of the evaluation.
@@ -254,28 +278,28 @@ class StepState:
           UsageError: if `required`, when there is such a change.
         """
         variables = variables_by_handle(graph)
-        changed = [
-            handle
-            for handle in find_written_handles(graph)
-            if id(handle) in self._used_handles - exclude
+        shared_handles = self._used_handles - exclude
+        changed_handles = [
+            handle for handle in find_written_handles(graph) if id(handle) in shared_handles
         ]
-        if changed:
+        if changed_handles:
             names = sorted(
                 getattr(variables.get(id(handle)), "name", describe_handle(handle))
-                for handle in changed
+                for handle in changed_handles
             )
             self._report(
-                f"the evaluation changes {', '.join(names)}, which training uses: a resumed run"
-                " does not repeat recorded evaluations, so it will differ from one that was never"
-                " stopped; use a separate variable for evaluation, or restore the value in"
-                " validation_step",
+                f"the evaluation changes {', '.join(names)}, which training uses: "
+                "a resumed run does not repeat recorded evaluations, "
+                "so it will differ from one that was never stopped; "
+                "use a separate variable for evaluation, or restore the value in validation_step",
                 required,
             )
 
     def _may_appear_later(self, name: str) -> bool:
-        """Whether an attribute may still get the variable `name`; earlier versions followed functions, too."""
+        """Whether an attribute may still get the variable `name`."""
         for root, item in self.roots.items():
             if name.startswith(f"{root}/"):
+                # Earlier versions followed functions, too.
                 attribute = name.removeprefix(f"{root}/").partition("/")[0]
                 return not inspect.isroutine(getattr(item, attribute, None))
         return False
@@ -286,9 +310,9 @@ class StepState:
         visited = list(self._exclude)
         for root, item in self.roots.items():
             below = variables_below(item, exclude=visited, kinds=_TRACKABLE, nearest_first=True)
-            variables |= {
-                f"{root}/{path}": one for path, one in below.items() if not path.endswith(_COUNTERS)
-            }
+            for path, variable in below.items():
+                if not path.endswith(_COUNTERS):
+                    variables[f"{root}/{path}"] = variable
             visited += [item, *below.values()]
         return variables
 
@@ -302,34 +326,38 @@ class StepState:
     def _restore_variables(
         self, variables: Mapping[str, tf.Variable], required: bool = False
     ) -> None:
-        """Restores variables from the checkpoint, if one is being restored, and reports those that it lacks."""
+        """Restores variables from the checkpoint, if one is being restored.
+
+        It reports those that the checkpoint lacks.
+        """
         for name in variables.keys() & self._pending_variables.keys():
             value = self._pending_variables.pop(name)
             if value.shape == variables[name].shape:
                 variables[name].assign(value)
                 self._report(
-                    f"{name} was created after the restore, and has the value of the checkpoint"
-                    " from now on; an evaluation that created it used its initial value: create it"
-                    " in build_model"
+                    f"{name} was created after the restore, "
+                    "and has the value of the checkpoint from now on; "
+                    "an evaluation that created it used its initial value: create it in build_model"
                 )
+
         if self._restore_path is None:
             return
         missing = sorted(variables.keys() - self._saved_shapes.keys())
         if missing:
             self._report(
-                f"{self._restore_path} does not contain {', '.join(missing)}, which keeps its current"
-                " value",
+                f"{self._restore_path} does not contain {', '.join(missing)}, "
+                "which keeps its current value",
                 required,
             )
 
-        fitting = {
-            name: one
-            for name, one in variables.items()
-            if self._saved_shapes.get(name) == tuple(one.shape)
+        matching = {
+            name: variable
+            for name, variable in variables.items()
+            if self._saved_shapes.get(name) == tuple(variable.shape)
         }
-        self._restored_names |= fitting.keys()
-        if fitting:
-            restore_section(self._restore_path, STEP_STATE, fitting)
+        self._restored_names |= matching.keys()
+        if matching:
+            restore_section(self._restore_path, STEP_STATE, matching)
 
     def _report(self, text: str, required: bool = False) -> None:
         """Warns once.
@@ -345,7 +373,10 @@ class StepState:
 
 
 def get_handle_ids(variables: Iterable[Any]) -> set[int]:
-    """Returns the `id` of each resource handle of variables; a mirrored variable has one per replica."""
+    """Returns the `id` of each resource handle of variables.
+
+    A mirrored variable has one handle per replica.
+    """
     parts = [
         part for variable in variables for part in getattr(variable, "values", None) or [variable]
     ]
@@ -353,13 +384,19 @@ def get_handle_ids(variables: Iterable[Any]) -> set[int]:
 
 
 def restore_section(path: str, section: str, items: Mapping[str, Any]) -> None:
-    """Restores items of a section that the checkpoint holds in the same shape; runs eagerly, in strategy scope.
+    """Restores items of a section. Runs eagerly, in strategy scope.
+
+    Args:
+      path: The prefix of the checkpoint.
+      section: The section, or a part of one, "a/b".
+      items: The items to restore by name. The checkpoint must contain them in the same shape.
 
     Raises:
       StorageError: when the checkpoint cannot be read.
     """
     root, _, below = section.partition("/")
-    target = tf.train.Checkpoint(**{root: {below: dict(items)} if below else dict(items)})
+    contents = {below: dict(items)} if below else dict(items)
+    target = tf.train.Checkpoint(**{root: contents})
     try:
         target.read(path).expect_partial().assert_existing_objects_matched()
     except (tf.errors.OpError, IndexError) as error:

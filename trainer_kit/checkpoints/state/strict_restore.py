@@ -1,10 +1,13 @@
 """Defines the contents of a checkpoint and restores them strictly.
 
-The root keys are TF Model Garden's: global_step, model, optimizer. Further keys are `average`, the
-moving average of the weights; `more_averages`, those with other decays, by name; `run_state` and
-`run_arrays` (python_state.py, which also restores the arrays); `random` and `task`, state that the
-model does not list (random_state.py); `step_state`, other state that the training step changes
-(step_state.py, which also restores it); and the items that the model adds by `checkpoint_items`.
+The root keys are TF Model Garden's: global_step, model, optimizer. Further keys are:
+
+- `average`, the moving average of the weights
+- `more_averages`, those with other decays, by name
+- `run_state` and `run_arrays` (python_state.py, which also restores the arrays)
+- `random` and `task`, state that the model does not list (random_state.py)
+- `step_state`, other state that the training step changes (step_state.py, which also restores it)
+- the items that the model adds by `checkpoint_items`
 """
 
 from __future__ import annotations
@@ -34,15 +37,18 @@ from trainer_kit.checkpoints.state.variable_names import (
 from trainer_kit.errors import UsageError
 
 _RESTORED_SEPARATELY = (f"{STEP_STATE}/", f"{ARRAYS}/")
-NAME_DEPTH = 3  # of names: section, optimizer of several, variable
+# The parts of a name: section, optimizer of several, variable
+NAME_DEPTH = 3
+# The sections that files of TF Model Garden and best checkpoints lack
 OMITTABLE_SECTIONS = (
     "average",
     "more_averages",
     "run_state",
     "random",
     "task",
-)  # what files of TF Model Garden and best checkpoints lack
-ROWS = 20  # of a table of differences
+)
+# The rows of a table of differences
+ROWS = 20
 _OTHER_DTYPE = re.compile(
     r"tensor_name = (\S+); expected dtype (\w+) does not equal original dtype (\w+)"
 )
@@ -59,20 +65,22 @@ def create_training_checkpoint(
     trainable: Sequence[Any] = (),
     **others: Any,
 ) -> tf.train.Checkpoint:
-    """Returns the checkpoint of a run. Runs eagerly, in strategy scope, after the optimizer was built.
+    """Returns the checkpoint of a run.
+
+    Runs eagerly, in strategy scope, after the optimizer was built.
 
     Args:
       global_step: The step counter, an int64 scalar.
-      model: A Keras 3 model, tf_keras model or tf.Module; its `checkpoint_items`, a dict of
+      model: A Keras 3 model, tf_keras model or tf.Module. Its `checkpoint_items`, a dict of
         trackables, is saved too.
-      optimizer: A Keras 3 optimizer or a dict of them; None leaves it out, for evaluation.
-      average: The moving average of the weights, by key (moving_average.average_keys); None leaves
+      optimizer: A Keras 3 optimizer or a dict of them. None leaves it out, for evaluation.
+      average: The moving average of the weights, by key (moving_average.average_keys). None leaves
         it out.
       more_averages: The moving averages with other decays, by name, each by key.
-      trainable: The variables that count in the names of slots, if some were frozen; empty: the
-        model's trainable ones.
-      **others: Further variables, or dicts of them by name; those in OPTIONAL may be missing in a
-        file.
+      trainable: The variables that count in the names of slots, if some were frozen. Empty means
+        the model's trainable ones.
+      **others: Further variables, or dicts of them by name. Those in OMITTABLE_SECTIONS may be
+        missing in a file.
     """
     items: dict[str, Any] = {"global_step": global_step, "model": model_variables(model)}
     if optimizer is not None:
@@ -80,7 +88,9 @@ def create_training_checkpoint(
     if average is not None:
         items["average"] = dict(average)
     if more_averages:
-        items["more_averages"] = {name: dict(one) for name, one in more_averages.items()}
+        items["more_averages"] = {
+            name: dict(variables) for name, variables in more_averages.items()
+        }
     items.update(
         {name: item for name, item in others.items() if not isinstance(item, Mapping) or item}
     )
@@ -91,15 +101,22 @@ def create_training_checkpoint(
 def create_weights_checkpoint(
     *, global_step: tf.Variable, model: Any, **items: Any
 ) -> tf.train.Checkpoint:
-    """Returns the checkpoint of the weights alone, as the best checkpoint holds them, with further items by name.
+    """Returns the checkpoint of the weights alone, as the best checkpoint contains them.
 
     The file can be read by our names and, for a Keras 3 model, by
-    `tf.train.Checkpoint(model=model)` as well. Use the result only for writing: `restore` reads by
-    our names.
+    `tf.train.Checkpoint(model=model)` as well. Use the result only for writing, since `restore`
+    reads by our names. Runs eagerly, in cross-replica context.
+
+    Args:
+      global_step: The step counter, an int64 scalar.
+      model: A Keras 3 model, tf_keras model or tf.Module.
+      **items: Further items by name.
     """
-    parts = _items(create_training_checkpoint(global_step=global_step, model=model, **items))
-    own = {STEP_STATE: items[STEP_STATE]} if STEP_STATE in items else {}
-    return tf.train.Checkpoint(**{**parts, **own, "model": build_model_trackable(model)})
+    sections = _items(create_training_checkpoint(global_step=global_step, model=model, **items))
+    if STEP_STATE in items:
+        sections[STEP_STATE] = items[STEP_STATE]
+    sections["model"] = build_model_trackable(model)
+    return tf.train.Checkpoint(**sections)
 
 
 def restore(
@@ -113,9 +130,9 @@ def restore(
     """Restores `checkpoint` from `path`, strictly. Runs eagerly, in strategy scope.
 
     Args:
-      checkpoint: The result of training_checkpoint.
+      checkpoint: The result of `create_training_checkpoint`.
       path: The prefix of the files, `model_dir/ckpt-<step>`.
-      strict: Whether to refuse a file with variables that the run does not have; False for
+      strict: Whether to refuse a file with variables that the run does not have. False for
         evaluation.
       allow_partial: Whether to restore what fits by name and shape, and log what does not.
       optional_sections: The sections that are restored as far as both sides have them, including
@@ -123,26 +140,27 @@ def restore(
 
     Raises:
       UsageError: when a variable is missing, differs in shape or dtype or, if `strict`, is not in
-        the run; lists all.
+        the run. The message lists all.
       StorageError: when the files are missing or damaged.
     """
     try:
         graph = CheckpointGraph(path)
-        saved = graph.shapes_by_name(NAME_DEPTH)
-        saved = {
+        saved_shapes = {
             name: shape
-            for name, shape in saved.items()
+            for name, shape in graph.shapes_by_name(NAME_DEPTH).items()
             if not name.startswith(_RESTORED_SEPARATELY)
         }
-        most = None if allow_partial else ROWS  # who takes a part has to see all of the rest
-        text = _describe_differences(checkpoint, saved, strict, optional_sections, most)
-        if text and not allow_partial:  # TensorFlow would say the same, later and at length
+        # Who takes a part has to see all of the rest.
+        max_rows = None if allow_partial else ROWS
+        text = _describe_differences(checkpoint, saved_shapes, strict, optional_sections, max_rows)
+        # TensorFlow would say the same, later and at length.
+        if text and not allow_partial:
             raise _create_mismatch_error(path, text, allow_partial)
 
         if optional_sections:
             items = _items(checkpoint)
             optional = {name: item for name, item in items.items() if name in optional_sections}
-            missing = sorted(optional.keys() - _sections(saved))
+            missing = sorted(optional.keys() - _sections(saved_shapes))
             if missing:
                 _LOG.warning("%s holds no %s: it keeps its initial value", path, ", ".join(missing))
             existing = {name: item for name, item in optional.items() if name not in missing}
@@ -153,61 +171,62 @@ def restore(
 
         if text:
             _LOG.warning(
-                "%s is restored in part; the following keep their initial value or are not"
-                " used:\n%s",
+                "%s is restored in part; "
+                "the following keep their initial value or are not used:\n%s",
                 path,
                 text,
             )
-            tf.train.Checkpoint(**_select_matching_items(checkpoint, saved)).read(
-                path
-            ).expect_partial()
+            target = tf.train.Checkpoint(**_select_matching_items(checkpoint, saved_shapes))
+            target.read(path).expect_partial()
             return
 
-        target = tf.train.Checkpoint(**_without_absent(checkpoint, saved, strict))
+        target = tf.train.Checkpoint(**_without_absent(checkpoint, saved_shapes, strict))
         if strict and not optional_sections and not graph.get_section_keys(STEP_STATE):
-            if arrays := graph.get_section_keys(
-                ARRAYS
-            ):  # they are read later, and count as consumed here
-                setattr(
-                    target,
-                    ARRAYS,
-                    {name: tf.Variable(graph.value(key)) for name, key in arrays.items()},
-                )
+            # Arrays are read later, and count as consumed here.
+            if keys := graph.get_section_keys(ARRAYS):
+                arrays = {name: tf.Variable(graph.value(key)) for name, key in keys.items()}
+                setattr(target, ARRAYS, arrays)
             _assert_consumed(target.restore(path), target, graph)
-        # `read` does not ask for the counter of saves, which the best checkpoint does not hold
         else:
+            # `read` does not ask for the counter of saves, which the best checkpoint lacks.
             target.read(path).expect_partial().assert_existing_objects_matched()
     except (AssertionError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
         raise _create_mismatch_error(path, str(error), allow_partial) from error
     except (tf.errors.OpError, IndexError) as error:
-        dtypes = _OTHER_DTYPE.findall(str(error))
-        if rows := [
-            (parse_attribute_path(key), f"{saved} saved, {here} here", None, None)
-            for key, here, saved in dtypes
-        ]:
+        rows = [
+            (parse_attribute_path(key), f"{saved_dtype} saved, {dtype} here", None, None)
+            for key, dtype, saved_dtype in _OTHER_DTYPE.findall(str(error))
+        ]
+        if rows:
             raise _create_mismatch_error(path, format_differences(rows), True) from error
         raise create_read_error(path, error) from error
 
 
 def _create_mismatch_error(path: str, text: str, allow_partial: bool) -> UsageError:
-    record = os.path.join(os.path.dirname(path), "params.yaml")
-    config = f" ({record})" if os.path.exists(record) else ""
-    otherwise = ", or allow_partial_restore, which restores what fits"
+    """Returns the error for a checkpoint that does not fit, with a table of the differences."""
+    config_path = os.path.join(os.path.dirname(path), "params.yaml")
+    config = f" ({config_path})" if os.path.exists(config_path) else ""
+    alternative = ", or allow_partial_restore, which restores what fits"
     if allow_partial:
-        otherwise = " (a model of this kind cannot be restored in part)"
+        alternative = " (a model of this kind cannot be restored in part)"
     return UsageError(
-        f"{path} does not fit this run; use the code and the config that it was saved with{config},"
-        f" another model_dir{otherwise}:\n{text}"
+        f"{path} does not fit this run; "
+        f"use the code and the config that it was saved with{config}, "
+        f"another model_dir{alternative}:\n{text}"
     )
 
 
 def _assert_consumed(status: Any, target: tf.train.Checkpoint, graph: CheckpointGraph) -> None:
+    """Raises AssertionError unless the restore used all values.
+
+    Variables that optimizers inside the model create later are excepted.
+    """
     try:
         status.assert_consumed()
     except AssertionError:
-        # Else TensorFlow lists, later and at length, what our own message says
+        # Otherwise TensorFlow lists, later and at length, what our own message says.
         status.expect_partial()
         missing = find_missing_objects(graph, target)
         if not missing or len(_select_optimizer_paths(missing)) < len(missing):
@@ -218,24 +237,25 @@ def _assert_consumed(status: Any, target: tf.train.Checkpoint, graph: Checkpoint
 def find_uncreated_variables(
     checkpoint: tf.train.Checkpoint, path: str, optional_sections: Collection[str] = ()
 ) -> list[str]:
-    """Returns the paths of saved variables that optimizers inside the model have not created yet; runs eagerly.
+    """Returns the paths of saved variables that optimizers inside the model have not created yet.
 
     A tf_keras optimizer creates its slots in the first step, and TensorFlow restores each as it is
     created. So `restore` allows them to be missing, and `check_variables_created` checks afterwards
-    that they were created.
+    that they were created. Runs eagerly.
 
     Args:
-      checkpoint: The result of training_checkpoint.
+      checkpoint: The result of `create_training_checkpoint`.
       path: The prefix of the files that it was restored from.
       optional_sections: See `restore`.
 
     Raises:
       StorageError: when the files are gone or damaged.
     """
-    judged = tf.train.Checkpoint(
-        **{name: item for name, item in _items(checkpoint).items() if name not in optional_sections}
-    )
-    return sorted(_select_optimizer_paths(find_missing_objects(CheckpointGraph(path), judged)))
+    required = {
+        name: item for name, item in _items(checkpoint).items() if name not in optional_sections
+    }
+    missing = find_missing_objects(CheckpointGraph(path), tf.train.Checkpoint(**required))
+    return sorted(_select_optimizer_paths(missing))
 
 
 def check_variables_created(
@@ -249,11 +269,9 @@ def check_variables_created(
       UsageError: when optimizers inside the model lack saved variables.
       StorageError: when the files are gone or damaged.
     """
-    rows: list[tuple[str, str, Any, Any]]
-    if rows := [
-        (name, "not in this run", None, None)
-        for name in find_uncreated_variables(checkpoint, path, optional_sections)
-    ]:
+    names = find_uncreated_variables(checkpoint, path, optional_sections)
+    if names:
+        rows = [(name, "not in this run", None, None) for name in names]
         raise _create_mismatch_error(path, format_differences(rows), allow_partial=True)
 
 
@@ -268,9 +286,9 @@ def _describe_differences(
     optional_sections: Collection[str],
     max_rows: int | None,
 ) -> str:
-    """Returns a table, by layer, of the differences between a file and this run; "" without any.
+    """Returns a table, by layer, of the differences between a file and this run.
 
-    The table has at most `max_rows` rows; None means all.
+    The table has at most `max_rows` rows. None means all. It is "" without differences.
 
     Models and optimizers of tf_keras, and tf.Module, are saved by structure, not by name, and are
     not compared.
@@ -283,29 +301,29 @@ def _describe_differences(
         for name, item in _without_absent(checkpoint, saved, strict).items()
         if name not in optional_sections
     }
-    wanted = collect_variable_shapes(items)
+    run_shapes = collect_variable_shapes(items)
+
     rows: list[tuple[str, str, Any, Any]] = []
-    rows += [
-        (name, "missing in the checkpoint", None, wanted[name])
-        for name in wanted.keys() - saved.keys()
-    ]
+    for name in run_shapes.keys() - saved.keys():
+        rows.append((name, "missing in the checkpoint", None, run_shapes[name]))
     if strict:
         by_structure = tuple(_saved_by_structure(items))
-        others = {
-            name for name in saved.keys() - wanted.keys() if not name.startswith(by_structure)
-        }
-        rows += [(name, "not in this run", saved[name], None) for name in others]
-    both = wanted.keys() & saved.keys()
-    rows += [
-        (name, "another shape", saved[name], wanted[name])
-        for name in both
-        if saved[name] != wanted[name]
-    ]
-    return format_differences(sorted(rows, key=lambda row: row[0].rpartition("/")), max_rows)
+        for name in saved.keys() - run_shapes.keys():
+            if not name.startswith(by_structure):
+                rows.append((name, "not in this run", saved[name], None))
+    for name in run_shapes.keys() & saved.keys():
+        if saved[name] != run_shapes[name]:
+            rows.append((name, "another shape", saved[name], run_shapes[name]))
+
+    rows.sort(key=lambda row: row[0].rpartition("/"))
+    return format_differences(rows, max_rows)
 
 
 def _saved_by_structure(items: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yields the paths of what is saved by structure, such as each of several optimizers of tf_keras, with a "/"."""
+    """Yields the paths, which end with "/", of what is saved by structure.
+
+    An example is each of several optimizers of tf_keras.
+    """
     for name, item in items.items():
         if isinstance(item, Mapping):
             yield from _saved_by_structure(item, f"{path}{name}/")
@@ -318,23 +336,27 @@ def format_differences(
 ) -> str:
     """Formats rows of (name, what, shape saved, shape here) under a line for each layer.
 
-    At most `max_rows` of them are shown; None means all.
+    At most `max_rows` of them are shown. None means all.
     """
     lines: list[str] = []
     layer = None
-    for name, what, saved, here in rows[:max_rows]:
+    for name, difference, saved_shape, run_shape in rows[:max_rows]:
         parent, _, leaf = name.rpartition("/")
         if parent != layer:
-            lines += [f"  {parent or name}"]
+            lines.append(f"  {parent or name}")
             layer = parent
-        shapes = [
-            f"{list(shape)} {where}"
-            for shape, where in ((saved, "saved"), (here, "here"))
-            if shape is not None
-        ]
-        lines += [f"    {leaf:24} {what:26} {', '.join(shapes)}"]
-    left = 0 if max_rows is None else len(rows) - max_rows
-    return "\n".join(lines + ([f"  ... and {left} more"] if left > 0 else []))
+
+        shapes = []
+        if saved_shape is not None:
+            shapes.append(f"{list(saved_shape)} saved")
+        if run_shape is not None:
+            shapes.append(f"{list(run_shape)} here")
+        lines.append(f"    {leaf:24} {difference:26} {', '.join(shapes)}")
+
+    omitted = 0 if max_rows is None else len(rows) - max_rows
+    if omitted > 0:
+        lines.append(f"  ... and {omitted} more")
+    return "\n".join(lines)
 
 
 def _items(checkpoint: tf.train.Checkpoint) -> dict[str, Any]:
@@ -353,11 +375,10 @@ def _sections(names: Iterable[str]) -> set[str]:
 def _without_absent(
     checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any], strict: bool
 ) -> dict[str, Any]:
-    """Returns the items of `checkpoint` without optional ones that the file does not hold."""
+    """Returns the items of `checkpoint` without optional ones that the file does not contain."""
     sections = _sections(saved)
-    optional = (
-        OMITTABLE_SECTIONS if strict else (*OMITTABLE_SECTIONS, "optimizer")
-    )  # which a best checkpoint lacks
+    # A best checkpoint lacks the optimizer.
+    optional = OMITTABLE_SECTIONS if strict else (*OMITTABLE_SECTIONS, "optimizer")
     return {
         name: item
         for name, item in _items(checkpoint).items()
@@ -368,25 +389,25 @@ def _without_absent(
 def _select_matching_items(
     checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the items of `checkpoint` without named variables that are missing or have another shape in the file."""
+    """Returns the items of `checkpoint` without named variables that do not match the file.
 
-    def fitting(name: str, item: Any) -> Any:
+    These are missing or have another shape in the file.
+    """
+
+    def select(name: str, item: Any) -> Any:
         if isinstance(item, Mapping):
-            return {
-                key: kept
-                for key, value in item.items()
-                if (kept := fitting(f"{name}/{key}", value)) is not None
-            }
+            children = {key: select(f"{name}/{key}", value) for key, value in item.items()}
+            return {key: child for key, child in children.items() if child is not None}
         if isinstance(item, tf.Variable):
             return item if saved.get(name) == tuple(item.shape) else None
         return item
 
-    items = {name: fitting(name, item) for name, item in _items(checkpoint).items()}
+    items = {name: select(name, item) for name, item in _items(checkpoint).items()}
     return {name: item for name, item in items.items() if item is not None}
 
 
 def collect_variable_shapes(items: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Returns a dict from name to shape of the variables that a checkpoint of named variables would save."""
+    """Returns the shapes, by name, of what a checkpoint of named variables would save."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def collect(name: str, child: Any) -> None:

@@ -26,31 +26,37 @@ _DESCRIPTIONS = {
 
 
 def find_written_handles(graph: Any) -> list[Any]:
-    """Returns the handles of outer variables, tables, queues and iterators that a traced graph changes, in its order.
+    """Returns the handles that a traced graph changes, in its order.
 
-    The search includes loops, branches and called functions, and those of replicas.
+    These are handles of outer variables, tables, queues and iterators. The search includes loops,
+    branches and called functions, and those of replicas.
 
     Args:
       graph: The traced FuncGraph.
     """
-    users: dict[int, list[tf.Operation]] = defaultdict(list)
-    for part in _graphs(graph):
-        for outer, inner in part.captures:
+    consumers: dict[int, list[tf.Operation]] = defaultdict(list)
+    for subgraph in _graphs(graph):
+        for outer, inner in subgraph.captures:
             for operation in inner.consumers():
                 # The functions of a call, a loop or a branch are searched by themselves.
                 attributes = operation.node_def.attr.values()
                 if not any(value.HasField("func") or value.list.func for value in attributes):
-                    users[id(outer)].append(operation)
-    return [
-        handle
-        for handle in find_captured_handles(graph)
-        if not users[id(handle)]
-        or any(not _READS.match(operation.type) for operation in users[id(handle)])
-    ]
+                    consumers[id(outer)].append(operation)
+
+    # A handle without any consumer counts as changed.
+    written_handles = []
+    for handle in find_captured_handles(graph):
+        operations = consumers[id(handle)]
+        if not operations or any(not _READS.match(operation.type) for operation in operations):
+            written_handles.append(handle)
+    return written_handles
 
 
 def find_captured_handles(graph: Any) -> list[Any]:
-    """Returns the handles of outer variables, tables, queues and iterators that a traced graph uses, in its order."""
+    """Returns the handles that a traced graph uses, in its order.
+
+    These are handles of outer variables, tables, queues and iterators.
+    """
     return [
         outer
         for outer, _ in graph.captures
@@ -59,8 +65,11 @@ def find_captured_handles(graph: Any) -> list[Any]:
 
 
 def variables_by_handle(graph: Any) -> dict[int, tf.Variable]:
-    """Returns the variables that a graph uses by the `id` of their handles; on replicas, the variable of each."""
-    variables = [variable for part in _graphs(graph) for variable in part.variables]
+    """Returns the variables that a graph uses by the `id` of their handles.
+
+    Of a variable on several replicas, the variable of each replica is returned.
+    """
+    variables = [variable for subgraph in _graphs(graph) for variable in subgraph.variables]
     parts = [
         part for variable in variables for part in getattr(variable, "values", None) or [variable]
     ]
@@ -68,7 +77,7 @@ def variables_by_handle(graph: Any) -> dict[int, tf.Variable]:
 
 
 def describe_handle(handle: Any) -> str:
-    """Returns the description of a handle of `captured`, for messages."""
+    """Returns the description of a handle of `find_captured_handles`, for messages."""
     return _DESCRIPTIONS[_kind(handle)]
 
 
@@ -77,11 +86,11 @@ def _graphs(graph: Any) -> Iterator[Any]:
     visited: set[int] = set()
     waiting = [graph]
     while waiting:
-        part = waiting.pop()
-        if id(part) not in visited:
-            visited.add(id(part))
-            yield part
-            waiting += get_called_functions(part).values()
+        subgraph = waiting.pop()
+        if id(subgraph) not in visited:
+            visited.add(id(subgraph))
+            yield subgraph
+            waiting += get_called_functions(subgraph).values()
 
 
 def _kind(handle: Any) -> str:

@@ -1,4 +1,4 @@
-"""TrainState: the complete state of a training run, as its checkpoints hold it."""
+"""TrainState: the complete state of a training run, as its checkpoints contain it."""
 
 from __future__ import annotations
 
@@ -36,29 +36,31 @@ from trainer_kit.errors import UsageError
 from trainer_kit.runtime.replica_values import ReplicaLocalState
 from trainer_kit.runtime.tensorflow_internals import stop_async_saver
 
-_SMALL = 4096  # elements
-_GENERATOR = re.compile(
-    r"(^|/)(StateVar|seed_generator_state)\b"
-)  # TensorFlow's names and Keras', of their states
+# The elements of a variable that is summed together with others of its shape
+_SMALL = 4096
+# The names that TensorFlow and Keras give to the states of their generators
+_GENERATOR = re.compile(r"(^|/)(StateVar|seed_generator_state)\b")
 
 _LOG = logging.getLogger(__name__)
 
 
 class TrainState:
-    """Model, optimizers, global step, moving average, random state and run state. Created in strategy scope.
+    """The model, optimizers, global step, moving average, random state and run state of a run.
+
+    Create it in strategy scope.
 
     Args:
       global_step: The step counter, an int64 scalar.
       model: A built Keras 3 model, tf_keras model or tf.Module.
-      optimizer: A built optimizer or a dict of them; None for evaluation, which has no run state
+      optimizer: A built optimizer or a dict of them. None for evaluation, which has no run state
         either.
-      average: A MovingAverage, or an object with the same `begin`, `reset`, `section`, `variables`
-        and `more_variables`; None: there is none.
+      average: A MovingAverage, or an object with the same `initialize`, `reset`, `section`,
+        `variables`, `more_section` and `more_variables`. None if there is none.
       task: The task, whose own variables and generators belong to the run.
       seed: The seed of the process's random generators.
-      items: Further parts of every checkpoint, the best included, by name; they are restored as far
+      items: Further parts of every checkpoint, the best included, by name. They are restored as far
         as both sides have them.
-      trainable: The variables that were trainable before some were frozen; empty: none were.
+      trainable: The variables that were trainable before some were frozen. Empty if none were.
       require_exact: Whether state that cannot be saved is an error.
 
     Attributes:
@@ -66,12 +68,12 @@ class TrainState:
       python_state: The Python state, which takes further parts before the restore.
       step_state: The variables that training changes and that no other section contains.
       optional_sections: The names of the further parts.
-      random_generator: The generator that random operations of training steps draw from:
-        TensorFlow's global one, which checkpoints hold. None for evaluation.
-      model_replicas: The model's values on each replica; an evaluation shares those that a
-        checkpoint holds.
-      variables_lock: A lock, held while variables have other values for an evaluation; a late save
-        comes from another thread.
+      random_generator: The generator that random operations of training steps draw from. It is
+        TensorFlow's global one, which checkpoints contain. None for evaluation.
+      model_replicas: The model's values on each replica. An evaluation shares those that a
+        checkpoint contains.
+      variables_lock: A lock that is held while variables have other values for an evaluation, since
+        a late save comes from another thread.
       step_is_known: Whether `track_step_state` has added what the training step writes.
 
     Raises:
@@ -90,78 +92,92 @@ class TrainState:
         trainable: Sequence[Any] = (),
         require_exact: bool = False,
     ) -> None:
-        self._global_step, self._model, self._average = global_step, model, average
+        self._global_step = global_step
+        self._model = model
+        self._average = average
         self._strategy = tf.distribute.get_strategy()
         self._require_exact = require_exact
         self.variables_lock = threading.RLock()
         self.python_state = PythonState()
         optimizers = list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
         self.step_state = StepState({"model": model, "task": task}, exclude=optimizers)
+
+        # The sections that an evaluation restores, and best weights contain
         self._evaluation_sections = {
             "task": task_state(task, model),
             "random/model": untracked_model_state(model),
         }
-        of_model = self._evaluation_sections["random/model"]
-        evaluated = {
+        model_state = self._evaluation_sections["random/model"]
+        evaluation_items = {
             "task": self._evaluation_sections["task"],
-            "random": {"model": of_model} if of_model else {},
+            "random": {"model": model_state} if model_state else {},
         }
-        others: dict[str, Any] = {}
+
+        # The sections of the complete checkpoint besides the global step and the model
+        sections: dict[str, Any] = {}
         self.random_generator: tf.random.Generator | None = None
         if optimizer is not None:
-            generators = {**prepare_process_generators(seed), **evaluated["random"]}
+            generators = {**prepare_process_generators(seed), **evaluation_items["random"]}
             self.random_generator = tf.random.get_global_generator()
-            others = {
+            sections = {
                 "run_state": self.python_state.variable,
                 ARRAYS: self.python_state.arrays,
-                "task": evaluated["task"],
+                "task": evaluation_items["task"],
                 "random": generators,
             }
-        self._items, self.optional_sections = dict(items or {}), frozenset(items or ())
-        if taken := self.optional_sections & {
+
+        self._items = dict(items or {})
+        self.optional_sections = frozenset(items or ())
+        reserved_names = {
             *OMITTABLE_SECTIONS,
             ARRAYS,
             STEP_STATE,
             "global_step",
             "model",
             "optimizer",
-        }:
-            names = ", ".join(sorted(taken))
+        }
+        if conflicts := self.optional_sections & reserved_names:
+            names = ", ".join(sorted(conflicts))
             raise UsageError(
                 f"every checkpoint already has a part named {names}; give your item another name"
             )
-        others |= {"optimizer": optimizer, **self._average_section(), **self._items}
-        others[STEP_STATE] = self.step_state.section
-        evaluated[STEP_STATE] = self.step_state.section_of_weights
+
+        sections |= {"optimizer": optimizer, **self._average_section(), **self._items}
+        sections[STEP_STATE] = self.step_state.section
+        evaluation_items[STEP_STATE] = self.step_state.section_of_weights
         self.checkpoint = create_training_checkpoint(
-            global_step=global_step, model=model, trainable=trainable, **others
+            global_step=global_step, model=model, trainable=trainable, **sections
         )
-        self._saved_with_weights = evaluated
+        self._saved_with_weights = evaluation_items
         self._optimizer = optimizer
         self.model_replicas = ReplicaLocalState(lambda: self._model.variables, self._strategy)
+
         self.step_is_known = False
         self._step_is_traced = False
-        self._checked_graphs: set[Any] = set()  # the graphs that are checked
-        self._partly_restored_path: str | None = (
-            None  # the checkpoint that was restored but for what the first step makes
-        )
+        # The graphs of evaluations that are checked
+        self._checked_graphs: set[Any] = set()
+        # The checkpoint that was restored except for what the first step creates
+        self._partly_restored_path: str | None = None
         self._weights_finite_fn = tf.function(self.compute_weights_finite, autograph=False)
-        self._others_finite_fn: tuple[int, Any] = (0, None)  # of so many variables
-        self._generators: list[Any] | None = (
-            None  # the states of random generators; found at the first evaluation
-        )
+        # The number of variables that the function checks, and the function
+        self._others_finite_fn: tuple[int, Any] = (0, None)
+        # The states of random generators, collected at the first evaluation
+        self._generators: list[Any] | None = None
         self._generator_snapshot: list[tuple[Any, tf.Tensor]] = []
 
     @property
     def other_variables(self) -> list[tf.Variable]:
         """The variables of the task and the training step besides model, optimizer and average."""
         sections = (*self._evaluation_sections.values(), self.step_state.variables)
-        found = (section[name] for section in sections for name in sorted(section))
-        return [one for one in found if isinstance(one, tf.Variable)]
+        items = (section[name] for section in sections for name in sorted(section))
+        return [item for item in items if isinstance(item, tf.Variable)]
 
     @functools.cached_property
     def weights_checkpoint(self) -> tf.train.Checkpoint:
-        """The checkpoint of the weights alone, as the best checkpoint holds them; created at first use."""
+        """The checkpoint of the weights alone, as the best checkpoint contains them.
+
+        It is created at first use.
+        """
         return create_weights_checkpoint(
             global_step=self._global_step,
             model=self._model,
@@ -170,7 +186,10 @@ class TrainState:
         )
 
     def add_root(self, name: str, owner: Any) -> None:
-        """Adds an object whose attributes are saved, under paths that begin with `name`; called before the restore."""
+        """Adds an object whose attributes are saved, under paths that begin with `name`.
+
+        Call it before the restore.
+        """
         self.step_state.roots[name] = owner
 
     def allow_partial_restore(self) -> None:
@@ -178,50 +197,61 @@ class TrainState:
         self.step_state.allow_partial = True
 
     def add_replica_states(self) -> None:
-        """Adds each replica's local values, such as the averages of batch normalization, to checkpoints."""
+        """Adds each replica's local values to checkpoints.
+
+        Examples are the averages of batch normalization.
+        """
         self.python_state.add("replicas", self.model_replicas.state, self.model_replicas.restore)
         others = ReplicaLocalState(lambda: self.other_variables, self._strategy)
         self.python_state.add("replicas of other variables", others.state, others.restore)
-        if (
-            generator := self.random_generator
-        ):  # replicas draw unequally often where they take different branches
+
+        # Replicas draw unequally often where they take different branches.
+        if generator := self.random_generator:
             draws = ReplicaLocalState(lambda: [generator.state], self._strategy)
             self.python_state.add("replicas of the random generator", draws.state, draws.restore)
 
     def after_restore(self, path: str | None) -> None:
-        """Restores the state that is not in variables after a checkpoint was restored; runs eagerly, in strategy scope.
+        """Restores the state that is not in variables, after a checkpoint was restored.
+
+        Runs eagerly, in strategy scope.
 
         Args:
-          path: The checkpoint's prefix; None when there was none. State that it does not hold
-            starts from the beginning: the moving average starts at the weights.
+          path: The checkpoint's prefix, or None when there was none. State that it does not contain
+            starts from the beginning. The moving average starts at the weights.
         """
-        awaited = path is not None and find_uncreated_variables(
+        has_uncreated_variables = path is not None and find_uncreated_variables(
             self.checkpoint, path, self.optional_sections
         )
-        self._partly_restored_path = path if awaited else None
+        self._partly_restored_path = path if has_uncreated_variables else None
+
         self._restore_evaluation_state(path)
         if path is None or not CheckpointGraph(path).has_section("run_state"):
             self.python_state.clear()
         else:
             self.python_state.load(path)
+
         if self._average is not None and path is None:
             self._average.initialize()
         else:
             self._reset_missing_averages(path)
 
     def restore_weights(self, path: str) -> None:
-        """Restores the state that an evaluation uses from a checkpoint of a run; runs eagerly, in strategy scope.
+        """Restores the state that an evaluation uses from a checkpoint of a run.
 
-        This is the global step, model, average, and state of the task and the training step, but no
-        optimizer; of the run state only the task's part, which best weights lack.
+        This is the global step, the model, the average, and the state of the task and the training
+        step, but no optimizer. Of the run state it is only the task's part, which best weights
+        lack. Runs eagerly, in strategy scope.
+
+        Args:
+          path: The checkpoint's prefix.
 
         Raises:
           UsageError: when the checkpoint does not fit.
           StorageError: when the checkpoint is gone or damaged.
         """
-        others = {**self._average_section(), **self._items}
+        items = {**self._average_section(), **self._items}
         checkpoint = create_training_checkpoint(
-            global_step=self._global_step, model=self._model, **others
+            global_step=self._global_step, model=self._model, **items
         )
         restore(checkpoint, path, strict=False, optional_sections=self.optional_sections)
         self._restore_evaluation_state(path)
@@ -238,29 +268,33 @@ class TrainState:
         if not self.has_averages(path):
             self._average.reset()
             return
-        saved = CheckpointGraph(path).shapes_by_name(NAME_DEPTH)
+
+        saved_shapes = CheckpointGraph(path).shapes_by_name(NAME_DEPTH)
         sections = {AVERAGE: (self._average.section, self._average.variables)}
-        for name, more in self._average.more_variables.items():
-            sections[name] = f"{self._average.more_section}/{name}", more
+        for name, averages in self._average.more_variables.items():
+            sections[name] = (f"{self._average.more_section}/{name}", averages)
+
         for name, (section, averages) in sections.items():
-            if not isinstance(
-                averages, Mapping
-            ):  # those of an optimizer that averages are restored with it
+            # The averages of an optimizer that averages are restored with it.
+            if not isinstance(averages, Mapping):
                 continue
-            lost = [
+            missing_keys = [
                 key
-                for key, one in averages.items()
-                if saved.get(f"{section}/{key}") != tuple(one.shape)
+                for key, variable in averages.items()
+                if saved_shapes.get(f"{section}/{key}") != tuple(variable.shape)
             ]
-            if lost:
-                self._average.reset([name], lost)
+            if missing_keys:
+                self._average.reset([name], missing_keys)
 
     def has_averages(self, path: str) -> bool:
-        """Whether the checkpoint at `path` holds the moving averages, if the run keeps any; best weights do not."""
+        """Whether the checkpoint at `path` contains the moving averages, if the run keeps any.
+
+        Best weights do not.
+        """
         return self._average is None or CheckpointGraph(path).has_section(self._average.section)
 
     def track_attributes(self, exclude: Iterable[Any]) -> None:
-        """Adds the variables in attributes of the task and the model to checkpoints, and restores them.
+        """Adds the variables in attributes of the task and the model, and restores them.
 
         Called after each restore, also of nothing, and before weights are written. Runs eagerly,
         from any thread.
@@ -269,12 +303,13 @@ class TrainState:
           exclude: Variables that need no saving, such as those of metrics that are reset.
         """
         with self.variables_lock, self._strategy.scope():
-            self._after_variables_added(
-                self.step_state.add_attributes(self._get_tracked_handles(exclude))
-            )
+            handles = self._get_tracked_handles(exclude)
+            self._after_variables_added(self.step_state.add_attributes(handles))
 
     def before_save(self, exclude: Iterable[Any]) -> None:
-        """Brings all state into variables that checkpoints contain, right before a save; runs eagerly, on the host.
+        """Brings all state into variables that checkpoints contain, right before a save.
+
+        Runs eagerly, on the host.
 
         Args:
           exclude: See `track_attributes`.
@@ -286,10 +321,10 @@ class TrainState:
         self._after_variables_added(self.python_state.store())
 
     def track_step_state(self, graph: Any, exclude: Sequence[Any]) -> None:
-        """Adds and restores all state of the training step, before the first step; runs eagerly.
+        """Adds and restores all state of the training step, before the first step. Runs eagerly.
 
         Args:
-          graph: The graph of the traced loop or step; None when neither is compiled, so that its
+          graph: The graph of the traced loop or step. None when neither is compiled, so that its
             writes are not known.
           exclude: See `track_attributes`.
 
@@ -302,16 +337,14 @@ class TrainState:
         self.track_attributes(exclude)
         if graph is not None:
             with self._strategy.scope():
-                self._after_variables_added(
-                    self.step_state.add_traced_writes(
-                        graph, self._get_tracked_handles(exclude), self._require_exact
-                    )
-                )
+                handles = self._get_tracked_handles(exclude)
+                has_grown = self.step_state.add_traced_writes(graph, handles, self._require_exact)
+                self._after_variables_added(has_grown)
             self.check_first_step()
         self.end_restore()
 
     def end_restore(self) -> None:
-        """Ends the restore before the first step; see StepState. Runs eagerly, in strategy scope.
+        """Ends the restore before the first step. See StepState. Runs eagerly, in strategy scope.
 
         Raises:
           UsageError: when the training step is traced and the run lacks variables of the
@@ -320,22 +353,26 @@ class TrainState:
         self._after_variables_added(self.step_state.end_restore(strict=self._step_is_traced))
 
     def check_first_step(self) -> None:
-        """Checks, once after a restore, that optimizers inside the model have created all variables of the checkpoint.
+        """Checks once after a restore that optimizers inside the model are complete.
+
+        They must have created all variables of the checkpoint.
 
         Raises:
           UsageError: when they have not.
         """
         if self._partly_restored_path is not None:
-            path, self._partly_restored_path = self._partly_restored_path, None
+            path = self._partly_restored_path
+            self._partly_restored_path = None
             check_variables_created(self.checkpoint, path, self.optional_sections)
 
     def check_evaluation(self, graph: Any, exclude: Iterable[Any]) -> None:
-        """Warns of variables that an evaluation changes and training uses, except for generators, which are put back.
+        """Warns of variables that an evaluation changes and training uses.
 
-        Called after each evaluation. It checks each graph once, when the training step is known.
+        Generators are excepted, since they are restored. Called after each evaluation. It checks
+        each graph once, when the training step is known.
 
         Args:
-          graph: The graph of the evaluation; None when it is not compiled.
+          graph: The graph of the evaluation. None when it is not compiled.
           exclude: See `track_attributes`.
 
         Raises:
@@ -343,143 +380,144 @@ class TrainState:
         """
         if graph is None or not self.step_is_known or graph in self._checked_graphs:
             return
+
         self._checked_graphs.add(graph)
         generators = self._generators or ()
-        self.step_state.report_evaluation(
-            graph, get_handle_ids([*_native(exclude), *generators]), self._require_exact
-        )
+        handles = get_handle_ids([*_native(exclude), *generators])
+        self.step_state.report_evaluation(graph, handles, self._require_exact)
 
     @contextlib.contextmanager
     def preserve_variables(self, *, everything: bool = False) -> Iterator[None]:
-        """Restores the variables of the task and the training step, or everything, at the end of this context.
+        """Restores variables at the end of this context. Runs eagerly, on the host.
 
-        Runs eagerly, on the host.
+        Args:
+          everything: Whether to restore all variables of the checkpoint. Otherwise those of the
+            task and the training step are restored.
         """
-        held = (
-            tf.train.TrackableView(self.checkpoint).descendants()
-            if everything
-            else self.other_variables
-        )
-        parts = [
-            part
-            for one in held
-            if isinstance(one, tf.Variable)
-            for part in getattr(one, "values", None) or [one]
-        ]
-        before = [(part, part.read_value()) for part in parts]
+        items: Iterable[Any] = self.other_variables
+        if everything:
+            items = tf.train.TrackableView(self.checkpoint).descendants()
+        variables = [item for item in items if isinstance(item, tf.Variable)]
+        snapshot = [(part, part.read_value()) for part in _get_replica_variables(variables)]
         try:
             yield
         finally:
-            for part, value in before:
+            for part, value in snapshot:
                 part.assign(value)
 
     def remember_generators(self) -> None:
-        """Remembers the states of all random generators for `restore_generators`; runs eagerly, on the host.
+        """Remembers the states of all random generators for `restore_generators`.
 
         An evaluation that draws random numbers would change those of later training, and a resumed
-        run does not repeat recorded evaluations.
+        run does not repeat recorded evaluations. Runs eagerly, on the host.
         """
         if self._generators is None:
             checkpoint = self.checkpoint if self._optimizer is not None else self.weights_checkpoint
             items = tf.train.TrackableView(checkpoint).descendants()
-            states = [
-                one for one in items if isinstance(one, tf.Variable) and _GENERATOR.search(one.name)
-            ]
-            self._generators = [
-                part for one in states for part in getattr(one, "values", None) or [one]
-            ]
-        self._generator_snapshot = [(part, part.read_value()) for part in self._generators]
+            variables = [item for item in items if isinstance(item, tf.Variable)]
+            states = [variable for variable in variables if _GENERATOR.search(variable.name)]
+            self._generators = _get_replica_variables(states)
+        self._generator_snapshot = [(state, state.read_value()) for state in self._generators]
 
     def restore_generators(self) -> None:
         """Restores the random generators to the states that were remembered last, once.
 
         Runs eagerly, from any thread.
         """
-        before, self._generator_snapshot = self._generator_snapshot, []
-        for part, value in before:
-            part.assign(value)
+        snapshot = self._generator_snapshot
+        self._generator_snapshot = []
+        for state, value in snapshot:
+            state.assign(value)
 
     def _get_tracked_handles(self, exclude: Iterable[Any]) -> set[int]:
         """Returns the handles of all variables in other sections, and of `exclude`."""
         items = list(tf.train.TrackableView(self.checkpoint).descendants())
-        variables = [one for one in items if isinstance(one, tf.Variable)]
-        # TensorFlow saves the slots of a Keras 2 optimizer without showing them, those of a wrapped
-        # one too.
-        others = [one for one in items if not isinstance(one, tf.Variable)]
+        variables = [item for item in items if isinstance(item, tf.Variable)]
         _check_aggregations(items)
-        optimizers = [self._optimizer, *(one for one in others if hasattr(one, "get_slot_names"))]
-        slots = [slot for one in optimizers for slot in _get_optimizer_variables(one)]
+
+        # TensorFlow saves the slots of a Keras 2 optimizer without showing them, also those of a
+        # wrapped optimizer.
+        optimizers = [self._optimizer]
+        for item in items:
+            if not isinstance(item, tf.Variable) and hasattr(item, "get_slot_names"):
+                optimizers.append(item)
+        slots = [slot for owner in optimizers for slot in _get_optimizer_variables(owner)]
         return get_handle_ids([*variables, *_native([*slots, *exclude])])
 
     def _after_variables_added(self, grown: bool) -> None:
         self._generators = None
         if grown:
-            error = stop_async_saver(
-                self.checkpoint
-            )  # it knows only the variables of its first save
-            if (
-                error is not None
-            ):  # the manager reports the failure at its next `sync`, but without the reason
+            # The saver knows only the variables of its first save.
+            error = stop_async_saver(self.checkpoint)
+            # The manager reports the failure at its next `sync`, but without the reason.
+            if error is not None:
                 _LOG.warning("a checkpoint was not written: %s", error)
 
     def _restore_evaluation_state(self, path: str | None) -> None:
-        """Restores the state that an evaluation uses besides weights and average, as far as both sides have it."""
+        """Restores the state that an evaluation uses besides weights and average.
+
+        It is restored as far as both sides have it.
+        """
         self._after_variables_added(self.step_state.restore(path))
         if self._optimizer is None:
             self.step_state.report_unrestored()
         if path is None:
             return
+
         graph = CheckpointGraph(path)
         for section, items in self._evaluation_sections.items():
-            saved = {
-                name: graph.shapes[key] for name, key in graph.get_section_keys(section).items()
+            keys = graph.get_section_keys(section)
+            saved_shapes = {name: graph.shapes[key] for name, key in keys.items()}
+            matching_items = {
+                name: item
+                for name, item in items.items()
+                if saved_shapes.get(name) == tuple(item.shape)
             }
-            fitting = {
-                name: item for name, item in items.items() if saved.get(name) == tuple(item.shape)
-            }
-            if fitting:
-                restore_section(path, section, fitting)
+            if matching_items:
+                restore_section(path, section, matching_items)
 
     def _average_section(self) -> dict[str, Any]:
         if self._average is None:
             return {}
-        more = (
-            {self._average.more_section: self._average.more_variables}
-            if self._average.more_variables
-            else {}
-        )
-        return {self._average.section: self._average.variables, **more}
+        sections = {self._average.section: self._average.variables}
+        if self._average.more_variables:
+            sections[self._average.more_section] = self._average.more_variables
+        return sections
 
     def weights_are_finite(self) -> bool:
-        """Whether all weights are finite; runs eagerly, on the host."""
+        """Whether all weights are finite. Runs eagerly, on the host."""
         return bool(self._weights_finite_fn().numpy())
 
     def all_finite(self) -> bool:
-        """Whether the weights, the optimizers' variables and the average are finite; runs eagerly, on the host."""
+        """Whether the weights, the optimizers' variables and the average are finite.
+
+        Runs eagerly, on the host.
+        """
         sections = [
             section for section in self._average_section().values() if isinstance(section, Mapping)
         ]
-        others = [
-            *_get_optimizer_variables(self._optimizer),
-            *(one for one in tf.nest.flatten(sections)),
-        ]
-        if self._others_finite_fn[0] != len(
-            others
-        ):  # some optimizers make theirs in the first step
+        others = [*_get_optimizer_variables(self._optimizer), *tf.nest.flatten(sections)]
+
+        # Some optimizers create their variables in the first step.
+        if self._others_finite_fn[0] != len(others):
             self._others_finite_fn = (
                 len(others),
                 tf.function(lambda: _all_finite(others), autograph=False),
             )
-        return self.weights_are_finite() and bool(
-            self._others_finite_fn[1]().numpy() if others else True
-        )
+
+        if not self.weights_are_finite():
+            return False
+        return not others or bool(self._others_finite_fn[1]().numpy())
 
     @tf.autograph.experimental.do_not_convert
     def compute_weights_finite(self) -> tf.Tensor:
-        """Returns whether all floating-point variables of the model are finite, a bool scalar; runs in graph.
+        """Returns whether all floating-point variables of the model are finite.
 
-        A sum is finite only if all its terms are, and it reads each value once. (A sum that
-        overflows float32 also belongs to a model that has diverged.)
+        A sum is finite only if all its terms are, and it reads each value once. A sum that
+        overflows float32 also belongs to a model that has diverged. Runs in graph.
+
+        Returns:
+          A bool scalar.
         """
         return _all_finite(self._model.variables)
 
@@ -488,44 +526,63 @@ def _get_optimizer_variables(optimizer: Any) -> list[Any]:
     """Returns the variables of an optimizer of any kind, or of a dict of them."""
     if isinstance(optimizer, Mapping):
         return [
-            variable for one in optimizer.values() for variable in _get_optimizer_variables(one)
+            variable for item in optimizer.values() for variable in _get_optimizer_variables(item)
         ]
     variables = getattr(optimizer, "variables", ())
     return list(variables() if callable(variables) else variables)
 
 
+def _get_replica_variables(variables: Iterable[Any]) -> list[Any]:
+    """Returns the variable of each replica for mirrored variables, and other variables as is."""
+    return [
+        part for variable in variables for part in getattr(variable, "values", None) or [variable]
+    ]
+
+
 def _check_aggregations(items: Iterable[Any]) -> None:
-    """Raises UsageError for variables on several replicas that are synchronized ON_READ and have no aggregation."""
-    unsaved = (tf.VariableSynchronization.ON_READ, tf.VariableAggregation.NONE)
-    for one in items:
-        parts: Any = getattr(one, "values", None) or [one]
+    """Raises UsageError for variables on several replicas that TensorFlow cannot save.
+
+    They are synchronized ON_READ and have no aggregation.
+    """
+    unsupported = (tf.VariableSynchronization.ON_READ, tf.VariableAggregation.NONE)
+    for item in items:
+        parts: Any = getattr(item, "values", None) or [item]
         if (
-            isinstance(one, tf.Variable)
+            isinstance(item, tf.Variable)
             and len(parts) > 1
-            and (one.synchronization, one.aggregation) == unsaved
+            and (item.synchronization, item.aggregation) == unsupported
         ):
+            name = parts[0].name.partition(":")[0]
             raise UsageError(
-                f"the variable {parts[0].name.partition(':')[0]} has synchronization ON_READ and"
-                " aggregation NONE, and TensorFlow cannot save such a variable of several"
-                " replicas; give it the aggregation SUM, MEAN or ONLY_FIRST_REPLICA (each replica"
-                " still keeps its own value)"
+                f"the variable {name} has synchronization ON_READ and aggregation NONE, "
+                "and TensorFlow cannot save such a variable of several replicas; "
+                "give it the aggregation SUM, MEAN or ONLY_FIRST_REPLICA "
+                "(each replica still keeps its own value)"
             )
 
 
 def _native(variables: Iterable[Any]) -> list[Any]:
     """Returns TensorFlow's variables, those of Keras 3 included."""
-    return [one.value if isinstance(one, keras.Variable) else one for one in variables]
+    return [
+        variable.value if isinstance(variable, keras.Variable) else variable
+        for variable in variables
+    ]
 
 
 def _all_finite(variables: Iterable[Any]) -> tf.Tensor:
-    alike: dict[
-        Any, list[Any]
-    ] = {}  # small ones are summed together: each operation has to be traced, for a ms or so
-    for number, variable in enumerate(v for v in _native(variables) if v.dtype.is_floating):
-        small = variable.shape.is_fully_defined() and variable.shape.num_elements() <= _SMALL
-        alike.setdefault((tuple(variable.shape), variable.dtype) if small else number, []).append(
-            variable
-        )
-    groups = (tf.stack(group) if len(group) > 1 else group[0] for group in alike.values())
-    sums = [tf.reduce_sum(tf.cast(group, tf.float32)) for group in groups]
+    """Returns whether all floating-point variables are finite, a bool scalar."""
+    # Small variables of one shape and dtype are summed together, since each operation has to be
+    # traced, which takes about a millisecond.
+    groups: dict[Any, list[Any]] = {}
+    floating = [variable for variable in _native(variables) if variable.dtype.is_floating]
+    for number, variable in enumerate(floating):
+        shape = variable.shape
+        is_small = shape.is_fully_defined() and shape.num_elements() <= _SMALL
+        key = (tuple(shape), variable.dtype) if is_small else number
+        groups.setdefault(key, []).append(variable)
+
+    sums = []
+    for group in groups.values():
+        values = tf.stack(group) if len(group) > 1 else group[0]
+        sums.append(tf.reduce_sum(tf.cast(values, tf.float32)))
     return tf.reduce_all(tf.math.is_finite(tf.stack(sums))) if sums else tf.constant(True)

@@ -3,8 +3,8 @@
 TensorFlow's asynchronous save fails at the second save of a tracked Keras 3 object, and
 tf.train.Checkpoint(model=...) leaves out Keras 3's seed generators. So the tf.Variables behind
 Keras 3's variables are tracked, by name. Keras numbers layers over the life of a process
-("dense_7"); here the numbers count within one model, so that names do not depend on earlier models
-of the process. The numbers in names that the user gave ("stage_2") become ranks, too; `layer_names`
+("dense_7"). Here the numbers count within one model, so that names do not depend on earlier models
+of the process. The numbers in names that the user gave ("stage_2") become ranks, too. `layer_names`
 has them, for comparisons with other models.
 """
 
@@ -25,46 +25,56 @@ _NUMBERED = re.compile(r"^(.*?)(?:_(\d+))?$")
 
 
 def model_variables(model: Any) -> dict[str, tf.Variable] | Any:
-    """Returns the variables of a Keras 3 model by name, seed generators included; any other model unchanged.
+    """Returns the variables of a Keras 3 model by name, seed generators included.
 
-    tf_keras models and tf.Module can be tracked directly. Runs eagerly, in cross-replica context.
+    Any other model is returned unchanged, since tf_keras models and tf.Module can be tracked
+    directly. Runs eagerly, in cross-replica context.
     """
     if not isinstance(model, keras.Layer):
         return model
     variables = list(model.variables)
-    return _map_distinct_names(
-        canonical_paths([variable.path for variable in variables]), variables
-    )
+    names = canonical_paths([variable.path for variable in variables])
+    return _map_distinct_names(names, variables)
 
 
 def layer_names(model: Any) -> dict[str, str] | None:
-    """Returns, for names in `model_variables`, the names with the user's own numbers of layers, where the two differ.
+    """Returns the names in `model_variables` with the user's own numbers of layers.
 
-    Numbers that Keras gave stay ranks: those after the name of a class. None for a model that is
-    not of Keras 3.
+    Numbers that Keras gave stay ranks. They follow the name of a class.
+
+    Returns:
+      A dict from a name in `model_variables` to the name with the user's numbers, where the two
+      differ. None for a model that is not of Keras 3.
     """
     if not isinstance(model, keras.Layer):
         return None
-    paths, by_keras = (
-        [variable.path for variable in model.variables],
-        _class_names(*_NAMED_BY_KERAS),
+
+    paths = [variable.path for variable in model.variables]
+    class_names = _class_names(*_NAMED_BY_KERAS)
+    ranked_names = make_distinct(canonical_paths(paths))
+    user_names = make_distinct(
+        canonical_paths(paths, lambda stem: stem.replace("_", "") in class_names)
     )
-    own = canonical_paths(paths, lambda stem: stem.replace("_", "") in by_keras)
-    names = zip(make_distinct(canonical_paths(paths)), make_distinct(own), strict=True)
-    return {rank: name for rank, name in names if rank != name}
+    return {
+        ranked_name: user_name
+        for ranked_name, user_name in zip(ranked_names, user_names, strict=True)
+        if ranked_name != user_name
+    }
 
 
 def _class_names(*classes: type) -> set[str]:
     """Returns the names of classes and all their subclasses, in lower case."""
-    return {
-        name
-        for one in classes
-        for name in (one.__name__.lower(), *_class_names(*one.__subclasses__()))
-    }
+    names = set()
+    for kind in classes:
+        names.add(kind.__name__.lower())
+        names |= _class_names(*kind.__subclasses__())
+    return names
 
 
 def item_variables(item: Any) -> Any:
-    """Returns an item of `checkpoint_items` with its Keras 3 objects replaced by their tf.Variables, by name.
+    """Returns an item of `checkpoint_items` without Keras 3 objects.
+
+    They are replaced by their tf.Variables, by name.
 
     Args:
       item: A trackable, or a dict, list or tf.train.Checkpoint of trackables, nested ones included.
@@ -72,90 +82,95 @@ def item_variables(item: Any) -> Any:
     if isinstance(item, keras.Layer):
         return model_variables(item)
     if isinstance(item, (keras.Optimizer, keras.Metric)):
-        return _map_distinct_names(
-            canonical_paths([variable.path for variable in item.variables]), item.variables
-        )
+        names = canonical_paths([variable.path for variable in item.variables])
+        return _map_distinct_names(names, item.variables)
     if isinstance(item, keras.random.SeedGenerator):
         return item.state.value
     if isinstance(item, keras.Variable):
         return item.value
     if isinstance(item, (list, tuple)):
-        return [item_variables(one) for one in item]
+        return [item_variables(child) for child in item]
     if isinstance(item, Mapping):
-        return {name: item_variables(one) for name, one in item.items()}
+        return {name: item_variables(child) for name, child in item.items()}
     if type(item) is tf.train.Checkpoint:
         children = {
-            name: one
-            for name, one in vars(item).items()
+            name: item_variables(child)
+            for name, child in vars(item).items()
             if name != "save_counter" and name[0] != "_"
         }
-        found = {name: item_variables(one) for name, one in children.items()}
-        return tf.train.Checkpoint(**found)
+        return tf.train.Checkpoint(**children)
     return item
 
 
 def optimizer_variables(
     optimizer: Any, model: Any, trainable: Sequence[Any] = ()
 ) -> dict[str, tf.Variable] | Any:
-    """Returns the variables of a Keras 3 optimizer, slots named after the model's variables; any other unchanged.
+    """Returns the variables of a Keras 3 optimizer, with slots named after the model's variables.
 
-    The slots of variables of other models are named after these, below `others`.
+    Any other optimizer is returned unchanged. The slots of variables of other models are named
+    after these variables, below `others`.
 
     Args:
       optimizer: A built optimizer, or a dict of them by name.
       model: The model whose trainable variables the slots belong to.
-      trainable: The variables that count in the names, if some of them were frozen; empty: those of
-        the model.
+      trainable: The variables that count in the names, if some of them were frozen. Empty means
+        those of the model.
     """
     if isinstance(optimizer, Mapping):
-        return {name: optimizer_variables(one, model, trainable) for name, one in optimizer.items()}
+        return {
+            name: optimizer_variables(child, model, trainable) for name, child in optimizer.items()
+        }
     if not isinstance(optimizer, keras.Optimizer):
         return optimizer
-    of_model = {id(variable) for variable in [*trainable, *model.variables]}
-    others = [
-        variable for variable in get_trained_variables(optimizer) if id(variable) not in of_model
+
+    model_ids = {id(variable) for variable in [*trainable, *model.variables]}
+    other_variables = [
+        variable for variable in get_trained_variables(optimizer) if id(variable) not in model_ids
     ]
     owners = _owner_names(list(trainable or model.trainable_variables))
-    owners += [(flattened, f"others/{name}") for flattened, name in _owner_names(others)]
+    owners += [(flattened, f"others/{name}") for flattened, name in _owner_names(other_variables)]
+    # Longer paths come first, since a path may begin with another one.
     owners.sort(key=lambda owner: -len(owner[0]))
+
     paths = [variable.path for variable in optimizer.variables]
     names = [_slot_name(path, owners) for path in paths]
     # Variables that were frozen have no slots, and still count in the ranks of those that have.
     prefixes = {path.rpartition("/")[0] for path in paths}
-    counted = [f"{one}/{name}" for one in prefixes for _, name in owners if trainable]
-    return _map_distinct_names(
-        canonical_paths([*names, *counted])[: len(names)], optimizer.variables
-    )
+    counted_names = [f"{prefix}/{name}" for prefix in prefixes for _, name in owners if trainable]
+    canonical_names = canonical_paths([*names, *counted_names])[: len(names)]
+    return _map_distinct_names(canonical_names, optimizer.variables)
 
 
 def canonical_paths(
     paths: Sequence[str], is_ranked: Callable[[str], bool] = lambda stem: True
 ) -> list[str]:
-    """Returns `paths` with the numbers that end their parts replaced by ranks, counted below the same parent.
+    """Returns `paths` with the numbers that end their parts replaced by ranks.
 
-    `["net_4/dense_8/kernel", "net_4/dense_9/kernel"]` becomes `["net/dense/kernel",
-    "net/dense_1/kernel"]`.
+    The ranks are counted below the same parent. `["net_4/dense_8/kernel", "net_4/dense_9/kernel"]`
+    becomes `["net/dense/kernel", "net/dense_1/kernel"]`.
 
     Args:
       paths: The paths.
       is_ranked: Whether the numbers after a word are replaced.
     """
-    split = [path.split("/") for path in paths]
-    done: list[list[str]] = [[] for _ in paths]
-    for depth in range(max(map(len, split), default=0)):
-        numbers: dict[tuple[tuple[str, ...], str], set[int]] = defaultdict(set)
+    split_paths = [path.split("/") for path in paths]
+    ranked_paths: list[list[str]] = [[] for _ in paths]
+    for depth in range(max(map(len, split_paths), default=0)):
         parts = {
-            i: _stem_and_number(parts[depth], is_ranked)
-            for i, parts in enumerate(split)
-            if depth < len(parts)
+            index: _stem_and_number(path[depth], is_ranked)
+            for index, path in enumerate(split_paths)
+            if depth < len(path)
         }
-        for i, (stem, number) in parts.items():
-            numbers[tuple(done[i]), stem].add(number)
-        parents = {i: tuple(done[i]) for i in parts}
-        for i, (stem, number) in parts.items():
-            rank = sorted(numbers[parents[i], stem]).index(number)
-            done[i].append(f"{stem}_{rank}" if rank else stem)
-    return ["/".join(parts) for parts in done]
+        parents = {index: tuple(ranked_paths[index]) for index in parts}
+
+        numbers: dict[tuple[tuple[str, ...], str], set[int]] = defaultdict(set)
+        for index, (stem, number) in parts.items():
+            numbers[parents[index], stem].add(number)
+        for index, (stem, number) in parts.items():
+            rank = sorted(numbers[parents[index], stem]).index(number)
+            ranked_paths[index].append(f"{stem}_{rank}" if rank else stem)
+
+    return ["/".join(ranked_path) for ranked_path in ranked_paths]
 
 
 def _stem_and_number(part: str, is_ranked: Callable[[str], bool]) -> tuple[str, int]:
@@ -173,9 +188,8 @@ def _owner_names(variables: Sequence[Any]) -> list[tuple[str, str]]:
 
 
 def _slot_name(path: str, owners: Iterable[tuple[str, str]]) -> str:
-    optimizer, _, slot = path.rpartition(
-        "/"
-    )  # a LossScaleOptimizer has the names of two optimizers in its paths
+    # A LossScaleOptimizer has the names of two optimizers in its paths.
+    optimizer, _, slot = path.rpartition("/")
     for flattened, name in owners:
         if slot.startswith(flattened + "_"):
             return f"{optimizer}/{name}/{slot[len(flattened) + 1 :]}"
@@ -183,13 +197,13 @@ def _slot_name(path: str, owners: Iterable[tuple[str, str]]) -> str:
 
 
 def make_distinct(names: Iterable[str]) -> list[str]:
-    """Returns the names in order; the second and later ones of a name get `#1`, `#2`."""
-    seen: dict[str, int] = defaultdict(int)
-    made = []
+    """Returns the names in order, where the second and later ones of a name get `#1`, `#2`."""
+    counts: dict[str, int] = defaultdict(int)
+    distinct_names = []
     for name in names:
-        made.append(f"{name}#{seen[name]}" if seen[name] else name)
-        seen[name] += 1
-    return made
+        distinct_names.append(f"{name}#{counts[name]}" if counts[name] else name)
+        counts[name] += 1
+    return distinct_names
 
 
 def _map_distinct_names(names: Sequence[str], variables: Sequence[Any]) -> dict[str, tf.Variable]:

@@ -12,10 +12,10 @@ from trainer_kit.checkpoints.weight_files.weight_file import WeightFile, replace
 def compare_weights(
     first: WeightFile, second: WeightFile, values: bool = True
 ) -> tuple[list[list[str]], int]:
-    """Returns what differs between two files, and the number of variables that are equal. Runs on the host.
+    """Returns what differs between two files, and the number of variables that are equal.
 
     A difference is a list of three texts: the name of a variable, what differs (only one file has
-    it, or its shape, dtype or value), and how.
+    it, or its shape, dtype or value), and how. Runs on the host.
 
     Args:
       first: The one file.
@@ -25,22 +25,23 @@ def compare_weights(
     Raises:
       StorageError: when a value cannot be read.
     """
-    ours, theirs = common_names(first, second)
+    first_names, second_names = common_names(first, second)
+    names = first_names.keys() | second_names.keys()
     rows = []
-    for name in sorted(ours.keys() | theirs.keys()):
-        here = _shape(first, ours.get(name))
-        there = _shape(second, theirs.get(name))
-        if not here or not there:
-            rows.append([name, f"only in {first.path if here else second.path}", here or there])
-        elif here != there:
-            rows.append([name, "of another shape or dtype", f"{here} -> {there}"])
-        elif values and (
-            detail := _describe_difference(
-                first.read_tensor(ours[name]), second.read_tensor(theirs[name])
-            )
-        ):
-            rows.append([name, "of another value", detail])
-    return rows, len(ours.keys() | theirs.keys()) - len(rows)
+    for name in sorted(names):
+        first_shape = _shape(first, first_names.get(name))
+        second_shape = _shape(second, second_names.get(name))
+        if not first_shape or not second_shape:
+            path = first.path if first_shape else second.path
+            rows.append([name, f"only in {path}", first_shape or second_shape])
+        elif first_shape != second_shape:
+            rows.append([name, "of another shape or dtype", f"{first_shape} -> {second_shape}"])
+        elif values:
+            first_value = first.read_tensor(first_names[name])
+            second_value = second.read_tensor(second_names[name])
+            if difference := _describe_difference(first_value, second_value):
+                rows.append([name, "of another value", difference])
+    return rows, len(names) - len(rows)
 
 
 def common_names(first: WeightFile, second: WeightFile) -> tuple[dict[str, str], dict[str, str]]:
@@ -50,16 +51,20 @@ def common_names(first: WeightFile, second: WeightFile) -> tuple[dict[str, str],
     dense and dense_1. If that makes more names equal, and each name that is equal without it means
     the same, ranks replace the numbers.
     """
-    ours = {name: name for name in first.shapes}
-    theirs = {name: name for name in second.shapes}
-    our_ranks = replace_numbers_by_ranks(ours)
-    their_ranks = replace_numbers_by_ranks(theirs)
-    same = ours.keys() & theirs.keys()
-    agree = all(their_ranks.get(rank) == name for rank, name in our_ranks.items() if name in same)
-    have_own_numbers = first.has_user_numbers and second.has_user_numbers
-    if agree and not have_own_numbers and len(our_ranks.keys() & their_ranks.keys()) > len(same):
-        return our_ranks, their_ranks
-    return ours, theirs
+    first_names = {name: name for name in first.shapes}
+    second_names = {name: name for name in second.shapes}
+    first_ranks = replace_numbers_by_ranks(first_names)
+    second_ranks = replace_numbers_by_ranks(second_names)
+
+    equal_names = first_names.keys() & second_names.keys()
+    equal_ranks = first_ranks.keys() & second_ranks.keys()
+    are_consistent = all(
+        second_ranks.get(rank) == name for rank, name in first_ranks.items() if name in equal_names
+    )
+    have_user_numbers = first.has_user_numbers and second.has_user_numbers
+    if are_consistent and not have_user_numbers and len(equal_ranks) > len(equal_names):
+        return first_ranks, second_ranks
+    return first_names, second_names
 
 
 def _shape(file: WeightFile, name: str | None) -> str:
@@ -67,7 +72,10 @@ def _shape(file: WeightFile, name: str | None) -> str:
 
 
 def _describe_difference(first: Any, second: Any) -> str:
-    """Returns how two values of one shape and dtype differ; "" if they are equal, NaN included."""
+    """Returns how two values of one shape and dtype differ.
+
+    Returns "" if they are equal. NaN equals NaN.
+    """
     first = np.asarray(first)
     second = np.asarray(second)
     if first.dtype.kind in "OSU":

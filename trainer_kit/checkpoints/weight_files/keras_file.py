@@ -23,8 +23,10 @@ from trainer_kit.checkpoints.weight_files.weight_file import WeightFile
 from trainer_kit.errors import StorageError, UsageError
 
 ENDINGS = (".keras", ".h5", ".hdf5")
-WEIGHTS = "model.weights.h5"  # the file with the weights in a .keras archive
-_VARIABLES = "vars"  # the group of a layer's variables
+# The file with the weights in a .keras archive
+WEIGHTS = "model.weights.h5"
+# The group of a layer's variables
+_VARIABLES = "vars"
 
 
 def is_keras_file(path: str) -> bool:
@@ -33,7 +35,10 @@ def is_keras_file(path: str) -> bool:
 
 
 def ending(path: str) -> str:
-    """Returns the ending of a file of Keras, such as ".weights.h5"; of another file that after its last dot."""
+    """Returns the ending of a file of Keras, such as ".weights.h5".
+
+    The ending of another file is that after its last dot.
+    """
     return ".weights.h5" if path.endswith(".weights.h5") else os.path.splitext(path)[1]
 
 
@@ -56,27 +61,29 @@ class KerasFile(WeightFile):
     def __init__(self, path: str) -> None:
         if not os.path.isfile(path):
             raise UsageError(f"there is no file {path}")
-        self.path, self.kind = path, f"a Keras file ({ending(path)})"
+        self.path = path
+        self.kind = f"a Keras file ({ending(path)})"
         try:
-            self._file = h5py.File(
-                io.BytesIO(zipfile.ZipFile(path).read(WEIGHTS)) if path.endswith(".keras") else path
-            )
-            top = self._file.get(
-                "model_weights", self._file
-            )  # where Keras 2 keeps the weights of a whole model
+            source: Any = path
+            if path.endswith(".keras"):
+                source = io.BytesIO(zipfile.ZipFile(path).read(WEIGHTS))
+            self._file = h5py.File(source)
+
+            # Keras 2 keeps the weights of a whole model in a group.
+            top = self._file.get("model_weights", self._file)
             self.has_numbered_variables = not _names(top, "layer_names")
-            found = list(
+            variables = list(
                 _iterate_keras3_variables(self._file, "")
                 if self.has_numbered_variables
                 else _iterate_keras2_variables(top)
             )
-            self.dataset_paths = dict(
-                zip(make_distinct(name for name, _ in found), (at for _, at in found), strict=True)
-            )
-            self.shapes = {
-                name: tuple(self._file[at].shape) for name, at in self.dataset_paths.items()
-            }
-            self.dtypes = {name: _dtype(self._file[at]) for name, at in self.dataset_paths.items()}
+            names = make_distinct(name for name, _ in variables)
+            dataset_paths = [dataset_path for _, dataset_path in variables]
+            self.dataset_paths = dict(zip(names, dataset_paths, strict=True))
+
+            datasets = {name: self._file[key] for name, key in self.dataset_paths.items()}
+            self.shapes = {name: tuple(dataset.shape) for name, dataset in datasets.items()}
+            self.dtypes = {name: _dtype(dataset) for name, dataset in datasets.items()}
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise StorageError(f"{path} cannot be read as a Keras file: {error}") from error
 
@@ -98,13 +105,13 @@ class KerasFile(WeightFile):
             with open(self.path, "rb") as original, open(path, "wb") as copy:
                 copy.write(self._with_values(original.read(), values))
             return
+
         with zipfile.ZipFile(self.path) as archive, zipfile.ZipFile(path, "w") as archive_copy:
             for item in archive.infolist():
                 content = archive.read(item)
-                is_weights = item.filename == WEIGHTS
-                archive_copy.writestr(
-                    item, self._with_values(content, values) if is_weights else content
-                )
+                if item.filename == WEIGHTS:
+                    content = self._with_values(content, values)
+                archive_copy.writestr(item, content)
 
     def _with_values(self, content: bytes, values: Mapping[str, Any]) -> bytes:
         stream = io.BytesIO(content)
@@ -115,14 +122,19 @@ class KerasFile(WeightFile):
 
 
 def _iterate_keras3_variables(group: Any, outer: str) -> Iterator[tuple[str, str]]:
-    """Yields (names of layers and number, path in the file) of the variables in a group of Keras 3 and below it."""
+    """Yields the variables in a group of Keras 3 and below it.
+
+    Each is a pair of the names of layers with a number, and the path in the file.
+    """
     for key, item in group.items():
         if key == _VARIABLES:
-            yield from ((f"{outer}/{number}".lstrip("/"), item[number].name) for number in item)
+            for number in item:
+                yield f"{outer}/{number}".lstrip("/"), item[number].name
         elif isinstance(item, h5py.Group):
-            layer = (
-                str(item[_VARIABLES].attrs.get("name", key)) if _VARIABLES in item else ""
-            )  # "": a list of layers
+            # A list of layers has no name.
+            layer = ""
+            if _VARIABLES in item:
+                layer = str(item[_VARIABLES].attrs.get("name", key))
             yield from _iterate_keras3_variables(item, "/".join(filter(None, [outer, layer])))
 
 
@@ -134,14 +146,14 @@ def _iterate_keras2_variables(top: Any) -> Iterator[tuple[str, str]]:
 
 
 def _names(group: Any, attribute: str) -> list[str]:
-    """Returns the names in an attribute, which Keras 2 splits into numbered ones where it is larger than 64 KB."""
-    pieces = (
-        [attribute]
-        if attribute in group.attrs
-        else itertools.takewhile(
-            group.attrs.__contains__, (f"{attribute}{number}" for number in itertools.count())
-        )
-    )
+    """Returns the names in an attribute.
+
+    Keras 2 splits an attribute that is larger than 64 KB into numbered ones.
+    """
+    pieces = [attribute]
+    if attribute not in group.attrs:
+        numbered = (f"{attribute}{number}" for number in itertools.count())
+        pieces = list(itertools.takewhile(group.attrs.__contains__, numbered))
     return [
         value.decode() if isinstance(value, bytes) else str(value)
         for piece in pieces
@@ -150,6 +162,5 @@ def _names(group: Any, attribute: str) -> list[str]:
 
 
 def _dtype(dataset: Any) -> str:
-    return str(
-        dataset.attrs.get("dtype", dataset.dtype.name)
-    )  # the attribute is bfloat16, which HDF5 does not know
+    # The attribute is bfloat16, which HDF5 does not know.
+    return str(dataset.attrs.get("dtype", dataset.dtype.name))

@@ -9,7 +9,7 @@ from trainer_kit.errors import UsageError
 
 
 def open_weights(path: str) -> WeightFile:
-    """Opens a file of Keras or a checkpoint of TensorFlow, and returns what reads its variables by their paths.
+    """Opens a file of Keras or a checkpoint of TensorFlow, whose variables are read by their paths.
 
     Runs eagerly, on the host.
 
@@ -17,7 +17,7 @@ def open_weights(path: str) -> WeightFile:
       path: The path of a `.keras`, `.weights.h5` or `.h5` file, or the prefix of a checkpoint.
 
     Raises:
-      UsageError: when there is no such file, or it holds no variable.
+      UsageError: when there is no such file, or it contains no variable.
       StorageError: when it is damaged.
     """
     file = KerasFile(path) if is_keras_file(path) else TensorFlowFile(path)

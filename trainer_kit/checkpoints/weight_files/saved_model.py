@@ -1,4 +1,7 @@
-"""Reads the names of the variables in a SavedModel, which its checkpoint knows by lists and numbers only."""
+"""Reads the names of the variables in a SavedModel.
+
+Its checkpoint contains only lists and numbers for them.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,14 @@ _FILE = "saved_model.pb"
 
 
 def is_in_saved_model(prefix: str) -> bool:
-    """Whether a checkpoint is the part of a SavedModel that holds the variables."""
+    """Whether a checkpoint is the part of a SavedModel that contains the variables."""
     return bool(tf.io.gfile.exists(_definition(prefix)))
 
 
 def read_variable_keys(graph: CheckpointGraph) -> dict[str, str]:
-    """Returns, by name, the keys of the variables of a SavedModel in its checkpoint, without copies of the same name.
+    """Returns, by name, the keys of the variables of a SavedModel in its checkpoint.
+
+    Copies of the same name are left out.
 
     Args:
       graph: The graph of the SavedModel's checkpoint.
@@ -27,20 +32,25 @@ def read_variable_keys(graph: CheckpointGraph) -> dict[str, str]:
       TrainerKitError: when this TensorFlow does not register the format.
     """
     with tf.io.gfile.GFile(_definition(graph.prefix), "rb") as stream:
-        saved = parse_message("tensorflow.SavedModel", stream.read())
-    nodes = saved.meta_graphs[0].object_graph_def.nodes
-    found: dict[str, str] = {}
-    waiting, seen = deque([(ROOT, ROOT)]), {ROOT}
-    while waiting:  # the two graphs have the same edges, not the same numbers
-        at, key_at = waiting.popleft()
-        if (key := graph.key(key_at)) is not None and nodes[at].HasField("variable"):
-            found.setdefault(nodes[at].variable.name, key)
-        edges = graph.children(key_at)
-        for child in nodes[at].children:
-            if child.local_name in edges and child.node_id not in seen:
-                seen.add(child.node_id)
+        saved_model = parse_message("tensorflow.SavedModel", stream.read())
+    nodes = saved_model.meta_graphs[0].object_graph_def.nodes
+
+    keys: dict[str, str] = {}
+    waiting = deque([(ROOT, ROOT)])
+    visited = {ROOT}
+    # The two graphs have the same edges, not the same numbers.
+    while waiting:
+        number, checkpoint_number = waiting.popleft()
+        node = nodes[number]
+        key = graph.key(checkpoint_number)
+        if key is not None and node.HasField("variable"):
+            keys.setdefault(node.variable.name, key)
+        edges = graph.children(checkpoint_number)
+        for child in node.children:
+            if child.local_name in edges and child.node_id not in visited:
+                visited.add(child.node_id)
                 waiting.append((child.node_id, edges[child.local_name]))
-    return found
+    return keys
 
 
 def _definition(prefix: str) -> str:

@@ -20,13 +20,14 @@ from trainer_kit.checkpoints.weight_files.saved_model import is_in_saved_model, 
 from trainer_kit.checkpoints.weight_files.weight_file import MODEL, WeightFile
 from trainer_kit.process.run_directory import read_layer_names
 
-SAVED_MODEL = "a SavedModel"  # the kind of its variables
+# The kind of the variables of a SavedModel
+SAVED_MODEL = "a SavedModel"
 
 
 class TensorFlowFile(WeightFile):
-    """The variables in a checkpoint of TensorFlow. A SavedModel holds one too.
+    """The variables in a checkpoint of TensorFlow. A SavedModel contains one too.
 
-    A name is the path of attributes that leads to the variable, such as model/net/dense/kernel; in
+    A name is the path of attributes that leads to the variable, such as model/net/dense/kernel. In
     a SavedModel and a checkpoint of TensorFlow 1 it is the variable's own name. In a checkpoint of
     a run it has the numbers that the user gave to layers, if the run has recorded them.
 
@@ -46,31 +47,29 @@ class TensorFlowFile(WeightFile):
         self.path = prefix
         try:
             self._reader = tf.train.load_checkpoint(prefix)
-            shapes, kinds = (
-                self._reader.get_variable_to_shape_map(),
-                self._reader.get_variable_to_dtype_map(),
-            )
+            shapes = self._reader.get_variable_to_shape_map()
+            dtypes = self._reader.get_variable_to_dtype_map()
             self.has_graph = has_object_graph(self._reader)
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
             raise create_read_error(prefix, error) from error
+
         self.kind = "a TensorFlow 2 checkpoint" if self.has_graph else "a TensorFlow 1 checkpoint"
         self.layer_names = read_layer_names(prefix)
         self.has_user_numbers = self.layer_names is not None
         keys = [key for key in sorted(shapes) if not is_bookkeeping(key)]
         self.keys = {self._name(key): key for key in keys}
         if self.has_graph and is_in_saved_model(prefix):
-            self.kind, self.keys = SAVED_MODEL, read_variable_keys(self.graph)
+            self.kind = SAVED_MODEL
+            self.keys = read_variable_keys(self.graph)
         self.shapes = {name: tuple(shapes[key]) for name, key in self.keys.items()}
-        self.dtypes = {name: kinds[key].name for name, key in self.keys.items()}
+        self.dtypes = {name: dtypes[key].name for name, key in self.keys.items()}
 
     def _name(self, key: str) -> str:
         name = parse_attribute_path(key) if self.has_graph else key
         inner = name.removeprefix(MODEL)
-        return (
-            f"{MODEL}{self.layer_names.get(inner, inner)}"
-            if self.layer_names and inner != name
-            else name
-        )
+        if not self.layer_names or inner == name:
+            return name
+        return f"{MODEL}{self.layer_names.get(inner, inner)}"
 
     @cached_property
     def graph(self) -> CheckpointGraph:
@@ -79,7 +78,10 @@ class TensorFlowFile(WeightFile):
 
     @property
     def has_ranks(self) -> bool:
-        """Whether the checkpoint has a graph and is one of trainer_kit, whose names have ranks of layers."""
+        """Whether the checkpoint has a graph and is one of trainer_kit.
+
+        Its names then have ranks of layers.
+        """
         model = self.graph.children(ROOT).get("model") if self.has_graph else None
         return model is not None and any("/" in name for name in self.graph.children(model))
 
@@ -95,18 +97,25 @@ class TensorFlowFile(WeightFile):
             raise create_read_error(self.path, error) from error
 
     def write_copy(self, path: str, values: Mapping[str, Any]) -> None:
-        """Writes a copy of the checkpoint, whose prefix is `path`, with other values of some variables; runs eagerly.
+        """Writes a copy of the checkpoint with other values of some variables.
+
+        Runs eagerly.
+
+        Args:
+          path: The prefix of the copy.
+          values: The new values by name.
 
         Raises:
           StorageError: when a value cannot be read.
         """
-        new = {self.keys[name]: value for name, value in values.items()}
+        values_by_key = {self.keys[name]: value for name, value in values.items()}
         keys = sorted(self._reader.get_variable_to_shape_map())
+        tensors = []
         try:
-            tensors = [
-                tf.constant(new[key] if key in new else self._reader.get_tensor(key))
-                for key in keys
-            ]
+            for key in keys:
+                has_value = key in values_by_key
+                value = values_by_key[key] if has_value else self._reader.get_tensor(key)
+                tensors.append(tf.constant(value))
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
             raise create_read_error(self.path, error) from error
         tf.raw_ops.SaveV2(

@@ -8,7 +8,8 @@ from typing import Any
 
 from trainer_kit.checkpoints.state.variable_names import canonical_paths
 
-MODEL = "model/"  # the section of the model in checkpoints of trainer_kit
+# The section of the model in checkpoints of trainer_kit
+MODEL = "model/"
 
 
 class WeightFile(abc.ABC):
@@ -39,7 +40,7 @@ class WeightFile(abc.ABC):
 
     @abc.abstractmethod
     def write_copy(self, path: str, values: Mapping[str, Any]) -> None:
-        """Writes a copy of the file with other values of some variables; runs eagerly.
+        """Writes a copy of the file with other values of some variables. Runs eagerly.
 
         Args:
           path: The path of the copy, or its prefix.
@@ -51,7 +52,9 @@ class WeightFile(abc.ABC):
 
 
 def replace_numbers_by_ranks(names: Mapping[str, str]) -> dict[str, str]:
-    """Returns names with ranks in place of the numbers that end their parts; unchanged if two would become equal.
+    """Returns names with ranks in place of the numbers that end their parts.
+
+    They are unchanged if two of them would become equal.
 
     Args:
       names: A dict from name to any value, which goes with the name.

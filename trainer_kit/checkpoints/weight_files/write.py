@@ -23,28 +23,31 @@ from trainer_kit.errors import StorageError, UsageError
 
 
 def write_average(files: Sequence[WeightFile], output: str) -> int:
-    """Writes a copy of the last file with the mean of each variable of floating point; returns their number.
+    """Writes a copy of the last file with the mean of each variable of floating point.
 
-    Runs eagerly.
-
-    The mean is computed in float64. Other values, such as steps, are those of the last file.
+    The mean is computed in float64. Other values, such as steps, are those of the last file. Runs
+    eagerly.
 
     Args:
       files: Files of weights of one kind, with the same variables.
       output: The path of the new file, or the prefix of the new checkpoint.
+
+    Returns:
+      The number of variables of floating point.
 
     Raises:
       UsageError: when the files differ in their variables, or the output exists.
       StorageError: when a file cannot be read or written.
     """
     last = files[-1]
-    names = []
+    names_by_file = []
     for file in files:
         rows, _ = compare_weights(file, last, values=False)
         if rows:
             raise UsageError(f"{file.path} and {last.path} cannot be averaged: {' '.join(rows[0])}")
-        theirs, ours = common_names(file, last)
-        names.append({ours[name]: theirs[name] for name in ours})
+        file_names, last_names = common_names(file, last)
+        names_by_file.append({last_names[name]: file_names[name] for name in last_names})
+
     if (is_keras_file(last.path) or is_keras_file(output)) and ending(output) != ending(last.path):
         raise UsageError(f"--output: {output} has to end as {last.path} does")
 
@@ -52,20 +55,22 @@ def write_average(files: Sequence[WeightFile], output: str) -> int:
     for name, dtype in last.dtypes.items():
         if tf.as_dtype(dtype).is_floating:
             values = [
-                file.read_tensor(name_of[name]) for file, name_of in zip(files, names, strict=True)
+                file.read_tensor(file_names[name])
+                for file, file_names in zip(files, names_by_file, strict=True)
             ]
             mean = np.mean([np.asarray(value, np.float64) for value in values], axis=0)
             means[name] = mean.astype(values[-1].dtype)
+
     with create_output_file(output) as path:
         last.write_copy(path, means)
     return len(means)
 
 
 def write_renamed(file: WeightFile, names: Mapping[str, str], output: str) -> None:
-    """Writes a checkpoint of trainer_kit's form with the variables of a file under other names. Runs eagerly.
+    """Writes a checkpoint of trainer_kit's form with the variables of a file under other names.
 
     The part before the first slash of a name is a section of the checkpoint, such as model or
-    optimizer. Names of a file without sections are put into the section model.
+    optimizer. Names of a file without sections are put into the section model. Runs eagerly.
 
     Args:
       file: The file of weights.
@@ -78,22 +83,22 @@ def write_renamed(file: WeightFile, names: Mapping[str, str], output: str) -> No
     """
     has_sections = isinstance(file, TensorFlowFile) and file.kind != SAVED_MODEL and file.has_graph
     sections: dict[str, Any] = {}
-    for new, name in names.items():
-        section, _, inner = (
-            new if has_sections else f"{MODEL}{new.removeprefix(MODEL)}"
-        ).partition("/")
-        place = sections.setdefault(section, {}) if inner else sections
-        place[inner or section] = tf.Variable(file.read_tensor(name), trainable=False)
+    for new_name, name in names.items():
+        target = new_name if has_sections else f"{MODEL}{new_name.removeprefix(MODEL)}"
+        section, _, inner = target.partition("/")
+        items = sections.setdefault(section, {}) if inner else sections
+        items[inner or section] = tf.Variable(file.read_tensor(name), trainable=False)
+
     with create_output_file(output) as path:
         tf.train.Checkpoint(**sections).write(path)
 
 
 @contextlib.contextmanager
 def create_output_file(output: str) -> Iterator[str]:
-    """Yields a path to write to; then gives what was written there, the file or files of a prefix, the name `output`.
+    """Yields a path to write to, and then renames what was written there to `output`.
 
-    The files of a checkpoint are renamed one by one, the index last, since a checkpoint without it
-    does not exist.
+    This is a file, or the files of a prefix. The files of a checkpoint are renamed one by one, the
+    index last, since a checkpoint without an index does not exist.
 
     Args:
       output: The path of the new file, or the prefix of the new checkpoint, without a slash at its
@@ -107,12 +112,18 @@ def create_output_file(output: str) -> Iterator[str]:
         raise UsageError(
             f"--output: {output} exists, and no file is overwritten; give another path"
         )
+
     folder, name = os.path.split(os.path.abspath(output))
     try:
         os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".tmp", dir=folder) as place:
-            yield os.path.join(place, name)
-            for path in sorted(os.listdir(place), key=lambda path: path.endswith(".index")):
-                os.rename(os.path.join(place, path), os.path.join(folder, path))
+        with tempfile.TemporaryDirectory(
+            prefix=f".{name}.", suffix=".tmp", dir=folder
+        ) as temporary_folder:
+            yield os.path.join(temporary_folder, name)
+            file_names = os.listdir(temporary_folder)
+            for file_name in sorted(file_names, key=lambda file_name: file_name.endswith(".index")):
+                os.rename(
+                    os.path.join(temporary_folder, file_name), os.path.join(folder, file_name)
+                )
     except OSError as error:
         raise StorageError(f"{output} cannot be written: {error.strerror or error}") from error

@@ -1,4 +1,7 @@
-"""BestCheckpoints: the owner of the best checkpoints of a run, the primary one and the named ones of the config."""
+"""BestCheckpoints: the owner of the best checkpoints of a run.
+
+These are the primary one and the named ones of the config.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from trainer_kit.telemetry.scalars import flatten_scalars
 
 
 class BestCheckpoints:
-    """Exports the best of a trainer's evaluations, follows the ledger of the run, and reports the primary best.
+    """Exports the best of a trainer's evaluations.
 
-    Iterating yields the exporters that follow the ledger. Runs eagerly, on the host, on every
-    worker.
+    It follows the ledger of the run and reports the primary best. Iterating yields the exporters
+    that follow the ledger. Runs eagerly, on the host, on every worker.
 
     Args:
-      primary: The exporter of best_checkpoint_eval_metric; None if there is none. It may be an
+      primary: The exporter of best_checkpoint_eval_metric, or None if there is none. It may be an
         object of the caller that only has `maybe_export_checkpoint` and `best_ckpt_logs`, as Model
         Garden's has.
       named_exporters: The exporters of best_checkpoints, by name.
@@ -40,7 +43,10 @@ class BestCheckpoints:
 
     @property
     def best_ckpt_logs(self) -> Mapping[str, Any] | None:
-        """The metrics of the primary best so far; None before the first, and if there is no primary one."""
+        """The metrics of the primary best so far.
+
+        None before the first, and if there is no primary one.
+        """
         return self.primary.best_ckpt_logs if self.primary is not None else None
 
     @property
@@ -49,66 +55,74 @@ class BestCheckpoints:
         return getattr(self.primary, "best", None)
 
     def resume(self, step: int | None, evaluations: Iterable[Mapping[str, Any]]) -> None:
-        """Selects the weights to keep by the recorded evaluations; see BestCheckpoint."""
-        recorded = list(evaluations)
+        """Selects the weights to keep by the recorded evaluations. See BestWeightsExporter."""
+        records = list(evaluations)
         for exporter in self:
-            exporter.resume(step, recorded)
+            exporter.resume(step, records)
 
     def rewind(self, step: int, evaluations: Iterable[Mapping[str, Any]]) -> None:
-        """Goes back to `step` for good; see BestCheckpoint."""
-        recorded = list(evaluations)
+        """Goes back to `step` permanently. See BestWeightsExporter."""
+        records = list(evaluations)
         for exporter in self:
-            exporter.rewind(step, recorded)
+            exporter.rewind(step, records)
 
     def export(self, trainer: Any, logs: Mapping[str, Any], sets: Collection[str]) -> None:
-        """Exports the weights that a trainer has evaluated, for each metric by which they are among the best.
+        """Exports the weights that a trainer has evaluated, if they are among the best.
+
+        They are exported for each metric by which they are.
 
         Args:
           trainer: An Evaluator.
-          logs: The logs of the evaluation; with several validation sets, those of the evaluated
+          logs: The logs of the evaluation. With several validation sets, those of the evaluated
             sets by name.
-          sets: The names of the evaluated sets; a single one is called "". By metrics of others
+          sets: The names of the evaluated sets. A single one is called "". By metrics of others
             nothing is exported.
         """
         step = int(trainer.global_step.numpy())
-        left_out = set(trainer.validation_set_names) - set(sets)
+        unevaluated_sets = set(trainer.validation_set_names) - set(sets)
         for exporter in (self.primary, *self.named_exporters.values()):
             if exporter is None:
                 continue
             metric = _get_metric_name(exporter, trainer)
-            if metric.partition("|")[0] not in left_out:
+            if metric.partition("|")[0] not in unevaluated_sets:
                 with trainer.use_metric_weights(metric) as weights:
                     exporter.maybe_export_checkpoint(weights, logs, step)
 
     def maybe_export_checkpoint(
         self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], step: int
     ) -> None:
-        """Offers `checkpoint` to each exporter, for a trainer that calls this itself, such as Model Garden's."""
+        """Offers `checkpoint` to each exporter.
+
+        It is for a trainer that calls this itself, such as Model Garden's.
+        """
         for exporter in self:
             exporter.maybe_export_checkpoint(checkpoint, eval_logs, step)
 
     def add_best(self, trainer: Any, logs: dict[str, Any]) -> None:
-        """Adds the primary best value so far to the logs of an evaluation of its metric, as `best_<metric>`.
+        """Adds the primary best value so far to the logs of an evaluation, as `best_<metric>`.
+
+        Logs without the metric's group are unchanged.
 
         Args:
           trainer: The trainer that has evaluated.
           logs: The logs, which may lack those of some validation sets.
         """
+        # The config may name the metric, and an own subclass of BaseTrainer need not have one.
         if self.primary is None or not hasattr(trainer, "config"):
-            # The config may name the metric, and an own subclass of BaseTrainer need not have one
             return
+
         metric = _get_metric_name(self.primary, trainer)
         value = flatten_scalars(self.best_ckpt_logs or {}, "|").get(metric)
         groups, name = trainer.locate_metric(metric)
-        place: Any = logs
+        group_logs: Any = logs
         for group in groups:
-            place = place.get(group, {})
-        if value is not None and place:
-            place[f"best_{name}"] = value
+            group_logs = group_logs.get(group, {})
+        if value is not None and group_logs:
+            group_logs[f"best_{name}"] = value
 
 
 def _get_metric_name(exporter: Any, trainer: Any) -> str:
-    """Returns the metric that decides; that of an object that does not tell is the one of the config."""
+    """Returns the metric that decides, which is the one of the config if the exporter has none."""
     if hasattr(exporter, "metric_name"):
         return str(exporter.metric_name)
     return str(trainer.config.trainer.best_checkpoint_eval_metric)

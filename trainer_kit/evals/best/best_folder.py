@@ -17,14 +17,14 @@ from trainer_kit.evals.best.info_json import INFO, read_info, read_recorded_info
 
 
 class BestFolder(WeightsFolder):
-    """A folder with `ckpt-<step>.*`, whose commit records hold the metrics, and info.json, which names the best.
+    """A folder of best weights `ckpt-<step>.*`, with info.json, which names the best.
 
-    TensorFlow's pointer file `checkpoint` names the best one too, so that
-    `tf.train.latest_checkpoint` finds it.
+    The commit records contain the metrics. TensorFlow's pointer file `checkpoint` names the best
+    one too, so that `tf.train.latest_checkpoint` finds it.
 
     Args:
       path: The local folder.
-      is_writer: Whether this process may change the folder; False where another process writes it.
+      is_writer: Whether this process may change the folder. False where another process writes it.
     """
 
     def __init__(self, path: str, is_writer: bool = True) -> None:
@@ -32,13 +32,16 @@ class BestFolder(WeightsFolder):
         self.info_path = os.path.join(path, INFO)
 
     def read_infos(self, metric: str) -> dict[int, dict[str, Any]]:
-        """Returns a dict from step to info of whole weights that were kept by `metric`, in the order of steps."""
-        named = self.read_best_info()
+        """Returns the infos, by step, of whole weights that were kept by `metric`.
+
+        They are in the order of steps.
+        """
+        best_info = self.read_best_info()
         infos: dict[int, dict[str, Any]] = {}
         for step in self.steps():
             info = read_recorded_info(self.path, step)
-            if info is None and named is not None and named["step"] == step:
-                info = named
+            if info is None and best_info is not None and best_info["step"] == step:
+                info = best_info
             if (
                 info is not None
                 and info["metric"] == metric
@@ -48,7 +51,10 @@ class BestFolder(WeightsFolder):
         return infos
 
     def read_best_info(self) -> dict[str, Any] | None:
-        """Returns the content of info.json; None if it is missing or, with a warning, cannot be read."""
+        """Returns the content of info.json.
+
+        Returns None if it is missing or, with a warning, if it cannot be read.
+        """
         return read_info(self.path)
 
     def format_info(self, info: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +62,9 @@ class BestFolder(WeightsFolder):
         return info
 
     def write_best(self, info: dict[str, Any]) -> None:
-        """Writes info.json, then the pointer file, to name existing weights; unchanged files are not written.
+        """Writes info.json, then the pointer file, to name existing weights.
+
+        Unchanged files are not written.
 
         Raises:
           StorageError: when a file cannot be written. The pointer file then still names whole
@@ -65,24 +73,26 @@ class BestFolder(WeightsFolder):
         if not self.is_writer:
             return
         content = self.format_info(info)
-        before = files.read_json(self.info_path)
-        if json.dumps(before) != json.dumps(content):  # as text, since NaN has to equal NaN
+        old_content = files.read_json(self.info_path)
+        # Contents are compared as text, since NaN has to equal NaN.
+        if json.dumps(old_content) != json.dumps(content):
             files.write_json(self.info_path, content, point="best.info")
         write_pointer(self.path, [self.prefix(info["step"])], point="best.pointer")
 
     def update_best(self, ranked_steps: Sequence[int]) -> None:
         """Names the first of the steps `ranked_steps` whose weights somebody has not removed."""
-        existing = self.steps() if self.is_writer else []
-        info = next(
-            (read_recorded_info(self.path, step) for step in ranked_steps if step in existing), None
+        existing_steps = self.steps() if self.is_writer else []
+        infos = (
+            read_recorded_info(self.path, step) for step in ranked_steps if step in existing_steps
         )
+        info = next(infos, None)
         if info is not None:
             self.write_best(info)
 
     def rotate(self, keep: Sequence[int]) -> None:
         """Names the best of the steps `keep`, the first, then removes other weights with a record.
 
-        Does nothing if `keep` is empty: weights stay until there are others to keep.
+        Does nothing if `keep` is empty, so that weights stay until there are others to keep.
         """
         if self.is_writer and keep:
             self.update_best(keep)

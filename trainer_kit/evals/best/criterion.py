@@ -1,4 +1,7 @@
-"""Decides which evaluations are kept as the best, by a fold over them in their order. No TensorFlow."""
+"""Decides which evaluations are kept as the best, by a fold over them in their order.
+
+It imports no TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,15 @@ _HIGHER = ("acc", "auc", "precision", "recall", "f1", "iou")
 
 
 def guess_comparison(metric: str) -> str | None:
-    """Returns "lower" or "higher" where the name of a metric tells which of its values are better; else None."""
-    lower, higher = (any(part in metric for part in parts) for parts in (_LOWER, _HIGHER))
-    return None if lower == higher else "lower" if lower else "higher"
+    """Returns "lower" or "higher" where the name of a metric indicates which values are better.
+
+    Returns None for other names.
+    """
+    is_lower = any(part in metric for part in _LOWER)
+    is_higher = any(part in metric for part in _HIGHER)
+    if is_lower == is_higher:
+        return None
+    return "lower" if is_lower else "higher"
 
 
 class ScoredEvaluation(NamedTuple):
@@ -30,13 +39,14 @@ class ScoredEvaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class Criterion:
-    """Keeps up to `keep` evaluations; a later one displaces the worst of them if it is better by enough.
+    """Keeps up to `keep` evaluations.
 
-    Of equal evaluations the first stays, and of each step the first kept evaluation stays.
+    A later one displaces the worst of them if it is better by enough. Of equal evaluations the
+    first stays, and of each step the first kept evaluation stays.
 
     Attributes:
-      metric: The metric that decides; `a|b` is the entry b of the nested metrics a.
-      comparison: "higher" or "lower": which value is better.
+      metric: The metric that decides. `a|b` is the entry b of the nested metrics a.
+      comparison: Which value is better, "higher" or "lower".
       keep: The number of evaluations to keep.
       min_delta: An evaluation must be better by more than this to displace another.
     """
@@ -47,34 +57,37 @@ class Criterion:
     min_delta: float = 0.0
 
     def score(self, step: int, metrics: Mapping[str, Any], record: Any) -> ScoredEvaluation | None:
-        """Returns `record` as a candidate; None when its metric is missing or not finite."""
+        """Returns `record` as a candidate, or None when its metric is missing or not finite."""
         value = flatten_scalars(metrics, "|").get(self.metric, math.nan)
         return ScoredEvaluation(step, value, record) if math.isfinite(value) else None
 
     def fold(self, candidates: Iterable[ScoredEvaluation]) -> list[ScoredEvaluation]:
         """Returns the kept `candidates`, in their order."""
-        kept: list[ScoredEvaluation] = []
-        for one in candidates:
-            kept = self.select_after(kept, one)
-        return kept
+        selected: list[ScoredEvaluation] = []
+        for candidate in candidates:
+            selected = self.select_after(selected, candidate)
+        return selected
 
     def select_after(
         self, selected: Sequence[ScoredEvaluation], new: ScoredEvaluation
     ) -> list[ScoredEvaluation]:
         """Returns the kept evaluations after `new` was considered."""
-        if any(one.step == new.step for one in selected):
+        if any(evaluation.step == new.step for evaluation in selected):
             return list(selected)
         if len(selected) < self.keep:
             return [*selected, new]
+
         worst = self.sort_best_first(selected)[-1]
         if _SIGNS[self.comparison] * (new.value - worst.value) <= self.min_delta:
             return list(selected)
-        return [*(one for one in selected if one is not worst), new]
+        return [*(evaluation for evaluation in selected if evaluation is not worst), new]
 
     def sort_best_first(self, evaluations: Iterable[ScoredEvaluation]) -> list[ScoredEvaluation]:
-        """Sorts by metric, best first; ties keep their order."""
-        return sorted(evaluations, key=lambda one: -_SIGNS[self.comparison] * one.value)
+        """Sorts by metric, best first. Ties keep their order."""
+        return sorted(
+            evaluations, key=lambda evaluation: -_SIGNS[self.comparison] * evaluation.value
+        )
 
     def best(self, evaluations: Iterable[ScoredEvaluation]) -> ScoredEvaluation | None:
-        """Returns the best kept evaluation; None when nothing is kept."""
+        """Returns the best kept evaluation, or None when nothing is kept."""
         return next(iter(self.sort_best_first(evaluations)), None)

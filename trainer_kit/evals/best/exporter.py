@@ -1,14 +1,14 @@
 """Exports the best checkpoints by one criterion: the weights first, the record second.
 
-`ckpt-<step>.*` holds evaluated weights (averaged ones, if there is a moving average), and
+`ckpt-<step>.*` contains evaluated weights (averaged ones, if there is a moving average), and
 `info.json` names the best of them with its metric. It is written after the weights, and weights
-that are no longer kept are deleted after it: at every moment info.json names existing weights. The
-commit record of weights holds the same information, so that a lost or damaged info.json can be
-written again.
+that are no longer kept are deleted after it, so that info.json names existing weights at every
+moment. The commit record of weights contains the same information, so that a lost or damaged
+info.json can be written again.
 
 The recorded evaluations decide which weights are kept (criterion.py). Weights are exported before
 their evaluation is recorded. A killed run resumes from its last checkpoint and evaluates some steps
-again. It reports the best up to the step it has reached; weights that it exported later stay in
+again. It reports the best up to the step it has reached. Weights that it exported later stay in
 place until the run reaches their step again. A run that goes back by request moves later exports to
 `archived/`. If weights are lost, the next evaluation that is better than the existing weights is
 exported.
@@ -42,14 +42,14 @@ class BestWeightsExporter:
 
     Args:
       export_dir: The folder of the weights and info.json.
-      metric_name: The metric's name in the logs of an evaluation; `a|b` is the entry b of the
+      metric_name: The metric's name in the logs of an evaluation. `a|b` is the entry b of the
         nested logs a.
-      metric_comp: "higher" or "lower": which value is better.
+      metric_comp: Which value is better, "higher" or "lower".
       keep: The number of weights to keep.
       min_delta: An evaluation must be better by more than this to displace the worst kept one.
-      is_chief: Whether this worker writes the folder. False on workers that are not the chief: they
-        take the same decisions and part in each save, since reading a variable can involve all
-        workers, but discard what they save.
+      is_chief: Whether this worker writes the folder. Workers that are not the chief take the same
+        decisions and part in each save, since reading a variable can involve all workers, but
+        discard what they save.
       option: The config field that names the metric, for messages.
       folder: The files of `export_dir`, if their form differs from that of BestFolder.
 
@@ -75,39 +75,42 @@ class BestWeightsExporter:
         self.criterion = Criterion(metric_name, metric_comp, keep, min_delta)
         self._option = option
         self._folder = folder or BestFolder(export_dir, is_chief)
-        # The evaluations whose weights are kept, in the order of steps. All workers have the same,
-        # and decide by it about exports: the chief may be changing the folder meanwhile.
+        # The evaluations whose weights are kept, in the order of steps. All workers have the same
+        # list and decide by it about exports, since the chief may be changing the folder meanwhile.
         infos = self._folder.read_infos(metric_name)
         self._exported_evaluations = self.criterion.fold(
             ScoredEvaluation(step, info["value"], info) for step, info in infos.items()
         )
-        self._best_so_far = list(
-            self._exported_evaluations
-        )  # evaluations, which may have lost their weights
-        self._reported_lost_steps: set[int] = set()  # the steps of weights that a warning has named
+        # The best evaluations, which may have lost their weights
+        self._best_so_far = list(self._exported_evaluations)
+        # The steps of weights that a warning has named
+        self._reported_lost_steps: set[int] = set()
         self._folder.update_best(self._sort_steps(self._exported_evaluations))
 
     @property
     def best_ckpt_logs(self) -> dict[str, Any] | None:
-        """The metrics of the best evaluation so far, flat, nested names joined by `|`; None before the first."""
+        """The metrics of the best evaluation so far, or None before the first.
+
+        The dict is flat, with nested names joined by `|`.
+        """
         best = self.criterion.best(self._best_so_far)
         return best.record["metrics"] if best else None
 
     @property
     def best(self) -> tuple[str, float, int] | None:
-        """(metric, value, step) of the best so far."""
+        """(metric, value, step) of the best so far, or None before the first."""
         best = self.criterion.best(self._best_so_far)
         return (self.metric_name, best.value, best.step) if best else None
 
     def resume(self, step: int | None, evaluations: Iterable[Mapping[str, Any]]) -> None:
-        """Selects the weights to keep by the recorded evaluations, for a run which resumes from `step`.
+        """Selects the weights to keep by the recorded evaluations.
 
-        Records of several validation sets at one step count as one evaluation. If they lack the
-        metric, because the run was killed between two of them, the record of that step's weights is
-        used.
+        The run resumes from `step`. Records of several validation sets at one step count as one
+        evaluation. If they lack the metric, because the run was killed between two of them, the
+        record of that step's weights is used.
 
         Args:
-          step: The step of the restored checkpoint; None for a sidecar, for which all evaluations
+          step: The step of the restored checkpoint. None for a sidecar, for which all evaluations
             count.
           evaluations: The recorded evaluations that count, with "step" and "metrics", in order,
             later ones included.
@@ -116,7 +119,7 @@ class BestWeightsExporter:
           StorageError: when a file cannot be written.
         """
         candidates: list[ScoredEvaluation] = []
-        unrecorded = {item.step: item for item in self._exported_evaluations}
+        unrecorded = {candidate.step: candidate for candidate in self._exported_evaluations}
         for evaluation in merge_validation_sets(evaluations):
             metrics = flatten_scalars(evaluation["metrics"], "|")
             if self.metric_name in metrics:
@@ -126,75 +129,89 @@ class BestWeightsExporter:
                     candidates.append(ScoredEvaluation(info["step"], info["value"], info))
         candidates += unrecorded.values()
         self._best_so_far = self.criterion.fold(
-            item for item in candidates if step is None or item.step <= step
+            candidate for candidate in candidates if step is None or candidate.step <= step
         )
 
-        before = {item.step: item for item in self._exported_evaluations}
-        steps = self._folder.steps()
-        whole = {
-            number
-            for number in steps
-            if number in before or not describe_damage(self._folder.prefix(number))
+        # Weights that are exported already were checked before.
+        exported = {candidate.step: candidate for candidate in self._exported_evaluations}
+        whole_steps = {
+            saved_step
+            for saved_step in self._folder.steps()
+            if saved_step in exported or not describe_damage(self._folder.prefix(saved_step))
         }
-        wanted = {item.step for item in self.criterion.fold(candidates)}
-        self._warn_of_lost(wanted.intersection(item.step for item in self._best_so_far) - whole)
+        best_steps = {candidate.step for candidate in self.criterion.fold(candidates)}
+        reached_steps = {candidate.step for candidate in self._best_so_far}
+        self._warn_of_lost((best_steps & reached_steps) - whole_steps)
 
         self._exported_evaluations = []
-        for item in sorted(self.criterion.fold(item for item in candidates if item.step in whole)):
-            earlier = before.get(item.step)
-            if earlier is None or earlier.value != item.value:  # the ledger decides
-                self._folder.write_info_record(item.record)
-                earlier = item
-            self._exported_evaluations.append(earlier)
+        selected = self.criterion.fold(
+            candidate for candidate in candidates if candidate.step in whole_steps
+        )
+        for candidate in sorted(selected):
+            exported_evaluation = exported.get(candidate.step)
+            # If the values differ, the ledger decides.
+            if exported_evaluation is None or exported_evaluation.value != candidate.value:
+                self._folder.write_info_record(candidate.record)
+                exported_evaluation = candidate
+            self._exported_evaluations.append(exported_evaluation)
         self._folder.rotate(self._sort_steps(self._exported_evaluations))
 
     def rewind(self, step: int, evaluations: Iterable[Mapping[str, Any]]) -> None:
-        """Moves weights of steps after `step`, which are superseded, to `archived/`, and resumes from `step`.
+        """Moves superseded weights of steps after `step` to `archived/`, and resumes from `step`.
 
         Args:
           step: The step that the run goes back to.
-          evaluations: The recorded evaluations; see `resume`. Later ones no longer count.
+          evaluations: The recorded evaluations. See `resume`. Later ones no longer count.
 
         Raises:
           StorageError: when a file cannot be moved or written.
         """
         self._exported_evaluations = [
-            item for item in self._exported_evaluations if item.step <= step
+            evaluation for evaluation in self._exported_evaluations if evaluation.step <= step
         ]
-        later = [number for number in self._folder.steps() if number > step]
+        later_steps = [saved_step for saved_step in self._folder.steps() if saved_step > step]
+
         if self._exported_evaluations:
             self._folder.update_best(self._sort_steps(self._exported_evaluations))
-        elif later:
+        elif later_steps:
             self._folder.clear_best()
-        for number in later if self._folder.is_writer else ():
-            set_aside(self._folder.prefix(number), ARCHIVED)
-        self.resume(step, [item for item in evaluations if item["step"] <= step])
+        if self._folder.is_writer:
+            for later_step in later_steps:
+                set_aside(self._folder.prefix(later_step), ARCHIVED)
+        self.resume(step, [record for record in evaluations if record["step"] <= step])
 
     def check_metric(self, names: Iterable[str]) -> None:
-        """Raises UsageError when no evaluation will report the metric as a single number.
+        """Checks that evaluations will report the metric as a single number.
 
         Args:
           names: The names of all metrics that an evaluation reports as single numbers, nested ones
             joined by `|`.
+
+        Raises:
+          UsageError: when no evaluation will.
         """
-        known = list(names)
-        if self.metric_name not in known:
-            advice, names = suggest_names(self.metric_name, known), ", ".join(sorted(known))
-            raise UsageError(
-                f"{self._option}: {self.metric_name!r} is not a validation metric, or not a single"
-                f" number; {advice}" + (f" (all: {names})" if names not in advice else "")
-            )
+        metric_names = list(names)
+        if self.metric_name in metric_names:
+            return
+
+        advice = suggest_names(self.metric_name, metric_names)
+        all_names = ", ".join(sorted(metric_names))
+        more = f" (all: {all_names})" if all_names not in advice else ""
+        raise UsageError(
+            f"{self._option}: {self.metric_name!r} is not a validation metric, "
+            f"or not a single number; {advice}{more}"
+        )
 
     def maybe_export_checkpoint(
         self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], step: int
     ) -> bool:
-        """Exports `checkpoint` if its evaluation is kept; a value that is not finite is never kept.
+        """Exports `checkpoint` if its evaluation is kept.
 
-        Runs eagerly, on every worker.
+        A value that is not finite is never kept. Runs eagerly, on every worker.
 
         Args:
           checkpoint: The checkpoint of the evaluated weights.
-          eval_logs: The evaluation's metrics, possibly nested; values that are not single numbers
+          eval_logs: The evaluation's metrics, possibly nested. Values that are not single numbers
             are left out.
           step: The global step of the weights.
 
@@ -217,27 +234,34 @@ class BestWeightsExporter:
             )
             return False
 
-        new = ScoredEvaluation(int(step), value, build_info(int(step), logs, self.metric_name))
-        was_evaluated = any(
-            item.step == new.step for item in self._best_so_far
-        )  # the first evaluation of a step counts
-        self._best_so_far = self.criterion.select_after(self._best_so_far, new)
-        self._warn_of_lost(
-            {item.step for item in self._exported_evaluations} - set(self._folder.steps())
-        )
+        info = build_info(int(step), logs, self.metric_name)
+        candidate = ScoredEvaluation(int(step), value, info)
+        # The first evaluation of a step counts.
+        was_evaluated = any(evaluation.step == candidate.step for evaluation in self._best_so_far)
+        self._best_so_far = self.criterion.select_after(self._best_so_far, candidate)
+        exported_steps = {evaluation.step for evaluation in self._exported_evaluations}
+        self._warn_of_lost(exported_steps - set(self._folder.steps()))
 
-        earlier = next((item for item in self._exported_evaluations if item.step == new.step), None)
-        if earlier is not None and (was_evaluated or earlier.value == new.value):
-            return False  # perhaps it was exported before the run was killed
-        kept = self.criterion.select_after(
-            [item for item in self._exported_evaluations if item is not earlier], new
+        same_step = (
+            evaluation
+            for evaluation in self._exported_evaluations
+            if evaluation.step == candidate.step
         )
-        if new not in kept:
+        earlier = next(same_step, None)
+        # Perhaps the weights were exported before the run was killed.
+        if earlier is not None and (was_evaluated or earlier.value == candidate.value):
+            return False
+        others = [
+            evaluation for evaluation in self._exported_evaluations if evaluation is not earlier
+        ]
+        selected = self.criterion.select_after(others, candidate)
+        if candidate not in selected:
             return False
 
         save = functools.partial(self._save, checkpoint)
-        self._folder.write(new.step, save, self._sort_steps(kept), point="best", info=new.record)
-        self._exported_evaluations = sorted(kept)
+        steps = self._sort_steps(selected)
+        self._folder.write(candidate.step, save, steps, point="best", info=candidate.record)
+        self._exported_evaluations = sorted(selected)
         return True
 
     def _save(self, checkpoint: tf.train.Checkpoint, prefix: str) -> None:
@@ -246,14 +270,17 @@ class BestWeightsExporter:
 
     def _sort_steps(self, items: Iterable[ScoredEvaluation]) -> list[int]:
         """Returns the steps of evaluations, the best first."""
-        return [item.step for item in self.criterion.sort_best_first(sorted(items))]
+        return [evaluation.step for evaluation in self.criterion.sort_best_first(sorted(items))]
 
     def _warn_of_lost(self, steps: set[int]) -> None:
-        """Warns once of weights that should be kept, and that somebody has moved, damaged or removed."""
+        """Warns once of weights that should be kept.
+
+        Somebody has moved, damaged or removed them.
+        """
         if self._folder.is_writer and steps - self._reported_lost_steps:
             _LOG.warning(
-                "%s has lost the weights of step %s: they are missing or damaged. The next"
-                " evaluation that is better than the existing weights is exported",
+                "%s has lost the weights of step %s: they are missing or damaged. "
+                "The next evaluation that is better than the existing weights is exported",
                 self.export_dir,
                 ", ".join(map(str, sorted(steps))),
             )

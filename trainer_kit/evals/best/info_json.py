@@ -1,6 +1,6 @@
-"""Reads and checks info.json, which names the best checkpoint. No TensorFlow.
+"""Reads and checks info.json, which names the best checkpoint. It imports no TensorFlow.
 
-The file may also be in the form of TF Model Garden, which has only the metrics and the step; the
+The file may also be in the form of TF Model Garden, which has only the metrics and the step. The
 rest then comes from the commit record of the weights of that step.
 """
 
@@ -16,12 +16,16 @@ from trainer_kit import files
 from trainer_kit.checkpoints.commit import read_commit_record
 from trainer_kit.telemetry.scalars import flatten_scalars, from_json_number
 
-INFO, GARDEN_STEP = "info.json", "best_ckpt_global_step"
+INFO = "info.json"
+# The key of the step in the form of TF Model Garden
+GARDEN_STEP = "best_ckpt_global_step"
 _LOG = logging.getLogger(__name__)
 
 
 def read_info(export_dir: str, quiet: bool = False) -> dict[str, Any] | None:
-    """Returns the content of info.json; None if it does not exist or, with a warning, if it cannot be read.
+    """Returns the content of info.json.
+
+    Returns None if it does not exist or, with a warning, if it cannot be read.
 
     Args:
       export_dir: The folder of the best weights.
@@ -34,19 +38,27 @@ def read_info(export_dir: str, quiet: bool = False) -> dict[str, Any] | None:
         info = read_recorded_info(export_dir, int(step)) or {}
     if is_info(info):
         return info
+
     if not quiet and os.path.exists(path):
         _LOG.warning("%s cannot be read: it is damaged, or trainer_kit has not written it", path)
     return None
 
 
 def read_recorded_info(export_dir: str, step: int) -> dict[str, Any] | None:
-    """Returns the info in the commit record of the weights of `step`; None if there is none."""
-    info: Any = (read_commit_record(os.path.join(export_dir, f"ckpt-{step}")) or {}).get("info")
+    """Returns the info in the commit record of the weights of `step`, or None."""
+    record = read_commit_record(os.path.join(export_dir, f"ckpt-{step}")) or {}
+    info: Any = record.get("info")
     return info if is_info(info) and info["step"] == step else None
 
 
 def build_info(step: int, metrics: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Returns the info of weights, for their record and for info.json; `metrics` may be nested."""
+    """Returns the info of weights, for their record and for info.json.
+
+    Args:
+      step: The global step of the weights.
+      metrics: The metrics, possibly nested.
+      metric: The name of the metric that decides.
+    """
     flat = flatten_scalars(metrics, "|")
     return {
         "checkpoint": f"ckpt-{step}",
@@ -60,13 +72,15 @@ def build_info(step: int, metrics: Mapping[str, Any], metric: str) -> dict[str, 
 def is_info(value: Any) -> bool:
     """Whether `value` has the content that trainer_kit writes to info.json."""
     kinds: dict[str, Any] = {"step": int, "value": (int, float), "metric": str, "metrics": dict}
-    if not isinstance(value, dict) or not all(
-        isinstance(value.get(key), kind) for key, kind in kinds.items()
-    ):
+    if not isinstance(value, dict):
         return False
+    if not all(isinstance(value.get(key), kind) for key, kind in kinds.items()):
+        return False
+
+    # A bool is an int for Python.
     numbers = (value["step"], value["value"], *value["metrics"].values())
     if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
         return False
-    return value.get("checkpoint") == f"ckpt-{value['step']}" and math.isfinite(
-        from_json_number(value["value"])
-    )
+    if value.get("checkpoint") != f"ckpt-{value['step']}":
+        return False
+    return math.isfinite(from_json_number(value["value"]))
