@@ -101,7 +101,6 @@ def build_trainer(plan: RunPlan, task: Any) -> tuple[Any, BestCheckpoints | None
             )
         exporter = trainer.checkpoint_exporter
 
-    # Checks that need the model, before data is read.
     best = None if exporter is None else BestCheckpoints.from_exporter(exporter)
     check_best_metric(trainer, best)
     _check_controller(plan)
