@@ -211,7 +211,10 @@ class OrbitController:
         )
 
     def _call_until_stopped(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-        """Calls a method of the orbit.Controller. When an action stops the run, saves a checkpoint."""
+        """Calls a method of the orbit.Controller.
+
+        When an action stops the run, a checkpoint is saved.
+        """
         try:
             return dict(method(**arguments) or {})
         except StopTraining as stop:
