@@ -65,7 +65,10 @@ _DOCTOR = "Tries a question on your experiment: exact resume, or the learning ra
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors name near commands, as Python's own do from 3.14 on, and near options."""
+    """A parser whose errors name near commands and near options.
+
+    The errors of Python's own parser name near commands from 3.14 on.
+    """
 
     def error(self, message: str) -> NoReturn:
         """Prints the usage and the message, and ends the process with exit code 2."""
@@ -97,7 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_parsers(verbs.add_parser, VERBS)
 
-    # The verbs with commands of their own.
+    # The verbs that have commands.
     for verb, text, inner_name, modules in (
         ("checkpoint", _CHECKPOINT, "command", CHECKPOINTS),
         ("doctor", _DOCTOR, "check", CHECKS),

@@ -70,7 +70,8 @@ class StopSignalHandler:
 
     def _unraisable(self, unraisable: Any) -> None:
         """Handles an exception that Python would only print and drop, as in a destructor."""
-        is_stop = issubclass(unraisable.exc_type, (KeyboardInterrupt, SystemExit))
-        if self.received_signal is not None and is_stop:
+        if self.received_signal is not None and issubclass(
+            unraisable.exc_type, (KeyboardInterrupt, SystemExit)
+        ):
             os._exit(get_signal_exit_code(self.received_signal))
         self._hook(unraisable)
