@@ -1,4 +1,4 @@
-"""`python -m trainer_kit.train`: turns flags into a config and runs it. Wiring only.
+"""`python -m trainer_kit.train` turns flags into a config and runs it. Wiring only.
 
 Mistakes in flags, files and config are reported before TensorFlow is imported.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 if __name__ == "__main__":
     from trainer_kit.process.startup_signals import install_exit_handlers
 
-    install_exit_handlers()  # before the other imports, which take seconds
+    # This comes before the other imports, which take seconds.
+    install_exit_handlers()
 
 import functools
 import gc
@@ -52,7 +53,10 @@ class _CurrentStderr:
 
 
 def prepare_run(values: flags.FlagValues) -> Callable[[], Any]:
-    """Returns a function that runs the experiment; imports TensorFlow after the config is checked."""
+    """Returns a function that runs the experiment.
+
+    Imports TensorFlow after the config is checked.
+    """
     resolved = check_request(build_request(values))
 
     # The imports make half a million objects that stay. To collect garbage among them, now and at
@@ -82,7 +86,10 @@ def prepare_run(values: flags.FlagValues) -> Callable[[], Any]:
 
 
 def run_supervised(values: flags.FlagValues) -> int:
-    """Runs the same flags under a supervisor and returns its exit code; after a mistake in them starts no attempt."""
+    """Runs the same flags under a supervisor, and returns its exit code.
+
+    After a mistake in the flags it starts no attempt.
+    """
     resolved = check_request(build_request(values))
     return supervise(
         [sys.executable, "-m", "trainer_kit.train", *format_attempt_flags(values)],
@@ -94,11 +101,11 @@ def run_supervised(values: flags.FlagValues) -> int:
 
 
 def get_attempts_dir(values: flags.FlagValues, config: ExperimentConfig) -> str:
-    """Returns the folder of the supervisor's attempts.jsonl: each process that shares a model_dir has its own.
+    """Returns the folder of the supervisor's attempts.jsonl.
 
-    It is model_dir for the process that trains there, and for the first of its workers. A process
-    that only evaluates has model_dir/evals/<name>/. Other workers have workers/<number>/ in the
-    folder of the first one.
+    Each process that shares a model_dir has a separate one. It is model_dir for the process that
+    trains there, and for the first of its workers. A process that only evaluates has
+    model_dir/evals/<name>/. Other workers have workers/<number>/ in the folder of the first one.
     """
     folder: str = values.model_dir
     if not MODES[values.mode].trains:
@@ -109,17 +116,22 @@ def get_attempts_dir(values: flags.FlagValues, config: ExperimentConfig) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code; prints errors in a few lines."""
+    """Runs the command and returns its exit code. Prints errors in a few lines."""
     argv = sys.argv if argv is None else argv
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     stderr = cast(TextIO, _CurrentStderr())
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=stderr)
     logging.getLogger("trainer_kit").setLevel(logging.INFO)
-    debug, model_dir = "--debug" in argv, None  # for mistakes in the flags themselves
+
+    # The values for mistakes in the flags themselves.
+    debug = "--debug" in argv
+    model_dir = None
     try:
         values = parse_flags(argv)
-        values.model_dir = follow_links(values.model_dir)  # once, before any code of the user runs
-        debug, model_dir = values.debug, values.model_dir
+        # Links are followed once, before any code of the user runs.
+        values.model_dir = follow_links(values.model_dir)
+        debug = values.debug
+        model_dir = values.model_dir
         if values.help:
             print(format_help_text())
         elif values.max_restarts:
@@ -137,9 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     code = record_exit_code(main())
     train_data = sys.modules.get("trainer_kit.inputs.train_data")
-    if (
-        train_data is not None and train_data.is_still_saving()
-    ):  # all is done, but Python's exit would wait for it
+    if train_data is not None and train_data.is_still_saving():
+        # All is done, but Python's exit would wait for the save.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -18,7 +18,7 @@ from trainer_kit.errors import ExitCode, UsageError, suggest_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds arguments for the run, the ledger, the criterion of the best, and the number of evaluations."""
+    """Adds arguments for the run, the ledger, the criterion of the best and the number shown."""
     parser.add_argument("model_dir", metavar="MODEL_DIR", help="The folder of a run.")
     parser.add_argument(
         "--name",
@@ -54,10 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--top: must be 1 or more, not {arguments.top}")
     folder = require_run(arguments.model_dir)
     settings = read_settings(folder)
-    name = arguments.name = _select_ledger(folder, arguments.name)
+    name = _select_ledger(folder, arguments.name)
+    arguments.name = name
     evaluations = ledgers.read_evaluations(folder, name)
     if arguments.best is not None:
         return _show_named(arguments, folder, name, settings, evaluations)
+
     choice = ledgers.choose_metric(arguments.metric, arguments.comparison, settings, evaluations)
     if choice is None:
         names = ledgers.metric_names(evaluations)
@@ -66,23 +68,27 @@ def run(arguments: argparse.Namespace) -> int:
             f" {suggest_names('', names)}"
         )
     ledgers.check_metric(choice.metric, evaluations, "trainer.best_checkpoint_eval_metric")
-    of_datasets = list(ledgers.rank_evaluations(evaluations, choice).values())
-    kept = ledgers.find_best_dir(folder, settings, name)
-    shown = [one for of in of_datasets for one in of[: arguments.top or 1]]
-    own = ledgers.find_best_dir(folder, settings, ledgers.VALIDATION)
-    _print_evaluations(arguments, folder, choice, of_datasets, shown, [kept, own])
+
+    # The best evaluations of each dataset, and the folders where their weights may be.
+    rankings = list(ledgers.rank_evaluations(evaluations, choice).values())
+    shown = [evaluation for ranking in rankings for evaluation in ranking[: arguments.top or 1]]
+    best_dir = ledgers.find_best_dir(folder, settings, name)
+    training_best_dir = ledgers.find_best_dir(folder, settings, ledgers.VALIDATION)
+    best_dirs = [best_dir, training_best_dir]
+    _print_evaluations(arguments, folder, choice, rankings, shown, best_dirs)
     return ExitCode.DONE
 
 
 def _select_ledger(folder: Path, name: str | None) -> str:
-    """Returns the named ledger; without a name, the training run's ledger or the only one."""
+    """Returns the named ledger. Without a name, the training run's ledger or the only one."""
     names = ledgers.require_ledgers(folder, name)
     if ledgers.VALIDATION in names or len(names) == 1:
-        return names[0]  # the training run's ledger comes first
-    listed = ", ".join(f"--name={one}" for one in names)
+        # The training run's ledger comes first.
+        return names[0]
+    choices = ", ".join(f"--name={ledger_name}" for ledger_name in names)
     raise UsageError(
         "--name: is required, because several sidecars recorded evaluations and the training run"
-        f" none; give one of: {listed}"
+        f" none; give one of: {choices}"
     )
 
 
@@ -108,17 +114,12 @@ def _show_named(
     ledgers.check_metric(
         criterion.metric, evaluations, f"trainer.best_checkpoints.{arguments.best}.metric"
     )
-    of_datasets = list(ledgers.select_kept_evaluations(evaluations, criterion).values())
-    place = ledgers.get_named_best_dir(folder, name, arguments.best)
-    shown = [one for of in of_datasets for one in of[: arguments.top]]
-    _print_evaluations(
-        arguments,
-        folder,
-        MetricChoice(criterion.metric, criterion.comparison),
-        of_datasets,
-        shown,
-        [place],
-    )
+
+    rankings = list(ledgers.select_kept_evaluations(evaluations, criterion).values())
+    shown = [evaluation for ranking in rankings for evaluation in ranking[: arguments.top]]
+    choice = MetricChoice(criterion.metric, criterion.comparison)
+    best_dir = ledgers.get_named_best_dir(folder, name, arguments.best)
+    _print_evaluations(arguments, folder, choice, rankings, shown, [best_dir])
     return ExitCode.DONE
 
 
@@ -130,37 +131,45 @@ def _print_evaluations(
     evaluations: Sequence[RecordedEvaluation],
     best_dirs: Sequence[Path | None],
 ) -> None:
-    """Prints evaluations with their weights, and whether info.json in the first of `best_dirs` names the best."""
-    name, kept = arguments.name, best_dirs[0]
-    verdict = (
-        ledgers.compare_with_info([of[0] for of in ranked_evaluations], choice, kept)
-        if kept
-        else (None, "")
-    )
-    weights = [
-        _weights(one, folder, [place for place in best_dirs if place]) for one in evaluations
-    ]
+    """Prints evaluations with their weights.
+
+    Also prints whether info.json in the first of `best_dirs` names the best.
+    """
+    name = arguments.name
+    best_dir = best_dirs[0]
+    agrees: bool | None = None
+    verdict = ""
+    if best_dir:
+        best_evaluations = [ranking[0] for ranking in ranked_evaluations]
+        agrees, verdict = ledgers.compare_with_info(best_evaluations, choice, best_dir)
+
+    search_dirs = [path for path in best_dirs if path]
+    weights = [_weights(evaluation, folder, search_dirs) for evaluation in evaluations]
     if arguments.json:
         rows = [
-            {"value": one.metrics[choice.metric], **evaluation_to_json(one), "weights": place}
-            for one, place in zip(evaluations, weights, strict=True)
+            {
+                "value": evaluation.metrics[choice.metric],
+                **evaluation_to_json(evaluation),
+                "weights": path,
+            }
+            for evaluation, path in zip(evaluations, weights, strict=True)
         ]
         record = {
             "name": name,
             "metric": choice.metric,
             "comparison": choice.comparison,
             "best": rows,
-            "info": {"agrees": verdict[0], "told": verdict[1]},
+            "info": {"agrees": agrees, "told": verdict},
         }
         print(json.dumps(record, indent=2, allow_nan=False))
     else:
         print_tables([_table(name, choice, evaluations, weights)], sys.stdout)
-        print(*filter(None, [verdict[1]]))
+        print(verdict)
 
 
 def _weights(evaluation: RecordedEvaluation, folder: Path, best_dirs: Sequence[Path]) -> str | None:
-    place = ledgers.find_weights(evaluation, folder, best_dirs)
-    return None if place is None else os.path.relpath(place, folder)
+    path = ledgers.find_weights(evaluation, folder, best_dirs)
+    return None if path is None else os.path.relpath(path, folder)
 
 
 def _table(
@@ -172,18 +181,16 @@ def _table(
     metric = choice.metric
     rows = [
         [
-            str(one.step),
-            format_metric(one.metrics[metric]),
-            one.dataset,
-            one.checkpoint,
-            place or "gone",
+            str(evaluation.step),
+            format_metric(evaluation.metrics[metric]),
+            evaluation.dataset,
+            evaluation.checkpoint,
+            path or "gone",
         ]
-        for one, place in zip(best, weights, strict=True)
+        for evaluation, path in zip(best, weights, strict=True)
     ]
-    found = (
-        f"best by {metric} ({choice.comparison})"
-        if rows
-        else f"no evaluation has a finite {metric}"
-    )
+    summary = f"no evaluation has a finite {metric}"
+    if rows:
+        summary = f"best by {metric} ({choice.comparison})"
     headers = ["step", metric, "dataset", "checkpoint", "weights"]
-    return Table(f"{name}: {found}", headers, rows, left_aligned=frozenset(headers[2:]))
+    return Table(f"{name}: {summary}", headers, rows, left_aligned=frozenset(headers[2:]))

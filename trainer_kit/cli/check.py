@@ -14,23 +14,30 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_source import run_gin_second_pass
 from trainer_kit.errors import ExitCode
 
-_STEPS, _BATCHES = 3, 2  # of training, and of the evaluation of a validation set
+# The length of the training, and of the evaluation of a validation set.
+_STEPS = 3
+_BATCHES = 2
 
 
 class Checklist:
-    """While entered, prints a line with the seconds for each check that has passed, and one for the check that failed.
+    """While entered, prints a line for each check.
+
+    A check that has passed is printed with its seconds. The last line may be that of the check that
+    failed.
 
     Attributes:
-      current: The check that runs now; "" before the first one.
+      current: The check that runs now. "" before the first one.
     """
 
     def __init__(self) -> None:
-        self.current, self._start = "", 0.0
+        self.current = ""
+        self._start = 0.0
 
     def begin(self, check: str) -> None:
-        """Begins the next check; the one before it has passed."""
+        """Begins the next check. The one before it has passed."""
         self._print_passed()
-        self.current, self._start = check, time.perf_counter()
+        self.current = check
+        self._start = time.perf_counter()
 
     def _print_passed(self) -> None:
         if self.current:
@@ -57,16 +64,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs every check and prints a line for each; the first failing check ends the command with its message."""
+    """Runs every check and prints a line for each.
+
+    The first failing check ends the command with its message.
+    """
     start = time.perf_counter()
     with Checklist() as checks:
         checks.begin("config: every value is known and valid")
         config = resolve_arguments(arguments).config
+
         checks.begin("task: its module can be imported, and gin knows every name that is bound")
         from trainer_kit.config.experiment_registry import lookup_task_class
 
         task_type = lookup_task_class(config.task)
         run_gin_second_pass(arguments.gin_file, arguments.gin_params)
+
         checks.begin(
             "machine: the devices and the strategy can be used, and the batch sizes divide among"
             " the replicas"
@@ -82,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
             short = shorten_config(resolved)
             trainer = _build_trainer(config, short, task, folder, checks)
             _run(config, short, task, trainer, folder, checks)
+
     if config.trainer.train_steps == 0:
         print(
             "note: trainer.train_steps is 0, so a run trains nothing; this check has trained"
@@ -92,19 +105,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def shorten_config(config: ExperimentConfig) -> ExperimentConfig:
-    """Returns the config of a run that begins like that of `config`, and where all is due after a few steps.
+    """Returns the config of a run that begins like that of `config`.
 
-    If the run is longer than that, its learning rate and durations stay what they are; a callback
-    has to stop it.
+    In it all is due after a few steps. If the run is longer than that, its learning rate and
+    durations stay what they are. A callback has to stop it.
     """
     options = config.trainer
     steps = max(_STEPS, options.fuse_steps)
     batches = options.validation_steps if 0 < options.validation_steps < _BATCHES else _BATCHES
     train_steps = options.train_steps
     if 0 <= train_steps < steps:
-        train_steps = type(train_steps)(
-            steps
-        )  # after rounded steps, a dataset that ends starts again
+        # The type stays: after rounded steps, a dataset that ends starts again.
+        train_steps = type(train_steps)(steps)
     return config.replace(
         trainer={
             "train_steps": train_steps,
@@ -116,7 +128,8 @@ def shorten_config(config: ExperimentConfig) -> ExperimentConfig:
             "validation_sets": {
                 name: {"steps": None, "interval": None} for name in options.validation_sets
             },
-            "recovery_max_trials": 0,  # a loss that is not finite ends the check
+            # A loss that is not finite ends the check.
+            "recovery_max_trials": 0,
             "callbacks": (),
         }
     )
@@ -129,7 +142,10 @@ def _build_trainer(
     folder: str,
     checks: Checklist,
 ) -> Any:
-    """Returns the trainer of the short run, after the checks of the names and the data that `config` asks for."""
+    """Returns the trainer of the short run.
+
+    First checks the names and the data that `config` asks for.
+    """
     from trainer_kit.callbacks.early_stopping import check_early_stopping_metric
     from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
     from trainer_kit.process.run_directory import RunDirectory
@@ -145,23 +161,25 @@ def _build_trainer(
     check_optimizer_choice(config, type(task))
     exporter = create_exporter(short_config, RunDirectory(folder, short_config.trainer))
     trainer = create_trainer(short_config, task, checkpoint_exporter=exporter)
-    names, early = trainer.validation_metric_names(), config.trainer.early_stopping
+
+    names = trainer.validation_metric_names()
     if exporter is not None and names is not None:
         best = BestCheckpoints.from_exporter(exporter)
-        metrics = [kept.metric_name for kept in best]
-        checks.begin(
-            f"best metric: {', '.join(dict.fromkeys(metrics))} is one of {', '.join(names)}"
-        )
+        metrics = dict.fromkeys(checkpoint.metric_name for checkpoint in best)
+        checks.begin(f"best metric: {', '.join(metrics)} is one of {', '.join(names)}")
         check_best_metric(trainer, best)
-    if early is not None and not early.eval_name and names is not None:
-        checks.begin(f"early stopping: {early.metric} is one of {', '.join(names)}")
-        check_early_stopping_metric(early, trainer)
+
+    early_stopping = config.trainer.early_stopping
+    if early_stopping is not None and not early_stopping.eval_name and names is not None:
+        checks.begin(f"early stopping: {early_stopping.metric} is one of {', '.join(names)}")
+        check_early_stopping_metric(early_stopping, trainer)
+
     checks.begin("data: can be opened, and is not empty")
     trainer.check_data()
-    feeds = {one.name: one.data for one in getattr(trainer, "validation", ())}
-    create_validation_sets(feeds, config.trainer).check(
-        config.trainer.validation_steps
-    )  # with the numbers of batches of the run
+    # The validation sets are checked with the numbers of batches of the run.
+    validation_sets = getattr(trainer, "validation", ())
+    feeds = {validation_set.name: validation_set.data for validation_set in validation_sets}
+    create_validation_sets(feeds, config.trainer).check(config.trainer.validation_steps)
     return trainer
 
 
@@ -185,10 +203,12 @@ def _run(
     checks.begin("start: callbacks, initial weights and the files of the run")
     steps = short_config.trainer.steps_per_loop
     progress = CheckProgress(steps, short_config.trainer.fuse_steps == 1, checks.begin)
-    configured = [
-        one for one in create_callbacks(config.trainer.callbacks) if not isinstance(one, Webhook)
+    configured_callbacks = [
+        callback
+        for callback in create_callbacks(config.trainer.callbacks)
+        if not isinstance(callback, Webhook)
     ]
-    callbacks = [*limit_intervals(steps, configured), progress]
+    callbacks = [*limit_intervals(steps, configured_callbacks), progress]
     run_experiment(
         tf.distribute.get_strategy(),
         task,
@@ -200,6 +220,7 @@ def _run(
         console=ConsoleWriter(io.StringIO()),
         enable_async_checkpointing=False,
     )
+
     checks.begin("restore: the checkpoint can be restored")
     restore(
         trainer.checkpoint,

@@ -28,8 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from trainer_kit.checkpoints.weight_files.write import write_average  # imports TensorFlow
 
+    # Best weights are in a folder of the run.
     folder, name = os.path.split(arguments.output)
-    parents = (folder, os.path.dirname(folder))  # best weights are in a folder of the run
+    parents = (folder, os.path.dirname(folder))
     is_in_run = any(os.path.exists(os.path.join(parent, "manifest.json")) for parent in parents)
     if is_in_run and parse_checkpoint_name(f"{name}.index"):
         raise UsageError(

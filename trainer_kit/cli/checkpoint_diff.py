@@ -17,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints a line for each variable that differs, and how many are equal; the exit code is 0 in either case.
+    """Prints a line for each variable that differs, and how many are equal.
+
+    The exit code is 0 in either case.
 
     Raises:
       UsageError: when there is no such file.
@@ -29,17 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     second = open_file(arguments.second)
     rows, equal = compare_weights(first, second)
     if rows:
+        title = f"{first.path} and {second.path}"
         headers = ["name", "difference", "detail"]
-        print_tables(
-            [
-                Table(
-                    f"{first.path} and {second.path}",
-                    headers,
-                    rows,
-                    left_aligned=frozenset(headers),
-                )
-            ],
-            sys.stdout,
-        )
+        table = Table(title, headers, rows, left_aligned=frozenset(headers))
+        print_tables([table], sys.stdout)
     print(f"{equal} variables are equal, {len(rows)} differ")
     return ExitCode.DONE

@@ -33,23 +33,20 @@ def run(arguments: argparse.Namespace) -> int:
     file = open_file(arguments.path)
     rows = [[name, str(list(shape)), file.dtypes[name]] for name, shape in file.shapes.items()]
     headers = ["name", "shape", "dtype"]
-    print_tables(
-        [
-            Table(
-                f"{file.path}, {file.kind}",
-                headers,
-                rows,
-                left_aligned=frozenset(["name", "dtype"]),
-            )
-        ],
-        sys.stdout,
-    )
-    print(f"{len(rows)} variables with {sum(map(math.prod, file.shapes.values())):,} values")
+    left_aligned = frozenset(["name", "dtype"])
+    table = Table(f"{file.path}, {file.kind}", headers, rows, left_aligned=left_aligned)
+    print_tables([table], sys.stdout)
+
+    value_count = sum(map(math.prod, file.shapes.values()))
+    print(f"{len(rows)} variables with {value_count:,} values")
     return ExitCode.DONE
 
 
 def open_file(path: str) -> Any:
-    """Opens a file of weights, the one that is meant in a folder; imports TensorFlow. It raises what `run` raises."""
+    """Opens a file of weights, the one that is meant in a folder.
+
+    Imports TensorFlow. Raises what `run` raises.
+    """
     from trainer_kit.checkpoints.weight_files.open_file import open_weights
     from trainer_kit.evals.checkpoint_selection import resolve_weights_path
 

@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"--rename: {error}; give a regular expression and its replacement"
         ) from error
+
     write_renamed(file, names, arguments.output)
-    changed = sum(name != new for new, name in names.items())
-    print(f"{arguments.output}: {changed} of {len(names)} variables are renamed")
+    renamed_count = sum(old_name != new_name for new_name, old_name in names.items())
+    print(f"{arguments.output}: {renamed_count} of {len(names)} variables are renamed")
     return ExitCode.DONE

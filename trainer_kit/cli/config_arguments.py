@@ -1,4 +1,7 @@
-"""Command-line arguments for an experiment and its config: the same sources as python -m trainer_kit.train has."""
+"""Command-line arguments for an experiment and its config.
+
+They name the same sources as those of python -m trainer_kit.train.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ def resolve_arguments(arguments: argparse.Namespace) -> ResolvedConfig[Experimen
 
 
 def resolve_task(arguments: argparse.Namespace) -> tuple[ExperimentConfig, Any]:
-    """Returns the config that the arguments describe and the class of its task; imports the module of the task.
+    """Returns the config that the arguments describe and the class of its task.
+
+    Imports the module of the task.
 
     Raises:
       UsageError: for an unknown experiment, and with every mistake in the sources.

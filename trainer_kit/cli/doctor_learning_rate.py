@@ -19,7 +19,9 @@ from trainer_kit.errors import ExitCode, UsageError, suggest_names
 if TYPE_CHECKING:
     from trainer_kit.training.rate_range import RateRange
 
-_LINES, _WIDTH = 25, 50
+# The size of the printed curve.
+_LINES = 25
+_WIDTH = 50
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,15 +57,16 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer_kit.training.rate_range import range_test_config, run_range_test
     from trainer_kit.training.trainer_creation import create_trainer
 
-    changed = range_test_config(config, arguments.lowest, arguments.highest, arguments.steps)
-    with tempfile.TemporaryDirectory() as folder, prepare_runtime(changed).scope():
-        task = task_type(changed.task, logging_dir=folder)
-        resolved, _ = resolve_lengths(changed, task)
+    test_config = range_test_config(config, arguments.lowest, arguments.highest, arguments.steps)
+    with tempfile.TemporaryDirectory() as folder, prepare_runtime(test_config).scope():
+        task = task_type(test_config.task, logging_dir=folder)
+        resolved, _ = resolve_lengths(test_config, task)
         trainer = create_trainer(resolved, task, evaluate=False)
-        found = run_range_test(trainer, arguments.lowest, arguments.steps)
-    _print(found)
+        rate_range = run_range_test(trainer, arguments.lowest, arguments.steps)
+
+    _print(rate_range)
     if arguments.picture:
-        _save_picture(found, arguments.picture)
+        _save_picture(rate_range, arguments.picture)
     return ExitCode.DONE
 
 
@@ -81,12 +84,10 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     from matplotlib.backend_bases import FigureCanvasBase
 
-    known, suffix = (
-        FigureCanvasBase.get_supported_filetypes(),
-        os.path.splitext(arguments.picture)[1].lower(),
-    )
-    if suffix and suffix[1:] not in known:
-        formats = suggest_names(suffix, [f".{name}" for name in known])
+    file_types = FigureCanvasBase.get_supported_filetypes()
+    suffix = os.path.splitext(arguments.picture)[1].lower()
+    if suffix and suffix[1:] not in file_types:
+        formats = suggest_names(suffix, [f".{name}" for name in file_types])
         raise UsageError(
             f"--picture={arguments.picture}: matplotlib writes no file {suffix}; {formats}"
         )
@@ -96,23 +97,24 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _print(rate_range: RateRange) -> None:
     losses = rate_range.smoothed_losses
-    low, high = losses.min(), losses.max()
+    low = losses.min()
+    high = losses.max()
     print(f"{'learning_rate':>13}  {'loss':>8}")
-    for place in range(0, len(losses), -(-len(losses) // _LINES)):
-        bar = "#" * round(_WIDTH * float((losses[place] - low) / (high - low or 1.0)))
-        print(f"{rate_range.rates[place]:>13.2g}  {losses[place]:>8.4g}  {bar}".rstrip())
-    last = f"{rate_range.rates[-1]:.2g}"
+    for step in range(0, len(losses), -(-len(losses) // _LINES)):
+        bar = "#" * round(_WIDTH * float((losses[step] - low) / (high - low or 1.0)))
+        print(f"{rate_range.rates[step]:>13.2g}  {losses[step]:>8.4g}  {bar}".rstrip())
+
+    last_rate = f"{rate_range.rates[-1]:.2g}"
     if rate_range.ended_by:
-        print(f"stopped after {len(losses)} steps, at the rate {last}: {rate_range.ended_by}")
+        print(f"stopped after {len(losses)} steps, at the rate {last_rate}: {rate_range.ended_by}")
     if rate_range.is_still_falling:
-        # Fewer steps reach the highest rate before the data ends.
-        remedy = (
-            f"give --steps={len(losses)}, or more data"
-            if rate_range.ended_by
-            else "try higher ones (--highest)"
-        )
+        remedy = "try higher ones (--highest)"
+        if rate_range.ended_by:
+            # Fewer steps reach the highest rate before the data ends.
+            remedy = f"give --steps={len(losses)}, or more data"
         print(
-            f"no suggestion: the loss still falls at the highest of these rates, {last}; {remedy}"
+            f"no suggestion: the loss still falls at the highest of these rates, {last_rate};"
+            f" {remedy}"
         )
         return
     if rate_range.suggestion is None:
@@ -122,12 +124,12 @@ def _print(rate_range: RateRange) -> None:
         )
         return
     print(
-        f"suggested learning rate: {rate_range.suggestion:.2g}, a tenth of the rate where the loss is"
-        " lowest"
+        f"suggested learning rate: {rate_range.suggestion:.2g}, a tenth of the rate where the loss"
+        " is lowest"
     )
     print(
-        f"upper bound: {rate_range.lowest_loss_rate:.2g}, where the loss is lowest; a schedule such as one_cycle"
-        " may rise that far"
+        f"upper bound: {rate_range.lowest_loss_rate:.2g}, where the loss is lowest; a schedule such"
+        " as one_cycle may rise that far"
     )
 
 

@@ -34,7 +34,9 @@ _SIGNALS = {
 _POLL_SECONDS = 0.01
 _REPORT = re.compile(rb"train \| step (\d+)")
 _START_PATTERN = re.compile(rf"{_MODE} from step (\d+)")
-_MAX_SHOWN_LINES = 12  # most differences, or last lines of a failed run, that are printed
+
+# The largest number of differences, or of last lines of a failed run, that are printed.
+_MAX_SHOWN_LINES = 12
 
 
 class DoctorError(TrainerKitError):
@@ -88,7 +90,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the experiment without and with kills, and compares the runs; the exit code is 1 when they differ.
+    """Runs the experiment without and with kills, and compares the runs.
+
+    The exit code is 1 when they differ.
 
     Raises:
       UsageError: when the config is wrong, or the run has too few steps for the kills.
@@ -96,7 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.kills < 1:
         raise UsageError(f"--kills: must be 1 or more, not {arguments.kills}")
-    resolve_arguments(arguments)  # reports mistakes in the config at once
+    # This reports mistakes in the config at once.
+    resolve_arguments(arguments)
     base = Path(tempfile.mkdtemp(prefix="trainer_kit_doctor_"))
     try:
         return _run_with_kills(arguments, base)
@@ -108,46 +113,53 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_with_kills(arguments: argparse.Namespace, base: Path) -> int:
-    whole, killed = base / "uninterrupted", base / "killed"
-    seconds = _run_to_end(_command(arguments, whole), whole)
-    warnings = _read_inexact_warnings(whole)
-    steps, reports = _last_step(whole), len(_REPORT.findall(_get_log_path(whole).read_bytes()))
+    # The uninterrupted run shows how many steps and reports there are, and how long they take.
+    uninterrupted_dir = base / "uninterrupted"
+    killed_dir = base / "killed"
+    seconds = _run_to_end(_command(arguments, uninterrupted_dir), uninterrupted_dir)
+    warnings = _read_inexact_warnings(uninterrupted_dir)
+    steps = _last_step(uninterrupted_dir)
+    reports = len(_REPORT.findall(_get_log_path(uninterrupted_dir).read_bytes()))
     print(
         f"uninterrupted: {steps} steps, {seconds:.1f} s from the first report to the end",
         flush=True,
     )
-    chance = random.Random(arguments.seed)
     for line in warnings:
         print(f"the run says: {line}", flush=True)
+
+    generator = random.Random(arguments.seed)
     kills: list[Kill] = []
     starts: list[int] = []
     while len(kills) < arguments.kills:
         # After a share of the remaining steps, but not in the last two loops: the run would end
         # before the kill.
-        left = max(0, steps * (1 - 2 / max(reports, 1)) - _last_step(killed))
-        after = _last_step(killed) + chance.uniform(
-            0, 2 * left / (arguments.kills - len(kills) + 1)
-        )
-        delay = chance.uniform(0, seconds / max(reports, 1))
+        last_step = _last_step(killed_dir)
+        remaining_steps = max(0, steps * (1 - 2 / max(reports, 1)) - last_step)
+        longest_share = 2 * remaining_steps / (arguments.kills - len(kills) + 1)
+        after_step = int(last_step + generator.uniform(0, longest_share))
+        delay = generator.uniform(0, seconds / max(reports, 1))
         signals = _SIGNALS[arguments.signal]
-        sent = signals[len(kills) % len(signals)]
-        kill = _run_until_killed(_command(arguments, killed), killed, sent, int(after), delay)
-        starts += _print_last_kill(kills, killed)
+        sent_signal = signals[len(kills) % len(signals)]
+        command = _command(arguments, killed_dir)
+        kill = _run_until_killed(command, killed_dir, sent_signal, after_step, delay)
+        starts += _print_last_kill(kills, killed_dir)
         if kill is None:
             break
         kills.append(kill)
     else:
-        _run_to_end(_command(arguments, killed), killed)
-        starts += _print_last_kill(kills, killed)
-    return _report_verdict(arguments, whole, killed, len(kills), starts, bool(warnings))
+        _run_to_end(_command(arguments, killed_dir), killed_dir)
+        starts += _print_last_kill(kills, killed_dir)
+    return _report_verdict(
+        arguments, uninterrupted_dir, killed_dir, len(kills), starts, bool(warnings)
+    )
 
 
 def _command(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    given = [
+    run_flags = [f"--experiment={arguments.experiment}", f"--mode={_MODE}", f"--model_dir={folder}"]
+    config_flags = [
         f"--{name}={value}" for name in _FORWARDED_ARGUMENTS for value in getattr(arguments, name)
     ]
-    run_flags = [f"--experiment={arguments.experiment}", f"--mode={_MODE}", f"--model_dir={folder}"]
-    return [sys.executable, "-m", "trainer_kit.train", *run_flags, *given]
+    return [sys.executable, "-m", "trainer_kit.train", *run_flags, *config_flags]
 
 
 def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
@@ -158,7 +170,7 @@ def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _run_to_end(command: list[str], folder: Path) -> float:
-    """Runs the command to its end; returns the seconds from the first report to the end.
+    """Runs the command to its end, and returns the seconds from the first report to the end.
 
     Raises:
       DoctorError: when the run fails.
@@ -174,7 +186,9 @@ def _run_to_end(command: list[str], folder: Path) -> float:
 def _run_until_killed(
     command: list[str], folder: Path, sent_signal: signal.Signals, after_step: int, seconds: float
 ) -> Kill | None:
-    """Kills a run `seconds` after its report of step `after_step` or later; returns None if the run ended before that.
+    """Kills a run `seconds` after its report of step `after_step` or later.
+
+    Returns None if the run ended before that.
 
     Raises:
       DoctorError: when the run ended with another exit code.
@@ -188,11 +202,9 @@ def _run_until_killed(
         code = process.wait()
     if code not in (ExitCode.DONE, ExitCode.PREEMPTED, -sent_signal):
         raise _build_failure(code, folder)
-    return (
-        None
-        if code == ExitCode.DONE
-        else Kill(sent_signal, after_step, seconds, code, _last_step(folder))
-    )
+    if code == ExitCode.DONE:
+        return None
+    return Kill(sent_signal, after_step, seconds, code, _last_step(folder))
 
 
 @contextlib.contextmanager
@@ -218,12 +230,13 @@ def _print_last_kill(kills: list[Kill], folder: Path) -> list[int]:
     """Prints the last kill, if any, and the steps that it cost, which the next process's log shows.
 
     Returns:
-      The step from which that process resumed, in a list; [] if its log does not show one.
+      The step from which that process resumed, in a list. [] if its log does not show one.
     """
-    started = _START_PATTERN.search(_get_log_path(folder).read_text(errors="replace"))
-    if not kills or not started:
+    match = _START_PATTERN.search(_get_log_path(folder).read_text(errors="replace"))
+    if not kills or not match:
         return []
-    kill, start = kills[-1], int(started[1])
+    kill = kills[-1]
+    start = int(match[1])
     print(
         f"kill {len(kills)}: {kill.sent_signal.name} {kill.seconds:.2f} s after a report, at step"
         f" {kill.step}; exit code {kill.code}; resumed from step {start},"
@@ -268,14 +281,15 @@ def _report_verdict(
                 " from seeded generators, and on a GPU set runtime.deterministic_ops=true"
             )
         else:
-            resumed = max(start for start in starts if start < step)
+            resume_step = max(start for start in starts if start < step)
             print(
-                f"first different at step {step}, after the resume from step {resumed}: the"
+                f"first different at step {step}, after the resume from step {resume_step}: the"
                 " checkpoint does not hold the position in the data, or some state of the task"
             )
         for difference in differences[:_MAX_SHOWN_LINES]:
             print(f"different: {difference}")
         return ExitCode.BUG
+
     if kills < arguments.kills:
         raise UsageError(
             f"the run ended before kill {kills + 1} of {arguments.kills}, and is the same so far;"
@@ -288,10 +302,8 @@ def _report_verdict(
 
 
 def _last_step(folder: Path) -> int:
-    return max(
-        (int(line.get("step", 0)) for line in files.read_json_lines(folder / "metrics.jsonl")),
-        default=0,
-    )
+    lines = files.read_json_lines(folder / "metrics.jsonl")
+    return max((int(line.get("step", 0)) for line in lines), default=0)
 
 
 def _get_log_path(folder: Path) -> Path:

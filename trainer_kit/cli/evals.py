@@ -43,72 +43,83 @@ def run(arguments: argparse.Namespace) -> int:
       StorageError: when a file cannot be read.
     """
     folder = require_run(arguments.model_dir)
-    found = {
+    evaluations_by_ledger = {
         name: ledgers.read_evaluations(folder, name)
         for name in ledgers.require_ledgers(folder, arguments.name)
     }
-    everything = [one for evaluations in found.values() for one in evaluations]
+    all_evaluations = [
+        evaluation for evaluations in evaluations_by_ledger.values() for evaluation in evaluations
+    ]
     choice = ledgers.choose_metric(
-        arguments.metric, arguments.comparison, read_settings(folder), everything
+        arguments.metric, arguments.comparison, read_settings(folder), all_evaluations
     )
-    shown = {
-        name: [one for one in of if one.is_active or arguments.all] for name, of in found.items()
-    }
+
+    shown: dict[str, list[RecordedEvaluation]] = {}
+    for name, evaluations in evaluations_by_ledger.items():
+        shown[name] = [
+            evaluation for evaluation in evaluations if evaluation.is_active or arguments.all
+        ]
     if arguments.json:
-        print(
-            json.dumps(
-                [ledger_to_json(name, of, choice) for name, of in shown.items()],
-                indent=2,
-                allow_nan=False,
-            )
-        )
+        records = [ledger_to_json(name, evaluations, choice) for name, evaluations in shown.items()]
+        print(json.dumps(records, indent=2, allow_nan=False))
     else:
-        print_tables(
-            [build_table(name, of, choice, folder) for name, of in shown.items()], sys.stdout
-        )
+        tables = [
+            build_table(name, evaluations, choice, folder) for name, evaluations in shown.items()
+        ]
+        print_tables(tables, sys.stdout)
     return ExitCode.DONE
 
 
 def build_table(
     name: str, evaluations: Sequence[RecordedEvaluation], choice: MetricChoice | None, folder: Path
 ) -> Table:
-    """Returns a ledger as a table with one row per evaluation; the best of each dataset is marked."""
-    best, metrics = _get_best_ids(evaluations, choice), ledgers.metric_names(evaluations)
-    rows = []
-    for one in evaluations:
-        mark = "best" if id(one) in best else "" if one.is_active else "superseded"
-        values = [format_metric(one.metrics.get(metric)) for metric in metrics]
+    """Returns a ledger as a table with one row per evaluation.
+
+    The best evaluation of each dataset is marked.
+    """
+    best_ids = _get_best_ids(evaluations, choice)
+    metrics = ledgers.metric_names(evaluations)
+    rows: list[list[str]] = []
+    for evaluation in evaluations:
+        mark = "" if evaluation.is_active else "superseded"
+        if id(evaluation) in best_ids:
+            mark = "best"
+        values = [format_metric(evaluation.metrics.get(metric)) for metric in metrics]
         rows.append(
             [
-                str(one.step),
-                one.dataset,
+                str(evaluation.step),
+                evaluation.dataset,
                 *values,
-                format_metric(one.seconds),
-                ledgers.format_checkpoint_cell(one, folder),
+                format_metric(evaluation.seconds),
+                ledgers.format_checkpoint_cell(evaluation, folder),
                 mark,
             ]
         )
-    count = f"{len(rows)} evaluation{'' if len(rows) == 1 else 's'}"
-    title = f"{name}: {count}" + (
-        f", best by {choice.metric} ({choice.comparison})" if choice and best else ""
-    )
+
+    plural = "" if len(rows) == 1 else "s"
+    title = f"{name}: {len(rows)} evaluation{plural}"
+    if choice and best_ids:
+        title += f", best by {choice.metric} ({choice.comparison})"
     headers = ["step", "dataset", *metrics, "seconds", "checkpoint", "mark"]
-    return Table(
-        title, headers, rows, left_aligned=frozenset({"dataset", "checkpoint", "mark"} - {*metrics})
-    )
+    left_aligned = frozenset({"dataset", "checkpoint", "mark"} - {*metrics})
+    return Table(title, headers, rows, left_aligned=left_aligned)
 
 
 def ledger_to_json(
     name: str, evaluations: Sequence[RecordedEvaluation], choice: MetricChoice | None
 ) -> dict[str, Any]:
-    """Returns a ledger as JSON values; numbers that are not finite become the text "nan", "inf" or "-inf"."""
-    best = _get_best_ids(evaluations, choice)
+    """Returns a ledger as JSON values.
+
+    Numbers that are not finite become the text "nan", "inf" or "-inf".
+    """
+    best_ids = _get_best_ids(evaluations, choice)
     return {
         "name": name,
         "metric": choice.metric if choice else None,
         "comparison": choice.comparison if choice else None,
         "evaluations": [
-            {**evaluation_to_json(one), "best": id(one) in best} for one in evaluations
+            {**evaluation_to_json(evaluation), "best": id(evaluation) in best_ids}
+            for evaluation in evaluations
         ],
     }
 
@@ -129,9 +140,11 @@ def evaluation_to_json(evaluation: RecordedEvaluation) -> dict[str, Any]:
 def _get_best_ids(
     evaluations: Sequence[RecordedEvaluation], choice: MetricChoice | None
 ) -> set[int]:
-    """Returns the id() of each dataset's best evaluation: two evaluations may be equal in every field."""
-    return (
-        set()
-        if choice is None
-        else {id(of[0]) for of in ledgers.rank_evaluations(evaluations, choice).values()}
-    )
+    """Returns the id() of each dataset's best evaluation.
+
+    Two evaluations may be equal in every field.
+    """
+    if choice is None:
+        return set()
+    rankings = ledgers.rank_evaluations(evaluations, choice).values()
+    return {id(ranking[0]) for ranking in rankings}

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints one line for each name: the name, and a sentence about it.
 
-    A package that cannot be imported is reported on standard error; the others are listed, and the
+    A package that cannot be imported is reported on standard error. The others are listed, and the
     exit code is 0.
     """
     names, broken = discovery.import_all_experiments(arguments.import_module)
@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.kind != EXPERIMENTS:
         _print(_LISTINGS[arguments.kind]())
         return ExitCode.DONE
+
     if arguments.all:
         discovery.register_framework_experiments()
         names = experiments.names()
@@ -73,20 +74,22 @@ def _print(sentences: Mapping[str, str]) -> None:
 
 
 def _branches(choice: type[OpenOneOfConfig]) -> dict[str, str]:
-    """Returns the first sentence about each branch: of its registered function, else of its config class."""
-    found = {}
+    """Returns the first sentence about each branch.
+
+    It is that of the registered function, else that of the config class.
+    """
+    sentences: dict[str, str] = {}
     for name, config_class in choice.branches().items():
-        registered = (
-            _get_first_line(choice.registry.lookup(name).build) if name in choice.registry else ""
-        )
-        found[name] = registered or get_first_sentence(read_class_summary(config_class))
-    return found
+        sentence = ""
+        if name in choice.registry:
+            sentence = _get_first_line(choice.registry.lookup(name).build)
+        sentences[name] = sentence or get_first_sentence(read_class_summary(config_class))
+    return sentences
 
 
 def _callbacks() -> dict[str, str]:
-    from trainer_kit.callbacks.configured_callbacks import (
-        get_registered_callbacks,
-    )  # imports NumPy, which takes time
+    # This imports NumPy, which takes time.
+    from trainer_kit.callbacks.configured_callbacks import get_registered_callbacks
 
     return {name: _get_first_line(kind) for name, kind in get_registered_callbacks().items()}
 

@@ -1,4 +1,6 @@
-"""`trainer-kit VERB ...`: finds the verb, runs it, and turns explained errors into messages and exit codes.
+"""`trainer-kit VERB ...` finds the verb and runs it.
+
+It turns explained errors into messages and exit codes.
 
 TensorFlow is imported only by verbs that need it, when they run.
 """
@@ -44,11 +46,15 @@ VERBS = {
     "best": best,
     "tensorboard": tensorboard,
 }
-CHECKS = {  # of the verb `doctor`
+
+# The checks of the verb `doctor`.
+CHECKS = {
     "resume": doctor_resume,
     "learning_rate": doctor_learning_rate,
 }
-CHECKPOINTS = {  # the commands of the verb `checkpoint`
+
+# The commands of the verb `checkpoint`.
+CHECKPOINTS = {
     "list": checkpoint_list,
     "diff": checkpoint_diff,
     "average": checkpoint_average,
@@ -59,26 +65,28 @@ _DOCTOR = "Tries a question on your experiment: exact resume, or the learning ra
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors name near commands, as Python's own do from 3.14 on, and near options."""
+    """A parser whose errors name near commands and near options.
+
+    The errors of Python's own parser name near commands from 3.14 on.
+    """
 
     def error(self, message: str) -> NoReturn:
         """Prints the usage and the message, and ends the process with exit code 2."""
-        given = re.search(
+        match = re.search(
             r"(?:invalid choice: '|unrecognized arguments:.*? (?=--))([^'= ]+)", message
         )
-        choices = re.findall(r"[\w-]+", message.partition("choose from")[2])
-        near = (
-            find_similar_names(given[1], choices or re.findall(r"--\w+", self.format_help()))
-            if given
-            else ()
-        )
-        super().error(f"{message}; did you mean {' or '.join(near)}?" if near else message)
+        if match:
+            choices = re.findall(r"[\w-]+", message.partition("choose from")[2])
+            names = choices or re.findall(r"--\w+", self.format_help())
+            if similar_names := find_similar_names(match[1], names):
+                message = f"{message}; did you mean {' or '.join(similar_names)}?"
+        super().error(message)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command."""
     codes = "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
-    whole = _Parser(
+    parser = _Parser(
         prog="trainer-kit",
         description=(
             "Machine-learning experiments on TensorFlow. To run one: python -m trainer_kit.train"
@@ -88,19 +96,21 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    whole.add_argument("--version", action="version", version=f"trainer_kit {__version__}")
-    verbs = whole.add_subparsers(dest="verb", required=True, metavar="VERB")
+    parser.add_argument("--version", action="version", version=f"trainer_kit {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_parsers(verbs.add_parser, VERBS)
-    for verb, text, inner, modules in (
+
+    # The verbs that have commands.
+    for verb, text, inner_name, modules in (
         ("checkpoint", _CHECKPOINT, "command", CHECKPOINTS),
         ("doctor", _DOCTOR, "check", CHECKS),
     ):
         command = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
-        _add_parsers(
-            command.add_subparsers(dest=inner, required=True, metavar=inner.upper()).add_parser,
-            modules,
+        inner_commands = command.add_subparsers(
+            dest=inner_name, required=True, metavar=inner_name.upper()
         )
-    return whole
+        _add_parsers(inner_commands.add_parser, modules)
+    return parser
 
 
 def _add_parsers(
@@ -130,6 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+
     # argparse itself takes the paths of `show` only before the flags.
     arguments, rest = build_parser().parse_known_args(argv)
     if rest and (not hasattr(arguments, "paths") or any(text.startswith("-") for text in rest)):
@@ -154,15 +165,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _handle_broken_pipe(arguments: argparse.Namespace) -> int:
-    """Ends a verb whose output is no longer read, as with `| head`; returns its exit code.
+    """Ends a verb whose output is no longer read, as with `| head`, and returns its exit code.
 
     For a verb that only shows something this is no failure: the code is 0. A verb that checks or
     writes something has not finished: the code is 141, that of a program ended by SIGPIPE.
     """
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):  # Python flushes them when it exits
+    # Python flushes both streams when it exits.
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
-            os.dup2(nothing, stream.fileno())
+            os.dup2(null_device, stream.fileno())
     shows = arguments.verb not in ("check", "doctor") and not getattr(arguments, "output", "")
     return ExitCode.DONE if shows else 128 + signal.SIGPIPE
 

@@ -22,11 +22,13 @@ from trainer_kit.config.resolve import list_resolved_values
 from trainer_kit.errors import ExitCode, UsageError, suggest_names
 
 _PATHS = "Values or sections to explain, such as trainer.train_steps."
-Value = tuple[str, Any, str]  # dotted path, plain value, origin
+
+# (dotted path, plain value, origin).
+Value = tuple[str, Any, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds arguments for the experiment, the values to explain, the sources of the config, and --diff."""
+    """Adds arguments for the experiment, the values to explain, the config's sources and --diff."""
     add_config_arguments(parser)
     parser.add_argument("paths", nargs="*", metavar="PATH", help=_PATHS)
     parser.add_argument(
@@ -37,19 +39,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints path, value and origin of each value, one per line, and the explanations that were asked for."""
+    """Prints path, value and origin of each value, one per line.
+
+    The explanations that were asked for follow their values.
+    """
     resolved = resolve_arguments(arguments)
     experiment = get_experiment(arguments.experiment)
     values = list_resolved_values(resolved, baseline=experiment if arguments.diff else None)
     defaults = flatten_values(experiment)
     if not values:
         print("every value is the experiment's default")
-    chosen = _select_values(values, arguments.paths)
+
+    selected_values = _select_values(values, arguments.paths)
     console = find_console(sys.stdout)
     docs = read_docs_by_path(resolved.config) if arguments.paths or console else {}
-    left = max((len(f"{path} = {value!r}") for path, value, _ in chosen), default=0)
-    for path, value, origin in chosen:
-        print(f"{f'{path} = {value!r}':<{min(left, 72)}}  # {origin}")
+    width = max((len(f"{path} = {value!r}") for path, value, _ in selected_values), default=0)
+    for path, value, origin in selected_values:
+        assignment = f"{path} = {value!r}"
+        print(f"{assignment:<{min(width, 72)}}  # {origin}")
         if path in docs:
             doc = docs[path]
             texts = [doc.first_sentence]
@@ -59,29 +66,31 @@ def run(arguments: argparse.Namespace) -> int:
                     doc.text,
                     f"It takes {doc.allowed_values}; the default here is {default or 'not set'}.",
                 ]
-            for line in _wrap_texts(texts, min(console.width if console else 100, 100)):
-                console.print(line, style="dim", markup=False) if console else print(line)
+            text_width = min(console.width, 100) if console else 100
+            for line in _wrap_texts(texts, text_width):
+                if console:
+                    console.print(line, style="dim", markup=False)
+                else:
+                    print(line)
     return ExitCode.DONE
 
 
 def _select_values(values: Sequence[Value], paths: Sequence[str]) -> list[Value]:
-    """Returns the values at `paths`, or in the sections at `paths`; without paths, all values.
+    """Returns the values at `paths`, or in the sections at `paths`. Without paths, all values.
 
     Raises:
       UsageError: for a path that is neither a value nor a section.
     """
-    known = [path for path, _, _ in values]
+    value_paths = [value_path for value_path, _, _ in values]
     for path in paths:
-        if not any(f"{one}.".startswith(f"{path}.") for one in known):
-            inside = {one.rpartition(".")[0] for one in known}
-            raise UsageError(
-                f"{path}: there is no such value;"
-                f" {suggest_names(path, [*known, *sorted(inside - {''})])}"
-            )
+        if not any(f"{value_path}.".startswith(f"{path}.") for value_path in value_paths):
+            sections = {value_path.rpartition(".")[0] for value_path in value_paths} - {""}
+            suggestion = suggest_names(path, [*value_paths, *sorted(sections)])
+            raise UsageError(f"{path}: there is no such value; {suggestion}")
+    if not paths:
+        return list(values)
     return [
-        one
-        for one in values
-        if not paths or any(f"{one[0]}.".startswith(f"{path}.") for path in paths)
+        value for value in values if any(f"{value[0]}.".startswith(f"{path}.") for path in paths)
     ]
 
 

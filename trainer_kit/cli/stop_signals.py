@@ -1,4 +1,7 @@
-"""Turns a stop signal into an exception in the main thread, so that a verb removes temporary files before it ends."""
+"""Turns a stop signal into an exception in the main thread.
+
+So a verb removes temporary files before it ends.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ from trainer_kit.process.startup_signals import get_signal_exit_code, get_stop_s
 
 
 class StopSignalHandler:
-    """While entered, SIGINT raises KeyboardInterrupt, SIGTERM and SIGHUP raise SystemExit; in the main thread only.
+    """While entered, SIGINT raises KeyboardInterrupt, and SIGTERM and SIGHUP raise SystemExit.
 
-    An import of TensorFlow may turn these into an ImportError; `received_signal` keeps the signal
-    that really arrived. A second signal, at least a second later, ends the process at once.
+    It handles signals only if it is entered in the main thread. An import of TensorFlow may turn
+    these exceptions into an ImportError. `received_signal` keeps the signal that really arrived. A
+    second signal, at least a second later, ends the process at once.
 
     Attributes:
-      received_signal: the signal that decides the exit code, or None; see
+      received_signal: The signal that decides the exit code, or None. See
         `signals.select_deciding_signal`.
     """
 
@@ -36,7 +40,8 @@ class StopSignalHandler:
             self._handlers = {
                 number: signal.signal(number, self._stop) for number in get_stop_signals()
             }
-            self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
+            self._hook = sys.unraisablehook
+            sys.unraisablehook = self._unraisable
         return self
 
     def __exit__(
@@ -53,16 +58,18 @@ class StopSignalHandler:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.received_signal is None:
-            self.received_signal, self._first_signal_time = signal.Signals(number), now
+            self.received_signal = signal.Signals(number)
+            self._first_signal_time = now
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
             raise SystemExit(get_signal_exit_code(number))
+
         self.received_signal = select_deciding_signal(self.received_signal, signal.Signals(number))
         if now - self._first_signal_time >= MIN_KEY_PRESS_SECONDS:
             os._exit(get_signal_exit_code(self.received_signal))
 
     def _unraisable(self, unraisable: Any) -> None:
-        """Handles an exception that Python would only print and drop, for example in a destructor."""
+        """Handles an exception that Python would only print and drop, as in a destructor."""
         if self.received_signal is not None and issubclass(
             unraisable.exc_type, (KeyboardInterrupt, SystemExit)
         ):

@@ -27,7 +27,9 @@ from trainer_kit.errors import UsageError
 from trainer_kit.process.run_lock import is_process_alive
 
 _LAST_PORT = 65535
-_SILENT_SECONDS = 20.0  # seconds: four beats
+
+# The time of four beats.
+_SILENT_SECONDS = 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Lists the runs, and becomes TensorBoard, which shows them until a signal ends it. Does not return.
+    """Lists the runs, and becomes TensorBoard, which shows them until a signal ends it.
+
+    Does not return.
 
     Raises:
       UsageError: when the folder is missing or remote, a number is out of range, or TensorBoard is
@@ -62,21 +66,22 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError("TensorBoard is not installed; run `pip install tensorboard`")
+
     print_tables([_table(folder)], sys.stdout)
     sys.stdout.flush()
     command = ["tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1"]
-    command += [] if arguments.port is None else ["--port", str(arguments.port)]
-    quiet = [
-        "-W",
-        "ignore::UserWarning",
-    ]  # what TensorBoard's own imports warn of is not the user's
-    os.execv(
-        sys.executable, [sys.executable, *quiet, "-m", *command]
-    )  # so that signals reach TensorBoard itself
+    if arguments.port is not None:
+        command += ["--port", str(arguments.port)]
+    # What TensorBoard's own imports warn of is not the user's.
+    warning_flags = ["-W", "ignore::UserWarning"]
+    # TensorBoard takes the place of this process, so that signals reach it.
+    os.execv(sys.executable, [sys.executable, *warning_flags, "-m", *command])
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """Yields the folders of the runs in `folder`, which may be one itself, in the order of their names.
+    """Yields the folders of the runs in `folder`, in the order of their names.
+
+    `folder` may be the folder of a run itself.
 
     Raises:
       StorageError: when `folder` cannot be read.
@@ -86,16 +91,17 @@ def find_runs(folder: Path) -> Iterator[Path]:
     for name, folders, _ in os.walk(folder):
         folders.sort()
         if is_run_folder(Path(name)):
-            folders.clear()  # what is in a run belongs to it
+            # What is in a run belongs to it.
+            folders.clear()
             yield Path(name)
 
 
 def _table(folder: Path) -> Table:
-    rows = []
+    rows: list[list[str]] = []
     for path in find_runs(folder):
-        trainer = read_trainer_heartbeat(path)
-        state = _describe_state(trainer) if trainer else "no heartbeat"
-        step = "" if trainer is None or trainer.step is None else str(trainer.step)
+        heartbeat = read_trainer_heartbeat(path)
+        state = _describe_state(heartbeat) if heartbeat else "no heartbeat"
+        step = "" if heartbeat is None or heartbeat.step is None else str(heartbeat.step)
         rows.append([os.path.relpath(path, folder), state, step])
     if not rows:
         return Table(f"{folder} holds no run yet", (), ())

@@ -1,7 +1,8 @@
-"""Prints the error that ends a command: its message, or the user's line, the reason and the shapes in 15 lines.
+"""Prints the error that ends a command.
 
-The whole traceback goes to a file. Only commands print: in a program that calls trainer_kit errors
-are exceptions.
+Of an explained error it prints the message, of any other error the user's line, the reason and the
+shapes in 15 lines. The whole traceback goes to a file. Only commands print: in a program that calls
+trainer_kit errors are exceptions.
 """
 
 from __future__ import annotations
@@ -27,21 +28,28 @@ from trainer_kit.errors.user_frames import (
 )
 
 LINES = 15
-_WIDTH = 300  # characters of a line
+
+# The largest number of characters of a line.
+_WIDTH = 300
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+# What a message of TensorFlow contains for its developers, and what replaces it.
 _NOISE = (
     (re.compile(r"\{\{function_node [^}]*\}\} "), ""),
     (re.compile(r" for '\{\{node [^}]*\}\} = (\w+)[^']*'"), r" for the operation \1"),
     (re.compile(r" \[Op:\w+\]( name: \S*)?$"), ""),
     (re.compile(r"^\s*\(0\) [A-Z_]+:\s+"), ""),
 )
+
+# The beginnings of lines that do not give the reason of an error.
 _NO_REASON = re.compile(
-    r"(\w+: )?(in user code:|Graph execution error:|Detected at node|Traceback \(most recent|<stack"
-    r" traces unavail|"
-    r"Exception encountered when calling|\d+ root error\(s\) found|Error encountered:|"
-    r"Could not automatically infer the output shape)|[\s~^]*$"
+    r"(\w+: )?(in user code:|Graph execution error:|Detected at node|Traceback \(most recent|"
+    r"<stack traces unavail|Exception encountered when calling|\d+ root error\(s\) found|"
+    r"Error encountered:|Could not automatically infer the output shape)|[\s~^]*$"
 )
-_ADVICE = {  # by words of TensorFlow's message
+
+# By words of TensorFlow's message.
+_ADVICE = {
     "OOM when allocating": (
         "the device is out of memory: reduce task.train_data.global_batch_size or the model"
     ),
@@ -74,12 +82,14 @@ def print_error(
     mistake = find_trainer_kit_error(error)
     if debug:
         traceback.print_exception(error)
+
     if mistake is not None:
         # The notes of a config error name the code that set the wrong values.
         causes = [cause for cause in (mistake, mistake.__cause__) if isinstance(cause, ConfigError)]
         notes = [note for cause in causes for note in getattr(cause, "__notes__", ())]
         print_to_stderr("\n  ".join([f"error: {mistake}", *notes]))
         return mistake.exit_code
+
     place = "above" if debug else _save_traceback(error, model_dir)
     lines = [*list(_describe(error))[: LINES - 1], f"  the whole traceback: {place}"]
     print_to_stderr("error: " + "\n".join(lines))
@@ -87,37 +97,49 @@ def print_error(
 
 
 def print_to_stderr(text: str) -> None:
-    """Prints to standard error; does nothing when its reader is gone, as after `2>&1 | head`."""
+    """Prints to standard error. Does nothing when its reader is gone, as after `2>&1 | head`."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr)
 
 
 def format_reason(error: BaseException) -> list[str]:
-    """Returns the reason in one or two lines: the error's type and text without stacks, node names and colours."""
-    text = _END.split(_COLOURS.sub("", get_error_message(error)), maxsplit=1)[0]
-    found = [_remove_noise(line) for line in _remove_stacks(text.splitlines())]
-    kind = type(error).__name__
-    if not found:
-        return [kind]
-    named = re.match(r"[\w.]+(Error|Exception|Warning|Interrupt|Stop): ", found[0])
-    return [found[0] if named else f"{kind}: {found[0]}", *found[1:2]]
+    """Returns the reason in one or two lines.
+
+    They contain the error's type and its text without stacks, node names and colours.
+    """
+    message = _COLOURS.sub("", get_error_message(error))
+    text = _END.split(message, maxsplit=1)[0]
+    lines = [_remove_noise(line) for line in _remove_stacks(text.splitlines())]
+    error_name = type(error).__name__
+    if not lines:
+        return [error_name]
+
+    # The message of a wrapped error may begin with a type already.
+    is_named = re.match(r"[\w.]+(Error|Exception|Warning|Interrupt|Stop): ", lines[0])
+    first_line = lines[0] if is_named else f"{error_name}: {lines[0]}"
+    return [first_line, *lines[1:2]]
 
 
 def _describe(error: BaseException) -> Iterator[str]:
     frames = find_user_frames(error)
-    ours = find_package_frames(error)
-    last = traceback.extract_tb(error.__traceback__)[-1:]
+    package_frames = find_package_frames(error)
+    last_frames = traceback.extract_tb(error.__traceback__)[-1:]
+
+    # Where the error came from.
     if frames:
         yield str(frames[-1])
         yield f"    {frames[-1].code}"
-    elif ours and last and ours[-1].file == last[0].filename:
+    elif package_frames and last_frames and package_frames[-1].file == last_frames[0].filename:
         yield "no line of your code is in this traceback, so it may be a bug in trainer_kit"
     else:
         yield "no line of your code is in this traceback; trainer_kit called the code that failed"
+
+    # The reason.
     yield from (f"  {line}"[:_WIDTH] for line in format_reason(error))
-    yield from (
-        f"  {advice}" for words, advice in _ADVICE.items() if words in get_error_message(error)
-    )
+    message = get_error_message(error)
+    yield from (f"  {advice}" for words, advice in _ADVICE.items() if words in message)
+
+    # The shapes, and the calls that led there.
     if frames:
         if values := describe_values(get_frame_locals(error, frames[-1])):
             yield f"  where {values}"[:_WIDTH]
@@ -129,66 +151,80 @@ def _describe(error: BaseException) -> Iterator[str]:
             f"  called from {frame}: {frame.code}"[:_WIDTH] for frame in reversed(callers[-2:])
         )
     else:
-        yield from (f"  {frame}: {frame.code}"[:_WIDTH] for frame in ours[-3:])
+        yield from (f"  {frame}: {frame.code}"[:_WIDTH] for frame in package_frames[-3:])
     for note in getattr(error, "__notes__", ()):
         yield from (f"  {line}"[:_WIDTH] for line in note.splitlines())
 
 
 def describe_values(values: Mapping[str, Any]) -> str:
-    """Returns names, dtypes and shapes of the values that hold arrays or tensors: "x is float32 [20, 8], y is ..."."""
-    found = {name: describe_structure(value) for name, value in values.items()}
-    return ", ".join(f"{name} is {text}" for name, text in list(found.items())[:8] if text)
+    """Returns names, dtypes and shapes of the values that contain arrays or tensors.
+
+    The text looks like "x is float32 [20, 8], y is ...". It covers the first eight values.
+    """
+    texts = {name: describe_structure(value) for name, value in values.items()}
+    return ", ".join(f"{name} is {text}" for name, text in list(texts.items())[:8] if text)
 
 
 def describe_structure(value: Any, depth: int = 0) -> str:
-    """Returns structure, dtypes and shapes of nested tensors, arrays or their specs; "" for any other value."""
+    """Returns structure, dtypes and shapes of nested tensors, arrays or their specs.
+
+    Returns "" for any other value.
+    """
     if isinstance(value, Mapping) and value and depth < 4:
-        parts = {key: describe_structure(one, depth + 1) for key, one in list(value.items())[:12]}
-        return (
-            f"{{{', '.join(f'{key}: {text}' for key, text in parts.items())}}}"
-            if all(parts.values())
-            else ""
-        )
+        entries = list(value.items())[:12]
+        parts = {key: describe_structure(part, depth + 1) for key, part in entries}
+        if not all(parts.values()):
+            return ""
+        joined_parts = ", ".join(f"{key}: {text}" for key, text in parts.items())
+        return f"{{{joined_parts}}}"
     if isinstance(value, (tuple, list)) and value and depth < 4:
-        texts = [describe_structure(one, depth + 1) for one in value[:12]]
+        texts = [describe_structure(part, depth + 1) for part in value[:12]]
         return f"({', '.join(texts)})" if all(texts) else ""
-    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+
+    dtype = getattr(value, "dtype", None)
+    shape = getattr(value, "shape", None)
     if dtype is None or shape is None or callable(shape) or hasattr(value, "assign"):
         return ""
     name = getattr(dtype, "name", None) or str(dtype)
-    rank = getattr(shape, "rank", 0)
-    return f"{name} [?]" if rank is None else f"{name} [{', '.join(str(size) for size in shape)}]"
+    if getattr(shape, "rank", 0) is None:
+        return f"{name} [?]"
+    sizes = ", ".join(str(size) for size in shape)
+    return f"{name} [{sizes}]"
 
 
 def _remove_stacks(lines: list[str]) -> Iterator[str]:
-    """Yields the lines without frames, the code below frames, and lines that only announce a stack."""
-    inside: int | None = None  # the indentation of the current frame, whose code follows
+    """Yields the lines without frames, the code below frames, and announcements of a stack."""
+    # The indentation of the current frame, whose code follows.
+    frame_indentation: int | None = None
     for line in lines:
         if match := _FRAME.match(line):
-            inside = len(match[1])
+            frame_indentation = len(match[1])
         elif _NO_REASON.match(line.lstrip()):
             continue
-        elif inside is None or len(line) - len(line.lstrip()) <= inside:
-            inside = None
+        elif frame_indentation is None or len(line) - len(line.lstrip()) <= frame_indentation:
+            frame_indentation = None
             yield line
 
 
 def _remove_noise(line: str) -> str:
-    for pattern, instead in _NOISE:
-        line = pattern.sub(instead, line)
+    for pattern, replacement in _NOISE:
+        line = pattern.sub(replacement, line)
     return line.strip()
 
 
 def _save_traceback(error: BaseException, model_dir: str | None) -> str:
-    """Writes the whole traceback to a file and returns its path; prints it if no file can be written."""
+    """Writes the whole traceback to a file and returns its path.
+
+    Prints the traceback if no file can be written.
+    """
     text = "".join([f"command: {' '.join(sys.argv)}\n\n", *traceback.format_exception(error)])
     name = f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{os.getpid()}.txt"
-    places = [os.path.join(tempfile.gettempdir(), f"trainer_kit-error-{name}")]
+    paths = [os.path.join(tempfile.gettempdir(), f"trainer_kit-error-{name}")]
     if model_dir and os.path.exists(os.path.join(model_dir, "params.yaml")):
-        places.insert(0, os.path.join(model_dir, "errors", name))
-    for place in places:
+        paths.insert(0, os.path.join(model_dir, "errors", name))
+    for path in paths:
         with contextlib.suppress(StorageError):
-            files.write_text(place, text, point="error")
-            return place
+            files.write_text(path, text, point="error")
+            return path
     print(text, file=sys.stderr)
     return "above, because no file can be written"

@@ -1,4 +1,6 @@
-"""The folder of mode continuous_train_and_eval: a run for each checkpoint of another run, and its metrics.
+"""The folder of mode continuous_train_and_eval.
+
+It contains a run for each checkpoint of another run, and the metrics of each.
 
 `finetune-<step>/` is the run that began with the other run's checkpoint of that step.
 `metrics-<step>.json` contains its final metrics and is written when it is finished. Imports no
@@ -47,7 +49,10 @@ def _steps(model_dir: str, pattern: str) -> list[int]:
 
 
 def find_pretraining_mistakes(config: ExperimentConfig, model_dir: str) -> list[Mistake]:
-    """Returns the mistakes in task.init_checkpoint, which has to name the folder of the run to fine-tune from."""
+    """Returns the mistakes in task.init_checkpoint.
+
+    It has to name the folder of the run to fine-tune from.
+    """
     folder = config.task.init_checkpoint
     problem = ""
     if not folder or not isinstance(folder, str):

@@ -28,9 +28,12 @@ from trainer_kit.config.serialize import write_params
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import ConfigError, StorageError, UsageError
 
-FINETUNE = "finetune-"  # and the step: the folder of a run in continuous_train_and_eval
-_FOLDERS_UP = 4  # from evals/<name>/best_ckpt to the folder of the run
+# With the step it names the folder of a run in continuous_train_and_eval.
+FINETUNE = "finetune-"
 PACKAGES = ("trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy")
+
+# The number of folders from evals/<name>/best_ckpt to the folder of the run.
+_FOLDERS_UP = 4
 _SECTIONS = ("task", "trainer", "runtime")
 _LOG = logging.getLogger(__name__)
 
@@ -42,7 +45,7 @@ class RunDirectory:
       model_dir: The folder of the run, a local one.
       trainer: The config's section, which names the folders of the best checkpoint and of
         validation summaries.
-      sidecar: The name of a sidecar of the run, which writes to a separate folder; "" for the run
+      sidecar: The name of a sidecar of the run, which writes to a separate folder. "" for the run
         itself.
 
     Raises:
@@ -57,27 +60,32 @@ class RunDirectory:
                 f"model_dir: {model_dir!r} is a remote folder; only local and mounted folders are"
                 " allowed: mount it (gcsfuse, s3fs, ...) and give the path of the mount"
             )
-        self.evals_dir = os.path.join(model_dir, "evals")
-        own = os.path.join(self.evals_dir, sidecar) if sidecar else ""
         self.path = model_dir
-        self.output_dir = own or model_dir
+
+        # A sidecar reads the files of the run, and writes to its own folder.
+        self.evals_dir = os.path.join(model_dir, "evals")
+        sidecar_dir = os.path.join(self.evals_dir, sidecar) if sidecar else ""
+        self.output_dir = sidecar_dir or model_dir
         self.best_dir = os.path.join(model_dir, trainer.best_checkpoint_export_subdir)
-        self.output_best_dir = (
-            os.path.join(own, trainer.best_checkpoint_export_subdir) if own else self.best_dir
-        )
+        self.output_best_dir = self.best_dir
+        if sidecar:
+            self.output_best_dir = os.path.join(sidecar_dir, trainer.best_checkpoint_export_subdir)
         self.output_named_bests_dir = os.path.join(self.output_dir, BEST_CHECKPOINTS)
+
         self.train_summary_dir = os.path.join(model_dir, "train")
-        self.eval_summary_dir = own or os.path.join(model_dir, trainer.validation_summary_subdir)
-        self.training_ledger_path = os.path.join(self.evals_dir, "validation.jsonl")
-        self.ledger_path = (
-            os.path.join(self.evals_dir, f"{sidecar}.jsonl")
-            if sidecar
-            else self.training_ledger_path
+        self.eval_summary_dir = sidecar_dir or os.path.join(
+            model_dir, trainer.validation_summary_subdir
         )
+        self.training_ledger_path = os.path.join(self.evals_dir, "validation.jsonl")
+        self.ledger_path = self.training_ledger_path
+        if sidecar:
+            self.ledger_path = os.path.join(self.evals_dir, f"{sidecar}.jsonl")
+
         self.metrics_path = os.path.join(model_dir, "metrics.jsonl")
         self.params_path = os.path.join(model_dir, "params.yaml")
         self.manifest_path = os.path.join(model_dir, "manifest.json")
         self.final_path = os.path.join(model_dir, "final.json")
+        # The identity in the manifest that this process has written.
         self._run_id = ""
 
     def write_record(
@@ -89,33 +97,46 @@ class RunDirectory:
         threads: Mapping[str, int] | None = None,
         setup: Mapping[str, Any] | None = None,
     ) -> None:
-        """Writes params.yaml, manifest.json and the further files `extra_files`, by name; removes an older final.json.
+        """Writes the records of the run, and removes an older final.json.
 
-        A resumed run reuses the thread counts `threads`. A warning names each difference of
-        platform, versions or threads to the first start, since the results may differ in their last
-        bits. `setup` has the numbers of replicas and workers, the kind of device, what describes
-        the data, the steps of the run, and what `read_layer_names` returns.
+        The records are params.yaml, manifest.json and the further files. A warning names each
+        difference of platform, versions or threads to the first start, since the results may differ
+        in their last bits.
+
+        Args:
+          config: The config of the run.
+          experiment: The registered name of the experiment.
+          mode: The mode of the run.
+          extra_files: The texts of the further files, by name.
+          threads: The thread counts, which a resumed run reuses.
+          setup: The numbers of replicas and workers, the kind of device, what describes the data,
+            the steps of the run, and what `read_layer_names` returns.
         """
         if os.path.exists(self.final_path):
             os.remove(self.final_path)
         before = read_manifest(self.path)
         write_params(self.params_path, config)
+
         run_id = read_run_id(self.path)
         if not run_id:
             # A run that resumes from copied checkpoints in another folder owns these checkpoints.
             newest = next(reversed(complete_checkpoints(self.path).values()), "")
-            adopted = (
-                (files.read_json(newest + RECORD_SUFFIX) or {}).get("run_id") if newest else None
-            )
-            run_id = adopted if adopted and isinstance(adopted, str) else uuid.uuid4().hex
+            commit_record: dict[str, Any] = {}
+            if newest:
+                commit_record = files.read_json(newest + RECORD_SUFFIX) or {}
+            adopted_id = commit_record.get("run_id")
+            has_id = adopted_id and isinstance(adopted_id, str)
+            run_id = adopted_id if has_id else uuid.uuid4().hex
+
         starts = before.get("starts")
-        now = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "mode": mode}
+        earlier_starts = starts if isinstance(starts, list) else []
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         record = {
             "run_id": run_id,
             "experiment": experiment,
             "mode": mode,
             "command": sys.argv,
-            "starts": [*(starts if isinstance(starts, list) else []), now],
+            "starts": [*earlier_starts, {"time": now, "mode": mode}],
             **get_versions(),
             "platform": platform.platform(),
             "threads": dict(threads or {}),
@@ -124,6 +145,7 @@ class RunDirectory:
         }
         for difference in describe_differences(before, record):
             _LOG.warning("%s; results may differ", difference)
+
         files.write_json(self.manifest_path, record, point="manifest")
         self._run_id = run_id
         for name, text in extra_files.items():
@@ -131,9 +153,10 @@ class RunDirectory:
 
     @property
     def run_id(self) -> str:
-        """The identity of the run, from the manifest that this process has written, else from the one that is there.
+        """The identity of the run, "" while it has none.
 
-        It is "" while the run has none.
+        It comes from the manifest that this process has written, else from the manifest in the
+        folder.
         """
         return self._run_id or read_run_id(self.path)
 
@@ -151,7 +174,8 @@ class RunDirectory:
                 " the folder back, or give its new path, and run the same command again"
             ) from None
         except OSError:
-            pass  # this proves nothing, and a write will fail
+            # This proves nothing, and a write will fail.
+            pass
 
     def check_run_id(self) -> None:
         """Checks that the folder still contains the manifest that `write_record` has written.
@@ -173,7 +197,9 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def explain_move(self) -> Iterator[None]:
-        """Raises the error of `check_run_id` in place of another StorageError, whose cause is the move.
+        """Explains a StorageError in this context by a move of the folder, where that is its cause.
+
+        The error of `check_run_id` then takes its place.
 
         Raises:
           StorageError: when a write failed in this context.
@@ -193,16 +219,20 @@ class RunDirectory:
         return os.path.exists(self.params_path)
 
     def list_missing_records(self, names: Iterable[str]) -> list[str]:
-        """Returns the missing ones of the files that write_record writes, with the further files `names`."""
-        records = (
-            self.params_path,
-            self.manifest_path,
-            *(os.path.join(self.path, name) for name in names),
-        )
-        return [path for path in records if not os.path.exists(path)]
+        """Returns the paths of the files that write_record writes and that are missing.
+
+        Args:
+          names: The names of the further files.
+        """
+        extra_paths = [os.path.join(self.path, name) for name in names]
+        paths = [self.params_path, self.manifest_path, *extra_paths]
+        return [path for path in paths if not os.path.exists(path)]
 
     def remove_records(self, paths: Iterable[str]) -> None:
-        """Removes the records at `paths`, for a run that never took a step, unless there is a checkpoint."""
+        """Removes the records at `paths`, for a run that never took a step.
+
+        Does nothing if there is a checkpoint, or if the folder contains another run.
+        """
         if has_begun(self.path) or read_run_id(self.path) != self._run_id:
             return
         for path in paths:
@@ -224,9 +254,9 @@ class RunDirectory:
           step: The last step.
           mode: The mode of the run.
           metrics: The metrics of the last evaluation.
-          best: The owner of the best checkpoints; None if the run keeps none.
-          stop_reason: Why the run ended before the last step of its config; "" if it did not.
-          time_account: The time account of the process that ended the run; None: not known.
+          best: The owner of the best checkpoints. None if the run keeps none.
+          stop_reason: Why the run ended before the last step of its config. "" if it did not.
+          time_account: The time account of the process that ended the run. None if it is not known.
         """
         record: dict[str, Any] = {"step": step, "mode": mode, "metrics": metrics}
         if stop_reason:
@@ -240,13 +270,16 @@ class RunDirectory:
         return record
 
     def read_final(self) -> dict[str, Any] | None:
-        """Returns final.json: step, mode, metrics and more; None if it is missing or, with a warning, damaged."""
+        """Returns the content of final.json: step, mode, metrics and more.
+
+        Returns None if the file is missing. A damaged file counts as missing, with a warning.
+        """
         if not os.path.exists(self.final_path):
             return None
         try:
             with open(self.final_path, "rb") as stream:
                 final = files.parse_json(stream.read())
-            known = {
+            required_values = {
                 key: kind(final[key])
                 for key, kind in (("step", int), ("mode", str), ("metrics", dict))
             }
@@ -255,17 +288,21 @@ class RunDirectory:
                 f"{self.final_path} cannot be read ({error!r}); the run counts as not finished"
             )
             return None
-        return {**final, **known}
+        return {**final, **required_values}
 
     def read_stopped_step(self) -> int | None:
-        """Returns the step at which a callback or early stopping ended the run; None if none of them did."""
+        """Returns the step at which a callback or early stopping ended the run.
+
+        Returns None if none of them did.
+        """
         final = self.read_final() or {}
         return final["step"] if final.get("stopped") else None
 
     def read_last_step(self, default: int | str) -> int | None:
-        """Returns the last step of the run that trains here; None if it trains until the data ends, or is not known.
+        """Returns the last step of the run that trains here.
 
-        Of a run that counts epochs it is the number of steps in the manifest.
+        Returns None if the run trains until the data ends, or if the step is not known. Of a run
+        that counts epochs it is the number of steps in the manifest.
 
         Args:
           default: The value of trainer.train_steps if params.yaml has none.
@@ -274,12 +311,16 @@ class RunDirectory:
             steps = self._read_trainer_value("train_steps")
         except (ConfigError, StorageError, KeyError, TypeError):
             steps = default
-        if not isinstance(steps, int):  # epochs: the manifest has what the run has made of them
+        if not isinstance(steps, int):
+            # Epochs: the manifest contains the steps that the run has made of them.
             steps = read_manifest(self.path).get("train_steps")
         return steps if isinstance(steps, int) and steps >= 0 else None
 
     def read_steps_per_epoch(self) -> int | None:
-        """Returns trainer.steps_per_epoch of the run that trains here; None if params.yaml has no such value."""
+        """Returns trainer.steps_per_epoch of the run that trains here.
+
+        Returns None if params.yaml has no such value.
+        """
         try:
             return int(self._read_trainer_value("steps_per_epoch"))
         except (ConfigError, StorageError, KeyError, TypeError, ValueError):
@@ -288,39 +329,49 @@ class RunDirectory:
     def _read_trainer_value(self, name: str) -> Any:
         if not os.path.isfile(self.params_path):
             raise KeyError(name)
-        return yaml_loader.parse(
-            _read_params(self.params_path), self.params_path, is_trusted=True
-        ).values["trainer"][name]
+        text = _read_params(self.params_path)
+        document = yaml_loader.parse(text, self.params_path, is_trusted=True)
+        return document.values["trainer"][name]
 
     def check_experiment(self, experiment: str) -> None:
-        """Raises UsageError when model_dir holds a run of another experiment."""
-        there = read_manifest(self.path).get("experiment")
-        if there and experiment and there != experiment:
+        """Raises UsageError when model_dir contains a run of another experiment."""
+        recorded_experiment = read_manifest(self.path).get("experiment")
+        if recorded_experiment and experiment and recorded_experiment != experiment:
             raise UsageError(
-                f"model_dir: {self.path} holds a run of the experiment {there!r}, not of"
-                f" {experiment!r}; give another folder"
+                f"model_dir: {self.path} holds a run of the experiment {recorded_experiment!r},"
+                f" not of {experiment!r}; give another folder"
             )
 
 
 def check_model_dir(
     directory: RunDirectory, config: ExperimentConfig, experiment: str, allowed_paths: Iterable[str]
 ) -> list[Change]:
-    """Checks before a training run that model_dir can be written and that the run in it, if any, fits this config.
+    """Checks before a training run that model_dir can be written and fits the config.
+
+    The run in it, if any, has to be one of this config.
+
+    Args:
+      directory: The folder of the run.
+      config: The config of the run.
+      experiment: The registered name of the experiment.
+      allowed_paths: Paths of config values that may differ from those of the run in the folder.
 
     Returns:
       The safe or allowed changes of the config since that run was started.
 
     Raises:
       StorageError: when model_dir cannot be written, or its params.yaml cannot be read.
-      UsageError: when its path cannot be that of a checkpoint, it holds another experiment, or a
+      UsageError: when its path cannot be that of a checkpoint, it contains another experiment, or a
         change is dangerous and not allowed.
     """
-    if found := [one for one in "*?[" if one in os.path.abspath(directory.path)]:
+    absolute_path = os.path.abspath(directory.path)
+    if wildcards := [character for character in "*?[" if character in absolute_path]:
         raise UsageError(
-            f"model_dir={directory.path!r}: TensorFlow reads {' and '.join(found)} in the path of a"
-            " checkpoint as a pattern, and would not find the checkpoint again; give a path"
+            f"model_dir={directory.path!r}: TensorFlow reads {' and '.join(wildcards)} in the path"
+            " of a checkpoint as a pattern, and would not find the checkpoint again; give a path"
             " without *, ? and ["
         )
+
     for path in (
         directory.params_path,
         directory.manifest_path,
@@ -333,6 +384,7 @@ def check_model_dir(
             raise StorageError(f"{path} is not a file; remove it, or give another model_dir")
     files.check_writable(directory.path)
     files.check_writable(directory.best_dir)
+
     directory.check_experiment(experiment)
     if not (directory.is_recorded() and has_begun(directory.path)):
         return []
@@ -340,30 +392,31 @@ def check_model_dir(
 
 
 def read_manifest(model_dir: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the manifest of the run in `model_dir`; {} if there is none."""
+    """Returns the manifest of the run in `model_dir`, {} if there is none."""
     return files.read_json(os.path.join(model_dir, "manifest.json")) or {}
 
 
 def read_run_id(model_dir: str) -> str:
-    """Returns the identity of the run in `model_dir`, from its manifest; "" when it has none yet."""
+    """Returns the identity of the run in `model_dir`, from its manifest, or "" without one."""
     run_id = read_manifest(model_dir).get("run_id")
     return run_id if isinstance(run_id, str) and re.fullmatch(r"\w+", run_id) else ""
 
 
 def read_layer_names(prefix: str) -> dict[str, str] | None:
-    """Returns, for the variables in a checkpoint, their names with the user's numbers of layers, from the manifest.
+    """Reads the names of the variables in a checkpoint with the user's numbers of layers.
 
-    The keys are the names that the checkpoint has.
+    They are in the manifest of the run.
 
     Args:
       prefix: The prefix of a checkpoint or of best weights.
 
     Returns:
-      None for a checkpoint without a commit record in the folder of a run, and of a run that did
-      not record it.
+      The names, by the names that the checkpoint has. None for a checkpoint without a commit record
+      in the folder of a run, and of a run that did not record them.
     """
     folder = os.path.dirname(os.path.abspath(prefix))
-    for _ in range(_FOLDERS_UP if os.path.exists(prefix + RECORD_SUFFIX) else 0):
+    folder_count = _FOLDERS_UP if os.path.exists(prefix + RECORD_SUFFIX) else 0
+    for _ in range(folder_count):
         if manifest := read_manifest(folder):
             names = manifest.get("layer_names")
             return names if isinstance(names, dict) else None
@@ -372,26 +425,32 @@ def read_layer_names(prefix: str) -> dict[str, str] | None:
 
 
 def read_thread_counts(model_dir: str) -> dict[str, int] | None:
-    """Returns the thread counts that the run in `model_dir` was started with; None without a record of them."""
+    """Returns the thread counts that the run in `model_dir` was started with.
+
+    Returns None without a valid record of them.
+    """
     threads = read_manifest(model_dir).get("threads")
-    valid = isinstance(threads, dict) and all(
+    is_valid = isinstance(threads, dict) and all(
         type(count) is int and count >= 0 for count in threads.values()
     )
-    return threads if valid else None
+    return threads if is_valid else None
 
 
 def count_starts(model_dir: str | os.PathLike[str]) -> int:
-    """Returns the number of starts and resumes in the manifest of the run in `model_dir`; 0 without a manifest."""
+    """Returns the number of starts and resumes of the run in `model_dir`, by its manifest.
+
+    Returns 0 without a manifest.
+    """
     starts = read_manifest(model_dir).get("starts")
     return len(starts) if isinstance(starts, list) else 0
 
 
 def has_begun(model_dir: str) -> bool:
-    """Whether `model_dir` holds a checkpoint, or the record of a fine-tuning."""
-    inside = glob.escape(model_dir)
+    """Whether `model_dir` contains a checkpoint, or the record of a fine-tuning."""
+    folder = glob.escape(model_dir)
     return any(
-        glob.glob(os.path.join(inside, what))
-        for what in ("ckpt-*.index", f"{FINETUNE}*/params.yaml")
+        glob.glob(os.path.join(folder, pattern))
+        for pattern in ("ckpt-*.index", f"{FINETUNE}*/params.yaml")
     )
 
 
@@ -404,51 +463,64 @@ def get_versions() -> dict[str, Any]:
 
 
 def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns a phrase for each difference of two manifests that may change the last bits of a run."""
+    """Returns a phrase for each difference of two manifests that may change a run's last bits."""
+    names = ("python", "platform", "packages", "threads", "replicas", "workers", "device")
     return [
         f"{name}: {before[name]} when the run was started, {now[name]} now"
-        for name in ("python", "platform", "packages", "threads", "replicas", "workers", "device")
+        for name in names
         if name in before and name in now and before[name] != now[name]
     ]
 
 
 def compute_config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
-    """Returns twelve hex digits that change with the config values that the result of an evaluation depends on.
+    """Returns a hash of the config values that the result of an evaluation depends on.
 
     The number of training steps and the training data are not among them, so a longer run is not
     evaluated again.
 
     Args:
       config: The config of the run.
-      validation_set: The name of the evaluated set, if there are several; the other sets are left
+      validation_set: The name of the evaluated set, if there are several. The other sets are left
         out.
+
+    Returns:
+      Twelve hex digits.
     """
     import hashlib
 
-    overfit = getattr(
-        config.trainer, "overfit_batches", None
-    )  # evaluations then use the training data
-    evaluated = _select_task_values(config.task, validation_set)
+    # With overfit_batches, evaluations use the training data.
+    overfit = getattr(config.trainer, "overfit_batches", None)
+    task_values = _select_task_values(config.task, validation_set)
     if overfit:
-        evaluated["train_data"] = config.task.as_dict()["train_data"]
-    task = _remove_later_fields(evaluated)
+        task_values["train_data"] = config.task.as_dict()["train_data"]
+    task_values = _remove_later_fields(task_values)
+
+    # The number of batches of this validation set.
     steps = config.trainer.validation_steps
     if validation_set:
-        own = config.trainer.validation_sets.get(validation_set)
-        steps = steps if own is None or own.steps is None else own.steps
+        set_options = config.trainer.validation_sets.get(validation_set)
+        if set_options is not None and set_options.steps is not None:
+            steps = set_options.steps
+
+    # The averaged weights, of one optimizer or of several.
     average = _select_average_values(config.trainer.optimizer_config)
-    if several := {
-        name: ema
-        for name, one in config.trainer.optimizers.items()
-        if (ema := _select_average_values(one))
-    }:
-        average = several
-    values = [task, average, steps, config.runtime.mixed_precision_dtype]
+    averages: dict[str, Any] = {}
+    for name, optimizer_config in config.trainer.optimizers.items():
+        if ema := _select_average_values(optimizer_config):
+            averages[name] = ema
+    if averages:
+        average = averages
+
+    values = [task_values, average, steps, config.runtime.mixed_precision_dtype]
     if overfit:
         values.append({"overfit_batches": overfit})
-    if more := {name: value for name, value in config.as_dict().items() if name not in _SECTIONS}:
-        values.append(more)  # such as tasks that are only evaluated
-    return hashlib.sha256(yaml_loader.dump({"evaluation": values}).encode()).hexdigest()[:12]
+
+    # Further sections, such as tasks that are only evaluated.
+    sections = config.as_dict()
+    if more := {name: value for name, value in sections.items() if name not in _SECTIONS}:
+        values.append(more)
+    text = yaml_loader.dump({"evaluation": values})
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _select_task_values(task: Any, validation_set: str) -> dict[str, Any]:
@@ -471,17 +543,22 @@ def _select_average_values(options: OptimizationConfig) -> dict[str, Any] | None
     average: dict[str, Any] | None = options.as_dict().get("ema")
     if average is None:
         return None
-    more, evaluated = average.pop("more_decays", {}), list(average.pop("evaluate", ()))
+
+    more_decays = average.pop("more_decays", {})
+    evaluated = list(average.pop("evaluate", ()))
     if evaluated not in ([], [AVERAGE]):
         average |= {
             "evaluate": evaluated,
-            "more_decays": {name: more[name] for name in evaluated if name in more},
+            "more_decays": {name: more_decays[name] for name in evaluated if name in more_decays},
         }
     return average
 
 
 def _remove_later_fields(values: dict[str, Any]) -> dict[str, Any]:
-    """Leaves out fields with values that mean the same as their absence in earlier releases: the hash stays theirs."""
+    """Leaves out fields whose values mean the same as their absence in earlier releases.
+
+    So the hash stays that of earlier releases.
+    """
     return {
         name: _remove_later_fields(value) if isinstance(value, dict) else value
         for name, value in values.items()
@@ -501,9 +578,9 @@ def _read_params(path: str) -> str:
         ) from error
 
 
+# A sidecar reads final.json again and again.
 @functools.cache
 def _warn_once(text: str) -> None:
-    # A sidecar reads final.json again and again.
     _LOG.warning("%s", text)
 
 

@@ -1,10 +1,12 @@
-"""Allows at most one trainer in a model_dir: a lock that the kernel holds, and a heartbeat that names the trainer.
+"""Allows at most one trainer in a model_dir, by a lock and a heartbeat.
 
 `trainer.lock` is locked by flock(2), which the kernel releases however the process ends, kill -9
 included. The file itself stays. Only a run that leaves nothing behind removes it, while it holds
 the lock. Then two processes could lock two files of the same name, so a process that has locked a
-file checks that the name still refers to it. `heartbeat.json` names the holder of the lock. It
-replaces the lock between machines whose shared file system does not share flock.
+file checks that the name still refers to it.
+
+`heartbeat.json` names the holder of the lock. It replaces the lock between machines whose shared
+file system does not share flock.
 """
 
 from __future__ import annotations
@@ -33,60 +35,74 @@ from trainer_kit.errors import (
 )
 from trainer_kit.process.watchdog import ProgressReader, call_within
 
-LOCK, HEARTBEAT = "trainer.lock", "heartbeat.json"
+LOCK = "trainer.lock"
+HEARTBEAT = "heartbeat.json"
 EndState = Literal["done", "stopped", "failed"]
 
 _LOG = logging.getLogger(__name__)
 _KINDS = {"host": str, "pid": int, "started": str, "step": int, "phase": str, "beat": str}
+
+# The errors of a file system without flock.
 _NOT_SUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+# The number of beats for which the heartbeat of another machine is watched.
 _BEATS_TO_WATCH = 4
-_GRACE = (
-    1.0  # seconds in which the holder of the lock writes its first heartbeat, or finishes ending
-)
-_LAST_BEAT = 10.0  # seconds that the last heartbeat may take on a disk that hangs
-_RELEASE_SECONDS = 2.0  # seconds that all locks may take before the process is ended
-_OPEN_TRIES = 3  # tries to open the lock at once, when its last holder has just removed it
+
+# The seconds in which the holder of the lock writes its first heartbeat, or finishes ending.
+_GRACE = 1.0
+
+# The seconds that the last heartbeat may take on a disk that hangs.
+_LAST_BEAT = 10.0
+
+# The seconds that all locks may take before the process is ended.
+_RELEASE_SECONDS = 2.0
+
+# The tries to open the lock at once, when its last holder has just removed it.
+_OPEN_TRIES = 3
 
 
 def read_heartbeat(
     model_dir: str | os.PathLike[str], name: str = HEARTBEAT
 ) -> dict[str, Any] | None:
-    """Returns the heartbeat of the process that trains or trained in `model_dir`; None if it is missing or damaged.
+    """Returns the heartbeat of the process that trains or trained in `model_dir`.
 
     Args:
       model_dir: The folder of the run.
-      name: The name of the file; another lock has another one.
+      name: The name of the file. Another lock has another one.
 
     Returns:
-      A dict with "host" and "pid" of the process; "started" and "beat", ISO times in UTC by its
-      clock (only compare them for change); "phase" and "step"; "ended": None while it lives, else
-      "done", "stopped" or "failed". A killed process leaves None.
+      A dict, or None if the file is missing or damaged. It contains "host" and "pid" of the
+      process, its "phase" and "step", and "started" and "beat", which are ISO times in UTC by its
+      clock (only compare them for change). "ended" is None while the process lives, else "done",
+      "stopped" or "failed". A killed process leaves None.
     """
     try:
-        value = files.parse_json((Path(model_dir) / name).read_bytes())
+        heartbeat = files.parse_json((Path(model_dir) / name).read_bytes())
     except (OSError, ValueError):
         return None
-    valid = isinstance(value, dict) and all(
-        isinstance(value.get(key), kind) for key, kind in _KINDS.items()
+    is_valid = isinstance(heartbeat, dict) and all(
+        isinstance(heartbeat.get(key), kind) for key, kind in _KINDS.items()
     )
-    return value if valid and "ended" in value else None
+    return heartbeat if is_valid and "ended" in heartbeat else None
 
 
 def is_process_alive(pid: int) -> bool:
-    """Whether this machine has a process with this pid; True if that cannot be found out."""
+    """Whether this machine has a process with this pid. True if that cannot be found out."""
     try:
+        # Signal 0 only checks whether the process exists.
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
-        return True  # another user's process, or not a valid pid
+        # Another user's process, or not a valid pid.
+        return True
     return True
 
 
 def check_not_in_use(model_dir: str | os.PathLike[str]) -> None:
-    """Raises ModelDirInUseError when another process of this machine trains in `model_dir` now; takes no lock.
+    """Raises ModelDirInUseError when another process of this machine trains in `model_dir` now.
 
-    This is an early check. Only RunLock is sure.
+    This is an early check, which takes no lock. Only RunLock is sure.
     """
     lock = RunLock(model_dir)
     with contextlib.suppress(OSError):
@@ -100,7 +116,9 @@ def check_not_in_use(model_dir: str | os.PathLike[str]) -> None:
 
 
 class RunLock:
-    """While entered, this process is the only trainer in `model_dir`, and writes a heartbeat every `beat_seconds`.
+    """While entered, this process is the only trainer in `model_dir`.
+
+    It writes a heartbeat every `beat_seconds`.
 
     If the lock is free but the last heartbeat comes from another machine and has not ended, the
     heartbeat is watched for four beats: if it changes, a trainer lives there that flock does not
@@ -111,13 +129,13 @@ class RunLock:
     forked child drops it. So no child that outlives the trainer keeps the lock.
 
     Args:
-      model_dir: A local folder; made if it is missing.
-      progress: Returns (phase, step); called in a thread, where it may be slow or raise.
-      host: The name of this machine; None: its host name.
+      model_dir: A local folder. It is made if it is missing.
+      progress: Returns (phase, step). Called in a thread, where it may be slow or raise.
+      host: The name of this machine. None means its host name.
       beat_seconds: The seconds between two heartbeats.
-      record_path: The file without which there is nothing to resume: if an error ends the block
-        before it exists, lock and heartbeat are removed, and the folder if it is then empty. None:
-        they always stay.
+      record_path: The file without which there is nothing to resume. If an error ends the block
+        before it exists, lock and heartbeat are removed, and the folder if it is then empty. None
+        means that they always stay.
       names: The names of the lock file and of the heartbeat file.
     """
 
@@ -151,12 +169,12 @@ class RunLock:
 
     @property
     def phase(self) -> str:
-        """The last phase that `progress` returned; "start" at first."""
+        """The last phase that `progress` returned, "start" at first."""
         return self._reader.latest[0]
 
     @property
     def step(self) -> int:
-        """The last step that `progress` returned; 0 at first."""
+        """The last step that `progress` returned, 0 at first."""
         step = self._reader.latest[1]
         assert isinstance(step, int)
         return step
@@ -165,8 +183,8 @@ class RunLock:
         """Takes the lock.
 
         Raises:
-          ModelDirInUseError: when another trainer holds it; within two seconds if that is on this
-            machine.
+          ModelDirInUseError: when another trainer holds it. This takes at most two seconds if that
+            trainer is on this machine.
           StorageError: when the folder cannot be written.
         """
         self._descriptor = _open(self._folder / self._lock_name)
@@ -178,6 +196,7 @@ class RunLock:
         except BaseException:
             self._close()
             raise
+
         self._reader.start()
         self._thread.start()
         return self
@@ -188,16 +207,17 @@ class RunLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.release(
-            _get_end_state(error), remove_files=error is not None and not self.is_recorded()
-        )
+        remove_files = error is not None and not self.is_recorded()
+        self.release(_get_end_state(error), remove_files=remove_files)
 
     def is_recorded(self) -> bool:
         """Whether there is something to resume, so that lock and heartbeat stay after an error."""
         return self._record_path is None or os.path.exists(self._record_path)
 
     def release(self, end_state: EndState, *, remove_files: bool = False) -> None:
-        """Writes the last heartbeat, which says how the run ended, and releases the lock; once, in any thread.
+        """Writes the last heartbeat, which says how the run ended, and releases the lock.
+
+        Callable from any thread. A second call does nothing.
 
         Args:
           end_state: How the run ended.
@@ -208,11 +228,14 @@ class RunLock:
         with self._release_lock:
             if self._descriptor < 0:
                 return
+
+            # The thread writes the last heartbeat with the newest step, and ends.
             self._reader.stop()
             call_within(_GRACE, self._reader.read)
             self._end_state = end_state
             self._stop_event.set()
             self._thread.join(_LAST_BEAT)
+
             if remove_files and not self._thread.is_alive() and self._uses_flock:
                 # Another trainer may have replaced the lock file.
                 if _is_at(self._folder / self._lock_name, self._descriptor):
@@ -231,35 +254,41 @@ class RunLock:
             os.rmdir(self._folder)
 
     def _claim(self) -> None:
-        """Returns once the folder is ours: it is locked, and no heartbeat shows a trainer that the lock misses."""
+        """Returns once the folder belongs to this process.
+
+        It is then locked, and no heartbeat shows a trainer that the lock misses.
+        """
         self._uses_flock = self._acquire_lock()
-        there = self._read_heartbeat()
-        if there is not None and not there["ended"]:
-            who = f"{there['host']} pid {there['pid']}"
-            if (
-                not self._uses_flock or there["host"] != self._host
-            ) and not self._watch_for_silence(there, who):
+        heartbeat = self._read_heartbeat()
+        if heartbeat is not None and not heartbeat["ended"]:
+            owner = f"{heartbeat['host']} pid {heartbeat['pid']}"
+            # The lock may miss a trainer on another machine, and any without flock.
+            may_be_alive = not self._uses_flock or heartbeat["host"] != self._host
+            if may_be_alive and not self._watch_for_silence(heartbeat, owner):
                 return
             _LOG.warning(
-                "the run of %s in this folder was cut off; this process takes it over", who
+                "the run of %s in this folder was cut off; this process takes it over", owner
             )
-        # Of trainers that were killed while they wrote.
+
+        # The files of trainers that were killed while they wrote.
         for path in self._folder.glob(f".{self._heartbeat_name}.*.tmp"):
             path.unlink(missing_ok=True)
 
     def _acquire_lock(self) -> bool:
-        """Takes the lock; returns whether the file system has locks."""
-        give_up = time.monotonic() + _GRACE
+        """Takes the lock, and returns whether the file system has locks."""
+        deadline = time.monotonic() + _GRACE
         try:
             while not self._try_lock():
+                # A new holder may not have written its heartbeat yet, and an ending one may be
+                # about to release the lock.
                 holder = self._read_heartbeat()
-                known = (
+                is_holder_alive = (
                     holder is not None
                     and not holder["ended"]
                     and (holder["host"] != self._host or is_process_alive(holder["pid"]))
                 )
-                if known or time.monotonic() > give_up:
-                    raise self._build_in_use_error(holder if known else None)
+                if is_holder_alive or time.monotonic() > deadline:
+                    raise self._build_in_use_error(holder if is_holder_alive else None)
                 time.sleep(0.05)
         except OSError as error:
             if error.errno not in _NOT_SUPPORTED:
@@ -277,7 +306,10 @@ class RunLock:
         return True
 
     def _try_lock(self) -> bool:
-        """Locks the file that has the name now, even if it was replaced; returns False if another process holds it."""
+        """Locks the file that has the name now, even if it was replaced.
+
+        Returns False if another process holds the lock.
+        """
         for _ in range(_OPEN_TRIES):
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -286,12 +318,18 @@ class RunLock:
             path = self._folder / self._lock_name
             if _is_at(path, self._descriptor):
                 return True
-            removed, self._descriptor = self._descriptor, _open(path)
-            os.close(removed)
+
+            # The locked file was removed or replaced meanwhile.
+            old_descriptor = self._descriptor
+            self._descriptor = _open(path)
+            os.close(old_descriptor)
         return False
 
     def _watch_for_silence(self, heartbeat: dict[str, Any], owner: str) -> bool:
-        """Watches a heartbeat: returns True if it has stopped, False if its run ends meanwhile; raises if it beats."""
+        """Watches a heartbeat for four beats.
+
+        Returns True if it has stopped, False if its run ends meanwhile. Raises if it beats.
+        """
         seconds = _BEATS_TO_WATCH * self._seconds
         _LOG.warning(
             "%s was in use by %s; watching for %g s whether it is still in use",
@@ -299,29 +337,29 @@ class RunLock:
             owner,
             seconds,
         )
-        give_up = time.monotonic() + seconds
-        while time.monotonic() < give_up:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             time.sleep(self._seconds / 10)
-            now = self._read_heartbeat()
-            if now is not None and now["ended"]:
+            current = self._read_heartbeat()
+            if current is not None and current["ended"]:
                 return False
-            if now is not None and now["beat"] != heartbeat["beat"]:
-                raise self._build_in_use_error(now)
+            if current is not None and current["beat"] != heartbeat["beat"]:
+                raise self._build_in_use_error(current)
         return True
 
     def _build_in_use_error(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
-        other = "or give another model_dir"
         if holder is None:
             return ModelDirInUseError(
                 f"{self._folder} is in use by another trainer, which {HEARTBEAT} does not name;"
                 f" `fuser -v {self._folder / LOCK}` shows its pid; wait until it ends, stop it,"
-                f" {other}"
+                " or give another model_dir"
             )
-        host, pid = holder["host"], holder["pid"]
+        host = holder["host"]
+        pid = holder["pid"]
         return ModelDirInUseError(
             f"{self._folder} is in use: {host} pid {pid} has trained there since"
             f" {holder['started']} (step {holder['step']} at its last heartbeat); wait until it"
-            f" ends, stop it (`kill {pid}` on {host}), {other}"
+            f" ends, stop it (`kill {pid}` on {host}), or give another model_dir"
         )
 
     def _serve(self) -> None:
@@ -330,9 +368,10 @@ class RunLock:
         self.refresh_heartbeat()
 
     def refresh_heartbeat(self) -> None:
-        """Writes the heartbeat now; logs the first error."""
+        """Writes the heartbeat now. Its first error is logged."""
         if not (self._folder / self._lock_name).exists():
-            return  # somebody has moved the folder, and the heartbeat would make it again
+            # Somebody has moved the folder, and the heartbeat would make it again.
+            return
         try:
             self._write_heartbeat()
         except StorageError as error:
@@ -345,10 +384,9 @@ class RunLock:
             self._has_failed = True
 
     def _write_heartbeat(self) -> None:
+        path = self._folder / self._heartbeat_name
         with self._write_lock:
-            files.write_json(
-                self._folder / self._heartbeat_name, self._entries(), point="heartbeat"
-            )
+            files.write_json(path, self._entries(), point="heartbeat")
 
     def _entries(self) -> dict[str, Any]:
         return {
@@ -371,9 +409,10 @@ _held_locks: set[RunLock] = set()
 
 
 def release_all_locks() -> None:
-    """Releases all locks of this process, which a signal is about to end; in any thread, within two seconds.
+    """Releases all locks of this process, which a signal is about to end.
 
-    Locks of runs that are not recorded are removed with their heartbeats.
+    Locks of runs that are not recorded are removed with their heartbeats. Callable from any thread.
+    Returns within two seconds.
     """
 
     def release() -> None:
@@ -398,7 +437,8 @@ def _open(path: Path, times: int = _OPEN_TRIES) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if times > 1 and error.errno in (errno.ENOENT, errno.EEXIST):
-            return _open(path, times - 1)  # the last trainer may have just removed the folder
+            # The last trainer may have just removed the folder.
+            return _open(path, times - 1)
         raise StorageError(
             f"{path} cannot be written: {error.strerror or error}; give a model_dir that this user"
             " can write to"
@@ -417,11 +457,9 @@ def _get_end_state(error: BaseException | None) -> EndState:
         return "done"
     if isinstance(error, SystemExit):
         return "stopped" if error.code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED) else "failed"
-    return (
-        "stopped"
-        if isinstance(error, (PreemptedError, InterruptedRunError, KeyboardInterrupt))
-        else "failed"
-    )
+    if isinstance(error, (PreemptedError, InterruptedRunError, KeyboardInterrupt)):
+        return "stopped"
+    return "failed"
 
 
 def _convert_progress(phase: str, step: int) -> tuple[str, int]:

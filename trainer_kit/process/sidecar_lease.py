@@ -1,12 +1,13 @@
-"""Leases: files in which a sidecar, an evaluation in another process, names the checkpoints that it needs.
+"""Leases: files in which a sidecar names the checkpoints that it needs.
 
-`evals/<name>.lease.json` is the sidecar's heartbeat. It adds the step that the sidecar reads, the
-step after which it needs every checkpoint, and the lineage of the run that it has followed so far.
-If the run was rewound since, the sidecar needs every checkpoint from there on, although it notices
-that only after its current evaluation. The training run reads leases before it removes a
-checkpoint. It does not wait for a sidecar, but keeps a limited number of further checkpoints. A
-lease that has ended no longer counts. One whose sidecar was killed or stopped counts for
-LEASE_SECONDS, in which the sidecar may be started again.
+A sidecar is an evaluation in another process. `evals/<name>.lease.json` is its heartbeat. It adds
+the step that the sidecar reads, the step after which it needs every checkpoint, and the lineage of
+the run that it has followed so far. If the run was rewound since, the sidecar needs every
+checkpoint from there on, although it notices that only after its current evaluation.
+
+The training run reads leases before it removes a checkpoint. It does not wait for a sidecar, but
+keeps a limited number of further checkpoints. A lease that has ended no longer counts. One whose
+sidecar was killed or stopped counts for LEASE_SECONDS, in which the sidecar may be started again.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from typing import Any, Protocol
 from trainer_kit.errors import ModelDirInUseError
 from trainer_kit.process.run_lock import RunLock, read_heartbeat
 
-LEASE, LEASE_SECONDS = ".lease.json", 300.0
+LEASE = ".lease.json"
+LEASE_SECONDS = 300.0
 _LOG = logging.getLogger(__name__)
 
 
 class Lease(RunLock):
-    """While entered, this process is the only sidecar of its name, and its lease names the checkpoints it needs.
+    """While entered, this process is the only sidecar of its name.
+
+    Its lease names the checkpoints that it needs.
 
     Args:
-      evals_dir: The folder `evals_dir` of the run; made if it is missing.
+      evals_dir: The folder `evals_dir` of the run. It is made if it is missing.
       name: The name of the sidecar.
       progress: Returns (phase, step).
       **options: Further options of RunLock.
@@ -43,16 +47,16 @@ class Lease(RunLock):
         progress: Callable[[], tuple[str, int]],
         **options: Any,
     ) -> None:
-        file = f"{name}{LEASE}"
-        before = read_heartbeat(evals_dir, file) or {}
+        lease_name = f"{name}{LEASE}"
+        previous_lease = read_heartbeat(evals_dir, lease_name) or {}
         self.name = name
         # The needs of the previous process, until this one knows its own.
         self._needed_checkpoints = {
-            "after": before.get("after", -1),
+            "after": previous_lease.get("after", -1),
             "reads": None,
-            "lineage": _lineage(before),
+            "lineage": _lineage(previous_lease),
         }
-        super().__init__(evals_dir, progress, names=(f"{name}.lock", file), **options)
+        super().__init__(evals_dir, progress, names=(f"{name}.lock", lease_name), **options)
 
     def protect_checkpoints(
         self, after_step: int | None, reading_step: int | None, lineage: int = 0
@@ -60,9 +64,9 @@ class Lease(RunLock):
         """Writes the needed checkpoints to the lease, before one of them is read.
 
         Args:
-          after_step: The step after which every checkpoint is needed; None: only the one that is
-            read.
-          reading_step: The step of the checkpoint that is read now; None: no checkpoint.
+          after_step: The step after which every checkpoint is needed. None means only the one that
+            is read.
+          reading_step: The step of the checkpoint that is read now. None means no checkpoint.
           lineage: The lineage of the run that the sidecar has followed so far.
         """
         needs = {"after": after_step, "reads": reading_step, "lineage": lineage}
@@ -80,20 +84,21 @@ class Lease(RunLock):
             parent.rmdir()
 
     def _build_in_use_error(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
-        who = (
-            f"{holder['host']} pid {holder['pid']}, since {holder['started']}"
-            if holder
-            else "another process"
-        )
+        owner = "another process"
+        if holder:
+            owner = f"{holder['host']} pid {holder['pid']}, since {holder['started']}"
         return ModelDirInUseError(
-            f"a continuous_eval named {self.name!r} runs for {self._folder.parent} already ({who});"
-            " wait until it ends, stop it, or give another --eval_name to this one"
+            f"a continuous_eval named {self.name!r} runs for {self._folder.parent} already"
+            f" ({owner}); wait until it ends, stop it, or give another --eval_name to this one"
         )
 
 
 class _RewindLedger(Protocol):
     def find_rewind_step(self, lineage: int) -> int | None:
-        """Returns the earliest step that the run was rewound to after a lineage; None without a rewind."""
+        """Returns the earliest step that the run was rewound to after a lineage.
+
+        Returns None without a rewind.
+        """
 
 
 class LeaseReader:
@@ -103,7 +108,8 @@ class LeaseReader:
       evals_dir: The folder of the leases.
       max_wait_checkpoints: The largest number of checkpoints that are kept because a sidecar has
         not evaluated them yet.
-      ledger: The ledger of the run, which knows its rewinds; None: the run was never rewound.
+      ledger: The ledger of the run, which knows its rewinds. None means that the run was never
+        rewound.
     """
 
     def __init__(
@@ -112,30 +118,39 @@ class LeaseReader:
         max_wait_checkpoints: int,
         ledger: _RewindLedger | None = None,
     ) -> None:
-        self._folder, self._max_wait_checkpoints, self._ledger = (
-            Path(evals_dir),
-            max_wait_checkpoints,
-            ledger,
-        )
+        self._folder = Path(evals_dir)
+        self._max_wait_checkpoints = max_wait_checkpoints
+        self._ledger = ledger
+        # By the name of the lease, its last beat and the time since when it has not changed.
         self._last_beats: dict[str, tuple[Any, float]] = {}
         self._reported_leases: set[str] = set()
 
     def select_protected_steps(self, steps: Sequence[int]) -> set[int]:
-        """Returns those of `steps`, the steps of checkpoints to remove, oldest first, that have to stay."""
-        reads: set[int] = set()
-        waiting: dict[int, str] = {}
+        """Returns the steps whose checkpoints have to stay.
+
+        Args:
+          steps: The steps of the checkpoints to remove, oldest first.
+        """
+        # The steps that a sidecar reads now, and those that wait for one, with its lease.
+        steps_in_evaluation: set[int] = set()
+        waiting_steps: dict[int, str] = {}
         for path in sorted(self._folder.glob(f"*{LEASE}")):
             lease = read_heartbeat(self._folder, path.name)
             if lease is None or not self._is_active(path, lease):
                 continue
             after = self._compute_protected_after(lease)
-            reads |= {step for step in steps if step == lease.get("reads")}
-            waiting |= {
-                step: path.name for step in steps if isinstance(after, int) and step > after
-            }
-        kept = sorted(waiting)[-self._max_wait_checkpoints :] if self._max_wait_checkpoints else []
-        for step, name in waiting.items():
-            if step in kept or step in reads or name in self._reported_leases:
+            steps_in_evaluation |= {step for step in steps if step == lease.get("reads")}
+            if isinstance(after, int):
+                waiting_steps |= {step: path.name for step in steps if step > after}
+
+        # Only the newest of the waiting ones stay.
+        protected_steps: list[int] = []
+        if self._max_wait_checkpoints:
+            protected_steps = sorted(waiting_steps)[-self._max_wait_checkpoints :]
+
+        for step, name in waiting_steps.items():
+            is_protected = step in protected_steps or step in steps_in_evaluation
+            if is_protected or name in self._reported_leases:
                 continue
             self._reported_leases.add(name)
             sidecar = name.removesuffix(LEASE)
@@ -148,25 +163,32 @@ class LeaseReader:
                 sidecar,
                 self._max_wait_checkpoints,
             )
-        return reads | set(kept)
+        return steps_in_evaluation | set(protected_steps)
 
     def _compute_protected_after(self, lease: Mapping[str, Any]) -> Any:
-        """Returns the step after which a sidecar needs all; an earlier one if it has not noticed a rewind yet."""
-        after, back = (
-            lease.get("after"),
-            self._ledger.find_rewind_step(_lineage(lease)) if self._ledger else None,
-        )
-        return min(after, back - 1) if isinstance(after, int) and back is not None else after
+        """Returns the step after which a sidecar needs all checkpoints.
+
+        It is an earlier one if the sidecar has not noticed a rewind yet.
+        """
+        after = lease.get("after")
+        rewind_step = self._ledger.find_rewind_step(_lineage(lease)) if self._ledger else None
+        if isinstance(after, int) and rewind_step is not None:
+            return min(after, rewind_step - 1)
+        return after
 
     def _is_active(self, path: Path, lease: Mapping[str, Any]) -> bool:
-        """Whether the sidecar may still need its checkpoints, by its last beat and this machine's clock."""
+        """Whether the sidecar may still need its checkpoints.
+
+        Its last beat and this machine's clock decide.
+        """
         if lease["ended"] == "done":
             return False
         now = time.monotonic()
         beat, since = self._last_beats.get(path.name, (None, now))
         if beat != lease["beat"]:
             since = now
-            if beat is None:  # seen for the first time: the file tells how old the beat is
+            if beat is None:
+                # This process has not read the lease before. The file tells how old the beat is.
                 with contextlib.suppress(OSError):
                     since = now - max(0.0, time.time() - path.stat().st_mtime)
             self._last_beats[path.name] = (lease["beat"], since)
@@ -174,14 +196,16 @@ class LeaseReader:
 
 
 def read_lineages_in_evaluation(evals_dir: str | os.PathLike[str]) -> list[int]:
-    """Returns the lineages of the checkpoints that sidecars are reading, or were reading when they were killed."""
-    leases = [
-        read_heartbeat(evals_dir, path.name) or {} for path in Path(evals_dir).glob(f"*{LEASE}")
-    ]
+    """Returns the lineages of the checkpoints that sidecars are reading.
+
+    Those that a sidecar was reading when it was killed are among them.
+    """
+    paths = Path(evals_dir).glob(f"*{LEASE}")
+    leases = [read_heartbeat(evals_dir, path.name) or {} for path in paths]
     return [_lineage(lease) for lease in leases if isinstance(lease.get("reads"), int)]
 
 
 def _lineage(lease: Mapping[str, Any]) -> int:
-    """Returns the run's lineage in a lease; 0 for a lease of an earlier version."""
+    """Returns the run's lineage in a lease, 0 for a lease of an earlier version."""
     lineage = lease.get("lineage", 0)
     return lineage if isinstance(lineage, int) else 0

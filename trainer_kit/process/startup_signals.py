@@ -1,8 +1,8 @@
-"""Ends a command that a signal asks to stop before its run listens: there is nothing to save yet.
+"""Ends a command that a signal asks to stop before its run listens.
 
-It imports next to nothing, so that it can come before all other imports. Its handler raises
-nothing: an error of a signal handler during the import of an extension such as NumPy's or
-TensorFlow's is lost, or becomes an ImportError.
+There is nothing to save yet. This module imports next to nothing, so that it can come before all
+other imports. Its handler raises nothing: an error of a signal handler during the import of an
+extension such as NumPy's or TensorFlow's is lost, or becomes an ImportError.
 """
 
 from __future__ import annotations
@@ -12,29 +12,36 @@ import signal
 import time
 from types import FrameType
 
-_PREEMPTED = os.EX_TEMPFAIL  # those of errors.ExitCode, which takes longer to import
+# The codes of errors.ExitCode, which takes longer to import.
+_PREEMPTED = os.EX_TEMPFAIL
 _INTERRUPTED = 128 + signal.SIGINT
-_FORWARD_SECONDS = 0.3  # seconds between two signals that a launcher forwards together
+
+# The time between two signals that a launcher forwards together.
+_FORWARD_SECONDS = 0.3
+
 _command_exit_code: int | None = None
 
 
 def get_stop_signals() -> tuple[signal.Signals, ...]:
-    """Returns the signals that ask a process to stop; without SIGHUP if it is ignored, as under nohup."""
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return (
-        (signal.SIGTERM, signal.SIGINT)
-        if ignored
-        else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    )
+    """Returns the signals that ask a process to stop.
+
+    SIGHUP is not among them if it is ignored, as under nohup.
+    """
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        return (signal.SIGTERM, signal.SIGINT)
+    return (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def get_signal_exit_code(number: int) -> int:
-    """Returns the exit code of a process that a signal stopped: 130 for SIGINT, which is Ctrl-C, else 75."""
+    """Returns the exit code of a process that a signal stopped.
+
+    It is 130 for SIGINT, which is Ctrl-C, else 75.
+    """
     return _INTERRUPTED if number == signal.SIGINT else _PREEMPTED
 
 
 def install_exit_handlers() -> None:
-    """From now on a stop signal ends this process at once; commands call it first.
+    """Makes a stop signal end this process at once. Commands call it first.
 
     A run sets other signal handlers and restores these at its end.
     """
@@ -50,13 +57,17 @@ def record_exit_code(code: int) -> int:
 
 
 def get_command_exit_code() -> int | None:
-    """Returns the exit code of a command whose work is done; None before that, and in a program of the user."""
+    """Returns the exit code of a command whose work is done.
+
+    Returns None before that, and in a program of the user.
+    """
     return _command_exit_code
 
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> None:
     if _command_exit_code is not None:
         os._exit(_command_exit_code)
+
     if number == signal.SIGINT:
         # A SIGTERM that comes with it decides the exit code. Python calls handlers in the order of
         # the numbers, so one that is already here is answered only when another signal arrives.
@@ -66,5 +77,6 @@ def _exit_on_signal(number: int, frame: FrameType | None) -> None:
     try:
         name = signal.Signals(number).name
         os.write(2, f"stopped by {name}; there was nothing to save\n".encode())
-    finally:  # the terminal may be gone
+    finally:
+        # The terminal may be gone.
         os._exit(get_signal_exit_code(number))

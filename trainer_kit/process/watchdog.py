@@ -27,12 +27,14 @@ from trainer_kit import files
 from trainer_kit.errors import ExitCode
 
 _LOG = logging.getLogger(__name__)
-# The descriptor: sys.stderr may be in the hands of a progress display, or of the stalled thread
+
+# The descriptor: sys.stderr may be in the hands of a progress display, or of the stalled thread.
 _STANDARD_ERROR = 2
-_ACTION_TIMEOUT_SECONDS = (
-    3.0  # seconds for each action at the end: the disk or the terminal may be what has stalled
-)
-# Polls; a longer time between two checks does not count, since the process was stopped meanwhile
+
+# For each action at the end: the disk or the terminal may be what has stalled.
+_ACTION_TIMEOUT_SECONDS = 3.0
+
+# A longer time between two checks does not count, since the process was stopped meanwhile.
 _MAX_COUNTED_POLLS = 5
 
 # Where faulthandler's timer goes by the time of day, a suspended machine or a corrected clock would
@@ -43,9 +45,12 @@ _TIMER_IS_STEADY = sys.version_info >= (3, 11) and bool(
 
 
 def call_within(seconds: float, act: Callable[[], object]) -> bool:
-    """Calls `act` in a daemon thread; returns whether it returned within `seconds`, without an error.
+    """Calls `act` in a daemon thread.
 
-    An error is logged. A call that takes longer continues in its thread.
+    An error is logged. A call that takes longer than `seconds` continues in its thread.
+
+    Returns:
+      Whether `act` returned within `seconds`, without an error.
     """
     succeeded = threading.Event()
 
@@ -59,9 +64,8 @@ def call_within(seconds: float, act: Callable[[], object]) -> bool:
     thread = threading.Thread(target=call, name="bounded call", daemon=True)
     try:
         thread.start()
-    except (
-        RuntimeError
-    ):  # no more threads: the caller, which may be about to end the process, continues
+    except RuntimeError:
+        # No more threads: the caller, which may be about to end the process, continues.
         return False
     thread.join(seconds)
     return succeeded.is_set()
@@ -74,11 +78,11 @@ class ProgressReader:
     logged, and errors leave `latest` unchanged.
 
     Args:
-      progress: Returns (phase, token), e.g. ("train", 120); called in the thread.
+      progress: Returns (phase, token), e.g. ("train", 120). Called in the thread.
       seconds: The seconds between two calls.
 
     Attributes:
-      latest: The newest result; ("start", 0) before the first one.
+      latest: The newest result, ("start", 0) before the first one.
       changes: How often the result has changed.
     """
 
@@ -96,7 +100,7 @@ class ProgressReader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; waits at most a second for a call that hangs."""
+        """Ends the thread. Waits at most a second for a call that hangs."""
         self._stop_event.set()
         self._thread.join(1)
 
@@ -104,11 +108,12 @@ class ProgressReader:
         """Calls `progress` now, in the thread of the caller."""
         try:
             phase, token = self._progress()
-            answer = (phase, token)
-            if answer != self.latest:
-                self.latest = answer
+            result = (phase, token)
+            if result != self.latest:
+                self.latest = result
                 self.changes += 1
-        except BaseException as error:  # SystemExit too: the thread has to live
+        except BaseException as error:
+            # SystemExit too: the thread has to live.
             if not self._has_failed:
                 _LOG.warning("the progress of the run cannot be read: %r", error)
             self._has_failed = True
@@ -133,7 +138,7 @@ class Watchdog:
       progress: Returns (phase, token); each change of the pair is progress. Called in a separate
         thread: if it is slow or raises, there is no progress, and nothing else breaks.
       folder: The folder for the stacks, a file stacks-<UTC time>.txt.
-      timeout_seconds: The longest time without progress; None: there is only a warning.
+      timeout_seconds: The longest time without progress. None means that there is only a warning.
       warn_after_seconds: The seconds without progress until the warning, which comes once per
         stall.
       poll_seconds: The seconds between two checks.
@@ -176,28 +181,36 @@ class Watchdog:
         trace: TracebackType | None,
     ) -> None:
         self._stop_event.set()
-        self._thread.join()  # before the timer is cancelled: it could set it again
+        # The thread ends before the timer is cancelled: it could set the timer again.
+        self._thread.join()
         _TIMER.cancel()
         self._reader.stop()
 
     def _watch(self) -> None:
-        idle, before, seen, warned = 0.0, time.monotonic(), 0, False
+        idle_seconds = 0.0
+        last_check = time.monotonic()
+        change_count = 0
+        has_warned = False
+
         while not self._stop_event.wait(self._poll):
             self._arm()
             now = time.monotonic()
-            idle += min(now - before, _MAX_COUNTED_POLLS * self._poll)
-            before = now
-            if seen != self._reader.changes:
-                if warned:
+            idle_seconds += min(now - last_check, _MAX_COUNTED_POLLS * self._poll)
+            last_check = now
+
+            if change_count != self._reader.changes:
+                if has_warned:
                     self._log_warning(
-                        f"progress again after {idle:.0f} s in {self._describe_phase()}"
+                        f"progress again after {idle_seconds:.0f} s in {self._describe_phase()}"
                     )
-                idle, seen, warned = 0.0, self._reader.changes, False
-            elif self._timeout is not None and idle >= self._timeout:
-                self._end(idle)
+                idle_seconds = 0.0
+                change_count = self._reader.changes
+                has_warned = False
+            elif self._timeout is not None and idle_seconds >= self._timeout:
+                self._end(idle_seconds)
                 return
-            elif not warned and idle >= self._warn_after:
-                warned = True
+            elif not has_warned and idle_seconds >= self._warn_after:
+                has_warned = True
                 prospect = (
                     "the process is never ended for it (trainer.hang_timeout_seconds is null)"
                 )
@@ -208,7 +221,8 @@ class Watchdog:
                         " (trainer.hang_timeout_seconds)"
                     )
                 self._log_warning(
-                    f"no progress for {self._warn_after:g} s in {self._describe_phase()}; {prospect}"
+                    f"no progress for {self._warn_after:g} s in {self._describe_phase()};"
+                    f" {prospect}"
                 )
 
     def _describe_phase(self) -> str:
@@ -225,20 +239,22 @@ class Watchdog:
 
     def _end(self, idle: float) -> None:
         try:
-            what = f"no progress for {idle:.0f} s in {self._describe_phase()}"
+            problem = f"no progress for {idle:.0f} s in {self._describe_phase()}"
             path = self._folder / f"stacks-{datetime.now(timezone.utc):%Y%m%dT%H%M%S.%fZ}.txt"
             stacks = _stacks()
-            kept = call_within(
+            is_written = call_within(
                 _ACTION_TIMEOUT_SECONDS,
-                lambda: files.write_text(path, f"{what}\n\n{stacks}", point="stacks"),
+                lambda: files.write_text(path, f"{problem}\n\n{stacks}", point="stacks"),
             )
-            where = f"are in {path}" if kept else f"cannot be written to {path}:\n{stacks}"
-            text = (
-                f"error: {what}; the process ends with exit code {ExitCode.STALLED:d}"
+            place = f"are in {path}" if is_written else f"cannot be written to {path}:\n{stacks}"
+            message = (
+                f"error: {problem}; the process ends with exit code {ExitCode.STALLED:d}"
                 f" (trainer.hang_timeout_seconds is {self._timeout:g}); the stacks of all threads"
-                f" {where}\n"
+                f" {place}\n"
             )
-            call_within(_ACTION_TIMEOUT_SECONDS, lambda: os.write(_STANDARD_ERROR, text.encode()))
+            call_within(
+                _ACTION_TIMEOUT_SECONDS, lambda: os.write(_STANDARD_ERROR, message.encode())
+            )
         finally:
             self._exit(ExitCode.STALLED)
 
@@ -257,7 +273,10 @@ def _stacks() -> str:
 
 
 class _Timer:
-    """The timer of faulthandler, which a forked child must not inherit: the child would wait for ever when it ends."""
+    """The timer of faulthandler, which a forked child must not inherit.
+
+    The child would wait permanently when it ends.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -267,15 +286,13 @@ class _Timer:
 
     def set(self, seconds: float) -> None:
         """Ends the process after so many seconds, unless it is set again or cancelled before."""
-        with (
-            self._lock,
-            contextlib.suppress(RuntimeError),
-        ):  # no more threads: continue without a last resort
+        # A RuntimeError means no more threads: the run continues without a last resort.
+        with self._lock, contextlib.suppress(RuntimeError):
             faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
             self._is_set = True
 
     def cancel(self) -> None:
-        """Cancels the timer if this object has set it; a timer that others have set stays."""
+        """Cancels the timer if this object has set it. A timer that others have set stays."""
         with self._lock:
             self._cancel()
 

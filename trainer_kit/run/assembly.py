@@ -1,4 +1,7 @@
-"""Builds the parts of a run in the order of DESIGN: trainer, history, checkpoints, callbacks, controller."""
+"""Builds the parts of a run, in the order of DESIGN.
+
+The order is trainer, history, checkpoints, callbacks, controller.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def build_trainer(plan: RunPlan, task: Any) -> tuple[Any, BestCheckpoints | None]:
-    """Returns the trainer of the run, with model and optimizer, and the owner of its best checkpoints, if any.
+    """Builds the trainer of the run, with model and optimizer.
 
     A trainer that the run creates gets no exporter: the run exports the evaluations that it
     records, and not those that a callback runs. Three kinds of trainer export in their own
@@ -68,6 +71,10 @@ def build_trainer(plan: RunPlan, task: Any) -> tuple[Any, BestCheckpoints | None
     another `best_checkpoint_class`, such as Model Garden's.
 
     Called in strategy scope.
+
+    Returns:
+      (trainer, best): the trainer, and the owner of its best checkpoints. None if the run keeps
+      none.
 
     Raises:
       UsageError: when the engine cannot drive the trainer, or no evaluation will report a metric
@@ -110,7 +117,8 @@ def build_trainer(plan: RunPlan, task: Any) -> tuple[Any, BestCheckpoints | None
 
 def _check_controller(plan: RunPlan) -> None:
     """Raises UsageError when the caller's controller class cannot do what the config asks for."""
-    options, kind = plan.config.trainer, plan.options.controller_cls
+    options = plan.config.trainer
+    kind = plan.options.controller_cls
     if issubclass(kind, Controller):
         return
     if plan.callbacks or options.summaries:
@@ -162,21 +170,27 @@ def build_writers(plan: RunPlan, console: Writer | None) -> ReportWriters:
 def build_history(
     plan: RunPlan, writers: ReportWriters, trainer: Any, best: BestCheckpoints | None
 ) -> RunHistory:
-    """Returns the run's history, which keeps reports, curves, ledger and best checkpoint at the same step."""
-    directory, config = plan.directory, plan.config
+    """Returns the run's history.
+
+    It keeps reports, curves, ledger and best checkpoint at the same step.
+    """
+    directory = plan.directory
+    config = plan.config
     sets = {
         name: compute_config_hash(config, name) for name in trainer.validation_set_names if name
     }
+
     # If the run's ledger was lost, sidecars may know later lineages, and they follow only a lineage
     # after those.
-    known = read_sidecar_records(directory.ledger_path) if plan.writes_records else []
+    records = read_sidecar_records(directory.ledger_path) if plan.writes_records else []
     ledger = Ledger(
         directory.ledger_path,
         dataset="validation" if plan.trains else "eval",
         config_hash=compute_config_hash(config),
-        lineage=max((record["lineage"] for record in known), default=0),
+        lineage=max((record["lineage"] for record in records), default=0),
         sets=sets,
     )
+
     # A folder with copied checkpoints only has neither manifest nor history: that is no loss of
     # reports.
     has_reports = os.path.exists(directory.manifest_path) or os.path.exists(directory.metrics_path)
@@ -191,7 +205,10 @@ def build_history(
 
 
 def build_manager(plan: RunPlan, trainer: Any, history: RunHistory) -> CheckpointManager:
-    """Returns the manager of the run's checkpoints; it writes all earlier reports to disk before a checkpoint."""
+    """Returns the manager of the run's checkpoints.
+
+    It writes all earlier reports to disk before a checkpoint.
+    """
     options = plan.config.trainer
     leases = LeaseReader(
         plan.directory.evals_dir, options.continuous_eval.max_wait_checkpoints, history.ledger
@@ -210,19 +227,20 @@ def build_manager(plan: RunPlan, trainer: Any, history: RunHistory) -> Checkpoin
 
 
 def build_early_stopping(plan: RunPlan, history: RunHistory) -> EarlyStopping | None:
-    """Returns the early stopping of a training run; None when the config has none."""
+    """Returns the early stopping of a training run, None when the config has none."""
     options = plan.config.trainer.early_stopping
-    return (
-        EarlyStopping(options, history.ledger, plan.directory.evals_dir)
-        if options and plan.trains
-        else None
-    )
+    if not options or not plan.trains:
+        return None
+    return EarlyStopping(options, history.ledger, plan.directory.evals_dir)
 
 
 def build_sidecar(
     plan: RunPlan, lock: Any, trainer: Any, writers: ReportWriters, history: RunHistory
 ) -> Sidecar | None:
-    """Returns the view that a continuous_eval process has of its training run; None in all other modes."""
+    """Returns the view that a continuous_eval process has of its training run.
+
+    Returns None in all other modes.
+    """
     if not isinstance(lock, Lease):
         return None
     return Sidecar(
@@ -237,43 +255,42 @@ def build_sidecar(
 
 
 def check_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
-    """Returns what the manifest records of devices, data and layers, once the trainer has opened its data.
+    """Returns what the manifest records of devices, data and layers.
 
-    Runs eagerly.
+    Runs eagerly, once the trainer has opened its data.
 
-    Raises UsageError, on all workers, when the chief sees that the run began with others, unless
-    they are allowed.
+    Raises:
+      UsageError: on all workers, when the chief sees that the run began with others, unless they
+        are allowed.
     """
-    kinds = {device.device_type for device in tf.config.list_logical_devices()} - {
-        "CPU",
-        "TPU_SYSTEM",
-    }
+    device_kinds = {device.device_type for device in tf.config.list_logical_devices()}
+    accelerators = device_kinds - {"CPU", "TPU_SYSTEM"}
     data = trainer.data_identities() if plan.trains else {}
     setup = {
         "replicas": plan.strategy.num_replicas_in_sync,
         "workers": worker_count(plan.strategy),
-        "device": max(kinds, default="CPU"),
+        "device": max(accelerators, default="CPU"),
     }
 
-    begun = plan.trains and has_begun(plan.directory.path)
-    before = read_manifest(plan.directory.path) if begun else {}
-    mistakes = list(
-        find_data_mistakes(
-            before.get("data", {}), data, plan.changes, tuple(plan.options.allow_config_change)
-        )
-    )
+    is_resumed = plan.trains and has_begun(plan.directory.path)
+    before = read_manifest(plan.directory.path) if is_resumed else {}
+    data_before = before.get("data", {})
+    allowed_paths = tuple(plan.options.allow_config_change)
+    mistakes = list(find_data_mistakes(data_before, data, plan.changes, allowed_paths))
     if plan.config.trainer.require_exact_resume:
         advice = "go back, or set it to false to continue with other last bits"
         problems = describe_differences(before, {**get_versions(), **setup})
         mistakes += [
             Mistake("trainer.require_exact_resume", problem, advice) for problem in problems
         ]
+
     if text := broadcast_text(plan.strategy, str(ConfigError(mistakes))):
-        barrier(plan.strategy)  # no worker ends before the others have the text
+        # No worker ends before the others have the text.
+        barrier(plan.strategy)
         raise UsageError(text)
     return {
         **setup,
-        "data": {**before.get("data", {}), **data},
+        "data": {**data_before, **data},
         "train_steps": plan.config.trainer.train_steps,
         "layer_names": layer_names(trainer.model),
     }
@@ -290,11 +307,15 @@ def build_controller(
     signals: StopSignals,
     times: TimeLedger,
 ) -> Any:
-    """Returns the controller of the trainer, with the callbacks of the run: ours, or the caller's orbit.Controller."""
+    """Returns the controller of the trainer, with the callbacks of the run.
+
+    It is a Controller, or the caller's orbit.Controller in an adapter.
+    """
     options = plan.config.trainer
     directory = plan.directory
     run = Run(trainer, directory.path, plan.is_chief, plan.epochs, directory.read_stopped_step())
     actions = build_actions(plan, trainer, manager)
+
     # What a controller of any kind takes.
     arguments: dict[str, Any] = {
         "strategy": plan.strategy,
@@ -311,7 +332,8 @@ def build_controller(
     controller_cls = plan.options.controller_cls
     if not issubclass(controller_cls, Controller):
         interval = options.summary_interval if plan.options.save_summary else None
-        if interval:  # Orbit takes multiples only, and the default may be none
+        if interval:
+            # Orbit takes multiples only, and the default may be none.
             interval += -interval % options.steps_per_loop
         return OrbitController(
             controller_cls,
@@ -324,11 +346,12 @@ def build_controller(
             **arguments,
         )
 
-    users = list(plan.callbacks)
+    user_callbacks = list(plan.callbacks)
     if options.summaries:
         managers = (writers.train_summaries, writers.eval_summaries)
-        users.append(TensorSummaries(options.summaries, _summary_interval(plan), *managers))
-    request_tensors(trainer, users)
+        timer = _summary_interval(plan)
+        user_callbacks.append(TensorSummaries(options.summaries, timer, *managers))
+    request_tensors(trainer, user_callbacks)
     profile = None
     if plan.options.profile:
         profile = Profile(plan.options.profile, directory.train_summary_dir, options.steps_per_loop)
@@ -338,7 +361,7 @@ def build_controller(
         manager,
         history,
         writers.writer,
-        users,
+        user_callbacks,
         actions,
         early_stopping=early_stopping,
         profile=profile,
@@ -347,6 +370,8 @@ def build_controller(
     )
     callbacks = CallbackList(run, members, times, plan.strategy)
     callbacks.register_states()
+
+    # Loops end at the multiples of intervals that were rounded to steps, such as epochs.
     loop_ends = (options.steps_per_loop, options.checkpoint_interval, options.summary_interval)
     return controller_cls(
         callbacks=callbacks,
@@ -359,7 +384,10 @@ def build_controller(
 
 
 def _summary_interval(plan: RunPlan) -> int | SummaryTimer | None:
-    """Returns the steps between summaries of training, or a new timer of them; None if the run writes none."""
+    """Returns the number of steps between summaries of training, or a new timer of them.
+
+    Returns None if the run writes none.
+    """
     interval = plan.config.trainer.summary_interval
     if not plan.trains or not plan.options.save_summary:
         return None
@@ -367,18 +395,20 @@ def _summary_interval(plan: RunPlan) -> int | SummaryTimer | None:
 
 
 def build_actions(plan: RunPlan, trainer: Any, manager: CheckpointManager) -> Actions:
-    """Returns the actions of the run: the caller's, the trainer's, and the save on a TPU's preemption notice."""
-    own_train = trainer.build_train_actions(plan.config, manager.restore_folder, manager)
-    train = [*plan.train_actions, *list_actions("build_train_actions", own_train)]
-    register_states(trainer, train)
+    """Returns the actions of the run: the caller's and the trainer's.
+
+    On a TPU an action saves when it is about to be preempted.
+    """
+    trainer_actions = trainer.build_train_actions(plan.config, manager.restore_folder, manager)
+    train_actions = [*plan.train_actions, *list_actions("build_train_actions", trainer_actions)]
+    register_states(trainer, train_actions)
+
     resolver = getattr(plan.strategy, "cluster_resolver", None)
-    if plan.config.trainer.preemption_on_demand_checkpoint and isinstance(
-        resolver, tf.distribute.cluster_resolver.TPUClusterResolver
-    ):
-        train.append(
+    is_tpu = isinstance(resolver, tf.distribute.cluster_resolver.TPUClusterResolver)
+    if plan.config.trainer.preemption_on_demand_checkpoint and is_tpu:
+        train_actions.append(
             orbit.actions.SaveCheckpointIfPreempted(resolver, manager, trainer.global_step)
         )
-    return Actions(
-        train,
-        [*plan.eval_actions, *trainer.build_eval_actions(plan.config, plan.directory.output_dir)],
-    )
+
+    eval_actions = trainer.build_eval_actions(plan.config, plan.directory.output_dir)
+    return Actions(train_actions, [*plan.eval_actions, *eval_actions])

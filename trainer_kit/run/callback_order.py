@@ -46,26 +46,28 @@ def assemble_callbacks(
     line of the loop, and the loss is checked after that line is written. A sidecar records last: if
     it dies before it has reported an evaluation, the next start evaluates again.
     """
-    batch_size = getattr(getattr(config.task, "train_data", None), "global_batch_size", 0)
+    callbacks: list[Callback] = []
     best = history.best
-    exports = [ExportBest(best)] if best is not None else []
-    shown = [
-        *user_callbacks,
-        actions,
-        *([early_stopping] if early_stopping else []),
-        MetricsReporter(writer, batch_size, best),
-    ]
+    if best is not None:
+        callbacks.append(ExportBest(best))
+    if sidecar is None:
+        callbacks.append(RecordEvaluation(history))
+        if profile is not None:
+            callbacks.append(profile)
+
+    callbacks += [*user_callbacks, actions]
+    if early_stopping is not None:
+        callbacks.append(early_stopping)
+    batch_size = getattr(getattr(config.task, "train_data", None), "global_batch_size", 0)
+    callbacks.append(MetricsReporter(writer, batch_size, best))
+
     if sidecar is not None:
-        return [*exports, *shown, RecordSidecarEvaluation(sidecar, writer)]
-    checks = _divergence_checks(config, trainer, manager) if trains else []
-    return [*exports, RecordEvaluation(history), *([profile] if profile else []), *shown, *checks]
+        callbacks.append(RecordSidecarEvaluation(sidecar, writer))
+        return callbacks
 
-
-def _divergence_checks(
-    config: ExperimentConfig, trainer: Any, manager: CheckpointManager
-) -> list[Callback]:
+    # The loss is checked after the line of the loop is written.
     options = config.trainer
-    if options.recovery_max_trials < 0 or not isinstance(trainer, Trainer):
-        return []
-    check = FiniteCheck(options.loss_upper_bound, options.recovery_begin_steps)
-    return [check, Recovery(options, trainer, manager)]
+    if trains and options.recovery_max_trials >= 0 and isinstance(trainer, Trainer):
+        callbacks.append(FiniteCheck(options.loss_upper_bound, options.recovery_begin_steps))
+        callbacks.append(Recovery(options, trainer, manager))
+    return callbacks

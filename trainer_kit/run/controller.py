@@ -1,9 +1,9 @@
-"""Controller: the outer loop of a run. It knows loops, evaluations, saves and events, and nothing else.
+"""The outer loop of a run: training loops, evaluations, saves and events, and nothing else.
 
 `Controller.boundary` is what happens between two training loops, in the order that
 callbacks/callback.py promises. An interval is due when a loop crosses one of its multiples.
-global_step tells how many steps a loop has taken. A stop takes effect between loops, and between
-the steps of a loop.
+global_step indicates how many steps a loop has taken. A stop takes effect between loops, and
+between the steps of a loop.
 """
 
 from __future__ import annotations
@@ -44,11 +44,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class RunRewound(Exception):
-    """The run has gone back to an earlier step: the rest of the boundary is skipped, and training resumes there."""
+    """The run has gone back to an earlier step.
+
+    The rest of the boundary is skipped, and training resumes at that step.
+    """
 
 
 class RunStopped(Exception):
-    """A stop was requested: the rest of the boundary is skipped, and the run ends."""
+    """A stop was requested. The rest of the boundary is skipped, and the run ends."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,9 @@ class BoundaryOptions:
     """What happens on the way to the last step of a training run.
 
     Attributes:
-      eval_steps: The number of batches in an evaluation; -1: all.
-      eval_intervals: The steps between evaluations of each validation set; None: only at the end.
-        Empty: no evaluations.
+      eval_steps: The number of batches in an evaluation. -1 means all.
+      eval_intervals: The number of steps between evaluations, by the name of the validation set.
+        None means only at the end. An empty mapping means no evaluations.
       saves_last: Whether the last step is always saved.
     """
 
@@ -69,7 +72,10 @@ class BoundaryOptions:
     def due_sets(
         self, begin: int, step: int, is_last: bool, requested: Collection[str]
     ) -> list[str]:
-        """Returns the validation sets to evaluate after a loop from `begin` to `step`; all at the last step."""
+        """Returns the validation sets to evaluate after a loop from `begin` to `step`.
+
+        At the last step these are all sets.
+        """
         return [
             name
             for name, interval in self.eval_intervals.items()
@@ -78,24 +84,27 @@ class BoundaryOptions:
 
 
 class Controller:
-    """Drives a Trainer: train, evaluate, train_and_evaluate, evaluate_continuously; the names are Orbit's.
+    """Drives a Trainer through training loops, evaluations and saves.
+
+    The methods `train`, `evaluate`, `train_and_evaluate` and `evaluate_continuously` have the names
+    of Orbit's. They are called eagerly.
 
     Args:
-      trainer: The BaseTrainer that trains; None in modes that do not train.
-      evaluator: The BaseTrainer that evaluates; None in modes that do not evaluate.
+      trainer: The BaseTrainer that trains. None in modes that do not train.
+      evaluator: The BaseTrainer that evaluates. None in modes that do not evaluate.
       global_step: The variable of the global step, an int64 scalar.
       checkpoint_manager: The manager of the run's checkpoints.
       callbacks: The callbacks to call around loops, evaluations and saves.
-      strategy: The strategy in whose scope checkpoints are restored; None: the current one.
+      strategy: The strategy in whose scope checkpoints are restored. None means the current one.
       steps_per_loop: The number of steps between two boundaries, or a function of the global step.
-      summary_interval: The number of steps between summaries that the task writes, or their timer;
-        None: no summaries.
-      summary_manager: The manager of the task's training summaries; None: there are none.
-      eval_summary_manager: The manager of the task's evaluation summaries; None: there are none.
-      signals: The stop signals of the run; None: only the trainer can be asked to stop.
+      summary_interval: The number of steps between summaries that the task writes, or their timer.
+        None means no summaries.
+      summary_manager: The manager of the task's training summaries. None means no summaries.
+      eval_summary_manager: The manager of the task's evaluation summaries. None means no summaries.
+      signals: The stop signals of the run. None means that only the trainer can be asked to stop.
       save_on_stop: Whether a stop saves a checkpoint.
       history: Knows the recorded evaluations. A validation set without a record is evaluated when
-        the run begins. None: there are none.
+        the run begins. None means that no evaluations are recorded.
       boundary_intervals: The intervals at whose multiples loops end, such as the epochs between
         checkpoints.
 
@@ -139,25 +148,31 @@ class Controller:
         self._signals = signals
         self._save_on_stop = save_on_stop
         self._history = history
+
         # By validation set, the step of its last evaluation in this process, and of the last one
         # that callbacks saw. The second one is in the checkpoint, like the sets that callbacks have
         # asked for.
         self._last_eval_steps: dict[str, int] = {}
         self._announced_eval_steps: dict[str, int] = {}
         self._requested_sets: set[str] = set()
-        self._needs_catch_up = False  # whether the run begins, or has gone back
+
+        # Whether the run begins, or has gone back.
+        self._needs_catch_up = False
+
         self._interrupted_loop = InterruptedLoop()
         self._cached_steps_tensor = (0, tf.constant(0))
         self.loop_range = (0, 0)
         self._boundary_intervals = boundary_intervals
         self._phases = Phases(callbacks.times)
-        self._save_lock = threading.RLock()  # a late save comes from another thread
-        self._announced_checkpoint_step = (
-            checkpoint_manager.saved_step
-        )  # of the last checkpoint that callbacks know
+
+        # A late save comes from another thread.
+        self._save_lock = threading.RLock()
+        # The step of the last checkpoint that callbacks know.
+        self._announced_checkpoint_step = checkpoint_manager.saved_step
         self._loops = LoopChecker(
             trainer, lambda: self.should_stop or bool(self.run.requests.stop_reason)
         )
+
         if trainer is not None:
             trainer.register_state(
                 "loop", self._interrupted_loop.state, self._interrupted_loop.restore
@@ -177,7 +192,7 @@ class Controller:
 
     @property
     def should_stop(self) -> bool:
-        """Whether a stop was requested; with several workers, whether they have agreed to stop."""
+        """Whether a stop was requested. With several workers, whether they have agreed to stop."""
         signals = self._signals
         return is_stopping(
             self.trainer or self.evaluator,
@@ -186,7 +201,7 @@ class Controller:
 
     @property
     def phase(self) -> str:
-        """The phase that the main thread is in; see Phases."""
+        """The phase that the main thread is in. See Phases."""
         return self._phases.now
 
     @property
@@ -195,7 +210,10 @@ class Controller:
         return self.callbacks.times
 
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
-        """Trains up to global step `steps`, or until the data ends if it is -1; see train_and_evaluate."""
+        """Trains up to global step `steps`, or until the data ends if it is -1.
+
+        See train_and_evaluate.
+        """
         self.train_and_evaluate(
             steps, evaluates=False, checkpoint_at_completion=checkpoint_at_completion
         )
@@ -209,22 +227,22 @@ class Controller:
         evaluates: bool = True,
         checkpoint_at_completion: bool = True,
     ) -> dict[str, Any]:
-        """Trains up to `train_steps` with an evaluation every `eval_interval` steps and one at the end.
+        """Trains up to `train_steps`, with evaluations on the way and one at the end.
 
         When a callback ends the run, the last step is saved and evaluated as at the end of a full
         run. After a stop request the step is saved only. An evaluation that was due when an earlier
         start ended comes first.
 
         Args:
-          train_steps: The global step to train up to; -1: until the data ends.
-          eval_steps: The number of batches in an evaluation; -1: all.
-          eval_interval: The number of steps between evaluations; None: only the evaluation at the
-            end.
+          train_steps: The global step to train up to. -1 means until the data ends.
+          eval_steps: The number of batches in an evaluation. -1 means all.
+          eval_interval: The number of steps between evaluations. None means only the evaluation at
+            the end.
           evaluates: Whether there are evaluations at all.
           checkpoint_at_completion: Whether the last step is always saved.
 
         Returns:
-          The logs of the last evaluation, NumPy values; empty without one.
+          The logs of the last evaluation, as NumPy values. Empty without an evaluation.
 
         Raises:
           DataError: when the training data ends before `train_steps`, or there is no validation
@@ -250,12 +268,13 @@ class Controller:
             while self._needs_catch_up or not (self._is_last() or self.should_stop):
                 try:
                     with convert_system_exit():
-                        logs = (
-                            self._catch_up(goal)
-                            if self._needs_catch_up
-                            else self.boundary(self._train_loop(goal), goal)
-                        )
-                    if logs:  # validation sets of one step may be evaluated one after another
+                        if self._needs_catch_up:
+                            logs = self._catch_up(goal)
+                        else:
+                            logs = self.boundary(self._train_loop(goal), goal)
+
+                    if logs:
+                        # Validation sets of one step may be evaluated one after another.
                         output = {**output, **logs} if evaluated_step == self.run.step else logs
                         evaluated_step = self.run.step
                 except (RunRewound, RunStopped):
@@ -264,13 +283,18 @@ class Controller:
                     self._rewind_after_error(error)
 
             saves_last = checkpoint_at_completion or bool(self.run.stop_reason)
-            if self._save_on_stop if self.should_stop else saves_last:
+            saves = self._save_on_stop if self.should_stop else saves_last
+            if saves:
                 self.save_checkpoint()
             self.sync()
         return output
 
     def _train_loop(self, options: BoundaryOptions) -> Loop | None:
-        """Runs one training loop; returns None if it took no step, or if a stop interrupted it."""
+        """Runs one training loop.
+
+        Returns None if the loop took no step, or if a stop interrupted it.
+        """
+        # The loop ends at the next multiple of an interval, or where a callback asks for it.
         step = self.run.step
         pause = next_stop(
             step,
@@ -284,6 +308,7 @@ class Controller:
 
         self.loop_range = (begin, end)
         start = time.perf_counter()
+        # The data may end inside the loop, which then returns nothing.
         logs: Any = None
         records_summaries = summary_condition(self.summary_interval, self.global_step, end)
         with (
@@ -312,15 +337,15 @@ class Controller:
         """Does what is due at the step between two training loops.
 
         Args:
-          loop: The training loop that has ended; None if it is not to be reported.
+          loop: The training loop that has ended. None if it is not to be reported.
           options: What happens on the way to the last step.
 
         Returns:
-          The logs of the evaluations at this step; empty if none was due.
+          The logs of the evaluations at this step. Empty if none was due.
 
         Raises:
-          Rewound: when a callback has asked for a rewind, at any of the steps.
-          Stopped: when a stop was requested.
+          RunRewound: when a callback has asked for a rewind, at any of the steps.
+          RunStopped: when a stop was requested.
           DataError: when the training data ends before the last step.
           Exception: the first error of a required callback.
         """
@@ -343,7 +368,7 @@ class Controller:
         """Takes the requests of callbacks, and remembers the evaluations among them.
 
         Raises:
-          Rewound: after it has carried out a rewind.
+          RunRewound: after it has carried out a rewind.
         """
         requests = self.callbacks.take_requests()
         if requests.rewind_step is not None and self.trainer is None:
@@ -367,9 +392,10 @@ class Controller:
         """Saves a checkpoint if one is due or asked for, or if the run ends here."""
         if self.should_stop:
             if self._save_on_stop:
-                # Inside the boundary, where a divergence may still rewind the run
+                # Inside the boundary, where a divergence may still rewind the run.
                 self.save_checkpoint()
             raise RunStopped
+
         step = self.run.step
         data_ended = self.trainer.has_data_ended
         saves_last = options.saves_last or data_ended or bool(self.run.stop_reason)
@@ -380,22 +406,23 @@ class Controller:
         if data_ended and self.run.total_steps is not None and not self.run.stop_reason:
             self.sync()
             raise DataError(
-                f"task.train_data ended at step {step} of {self.run.total_steps}; repeat the data (an"
-                " ArraySource does with task.train_data.is_training=true), or set"
+                f"task.train_data ended at step {step} of {self.run.total_steps}; repeat the data"
+                " (an ArraySource does with task.train_data.is_training=true), or set"
                 " trainer.train_steps to -1 to train until it ends (the checkpoint of this step is"
                 " saved)"
             )
 
     def _evaluate_if_due(self, options: BoundaryOptions) -> dict[str, Any]:
-        """Evaluates the validation sets that are due or asked for; returns their logs."""
+        """Evaluates the validation sets that are due or asked for, and returns their logs."""
         step = self.run.step
         due = options.due_sets(self.loop_range[0], step, self._is_last(), self._requested_sets)
-        return self._evaluate_sets(
-            [name for name in due if self._last_eval_steps.get(name) != step], {}, options
-        )
+        names = [name for name in due if self._last_eval_steps.get(name) != step]
+        return self._evaluate_sets(names, {}, options)
 
     def _stop_if_requested(self, logs: dict[str, Any], options: BoundaryOptions) -> dict[str, Any]:
-        """Ends the boundary, and the run if boundary_end asked for that: all sets are evaluated at the last step.
+        """Ends the boundary, and the run if boundary_end asked for that.
+
+        At the last step all validation sets are evaluated.
 
         Args:
           logs: The logs of the evaluations at this step so far.
@@ -405,22 +432,24 @@ class Controller:
             requests = self._take_requests()
             if requests.save:
                 self.save_checkpoint(requests.overwrite_checkpoint)
-            due = (
-                self._select_unevaluated_sets(options.eval_intervals)
-                if requests.stop_reason
-                else []
-            )
+            due: list[str] = []
+            if requests.stop_reason:
+                due = self._select_unevaluated_sets(options.eval_intervals)
             if self.should_stop:
                 raise RunStopped
             if not due:
                 return logs
+
+            # After an evaluation boundary_end is called again, and may request more.
             logs = self._evaluate_sets(due, logs, options)
             self.callbacks.call("boundary_end")
 
     def _evaluate_sets(
         self, sets: Collection[str], logs: dict[str, Any], options: BoundaryOptions
     ) -> dict[str, Any]:
-        """Evaluates sets, and those that callbacks ask for meanwhile; all sets if a callback ends the run here.
+        """Evaluates validation sets, and those that callbacks ask for meanwhile.
+
+        If a callback ends the run here, all sets are evaluated.
 
         Args:
           sets: The names of the validation sets.
@@ -435,6 +464,8 @@ class Controller:
             requests = self._take_requests()
             if requests.save:
                 self.save_checkpoint(requests.overwrite_checkpoint)
+
+            # Callbacks may have asked for further sets, or ended the run.
             requested = options.eval_intervals if self.run.stop_reason else self._requested_sets
             sets = self._select_unevaluated_sets(
                 name for name in options.eval_intervals if name in requested
@@ -442,35 +473,41 @@ class Controller:
         return logs
 
     def _is_last(self) -> bool:
-        """Whether the run ends at this step: it is the last step, the data has ended, or a callback ends the run."""
+        """Whether the run ends at this step.
+
+        It ends at the last step, when the data has ended, or when a callback ends it.
+        """
         is_at_end = self.run.total_steps is not None and self.run.step >= self.run.total_steps
         return is_at_end or bool(self.run.stop_reason) or self.trainer.has_data_ended
 
     def _catch_up(self, options: BoundaryOptions) -> dict[str, Any]:
-        """Catches up on saves and evaluations that are due at the first step of the run, or after a rewind.
+        """Catches up on saves and evaluations that are due when the run begins, or after a rewind.
 
         It is a boundary without a loop. Callbacks receive the recorded logs of evaluations that
-        came after the checkpoint. Returns the logs of all evaluations of this step, recorded and
-        new ones.
+        came after the checkpoint.
+
+        Returns:
+          The logs of all evaluations of this step, recorded and new ones.
         """
         self._needs_catch_up = False
         step = self.run.step
-        recorded = (
-            self._broadcast_recorded_logs(step) if options.eval_intervals and step > 0 else {}
-        )
+        recorded: dict[str, Any] = {}
+        if options.eval_intervals and step > 0:
+            recorded = self._broadcast_recorded_logs(step)
         self._requested_sets -= recorded.keys()
-        unseen = {
+
+        # The recorded evaluations that the callbacks' state in the checkpoint does not include.
+        unannounced = {
             name: logs
             for name, logs in recorded.items()
             if self._announced_eval_steps.get(name) != step
         }
-        if unseen:
-            self.run.evaluation = Evaluation(step, tuple(unseen), is_replayed=True)
-            self.callbacks.call("evaluation_end", unseen.get("", unseen))
-            self._announced_eval_steps.update(dict.fromkeys(unseen, step))
-            if (
-                step == self.run.previous_stop_step
-            ):  # a recorded evaluation ended the earlier start; this start continues
+        if unannounced:
+            self.run.evaluation = Evaluation(step, tuple(unannounced), is_replayed=True)
+            self.callbacks.call("evaluation_end", unannounced.get("", unannounced))
+            self._announced_eval_steps.update(dict.fromkeys(unannounced, step))
+            if step == self.run.previous_stop_step:
+                # A recorded evaluation ended the earlier start. This start continues.
                 self.run.requests.stop_reason = ""
 
         requests = self._take_requests()
@@ -482,27 +519,32 @@ class Controller:
         logs = self._evaluate_sets(self._select_unevaluated_sets(due), {}, options)
         self.callbacks.end_epoch()
         self.callbacks.call("boundary_end")
-        return {**recorded.get("", recorded), **self._stop_if_requested(logs, options)}
+        logs = self._stop_if_requested(logs, options)
+        return {**recorded.get("", recorded), **logs}
 
     def evaluate(self, steps: int = -1, sets: Sequence[str] | None = None) -> dict[str, Any]:
-        """Evaluates and returns the logs as NumPy values; returns {} when a stop cut the evaluation short.
+        """Evaluates the weights of the current step.
 
         Args:
-          steps: The number of batches; -1: all.
-          sets: The names of the validation sets to evaluate, if there are several; None: all.
+          steps: The number of batches. -1 means all.
+          sets: The names of the validation sets to evaluate, if there are several. None means all.
+
+        Returns:
+          The logs as NumPy values. Empty when a stop cut the evaluation short.
 
         Raises:
-          Rewound: when a callback has asked for a rewind; training has to go on from there.
+          RunRewound: when a callback has asked for a rewind. Training has to continue from there.
           DataError: when there is no data, or too little.
           DivergedError: when a weight is not finite.
           StorageError: when the record of the evaluation, or the save before it, cannot be written.
         """
         try:
-            logs = self._run_evaluation(
-                steps, sets or list(self.evaluator.validation_intervals(None)), {}
-            )
+            names = sets or list(self.evaluator.validation_intervals(None))
+            logs = self._run_evaluation(steps, names, {})
         except RunStopped:
             return {}
+
+        # Both events may request a save, and one save serves both.
         saves = self._take_requests().save
         self.callbacks.call("boundary_end")
         saves = self._take_requests().save or saves
@@ -514,18 +556,20 @@ class Controller:
     def _run_evaluation(
         self, steps: int, sets: Collection[str], other_logs: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Evaluates, and shows the evaluation to the callbacks: the engine's own export the best and record it.
+        """Evaluates, and shows the evaluation to the callbacks.
+
+        The engine's own callbacks export the best weights and record the evaluation.
 
         Args:
-          steps: The number of batches; -1: all.
-          sets: The names of the validation sets; a single one is called "".
+          steps: The number of batches. -1 means all.
+          sets: The names of the validation sets. A single one is called "".
           other_logs: The logs of other sets at the same step.
 
         Returns:
-          All logs of this step, NumPy values.
+          All logs of this step, as NumPy values.
 
         Raises:
-          Stopped: when a stop cut the evaluation short.
+          RunStopped: when a stop cut the evaluation short.
         """
         step = self.run.step
         self.callbacks.call("evaluation_begin")
@@ -537,27 +581,34 @@ class Controller:
             options = {} if "" in sets else {"sets": list(sets)}
             logs = dict(self.evaluator.evaluate(tf.constant(steps, tf.int32), **options) or {})
         seconds = time.perf_counter() - start
-        if self.should_stop:  # the evaluation may have been cut short
+        if self.should_stop:
+            # The evaluation may have been cut short.
             raise RunStopped
 
         self._requested_sets -= set(sets)
         self._last_eval_steps.update(dict.fromkeys(sets, step))
         self._announced_eval_steps.update(dict.fromkeys(sets, step))
-        self.sync()  # an evaluation is recorded after its checkpoint is on the disk
+
+        # An evaluation is recorded after its checkpoint is on the disk.
+        self.sync()
         manager = self.checkpoint_manager
         seconds_of_sets = {
-            name: spent for name, spent in self.evaluator.eval_seconds.items() if name
+            name: set_seconds for name, set_seconds in self.evaluator.eval_seconds.items() if name
         }
         path = manager.saved_path if step == manager.saved_step else None
         self.run.evaluation = Evaluation(step, tuple(sets), seconds, seconds_of_sets, path)
-        merged = {**other_logs, **logs}
-        self.callbacks.call("evaluation_end", merged)
-        # An action, or eval_end of the user's trainer, may have restored a checkpoint
+        merged_logs = {**other_logs, **logs}
+        self.callbacks.call("evaluation_end", merged_logs)
+
+        # An action, or eval_end of the user's trainer, may have restored a checkpoint.
         self.run.read_step()
-        return dict(tf.nest.map_structure(to_numpy, merged))
+        return dict(tf.nest.map_structure(to_numpy, merged_logs))
 
     def _select_unevaluated_sets(self, sets: Iterable[str]) -> list[str]:
-        """Returns those of `sets` that no process has evaluated at this step, by memory or by the record."""
+        """Returns the validation sets of `sets` that no process has evaluated at this step.
+
+        This process remembers its own evaluations. Those of others are in the record.
+        """
         step = self.run.step
         names = list(sets)
         recorded = self._broadcast_recorded_logs(step) if names else {}
@@ -568,9 +619,9 @@ class Controller:
         ]
 
     def _broadcast_recorded_logs(self, step: int) -> dict[str, Any]:
-        """Returns the logs of a step that the chief has recorded, on every worker, by validation set.
+        """Returns the logs that the chief has recorded for a step, by validation set.
 
-        A single set is called "".
+        Every worker receives them. A single set is called "".
         """
         if self._history is None:
             return {}
@@ -587,15 +638,17 @@ class Controller:
         watched_run: WatchedRun | None = None,
         newest_only: bool = False,
     ) -> dict[str, Any]:
-        """Evaluates the checkpoints in the manager's folder and those that appear there; skips recorded ones.
+        """Evaluates the checkpoints in the manager's folder and those that appear there.
+
+        Recorded checkpoints are skipped.
 
         Args:
-          steps: The number of batches in an evaluation; -1: all.
-          timeout: The seconds to wait for a checkpoint without a sign of life of the run; None: no
-            limit.
-          timeout_fn: Returns whether no more checkpoints will come; used when `watched_run` is
+          steps: The number of batches in an evaluation. -1 means all.
+          timeout: The seconds to wait for a checkpoint without a sign of life of the run. None
+            means no limit.
+          timeout_fn: Returns whether no more checkpoints will come. Used when `watched_run` is
             None.
-          watched_run: The run that saves the checkpoints; None: only its folder is known.
+          watched_run: The run that saves the checkpoints. None means that only its folder is known.
           newest_only: Whether to evaluate only the newest checkpoint each time, instead of all in
             order.
 
@@ -625,13 +678,23 @@ class Controller:
         return output
 
     def restore_checkpoint(self, path: str | None = None) -> str | None:
-        """Restores a checkpoint, or the newest one, or initialises; returns the path of the restored checkpoint."""
+        """Restores a checkpoint in the scope of the strategy.
+
+        Args:
+          path: The path of the checkpoint. None means the newest one. If there is none, the weights
+            are initialised.
+
+        Returns:
+          The path of the restored checkpoint.
+        """
         manager = self.checkpoint_manager
         with self.strategy.scope():
             if path is None:
                 path = manager.restore_or_initialize()
             else:
                 manager.restore(path)
+
+        # Callbacks do not hear of a checkpoint that existed before.
         self._announced_checkpoint_step = manager.saved_step
         self.run.read_step()
         return path
@@ -643,10 +706,12 @@ class Controller:
           overwrite: Whether to write it once more if there is one.
 
         Raises:
-          DivergedError: when a weight is not finite; nothing is saved.
+          DivergedError: when a weight is not finite. Nothing is saved.
         """
         manager = self.checkpoint_manager
-        step = self.run.read_step()  # another thread may save before the loop's steps are counted
+        # Another thread may save before the loop's steps are counted.
+        step = self.run.read_step()
+
         with self._save_lock:
             if step == manager.saved_step and not overwrite:
                 return
@@ -670,17 +735,26 @@ class Controller:
                 self.callbacks.call("checkpoint_saved", manager.saved_path, manager.saved_step)
 
     def mark_loop_interrupted(self) -> None:
-        """Notes the current loop as interrupted, after an error inside it; the next checkpoint stores its end."""
+        """Notes the current loop as interrupted, after an error inside it.
+
+        The next checkpoint stores the end of the loop.
+        """
         self._interrupted_loop.steps = self.loop_range
         self.trainer.should_continue_metrics = True
 
     def _rewind_after_error(self, error: Exception) -> None:
-        """Lets callbacks rewind the run after an error; raises the error when no callback requests that."""
+        """Lets callbacks rewind the run after an error.
+
+        Raises the error when no callback requests that.
+        """
         self.run.read_step()
-        self.run.requests = Requests()  # earlier requests are dropped with the loop
+        # Earlier requests are dropped with the loop.
+        self.run.requests = Requests()
         self.callbacks.call_after_error("exception", error)
         if self.callbacks.shares_requests and not isinstance(error, CollectiveDivergedError):
-            raise error  # which other workers may not have
+            # Other workers may not have the error.
+            raise error
+
         requests = self.callbacks.take_requests()
         if requests.rewind_step is None:
             raise error
@@ -689,26 +763,32 @@ class Controller:
         self._rewind(requests.rewind_step, requests.rewind_reason)
 
     def _rewind(self, step: int, reason: str) -> None:
-        """Restores the checkpoint of an earlier step in the middle of a run, which then resumes from there.
+        """Restores the checkpoint of an earlier step in the middle of a run.
+
+        The run then resumes from there.
 
         Raises:
           UsageError: when that step has no checkpoint.
         """
         self.sync()
         folder = self.checkpoint_manager.restore_folder
-        exists = int(step in complete_checkpoints(folder))  # the chief decides
+        # The chief decides whether the checkpoint exists.
+        exists = int(step in complete_checkpoints(folder))
         if not broadcast_int(self.strategy, exists):
             raise UsageError(
                 f"the run cannot go back to step {step} ({reason}): {folder} holds no checkpoint of"
                 " that step; request a step that has a checkpoint"
             )
+
         _LOG.warning("the run goes back to step %d: %s", step, reason)
-        self._phases.now = REPORT_PHASE  # after an error it is still that of the error
+        # After an error the phase is still that of the error.
+        self._phases.now = REPORT_PHASE
         with self.times.during("recovery"):
             self.restore_checkpoint(os.path.join(folder, f"ckpt-{step}"))
             self._interrupted_loop.steps = None
             self.run.stop_reason = ""
-            self._last_eval_steps.clear()  # evaluations of the dropped steps no longer count
+            # Evaluations of the dropped steps no longer count.
+            self._last_eval_steps.clear()
             self.callbacks.call("rewound", step)
         self._needs_catch_up = True
 
@@ -719,7 +799,7 @@ class Controller:
         self._requested_sets = set(state or ())
 
     def _steps_tensor(self, steps: int) -> tf.Tensor:
-        """Returns `steps` as an int32 scalar; the same tensor while the number stays the same."""
+        """Returns `steps` as an int32 scalar, the same tensor while the number stays the same."""
         if self._cached_steps_tensor[0] != steps:
-            self._cached_steps_tensor = steps, tf.constant(steps, tf.int32)
+            self._cached_steps_tensor = (steps, tf.constant(steps, tf.int32))
         return self._cached_steps_tensor[1]

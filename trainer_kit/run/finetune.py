@@ -53,9 +53,9 @@ def finetune_checkpoints(
     model_dir: str,
     options: RunOptions,
 ) -> tuple[Any, dict[str, Any]]:
-    """Fine-tunes from each checkpoint in the folder `task.init_checkpoint`, until the run there is finished.
+    """Fine-tunes from each checkpoint in the folder `task.init_checkpoint`.
 
-    Runs eagerly.
+    Returns when the run there is finished. Runs eagerly.
 
     Args:
       strategy: The strategy of all fine-tunings, with one worker.
@@ -65,15 +65,15 @@ def finetune_checkpoints(
       options: The options of each run.
 
     Returns:
-      (model, metrics): the model fine-tuned last, None when nothing was left to train; the metrics
-      of the last step.
+      (model, metrics): the model fine-tuned last, None when nothing was left to train, and the
+      metrics of the last step.
 
     Raises:
       UsageError: when there are several workers, or the config does not fit the fine-tunings in
         model_dir.
       NothingToWaitForError: when no checkpoint came in time although the other run was not
-      finished. PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the
-      fine-tunings.
+        finished.
+      PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the fine-tunings.
     """
     if worker_count(strategy) > 1:
         raise UsageError(
@@ -87,14 +87,12 @@ def finetune_checkpoints(
 
     with signals, TimeLimit(config.trainer.max_time, signals), contextlib.ExitStack() as run:
         pretraining = Pretraining(str(config.task.init_checkpoint), model_dir, run)
-        run.enter_context(
-            RunLock(model_dir, pretraining.get_phase_and_step, record_path=directory.params_path)
+        lock = RunLock(model_dir, pretraining.get_phase_and_step, record_path=directory.params_path)
+        run.enter_context(lock)
+        record = record_run(
+            directory, config, options.experiment, CONTINUOUS_FINETUNE, options.records()
         )
-        run.enter_context(
-            record_run(
-                directory, config, options.experiment, CONTINUOUS_FINETUNE, options.records()
-            )
-        )
+        run.enter_context(record)
         curves = run.enter_context(contextlib.closing(SummaryManager(directory.eval_summary_dir)))
 
         model = None
@@ -102,33 +100,39 @@ def finetune_checkpoints(
             signals.check_not_stopped(_STOP_PLACE)
             folder = finetune_directory.get_finetune_dir(model_dir, step)
             _LOG.info("fine-tuning %s in %s", checkpoint, folder)
-            model = None  # frees the model before the next one is built
+
+            # This frees the model before the next one is built.
+            model = None
             forget_models(config.runtime)
-            tuned = config.replace(task={"init_checkpoint": checkpoint})
-            task = create_task(tuned, folder)
+            step_config = config.replace(task={"init_checkpoint": checkpoint})
+            task = create_task(step_config, folder)
             model, _ = run_experiment(
-                strategy, task, "train_and_eval", tuned, folder, **vars(options)
+                strategy, task, "train_and_eval", step_config, folder, **vars(options)
             )
 
             final = RunDirectory(folder, config.trainer).read_final() or {}
             metrics = final.get("metrics", {})
             curves.write_summaries(metrics, step)
             curves.flush()
-            record = {"step": step, "checkpoint": checkpoint, "metrics": metrics}
-            record |= {"finetune_steps": final.get("step"), "best": final.get("best")}
-            files.write_json(
-                finetune_directory.get_metrics_path(model_dir, step), record, point="metrics"
-            )
-            remove_old_checkpoints(
-                folder, keep=0 if "best" in final else 1, run_id=read_run_id(folder)
-            )
+
+            # The metrics are written last: then the step is finished.
+            step_record = {
+                "step": step,
+                "checkpoint": checkpoint,
+                "metrics": metrics,
+                "finetune_steps": final.get("step"),
+                "best": final.get("best"),
+            }
+            metrics_path = finetune_directory.get_metrics_path(model_dir, step)
+            files.write_json(metrics_path, step_record, point="metrics")
+            kept_count = 0 if "best" in final else 1
+            remove_old_checkpoints(folder, keep=kept_count, run_id=read_run_id(folder))
 
         signals.check_not_stopped(_STOP_PLACE)
-        last = max(finetune_directory.list_finished_steps(model_dir), default=0)
-        last_metrics = (
-            files.read_json(finetune_directory.get_metrics_path(model_dir, last)) or {}
-        ).get("metrics", {})
-        directory.write_final(last, CONTINUOUS_FINETUNE, last_metrics, None)
+        last_step = max(finetune_directory.list_finished_steps(model_dir), default=0)
+        last_path = finetune_directory.get_metrics_path(model_dir, last_step)
+        last_metrics = (files.read_json(last_path) or {}).get("metrics", {})
+        directory.write_final(last_step, CONTINUOUS_FINETUNE, last_metrics, None)
         return model, last_metrics
 
 
@@ -136,14 +140,16 @@ class Pretraining(Sidecar):
     """The run whose checkpoints are fine-tuned, as CheckpointWatcher sees it.
 
     Args:
-      folder: The folder of that run; it need not exist yet.
+      folder: The folder of that run. It need not exist yet.
       model_dir: The folder of the fine-tunings.
       exit_stack: Gets the lease in `folder`, once a heartbeat shows that trainer_kit runs there.
     """
 
     def __init__(self, folder: str, model_dir: str, exit_stack: contextlib.ExitStack) -> None:
         directory = RunDirectory(os.path.abspath(folder), TrainerConfig())
-        name = f"finetune-{hashlib.sha256(os.path.realpath(model_dir).encode()).hexdigest()[:8]}"
+        # Each folder of fine-tunings has a separate lease.
+        digest = hashlib.sha256(os.path.realpath(model_dir).encode()).hexdigest()
+        name = f"finetune-{digest[:8]}"
         super().__init__(
             directory=directory,
             ledger=Ledger(directory.training_ledger_path, dataset="", config_hash=""),
@@ -158,13 +164,16 @@ class Pretraining(Sidecar):
         self._has_lease = False
 
     def get_reached_step(self) -> int:
-        """Returns the last step whose fine-tuning is finished; -1 before the first."""
+        """Returns the last step whose fine-tuning is finished, -1 before the first."""
         return max(self.get_evaluated_steps(), default=-1)
 
     def follow_checkpoints(
         self, options: TrainerConfig, signals: StopSignals
     ) -> Iterator[tuple[int, str]]:
-        """Yields the step and the prefix of each checkpoint to fine-tune, interrupted ones first, until a signal."""
+        """Yields the step and the prefix of each checkpoint to fine-tune, until a signal.
+
+        Interrupted fine-tunings come first.
+        """
         newest_only = options.continuous_eval.policy == "latest"
         for step in finetune_directory.list_unfinished_steps(self._model_dir):
             # The checkpoint may be gone by now: the interrupted run has saved its own.
@@ -176,7 +185,7 @@ class Pretraining(Sidecar):
             yield parse_step(prefix), prefix
 
     def get_phase_and_step(self) -> tuple[str, int]:
-        """Returns (phase, last finished step), for the heartbeat; from any thread."""
+        """Returns (phase, last finished step), for the heartbeat. Callable from any thread."""
         return "fine-tune", max(self.get_evaluated_steps(), default=0)
 
     def poll_rewind(self) -> int | None:
@@ -188,7 +197,10 @@ class Pretraining(Sidecar):
         return set(finetune_directory.list_finished_steps(self._model_dir))
 
     def protect_checkpoints(self, after_step: int | None, reading_step: int | None) -> None:
-        """Writes a lease, so that the run keeps the checkpoints that are needed, if it reads leases."""
+        """Writes a lease, so that the run keeps the checkpoints that are needed.
+
+        Does so only once a heartbeat shows that the run reads leases.
+        """
         if not self._has_lease and os.access(os.path.join(self._path, HEARTBEAT), os.W_OK):
             self._exit_stack.enter_context(self._lease)
             self._has_lease = True
@@ -197,12 +209,13 @@ class Pretraining(Sidecar):
 
 
 def forget_models(runtime: RuntimeConfig) -> None:
-    """Frees the state that Keras keeps of earlier models, and seeds everything; runs eagerly, on the host.
+    """Frees the state that Keras keeps of earlier models, and seeds everything.
 
     What is built next has the names, draws the random numbers and has the dtype policy that it
-    would have in a new process, whatever was built before.
+    would have in a new process, whatever was built before. Runs eagerly, on the host.
     """
-    policy = keras.config.dtype_policy()  # the user's own, if the config has none
+    # The user's own policy stays if the config has none.
+    policy = keras.config.dtype_policy()
     keras_2 = sys.modules.get("tf_keras")
     if keras_2 is not None:
         keras_2.backend.clear_session()

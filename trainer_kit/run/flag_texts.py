@@ -1,4 +1,4 @@
-"""The table of the flags of `python -m trainer_kit.train` with their meanings, and the text of --help."""
+"""The flags of `python -m trainer_kit.train` with their meanings, and the text of --help."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from typing import Literal
 from trainer_kit.config.modes import MODES
 
 EXAMPLES = {
-    "Train an experiment from the folder experiments/, evaluate it during training, and write to runs/digits:": (
+    (
+        "Train an experiment from the folder experiments/, evaluate it during training, and write"
+        " to runs/digits:"
+    ): (
         "python -m trainer_kit.train --experiment=digits --mode=train_and_eval"
         " --model_dir=runs/digits"
     ),
-    "Do the same with your own experiment from the file my_task.py, and change a value of its config:": (
+    (
+        "Do the same with your own experiment from the file my_task.py, and change a value of its"
+        " config:"
+    ): (
         "python -m trainer_kit.train --import_module=my_task.py --experiment=rings"
         " --mode=train_and_eval \\\n      --model_dir=runs/rings"
         " --params_override=trainer.train_steps=2000"
@@ -29,11 +35,11 @@ class FlagText:
     """The text of a flag in --help.
 
     Attributes:
-      value: The placeholder of its value, such as FILE; empty for a switch.
+      value: The placeholder of its value, such as FILE. Empty for a switch.
       sentence: A sentence that says what the flag does.
-      default: The value without the flag; None if it has no default.
-      kind: text; repeated, each use adds a value; count, a number of 0 or more; step; switch; absl:
-        defined by absl.
+      default: The value without the flag. None if it has no default.
+      kind: One of text, repeated (each use adds a value), count (a number of 0 or more), step,
+        switch and absl (defined by absl).
     """
 
     value: str
@@ -124,21 +130,21 @@ SOURCES_NOTE = (
 
 def format_help_text() -> str:
     """Returns the text of --help: two commands to copy, the flags and the modes."""
-    lines = [
-        line
-        for comment, command in EXAMPLES.items()
-        for line in (f"  # {comment}", f"  {command}", "")
-    ]
+    lines = ["Runs an experiment:", ""]
+    for comment, command in EXAMPLES.items():
+        lines += [f"  # {comment}", f"  {command}", ""]
+
     lines += ["flags:"]
     for name, flag in FLAGS.items():
-        lines += [
-            f"  {format_usage(name)}{' *' if flag.kind == 'repeated' else ''}",
-            *_indent_text(describe_flag(name), 6),
-        ]
-    lines += ["", *_indent_text(SOURCES_NOTE, 2), "", "modes:"]
-    for mode, needs in MODES.items():
-        lines += [f"  {mode}", *_indent_text(f"{needs.meaning[0].upper()}{needs.meaning[1:]}.", 6)]
-    return "\n".join(["Runs an experiment:", "", *lines])
+        mark = " *" if flag.kind == "repeated" else ""
+        lines += [f"  {format_usage(name)}{mark}", *_indent_text(describe_flag(name), 6)]
+    lines += ["", *_indent_text(SOURCES_NOTE, 2), ""]
+
+    lines += ["modes:"]
+    for mode, properties in MODES.items():
+        meaning = properties.meaning
+        lines += [f"  {mode}", *_indent_text(f"{meaning[0].upper()}{meaning[1:]}.", 6)]
+    return "\n".join(lines)
 
 
 def format_usage(name: str) -> str:
@@ -158,6 +164,5 @@ def describe_flag(name: str) -> str:
 
 
 def _indent_text(text: str, spaces: int) -> Iterator[str]:
-    yield from textwrap.wrap(
-        text, _WIDTH, initial_indent=" " * spaces, subsequent_indent=" " * spaces
-    )
+    indent = " " * spaces
+    yield from textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)

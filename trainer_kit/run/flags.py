@@ -15,7 +15,8 @@ from trainer_kit.run.flag_texts import FLAGS
 from trainer_kit.run.preflight import RunRequest
 
 REPEATED = tuple(name for name, flag in FLAGS.items() if flag.kind == "repeated")
-SUPERVISOR_FLAG, FIRST_ATTEMPT_FLAG = "max_restarts", "from_step"
+SUPERVISOR_FLAG = "max_restarts"
+FIRST_ATTEMPT_FLAG = "from_step"
 
 
 class _StepParser(flags.ArgumentParser):
@@ -27,7 +28,7 @@ class _StepParser(flags.ArgumentParser):
         """Returns the step.
 
         Raises:
-          ValueError: for any other text; the message says what to give.
+          ValueError: for any other text. The message says what to give.
         """
         text = str(argument).strip().removeprefix("ckpt-")
         if text.isascii() and text.isdecimal():
@@ -45,7 +46,10 @@ class _StepParser(flags.ArgumentParser):
 
 
 def define_flags() -> flags.FlagValues:
-    """Returns the flags of this command in a new FlagValues; absl's global flags stay as they are."""
+    """Returns the flags of this command in a new FlagValues.
+
+    The global flags of absl stay as they are.
+    """
     values = flags.FlagValues()
     for name, flag in FLAGS.items():
         if flag.kind == "text":
@@ -74,14 +78,16 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
     try:
         rest = values(list(argv))[1:]
     except flags.UnrecognizedFlagError as error:
-        known = suggest_names(f"--{error.flagname}", [f"--{name}" for name in values])
-        raise UsageError(f"--{error.flagname}: no such flag; {known}") from error
+        names = [f"--{name}" for name in values]
+        suggestion = suggest_names(f"--{error.flagname}", names)
+        raise UsageError(f"--{error.flagname}: no such flag; {suggestion}") from error
     except flags.Error as error:
         text = str(error).replace("invalid literal for int() with base 10", "not a whole number")
         if "Non-boolean argument" in text:
             advice = "it is neither true nor false; give the flag without a value for true"
             text = f"{text.partition(': ')[0]}: {advice}"
         raise UsageError(text) from error
+
     if rest:
         raise UsageError(
             f"{rest[0]!r} is not a flag; flags begin with --, as in --experiment=digits; see --help"
@@ -90,10 +96,10 @@ def parse_flags(argv: Sequence[str]) -> flags.FlagValues:
 
 
 def format_attempt_flags(values: flags.FlagValues) -> list[str]:
-    """Returns the arguments of each attempt under the supervisor: the same flags without --max_restarts.
+    """Returns the arguments of each attempt under the supervisor.
 
-    They lack --from_step too, which would rewind the run at each restart;
-    `format_first_attempt_flags` returns it.
+    They are the same flags without --max_restarts. They lack --from_step too, which would rewind
+    the run at each restart: `format_first_attempt_flags` returns it.
     """
     arguments: list[str] = []
     for name in values:
@@ -103,9 +109,8 @@ def format_attempt_flags(values: flags.FlagValues) -> list[str]:
         if flag.boolean:
             arguments.append(f"--{name}" if flag.value else f"--no{name}")
         else:
-            arguments += [
-                f"--{name}={value}" for value in (flag.value if name in REPEATED else [flag.value])
-            ]
+            flag_values = flag.value if name in REPEATED else [flag.value]
+            arguments += [f"--{name}={value}" for value in flag_values]
     return arguments
 
 
@@ -118,11 +123,15 @@ def format_first_attempt_flags(values: flags.FlagValues) -> list[str]:
 
 
 def build_sources(values: flags.FlagValues) -> ConfigSources:
-    """Returns the sources of config values; --tpu and --tf_data_service win over every other source."""
-    set_by_flags: dict[str, Any] = (
-        {"runtime": {"tpu": values.tpu}} if values.tpu is not None else {}
-    )
-    origins = {"runtime.tpu": "--tpu"} if set_by_flags else {}
+    """Returns the sources of config values.
+
+    --tpu and --tf_data_service win over every other source.
+    """
+    set_by_flags: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    if values.tpu is not None:
+        set_by_flags["runtime"] = {"tpu": values.tpu}
+        origins["runtime.tpu"] = "--tpu"
     if values.tf_data_service is not None:
         address = {"tf_data_service_address": values.tf_data_service}
         set_by_flags["task"] = {"train_data": address, "validation_data": address}

@@ -1,4 +1,7 @@
-"""Runs a config: sets devices, seeds and precision, makes strategy and task, and calls run_experiment."""
+"""Runs a config.
+
+Sets devices, seeds and precision, makes strategy and task, and calls run_experiment.
+"""
 
 from __future__ import annotations
 
@@ -56,14 +59,13 @@ def launch(
     """
     run_options = RunOptions(**options)
     model_dir = follow_links(model_dir)
-    if mode == "continuous_eval" and config.runtime.distribution_strategy in (
-        "auto",
-        "multi_worker_mirrored",
-    ):
+    strategy_name = config.runtime.distribution_strategy
+    if mode == "continuous_eval" and strategy_name in ("auto", "multi_worker_mirrored"):
         # A sidecar works alone, also with the params.yaml that a worker has written.
         config = config.replace(
             runtime={"distribution_strategy": "auto", "worker_hosts": None, "task_index": -1}
         )
+
     cluster = read_cluster()
     has_strategy = (
         lookup_mode(mode).trains or config.runtime.distribution_strategy == "multi_worker_mirrored"
@@ -73,10 +75,12 @@ def launch(
             f"chief and workers train, but TF_CONFIG calls this process {cluster.task_type}; start"
             " an evaluator with mode continuous_eval, and no process for a ps"
         )
+
     task_type = lookup_task_class(config.task)
     before_task()
     if lookup_mode(mode).trains:
         check_optimizer_choice(config, task_type)
+
     with forbid_concurrent_runs(), convert_lost_worker_errors():
         strategy = prepare_runtime(config, read_thread_counts(model_dir))
 
@@ -95,7 +99,7 @@ def prepare_runtime(config: ExperimentConfig, threads: Mapping[str, int] | None 
 
     Args:
       config: The experiment's config.
-      threads: The thread counts that the run was started with; None for a new run.
+      threads: The thread counts that the run was started with. None for a new run.
 
     Raises:
       UsageError: when the machine lacks what the runtime section asks for, or the replicas cannot

@@ -1,4 +1,7 @@
-"""Resolves the lengths in a config: steps in place of epochs and shares, before the trainer is built."""
+"""Resolves the lengths in a config: steps take the place of epochs and shares.
+
+This happens before the trainer is built.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,23 @@ from trainer_kit.training.loops.intervals import Epochs
 def resolve_lengths(
     config: ExperimentConfig, task: Any, callbacks: Sequence[Callback] = (), dataset: Any = None
 ) -> tuple[ExperimentConfig, Epochs | None]:
-    """Returns the config with steps in place of epochs and shares, and the epochs; None if nothing counts epochs.
+    """Puts steps in place of epochs and shares.
 
-    Opens the training data once if the length of an epoch is needed and the config does not tell
-    it: by trainer.steps_per_epoch, or by trainer.overfit_batches, which then are the epoch. Runs
-    eagerly, in the scope of the strategy, on every worker.
+    Opens the training data once if the length of an epoch is needed and the config does not contain
+    it. It can be trainer.steps_per_epoch, or trainer.overfit_batches, which then are the epoch.
+    Runs eagerly, in the scope of the strategy, on every worker.
 
     Args:
       config: The config as it was written.
       task: The task, whose build_inputs opens the data.
       callbacks: The users' callbacks, which may have epoch_begin or epoch_end.
-      dataset: A ready-made dataset that replaces the task's; None: there is none.
+      dataset: A ready-made dataset that replaces the task's. None means the task's.
+
+    Returns:
+      (config, epochs): the config with steps, and the epochs. None if nothing counts epochs.
 
     Raises:
-      ConfigError: when the data does not tell the length of an epoch, or a share has no run of
+      ConfigError: when the data does not indicate the length of an epoch, or a share has no run of
         known length.
     """
     options = config.trainer
@@ -55,6 +61,7 @@ def resolve_lengths(
     if not users:
         return replace_durations(config, None), None
 
+    # The data gives the length of an epoch.
     strategy = tf.distribute.get_strategy()
     context = tf.distribute.InputContext(
         worker_count(strategy), worker_index(strategy), strategy.num_replicas_in_sync
@@ -62,7 +69,9 @@ def resolve_lengths(
     data = getattr(config.task, "train_data", None)
     if dataset is None and data is not None:
         dataset = call_build_inputs(get_build_inputs(task, data), data, context)
-    length = compute_epoch_length(dataset, getattr(data, "global_batch_size", 0), context, users[0])
+    batch_size = getattr(data, "global_batch_size", 0)
+    length = compute_epoch_length(dataset, batch_size, context, users[0])
+
     # Workers read different files, so that one may have a batch more: the chief's number counts.
     numerator = broadcast_int(strategy, length.numerator)
     denominator = broadcast_int(strategy, length.denominator)

@@ -1,4 +1,7 @@
-"""Adapters for Orbit programs: their actions as a callback, and their own orbit.Controller in the modes of a run."""
+"""Adapters for Orbit programs.
+
+Their actions become a callback, and their own orbit.Controller drives the modes of a run.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from trainer_kit.training.checks.failed_step import OrbitLoopCheck
 class Actions(Callback):
     """Calls actions after each training loop and after each evaluation, on every worker.
 
-    An action may raise StopTraining; the other actions are still called. If an action has restored
+    An action may raise StopTraining. The other actions are still called. If an action has restored
     an earlier checkpoint, after a loop or after an evaluation, the run goes back to that step.
     `register_states` saves the states of train actions that have methods `state()` and
     `restore(state)`.
@@ -54,7 +57,10 @@ class Actions(Callback):
 def _call_actions(
     actions: Sequence[Callable[[Any], Any]], run: Run, logs: Any, before: int
 ) -> None:
-    """Calls actions at the step `before`, and asks for a rewind if they have set global_step to an earlier one."""
+    """Calls actions at the step `before`.
+
+    Asks for a rewind if they have set global_step to an earlier step.
+    """
     for action in actions:
         try:
             action(logs)
@@ -65,11 +71,11 @@ def _call_actions(
 
 
 def register_states(trainer: Any, actions: Sequence[Any], kind: str = "action") -> None:
-    """Adds the states of actions to every checkpoint; to be called before the restore.
+    """Adds the states of actions to every checkpoint. To be called before the restore.
 
     Args:
       trainer: The run's trainer.
-      actions: The actions; those with methods `state()` and `restore(state)` have a state.
+      actions: The actions. Those with methods `state()` and `restore(state)` have a state.
       kind: A prefix that distinguishes these actions in the checkpoint from others of the run.
     """
     for number, action in enumerate(actions):
@@ -89,19 +95,19 @@ def list_actions(
 
     Args:
       name: The name of the argument, for the message.
-      actions: The actions; None becomes an empty list.
+      actions: The actions. None becomes an empty list.
 
     Raises:
       UsageError: when one of them cannot be called.
     """
-    listed = list(actions or ())
-    for action in listed:
+    action_list = list(actions or ())
+    for action in action_list:
         if not callable(action):
             raise UsageError(
-                f"{name}: {action!r:.60} cannot be called; an action is a function that takes the "
-                "logs, and a Keras callback is none"
+                f"{name}: {action!r:.60} cannot be called; an action is a function that takes the"
+                " logs, and a Keras callback is none"
             )
-    return listed
+    return action_list
 
 
 class OrbitController:
@@ -110,18 +116,21 @@ class OrbitController:
     It keeps no ledger, does not rewind after a divergence, and stops between loops only.
 
     Args:
-      controller_cls: A subclass of orbit.Controller; its constructor restores the newest
-      checkpoint. trainer, evaluator: As in Controller.
+      controller_cls: A subclass of orbit.Controller. Its constructor restores the newest
+        checkpoint.
+      trainer, evaluator: As in Controller.
       callbacks: The callbacks of the run, which have no members.
-      actions: The users' actions; the orbit.Controller calls them.
+      actions: The users' actions. The orbit.Controller calls them.
       signals: The stop signals of the run.
-      history: Knows the evaluations that a Controller has recorded; None: there are none.
+      history: Knows the evaluations that a Controller has recorded. None means that no evaluations
+        are recorded.
       **arguments: Further arguments of the class.
     """
 
     phase = "start"
     loop_range = (0, 0)
-    saves_after_errors = False  # the state after an error is not known
+    # The state after an error is not known.
+    saves_after_errors = False
 
     def __init__(
         self,
@@ -148,12 +157,10 @@ class OrbitController:
 
         train_actions = list(actions.train_actions)
         if trainer is not None:
-            train_actions.insert(
-                0,
-                OrbitLoopCheck(
-                    trainer, lambda: signals.is_stop_requested() or trainer.is_stop_requested
-                ),
+            loop_check = OrbitLoopCheck(
+                trainer, lambda: signals.is_stop_requested() or trainer.is_stop_requested
             )
+            train_actions.insert(0, loop_check)
         self._orbit_controller = controller_cls(
             trainer=trainer,
             evaluator=evaluator,
@@ -168,7 +175,10 @@ class OrbitController:
     def train_and_evaluate(
         self, train_steps: int, *, evaluates: bool = True, **arguments: Any
     ) -> dict[str, Any]:
-        """Trains up to global step `train_steps`, with evaluations if it `evaluates`; returns the logs of the last."""
+        """Trains up to global step `train_steps`, with evaluations if it `evaluates`.
+
+        Returns the logs of the last evaluation.
+        """
         if not evaluates:
             return self._call_until_stopped(self._orbit_controller.train, steps=train_steps)
 
@@ -177,18 +187,22 @@ class OrbitController:
         )
         if logs or self.should_stop or self._history is None:
             return logs
+
         # No step was left to train. An earlier start with a Controller may have evaluated the last
         # one.
         return self._history.metrics_at(self.run.step)
 
     def evaluate(self, steps: int = -1) -> dict[str, Any]:
-        """Evaluates `steps` batches, -1 for all; returns the logs."""
+        """Evaluates `steps` batches, -1 for all, and returns the logs."""
         return self._call_until_stopped(self._orbit_controller.evaluate, steps=steps)
 
     def evaluate_continuously(
         self, steps: int, timeout: float | None, timeout_fn: Callable[[], bool], **_: Any
     ) -> dict[str, Any]:
-        """Evaluates the checkpoints that appear in the manager's folder; returns the last logs."""
+        """Evaluates the checkpoints that appear in the manager's folder.
+
+        Returns the last logs.
+        """
         return self._call_until_stopped(
             self._orbit_controller.evaluate_continuously,
             steps=steps,
@@ -197,7 +211,10 @@ class OrbitController:
         )
 
     def _call_until_stopped(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-        """Calls a method of the orbit.Controller. When an action stops the run, saves a checkpoint."""
+        """Calls a method of the orbit.Controller.
+
+        When an action stops the run, a checkpoint is saved.
+        """
         try:
             return dict(method(**arguments) or {})
         except StopTraining as stop:

@@ -45,10 +45,12 @@ from trainer_kit.telemetry.report import Writer
 from trainer_kit.training.loops.intervals import Epochs
 
 _LOG = logging.getLogger(__name__)
-_PER_WORKER_PATHS = ("runtime.task_index", "runtime.worker_hosts")  # each worker may have others
-_VISIBILITY_TIMEOUT_SECONDS = (
-    60.0  # seconds; a network file system may hide a new file as long as that
-)
+
+# The config values that may differ between workers.
+_PER_WORKER_PATHS = ("runtime.task_index", "runtime.worker_hosts")
+
+# A network file system may hide a new file as long as that.
+_VISIBILITY_TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -83,19 +85,21 @@ class RunPlan:
     Attributes:
       mode: The name of the mode.
       mode_properties: The properties of the mode.
-      config: The experiment's config; in continuous_eval, with only the validation sets that it
-        evaluates. In modes that train, `resolve_lengths` has put steps in place of epochs and
+      config: The experiment's config. In continuous_eval it has only the validation sets that the
+        run evaluates. In modes that train, `resolve_lengths` has put steps in place of epochs and
         shares.
       options: The options of run_experiment.
       strategy: The strategy of the run.
       directory: The directory of the run.
-      checkpoint: The path that mode eval evaluates; "" for the weights as the task initializes
-      them. train_actions, eval_actions: The caller's actions, as lists.
+      checkpoint: The path that mode eval evaluates. "" means the weights as the task initializes
+        them.
+      train_actions: The caller's actions after training loops, as a list.
+      eval_actions: The caller's actions after evaluations, as a list.
       callbacks: The callbacks of the task if the run trains, those of the config, then the
         caller's.
       original_config: The config with its durations as they were written, for the run's records.
       changes: What differs from the config that the run in model_dir was started with.
-      epochs: The epochs of the run; None if neither the config nor a callback names epochs.
+      epochs: The epochs of the run. None if neither the config nor a callback names epochs.
     """
 
     mode: str
@@ -124,7 +128,10 @@ class RunPlan:
 
     @property
     def last_step(self) -> int | None:
-        """The step at which training ends; None if it goes on until the data ends. Only for modes that train."""
+        """The step at which training ends, None if it continues until the data ends.
+
+        Only for modes that train.
+        """
         steps = self.config.trainer.train_steps
         return steps if steps >= 0 else None
 
@@ -143,9 +150,10 @@ class RunPlan:
         return self.trains and self.is_chief
 
     def create_lock(self, progress: Progress) -> AbstractContextManager[Any]:
-        """Returns the lock that makes this process the only trainer in model_dir, or the only sidecar of its name.
+        """Returns the lock of this process.
 
-        The lock file is removed if the process ends before it has recorded a run or an evaluation.
+        It makes this process the only trainer in model_dir, or the only sidecar of its name. The
+        lock file is removed if the process ends before it has recorded a run or an evaluation.
 
         Raises:
           UsageError: for a sidecar with several workers, since each would choose its checkpoints by
@@ -178,7 +186,9 @@ def plan_run(
     model_dir: str,
     options: RunOptions,
 ) -> RunPlan:
-    """Makes all checks that need no model, and returns the plan of the run; changes no file.
+    """Makes all checks that need no model, and returns the plan of the run.
+
+    Changes no file.
 
     Raises:
       UsageError: for an unknown mode, a missing checkpoint, or objects that are not actions or
@@ -186,8 +196,8 @@ def plan_run(
       ConfigError: when the run in model_dir was started with another config, or the mode trains no
         steps to profile.
     """
-    kind = lookup_mode(mode)
-    if not kind.is_single_run:
+    mode_properties = lookup_mode(mode)
+    if not mode_properties.is_single_run:
         raise UsageError(
             f"mode {mode} needs a new task for each checkpoint: start it with"
             f" trainer_kit.launch(config, {mode!r}, model_dir) or with python -m trainer_kit.train"
@@ -204,20 +214,22 @@ def plan_run(
         sidecar=get_evaluation_name(mode, options.eval_name),
     )
     strategy = resolve_strategy(strategy)
+
     changes = list[Change]()
-    if kind.trains:
+    if mode_properties.trains:
         changes = check_model_dir(
             directory, config, options.experiment, options.allow_config_change
         )
     for change in changes:
         _LOG.info("changed since the run was started: %s", change)
+
     checkpoint = options.checkpoint
     if mode == "eval":
         checkpoint = select_checkpoint(directory.path, checkpoint, directory.best_dir)
     callbacks = [*create_callbacks(config.trainer.callbacks), *check_callbacks(options.callbacks)]
     return RunPlan(
         mode=mode,
-        mode_properties=kind,
+        mode_properties=mode_properties,
         config=config,
         options=options,
         strategy=strategy,
@@ -232,14 +244,14 @@ def plan_run(
 
 
 def resolve_plan(plan: RunPlan, task: Any) -> RunPlan:
-    """Returns the plan with what the task adds to it; unchanged if the run does not train. Called in strategy scope.
+    """Returns the plan with what the task adds to it, unchanged if the run does not train.
 
-    The callbacks of the task come before the others, and steps replace epochs and shares, whose
-    length the training data tells.
+    The callbacks of the task come before the others. Steps replace epochs and shares, whose length
+    comes from the training data. Called in strategy scope.
 
     Raises:
       UsageError: when the task returns something else than trainer_kit.Callback objects.
-      ConfigError: when the data does not tell the length of an epoch, or a share has no run of
+      ConfigError: when the data does not indicate the length of an epoch, or a share has no run of
         known length.
     """
     if not plan.trains:
@@ -252,7 +264,9 @@ def resolve_plan(plan: RunPlan, task: Any) -> RunPlan:
 
 
 def check_agreement(plan: RunPlan) -> None:
-    """Checks that all workers have the same config and model_dir; called on all of them, under the lock of the chief.
+    """Checks that all workers have the same config and model_dir.
+
+    Called on all of them, under the lock of the chief.
 
     Raises:
       UsageError: when values differ that `allow_config_change` does not name, or model_dir lacks
@@ -260,37 +274,46 @@ def check_agreement(plan: RunPlan) -> None:
     """
     if worker_count(plan.strategy) == 1:
         return
-    exempt, folder = (*_PER_WORKER_PATHS, *plan.options.allow_config_change), plan.directory.path
+
+    # Each worker sends its config values, and the heartbeat in its model_dir.
+    folder = plan.directory.path
+    exempt_paths = [
+        path for path in (*_PER_WORKER_PATHS, *plan.options.allow_config_change) if path
+    ]
     values = {
         path: repr(value)
         for path, value in flatten_values(plan.config).items()
-        if not any(is_inside(path, section) for section in exempt if section)
+        if not any(is_inside(path, section) for section in exempt_paths)
     }
     texts = all_gather(plan.strategy, json.dumps([values, read_heartbeat(folder)]))
-    (wanted, heartbeat), *others = map(json.loads, texts)
+    (chief_values, heartbeat), *others = map(json.loads, texts)
+
     advice = "start all workers with one config, or name the value in allow_config_change"
-    mistakes = [
-        Mistake(
-            path, f"{other.get(path)} on worker {index}, but {wanted.get(path)} on worker 0", advice
-        )
-        for index, (other, _) in enumerate(others, 1)
-        for path in sorted(wanted.keys() | other.keys())
-        if other.get(path) != wanted.get(path)
-    ]
+    mistakes: list[Mistake] = []
+    for index, (worker_values, _) in enumerate(others, 1):
+        for path in sorted(chief_values.keys() | worker_values.keys()):
+            value = worker_values.get(path)
+            chief_value = chief_values.get(path)
+            if value != chief_value:
+                problem = f"{value} on worker {index}, but {chief_value} on worker 0"
+                mistakes.append(Mistake(path, problem, advice))
     if mistakes:
-        barrier(plan.strategy)  # no worker ends before the others know
+        # No worker ends before the others have the mistakes.
+        barrier(plan.strategy)
         raise ConfigError(mistakes)
 
+    # In a shared folder each worker reads the heartbeat of the chief.
     if not plan.trains:
         return
-    give_up = time.monotonic() + _VISIBILITY_TIMEOUT_SECONDS
+    deadline = time.monotonic() + _VISIBILITY_TIMEOUT_SECONDS
     while not (is_shared := (read_heartbeat(folder) or {}).get("started") == heartbeat["started"]):
-        if time.monotonic() > give_up:
+        if time.monotonic() > deadline:
             break
         time.sleep(1)
-    if others := list(filter(None, all_gather(plan.strategy, "" if is_shared else folder))):
+    folders = all_gather(plan.strategy, "" if is_shared else folder)
+    if other_folders := list(filter(None, folders)):
         barrier(plan.strategy)
         raise UsageError(
-            f"model_dir: worker 0 trains in another folder than {others[0]}; all need one shared"
-            " folder"
+            f"model_dir: worker 0 trains in another folder than {other_folders[0]}; all need one"
+            " shared folder"
         )

@@ -23,23 +23,24 @@ from trainer_kit.process.run_lock import check_not_in_use
 from trainer_kit.runtime.tf_config import find_parameter_server_mistakes, read_worker_index
 from trainer_kit.telemetry.profile_window import parse_profile_steps
 
-_SERVICE_FLAG = "--tf_data_service"  # whose address the readers of a DataConfig do not use
+# The readers of a DataConfig do not use the address of this flag.
+_SERVICE_FLAG = "--tf_data_service"
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A requested run; the attributes are the values of the flags.
+    """A requested run. The attributes are the values of the flags.
 
     Attributes:
-      experiment, mode, model_dir: The experiment, the mode and the folder of the run; None without
-      the flag.
+      experiment, mode, model_dir: The experiment, the mode and the folder of the run. None without
+        the flag.
       sources: The sources of config values.
       import_modules: The modules to import first.
       allow_config_change: Paths of config values that may differ from the run in model_dir.
       checkpoint: The checkpoint that mode eval evaluates.
       eval_name: The name of a continuous_eval sidecar.
-      from_step: The step to resume from; None: the newest checkpoint.
-      profile: The steps to trace, as "10:20"; None: no trace.
+      from_step: The step to resume from. None means the newest checkpoint.
+      profile: The steps to trace, as "10:20". None means no trace.
     """
 
     experiment: str | None
@@ -59,7 +60,7 @@ def check_request(request: RunRequest) -> ResolvedConfig[ExperimentConfig]:
 
     Raises:
       ConfigError: with every mistake in flags, files and config.
-      UsageError: when model_dir holds another run, or nothing to evaluate.
+      UsageError: when model_dir contains another run, or nothing to evaluate.
       StorageError: when model_dir cannot be written.
       ModelDirInUseError: when another process trains in model_dir.
     """
@@ -70,9 +71,11 @@ def check_request(request: RunRequest) -> ResolvedConfig[ExperimentConfig]:
         if request.experiment:
             discovery.import_experiment(request.experiment, request.import_modules)
             resolved = resolve_config(request.experiment, request.sources)
+
             directory = RunDirectory(request.model_dir or "", resolved.config.trainer)
             record = _read_text(directory.params_path) if request.model_dir else ""
             mistakes += find_unknown_paths(request.allow_config_change, resolved.config, record)
+
             data = getattr(resolved.config.task, "train_data", None)
             if _SERVICE_FLAG in resolved.origins.values() and isinstance(data, DataConfig):
                 advice = (
@@ -81,6 +84,7 @@ def check_request(request: RunRequest) -> ResolvedConfig[ExperimentConfig]:
                 )
                 problem = "no reader of this release uses the tf.data service yet"
                 mistakes.append(Mistake(_SERVICE_FLAG, problem, advice))
+
             mistakes += find_parameter_server_mistakes(resolved.config.runtime)
             mistakes += find_early_stopping_mistakes(resolved.config.trainer, request.mode or "")
             if request.mode in MODES and MODES[request.mode].trains:
@@ -100,9 +104,14 @@ def check_request(request: RunRequest) -> ResolvedConfig[ExperimentConfig]:
 
 
 def find_early_stopping_mistakes(options: TrainerConfig, mode: str) -> list[Mistake]:
-    """Returns a mistake when the config has early stopping but the mode evaluates nothing during training, else []."""
-    early = options.early_stopping
-    if early is None or early.eval_name or mode not in ("train", "train_and_post_eval"):
+    """Returns a mistake when early stopping gets no evaluations, else [].
+
+    That is when the config has early stopping, but the mode evaluates nothing during training.
+    """
+    early_stopping = options.early_stopping
+    if early_stopping is None or early_stopping.eval_name:
+        return []
+    if mode not in ("train", "train_and_post_eval"):
         return []
     problem = f"the mode {mode} does not evaluate during training"
     advice = (
@@ -121,13 +130,8 @@ def find_profile_mistakes(profile: str | None, mode: str) -> list[Mistake]:
     except UsageError as error:
         return [Mistake("--profile", str(error))]
     if mode in MODES and not MODES[mode].trains:
-        return [
-            Mistake(
-                "--profile",
-                f"it traces training steps, but the mode {mode} does not train",
-                "leave it out",
-            )
-        ]
+        problem = f"it traces training steps, but the mode {mode} does not train"
+        return [Mistake("--profile", problem, "leave it out")]
     return []
 
 
@@ -135,6 +139,7 @@ def _flag_mistakes(request: RunRequest) -> Iterator[Mistake]:
     for name in ("experiment", "mode", "model_dir"):
         if not getattr(request, name):
             yield Mistake(f"--{name}", "is needed", "see --help")
+
     if request.mode:
         try:
             mode = lookup_mode(request.mode)
@@ -154,12 +159,11 @@ def _flag_mistakes(request: RunRequest) -> Iterator[Mistake]:
                 problem = (
                     f"training resumes from this step, but the mode {request.mode} does not train"
                 )
-                instead = (
-                    f"--checkpoint={step} evaluates that step"
-                    if request.mode == "eval"
-                    else "leave it out"
-                )
-                yield Mistake("--from_step", problem, instead)
+                advice = "leave it out"
+                if request.mode == "eval":
+                    advice = f"--checkpoint={step} evaluates that step"
+                yield Mistake("--from_step", problem, advice)
+
     yield from find_profile_mistakes(request.profile, request.mode or "")
     if problem := describe_folder_name_problem(request.eval_name, RESERVED_EVAL_NAMES):
         yield Mistake("--eval_name", problem)
@@ -170,28 +174,31 @@ def _read_text(path: str) -> str:
         with open(path, encoding="utf-8") as stream:
             return stream.read()
     except (OSError, ValueError):
-        return ""  # there is no run yet, or check_model_dir reports what is wrong with it
+        # There is no run yet, or check_model_dir reports what is wrong with it.
+        return ""
 
 
 def _check_directory(request: RunRequest, resolved: ResolvedConfig[ExperimentConfig]) -> None:
-    model_dir, experiment = str(request.model_dir), str(request.experiment)
+    model_dir = str(request.model_dir)
+    experiment = str(request.experiment)
     if MODES[str(request.mode)].trains:
         directory = RunDirectory(model_dir, resolved.config.trainer)
         runtime = resolved.config.runtime
-        if (
-            read_worker_index(runtime.worker_hosts, runtime.task_index) == 0
-        ):  # other workers take no lock
+        # Other workers than the first take no lock.
+        if read_worker_index(runtime.worker_hosts, runtime.task_index) == 0:
             check_not_in_use(model_dir)
         if request.from_step:
             check_step_exists(request.from_step, complete_checkpoints(model_dir))
         check_model_dir(directory, resolved.config, experiment, request.allow_config_change)
         return
+
     if request.mode == "eval" and request.checkpoint == "latest":
-        if not complete_checkpoints(model_dir) and not os.path.exists(
-            os.path.join(model_dir, "checkpoint")
-        ):
+        index_path = os.path.join(model_dir, "checkpoint")
+        if not complete_checkpoints(model_dir) and not os.path.exists(index_path):
             raise UsageError(
                 f"nothing to evaluate: {model_dir} holds no checkpoint; train first, or give"
                 " another model_dir, or ask for initial, the weights as the task initializes them"
             )
-    files.check_writable(model_dir)  # for the records of the evaluation
+
+    # The records of the evaluation go there.
+    files.check_writable(model_dir)

@@ -1,4 +1,7 @@
-"""The phase and step of a run, for its heartbeat and watchdog, and the late save at the end of the grace time."""
+"""The phase and step of a run, for its heartbeat and watchdog, and its late save.
+
+The late save comes at the end of the grace time after a signal.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from trainer_kit.process.signals import StoppableRun
 from trainer_kit.telemetry.report import EVALUATING, TRAINING
 from trainer_kit.telemetry.time_ledger import TimeLedger
 
-REPORT_PHASE = "report"  # the phase between loops: actions, reports and decisions
+# The phase between loops: actions, reports and decisions.
+REPORT_PHASE = "report"
 _LOG = logging.getLogger(__name__)
 
 
@@ -35,12 +39,15 @@ class Phases:
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Sets the phase for a block; after an error the phase stays, to show where the error came from."""
-        before = self.now
+        """Sets the phase for a block.
+
+        After an error the phase stays, to show where the error came from.
+        """
+        outer_phase = self.now
         self.now = phase
         with self.times.during(phase):
             yield
-        self.now = before
+        self.now = outer_phase
 
     @contextlib.contextmanager
     def during_run(self) -> Iterator[None]:
@@ -53,11 +60,13 @@ class Phases:
 
 
 class Progress(StoppableRun):
-    """Reports the phase and step of a run; the phase is "start" until there is a controller.
+    """Reports the phase and step of a run.
+
+    The phase is "start" until there is a controller.
 
     Attributes:
-      controller: The controller; None until it is made.
-      trainer: The trainer; None until it is made.
+      controller: The controller. None until it is made.
+      trainer: The trainer. None until it is made.
       times: The time ledger of the run, which begins now.
       startup_activity: A text that says what the run does before its first loop or evaluation.
     """
@@ -75,13 +84,20 @@ class Progress(StoppableRun):
         self.startup_activity = "preparing the data"
 
     def abort_startup(self) -> bool:
-        """Releases the locks if the run is still being built; returns whether it is, so that the process may end."""
+        """Releases the locks if the run is still being built.
+
+        Returns:
+          Whether the run is still being built, so that the process may end.
+        """
         if self.controller is None:
             release_all_locks()
         return self.controller is None
 
     def stop(self) -> None:
-        """Makes the trainer stop before its next step; before there is one, the builder checks the signals itself."""
+        """Makes the trainer stop before its next step.
+
+        Before there is a trainer, the builder checks the signals itself.
+        """
         if self.trainer is not None:
             self.trainer.request_stop()
 
@@ -91,31 +107,34 @@ class Progress(StoppableRun):
 
     def get_phase_and_step(self) -> tuple[str, int]:
         """Returns (phase, global step), for the heartbeat."""
-        return self._phase, 0 if self.trainer is None else int(self.trainer.global_step.numpy())
+        phase = self._phase
+        step = 0 if self.trainer is None else int(self.trainer.global_step.numpy())
+        return phase, step
 
     def get_progress_token(self) -> tuple[str, object]:
-        """Returns (phase, token): the token changes with every training and evaluation step, for the watchdog.
+        """Returns (phase, token), for the watchdog.
 
-        Waiting for a checkpoint has its own limit and counts as progress.
+        The token changes with every training and evaluation step. Waiting for a checkpoint has its
+        own limit and counts as progress.
         """
         phase, step = self.get_phase_and_step()
         if phase == "wait":
             return phase, time.monotonic()
-        return (
-            phase,
-            f"{step}, batch {self._count_evaluated_batches()}" if phase == "evaluate" else step,
-        )
+        if phase == "evaluate":
+            return phase, f"{step}, batch {self._count_evaluated_batches()}"
+        return phase, step
 
     def _count_evaluated_batches(self) -> int:
-        """Returns how many batches the trainer has evaluated so far; 0 where it does not count them."""
-        return (
-            0
-            if self.trainer.custom_parts.has_steps
-            else int(self.trainer.evaluated_batches.numpy())
-        )
+        """Returns the number of batches that the trainer has evaluated so far.
+
+        Returns 0 where the trainer does not count them.
+        """
+        if self.trainer.custom_parts.has_steps:
+            return 0
+        return int(self.trainer.evaluated_batches.numpy())
 
     def describe_activity(self) -> tuple[str, int, int, int]:
-        """Returns the activity of the run, for the console; see RunProgress."""
+        """Returns the activity of the run, for the console. See RunProgress."""
         phase = self._phase
         activities = {
             "start": self.startup_activity,
@@ -126,16 +145,21 @@ class Progress(StoppableRun):
         activity = activities.get(phase, "")
         if self.trainer is None:
             return activity, 0, 0, 0
+
         _, step = self.get_phase_and_step()
         begin = self.controller.loop_range[0] if phase == "train" else step
         if phase == "train" and not self._has_trained:
+            # The first step of the process shows that the loop is compiled.
             self._has_trained = step > begin
             if not self._has_trained:
                 activity = "compiling the training loop and running its first step"
         return activity, begin, step, self._count_evaluated_batches()
 
     def find_total(self, activity: str) -> int | None:
-        """Returns the number of batches of an evaluation, or of steps of the run; None when it is not known."""
+        """Returns the number of batches of an evaluation, or of steps of the run.
+
+        Returns None when it is not known.
+        """
         if self.controller is None:
             return None
         if activity == EVALUATING:
@@ -157,22 +181,25 @@ class Progress(StoppableRun):
         if self._phase not in ("train", "evaluate", REPORT_PHASE):
             return False
         if trainer.is_stop_agreed is not None:
+            # A save takes all workers.
             _LOG.warning(
                 "the workers have not finished a step together, so no checkpoint is saved now"
             )
-            return False  # a save takes all workers
+            return False
+
         step = int(trainer.global_step.numpy())
-        saved = controller.checkpoint_manager.saved_step
+        saved_step = controller.checkpoint_manager.saved_step
         if controller.phase == "train":
-            if step > max(saved, 0):
+            if step > max(saved_step, 0):
                 _LOG.warning(
                     "a training step takes long: unless it ends in time, the steps after %d are"
                     " lost",
-                    saved,
+                    saved_step,
                 )
             return False
+
         trainer.restore_trained_weights()
-        if step > max(saved, 0):
+        if step > max(saved_step, 0):
             controller.save_checkpoint()
             _LOG.warning("stopped in the middle of an evaluation or a report; saved step %d", step)
         controller.sync()

@@ -18,10 +18,10 @@ _single_run_lock = threading.RLock()
 
 @contextlib.contextmanager
 def forbid_concurrent_runs() -> Iterator[None]:
-    """Raises UsageError while another thread runs an experiment; one thread may run one inside another.
+    """Raises UsageError while another thread runs an experiment.
 
-    The loops of two threads can wait for each other for ever, since both need the threads of
-    TensorFlow's only pool.
+    One thread may run one inside another. The loops of two threads can wait for each other
+    permanently, since both need the threads of TensorFlow's only pool.
     """
     if not _single_run_lock.acquire(blocking=False):
         raise UsageError(
@@ -37,10 +37,10 @@ def forbid_concurrent_runs() -> Iterator[None]:
 class TimeLimit:
     """While entered, stops the run like a SIGTERM as soon as its time is over, counted from now.
 
-    So the run saves and ends with exit code 75; with several workers, all end at the same step.
+    So the run saves and ends with exit code 75. With several workers, all end at the same step.
 
     Args:
-      max_time: The value of trainer.max_time, such as "2 h"; None: no limit.
+      max_time: The value of trainer.max_time, such as "2 h". None means no limit.
       signals: The stop signals of the run.
     """
 

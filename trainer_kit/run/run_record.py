@@ -39,21 +39,23 @@ def record_run(
     global_step: Any = None,
     setup: Mapping[str, Any] | None = None,
 ) -> Iterator[None]:
-    """Writes the record of a run before its first step; removes it when an explained error comes before that step.
+    """Writes the record of a run before its first step.
+
+    Removes it when an explained error comes before that step.
 
     Args:
       directory: The directory of the run.
-      config, experiment, mode, texts, setup: The record; see RunDirectory.write_record.
-      global_step: The variable of the global step; once it is above 0 the record stays. None: any
-        explained error removes the record.
+      config, experiment, mode, extra_files, setup: The record. See RunDirectory.write_record.
+      global_step: The variable of the global step, a scalar. Once it is above 0 the record stays.
+        None means that any explained error removes the record.
     """
-    missing = directory.list_missing_records(extra_files)
+    missing_paths = directory.list_missing_records(extra_files)
     try:
         directory.write_record(config, experiment, mode, extra_files, get_thread_counts(), setup)
         yield
     except Exception as error:
         if find_trainer_kit_error(error) and (global_step is None or int(global_step.numpy()) == 0):
-            directory.remove_records(missing)
+            directory.remove_records(missing_paths)
         raise
 
 
@@ -62,7 +64,7 @@ class FinishedRun:
     """A run that an earlier start has finished.
 
     Attributes:
-      logs: Its final metrics; empty if none are wanted.
+      logs: Its final metrics. Empty if none are wanted.
       advice: How it has ended, and what to change to continue it.
     """
 
@@ -73,12 +75,12 @@ class FinishedRun:
 def find_finished_run(
     plan: RunPlan, final: Mapping[str, Any], stop_reason: str
 ) -> FinishedRun | None:
-    """Returns the finished run; None if there are steps to train or metrics to compute.
+    """Returns the finished run, None if there are steps to train or metrics to compute.
 
     Args:
       plan: The plan of this start.
       final: The final record of an earlier start that ended at the step of the newest checkpoint.
-      stop_reason: Why early stopping ends the run at this step; "" if it does not. A run that only
+      stop_reason: Why early stopping ends the run at this step. "" if it does not. A run that only
         an action stopped is not finished.
     """
     if not plan.trains or (plan.evaluates and not final["metrics"]):
@@ -95,10 +97,10 @@ def find_finished_run(
             return None
         ending = f"finished at step {step}"
         change = "trainer.train_steps"
+
     logs = dict(final["metrics"]) if plan.evaluates else {}
-    return FinishedRun(
-        logs, f"{plan.directory.path} was {ending}; raise {change} to continue the training"
-    )
+    advice = f"{plan.directory.path} was {ending}; raise {change} to continue the training"
+    return FinishedRun(logs, advice)
 
 
 def finish_run(
@@ -118,7 +120,7 @@ def finish_run(
       controller: Its controller.
       signals: Its stop signals.
       writers: Its report writers.
-      best: The owner of its best checkpoints; None if it keeps none.
+      best: The owner of its best checkpoints. None if it keeps none.
       logs: The logs of its last evaluation.
 
     Raises:
@@ -137,15 +139,14 @@ def finish_run(
             for line in lines:
                 _LOG.info("%s", line)
         reasons = [signals.reason]
-        if (
-            plan.config.trainer.max_time is not None
-        ):  # it ends all workers, whichever has noticed first
+        if plan.config.trainer.max_time is not None:
+            # The time limit ends all workers, whichever has noticed first.
             reasons = all_gather(trainer.strategy, signals.reason)
         _raise_stopped(signals, trainer, controller.run.read_step(), max(reasons))
 
     if plan.mode == "continuous_eval":
-        value = best.best if best is not None else None
-        ending = format_best(value) if value else "it keeps no best"
+        best_value = best.best if best is not None else None
+        ending = format_best(best_value) if best_value else "it keeps no best"
         _LOG.info("continuous_eval finished; %s", ending)
 
     with controller.times.during("save"):
@@ -157,9 +158,10 @@ def finish_run(
         step = controller.run.step
         cost = describe_model_cost(trainer)
 
-    time, lines = _account_for_time(plan, trainer, controller.times)
+    account, lines = _account_for_time(plan, trainer, controller.times)
     reason = "" if plan.is_complete(step) else controller.run.stop_reason
-    record = plan.directory.write_final(step, plan.mode, extract_scalars(logs), best, reason, time)
+    metrics = extract_scalars(logs)
+    record = plan.directory.write_final(step, plan.mode, metrics, best, reason, account)
     ending = f"stopped early at step {step}: {reason}" if reason else f"finished at step {step}"
     for line in (f"{ending}; {cost}", *lines):
         _LOG.info("%s", line)
@@ -167,7 +169,7 @@ def finish_run(
 
 
 def was_stopped(signals: StopSignals, trainer: Any) -> bool:
-    """Whether the run was stopped early; several workers stop together or finish together."""
+    """Whether the run was stopped early. Several workers stop together or finish together."""
     return is_stopping(trainer, signals.is_stop_requested)
 
 
@@ -176,7 +178,8 @@ def _raise_stopped(signals: StopSignals, trainer: Any, step: int, reason: str) -
     if reason:
         raise PreemptedError(f"stopped by {reason} {where}")
     signals.check_not_stopped(where)
-    if trainer.seconds_since_stop_request > 0:  # this process was asked to, and not by a signal
+    if trainer.seconds_since_stop_request > 0:
+        # This process was asked to stop, and not by a signal.
         raise PreemptedError(f"stopped by trainer.request_stop() {where}")
     raise PreemptedError(f"another worker was asked to stop; this one stopped {where}")
 
@@ -184,21 +187,24 @@ def _raise_stopped(signals: StopSignals, trainer: Any, step: int, reason: str) -
 def _account_for_time(
     plan: RunPlan, trainer: Any, ledger: TimeLedger
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the time account of this process, for final.json and as lines; both empty if no step was trained."""
+    """Returns the time account of this process, for final.json and as lines.
+
+    Both are empty if no step was trained.
+    """
     times = ledger.build_account()
     if not times.steps:
         return {}, []
 
     config = plan.config
     options = config.trainer
-    compiling = {
+    compile_settings = {
         "trainer.train_tf_function=true": options.train_tf_function,
         "trainer.train_tf_while_loop=true": options.train_tf_while_loop,
         "runtime.run_eagerly=false": not config.runtime.run_eagerly,
     }
     settings = RunSettings(
         steps_per_loop=options.steps_per_loop,
-        to_compile=tuple(setting for setting, is_set in compiling.items() if not is_set),
+        to_compile=tuple(setting for setting, is_set in compile_settings.items() if not is_set),
         is_fused=trainer.fuse_steps > 1,
         can_fuse=options.fuse_steps == 1 and not trainer.find_fusing_problem(),
         can_use_one_thread=config.runtime.executor == "default"
@@ -206,7 +212,5 @@ def _account_for_time(
         is_on_cpu=has_only_cpus(),
     )
     advice = advise_on_time(times, settings)
-    return {**times.to_record(), "verdict": advice}, [
-        f"time of this process: {times.format_shares()}",
-        advice,
-    ]
+    record = {**times.to_record(), "verdict": advice}
+    return record, [f"time of this process: {times.format_shares()}", advice]

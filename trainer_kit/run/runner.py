@@ -1,4 +1,7 @@
-"""run_experiment: builds a run, restores its newest checkpoint and runs one mode; read it from top to bottom."""
+"""Runs an experiment: builds the run, restores its newest checkpoint and runs one mode.
+
+`run_experiment` reads from top to bottom.
+"""
 
 from __future__ import annotations
 
@@ -76,17 +79,19 @@ def run_experiment(
     console: Writer | None = None,
     profile: str | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Runs an experiment in one mode. Called eagerly, on every worker.
+    """Runs an experiment in one mode.
+
+    Called eagerly, on every worker.
 
     Args:
-      distribution_strategy: The strategy, as from `runtime.strategy.create_strategy`; None: the
-        current one.
+      distribution_strategy: The strategy, as from `runtime.strategy.create_strategy`. None means
+        the current one.
       task: The task to train, made in the scope of the strategy.
       mode: train, eval, train_and_eval, continuous_eval or train_and_post_eval. (`launch` also runs
         continuous_train_and_eval.)
       params: The experiment's config.
       model_dir: The folder of the run's files.
-      run_post_eval: Whether to evaluate once more at the end; a mode that does so anyway does it
+      run_post_eval: Whether to evaluate once more at the end. A mode that does so anyway does it
         once.
       save_summary: Whether TensorBoard summaries are written.
       train_actions: Functions that are called with the logs of each training loop.
@@ -104,14 +109,14 @@ def run_experiment(
       experiment: The registered name of the experiment, for the manifest.
       allow_config_change: Paths of config values that may differ from those that the run was
         started with.
-      from_step: The step to resume from instead of the newest checkpoint; later ones move to
-        archived/. 0: start again.
+      from_step: The step to resume from instead of the newest checkpoint. Later checkpoints move
+        to archived/. 0 starts the run again.
       allow_partial_restore: Whether to restore the variables that fit from a checkpoint of another
         model, and to list the others.
       records: A function that returns the texts of further files by name, which are written with
         params.yaml.
-      console: The writer that shows progress; None: the standard output.
-      profile: The first and last step to trace for TensorBoard, as "10:20"; the trace goes to
+      console: The writer that shows progress. None means the standard output.
+      profile: The first and last step to trace for TensorBoard, as "10:20". The trace goes to
         `model_dir/train`.
 
     Returns:
@@ -123,7 +128,7 @@ def run_experiment(
         run in model_dir, or the mode trains no steps to profile.
       DataError, StorageError, DivergedError, NothingToWaitForError: see errors.EXIT_CODES.
       PreemptedError, InterruptedRunError: when SIGTERM, trainer.max_time or Ctrl-C stopped the run,
-      after it saved.
+        after it saved.
     """
     options = RunOptions(
         run_post_eval=run_post_eval,
@@ -151,9 +156,8 @@ def run_experiment(
 
     with contextlib.ExitStack() as run:
         # What can stop or refuse the run: signals, another run, the end of its time, other workers.
-        signals = run.enter_context(
-            StopSignals(progress, plan.config.trainer.preemption_grace_seconds)
-        )
+        grace_seconds = plan.config.trainer.preemption_grace_seconds
+        signals = run.enter_context(StopSignals(progress, grace_seconds))
         run.enter_context(forbid_concurrent_runs())
         run.enter_context(TimeLimit(plan.config.trainer.max_time, signals))
         lock = run.enter_context(plan.create_lock(progress))
@@ -162,30 +166,32 @@ def run_experiment(
         run.enter_context(convert_system_exit())
         check_agreement(plan)
 
-        # The trainer, with model and optimizer. It sees steps in place of epochs and shares.
+        # The console shows what the run does while the model is built. Only the chief has one.
         console = (console or ConsoleWriter(sys.stdout)) if plan.is_chief else None
         show_activity = getattr(console, "show_activity", None)
-        display = (
-            run.enter_context(ActivityWatcher(progress, show_activity))
-            if show_activity is not None
-            else None
-        )
+        display = None
+        if show_activity is not None:
+            display = run.enter_context(ActivityWatcher(progress, show_activity))
+
+        # The trainer, with model and optimizer. It sees steps in place of epochs and shares.
         with plan.strategy.scope():
             plan = resolve_plan(plan, task)
             trainer, best = assembly.build_trainer(plan, task)
         config = plan.config
-        progress.trainer = trainer  # a signal stops it from now on
+
+        # From now on a signal stops the trainer. One that came earlier ends the run here.
+        progress.trainer = trainer
         signals.check_not_stopped(BEFORE_FIRST_STEP)
         timeout_seconds = config.trainer.hang_timeout_seconds
-        run.enter_context(
-            Watchdog(progress.get_progress_token, plan.directory.output_dir, timeout_seconds)
-        )
+        watchdog = Watchdog(progress.get_progress_token, plan.directory.output_dir, timeout_seconds)
+        run.enter_context(watchdog)
 
-        # What it is reported to, saved by and driven by.
+        # What the trainer is reported to, saved by and driven by.
         writers = assembly.build_writers(plan, console)
         run.enter_context(contextlib.closing(writers.writer))
         if display is not None:
-            run.callback(display.stop)  # before the writer of the console is closed
+            # Contexts end in reverse order, so this is before the writer of the console is closed.
+            run.callback(display.stop)
         progress.startup_activity = "restoring the checkpoint"
         history = assembly.build_history(plan, writers, trainer, best)
         manager = run.enter_context(assembly.build_manager(plan, trainer, history))
@@ -205,30 +211,34 @@ def run_experiment(
         )
         progress.attach_controller(controller)
 
-        # The step at which it starts. There may be nothing left to do.
+        # The step at which the run starts.
         controller.restore_checkpoint()
         start = int(trainer.global_step.numpy())
         _log_start(plan, trainer, start)
-        stop_reason = (
-            early_stopping.find_stop_reason(start)
-            if early_stopping is not None and plan.is_chief
-            else ""
-        )
+
+        # There may be nothing left to do. Early stopping reads the ledger, so the chief decides.
+        stop_reason = ""
+        if early_stopping is not None and plan.is_chief:
+            stop_reason = early_stopping.find_stop_reason(start)
         stop_reason = broadcast_text(plan.strategy, stop_reason)
         final = plan.directory.read_final()
         if final is not None and final["step"] != start:
-            final = None  # the run went on after that start, or goes back
+            # The run continued after that start, or goes back.
+            final = None
         finished_run = None if final is None else find_finished_run(plan, final, stop_reason)
+
         try:
             trainer.check_data()
             setup = assembly.check_setup(plan, trainer)
         except DataError:
-            if finished_run is None:  # else the data may be gone
+            # The data of a finished run may be gone.
+            if finished_run is None:
                 raise
         if finished_run is not None:
             _LOG.info("nothing to do: %s", finished_run.advice)
             return trainer.model, finished_run.logs
 
+        # The last checks and warnings before the work.
         check_evaluation_tensors(trainer)
         if plan.trains:
             for find_warnings in (
@@ -264,9 +274,8 @@ def run_experiment(
             evaluates_last = run_post_eval or mode == "train_and_post_eval"
             is_done = False
             while not is_done:
-                with contextlib.suppress(
-                    RunRewound
-                ):  # after the last evaluation; then training goes on
+                # The last evaluation may rewind the run. Then training continues from there.
+                with contextlib.suppress(RunRewound):
                     if plan.trains:
                         logs = controller.train_and_evaluate(
                             train_steps=config.trainer.train_steps,
@@ -274,9 +283,8 @@ def run_experiment(
                             eval_interval=config.trainer.validation_interval,
                             evaluates=mode == "train_and_eval",
                         )
-                        if (
-                            best is not None
-                        ):  # logs of an evaluation that was recorded before may lack it
+                        if best is not None:
+                            # The logs of an evaluation that was recorded before may lack it.
                             best.add_best(trainer, logs)
                     elif sidecar is not None:
                         sidecar.begin()
@@ -300,9 +308,8 @@ def run_experiment(
                     is_done = True
 
         finish_run(plan, controller, signals, writers, best, logs)
-        barrier(
-            plan.strategy
-        )  # no worker is done before the chief is: it could not be started again alone
+        # No worker is done before the chief is: the chief could not be started again alone.
+        barrier(plan.strategy)
     return trainer.model, logs
 
 
@@ -315,5 +322,6 @@ def _log_start(plan: RunPlan, trainer: Any, start: int) -> None:
     else:
         place = f"from step {start}"
         if plan.epochs and start:
-            place += f" ({format_epoch_progress(get_epoch_progress(plan.epochs, start, plan.last_step))})"
+            epoch_progress = get_epoch_progress(plan.epochs, start, plan.last_step)
+            place += f" ({format_epoch_progress(epoch_progress)})"
     _LOG.info("%s %s; %s", plan.mode, place, count_parameters(trainer.model))

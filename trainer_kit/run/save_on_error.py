@@ -23,7 +23,9 @@ _LOG = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def save_after_errors(controller: Any) -> Iterator[None]:
-    """Saves the state after an error or the user's sys.exit, if it is sound; then raises the error again.
+    """Saves the state after an error or the user's sys.exit, if the weights are finite.
+
+    Then raises the error again.
 
     Raises:
       InterruptedRunError: instead of a KeyboardInterrupt that the user's code raised.
@@ -41,11 +43,10 @@ def save_after_errors(controller: Any) -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if not isinstance(error, (DivergedError, StorageError)):
             try:
-                _save_if_finite(
-                    controller, error, is_single_worker=worker_count(controller.strategy) == 1
-                )
-            except Exception as second:
-                _LOG.warning("nothing could be saved after the error: %s", second)
+                is_single_worker = worker_count(controller.strategy) == 1
+                _save_if_finite(controller, error, is_single_worker=is_single_worker)
+            except Exception as save_error:
+                _LOG.warning("nothing could be saved after the error: %s", save_error)
         if isinstance(error, Exception):
             raise
         raise InterruptedRunError(
@@ -60,7 +61,7 @@ def _save_if_finite(controller: Any, error: BaseException, is_single_worker: boo
     logs the checkpoint that the run resumes from, and how many steps are lost.
 
     Args:
-      controller: The controller of the run; with a caller's orbit.Controller nothing is saved.
+      controller: The controller of the run. With a caller's orbit.Controller nothing is saved.
       error: The error that ends the run.
       is_single_worker: Whether the run has a single worker. Several workers can save only together,
         and the others may be gone.
@@ -72,23 +73,24 @@ def _save_if_finite(controller: Any, error: BaseException, is_single_worker: boo
         return
     if step <= max(manager.saved_step, 0):
         return
+
     begin, end = controller.loop_range
     if controller.phase == "train" or not is_single_worker:
-        if (
-            not is_single_worker
-            or not begin <= step <= end
-            or not is_state_complete(trainer, error)
-        ):
+        can_save = is_single_worker and begin <= step <= end and is_state_complete(trainer, error)
+        if not can_save:
             if is_single_worker:
                 controller.sync()
-            _LOG.warning(
-                "%s",
-                describe_lost_steps(step, manager.saved_step, manager.saved_path, is_single_worker),
+            text = describe_lost_steps(
+                step, manager.saved_step, manager.saved_path, is_single_worker
             )
+            _LOG.warning("%s", text)
             return
+
         if begin < step < end:
             controller.mark_loop_interrupted()
+        # The weights have changed since the last check.
         trainer.weights_finite = None
+
     controller.save_checkpoint()
     controller.sync()
     _LOG.info("saved step %d after the error; the same command resumes from there", step)

@@ -1,6 +1,7 @@
-"""Runs a command until it is done, and restarts it after a preemption or a crash, unless a restart cannot help.
+"""Runs a command until it is done, and restarts it after a preemption or a crash.
 
-The exit codes of trainer_kit.errors decide. The supervisor does not import TensorFlow. POSIX only.
+The exit codes of trainer_kit.errors decide whether a restart can help. The supervisor does not
+import TensorFlow. POSIX only.
 """
 
 from __future__ import annotations
@@ -24,10 +25,15 @@ from trainer_kit.process.run_directory import count_starts
 from trainer_kit.process.signals import select_deciding_signal
 from trainer_kit.process.startup_signals import get_signal_exit_code, get_stop_signals
 
-_MAX_TIME_IS_OVER = "stopped by trainer.max_time"  # as StopSignals says it
-_LOG_BYTES = 4000  # the end of the output of an attempt
+# As StopSignals says it.
+_MAX_TIME_IS_OVER = "stopped by trainer.max_time"
+
+# The length of the end of an attempt's output that is kept.
+_LOG_BYTES = 4000
 _POLL_SECONDS = 0.05
-_LAST_OUTPUT_SECONDS = 2.0  # a process that left the process group may keep the pipe open
+
+# A process that left the process group may keep the pipe open.
+_LAST_OUTPUT_SECONDS = 2.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -40,7 +46,10 @@ class Decision(enum.Enum):
 
 
 def classify_exit_code(code: int) -> tuple[str, Decision]:
-    """Returns the cause and the decision for an exit code; a negative code is minus the number of a signal."""
+    """Returns the cause and the decision for an exit code.
+
+    A negative code is minus the number of a signal.
+    """
     if code < 0:
         return f"killed by signal {-code} ({signal.strsignal(-code)})", Decision.RETRY
     if code not in set(ExitCode):
@@ -48,7 +57,9 @@ def classify_exit_code(code: int) -> tuple[str, Decision]:
     cause = ExitCode(code).name.lower().replace("_", " ")
     if code == ExitCode.PREEMPTED:
         return cause, Decision.RESTART
-    return cause, Decision.RETRY if code in (ExitCode.BUG, ExitCode.STALLED) else Decision.END
+    if code in (ExitCode.BUG, ExitCode.STALLED):
+        return cause, Decision.RETRY
+    return cause, Decision.END
 
 
 def supervise(
@@ -62,7 +73,9 @@ def supervise(
     first_attempt_arguments: Sequence[str] = (),
     run_dir: str | os.PathLike[str] | None = None,
 ) -> int:
-    """Runs `command` until it is done, and restarts it after a preemption or a crash; in the main thread only.
+    """Runs `command` until it is done, and restarts it after a preemption or a crash.
+
+    Callable in the main thread only.
 
     A preempted run (exit code 75) is restarted any number of times, unless `trainer.max_time`
     stopped it. A crash (code 1, a signal, a code that is not ours) and a stall (7) count against
@@ -77,14 +90,14 @@ def supervise(
     Args:
       command: The program and its arguments.
       max_restarts: The number of restarts after crashes and stalls, 0 or more.
-      log_dir: A local folder, usually the run's model_dir; each supervisor needs its own.
+      log_dir: A local folder, usually the run's model_dir. Each supervisor needs its own.
       backoff_seconds: The first wait, in seconds.
       max_backoff_seconds: The longest wait, in seconds.
       grace_seconds: The seconds from a forwarded signal to SIGKILL.
       first_attempt_arguments: Further arguments for actions that happen once. Attempts get them
         until the run in `run_dir` has started or resumed since this call, as its manifest.json
         shows.
-      run_dir: The run's model_dir; None: `log_dir`.
+      run_dir: The run's model_dir. None means `log_dir`.
 
     Returns:
       The exit code of the last attempt. If a signal ended that attempt: 75 when SIGTERM or SIGHUP
@@ -104,24 +117,28 @@ def supervise(
     crashes = 0
     number = 0
 
-    with _collect_stop_signals() as received:
+    with _collect_stop_signals() as received_signals:
         while True:
+            # One attempt.
             number += 1
             has_begun = count_starts(run_dir) > starts_before
             arguments = [*command] if has_begun else [*command, *first_attempt_arguments]
-            started = datetime.now(timezone.utc)
-            code, log = _run(arguments, received, grace_seconds)
+            start = datetime.now(timezone.utc)
+            code, log = _run(arguments, received_signals, grace_seconds)
 
-            seconds = (datetime.now(timezone.utc) - started).total_seconds()
+            seconds = (datetime.now(timezone.utc) - start).total_seconds()
             if seconds > max_backoff_seconds:
                 wait = backoff_seconds
             cause, decision = classify_exit_code(code)
             if decision is Decision.RETRY:
                 crashes += 1
 
+            # Why it was the last attempt, if it was.
             end = ""
-            if received:  # a launcher may send several
-                end = f"asked to stop by {functools.reduce(select_deciding_signal, received).name}"
+            if received_signals:
+                # A launcher may send several.
+                deciding_signal = functools.reduce(select_deciding_signal, received_signals)
+                end = f"asked to stop by {deciding_signal.name}"
             elif code == ExitCode.PREEMPTED and any(_MAX_TIME_IS_OVER in line for line in log):
                 end = "trainer.max_time is over"
             elif decision is Decision.END:
@@ -135,7 +152,7 @@ def supervise(
             record = {
                 "attempt": number,
                 "command": arguments,
-                "started": started.isoformat(timespec="seconds"),
+                "started": start.isoformat(timespec="seconds"),
                 "seconds": seconds,
                 "exit_code": code,
                 "cause": cause,
@@ -151,28 +168,33 @@ def supervise(
 
             if end and code >= 0:
                 return code
-            if end and not received:
+            if end and not received_signals:
                 return ExitCode.BUG
 
+            # The wait before the next attempt, which a signal ends.
             next_start = time.monotonic() + wait
-            while not received and time.monotonic() < next_start:
+            while not received_signals and time.monotonic() < next_start:
                 time.sleep(_POLL_SECONDS)
-            if received:
-                return get_signal_exit_code(functools.reduce(select_deciding_signal, received))
+            if received_signals:
+                deciding_signal = functools.reduce(select_deciding_signal, received_signals)
+                return get_signal_exit_code(deciding_signal)
             wait = min(max_backoff_seconds, 2 * wait)
 
 
 @contextlib.contextmanager
 def _collect_stop_signals() -> Iterator[list[signal.Signals]]:
-    """Yields a list to which each stop signal is added as it arrives; SIGHUP stays ignored if it was."""
-    received: list[signal.Signals] = []
+    """Yields a list to which each stop signal is added as it arrives.
+
+    SIGHUP stays ignored if it was.
+    """
+    received_signals: list[signal.Signals] = []
 
     def receive(number: int, frame: object) -> None:
-        received.append(signal.Signals(number))
+        received_signals.append(signal.Signals(number))
 
     handlers = {number: signal.signal(number, receive) for number in get_stop_signals()}
     try:
-        yield received
+        yield received_signals
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -181,7 +203,11 @@ def _collect_stop_signals() -> Iterator[list[signal.Signals]]:
 def _run(
     command: list[str], received_signals: list[signal.Signals], grace_seconds: float
 ) -> tuple[int, list[str]]:
-    """Returns a command's exit code and the last lines of its errors; passes on the signals that arrive."""
+    """Runs a command, and passes on the signals that arrive.
+
+    Returns:
+      The exit code and the last lines of the errors.
+    """
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -193,32 +219,36 @@ def _run(
     copier = threading.Thread(target=_copy_errors, args=(process.stderr, tail), daemon=True)
     copier.start()
 
-    passed_on = 0
-    kill_at = 0.0  # after the first signal
+    passed_count = 0
+    # The end of the grace time, which the first signal begins.
+    kill_time = 0.0
     while (code := process.poll()) is None:
         time.sleep(_POLL_SECONDS)
-        for number in received_signals[passed_on:]:
+        for number in received_signals[passed_count:]:
             _signal_group(process.pid, number)
-            kill_at = kill_at or time.monotonic() + grace_seconds
-            passed_on += 1
-        if kill_at and time.monotonic() > kill_at:
+            kill_time = kill_time or time.monotonic() + grace_seconds
+            passed_count += 1
+        if kill_time and time.monotonic() > kill_time:
             _signal_group(process.pid, signal.SIGKILL)
 
-    _signal_group(process.pid, signal.SIGKILL)  # for its children
+    # Its children may still run.
+    _signal_group(process.pid, signal.SIGKILL)
     copier.join(_LAST_OUTPUT_SECONDS)
     return code, bytes(tail).decode(errors="replace").splitlines()
 
 
 def _copy_errors(source: IO[bytes], tail: bytearray) -> None:
-    """Copies `source` to our standard error as it arrives, and keeps the last bytes in `tail`."""
+    """Copies `source` to the standard error as it arrives, and keeps the last bytes in `tail`."""
     with source:
         while chunk := os.read(source.fileno(), 1 << 16):
-            with contextlib.suppress(OSError):  # the run continues when nobody reads our output
+            # The run continues when nobody reads the output of the supervisor.
+            with contextlib.suppress(OSError):
                 os.write(2, chunk)
             tail += chunk
             del tail[:-_LOG_BYTES]
 
 
 def _signal_group(group: int, number: int) -> None:
-    with contextlib.suppress(OSError):  # it has ended
+    # The group may have ended.
+    with contextlib.suppress(OSError):
         os.killpg(group, number)

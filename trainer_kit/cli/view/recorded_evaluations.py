@@ -1,4 +1,7 @@
-"""Reads the evaluations of a run from outside: the ledgers, the best evaluations, and where their weights are."""
+"""Reads the evaluations of a run from outside.
+
+It finds the ledgers, the best evaluations and their weights.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,9 @@ from trainer_kit.evals.best.info_json import INFO, read_info
 from trainer_kit.evals.ledger import REWIND, active_records, read_records
 from trainer_kit.telemetry.scalars import as_scalar, flatten_scalars
 
-VALIDATION, EVAL = (
-    "validation",
-    "eval",
-)  # the ledgers of training runs and of mode eval; the others are sidecars'
+# The ledgers of training runs and of mode eval. The others are those of sidecars.
+VALIDATION = "validation"
+EVAL = "eval"
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,10 @@ class RecordedEvaluation:
 
     Attributes:
       step: The global step of the weights.
-      dataset: The name of the validation set; "" if the ledger has none.
-      metrics: The metrics; nested names are joined by "|".
+      dataset: The name of the validation set. "" if the ledger has none.
+      metrics: The metrics. Nested names are joined by "|".
       seconds: The duration, if the ledger has it.
-      checkpoint: The checkpoint with the weights, relative to the run's folder; "" if they were not
+      checkpoint: The checkpoint with the weights, relative to the run's folder. "" if they were not
         saved.
       lineage: How often the run had been rewound.
       is_active: Whether the evaluation counts, because no later lineage began before it.
@@ -52,7 +54,12 @@ class RecordedEvaluation:
 
 @dataclass(frozen=True)
 class MetricChoice:
-    """What makes an evaluation the best: the metric, and whether a "higher" or a "lower" value is better."""
+    """What makes an evaluation the best.
+
+    Attributes:
+      metric: The name of the metric.
+      comparison: Whether a "higher" or a "lower" value is better.
+    """
 
     metric: str
     comparison: str
@@ -79,7 +86,9 @@ def choose_metric(
     settings: Settings,
     evaluations: Iterable[RecordedEvaluation],
 ) -> MetricChoice | None:
-    """Returns the criterion that was asked for, or else the run's own; None when the run has none.
+    """Returns the criterion that was asked for, or else the run's own.
+
+    Returns None when the run has none.
 
     Raises:
       UsageError: when no evaluation has the metric that was asked for, or the metric or the
@@ -93,13 +102,16 @@ def choose_metric(
                 "--comparison: needs --metric too, because the run keeps no best checkpoint"
             )
         return None
-    known = comparison or (settings.comparison if name == settings.metric else None)
-    if known is None:
+
+    # The run knows the comparison of its own metric only.
+    default_comparison = settings.comparison if name == settings.metric else None
+    chosen_comparison = comparison or default_comparison
+    if chosen_comparison is None:
         raise UsageError(
             f"--metric: is a higher or a lower {name!r} better? Give --comparison=higher or"
             " lower too"
         )
-    return MetricChoice(name, known)
+    return MetricChoice(name, chosen_comparison)
 
 
 def list_ledger_names(folder: Path) -> list[str]:
@@ -130,19 +142,20 @@ def require_ledgers(folder: Path, name: str | None) -> list[str]:
 
 
 def read_evaluations(folder: Path, name: str) -> list[RecordedEvaluation]:
-    """Returns the evaluations in the ledger `name`, in its order; [] if the file does not exist.
+    """Returns the evaluations in the ledger `name`, in its order, [] if the file does not exist.
 
     Raises:
       StorageError: when the ledger cannot be read.
     """
-    with explain_read_errors(path := folder / "evals" / f"{name}.jsonl"):
+    path = folder / "evals" / f"{name}.jsonl"
+    with explain_read_errors(path):
         records = read_records(path)
-    numbered = [{**record, "line": number} for number, record in enumerate(records)]
-    active = {record["line"] for record in active_records(numbered)}
+    numbered_records = [{**record, "line": number} for number, record in enumerate(records)]
+    active_lines = {record["line"] for record in active_records(numbered_records)}
     return [
-        _parse_evaluation(item, item["line"] in active)
-        for item in numbered
-        if item.get("kind") != REWIND
+        _parse_evaluation(record, record["line"] in active_lines)
+        for record in numbered_records
+        if record.get("kind") != REWIND
     ]
 
 
@@ -152,7 +165,10 @@ def metric_names(evaluations: Iterable[RecordedEvaluation]) -> list[str]:
 
 
 def check_metric(metric: str, evaluations: Iterable[RecordedEvaluation], origin: str) -> None:
-    """Raises UsageError, which suggests near names or lists all, when no evaluation has this metric."""
+    """Raises UsageError when no evaluation has this metric.
+
+    The message suggests near names or lists all.
+    """
     names = metric_names(evaluations)
     if metric not in names:
         raise UsageError(f"{origin}: no evaluation has {metric!r}; {suggest_names(metric, names)}")
@@ -161,54 +177,75 @@ def check_metric(metric: str, evaluations: Iterable[RecordedEvaluation], origin:
 def rank_evaluations(
     evaluations: Iterable[RecordedEvaluation], choice: MetricChoice
 ) -> dict[str, list[RecordedEvaluation]]:
-    """Returns a dict from dataset to active evaluations, best first, one per step; ties keep the ledger's order.
+    """Returns a dict from dataset to active evaluations, best first, one per step.
 
-    Values that are not finite are left out. Values on different datasets are not compared.
+    Ties keep the ledger's order. Values that are not finite are left out. Values on different
+    datasets are not compared.
     """
-    values = [
-        (one, one.metrics.get(choice.metric, math.nan)) for one in evaluations if one.is_active
-    ]
-    candidates = [(one, value) for one, value in values if math.isfinite(value)]
-    found: dict[str, dict[int, RecordedEvaluation]] = {one.dataset: {} for one, _ in candidates}
-    for one, _ in sorted(
-        candidates, key=lambda pair: -pair[1] if choice.comparison == "higher" else pair[1]
-    ):
-        found[one.dataset].setdefault(one.step, one)
-    return {dataset: list(of.values()) for dataset, of in found.items()}
+    candidates: list[tuple[RecordedEvaluation, float]] = []
+    for evaluation in evaluations:
+        value = evaluation.metrics.get(choice.metric, math.nan)
+        if evaluation.is_active and math.isfinite(value):
+            candidates.append((evaluation, value))
+
+    # The datasets keep the ledger's order too.
+    rankings: dict[str, dict[int, RecordedEvaluation]] = {
+        evaluation.dataset: {} for evaluation, _ in candidates
+    }
+    sign = -1 if choice.comparison == "higher" else 1
+    for evaluation, _ in sorted(candidates, key=lambda pair: sign * pair[1]):
+        rankings[evaluation.dataset].setdefault(evaluation.step, evaluation)
+    return {dataset: list(ranking.values()) for dataset, ranking in rankings.items()}
 
 
 def find_best_dir(folder: Path, settings: Settings, name: str) -> Path | None:
-    """Returns the folder of the best weights of the ledger `name`; None if none are kept. Each sidecar has its own."""
-    own = folder if name == VALIDATION else folder / "evals" / name
-    return own / settings.best_folder if settings.best_folder and name != EVAL else None
+    """Returns the folder of the best weights of the ledger `name`, None if none are kept.
+
+    Each sidecar has a separate one.
+    """
+    if not settings.best_folder or name == EVAL:
+        return None
+    output_dir = folder if name == VALIDATION else folder / "evals" / name
+    return output_dir / settings.best_folder
 
 
 def get_named_best_dir(folder: Path, name: str, best_name: str) -> Path:
-    """Returns the folder of the best weights that the ledger `name` keeps under the name `best_name`."""
-    return (
-        (folder if name == VALIDATION else folder / "evals" / name) / BEST_CHECKPOINTS / best_name
-    )
+    """Returns the folder of the best weights that a ledger keeps under a name.
+
+    Args:
+      folder: The run's folder.
+      name: The name of the ledger.
+      best_name: The name of the best weights in trainer.best_checkpoints.
+    """
+    output_dir = folder if name == VALIDATION else folder / "evals" / name
+    return output_dir / BEST_CHECKPOINTS / best_name
 
 
 def select_kept_evaluations(
     evaluations: Iterable[RecordedEvaluation], criterion: Criterion
 ) -> dict[str, list[RecordedEvaluation]]:
-    """Returns a dict from dataset to the active evaluations that a run keeps by `criterion`, best first."""
-    found: dict[str, list[ScoredEvaluation]] = {}
-    for one in evaluations:
-        scored = criterion.score(one.step, one.metrics, one) if one.is_active else None
+    """Returns the active evaluations that a run keeps by `criterion`, best first, by dataset."""
+    scored_evaluations: dict[str, list[ScoredEvaluation]] = {}
+    for evaluation in evaluations:
+        if not evaluation.is_active:
+            continue
+        scored = criterion.score(evaluation.step, evaluation.metrics, evaluation)
         if scored is not None:
-            found.setdefault(one.dataset, []).append(scored)
-    return {
-        of: [one.record for one in criterion.sort_best_first(criterion.fold(scored))]
-        for of, scored in found.items()
-    }
+            scored_evaluations.setdefault(evaluation.dataset, []).append(scored)
+
+    kept_evaluations: dict[str, list[RecordedEvaluation]] = {}
+    for dataset, candidates in scored_evaluations.items():
+        ranking = criterion.sort_best_first(criterion.fold(candidates))
+        kept_evaluations[dataset] = [scored.record for scored in ranking]
+    return kept_evaluations
 
 
 def find_weights(
     evaluation: RecordedEvaluation, folder: Path, best_dirs: Sequence[Path]
 ) -> Path | None:
-    """Returns the checkpoint prefix (a path without suffix) of an evaluation's weights; None if they are gone.
+    """Returns the checkpoint prefix of an evaluation's weights, None if they are gone.
+
+    A prefix is a path without suffix.
 
     Args:
       evaluation: An evaluation of a ledger.
@@ -216,46 +253,49 @@ def find_weights(
       best_dirs: Folders of best weights, which are searched first.
     """
     name = f"ckpt-{evaluation.step}"
-    noted = [folder / evaluation.checkpoint] if evaluation.checkpoint else []
-    return next(
-        (
-            place
-            for place in (*(one / name for one in best_dirs), *noted, folder / name)
-            if _has_all_files(place)
-        ),
-        None,
-    )
+    prefixes = [best_dir / name for best_dir in best_dirs]
+    if evaluation.checkpoint:
+        prefixes.append(folder / evaluation.checkpoint)
+    prefixes.append(folder / name)
+    return next((prefix for prefix in prefixes if _has_all_files(prefix)), None)
 
 
 def format_checkpoint_cell(evaluation: RecordedEvaluation, folder: Path) -> str:
-    """Returns the recorded checkpoint of an evaluation; "gone" when the run no longer has it, "" without one."""
-    recorded = evaluation.checkpoint
-    return "gone" if recorded and not _has_all_files(folder / recorded) else recorded
+    """Returns the recorded checkpoint of an evaluation, "" without one.
+
+    Returns "gone" when the run no longer has it.
+    """
+    checkpoint = evaluation.checkpoint
+    return "gone" if checkpoint and not _has_all_files(folder / checkpoint) else checkpoint
 
 
 def compare_with_info(
     best: Iterable[RecordedEvaluation], choice: MetricChoice, best_dir: Path
 ) -> tuple[bool | None, str]:
-    """Returns whether info.json in `best_dir` names one of `best` (None if they are not comparable), and a sentence.
+    """Compares info.json in `best_dir` with the best evaluations.
 
     Args:
       best: The best evaluation of each dataset.
       choice: The criterion by which they are the best.
       best_dir: The folder of the best weights.
+
+    Returns:
+      (agrees, sentence): whether info.json names one of `best`, and a sentence about it. `agrees`
+      is None if they are not comparable.
     """
     info = read_info(os.fspath(best_dir), quiet=True)
     if info is None:
-        return (
-            (False, f"{INFO} is damaged")
-            if (best_dir / INFO).exists()
-            else (None, f"there is no {INFO}")
-        )
-    said = f"step {info['step']}, {info['metric']} {info['value']!r}"
+        if (best_dir / INFO).exists():
+            return False, f"{INFO} is damaged"
+        return None, f"there is no {INFO}"
+
+    content = f"step {info['step']}, {info['metric']} {info['value']!r}"
     if info["metric"] != choice.metric:
-        return None, f"{INFO} uses another metric: {said}"
-    if (info["step"], info["value"]) in [(one.step, one.metrics[choice.metric]) for one in best]:
-        return True, f"{INFO} agrees: {said}"
-    return False, f"{INFO} differs: {said}"
+        return None, f"{INFO} uses another metric: {content}"
+    best_values = [(evaluation.step, evaluation.metrics[choice.metric]) for evaluation in best]
+    if (info["step"], info["value"]) in best_values:
+        return True, f"{INFO} agrees: {content}"
+    return False, f"{INFO} differs: {content}"
 
 
 def _parse_evaluation(record: Mapping[str, Any], is_active: bool) -> RecordedEvaluation:
@@ -272,15 +312,14 @@ def _parse_evaluation(record: Mapping[str, Any], is_active: bool) -> RecordedEva
 
 
 def _has_all_files(prefix: Path) -> bool:
-    """Whether the index and all data files of a checkpoint exist; their content is not checked."""
+    """Whether the index and all data files of a checkpoint exist. Their content is not checked."""
     names = [
         path.name
         for path in prefix.parent.glob(f"{prefix.name}.*")
         if parse_checkpoint_name(path.name) == prefix.name
     ]
-    parts = [
-        match for name in names if (match := re.fullmatch(r".*-\d+\.data-\d{5}-of-(\d{5})", name))
-    ]
-    return f"{prefix.name}.index" in names and len(parts) == max(
-        (int(part[1]) for part in parts), default=-1
-    )
+    # The name of a data file ends with the number of data files.
+    matches = [re.fullmatch(r".*-\d+\.data-\d{5}-of-(\d{5})", name) for name in names]
+    part_counts = [int(match[1]) for match in matches if match]
+    has_all_parts = len(part_counts) == max(part_counts, default=-1)
+    return f"{prefix.name}.index" in names and has_all_parts

@@ -22,7 +22,8 @@ from trainer_kit.errors import ConfigError, StorageError, UsageError, suggest_pa
 from trainer_kit.evals.best.criterion import Criterion
 from trainer_kit.process.run_lock import HEARTBEAT, LOCK
 
-_MAX_LISTED_NAMES = 12  # most names in a message
+# The largest number of names in a message.
+_MAX_LISTED_NAMES = 12
 _RUN_FILES = (
     "params.yaml",
     "manifest.json",
@@ -37,12 +38,12 @@ _RUN_FILES = (
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings in params.yaml that a viewer needs; missing ones have the config's defaults.
+    """The settings in params.yaml that a viewer needs. Missing ones have the config's defaults.
 
     Attributes:
-      metric: The metric that decides what is best; "" if there is none.
+      metric: The metric that decides what is best. "" if there is none.
       comparison: "higher" or "lower": which value is better.
-      best_folder: The name of the best checkpoint's folder; "" if there is none.
+      best_folder: The name of the best checkpoint's folder. "" if there is none.
       named_criteria: The criteria of trainer.best_checkpoints by name.
     """
 
@@ -57,8 +58,8 @@ class TrainerHeartbeat:
     """The content of a trainer's heartbeat.
 
     Attributes:
-      host, pid: Where the process runs; "" and None if the file does not say.
-      step: The trainer's step; None if the file does not say.
+      host, pid: Where the process runs. "" and None if the file does not say.
+      step: The trainer's step. None if the file does not say.
       end_state: "" while the process lives, else how it ended.
       write_time: When the file was written, in seconds of the file system's clock.
     """
@@ -74,7 +75,7 @@ def require_run(model_dir: str) -> Path:
     """Returns `model_dir` as a path, after checking that it is the folder of a run.
 
     Raises:
-      UsageError: when it is not a folder or holds no run; the message says what it holds.
+      UsageError: when it is not a folder or contains no run. The message says what it contains.
     """
     if files.is_remote(model_dir):
         raise UsageError(
@@ -90,20 +91,19 @@ def require_run(model_dir: str) -> Path:
             )
         if not folder.is_dir():
             raise UsageError(f"MODEL_DIR: {model_dir} is a file; give the folder of a run")
-        there = sorted(os.listdir(folder))
+        names = sorted(os.listdir(folder))
         if is_run_folder(folder):
             return folder
         runs = [str(path) for path in _folders(folder) if is_run_folder(path)]
-    inside = (
-        f"runs in it: {', '.join(runs[:_MAX_LISTED_NAMES])}"
-        if runs
-        else f"it holds: {format_names(there)}"
-    )
-    raise UsageError(f"MODEL_DIR: {model_dir} holds no run; {inside}")
+
+    content = f"it holds: {format_names(names)}"
+    if runs:
+        content = f"runs in it: {', '.join(runs[:_MAX_LISTED_NAMES])}"
+    raise UsageError(f"MODEL_DIR: {model_dir} holds no run; {content}")
 
 
 def format_names(names: Iterable[str]) -> str:
-    """Returns the first `names` in sorted order, for a message; "nothing" if there are none."""
+    """Returns the first `names` in sorted order, for a message, "nothing" if there are none."""
     return ", ".join(sorted(names)[:_MAX_LISTED_NAMES]) or "nothing"
 
 
@@ -124,56 +124,73 @@ def explain_read_errors(path: Path) -> Iterator[None]:
 
 
 def read_settings(folder: Path) -> Settings:
-    """Returns the settings in params.yaml; a missing or malformed value gets the default of the config."""
+    """Returns the settings in params.yaml.
+
+    A missing or malformed value gets the default of the config.
+    """
     try:
         text = (folder / "params.yaml").read_text(encoding="utf-8")
         values: Any = yaml_loader.parse(text, "params.yaml", is_trusted=True).values
     except (OSError, ValueError, ConfigError):
         values = None
     trainer = values.get("trainer") if isinstance(values, dict) else None
-    recorded = trainer if isinstance(trainer, dict) else {}
-    plain = TrainerConfig()
-    comparison = recorded.get("best_checkpoint_metric_comp")
-    metric, best = (
-        recorded.get("best_checkpoint_eval_metric"),
-        recorded.get("best_checkpoint_export_subdir"),
-    )
+    section = trainer if isinstance(trainer, dict) else {}
+    defaults = TrainerConfig()
+
+    metric = section.get("best_checkpoint_eval_metric")
+    if not isinstance(metric, str):
+        metric = defaults.best_checkpoint_eval_metric
+    comparison = section.get("best_checkpoint_metric_comp")
+    if comparison not in ("higher", "lower"):
+        comparison = defaults.best_checkpoint_metric_comp
+    best_folder = section.get("best_checkpoint_export_subdir")
+    if not isinstance(best_folder, str):
+        best_folder = defaults.best_checkpoint_export_subdir
     return Settings(
-        metric=metric if isinstance(metric, str) else plain.best_checkpoint_eval_metric,
-        comparison=(
-            comparison if comparison in ("higher", "lower") else plain.best_checkpoint_metric_comp
-        ),
-        best_folder=best if isinstance(best, str) else plain.best_checkpoint_export_subdir,
-        named_criteria=_parse_named_criteria(recorded.get("best_checkpoints")),
+        metric=metric,
+        comparison=comparison,
+        best_folder=best_folder,
+        named_criteria=_parse_named_criteria(section.get("best_checkpoints")),
     )
 
 
 def _parse_named_criteria(section: Any) -> dict[str, Criterion]:
-    found = {}
-    for name, values in section.items() if isinstance(section, dict) else ():
-        with contextlib.suppress(ValueError, TypeError):  # a FieldError is a ValueError
-            one = BestCheckpointConfig(**values)
-            found[str(name)] = Criterion(one.metric, one.metric_comp, one.keep, one.min_delta)
-    return found
+    criteria: dict[str, Criterion] = {}
+    if not isinstance(section, dict):
+        return criteria
+    for name, values in section.items():
+        # A FieldError is a ValueError.
+        with contextlib.suppress(ValueError, TypeError):
+            options = BestCheckpointConfig(**values)
+            criteria[str(name)] = Criterion(
+                options.metric, options.metric_comp, options.keep, options.min_delta
+            )
+    return criteria
 
 
 def read_trainer_heartbeat(folder: Path) -> TrainerHeartbeat | None:
-    """Returns the heartbeat of the run in `folder`; None if there is none, or it is incomplete."""
+    """Returns the heartbeat of the run in `folder`, None if there is none, or it is incomplete."""
     path = folder / HEARTBEAT
-    recorded = files.read_json(path)
+    heartbeat = files.read_json(path)
     try:
-        written = path.stat().st_mtime
+        write_time = path.stat().st_mtime
     except OSError:
         return None
-    if recorded is None:
+    if heartbeat is None:
         return None
-    pid, step, ended = recorded.get("pid"), recorded.get("step"), recorded.get("ended")
+
+    pid = heartbeat.get("pid")
+    step = heartbeat.get("step")
+    ended = heartbeat.get("ended")
+    end_state = "done" if ended else ""
+    if isinstance(ended, str):
+        end_state = ended
     return TrainerHeartbeat(
-        host=str(recorded.get("host") or ""),
+        host=str(heartbeat.get("host") or ""),
         pid=pid if isinstance(pid, int) and pid > 0 else None,
         step=step if isinstance(step, int) else None,
-        end_state=ended if isinstance(ended, str) else "done" if ended else "",
-        write_time=written,
+        end_state=end_state,
+        write_time=write_time,
     )
 
 
@@ -183,4 +200,5 @@ def _folders(folder: Path) -> list[Path]:
             path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
         )
     except OSError:
-        return []  # the folder does not exist or cannot be read
+        # The folder does not exist or cannot be read.
+        return []

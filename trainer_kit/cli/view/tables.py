@@ -11,9 +11,12 @@ from trainer_kit.telemetry.report_lines import format_number, replace_unprintabl
 if TYPE_CHECKING:
     from rich.console import Console
 
-EMPTY_CELL = "-"  # a cell without a value, so that the columns of a pipe can be counted
+# A cell without a value, so that the columns of a pipe can be counted.
+EMPTY_CELL = "-"
 _DIGITS = 6
-_GAP = 2  # spaces between two columns
+
+# The number of spaces between two columns.
+_GAP = 2
 
 
 @dataclass(frozen=True)
@@ -22,9 +25,9 @@ class Table:
 
     Attributes:
       title: The line above the table.
-      headers: The headers of the columns; the first column names the row.
-      rows: The cells of each row; "" is shown as a dash.
-      left_aligned: The headers of left-aligned columns, which hold words.
+      headers: The headers of the columns. The first column names the row.
+      rows: The cells of each row. "" is shown as a dash.
+      left_aligned: The headers of left-aligned columns, which contain words.
     """
 
     title: str
@@ -42,12 +45,12 @@ class Table:
 
 
 def format_metric(value: float | None) -> str:
-    """Returns a metric as text with six digits; "" for None."""
+    """Returns a metric as text with six digits, "" for None."""
     return "" if value is None else format_number(value, _DIGITS)
 
 
 def find_console(stream: TextIO) -> Console | None:
-    """Returns a rich Console for `stream`; None if it is not a terminal that can be drawn on."""
+    """Returns a rich Console for `stream`, None if it is not a terminal that can be drawn on."""
     if not stream.isatty():
         return None
     from rich.console import Console
@@ -63,14 +66,14 @@ def print_tables(tables: Sequence[Table], stream: TextIO) -> None:
 
 def format_table(table: Table) -> str:
     """Returns a table as lines of text, without a limit on their length."""
-    padded = []
+    padded_columns: list[list[str]] = []
     for column in table.columns():
         width = max(map(len, column))
-        padded.append(
-            [
-                cell.ljust(width) if column[0] in table.left_aligned else cell.rjust(width)
-                for cell in column
-            ]
-        )
-    lines = [(" " * _GAP).join(row).rstrip() for row in zip(*padded, strict=True)]
+        if column[0] in table.left_aligned:
+            padded_columns.append([cell.ljust(width) for cell in column])
+        else:
+            padded_columns.append([cell.rjust(width) for cell in column])
+
+    gap = " " * _GAP
+    lines = [gap.join(row).rstrip() for row in zip(*padded_columns, strict=True)]
     return "\n".join([replace_unprintable(table.title), *lines])
