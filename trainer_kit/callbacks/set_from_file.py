@@ -111,9 +111,10 @@ class SetFromFile(Callback):
 
         changed = {name: value for name, value in values.items() if self._values.get(name) != value}
         if changed:
+            rewinds = _read_rewinds(run.directory)
             record = {
                 "step": run.step,
-                "lineage": _read_lineage(run.directory),
+                "lineage": max((rewind["lineage"] for rewind in rewinds), default=0),
                 "file": self._path,
                 "values": changed,
             }
@@ -143,10 +144,6 @@ def _check_values(values: Any, run: Run) -> dict[str, float]:
 def _read_rewinds(directory: str) -> list[dict[str, Any]]:
     ledger = os.path.join(directory, "evals", "validation.jsonl")
     return [record for record in read_records(ledger) if record.get("kind") == REWIND]
-
-
-def _read_lineage(directory: str) -> int:
-    return max((record["lineage"] for record in _read_rewinds(directory)), default=0)
 
 
 def _broadcast_json(run: Run, value: Any) -> Any:

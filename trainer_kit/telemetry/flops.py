@@ -28,6 +28,8 @@ _PRODUCTS = (
     "DepthwiseConv2dNative",
     "Einsum",
 )
+# Characters of an error message in a problem.
+_MAX_PROBLEM_LENGTH = 300
 
 
 @dataclass(frozen=True)
@@ -74,17 +76,14 @@ def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
         spec = tf.nest.map_structure(_set_batch_size_to_one, inputs_spec)
         flops, left_out = _count_graph(_trace(model, spec))
     except Exception as error:
-        return FlopsResult(None, _to_plain_line(f"{type(error).__name__}: {error}"))
+        # Keras's messages have several lines, with colours.
+        message = re.sub(r"\x1b\[[0-9;]*m", "", f"{type(error).__name__}: {error}")
+        return FlopsResult(None, " ".join(message.split())[:_MAX_PROBLEM_LENGTH])
 
     if not left_out:
         return FlopsResult(flops)
     names = ", ".join(f"{count} {name}" for name, count in sorted(left_out.items()))
     return FlopsResult(flops, f"a lower bound, these operations are not counted: {names}")
-
-
-def _to_plain_line(text: str, longest: int = 300) -> str:
-    """Returns the text as one line, without the colours of Keras's messages."""
-    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())[:longest]
 
 
 def _set_batch_size_to_one(spec: Any) -> tf.TensorSpec:

@@ -38,10 +38,26 @@ class Order:
     """
 
     def __init__(self, examples: int, params: DataConfig, *, block: int = 1) -> None:
+        batch = params.global_batch_size
+        if batch < 1:
+            raise UsageError(
+                "global_batch_size is 0; set it in the data's section, such as train_data, to 1 or"
+                " more"
+            )
+        if batch > examples and (params.is_training or params.drop_remainder):
+            advice = (
+                ""
+                if params.is_training
+                else ", or drop_remainder to false to use them in one smaller batch"
+            )
+            raise DataError(
+                f"global_batch_size is {batch}, but there are {examples} examples, so that no batch"
+                f" is full; set it to {examples} or less{advice}"
+            )
+
         self._count = examples
         self._params = params
         self._block = block
-        _check_batch(examples, params)
 
     def at(
         self,
@@ -211,21 +227,3 @@ def count_local_replicas(input_context: tf.distribute.InputContext | None) -> in
     if not input_context:
         return 1
     return input_context.num_replicas_in_sync // input_context.num_input_pipelines
-
-
-def _check_batch(examples: int, params: DataConfig) -> None:
-    batch = params.global_batch_size
-    if batch < 1:
-        raise UsageError(
-            "global_batch_size is 0; set it in the data's section, such as train_data, to 1 or more"
-        )
-    if batch > examples and (params.is_training or params.drop_remainder):
-        advice = (
-            ""
-            if params.is_training
-            else ", or drop_remainder to false to use them in one smaller batch"
-        )
-        raise DataError(
-            f"global_batch_size is {batch}, but there are {examples} examples, so that no batch is"
-            f" full; set it to {examples} or less{advice}"
-        )

@@ -210,7 +210,13 @@ def _read_offsets(path: str) -> np.ndarray:
             if size == 0:
                 raise DataError(f"{path} is empty: no record at offset 0")
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                _check_uncompressed(path, content)
+                # In a compressed file no record can be found.
+                if kind := _parse_compression(content[:_HEAD]):
+                    raise DataError(
+                        f"{path}: at offset 0 it is compressed ({kind}), so that no record can be"
+                        " found without reading all before it; write the file without compression,"
+                        " or return a tf.data.TFRecordDataset from build_inputs"
+                    )
                 return _walk(path, content, size)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
@@ -234,16 +240,6 @@ def _walk(path: str, content: mmap.mmap, size: int) -> np.ndarray:
         raise DataError(f"{path}: the record at offset {begin} is cut: the file ends at {size}")
     append(size)
     return np.frombuffer(offsets, np.int64)
-
-
-def _check_uncompressed(path: str, content: mmap.mmap) -> None:
-    """Raises DataError for a compressed file, in which no record can be found."""
-    if kind := _parse_compression(content[:_HEAD]):
-        raise DataError(
-            f"{path}: at offset 0 it is compressed ({kind}), so that no record can be found without"
-            " reading all before it; write the file without compression, or return a"
-            " tf.data.TFRecordDataset from build_inputs"
-        )
 
 
 def _parse_compression(head: bytes) -> str:
