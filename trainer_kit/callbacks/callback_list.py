@@ -35,40 +35,47 @@ _EVENTS = [
 
 
 class EpochEvents:
-    """Decides when epoch_begin is called, before the first loop of an epoch, and epoch_end, after its last loop.
+    """Decides when epoch_begin and epoch_end are called.
 
-    What happens between two loops, such as evaluations and checkpoints, is done by the time of
+    epoch_begin comes before the first loop of an epoch, and epoch_end after its last loop. What
+    happens between two loops, such as evaluations and checkpoints, is done by the time of
     epoch_end.
 
     Args:
-      run: The run; its `epochs` are set before training begins.
+      run: The run. Its `epochs` are set before training begins.
       has_listeners: Whether a callback has one of these events.
 
     Attributes:
       has_listeners: The argument of this name.
-      is_training: Whether the run trains at present; an evaluation without training has no epochs.
+      is_training: Whether the run trains at present. An evaluation without training has no epochs.
     """
 
     def __init__(self, run: Run, has_listeners: bool) -> None:
         self._run = run
         self.has_listeners = has_listeners
         self.is_training = False
-        self._logs: dict[
-            str, Any
-        ] = {}  # of the last loop, and of the evaluations after it as "validation"
-        self._last_end_step = -1  # the step of the last epoch_end, while no loop has followed
+        # The logs of the last loop, and of the evaluations after it as "validation".
+        self._logs: dict[str, Any] = {}
+        # The step of the last epoch_end while no loop has followed, else -1.
+        self._last_end_step = -1
 
     def find_next_epoch_end(self, step: int) -> int | None:
-        """Returns the step after `step` that ends an epoch; None if no callback has an event of epochs."""
+        """Returns the step after `step` that ends an epoch, or None.
+
+        None means that the run has no epochs, or that no callback has an event of epochs.
+        """
         epochs = self._run.epochs
-        return next_multiple(step, epochs.steps) if self.has_listeners and epochs else None
+        if not self.has_listeners or not epochs:
+            return None
+        return next_multiple(step, epochs.steps)
 
     def record_event(self, event: str, arguments: tuple[Any, ...]) -> int | None:
-        """Remembers the logs of an event; returns the epoch that begins before it, or None."""
+        """Remembers the logs of an event, and returns the epoch that begins before it, or None."""
         epochs = self._run.epochs
         step = self._run.step
         if not self.has_listeners or epochs is None or not self.is_training:
             return None
+
         if event == "loop_end" and isinstance(arguments[0], Mapping):
             self._logs |= arguments[0]
         elif event == "evaluation_end" and isinstance(arguments[0], Mapping):
@@ -83,24 +90,27 @@ class EpochEvents:
         return None
 
     def pop_ended_epoch(self) -> tuple[int, dict[str, Any]] | None:
-        """Returns the epoch that ends with this step and its logs, once; None if no epoch ends."""
+        """Returns the epoch that ends with this step and its logs, once. None if no epoch ends."""
         epochs = self._run.epochs
         step = self._run.step
         if not self.has_listeners or epochs is None or not self.is_training:
             return None
         if not epochs.is_end(step) or self._last_end_step == step:
             return None
+
         self._last_end_step = step
         return epochs.count_completed(step), self._logs
 
     def state(self) -> dict[str, float] | None:
-        """Returns the numbers of the last loop at the end of an epoch, for the checkpoint: epoch_end comes after it.
+        """Returns the numbers of the last loop at the end of an epoch, for the checkpoint.
 
-        After a resume, evaluations of this step follow again.
+        epoch_end comes after that checkpoint, so a resumed run needs them. Evaluations of this step
+        are repeated after a resume.
         """
         epochs = self._run.epochs
         if epochs is None or not epochs.is_end(self._run.step):
             return None
+
         values = {name: np.asarray(to_numpy(value)) for name, value in self._logs.items()}
         return {
             name: float(value)
@@ -115,13 +125,13 @@ class EpochEvents:
 
 
 class CallbackList:
-    """The callbacks of a run. Used eagerly, on the host, on every worker.
+    """The callbacks of a run. Runs eagerly, on the host, on every worker.
 
     Args:
       run: The run that each callback receives.
       members: The callbacks, in the order in which they are called.
-      times: The time ledger; it counts the seconds of each callback under its name.
-      strategy: The run's strategy; None: the current one.
+      times: The time ledger. It counts the seconds of each callback under its name.
+      strategy: The run's strategy. None for the current one.
 
     Attributes:
       run, members, times: The arguments.
@@ -146,16 +156,19 @@ class CallbackList:
         self.members = list(members)
         self.times = times or TimeLedger()
         self.errors: dict[str, int] = {}
-        self._pending_states: dict[
-            str, Any
-        ] = {}  # states of a checkpoint, until train_begin was called
         self._has_begun = False
-        self._logs: Mapping[str, Any] = {}  # of the loop or the evaluation that has just ended
-        self._reporters: dict[str, Callback] = {}  # which member has reported a name last
+        # States of a checkpoint, until train_begin was called.
+        self._pending_states: dict[str, Any] = {}
+        # The logs of the loop or the evaluation that has just ended.
+        self._logs: Mapping[str, Any] = {}
+        # The member that has reported a name last.
+        self._reporters: dict[str, Callback] = {}
         self._strategy = strategy or tf.distribute.get_strategy()
         self.shares_requests = worker_count(self._strategy) > 1
+
         for member in self.members:
             _check_callback(member)
+
         wants_epochs = any(
             _overrides(member, name) for member in self.members for name in EPOCH_EVENTS
         )
@@ -167,7 +180,7 @@ class CallbackList:
         }
 
     def register_states(self) -> None:
-        """Adds the states of the callbacks to every checkpoint; to be called before the restore."""
+        """Adds the states of the callbacks to every checkpoint. Call it before the restore."""
         if self.epochs.has_listeners:
             self.run.trainer.register_state("epoch", self.epochs.state, self.epochs.restore)
         for name, member in self._iter_stateful_members():
@@ -184,7 +197,7 @@ class CallbackList:
         callbacks see.
 
         Raises:
-          Exception: the first error of a required member; the members after it are not called.
+          Exception: the first error of a required member. The members after it are not called.
         """
         epoch = self.epochs.record_event(event, arguments)
         if epoch is not None:
@@ -195,6 +208,7 @@ class CallbackList:
         if event.startswith(("loop", "evaluation")):
             logs = arguments[0] if event.endswith("_end") else {}
             self._logs = logs if isinstance(logs, Mapping) else {}
+
         for member in self.members:
             if self._is_called(member, event):
                 self._call(member, event, *arguments)
@@ -208,39 +222,43 @@ class CallbackList:
             self.call("epoch_end", *arguments)
 
     def call_after_error(self, event: str, *arguments: Any) -> None:
-        """Calls an event on all members while another error is being handled, and logs their errors.
+        """Calls an event on all members while another error is handled, and logs their errors.
 
         Raises:
           DivergedError: when a member raises one, since it explains the first error.
         """
         for member in self.members:
-            if self._is_called(member, event):
-                try:
-                    self._call(member, event, *arguments)
-                except DivergedError:
-                    raise
-                except Exception:
-                    _LOG.exception("%s.%s failed, after another error", member.name, event)
+            if not self._is_called(member, event):
+                continue
+            try:
+                self._call(member, event, *arguments)
+            except DivergedError:
+                raise
+            except Exception:
+                _LOG.exception("%s.%s failed, after another error", member.name, event)
 
     @contextlib.contextmanager
     def call_begin_and_end(self, phase: str) -> Iterator[None]:
-        """Calls `<phase>_begin`, and at the end always `<phase>_end` on the members that have begun.
+        """Calls `<phase>_begin`, and always `<phase>_end` on the members that have begun.
 
         Args:
           phase: "run" or "train".
 
         Raises:
-          Exception: the first error of a member or of the body; `<phase>_end` is still called on
+          Exception: the first error of a member or of the body. `<phase>_end` is still called on
             all members.
         """
         begun: list[Callback] = []
         with contextlib.ExitStack() as ends:
             ends.push(lambda kind, error, trace: self._call_end(begun, f"{phase}_end", error))
-            again: dict[str, Any] = {}
+
+            # A second train_begin may reset the callbacks, so their states are restored after it.
+            previous_states: dict[str, Any] = {}
             if self._has_begun:
-                again = {
+                previous_states = {
                     name: self._read_state(member) for name, member in self._iter_stateful_members()
                 }
+
             for member in self.members:
                 begun.append(member)
                 if self._is_called(member, f"{phase}_begin"):
@@ -248,7 +266,8 @@ class CallbackList:
             if f"{phase}_begin" in self._users_events:
                 self.run.read_step()
             if phase == "train":
-                self._restore_states(again)
+                self._restore_states(previous_states)
+
             self.epochs.is_training = phase == "train"
             yield
             self.epochs.is_training = False
@@ -256,22 +275,24 @@ class CallbackList:
     def _call_end(
         self, members: Sequence[Callback], event: str, error: BaseException | None
     ) -> None:
-        first: Exception | None = None
+        first_error: Exception | None = None
         self.run.error = error
         for member in members:
-            if self._is_called(member, event):
-                try:
-                    self._call(member, event)
-                except Exception as own:
-                    if error is not None or first is not None:
-                        _LOG.exception("%s.%s failed, after another error", member.name, event)
-                    first = first or own
-        if error is None and first is not None:
-            raise first
+            if not self._is_called(member, event):
+                continue
+            try:
+                self._call(member, event)
+            except Exception as member_error:
+                if error is not None or first_error is not None:
+                    _LOG.exception("%s.%s failed, after another error", member.name, event)
+                first_error = first_error or member_error
+
+        if error is None and first_error is not None:
+            raise first_error
 
     def find_next_boundary(self, step: int) -> int | None:
-        """Returns the next step after `step` at which a loop has to end for a callback; None if there is none."""
-        cuts = [
+        """Returns the next step after `step` at which a loop has to end for a callback, or None."""
+        boundaries = [
             member.next_boundary(step)
             for member in self.members
             if _overrides(member, "next_boundary")
@@ -281,9 +302,9 @@ class CallbackList:
             for member in self.members
             if member.every and _overrides(member, "loop_end")
         ]
-        cuts += [next_multiple(step, every) for every in intervals]
-        cuts.append(self.epochs.find_next_epoch_end(step))
-        return min((cut for cut in cuts if cut is not None), default=None)
+        boundaries += [next_multiple(step, every) for every in intervals]
+        boundaries.append(self.epochs.find_next_epoch_end(step))
+        return min((boundary for boundary in boundaries if boundary is not None), default=None)
 
     def log_shortened_loops(self, steps_per_loop: int | Callable[[int], int]) -> None:
         """Logs which callbacks make loops shorter than the config says, and what that costs."""
@@ -293,7 +314,9 @@ class CallbackList:
                     "the callback %s is called every %d steps: training loops are shortened to end"
                     " at these steps (trainer.steps_per_loop is %d); each loop costs about half a"
                     " millisecond on top of its steps",
-                    *(member.name, member.every, steps_per_loop),
+                    member.name,
+                    member.every,
+                    steps_per_loop,
                 )
 
     def take_requests(self) -> Requests:
@@ -307,13 +330,18 @@ class CallbackList:
         run.requests = Requests()
         if self.shares_requests:
             requests = self._broadcast_requests(requests)
+
         if requests.stop_reason and not run.stop_reason:
             run.stop_reason = requests.stop_reason
             _LOG.info("the run ends at step %d: %s", run.step, run.stop_reason)
         return requests
 
     def _broadcast_requests(self, requests: Requests) -> Requests:
-        """Sends the chief's requests as one number: bits for stop, saves and each validation set, then the step."""
+        """Sends the chief's requests to all workers as one number.
+
+        Its lowest bits are the stop, the two kinds of saves and each validation set. The bits above
+        them are the step of a rewind plus 1, or 0 without a rewind.
+        """
         sets = list(self.run.trainer.validation_set_names)
         bits = [
             bool(requests.stop_reason),
@@ -321,22 +349,23 @@ class CallbackList:
             requests.overwrite_checkpoint,
             *(name in requests.sets_to_evaluate for name in sets),
         ]
-        number = (0 if requests.rewind_step is None else requests.rewind_step + 1) << len(bits)
-        number = broadcast_int(
-            self._strategy, number + sum(bit << place for place, bit in enumerate(bits))
-        )
-        stop, save, again, *chosen = (bool(number >> place & 1) for place in range(len(bits)))
-        rewind = (number >> len(bits)) - 1
-        elsewhere = "the first worker asked for it"
+        rewind_number = 0 if requests.rewind_step is None else requests.rewind_step + 1
+        flags = sum(bit << place for place, bit in enumerate(bits))
+        number = broadcast_int(self._strategy, (rewind_number << len(bits)) + flags)
+
+        stop, save, overwrite, *chosen = (bool(number >> place & 1) for place in range(len(bits)))
+        sets_to_evaluate = {name for name, is_chosen in zip(sets, chosen, strict=True) if is_chosen}
+        rewind_step = (number >> len(bits)) - 1
+
+        # The texts of the chief's requests are not sent.
+        default_reason = "the first worker asked for it"
         return Requests(
-            stop_reason=(requests.stop_reason or elsewhere) if stop else "",
+            stop_reason=(requests.stop_reason or default_reason) if stop else "",
             save=save,
-            overwrite_checkpoint=again,
-            sets_to_evaluate={
-                name for name, is_chosen in zip(sets, chosen, strict=True) if is_chosen
-            },
-            rewind_step=rewind if rewind >= 0 else None,
-            rewind_reason=requests.rewind_reason or elsewhere,
+            overwrite_checkpoint=overwrite,
+            sets_to_evaluate=sets_to_evaluate,
+            rewind_step=rewind_step if rewind_step >= 0 else None,
+            rewind_reason=requests.rewind_reason or default_reason,
         )
 
     def _is_called(self, member: Callback, event: str) -> bool:
@@ -348,20 +377,25 @@ class CallbackList:
         return self.run.is_chief or not member.chief_only
 
     def _call(self, member: Callback, method: str, *arguments: Any) -> Any:
-        """Calls a method with the run and `arguments`; returns its result, or None if an optional callback failed."""
+        """Calls a method with the run and `arguments`, and counts its time.
+
+        Returns the result of the method, or None if an optional callback failed.
+        """
         row = member.name if member.name in TIME_CATEGORIES else f"callbacks/{member.name}"
         if method not in ("state", "restore"):
             arguments = (self.run, *arguments)
-        returned: Any = None
-        before = set(self.run.reported_metrics)
+
+        result: Any = None
+        previous_names = set(self.run.reported_metrics)
         with self.times.during(row):
             try:
-                returned = getattr(member, method)(*arguments)
+                result = getattr(member, method)(*arguments)
             except StopTraining as stop:
                 self.run.stop(str(stop))
             except Exception as error:
                 self._handle_error(member, error)
-        self._reporters |= dict.fromkeys(self.run.reported_metrics.keys() - before, member)
+        new_names = self.run.reported_metrics.keys() - previous_names
+        self._reporters |= dict.fromkeys(new_names, member)
 
         # A reported number must not have the name of a metric of this loop or evaluation.
         for name in sorted(self.run.reported_metrics.keys() & self._logs.keys()):
@@ -371,29 +405,38 @@ class CallbackList:
                 " another name"
             )
             self._handle_error(self._reporters[name], UsageError(problem))
-        return returned
+        return result
 
     def _handle_error(self, member: Callback, error: Exception) -> None:
-        """Raises the error of a required member; counts and logs the error of an optional one."""
+        """Raises the error of a required member. Counts and logs the error of an optional one."""
         if member.required:
             if type(error) is UsageError:
                 raise UsageError(f"callback {member.name}: {error}") from error
             raise error
-        self.errors[member.name] = count = self.errors.get(member.name, 0) + 1
+
+        count = self.errors.get(member.name, 0) + 1
+        self.errors[member.name] = count
         _LOG.warning(
             "the callback %s failed at step %d, and the run continues: %s",
-            *(member.name, self.run.step, error),
+            member.name,
+            self.run.step,
+            error,
+            # Only the first error of a callback is logged with its traceback.
             exc_info=error if count == 1 else None,
         )
 
     def _iter_stateful_members(self) -> Iterator[tuple[str, Callback]]:
-        """Yields the members that have a state, with unique names: the second one called "name" is "name 2"."""
+        """Yields the members that have a state, with unique names.
+
+        The second member called "name" is "name 2".
+        """
         counts: dict[str, int] = {}
         for member in self.members:
-            if _overrides(member, "state"):
-                number = counts.get(member.name, 0) + 1
-                counts[member.name] = number
-                yield member.name if number == 1 else f"{member.name} {number}", member
+            if not _overrides(member, "state"):
+                continue
+            number = counts.get(member.name, 0) + 1
+            counts[member.name] = number
+            yield member.name if number == 1 else f"{member.name} {number}", member
 
     def _read_state(self, member: Callback) -> Any:
         return self._call(member, "state")
@@ -406,14 +449,18 @@ class CallbackList:
             if self._has_begun:
                 self._call(member, "restore", state)
             else:
-                self._pending_states[name] = member.saved_state = state
+                self._pending_states[name] = state
+                member.saved_state = state
 
         return restore
 
     def _restore_states(self, previous_states: dict[str, Any]) -> None:
-        """Restores the states of a checkpoint, or `previous_states`, the states before a second train_begin.
+        """Restores the states of a checkpoint, else those from before a second train_begin.
 
         This runs after train_begin, in which callbacks may reset themselves.
+
+        Args:
+          previous_states: The states before a second train_begin, by name.
         """
         states = {**previous_states, **self._pending_states}
         self._pending_states = {}
@@ -435,40 +482,43 @@ def _check_callback(member: Callback) -> None:
             f"callback {member.name}: every is {every!r}; give a positive whole number of steps, or"
             " None"
         )
+
     for name, event in vars(Callback).items():
         if inspect.isfunction(event) and not name.startswith("_") and _overrides(member, name):
             _check_parameters(member, name, list(inspect.signature(event).parameters)[1:])
+
     for name in sorted({*dir(type(member))} - {*dir(Callback)}):
-        near = difflib.get_close_matches(name.removeprefix("on_"), _EVENTS, 1, 0.9)
-        if near:
+        suggestions = difflib.get_close_matches(name.removeprefix("on_"), _EVENTS, 1, 0.9)
+        if suggestions:
             _LOG.warning(
                 "callback %s: the method %s is never called; did you mean %s?",
                 member.name,
                 name,
-                *near,
+                suggestions[0],
             )
 
 
 def _check_parameters(member: Callback, name: str, called_with: Sequence[str]) -> None:
-    """Raises UsageError when a method of a callback does not take the arguments that the run calls it with."""
+    """Raises UsageError when a callback's method does not accept the arguments of its call."""
     method: Any = getattr(member, name)
     if not callable(method):
         raise UsageError(
             f"callback {member.name}: {name} is {method!r}; make it a method, or leave it out"
         )
+
     try:
         signature = inspect.signature(method)
-    except (TypeError, ValueError):  # a callable that does not tell
+    except (TypeError, ValueError):
+        # Some callables, such as builtins, have no signature to check.
         return
+
     try:
         signature.bind(*called_with)
     except TypeError as problem:
-        code, wanted = (
-            getattr(inspect.unwrap(method), "__code__", None),
-            ", ".join(("self", *called_with)),
-        )
+        code = getattr(inspect.unwrap(method), "__code__", None)
+        parameters = ", ".join(("self", *called_with))
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
         raise UsageError(
             f"callback {member.name}: {name} is called with ({', '.join(called_with)}): {problem};"
-            f" declare it as {name}({wanted}){place}"
+            f" declare it as {name}({parameters}){place}"
         ) from None

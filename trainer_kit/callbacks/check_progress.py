@@ -1,4 +1,4 @@
-"""CheckProgress: the callback that says which part of the run of `trainer-kit check` is tried, and that ends it."""
+"""CheckProgress: announces the parts of the run of `trainer-kit check`, and ends that run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from trainer_kit.telemetry.scalars import get_training_loss
 
 
 class CheckProgress(Callback):
-    """Announces training, checkpoint, evaluation and end of a run, and stops it after a number of steps.
+    """Announces training, checkpoint, evaluation and end of a run, and ends it after some steps.
+
+    Runs eagerly, on the host, on the chief.
 
     Args:
       steps: The number of training steps.
-      isolate_first_step: Whether the first step is a loop of its own, so that a loss that is not
-        finite there is known as such.
-      announce: Called with a description when the next part begins; the part before it has
-        succeeded.
+      isolate_first_step: Whether the first step is a separate loop, so that a loss that is not
+        finite there is recognised as such.
+      announce: A function that is called with a description when the next part begins. The part
+        before it has succeeded.
     """
 
     name = "check"
@@ -30,11 +32,13 @@ class CheckProgress(Callback):
     def __init__(
         self, steps: int, isolate_first_step: bool, announce: Function[[str], None]
     ) -> None:
-        self.every = self._steps = steps
-        self._isolate_first_step, self._announce = isolate_first_step, announce
+        self.every = steps
+        self._steps = steps
+        self._isolate_first_step = isolate_first_step
+        self._announce = announce
 
     def next_boundary(self, step: int) -> int | None:
-        """Returns step 1, if the first step is a loop of its own."""
+        """Returns step 1 if the first step is a separate loop."""
         return 1 if self._isolate_first_step and step < 1 else None
 
     def loop_begin(self, run: Run, steps: int) -> None:
@@ -46,14 +50,18 @@ class CheckProgress(Callback):
         """Shows the loss, and ends the run."""
         if run.step < self._steps:
             return
-        print(
-            f"      training_loss {get_training_loss(logs):.4g}; {describe_model_cost(run.trainer)}"
-        )
+
+        loss = get_training_loss(logs)
+        print(f"      training_loss {loss:.4g}; {describe_model_cost(run.trainer)}")
         if run.step < (run.total_steps or run.step + 1):
             run.stop("the check ends here")
 
     def checkpoint_begin(self, run: Run) -> None:
-        """Announces the checkpoint, but not the one after which a training fails whose data has ended too early."""
+        """Announces the checkpoint.
+
+        The checkpoint after which a training fails because its data has ended too early is not
+        announced.
+        """
         if run.total_steps is None or run.step >= self._steps:
             self._announce("save: a checkpoint")
 
@@ -62,16 +70,19 @@ class CheckProgress(Callback):
         self._announce("evaluate: the first batches of each validation set, and the best metric")
 
     def boundary_end(self, run: Run) -> None:
-        """Announces the end of the run, once this step is saved and evaluated; a run also has a boundary at step 0."""
+        """Announces the end of the run, once this step is saved and evaluated."""
+        # A run also has a boundary at step 0, before its first loop.
         if run.loop is not None and run.step >= self._steps:
             self._announce("end: callbacks and records of the run")
 
     def exception(self, run: Run, error: Exception) -> None:
-        """Ends the announcements, so that the part that failed stays the last; the run may still save.
+        """Ends the announcements, so that the part that failed stays the last.
+
+        The run may still save.
 
         Raises:
-          DivergedError: when the run has diverged: the report of the divergence would go with the
-            temporary folder.
+          DivergedError: when the run has diverged, since the report of the divergence would be
+            deleted with the temporary folder.
         """
         self._announce = lambda part: None
         if isinstance(error, DivergedError):
@@ -79,10 +90,11 @@ class CheckProgress(Callback):
 
 
 def limit_intervals(steps: int, callbacks: Iterable[Callback]) -> list[Callback]:
-    """Returns the callbacks, which are asked after `steps` steps if they ask for longer intervals."""
-    listed = list(callbacks)
-    for one in listed:
-        if one.every is not None and one.every > steps:
-            with contextlib.suppress(AttributeError):  # a property of its class
-                one.every = steps
-    return listed
+    """Returns the callbacks, with intervals of at most `steps` steps."""
+    limited_callbacks = list(callbacks)
+    for callback in limited_callbacks:
+        if callback.every is not None and callback.every > steps:
+            # The interval may be a property of the callback's class, which cannot be set.
+            with contextlib.suppress(AttributeError):
+                callback.every = steps
+    return limited_callbacks

@@ -1,4 +1,7 @@
-"""Makes callbacks from their names in a config: `trainer.callbacks: [{name: samples, args: {every: 100}}]`."""
+"""Makes callbacks from their names in a config.
+
+For example `trainer.callbacks: [{name: samples, args: {every: 100}}]`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ for _shipped in (
 
 
 def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:
-    """Returns a decorator that registers a subclass of Callback under `name`, for `trainer.callbacks`.
+    """Returns a decorator that registers a Callback class under `name`, for `trainer.callbacks`.
 
     Raises:
       UsageError: when the name is taken, or the class is not a subclass of Callback.
@@ -64,9 +67,8 @@ def create_callbacks(sections: Iterable[CallbackConfig]) -> list[Callback]:
     Raises:
       UsageError: when no callback has such a name, or its class does not accept the arguments.
     """
-    if not isinstance(
-        sections, Sequence
-    ):  # a field of this name that a Model Garden program has for itself
+    # A Model Garden program may have a field of this name for its own use.
+    if not isinstance(sections, Sequence):
         return []
     return [
         _create_callback(f"trainer.callbacks[{place}]", section)
@@ -87,16 +89,20 @@ def check_callbacks(callbacks: Any) -> list[Callback]:
         raise UsageError(
             f"callbacks: {kind} is not a list; give a list of trainer_kit.Callback objects"
         )
-    for one in callbacks:
-        if not isinstance(one, Callback):
-            made = describe_alternative(one)
-            raise UsageError(f"callbacks: {one!r:.80} is not a trainer_kit.Callback object{made}")
+
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            advice = describe_alternative(callback)
+            raise UsageError(
+                f"callbacks: {callback!r:.80} is not a trainer_kit.Callback object{advice}"
+            )
     return list(callbacks)
 
 
 def describe_alternative(value: Any) -> str:
     """Returns advice for an object that is not a Callback."""
-    if hasattr(value, "on_epoch_end"):  # of Keras
+    # Callbacks of Keras have this method.
+    if hasattr(value, "on_epoch_end"):
         return (
             ": Keras callbacks are called for compiled models only: give it to"
             " trainer_kit.compat.keras.fit or register_keras_experiment; for other tasks write a"
@@ -106,34 +112,35 @@ def describe_alternative(value: Any) -> str:
         return f"; give an object of this class: {value.__name__}()"
     if isinstance(value, (str, dict)):
         return "; to use a callback by name, set trainer.callbacks in the config"
-    return (
-        "; pass a function of the logs in train_actions or eval_actions" if callable(value) else ""
-    )
+    if callable(value):
+        return "; pass a function of the logs in train_actions or eval_actions"
+    return ""
 
 
 def _create_callback(path: str, section: CallbackConfig) -> Callback:
-    kind = _resolve_class(f"{path}.name", section.name)
+    callback_class = _resolve_class(f"{path}.name", section.name)
+    signature = inspect.signature(callback_class)
     try:
-        inspect.signature(kind).bind(**section.args)
+        signature.bind(**section.args)
     except TypeError as error:
-        known = list(inspect.signature(kind).parameters)
-        unknown = [name for name in section.args if name not in known]
-        problem: Any = f"there is no argument {unknown[0]!r}" if unknown else error
-        near = (
-            suggest_names(unknown[0], known)
-            if unknown
-            else f"it takes {', '.join(known) or 'no arguments'}"
-        )
-        raise UsageError(f"{path}.args: {section.name}: {problem}; {near}") from None
-    return kind(**section.args)
+        parameters = list(signature.parameters)
+        unknown = [name for name in section.args if name not in parameters]
+        if unknown:
+            problem = f"there is no argument {unknown[0]!r}"
+            advice = suggest_names(unknown[0], parameters)
+        else:
+            problem = str(error)
+            advice = f"it takes {', '.join(parameters) or 'no arguments'}"
+        raise UsageError(f"{path}.args: {section.name}: {problem}; {advice}") from None
+    return callback_class(**section.args)
 
 
 def _resolve_class(path: str, name: str) -> type[Callback]:
     if ":" in name:
-        found: type[Callback] = import_object(
+        callback_class: type[Callback] = import_object(
             path, name, _is_callback_class, "subclass of trainer_kit.Callback"
         )
-        return found
+        return callback_class
     try:
         return _callbacks.lookup(name)
     except UsageError as error:

@@ -1,8 +1,8 @@
 """Early stopping: ends a run when its recorded evaluations have stopped improving.
 
-No counters are kept while the run trains. The decision at a step is a function of the ledger up to
-that step, so a run that was killed, even between an evaluation and the next checkpoint, ends at the
-same step as one that was not killed.
+The callback stores no counters. The decision at a step is a function of the ledger up to that step,
+so a run that was killed, even between an evaluation and the next checkpoint, ends at the same step
+as one that was not killed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class MetricProgress:
     """The improvement of a metric over the evaluations up to a step.
 
     Attributes:
-      best: The last value that was an improvement; NaN before the first one.
-      best_step: The step of that value; -1 before the first one.
-      last_step: The step of the last evaluation that counts; -1 before the first one.
+      best: The last value that was an improvement. NaN before the first one.
+      best_step: The step of that value. -1 before the first one.
+      last_step: The step of the last evaluation that counts. -1 before the first one.
       evaluations_since_best: The number of evaluations since the last improvement.
     """
 
@@ -45,48 +45,61 @@ def compute_metric_progress(
     min_delta: float = 0.0,
     start_step: int = 0,
 ) -> MetricProgress:
-    """Returns the Standing after a series of evaluations. Pure.
+    """Returns the progress of a metric after a series of evaluations. Pure.
 
     Args:
       evaluations: Pairs (step, value) in the order of their steps. A value that is not finite is
         not an improvement.
-      comparison: "higher" or "lower": which values are better.
+      comparison: Which values are better: "higher" or "lower".
       min_delta: A value is an improvement if it is better than the best one by more than this. The
-        first finite value always is.
+        first finite value is always an improvement.
       start_step: Evaluations before this step do not count.
     """
     sign = {"higher": 1.0, "lower": -1.0}[comparison]
-    now = MetricProgress()
+    progress = MetricProgress()
     for step, value in evaluations:
         if step < start_step:
             continue
-        gain = sign * (value - now.best)
-        if math.isfinite(value) and (now.best_step < 0 or gain > min_delta):
-            now = MetricProgress(value, step, step)
+        gain = sign * (value - progress.best)
+        if math.isfinite(value) and (progress.best_step < 0 or gain > min_delta):
+            progress = MetricProgress(value, step, step)
         else:
-            now = MetricProgress(now.best, now.best_step, step, now.evaluations_since_best + 1)
-    return now
+            count = progress.evaluations_since_best + 1
+            progress = MetricProgress(progress.best, progress.best_step, step, count)
+    return progress
 
 
 def check_metric(metric: str, names: Iterable[str], where: str) -> None:
-    """Raises UsageError when `metric` is not in `names`; the message says that `where` reports these names."""
-    known = sorted(names)
-    if metric not in known:
+    """Raises UsageError when `metric` is not in `names`.
+
+    Args:
+      metric: The metric of early stopping.
+      names: The names of the metrics that are reported.
+      where: What reports these names, for the message.
+    """
+    sorted_names = sorted(names)
+    if metric not in sorted_names:
         raise UsageError(
             f"trainer.early_stopping.metric: {where} reports no single number called {metric!r}; "
-            f"{suggest_names(metric, known)} (all: {', '.join(known)})"
+            f"{suggest_names(metric, sorted_names)} (all: {', '.join(sorted_names)})"
         )
 
 
 def check_early_stopping_metric(options: EarlyStoppingConfig, trainer: Any) -> None:
-    """Raises UsageError when no evaluation will report the metric of early stopping, unless only a run can tell."""
+    """Raises UsageError when no evaluation will report the metric of early stopping.
+
+    Checks nothing where only a run can tell the names of the metrics.
+    """
     names = None if options.eval_name else trainer.validation_metric_names()
     if names is not None:
         check_metric(options.metric, names, "an evaluation")
 
 
 class EarlyStopping(Callback):
-    """Ends a run when its evaluations, or those of a sidecar, have brought no improvement for long enough.
+    """Ends a run when its evaluations have brought no improvement for long enough.
+
+    The evaluations are those of the run, or of a sidecar if the config names one. Runs eagerly, on
+    the host, on the chief.
 
     Args:
       options: The section trainer.early_stopping of the config.
@@ -97,13 +110,14 @@ class EarlyStopping(Callback):
     name = "early_stopping"
 
     def __init__(self, options: EarlyStoppingConfig, ledger: Ledger, evals: str) -> None:
-        self._options, self._ledger = options, ledger
+        self._options = options
+        self._ledger = ledger
         self._sidecar_ledger = Ledger(
             os.path.join(evals, f"{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl"),
             dataset="",
             config_hash="",
         )
-        self._cached_evaluations: tuple[Any, list[tuple[int, float]]] = (None, [])
+        # The records of the last reading, and the evaluations that count among them.
 
     def train_begin(self, run: Run) -> None:
         """Ends the run at once if its recorded evaluations already ask for a stop."""
@@ -124,30 +138,33 @@ class EarlyStopping(Callback):
             self._stop_if_not_improving(run)
 
     def find_stop_reason(self, step: int) -> str:
-        """Returns why early stopping ends the run at `step`; "" if the run continues.
+        """Returns why early stopping ends the run at `step`, or "" if the run continues.
 
         Raises:
           UsageError: when the last evaluation did not report the metric.
         """
         options = self._options
-        done = [one for one in self._read_evaluations(options) if one[0] <= step]
-        now = compute_metric_progress(
-            done, options.metric_comp, options.min_delta, options.start_step
+        evaluations = [
+            (evaluated_step, value)
+            for evaluated_step, value in self._read_evaluations(options)
+            if evaluated_step <= step
+        ]
+        progress = compute_metric_progress(
+            evaluations, options.metric_comp, options.min_delta, options.start_step
         )
-        if now.evaluations_since_best < options.patience:
+        count = progress.evaluations_since_best
+        if count < options.patience:
             return ""
 
         where = f" of {options.eval_name}" if options.eval_name else ""
-        much = f" by more than {options.min_delta:g}" if options.min_delta else ""
-        before = f" on {now.best:.6g} of step {now.best_step}" if now.best_step >= 0 else ""
-        count = (
-            "evaluation"
-            if now.evaluations_since_best == 1
-            else f"{now.evaluations_since_best} evaluations"
-        )
+        margin = f" by more than {options.min_delta:g}" if options.min_delta else ""
+        best = ""
+        if progress.best_step >= 0:
+            best = f" on {progress.best:.6g} of step {progress.best_step}"
+        period = "evaluation" if count == 1 else f"{count} evaluations"
         return (
-            f"{options.metric}{where} has not improved{before}{much} in the last {count}, up to"
-            f" step {now.last_step} (trainer.early_stopping.patience={options.patience})"
+            f"{options.metric}{where} has not improved{best}{margin} in the last {period}, up to"
+            f" step {progress.last_step} (trainer.early_stopping.patience={options.patience})"
         )
 
     def _stop_if_not_improving(self, run: Run) -> None:
@@ -155,63 +172,84 @@ class EarlyStopping(Callback):
             run.stop(reason)
 
     def _read_evaluations(self, options: EarlyStoppingConfig) -> list[tuple[int, float]]:
-        """Returns (step, last value) of each evaluation that counts, in the order of steps; rereads changed ledgers.
+        """Returns (step, last value) of each evaluation that counts, in the order of steps.
 
-        A sidecar may record a rewind of the run late, so rewinds are read from the run's ledger.
+        Evaluates the records again only if a ledger has changed. A sidecar may record a rewind of
+        the run late, so rewinds are read from the run's ledger.
         """
         records = self._ledger.records()
         if options.eval_name:
             records = [
-                *(item for item in records if item.get("kind") == REWIND),
+                *(record for record in records if record.get("kind") == REWIND),
                 *self._sidecar_ledger.records(),
             ]
-        if records != self._cached_evaluations[0]:
-            found = (
-                active_records(records)
-                if options.eval_name
-                else self._ledger.get_current_evaluations()
-            )
-            active = _select_set(found, options.metric)
-            if found and not active:
-                self._check_validation_set(options, found)
-            if options.eval_name:  # a sidecar with other data or another config starts a new series
-                series = [(record.get("dataset"), record.get("config_hash")) for record in active]
-                active = [
-                    record for record, own in zip(active, series, strict=True) if own == series[-1]
-                ]
-            self._cached_evaluations = records, _extract_values(active, options)
-        return self._cached_evaluations[1]
+        if records == self._cached_evaluations[0]:
+            return self._cached_evaluations[1]
+
+        current_records = (
+            active_records(records) if options.eval_name else self._ledger.get_current_evaluations()
+        )
+        active = _select_set(current_records, options.metric)
+        if current_records and not active:
+            self._check_validation_set(options, current_records)
+
+        # A sidecar with other data or another config starts a new series.
+        if options.eval_name:
+            series = [(record.get("dataset"), record.get("config_hash")) for record in active]
+            active = [
+                record
+                for record, own_series in zip(active, series, strict=True)
+                if own_series == series[-1]
+            ]
+        evaluations = _extract_values(active, options)
+        self._cached_evaluations = (records, evaluations)
+        return evaluations
 
     def _check_validation_set(
         self, options: EarlyStoppingConfig, records: Sequence[Mapping[str, Any]]
     ) -> None:
         """Raises UsageError when the metric's validation set is never evaluated."""
-        own = options.metric.partition("|")[0] in self._ledger.sets  # it may have a longer interval
-        whole = {
-            item["step"] for item in records
-        }  # of a sidecar, which evaluates all of its sets at each step
-        if len(whole) > 1 if options.eval_name else not own:
-            names = {name for item in records for name in flatten_scalars(item["metrics"], "|")}
+        if options.eval_name:
+            # A sidecar evaluates all of its sets at each step.
+            steps = {record["step"] for record in records}
+            is_never_evaluated = len(steps) > 1
+        else:
+            # A set of the run may have a longer interval than the others.
+            is_never_evaluated = options.metric.partition("|")[0] not in self._ledger.sets
+
+        if is_never_evaluated:
+            names = {name for record in records for name in flatten_scalars(record["metrics"], "|")}
             check_metric(
                 options.metric, names, f"evals/{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl"
             )
 
 
 def _select_set(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
-    """Returns the records of the metric's validation set, if there are several sets; else all records."""
-    of_sets = [item for item in records if list(item["metrics"]) == [item.get("dataset")]]
-    return (
-        [item for item in of_sets if item["dataset"] == metric.partition("|")[0]]
-        if of_sets
-        else records
-    )
+    """Returns the records of the metric's validation set if there are several sets, else all."""
+    set_records = [
+        record for record in records if list(record["metrics"]) == [record.get("dataset")]
+    ]
+    if not set_records:
+        return records
+    name = metric.partition("|")[0]
+    return [record for record in set_records if record["dataset"] == name]
 
 
 def _extract_values(
     records: Sequence[Mapping[str, Any]], options: EarlyStoppingConfig
 ) -> list[tuple[int, float]]:
-    flat = {int(item["step"]): flatten_scalars(item["metrics"], "|") for item in records}
+    """Returns (step, last value of the metric) in the order of steps. NaN where it is missing.
+
+    Raises:
+      UsageError: when the last record does not contain the metric.
+    """
+    scalars_by_step = {
+        int(record["step"]): flatten_scalars(record["metrics"], "|") for record in records
+    }
     if records:
         where = f"evals/{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl"
-        check_metric(options.metric, flat[int(records[-1]["step"])], where)
-    return [(step, flat[step].get(options.metric, math.nan)) for step in sorted(flat)]
+        check_metric(options.metric, scalars_by_step[int(records[-1]["step"])], where)
+    return [
+        (step, scalars_by_step[step].get(options.metric, math.nan))
+        for step in sorted(scalars_by_step)
+    ]

@@ -1,4 +1,4 @@
-"""EMACheckpoints: writes checkpoints of the averaged weights on their own, as a callback."""
+"""EMACheckpoints: writes separate checkpoints of the averaged weights, as a callback."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.errors import UsageError, suggest_names
 
-FOLDER, AVERAGE = "ema_checkpoints", "average"
+FOLDER = "ema_checkpoints"
+AVERAGE = "average"
 
 
 class EMACheckpoints(Callback):
-    """Writes the averaged weights to `ema_checkpoints/ckpt-<step>` in model_dir after each evaluation of a training.
+    """Writes the averaged weights to `ema_checkpoints/ckpt-<step>` in model_dir.
 
-    In mode train, which does not evaluate, they are written with each checkpoint. A file holds the
-    average in place of the model's weights, as a plain TensorFlow checkpoint that
-    `tf.train.Checkpoint(model=model)` of Keras reads. The averages of `ema.more_decays` have
-    folders of their names, such as `ema_checkpoints/fast`. Sidecars write none.
+    It does so after each evaluation of a training, and in mode train, which does not evaluate, with
+    each checkpoint. A file contains the average in place of the model's weights, as a plain
+    TensorFlow checkpoint that `tf.train.Checkpoint(model=model)` of Keras reads. The averages of
+    `ema.more_decays` have folders of their names, such as `ema_checkpoints/fast`. Sidecars write
+    none. Runs eagerly, on the host, on every worker.
 
     Args:
       max_to_keep: The number of newest checkpoints to keep.
@@ -29,9 +31,8 @@ class EMACheckpoints(Callback):
     """
 
     name: str = FOLDER
-    chief_only = (
-        False  # all workers take part in a save, because reading a variable can involve all of them
-    )
+    # All workers take part in a save, because reading a variable can involve all of them.
+    chief_only = False
 
     def __init__(self, max_to_keep: int = 1, average: str = AVERAGE) -> None:
         if type(max_to_keep) is not int or max_to_keep < 1:
@@ -43,41 +44,49 @@ class EMACheckpoints(Callback):
         self._folder: Any = None
 
     def run_begin(self, run: Run) -> None:
-        """Checks that the run keeps the average, and removes what a killed process has left unfinished.
+        """Checks that the run has the average, and removes unfinished files of a killed process.
 
         Raises:
-          UsageError: when the run keeps no such average.
+          UsageError: when the run has no such average.
         """
-        known = list(getattr(run.trainer, "average_names", ()))
-        if self._average not in known:
+        names = list(getattr(run.trainer, "average_names", ()))
+        if self._average not in names:
             advice = (
-                suggest_names(self._average, known) if known else "set trainer.optimizer_config.ema"
+                suggest_names(self._average, names) if names else "set trainer.optimizer_config.ema"
             )
             raise UsageError(
                 f"the callback {FOLDER}: the run keeps no average {self._average!r}; {advice}"
             )
         if not run.trainer.can_train:
             return
+
         from trainer_kit.checkpoints.weights_folder import WeightsFolder  # imports TensorFlow
 
-        place = os.path.join(
-            run.directory, FOLDER, *([] if self._average == AVERAGE else [self._average])
-        )
+        place = os.path.join(run.directory, FOLDER)
+        if self._average != AVERAGE:
+            place = os.path.join(place, self._average)
         self._folder = WeightsFolder(place, run.is_chief)
 
     def checkpoint_begin(self, run: Run) -> None:
-        """Writes the average with a checkpoint of a run that does not evaluate, unless it has to stop quickly."""
+        """Writes the average with a checkpoint of a run that does not evaluate.
+
+        Writes nothing if the run has to stop quickly.
+        """
         if not run.trainer.can_evaluate and not run.trainer.is_stop_requested:
             self._write(run)
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Writes the average of the evaluated step, again if a killed process has recorded the evaluation already."""
+        """Writes the average of the evaluated step.
+
+        It is written again if a killed process has recorded the evaluation already.
+        """
         del logs
         self._write(run)
 
     def _write(self, run: Run) -> None:
         if self._folder is None:
             return
+
         # Checkpoints of later steps are those of a run that was killed or went back. They are
         # removed too.
         earlier = [step for step in self._folder.steps() if step < run.step]

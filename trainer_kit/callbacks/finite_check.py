@@ -12,11 +12,13 @@ from trainer_kit.telemetry.scalars import get_training_loss
 
 
 class CollectiveDivergedError(DivergedError):
-    """A divergence that FiniteCheck has found; all workers raise it at the same step."""
+    """A divergence that FiniteCheck has found. All workers raise it at the same step."""
 
 
 class FiniteCheck(Callback):
-    """Checks the loss that a loop reports, and the weights, on every worker.
+    """Checks the loss that a loop reports, and the weights.
+
+    Runs eagerly, on the host, on every worker.
 
     The optimizer's variables can be infinite before the weights are. They are checked only after a
     restore: a check before each save would block the loop for longer than the save does.
@@ -30,7 +32,8 @@ class FiniteCheck(Callback):
     name = "finite_check"
 
     def __init__(self, loss_upper_bound: float, begin_steps: int = 0) -> None:
-        self._bound, self._begin_steps = loss_upper_bound, begin_steps
+        self._bound = loss_upper_bound
+        self._begin_steps = begin_steps
 
     def boundary_begin(self, run: Run, logs: Mapping[str, Any]) -> None:
         """Checks the logs of a loop, unless a callback has asked for a rewind because of them.
@@ -40,8 +43,10 @@ class FiniteCheck(Callback):
             that is not finite.
         """
         assert run.loop is not None
-        loss, step = get_training_loss(logs), run.loop.end
-        if not math.isfinite(loss) or (step >= self._begin_steps and loss > self._bound):
+        loss = get_training_loss(logs)
+        step = run.loop.end
+        is_above_bound = step >= self._begin_steps and loss > self._bound
+        if not math.isfinite(loss) or is_above_bound:
             raise CollectiveDivergedError(
                 f"training_loss is {loss} at step {step} (trainer.loss_upper_bound is"
                 f" {self._bound:g})"
@@ -66,6 +71,7 @@ class FiniteCheck(Callback):
         self._check_weights(run)
 
     def _check_weights(self, run: Run) -> None:
+        # None means that the last loop did not check the weights.
         if run.trainer.weights_finite is None:
             run.trainer.weights_finite = run.trainer.state.weights_are_finite()
         if not run.trainer.weights_finite:

@@ -1,4 +1,4 @@
-"""Reports: combines the metrics of training loops and evaluations into reports, and passes them to the writers."""
+"""MetricsReporter: combines metrics into reports and passes them to the writers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from trainer_kit.training.metric_set import to_numpy
 
 
 class MetricsReporter(Callback):
-    """Writes one report for each training loop, for the evaluations of a step, and for changes of hyper-parameters.
+    """Writes one report for each training loop, and for the evaluations of a step.
 
-    It is the last of the callbacks.
+    It also reports changes of hyper-parameters. It is the last of the callbacks, and runs eagerly,
+    on the host, on every worker.
 
     Args:
       writer: The writer of the reports.
-      batch_size: The examples in a training step, over all replicas; 0: not known, so no example
-        rate is reported.
-      best: The owner of the best checkpoints, whose best value is reported; None if the run keeps
+      batch_size: The examples in a training step, over all replicas. 0 if it is not known, and no
+        example rate is reported.
+      best: The owner of the best checkpoints, whose best value is reported. None if the run has
         none.
     """
 
@@ -40,35 +41,34 @@ class MetricsReporter(Callback):
         self._reported_loop: Loop | None = None
         self._logs: Mapping[str, Any] = {}
         self._evaluations: list[Evaluation] = []
-        self._first_loop_end: tuple[int, float] | None = (
-            None  # the end of the first loop, which was slow: step, and time
-        )
+        # The step and time at the end of the first loop, which was slow.
+        self._first_loop_end: tuple[int, float] | None = None
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """Reports the hyper-parameters that were changed since the last loop began."""
         del steps
-        changes = (
-            {}
-            if run.trainer.custom_parts.has_steps
-            else run.trainer.hyper_parameters.take_changes()
-        )
+        if run.trainer.custom_parts.has_steps:
+            return
+        changes = run.trainer.hyper_parameters.take_changes()
         for name, (value, reason) in changes.items():
             self._write(run, kind=CHANGE, step=run.step, metrics={name: value}, reason=reason)
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
         """Reports the loop, with the numbers that callbacks have added to it."""
-        loop = self._reported_loop = run.loop
+        loop = run.loop
         assert loop is not None
+        self._reported_loop = loop
         rate = loop.steps / loop.seconds if loop.seconds > 0 else None
         seconds_left = None
         now = time.monotonic()
-        if (
-            self._first_loop_end is None or loop.end <= self._first_loop_end[0]
-        ):  # the run begins, or has gone back
+        if self._first_loop_end is None or loop.end <= self._first_loop_end[0]:
+            # The run begins, or has gone back.
             self._first_loop_end = (loop.end, now)
         elif run.total_steps is not None:
-            step, since = self._first_loop_end
-            seconds_left = max(0, run.total_steps - loop.end) * (now - since) / (loop.end - step)
+            first_step, first_time = self._first_loop_end
+            remaining_steps = max(0, run.total_steps - loop.end)
+            seconds_left = remaining_steps * (now - first_time) / (loop.end - first_step)
+
         self._write(
             run,
             kind="train",
@@ -81,30 +81,34 @@ class MetricsReporter(Callback):
         )
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Remembers an evaluation; there may be another one at this step."""
+        """Remembers an evaluation. Another evaluation of this step may follow."""
         assert run.evaluation is not None
-        reported = _pop_reported_metrics(run)
-        if not run.evaluation.is_replayed:  # else it is reported already
-            self._logs = {**logs, **reported}
+        metrics = _pop_reported_metrics(run)
+        # A replayed evaluation was reported by an earlier process.
+        if not run.evaluation.is_replayed:
+            self._logs = {**logs, **metrics}
             self._evaluations.append(run.evaluation)
 
     def boundary_end(self, run: Run) -> None:
         """Reports the evaluations of this step."""
-        evaluations, self._evaluations, reported = self._evaluations, [], _pop_reported_metrics(run)
+        evaluations = self._evaluations
+        self._evaluations = []
+        reported_metrics = _pop_reported_metrics(run)
         if not evaluations:
             return
-        of_sets = {
-            name: spent for one in evaluations for name, spent in one.seconds_of_sets.items()
+
+        seconds_of_sets = {
+            name: seconds
+            for evaluation in evaluations
+            for name, seconds in evaluation.seconds_of_sets.items()
         }
-        seconds, step = sum(one.seconds for one in evaluations), evaluations[-1].step
-        metrics = {**self._logs, **reported}
         self._write(
             run,
             kind="validation",
-            step=step,
-            metrics=metrics,
-            seconds=seconds,
-            seconds_of_sets=of_sets,
+            step=evaluations[-1].step,
+            metrics={**self._logs, **reported_metrics},
+            seconds=sum(evaluation.seconds for evaluation in evaluations),
+            seconds_of_sets=seconds_of_sets,
         )
 
     def exception(self, run: Run, error: Exception) -> None:
@@ -116,29 +120,36 @@ class MetricsReporter(Callback):
     def rewound(self, run: Run, step: int) -> None:
         """Drops the evaluations that are not reported yet, since the run has gone back."""
         del step
-        self._evaluations, run.reported_metrics = [], {}
+        self._evaluations = []
+        run.reported_metrics = {}
 
     def _write(self, run: Run, **figures: Any) -> None:
         best = self._best.best if self._best is not None else None
         figures["metrics"] = tf.nest.map_structure(to_numpy, figures["metrics"])
-        epoch = (
-            get_epoch_progress(run.epochs, figures["step"], run.total_steps) if run.epochs else None
-        )
+        epoch_progress = None
+        if run.epochs:
+            epoch_progress = get_epoch_progress(run.epochs, figures["step"], run.total_steps)
         self._writer.write(
-            Report(total_steps=run.total_steps, best=best, epoch_progress=epoch, **figures)
+            Report(total_steps=run.total_steps, best=best, epoch_progress=epoch_progress, **figures)
         )
 
 
 def get_epoch_progress(epochs: Epochs, step: int, total: int | None) -> EpochProgress:
-    """Returns where in its epoch a step is; `total` is the step at which the run ends, or None."""
+    """Returns the place of a step in its epoch.
+
+    Args:
+      epochs: The epochs of the run.
+      step: The global step.
+      total: The step at which the run ends. None if it is not known.
+    """
     epoch, step_in_epoch = epochs.locate_step(step)
     steps = epochs.get_end_step(epoch) - epochs.get_end_step(epoch - 1)
-    return EpochProgress(
-        epoch, None if total is None else epochs.locate_step(total)[0], step_in_epoch, steps
-    )
+    last_epoch = None if total is None else epochs.locate_step(total)[0]
+    return EpochProgress(epoch, last_epoch, step_in_epoch, steps)
 
 
 def _pop_reported_metrics(run: Run) -> dict[str, Any]:
     """Returns and clears the numbers that callbacks have reported since the last report."""
-    reported, run.reported_metrics = run.reported_metrics, {}
-    return reported
+    metrics = run.reported_metrics
+    run.reported_metrics = {}
+    return metrics

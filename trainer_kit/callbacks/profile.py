@@ -18,7 +18,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class Profile(Callback):
-    """Traces a window of training steps for TensorBoard. Training loops end before its first step and after its last.
+    """Traces a window of training steps for TensorBoard.
+
+    Training loops end before the first step of the window and after its last step.
 
     The chief writes the trace to `folder`/plugins/profile/<time>/ after the last of the steps, or
     at the end of the training if that comes first. An error of TensorFlow's profiler is logged as a
@@ -34,8 +36,10 @@ class Profile(Callback):
       UsageError: when `steps` is not a window of steps.
     """
 
-    chief_only = False  # all workers have to end their loops at the same steps
-    name = "trace"  # the row of the time ledger
+    # All workers have to end their loops at the same steps.
+    chief_only = False
+    # The row of the time ledger.
+    name = "trace"
 
     def __init__(self, steps: str, folder: str, steps_per_loop: int) -> None:
         self._steps = parse_profile_steps(steps)
@@ -45,7 +49,11 @@ class Profile(Callback):
         self._is_tracing = False
 
     def next_boundary(self, step: int) -> int | None:
-        """Returns the step before the window, its last step, or the multiple of steps_per_loop that comes before."""
+        """Returns the next step at which a loop has to end for the window, or None.
+
+        It is the step before the window, its last step, or a multiple of steps_per_loop that comes
+        before these.
+        """
         begin = self._steps.first - 1
         ends = [end for end in (begin, self._steps.last) if end > step]
         if begin <= step <= self._steps.last:
@@ -53,7 +61,7 @@ class Profile(Callback):
         return min(ends, default=None)
 
     def train_begin(self, run: Run) -> None:
-        """Says if there will be no trace, or one without TensorFlow's operations."""
+        """Logs if no trace will be written, or one without TensorFlow's operations."""
         if not run.is_chief or self._has_begun:
             return
         if run.step >= self._steps.last:
@@ -62,10 +70,11 @@ class Profile(Callback):
                 self._steps,
                 run.step,
             )
-        elif (
-            not run.trainer.custom_parts.has_steps
-            and getattr(run.trainer.config.runtime, "executor", "default") == SINGLE_THREADED
-        ):
+            return
+        if run.trainer.custom_parts.has_steps:
+            return
+        executor = getattr(run.trainer.config.runtime, "executor", "default")
+        if executor == SINGLE_THREADED:
             _LOG.warning(
                 "runtime.executor is single_threaded: the profile will show no TensorFlow"
                 " operations"
@@ -74,16 +83,15 @@ class Profile(Callback):
     def loop_begin(self, run: Run, steps: int) -> None:
         """Starts the trace before the first step of the window, once."""
         del steps
-        if (
-            not run.is_chief
-            or self._has_begun
-            or not self._steps.first - 1 <= run.step < self._steps.last
-        ):
+        is_inside = self._steps.first - 1 <= run.step < self._steps.last
+        if not run.is_chief or self._has_begun or not is_inside:
             return
+
         self._has_begun = True
         try:
             tf.profiler.experimental.start(self._folder)
-        except Exception as error:  # the run is worth more than its trace
+        except Exception as error:
+            # The run is worth more than its trace.
             _LOG.warning("no trace is written: %s", _describe_error(error))
         else:
             self._is_tracing = True
@@ -98,12 +106,16 @@ class Profile(Callback):
         """Writes the trace if the training ends inside the window."""
         self._write()
         if run.is_chief and not self._has_begun and run.step < self._steps.first:
-            text = "profile=%s: no trace is written, since the run ended before step %d"
-            _LOG.info(text, self._steps, self._steps.first)
+            _LOG.info(
+                "profile=%s: no trace is written, since the run ended before step %d",
+                self._steps,
+                self._steps.first,
+            )
 
     def _write(self) -> None:
         if not self._is_tracing:
             return
+
         self._is_tracing = False
         try:
             tf.profiler.experimental.stop()
@@ -112,6 +124,7 @@ class Profile(Callback):
                 "the trace cannot be written in %s: %s", self._folder, _describe_error(error)
             )
             return
+
         folder = os.path.join(self._folder, "plugins", "profile")
         _LOG.info(
             "the trace of steps %d to %d is in %s, for TensorBoard",
@@ -123,4 +136,5 @@ class Profile(Callback):
 
 def _describe_error(error: Exception) -> str:
     """Returns the first line of an error's message."""
-    return (str(getattr(error, "message", None) or error).splitlines() or [type(error).__name__])[0]
+    text = str(getattr(error, "message", None) or error)
+    return (text.splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""What the engine does with an evaluation: it exports the best weights, then records the evaluation in the ledger."""
+"""The engine's own work with an evaluation: it exports the best weights, then records it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from trainer_kit.training.metric_set import to_numpy
 
 
 class ExportBest(Callback):
-    """Exports the weights of an evaluation if they are among the best, and adds the best value so far to its logs.
+    """Exports the weights of an evaluation if they are among the best.
 
-    It is the first of the callbacks: weights are exported before their evaluation is recorded.
+    It also adds the best value so far to the logs. It is the first of the callbacks, so weights are
+    exported before their evaluation is recorded. Runs eagerly, on the host, on every worker.
 
     Args:
       best: The owner of the best checkpoints.
@@ -31,22 +32,24 @@ class ExportBest(Callback):
         self._best = best
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Exports the evaluation, unless an earlier process or the trainer has done so; on every worker."""
-        done = run.evaluation
-        assert done is not None
-        if not done.is_replayed:
+        """Exports the evaluation, unless an earlier process or the trainer has done so."""
+        evaluation = run.evaluation
+        assert evaluation is not None
+        if not evaluation.is_replayed:
             if run.trainer.checkpoint_exporter is not None:
-                return  # the trainer has exported it, and its logs have the best value
-            before = set(run.trainer.validation_set_names) - set(
-                done.sets
-            )  # which may be in the logs of this step
-            own = {name: value for name, value in logs.items() if name not in before}
-            self._best.export(run.trainer, own, done.sets)
+                # The trainer has exported it, and its logs contain the best value.
+                return
+            # The logs of this step may contain sets that were evaluated before.
+            other_sets = set(run.trainer.validation_set_names) - set(evaluation.sets)
+            own_logs = {name: value for name, value in logs.items() if name not in other_sets}
+            self._best.export(run.trainer, own_logs, evaluation.sets)
         self._best.add_best(run.trainer, logs)
 
 
 class RecordEvaluation(Callback):
-    """Records each evaluation in the run's ledger before other callbacks see it; rewinds history, ledger and best.
+    """Records each evaluation in the run's ledger before other callbacks see it.
+
+    It also rewinds history, ledger and best checkpoint. Runs eagerly, on the host, on every worker.
 
     Args:
       history: The run's history.
@@ -60,27 +63,31 @@ class RecordEvaluation(Callback):
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Appends the evaluation to the ledger, on the chief only."""
-        done = run.evaluation
-        assert done is not None
-        if done.is_replayed or not run.is_chief:
+        evaluation = run.evaluation
+        assert evaluation is not None
+        if evaluation.is_replayed or not run.is_chief:
             return
-        found = (
-            logs if "" in done.sets else {name: logs[name] for name in done.sets if name in logs}
-        )
-        metrics = tf.nest.map_structure(to_numpy, found)
-        path = os.path.relpath(done.checkpoint, run.directory) if done.checkpoint else None
-        self._history.ledger.append(done.step, metrics, done.seconds_of_sets or done.seconds, path)
+
+        # A single validation set has the name "".
+        if "" not in evaluation.sets:
+            logs = {name: logs[name] for name in evaluation.sets if name in logs}
+        metrics = tf.nest.map_structure(to_numpy, logs)
+        path = None
+        if evaluation.checkpoint:
+            path = os.path.relpath(evaluation.checkpoint, run.directory)
+        seconds = evaluation.seconds_of_sets or evaluation.seconds
+        self._history.ledger.append(evaluation.step, metrics, seconds, path)
 
     def rewound(self, run: Run, step: int) -> None:
-        """Rewinds history, ledger and best checkpoint to `step`; on every worker."""
+        """Rewinds history, ledger and best checkpoint to `step`."""
         del run
         self._history.rewind(step)
 
 
 class RecordSidecarEvaluation(Callback):
-    """Records each evaluation of a sidecar in the sidecar's ledger, after the evaluation has been reported.
+    """Records each evaluation of a sidecar in the sidecar's ledger, after it was reported.
 
-    A sidecar that dies before that evaluates and reports the checkpoint again.
+    A sidecar that dies before the record evaluates and reports the checkpoint again.
 
     Args:
       sidecar: The sidecar that evaluates.
@@ -90,7 +97,8 @@ class RecordSidecarEvaluation(Callback):
     name = "ledger"
 
     def __init__(self, sidecar: Sidecar, writer: Writer) -> None:
-        self._sidecar, self._writer = sidecar, writer
+        self._sidecar = sidecar
+        self._writer = writer
         self._logs: dict[str, Any] = {}
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
@@ -100,9 +108,9 @@ class RecordSidecarEvaluation(Callback):
 
     def boundary_end(self, run: Run) -> None:
         """Appends the evaluation to the ledger."""
-        done = run.evaluation
-        assert done is not None and done.checkpoint is not None
-        self._writer.flush()  # a record never precedes what it records
-        self._sidecar.record(
-            done.step, self._logs, done.seconds_of_sets or done.seconds, done.checkpoint
-        )
+        evaluation = run.evaluation
+        assert evaluation is not None and evaluation.checkpoint is not None
+        # A record never precedes what it records.
+        self._writer.flush()
+        seconds = evaluation.seconds_of_sets or evaluation.seconds
+        self._sidecar.record(evaluation.step, self._logs, seconds, evaluation.checkpoint)

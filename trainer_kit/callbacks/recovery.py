@@ -1,7 +1,7 @@
-"""Recovery: restores the last finite checkpoint when a run has diverged, or ends the run with an explanation.
+"""Recovery: restores the last finite checkpoint of a diverged run, or ends the run with a report.
 
-The explanation is a report in one file: the step, batches, layers, and a command that repeats the
-divergence. Everything here is a function of the run's state, so a run that is killed while it
+The report is one file that explains the divergence: the step, batches, layers, and a command that
+repeats it. Everything here is a function of the run's state, so a run that is killed while it
 recovers, and restarted, ends like one that was not killed.
 """
 
@@ -35,13 +35,12 @@ from trainer_kit.training.hyper_parameters import RECOVERY_FACTOR
 from trainer_kit.training.loops.iterators import SingleElementIterator
 
 _LOG = logging.getLogger(__name__)
-SEARCH_SECONDS = (
-    60.0  # how long the steps since the last checkpoint are gone through again, one by one
-)
+# How long the steps since the last checkpoint are repeated one by one to find a diverging one.
+SEARCH_SECONDS = 60.0
 
 
 class Recovery(Callback):
-    """Rewinds a run that has diverged, at most `recovery_max_trials` times; on every worker.
+    """Rewinds a run that has diverged, at most `recovery_max_trials` times. Runs on every worker.
 
     Args:
       options: The section `trainer` of the config.
@@ -49,7 +48,7 @@ class Recovery(Callback):
       manager: The run's checkpoint manager.
 
     Attributes:
-      trials: How often the run has gone back.
+      trials: How many times the run has gone back.
     """
 
     chief_only = False
@@ -79,17 +78,20 @@ class Recovery(Callback):
         """
         if not isinstance(error, DivergedError):
             return
+
         options = self._options
         end = error.step if isinstance(error, GradientDivergence) else run.step
         begin = run.loop.begin if run.loop is not None and run.loop.end == end else max(end - 1, 0)
         if self.trials >= options.recovery_max_trials:
             self._give_up(error, begin, end, describe_remedy(error, run))
+
         self.trials += 1
         step = self._restore_last_finite()
         trials = options.recovery_max_trials
         _LOG.warning(
             "%s: the run returns to step %d (trial %d of %d)", error, step, self.trials, trials
         )
+
         self._is_rewinding = True
         if options.recovery_policy == "skip":
             self._diverging_step = self.find_diverging_step(step, end)
@@ -101,6 +103,7 @@ class Recovery(Callback):
         """Applies the change of recovery_policy after the run has gone back."""
         if not self._is_rewinding:
             return
+
         self._is_rewinding = False
         change = "nothing is changed"
         if self._options.recovery_policy == "skip":
@@ -113,28 +116,36 @@ class Recovery(Callback):
         _LOG.warning("training resumes from step %d; %s", step, change)
 
     def restore_checkpoint(self, path: str) -> int:
-        """Restores the checkpoint at `path` and returns its step; runs eagerly, in scope."""
+        """Restores the checkpoint at `path` and returns its step. Runs eagerly, in scope."""
         self._manager.restore(path)
         return self._manager.saved_step
 
     def _skip_bad_batch(self) -> str:
-        """Leaves the batch of the first bad step out of the training data; returns what has changed."""
+        """Leaves the batch of the first bad step out of the training data.
+
+        Returns:
+          A description of the change, for the log.
+        """
         step = self._diverging_step
         batch = self._bad_batch
         self._diverging_step = None
         self._bad_batch = None
         if step is None or batch is None:
             return "the divergence did not happen again step by step, so no batch is left out"
+
         self._trainer.data.skip_batch(batch)
         return f"batch {batch}, of step {step}, is left out"
 
     def find_diverging_step(self, step: int, end: int, deadline: float = math.inf) -> int | None:
-        """Trains step by step up to `end` and returns the first step that diverges; None if no step does.
+        """Trains step by step up to `end` and returns the first step that diverges.
+
+        Returns None if no step diverges before `end`, the deadline or a requested stop. Runs
+        eagerly.
 
         Args:
           step: The current global step.
           end: The last step to take, which the diverged loop had reached.
-          deadline: The time.monotonic() at which the search ends; with several workers, the chief's
+          deadline: The time.monotonic() at which the search ends. With several workers, the chief's
             clock counts.
         """
         options = self._options
@@ -144,9 +155,12 @@ class Recovery(Callback):
                 logs = self._trainer.train(tf.constant(1, tf.int32))
             except GradientDivergence:
                 return step
+
             loss = get_training_loss(logs)
-            above = step >= options.recovery_begin_steps and loss > options.loss_upper_bound
-            if above or not math.isfinite(loss) or not self._trainer.state.all_finite():
+            is_above_bound = (
+                step >= options.recovery_begin_steps and loss > options.loss_upper_bound
+            )
+            if is_above_bound or not math.isfinite(loss) or not self._trainer.state.all_finite():
                 return step
             if self._trainer.is_stop_requested:
                 break
@@ -163,8 +177,9 @@ class Recovery(Callback):
         return self._manager.saved_step
 
     def _give_up(self, error: DivergedError, begin: int, end: int, advice: str) -> None:
-        tried = f" after {self.trials} trial{'s' * (self.trials > 1)}" if self.trials else ""
-        otherwise = (
+        plural = "s" * (self.trials > 1)
+        attempts = f" after {self.trials} trial{plural}" if self.trials else ""
+        alternative = (
             ""
             if self.trials
             else ", or set trainer.recovery_max_trials to go back to a checkpoint and retry"
@@ -173,22 +188,21 @@ class Recovery(Callback):
             path, advice_for_batch = write_divergence_report(
                 self._trainer, self._manager, self, error, begin, end
             )
-            more = f" (see {path})"
+            reference = f" (see {path})"
             advice = advice_for_batch or advice
-        except (
-            Exception
-        ) as second:  # the exit code has to be that of the divergence: another try would not help
+        # The exit code has to be that of the divergence, because another attempt would not help.
+        except Exception as report_error:
             _LOG.warning(
                 "the report of the divergence could not be written: %s",
-                str(second).partition("\n")[0],
+                str(report_error).partition("\n")[0],
             )
-            more = ""
+            reference = ""
         raise DivergedError(
-            f"{error}{tried}; this loop is not saved{more}; {advice}{otherwise}"
+            f"{error}{attempts}; this loop is not saved{reference}; {advice}{alternative}"
         ) from error
 
     def _factor_names(self) -> list[str]:
-        """Returns the names of the factors of recovery, one for each optimizer.
+        """Returns the names of recovery's learning rate factors, one for each optimizer.
 
         Raises:
           UsageError: when an optimizer is not a Keras 3 optimizer.
@@ -217,7 +231,10 @@ class Recovery(Callback):
 
 
 def describe_remedy(error: DivergedError, run: Run) -> str:
-    """Returns what to do about a divergence: no learning rate is its cause if the first step had it."""
+    """Returns advice on what to do about a divergence.
+
+    The learning rate is not the cause if the first step diverged.
+    """
     loss = 0.0 if run.loop is None else get_training_loss(run.loop.logs)
     if run.step <= 1 and (isinstance(error, GradientDivergence) or not math.isfinite(loss)):
         return (
@@ -235,13 +252,13 @@ def write_divergence_report(
     begin: int,
     end: int,
 ) -> tuple[str, str]:
-    """Writes `diverged/step-<n>.json` and returns its path, and advice if its batch is not finite, else "".
+    """Writes `diverged/step-<n>.json`. Runs eagerly.
 
-    Runs eagerly. Every worker calls it, and the chief writes the file.
+    Every worker calls it, and the chief writes the file.
 
-    It restores the last checkpoint, trains step by step until a step diverges, for SEARCH_SECONDS
-    at most, and then computes the gradients of that step. The state of the run cannot be used
-    afterwards: the run is about to end.
+    It restores the last checkpoint and trains step by step until a step diverges, for
+    SEARCH_SECONDS at most. Then it computes the gradients of that step. The state of the run cannot
+    be used afterwards, because the run is about to end.
 
     Args:
       trainer: The run's trainer.
@@ -249,6 +266,10 @@ def write_divergence_report(
       recovery: The run's Recovery, which finds the step that diverges.
       error: The error that ended the run.
       begin, end: The global steps before and after the loop that diverged.
+
+    Returns:
+      The path of the file, and advice if the batch of the step has values that are not finite. The
+      advice is "" otherwise.
     """
     record: dict[str, Any] = {
         "error": str(error),
@@ -257,21 +278,23 @@ def write_divergence_report(
     }
     record["not_finite"] = find_nonfinite_variable(trainer.model)
     record["batches"] = [trainer.data.get_batch_index(begin + 1), trainer.data.get_batch_index(end)]
+
     path = manager.find_newest()
     step: int | None = None
     advice = ""
     if path is not None:
-        saved = recovery.restore_checkpoint(path)
+        checkpoint_step = recovery.restore_checkpoint(path)
         record["checkpoint"] = os.path.basename(path)
-        step = recovery.find_diverging_step(saved, end, time.monotonic() + SEARCH_SECONDS)
+        step = recovery.find_diverging_step(checkpoint_step, end, time.monotonic() + SEARCH_SECONDS)
         if step is not None:
             record |= {"step": step, "batch": trainer.data.get_batch_index(step)}
             recovery.restore_checkpoint(path)
-            if step - saved > 1:
-                trainer.train(tf.constant(step - saved - 1, tf.int32))
-        if (
-            step is not None and int(trainer.global_step.numpy()) == step - 1
-        ):  # else a stop was asked for meanwhile
+            steps_before = step - checkpoint_step - 1
+            if steps_before > 0:
+                trainer.train(tf.constant(steps_before, tf.int32))
+
+        # The trainer is at another step if a stop was requested meanwhile.
+        if step is not None and int(trainer.global_step.numpy()) == step - 1:
             batch = trainer.next_batch()
             if examples := find_nonfinite_examples(trainer.strategy, batch):
                 record["examples_not_finite"] = examples
@@ -279,15 +302,18 @@ def write_divergence_report(
                     f"values of example {examples[0]} in batch {record['batch']} are not finite:"
                     " repair the data"
                 )
+
             norms = compute_gradient_norms(trainer, batch)
             record["gradient_norms"] = {name: to_json_number(norm) for name, norm in norms.items()}
             record["not_finite"] = find_nonfinite_variable(trainer.model) or record["not_finite"]
+
     if step is None:
         record["hint"] = (
             "to find the step, its batch and its gradients, the steps since a checkpoint are"
             " repeated: there was no checkpoint, or the search took too long;"
             " trainer.recovery_max_trials=1 saves a checkpoint at the start"
         )
+
     record["command"] = format_rerun_command(manager.restore_folder, path, step or end)
     target = os.path.join(manager.restore_folder, DIVERGED, f"step-{record.get('step', end)}.json")
     if trainer.strategy.extended.should_checkpoint:
@@ -296,102 +322,117 @@ def write_divergence_report(
 
 
 def find_nonfinite_examples(strategy: tf.distribute.Strategy, batch: Any) -> list[int]:
-    """Returns the places, in the batch of this worker, of the examples with values that are not finite."""
+    """Returns the places of the examples with values that are not finite.
+
+    The places are those in the batch of this worker.
+    """
     places: set[int] = set()
     for leaf in tf.nest.flatten(batch):
         parts = strategy.experimental_local_results(leaf)
-        if all(
+        is_checkable = all(
             isinstance(part, tf.Tensor) and part.dtype.is_floating and part.shape.rank
             for part in parts
-        ):
+        )
+        if is_checkable:
             values = tf.concat(parts, 0).numpy()
             places.update(np.argwhere(~np.isfinite(values))[:, 0].tolist())
     return sorted(places)
 
 
 def find_nonfinite_variable(model: Any) -> str | None:
-    """Returns the name of the model's first variable with a value that is not finite; None if all are finite."""
+    """Returns the name of the model's first variable with a value that is not finite, or None."""
     for name, variable in _named_variables(model):
-        if variable.dtype.is_floating and not np.all(
-            np.isfinite(tf.cast(variable, tf.float32).numpy())
-        ):
+        if not variable.dtype.is_floating:
+            continue
+        values = tf.cast(variable, tf.float32).numpy()
+        if not np.all(np.isfinite(values)):
             return str(name)
     return None
 
 
 def _named_variables(model: Any) -> list[tuple[str, Any]]:
     variables = model_variables(model)
-    return (
-        list(variables.items())
-        if isinstance(variables, dict)
-        else [(v.name, v) for v in model.variables]
-    )
+    if isinstance(variables, dict):
+        return list(variables.items())
+    return [(variable.name, variable) for variable in model.variables]
 
 
 def compute_gradient_norms(trainer: Any, batch: Any) -> dict[str, float]:
-    """Takes one training step eagerly on a batch and returns the L2 norm of each gradient before clipping, by variable.
+    """Takes one training step eagerly on a batch and returns the norm of each gradient.
 
-    The gradients are those of the first replica. The result is empty when the task applies
-    gradients without trainer_kit.apply_gradients.
+    The norms are L2 norms before clipping, by the name of the variable. The gradients are those of
+    the first replica. The result is empty when the task applies gradients without
+    trainer_kit.apply_gradients.
     """
     norms: dict[str, float] = {}
     names = {id(variable): name for name, variable in _named_variables(trainer.model)}
 
-    def see(pairs: list[tuple[Any, Any]]) -> None:
+    def record_norms(pairs: list[tuple[Any, Any]]) -> None:
         for gradient, variable in pairs:
             values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-            own = variable.value if isinstance(variable, keras.Variable) else variable
-            norms.setdefault(
-                names.get(id(own), own.name), float(tf.norm(tf.cast(values, tf.float32)))
-            )
+            own_variable = variable.value if isinstance(variable, keras.Variable) else variable
+            name = names.get(id(own_variable), own_variable.name)
+            norms.setdefault(name, float(tf.norm(tf.cast(values, tf.float32))))
 
-    eagerly = tf.config.functions_run_eagerly()
-    gradients.on_gradients = see
+    runs_eagerly = tf.config.functions_run_eagerly()
+    gradients.on_gradients = record_norms
     tf.config.run_functions_eagerly(True)
     try:
         trainer.train_step(SingleElementIterator(batch))
     except (tf.errors.OpError, RuntimeError, ValueError, TypeError) as error:
         # Some steps cannot run eagerly, under this strategy or by their nature: the rest of the
-        # file is still worth it.
+        # report is still useful.
         _LOG.warning(
             "the norms of the gradients could not be computed: %s",
             (str(error).splitlines() or [""])[0],
         )
     finally:
         gradients.on_gradients = None
-        tf.config.run_functions_eagerly(eagerly)
+        tf.config.run_functions_eagerly(runs_eagerly)
     return norms
 
 
 def format_rerun_command(model_dir: str, checkpoint: str | None, step: int) -> str:
-    """Returns shell commands that repeat the steps from `checkpoint`, or from 0, to `step` in a separate folder.
+    """Returns shell commands that repeat the steps up to `step` in a separate folder.
 
     If another program than `python -m trainer_kit.train` started the run, a comment describes the
     last command.
+
+    Args:
+      model_dir: The run's folder.
+      checkpoint: The path of the checkpoint to begin with. None begins with step 0.
+      step: The last step to repeat.
     """
-    again = os.path.join(model_dir, DIVERGED, "again")
+    rerun_folder = os.path.join(model_dir, DIVERGED, "again")
     overrides = f"trainer.train_steps={step},trainer.steps_per_loop=1,trainer.summary_interval=1"
-    overrides += ",trainer.recovery_max_trials=0"  # it ends at the first divergence
-    copy = f"cp {shlex.quote(checkpoint)}.* {shlex.quote(again)} && " if checkpoint else ""
-    begin = f"cd {shlex.quote(os.getcwd())} && mkdir -p {shlex.quote(again)} && {copy}"
-    if os.path.realpath(sys.argv[0]) != os.path.join(
-        os.path.dirname(os.path.realpath(files.__file__)), "train.py"
-    ):
-        return f"{begin}true  # then run your program again with model_dir={again} and {overrides}"
+    # The repeated run ends at the first divergence.
+    overrides += ",trainer.recovery_max_trials=0"
+    copy = f"cp {shlex.quote(checkpoint)}.* {shlex.quote(rerun_folder)} && " if checkpoint else ""
+    begin = f"cd {shlex.quote(os.getcwd())} && mkdir -p {shlex.quote(rerun_folder)} && {copy}"
+
+    package_folder = os.path.dirname(os.path.realpath(files.__file__))
+    if os.path.realpath(sys.argv[0]) != os.path.join(package_folder, "train.py"):
+        return (
+            f"{begin}true  # then run your program again with model_dir={rerun_folder} and"
+            f" {overrides}"
+        )
+
     flags = [
         shlex.quote(flag)
         for flag in _drop_flags(sys.argv[1:], "model_dir", "max_restarts", "from_step")
     ]
-    rerun = ["python -m trainer_kit.train", *flags, f"--model_dir={shlex.quote(again)}"]
+    rerun = ["python -m trainer_kit.train", *flags, f"--model_dir={shlex.quote(rerun_folder)}"]
     return f"{begin}{' '.join(rerun)} --params_override={overrides}"
 
 
 def _drop_flags(arguments: list[str], *names: str) -> Iterator[str]:
-    waiting = iter(arguments)
-    for argument in waiting:
-        name, given, _ = argument.lstrip("-").partition("=")
+    """Yields the arguments without the flags of these names and their values."""
+    remaining = iter(arguments)
+    for argument in remaining:
+        name, equals_sign, _ = argument.lstrip("-").partition("=")
         if argument.startswith("-") and name in names:
-            if not given:
-                next(waiting, None)
+            if not equals_sign:
+                # The value is the next argument.
+                next(remaining, None)
             continue
         yield argument

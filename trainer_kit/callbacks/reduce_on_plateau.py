@@ -1,4 +1,4 @@
-"""ReduceOnPlateau: lowers a hyper-parameter when a metric of the evaluations has stopped improving, as a callback."""
+"""ReduceOnPlateau: lowers a hyper-parameter when an evaluation metric has stopped improving."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from trainer_kit.telemetry.scalars import flatten_scalars
 
 
 class ReduceOnPlateau(Callback):
-    """Multiplies a hyper-parameter by a factor after `patience` evaluations without an improvement of a metric.
+    """Multiplies a hyper-parameter by a factor when a metric has stopped improving.
+
+    It does so after `patience` evaluations without an improvement. Runs eagerly, on the host, on
+    every worker.
 
     The rule is that of keras.callbacks.ReduceLROnPlateau. A value is an improvement if it is better
     than the best one by more than min_delta. A value that is not finite is not an improvement. Each
@@ -19,8 +22,8 @@ class ReduceOnPlateau(Callback):
     recorded logs.
 
     Args:
-      metric: The metric of an evaluation; with several validation sets "set|metric".
-      metric_comp: "lower" or "higher": which values of the metric are better.
+      metric: The metric of an evaluation. With several validation sets, "set|metric".
+      metric_comp: Which values of the metric are better: "lower" or "higher".
       parameter: The name of the hyper-parameter. Under a schedule, use learning_rate_factor.
       factor: The factor, between 0 and 1.
       patience: The number of evaluations without an improvement after which the value is reduced.
@@ -33,7 +36,8 @@ class ReduceOnPlateau(Callback):
     """
 
     name: str = "reduce_on_plateau"
-    chief_only = False  # a variable of several workers is set on each
+    # With several workers, each worker sets its own variable.
+    chief_only = False
 
     def __init__(
         self,
@@ -65,30 +69,35 @@ class ReduceOnPlateau(Callback):
                 raise UsageError(
                     f"reduce_on_plateau: {field} is {number!r}; use a number, 0 or more"
                 )
-        self._metric, self._parameter, self._sign = (
-            metric,
-            parameter,
-            -1.0 if metric_comp == "lower" else 1.0,
-        )
-        self._factor, self._patience, self._min_delta = factor, patience, min_delta
-        self._cooldown, self._min_value = cooldown, min_value
+
+        self._metric = metric
+        self._parameter = parameter
+        self._sign = -1.0 if metric_comp == "lower" else 1.0
+        self._factor = factor
+        self._patience = patience
+        self._min_delta = min_delta
+        self._cooldown = cooldown
+        self._min_value = min_value
+
         self._best: float | None = None
-        self._wait = self._cooldown_counter = (
-            0  # evaluations without an improvement; evaluations that do not count yet
-        )
+        # The evaluations since the last improvement.
+        self._wait = 0
+        # The evaluations that do not count yet, after a reduction.
+        self._cooldown_counter = 0
         self._last_step = -1
 
     def train_begin(self, run: Run) -> None:
-        """Checks that there are such a hyper-parameter and such a metric.
+        """Checks that the hyper-parameter and the metric exist.
 
         Raises:
-          UsageError: when there is none, or the mode does not evaluate during training.
+          UsageError: when one does not exist, or the mode does not evaluate during training.
         """
         run.hyper_parameters.variable(self._parameter)
         if not run.trainer.can_evaluate:
             raise UsageError(
                 "reduce_on_plateau: the mode does not evaluate during training; use train_and_eval"
             )
+
         names = run.trainer.validation_metric_names()
         if names is not None and self._metric not in names:
             raise self._unknown_metric_error(names)
@@ -99,50 +108,54 @@ class ReduceOnPlateau(Callback):
         Raises:
           UsageError: when the evaluation has no such metric.
         """
-        found = flatten_scalars(logs, "|")
-        if self._metric in found and run.step > self._last_step:
-            self._last_step = run.step
-            self._count(run, found[self._metric])
-        elif (
-            self._metric not in found
-            and self._metric.partition("|")[0] not in run.trainer.validation_set_names
-        ):
-            raise self._unknown_metric_error(list(found))
+        metrics = flatten_scalars(logs, "|")
+        if self._metric in metrics:
+            # An evaluation that is repeated after a resume does not count again.
+            if run.step > self._last_step:
+                self._last_step = run.step
+                self._count(run, metrics[self._metric])
+            return
+
+        # The metric may belong to a validation set that this step does not evaluate.
+        if self._metric.partition("|")[0] not in run.trainer.validation_set_names:
+            raise self._unknown_metric_error(list(metrics))
 
     def _count(self, run: Run, value: float) -> None:
         if self._cooldown_counter > 0:
-            self._cooldown_counter, self._wait = self._cooldown_counter - 1, 0
+            self._cooldown_counter -= 1
+            self._wait = 0
+
         bound = -math.inf if self._best is None else self._sign * self._best + self._min_delta
         if math.isfinite(value) and self._sign * value > bound:
-            self._best, self._wait = value, 0
+            self._best = value
+            self._wait = 0
         elif self._cooldown_counter == 0:
             self._wait += 1
             if self._wait >= self._patience and self._reduce(run):
-                self._cooldown_counter, self._wait = self._cooldown, 0
+                self._cooldown_counter = self._cooldown
+                self._wait = 0
 
     def _reduce(self, run: Run) -> bool:
-        """Reduces the value and returns True; returns False at the lower bound."""
-        before = run.hyper_parameters.value(self._parameter)
-        value = max(before * self._factor, self._min_value)
-        if value >= before:
+        """Reduces the value and returns True. Returns False at the lower bound."""
+        old_value = run.hyper_parameters.value(self._parameter)
+        new_value = max(old_value * self._factor, self._min_value)
+        if new_value >= old_value:
             return False
+
         evaluations = "evaluation" if self._wait == 1 else "evaluations"
         best = f" on {self._best:.6g}" if self._best is not None else ""
-        run.change(
-            self._parameter,
-            value,
-            f"{self._metric} has not improved{best} in {self._wait} {evaluations}",
-        )
+        reason = f"{self._metric} has not improved{best} in {self._wait} {evaluations}"
+        run.change(self._parameter, new_value, reason)
         return True
 
     def _unknown_metric_error(self, names: list[str]) -> UsageError:
-        known = suggest_names(self._metric, names)
+        suggestion = suggest_names(self._metric, names)
         return UsageError(
-            f"reduce_on_plateau: an evaluation reports no metric {self._metric!r}; {known}"
+            f"reduce_on_plateau: an evaluation reports no metric {self._metric!r}; {suggestion}"
         )
 
     def state(self) -> dict[str, Any]:
-        """Returns what the evaluations up to this step have shown."""
+        """Returns the counters and the best value of the evaluations up to this step."""
         return {
             "best": self._best,
             "wait": self._wait,
@@ -152,8 +165,10 @@ class ReduceOnPlateau(Callback):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned."""
-        self._best, self._wait = state["best"], state["wait"]
-        self._cooldown_counter, self._last_step = state["cooldown"], state["last_step"]
+        self._best = state["best"]
+        self._wait = state["wait"]
+        self._cooldown_counter = state["cooldown"]
+        self._last_step = state["last_step"]
 
 
 def _is_number(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""SamplePictures: writes a picture of what a generator makes after each evaluation, as a callback."""
+"""SamplePictures: writes a picture of generated examples after each evaluation, as a callback."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.errors import UsageError
 from trainer_kit.files import write_bytes
 
-FOLDER = "samples"  # in model_dir
-_MARGIN = 2  # pixels between images
-_LEAST_HEIGHT = 32  # pixels: smaller images are enlarged to about this height
+# In model_dir.
+FOLDER = "samples"
+# Pixels between images.
+_MARGIN = 2
+# Pixels. Smaller images are enlarged to about this height.
+_LEAST_HEIGHT = 32
 
 
 class SamplePictures(Callback):
     """Draws generated examples after each evaluation: `samples/step-<step>.png` in model_dir.
 
-    The weights are those that were evaluated, the random numbers the same in all pictures. For a
-    GanTask, or a task whose model has `latent_size` and generates from latents. Images, float [n,
-    height, width, 1 or 3] in -1..1, are put into a grid. For other examples the task has a method
-    `picture(samples)`, which returns a picture.
+    The weights are those that were evaluated, and the random numbers are the same in all pictures.
+    The callback is for a GanTask, or a task whose model has `latent_size` and generates from
+    latents. Images, float [n, height, width, 1 or 3] in -1..1, are put into a grid. For other
+    examples the task has a method `picture(samples)`, which returns a picture, uint8 [height,
+    width, 3]. Runs eagerly, on the host, on the chief.
 
     Args:
       count: The number of examples in a picture.
@@ -54,6 +58,7 @@ class SamplePictures(Callback):
         del logs
         if run.evaluation is not None and run.evaluation.is_replayed:
             return
+
         import tensorflow as tf
 
         path = os.path.join(run.directory, FOLDER, f"step-{run.step:08}.png")
@@ -76,14 +81,9 @@ class SamplePictures(Callback):
             return image_grid(samples)
 
         picture = run.task.picture(samples)
-        if not (
-            isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.ndim == 3
-        ):
-            kind = (
-                f"{picture.dtype} {list(picture.shape)}"
-                if isinstance(picture, np.ndarray)
-                else repr(picture)[:60]
-            )
+        is_array = isinstance(picture, np.ndarray)
+        if not (is_array and picture.dtype == np.uint8 and picture.ndim == 3):
+            kind = f"{picture.dtype} {list(picture.shape)}" if is_array else repr(picture)[:60]
             raise UsageError(
                 f"the callback sample_pictures: {task}.picture returned {kind}; return a NumPy"
                 " array of uint8, [height, width, 3]"
@@ -92,21 +92,27 @@ class SamplePictures(Callback):
 
 
 def image_grid(images: np.ndarray) -> np.ndarray:
-    """Returns images in a square grid, row by row, as one picture of uint8, [height, width, channels].
+    """Returns images in a square grid, row by row, as one picture.
 
     Pixels of small images become squares.
 
     Args:
       images: Float images in -1..1, [n, height, width, channels].
+
+    Returns:
+      A picture of uint8, [grid height, grid width, channels].
     """
     times = max(1, _LEAST_HEIGHT // images.shape[1])
     images = images.repeat(times, axis=1).repeat(times, axis=2)
     pixels = np.clip((images + 1.0) * 127.5, 0, 255).round().astype(np.uint8)
+    # Each image has a margin below it and to its right.
     pixels = np.pad(pixels, [(0, 0), (0, _MARGIN), (0, _MARGIN), (0, 0)])
 
     columns = math.ceil(math.sqrt(len(pixels)))
     rows = math.ceil(len(pixels) / columns)
+    # Black images fill the last row.
     pixels = np.pad(pixels, [(0, rows * columns - len(pixels)), (0, 0), (0, 0), (0, 0)])
+
     _, height, width, channels = pixels.shape
     grid = pixels.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
     return grid.reshape(rows * height, columns * width, channels)[:-_MARGIN, :-_MARGIN]

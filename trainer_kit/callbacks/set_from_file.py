@@ -1,4 +1,4 @@
-"""SetFromFile: sets hyper-parameters from a file that is edited by hand while the run goes on, as a callback."""
+"""SetFromFile: sets hyper-parameters from a file that a person edits while the run continues."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from trainer_kit.config.sources import yaml_loader
 from trainer_kit.errors import UsageError
 from trainer_kit.evals.ledger import REWIND, active_records, read_records
 
-RECORD_FILE = "hyper_parameters.jsonl"  # in model_dir
+# In model_dir.
+RECORD_FILE = "hyper_parameters.jsonl"
 _LOG = logging.getLogger(__name__)
 
 
 class SetFromFile(Callback):
-    """Reads a file before each training loop and sets the values that have changed in it since the last reading.
+    """Reads a file before each training loop and sets the values that have changed in it.
 
-    The file is YAML, one line for each value: `learning_rate: 0.001`. There need not be a file, and
-    a file that cannot be used causes a warning only, so that a typing mistake does not end a run.
+    The file is YAML, one line for each value: `learning_rate: 0.001`. The file need not exist. A
+    file that cannot be used only causes a warning, so that a typing mistake does not end a run.
     Removing a line changes nothing.
 
     Each reading that changed something is recorded in hyper_parameters.jsonl, before it is used. A
     run that is killed and resumes from an earlier checkpoint makes these changes again at the
     recorded steps, and reads the file only after the last of them. Changes after the step of a
-    rewind no longer count; then the file is read at once.
+    rewind no longer count, and the file is read at once.
 
     Args:
-      path: The file; a relative path is one in model_dir.
+      path: The file. A relative path is relative to model_dir.
     """
 
     name: str = "set_from_file"
-    chief_only = (
-        False  # a variable of several workers is set on each; only the chief reads and records
-    )
+    # With several workers, each worker sets its own variable. Only the chief reads and records.
+    chief_only = False
 
     def __init__(self, path: str = "hyper_parameters.yaml") -> None:
         self._path = path
-        self._text = ""  # as it was read last
-        self._values: dict[str, float] = {}  # as they were read last
-        self._pending_readings: list[
-            dict[str, Any]
-        ] = []  # readings of a process that was killed, to repeat
+        # The text and the values of the last reading.
+        self._text = ""
+        self._values: dict[str, float] = {}
+        # Recorded readings of a process that was killed, to repeat at their steps.
+        self._pending_readings: list[dict[str, Any]] = []
 
     def train_begin(self, run: Run) -> None:
         """Takes over the recorded readings."""
@@ -57,26 +57,28 @@ class SetFromFile(Callback):
         self._load_readings(run)
 
     def next_boundary(self, step: int) -> int | None:
-        """Returns the step of the next reading to repeat."""
-        return next(
-            (record["step"] for record in self._pending_readings if record["step"] > step), None
-        )
+        """Returns the step of the next reading to repeat, or None."""
+        for record in self._pending_readings:
+            if record["step"] > step:
+                return int(record["step"])
+        return None
 
     def loop_begin(self, run: Run, steps: int) -> None:
-        """Repeats the recorded readings of this step; reads the file when there is none to repeat."""
+        """Repeats the recorded readings of this step. Reads the file when no reading is left."""
         del steps
         while self._pending_readings and self._pending_readings[0]["step"] <= run.step:
             self._set(run, self._pending_readings.pop(0)["values"])
         if not self._pending_readings:
-            self._set(run, _broadcast_json(run, self._read_changes(run) if run.is_chief else {}))
+            changes = self._read_changes(run) if run.is_chief else {}
+            self._set(run, _broadcast_json(run, changes))
 
     def _load_readings(self, run: Run) -> None:
         """Splits the readings that count into those before this step and those to repeat."""
         readings: list[dict[str, Any]] = []
         if run.is_chief:
             records = files.read_json_lines(os.path.join(run.directory, RECORD_FILE))
-            of_this_file = [record for record in records if record["file"] == self._path]
-            readings = active_records([*_read_rewinds(run.directory), *of_this_file])
+            records_of_file = [record for record in records if record["file"] == self._path]
+            readings = active_records([*_read_rewinds(run.directory), *records_of_file])
         readings = _broadcast_json(run, readings)
 
         self._text = ""
@@ -106,11 +108,13 @@ class SetFromFile(Callback):
         except (OSError, ValueError, UsageError) as error:
             _LOG.warning("%s changes nothing: %s; edit it again", path, error)
             return {}
+
         changed = {name: value for name, value in values.items() if self._values.get(name) != value}
         if changed:
+            rewinds = _read_rewinds(run.directory)
             record = {
                 "step": run.step,
-                "lineage": _read_lineage(run.directory),
+                "lineage": max((rewind["lineage"] for rewind in rewinds), default=0),
                 "file": self._path,
                 "values": changed,
             }
@@ -119,16 +123,17 @@ class SetFromFile(Callback):
 
 
 def _check_values(values: Any, run: Run) -> dict[str, float]:
-    """Returns the content of the file.
+    """Returns the content of the file: numbers by the name of their hyper-parameter.
 
     Raises:
       UsageError: when an entry is not the name of a hyper-parameter with a number that its variable
-        can hold.
+        can store.
     """
     if values is not None and not isinstance(values, Mapping):
         raise UsageError(
             f"{values!r:.60} is not a value with its name; write lines such as learning_rate: 0.001"
         )
+
     for name, value in (values or {}).items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise UsageError(f"{name}: {value!r:.60} is not a number")
@@ -141,12 +146,8 @@ def _read_rewinds(directory: str) -> list[dict[str, Any]]:
     return [record for record in read_records(ledger) if record.get("kind") == REWIND]
 
 
-def _read_lineage(directory: str) -> int:
-    return max((record["lineage"] for record in _read_rewinds(directory)), default=0)
-
-
 def _broadcast_json(run: Run, value: Any) -> Any:
-    """Returns the chief's value, which JSON can hold, on every worker."""
+    """Returns the chief's value on every worker. JSON has to be able to store the value."""
     from trainer_kit.runtime.collectives import broadcast_text  # imports TensorFlow
 
     return json.loads(broadcast_text(run.trainer.strategy, json.dumps(value)))

@@ -1,4 +1,7 @@
-"""Callbacks that set a hyper-parameter as a function of the step: by a list of steps, or by a Python function."""
+"""Callbacks that set a hyper-parameter as a function of the step.
+
+SetAtSteps uses a list of steps, and SetByFunction a Python function.
+"""
 
 from __future__ import annotations
 
@@ -14,57 +17,62 @@ from trainer_kit.errors import UsageError
 
 
 class SetAtSteps(Callback):
-    """Sets a hyper-parameter when the run reaches the steps of a list; training loops are cut to end there.
+    """Sets a hyper-parameter when the run reaches the steps of a list.
 
-    Step 0 is before the first step of training, and "3 epochs" is where the third epoch has ended.
-    Between the steps of the list the callback does nothing, so that other callbacks may change the
-    same hyper-parameter.
+    Training loops are shortened to end at these steps. Step 0 is before the first step of training,
+    and "3 epochs" is where the third epoch has ended. Between the steps of the list the callback
+    does nothing, so that other callbacks may change the same hyper-parameter.
 
     Args:
       parameter: The name of the hyper-parameter.
       steps: Pairs (global step or epochs, value).
 
     Raises:
-      UsageError: when `steps` is not a list of such pairs, or has a step twice.
+      UsageError: when `steps` is not a list of such pairs, or contains a step twice.
     """
 
     name: str = "set_at_steps"
-    chief_only = False  # a variable of several workers is set on each
+    # With several workers, each worker sets its own variable.
+    chief_only = False
 
     def __init__(self, parameter: str, steps: Sequence[Sequence[Any]]) -> None:
-        self._parameter, self._values_by_milestone = parameter, _parse_values(steps)
-        self.needs_epochs = any(isinstance(place, Duration) for place in self._values_by_milestone)
-        self._values_by_step: dict[int, float] = {}  # by step
+        self._parameter = parameter
+        self._values_by_milestone = _parse_values(steps)
+        self.needs_epochs = any(
+            isinstance(milestone, Duration) for milestone in self._values_by_milestone
+        )
+        self._values_by_step: dict[int, float] = {}
 
     def train_begin(self, run: Run) -> None:
-        """Turns epochs into steps, and checks that there is such a hyper-parameter, which can have the values."""
+        """Turns epochs into steps, and checks that the hyper-parameter can have the values.
+
+        Raises:
+          UsageError: when the hyper-parameter does not exist or cannot have a value, or two entries
+            of the list are the same step.
+        """
         run.hyper_parameters.variable(self._parameter)
         self._values_by_step = {}
-        for place, value in self._values_by_milestone.items():
+        for milestone, value in self._values_by_milestone.items():
             run.hyper_parameters.check(self._parameter, value)
-            step = _resolve_step(run, place)
+            step = _resolve_step(run, milestone)
             if step in self._values_by_step:
-                places = [
-                    *map(
-                        _format_milestone,
-                        (
-                            one
-                            for one in self._values_by_milestone
-                            if _resolve_step(run, one) == step
-                        ),
-                    )
+                entries = [
+                    _format_milestone(entry)
+                    for entry in self._values_by_milestone
+                    if _resolve_step(run, entry) == step
                 ]
                 raise UsageError(
-                    f"set_at_steps: {' and '.join(places)} are both step {step}; give it one value"
+                    f"set_at_steps: {' and '.join(entries)} are both step {step}; give it one value"
                 )
             self._values_by_step[step] = value
 
     def next_boundary(self, step: int) -> int | None:
-        """Returns the next step of the list."""
-        return min((one for one in self._values_by_step if one > step), default=None)
+        """Returns the next step of the list after `step`, or None."""
+        later_steps = (own_step for own_step in self._values_by_step if own_step > step)
+        return min(later_steps, default=None)
 
     def loop_begin(self, run: Run, steps: int) -> None:
-        """Sets the value of this step, if the list has it."""
+        """Sets the value of this step, if the list contains the step."""
         del steps
         if run.step in self._values_by_step:
             run.change(self._parameter, self._values_by_step[run.step], self.name)
@@ -76,15 +84,16 @@ class SetByFunction(Callback):
     Args:
       parameter: The name of the hyper-parameter.
       function: A function from the global step to a number, or its name as "module:function".
-      every: The number of steps between two calls; the first one is before step 1. Training loops
-        are cut to end there.
+      every: The number of steps between two calls. The first call is before step 1. Training loops
+        are shortened to end at these steps.
 
     Raises:
-      UsageError: when there is no such function, or `every` is not a number of steps.
+      UsageError: when the function does not exist, or `every` is not a number of steps.
     """
 
     name: str = "set_by_function"
-    chief_only = False  # a variable of several workers is set on each
+    # With several workers, each worker sets its own variable.
+    chief_only = False
 
     def __init__(self, parameter: str, function: Function[[int], float] | str, every: int) -> None:
         if type(every) is not int or every < 1:
@@ -98,10 +107,16 @@ class SetByFunction(Callback):
                 f"set_by_function: {function!r:.60} is not a function of the step; give one, or its"
                 " name"
             )
-        self._parameter, self.every, self._function = parameter, every, function
+        self._parameter = parameter
+        self._function = function
+        self.every = every
 
     def train_begin(self, run: Run) -> None:
-        """Checks that there is such a hyper-parameter."""
+        """Checks that the hyper-parameter exists.
+
+        Raises:
+          UsageError: when it does not.
+        """
         run.hyper_parameters.variable(self._parameter)
 
     def next_boundary(self, step: int) -> int | None:
@@ -124,20 +139,24 @@ def _resolve_step(run: Run, milestone: int | Duration) -> int:
     """Returns the global step of an entry."""
     if isinstance(milestone, int):
         return milestone
-    assert run.epochs is not None  # needs_epochs
+    # A callback with epochs in its list has needs_epochs, so the run knows its epochs.
+    assert run.epochs is not None
     return run.epochs.get_end_step(milestone.amount)
 
 
 def _format_milestone(milestone: int | Duration) -> str:
-    return (
-        f"step {milestone}"
-        if isinstance(milestone, int)
-        else f"'{float(milestone.amount):g} epochs'"
-    )
+    if isinstance(milestone, int):
+        return f"step {milestone}"
+    return f"'{float(milestone.amount):g} epochs'"
 
 
 def _parse_values(steps: Any) -> dict[int | Duration, float]:
-    """Returns the values of `set_at_steps`, pairs of a place and a value, by place: a step or a number of epochs."""
+    """Returns the values of `set_at_steps` by milestone, which is a step or a number of epochs.
+
+    Raises:
+      UsageError: when `steps` is not a list of pairs of a milestone and a finite number, or
+        contains a milestone twice.
+    """
     values: dict[int | Duration, float] = {}
     for pair in steps if isinstance(steps, Sequence) else [steps]:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
@@ -145,20 +164,19 @@ def _parse_values(steps: Any) -> dict[int | Duration, float]:
                 f"set_at_steps: {pair!r:.60} is not a pair of a step and a value; write [[0, 0.1],"
                 " [1000, 0.01]]"
             )
-        step, value = _parse_milestone(pair[0]), pair[1]
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not math.isfinite(value)
-        ):
+
+        milestone = _parse_milestone(pair[0])
+        value = pair[1]
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
             raise UsageError(
                 f"set_at_steps: the value {value!r:.60} at step {pair[0]} is not a finite number"
             )
-        if step in values:
+        if milestone in values:
             raise UsageError(
-                f"set_at_steps: {_format_milestone(step)} is there twice; give it one value"
+                f"set_at_steps: {_format_milestone(milestone)} is there twice; give it one value"
             )
-        values[step] = float(value)
+        values[milestone] = float(value)
     return values
 
 

@@ -1,4 +1,4 @@
-"""Named tensors for callbacks: asks the trainer for them, and writes the summaries of `trainer.summaries`."""
+"""Named tensors for callbacks: requests them, and writes the summaries of `trainer.summaries`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ _FIELD = "trainer.summaries"
 
 
 def request_tensors(trainer: Any, callbacks: Iterable[Callback]) -> None:
-    """Asks a trainer for the tensors that callbacks read; on all workers, before the first step is traced.
+    """Asks a trainer for the tensors that callbacks read.
+
+    Call it on all workers, before the first step is traced.
 
     Raises:
-      UsageError: when the trainer cannot hand out tensors, or has traced its step.
+      UsageError: when the trainer cannot return tensors, or has traced its step.
     """
-    for one in callbacks:
-        where = _FIELD if isinstance(one, TensorSummaries) else f"callback {one.name}"
-        for names in (one.tensors, one.evaluation_tensors):
+    for callback in callbacks:
+        where = _FIELD if isinstance(callback, TensorSummaries) else f"callback {callback.name}"
+        for names in (callback.tensors, callback.evaluation_tensors):
             if isinstance(names, str):
                 raise UsageError(
                     f"{where}: {names!r} is not a list of names of tensors; give [{names!r}]"
@@ -34,19 +36,23 @@ def request_tensors(trainer: Any, callbacks: Iterable[Callback]) -> None:
                 raise UsageError(
                     f"{where}: {trainer.class_name} has steps of its own, which expose no tensors"
                 )
-        for name in one.tensors:
+
+        for name in callback.tensors:
             trainer.train_tensors.request_value(name, where)
-        for name in one.evaluation_tensors:
+        for name in callback.evaluation_tensors:
             trainer.eval_tensors.request_value(name, where)
 
 
 class TensorSummaries(Callback):
-    """Writes the summaries of named tensors: scalars to the reports, histograms and images to TensorBoard.
+    """Writes the summaries of named tensors.
+
+    Scalars go to the reports, histograms and images to TensorBoard. Runs eagerly, on the host, on
+    the chief.
 
     Args:
       sections: The entries of `trainer.summaries`.
-      interval: Steps between histograms and images of training loops, or a timer; None writes
-        none.
+      interval: The steps between histograms and images of training loops, or a timer. None writes
+        no histograms and images.
       train_manager: The summary manager of training.
       evaluation_manager: The summary manager of evaluations.
     """
@@ -60,23 +66,26 @@ class TensorSummaries(Callback):
         train_manager: Any,
         evaluation_manager: Any,
     ) -> None:
-        self._train_sections = [one for one in sections if one.of != "evaluation"]
-        self._evaluation_sections = [one for one in sections if one.of != "training"]
-        self._interval, self._managers = interval, (train_manager, evaluation_manager)
-        self.tensors = [one.tensor for one in self._train_sections]
-        self.evaluation_tensors = [one.tensor for one in self._evaluation_sections]
+        self._train_sections = [section for section in sections if section.of != "evaluation"]
+        self._evaluation_sections = [section for section in sections if section.of != "training"]
+        self._interval = interval
+        self._train_manager = train_manager
+        self._evaluation_manager = evaluation_manager
+        self.tensors = [section.tensor for section in self._train_sections]
+        self.evaluation_tensors = [section.tensor for section in self._evaluation_sections]
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
         """Writes the tensors of the loop's last step."""
         del logs
         assert run.loop is not None
-        if isinstance(self._interval, SummaryTimer):
-            due = self._interval.choose(run.loop.end)
+        if self._interval is None:
+            writes_arrays = False
+        elif isinstance(self._interval, SummaryTimer):
+            writes_arrays = self._interval.choose(run.loop.end)
         else:
-            due = self._interval is not None and is_due(
-                run.loop.begin, run.loop.end, self._interval
-            )
-        self._write(run, self._train_sections, run.tensors, self._managers[0] if due else None)
+            writes_arrays = is_due(run.loop.begin, run.loop.end, self._interval)
+        manager = self._train_manager if writes_arrays else None
+        self._write(run, self._train_sections, run.tensors, manager)
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         """Writes the tensors of the evaluation's last batch."""
@@ -84,9 +93,10 @@ class TensorSummaries(Callback):
         assert run.evaluation is not None
         if run.evaluation.is_replayed:
             return
+
+        manager = self._evaluation_manager if self._interval is not None else None
         for name in run.evaluation.sets:
             values = run.evaluation_tensors.get(name, {}) if name else run.evaluation_tensors
-            manager = self._managers[1] if self._interval is not None else None
             self._write(run, self._evaluation_sections, values, manager, name)
 
     def _write(
@@ -97,18 +107,26 @@ class TensorSummaries(Callback):
         manager: Any,
         folder: str = "",
     ) -> None:
-        for one in sections:
-            if one.tensor not in values:
+        """Writes the tensors of `sections` that `values` contains.
+
+        Args:
+          run: The run, which scalars are reported to.
+          sections: The summaries to write.
+          values: The values of the tensors by name.
+          manager: The summary manager for histograms and images. None writes none.
+          folder: The name of the validation set if there are several, else "".
+        """
+        for section in sections:
+            if section.tensor not in values:
                 continue
-            value = values[one.tensor]
-            if one.type == "scalar":
-                run.report(
-                    "/".join(filter(None, (folder, one.tensor))), _check_scalar(one.tensor, value)
-                )
+            value = values[section.tensor]
+            if section.type == "scalar":
+                name = "/".join(filter(None, (folder, section.tensor)))
+                run.report(name, _check_scalar(section.tensor, value))
             elif manager is not None:
                 writer = manager.summary_writer(folder) if folder else manager.summary_writer()
                 with writer.as_default(step=run.step), tf.summary.record_if(True):
-                    _write_array(one, value)
+                    _write_array(section, value)
 
 
 def _check_scalar(name: str, value: np.ndarray) -> Any:
@@ -124,6 +142,7 @@ def _write_array(section: SummaryConfig, value: np.ndarray) -> None:
     if section.type == "histogram":
         tf.summary.histogram(section.tensor, value)
         return
+
     if np.ndim(value) != 4 or value.shape[-1] not in (1, 3, 4):
         raise UsageError(
             f"{_FIELD}: the tensor {section.tensor!r} has the shape {list(np.shape(value))}, and"

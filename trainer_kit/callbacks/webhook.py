@@ -1,4 +1,4 @@
-"""Webhook: tells a URL that a run has finished or failed, as a callback."""
+"""Webhook: posts to a URL when a run has finished or failed, as a callback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from trainer_kit.errors import ExitCode, UsageError, find_trainer_kit_error
 from trainer_kit.telemetry.scalars import flatten_scalars, to_json_number
 
 _LOG = logging.getLogger(__name__)
-_MAX_ERROR_LENGTH = 500  # characters of an error's message
+# Characters of an error's message.
+_MAX_ERROR_LENGTH = 500
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -34,19 +35,21 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 class Webhook(Callback):
     """Posts a JSON object to a URL when a training run has finished, or when an error ends it.
 
-    The object has `text`, a line that chat programs show; `status`, which is "finished" or
-    "failed"; `model_dir`, `host` and `step`. Of a finished run it also has all that is in
-    final.json, and of a failed one `error` and `exit_code`. Numbers that are not finite are texts,
+    The object contains `text`, a line that chat programs show, `status`, which is "finished" or
+    "failed", `model_dir`, `host` and `step`. For a finished run it also contains all that is in
+    final.json, and for a failed one `error` and `exit_code`. Numbers that are not finite are texts,
     such as "nan".
 
-    A preemption or Ctrl-C posts nothing, since the run goes on later, and neither does a start of a
-    finished run. A request that fails, or takes too long, is a warning: it never ends a run. The
-    address may be a secret. So the log names its host only; give it in an environment variable,
-    since params.yaml would record it.
+    A preemption or Ctrl-C posts nothing, since the run continues later, and neither does a start of
+    a finished run. A request that fails, or takes too long, only causes a warning: it never ends a
+    run. The address may be a secret, so the log names only its host. Give the address in an
+    environment variable, since params.yaml would record it.
+
+    Runs eagerly, on the host, on the chief.
 
     Args:
       url: The address, http or https.
-      url_variable: The name of an environment variable that holds the address.
+      url_variable: The name of an environment variable that contains the address.
       timeout_seconds: The longest time that the run waits for the answer.
 
     Raises:
@@ -68,10 +71,13 @@ class Webhook(Callback):
             raise UsageError(
                 f"webhook: timeout_seconds is {timeout_seconds!r}; use a number of seconds above 0"
             )
-        self._url, self._variable, self._timeout = url, url_variable, timeout_seconds
+
+        self._url = url
+        self._variable = url_variable
+        self._timeout = timeout_seconds
 
     def run_begin(self, run: Run) -> None:
-        """Warns when the environment has no address, long before it is needed."""
+        """Warns when the environment contains no address, long before the address is needed."""
         if not self._address():
             _LOG.warning(
                 "webhook: the environment variable %s has no http address: nothing will be sent",
@@ -80,53 +86,54 @@ class Webhook(Callback):
 
     def run_finished(self, run: Run, record: Mapping[str, Any]) -> None:
         """Posts the record of the run."""
-        how = (
-            f"stopped early at step {record['step']}: {record['stopped']}"
-            if record.get("stopped")
-            else ""
-        )
+        if record.get("stopped"):
+            outcome = f"stopped early at step {record['step']}: {record['stopped']}"
+        else:
+            outcome = f"finished at step {record['step']}"
         numbers = ", ".join(
             f"{name} {value:.4g}" for name, value in flatten_scalars(record["metrics"]).items()
         )
-        text = " ".join(
-            [how or f"finished at step {record['step']}", *([f"({numbers})"] if numbers else [])]
-        )
+        text = f"{outcome} ({numbers})" if numbers else outcome
         self._post(run, "finished", text, record)
 
     def run_end(self, run: Run) -> None:
-        """Posts the error that ends the run, if there is one."""
-        if not isinstance(
-            run.error, Exception
-        ):  # also KeyboardInterrupt, and errors that stand for it, are no failure
+        """Posts the error that ends the run, if an error does."""
+        # KeyboardInterrupt is no failure, and neither are the errors that stand for it below.
+        if not isinstance(run.error, Exception):
             return
-        known = find_trainer_kit_error(run.error)
-        code = known.exit_code if known else ExitCode.BUG
+        own_error = find_trainer_kit_error(run.error)
+        code = own_error.exit_code if own_error else ExitCode.BUG
         if code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED):
             return
-        error = f"{'' if known and str(known) else type(run.error).__name__ + ': '}{run.error}"[
-            :_MAX_ERROR_LENGTH
-        ]
+
+        # An error of trainer_kit explains itself. Others need the name of their type.
+        prefix = "" if own_error and str(own_error) else f"{type(run.error).__name__}: "
+        error = f"{prefix}{run.error}"[:_MAX_ERROR_LENGTH]
         text = f"failed at step {run.step} with exit code {int(code)}: {error.splitlines()[0]}"
         self._post(run, "failed", text, {"step": run.step, "error": error, "exit_code": int(code)})
 
     def _address(self) -> str:
-        found = self._url or os.environ.get(self._variable, "")
-        return found if _is_http(found) else ""
+        url = self._url or os.environ.get(self._variable, "")
+        return url if _is_http(url) else ""
 
     def _post(self, run: Run, status: str, text: str, record: Mapping[str, Any]) -> None:
         """Posts in a thread, since urllib's own timeout is that of each single read."""
-        url, folder = self._address(), os.path.abspath(run.directory)
+        url = self._address()
         if not url:
             return
-        name = os.path.join(
-            *Path(folder).parts[-2:]
-        )  # of job-1/checkpoints the last part alone says nothing
-        told = {"text": f"{name} {text}", "status": status, "model_dir": folder}
-        body = json.dumps(
-            _to_strict_json({**told, "host": socket.gethostname(), **record}),
-            allow_nan=False,
-            default=str,
-        )
+
+        folder = os.path.abspath(run.directory)
+        # The last part alone says nothing in a folder such as job-1/checkpoints.
+        name = os.path.join(*Path(folder).parts[-2:])
+        message = {
+            "text": f"{name} {text}",
+            "status": status,
+            "model_dir": folder,
+            "host": socket.gethostname(),
+            **record,
+        }
+        body = json.dumps(_to_strict_json(message), allow_nan=False, default=str)
+
         answer: list[str] = []
         sender = threading.Thread(
             target=lambda: answer.append(_send_request(url, body.encode(), self._timeout)),
@@ -135,6 +142,7 @@ class Webhook(Callback):
         )
         sender.start()
         sender.join(self._timeout)
+
         problem = answer[0] if answer else f"there was no answer in {self._timeout:g} s"
         if problem:
             _LOG.warning(
@@ -149,16 +157,16 @@ def _is_http(url: str) -> bool:
 
 
 def _to_strict_json(value: Any) -> Any:
-    """Returns a value of JSON with texts in place of the numbers that strict JSON cannot hold."""
+    """Returns a value of JSON with texts in place of the numbers that strict JSON cannot store."""
     if isinstance(value, Mapping):
-        return {str(name): _to_strict_json(one) for name, one in value.items()}
+        return {str(name): _to_strict_json(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_to_strict_json(one) for one in value]
+        return [_to_strict_json(item) for item in value]
     return to_json_number(value) if isinstance(value, float) else value
 
 
 def _send_request(url: str, body: bytes, timeout: float) -> str:
-    """Sends the request; returns "" or what is wrong, in words that do not hold the address."""
+    """Sends the request. Returns "" or the problem, in words that do not contain the address."""
     try:
         request = urllib.request.Request(
             url, body, {"Content-Type": "application/json"}, method="POST"
@@ -170,4 +178,5 @@ def _send_request(url: str, body: bytes, timeout: float) -> str:
     except urllib.error.URLError as error:
         return str(error.reason)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        return type(error).__name__  # the message may have the address in it
+        # The message of the error may contain the address.
+        return type(error).__name__

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 class Position:
     """The index of the next global batch, and the indices of the batches that are left out.
 
-    Batches are counted from 0 at the start of the first epoch; the count includes those that are
-    left out.
+    Batches are counted from 0 at the start of the first epoch. The count includes the batches that
+    are left out.
 
     Attributes:
-      batch: The index of the next batch; if that batch is left out, the one after it is used.
-      skipped_batches: The indices of batches that are passed over because they made training
-        diverge; sorted, each once.
+      batch: The index of the next batch. If that batch is left out, the one after it is used.
+      skipped_batches: The indices of batches that are left out because they made training diverge,
+        sorted and without duplicates.
     """
 
     batch: int = 0
@@ -28,8 +28,8 @@ class Position:
     def get_batch_after(self, count: int) -> int:
         """Returns the index of the batch that is used after `count` more batches."""
         batch = self.batch + count
-        for out in self.skipped_batches:
-            if self.batch <= out <= batch:
+        for skipped_batch in self.skipped_batches:
+            if self.batch <= skipped_batch <= batch:
                 batch += 1
         return batch
 
@@ -42,10 +42,13 @@ class Position:
         return Position(self.batch, (*self.skipped_batches, batch))
 
     def iterate_ranges(self) -> Iterator[tuple[int, int | None]]:
-        """Yields (first batch, number of batches) of each range without gaps from here on; None: no end."""
+        """Yields (first batch, number of batches) of each range without gaps from here on.
+
+        The number of batches of the last range is None, since it has no end.
+        """
         begin = self.batch
-        for out in self.skipped_batches:
-            if out > begin:
-                yield begin, out - begin
-            begin = max(begin, out + 1)
+        for skipped_batch in self.skipped_batches:
+            if skipped_batch > begin:
+                yield begin, skipped_batch - begin
+            begin = max(begin, skipped_batch + 1)
         yield begin, None

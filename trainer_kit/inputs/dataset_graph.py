@@ -1,4 +1,7 @@
-"""The graph that TensorFlow makes of a tf.data.Dataset; it holds the settings of each transformation."""
+"""The graph that TensorFlow makes of a tf.data.Dataset.
+
+It contains the settings of each transformation.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,20 @@ from typing import Any
 
 import tensorflow as tf
 
-_IGNORE_STATE = 1  # of tf.data's ExternalStatePolicy: a function with a state does not fail
+# A value of tf.data's ExternalStatePolicy, with which a function with a state does not fail.
+_IGNORE_STATE = 1
 
 
 def build_graph_def(dataset: Any) -> Any:
-    """Returns the GraphDef of a dataset and of all its inputs, arrays in memory included. Runs eagerly, on the host.
+    """Returns the GraphDef of a dataset and of all its inputs, arrays in memory included.
+
+    Runs eagerly, on the host.
 
     Raises:
       tf.errors.OpError: when TensorFlow cannot make the graph, such as one of 2 GiB or more.
     """
     variant = tf.data.experimental.to_variant(dataset)
-    text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=_IGNORE_STATE)
-    return tf.compat.v1.GraphDef.FromString(text.numpy())
+    serialized = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=variant, external_state_policy=_IGNORE_STATE
+    )
+    return tf.compat.v1.GraphDef.FromString(serialized.numpy())

@@ -1,13 +1,14 @@
 """A dataset and its iterator, made when first needed: after a checkpoint has been restored.
 
-The destructor of a tf.data iterator can wait for a minute: it tells tf.data's tuner to stop while
-the tuner sleeps, and the tuner, woken too early to see it, sleeps on, each time twice as long as
-before. (An evaluation of 0.7 s took 50 s that way, the end of a process on two replicas two
-minutes.) So iterators are deleted in threads, those of one pass as soon as it ends, while the
-pauses are short; and those that live to the end of the process are not deleted at all: after 6 s of
-training half of the processes ended 4 s later without that. Nothing milder does: Python clears
-modules and cycles as it ends, and gc.freeze() would keep the files of users, too, from being
-written out.
+The destructor of a tf.data iterator can wait for a minute. It tells tf.data's tuner to stop while
+the tuner sleeps. The tuner, woken too early to see it, sleeps again, each time twice as long as
+before. An evaluation of 0.7 s took 50 s that way, and the end of a process on two replicas two
+minutes.
+
+So iterators are deleted in threads, and those of one pass as soon as it ends, while the pauses are
+short. Iterators that live to the end of the process are not deleted at all: without that, half of
+the processes ended 4 s later after 6 s of training. No milder way works: Python clears modules and
+cycles as it ends, and gc.freeze() would also keep the files of users from being written out.
 """
 
 from __future__ import annotations
@@ -30,23 +31,25 @@ from trainer_kit.errors.user_frames import find_user_frames
 from trainer_kit.inputs.dataset_structure import is_infinite
 from trainer_kit.process.error_report import format_reason
 
-_INFINITE = -1  # tf.data.INFINITE_CARDINALITY
+# tf.data.INFINITE_CARDINALITY
+_INFINITE = -1
 _FILE_ERRORS = (
     FileNotFoundError,
     PermissionError,
     tf.errors.NotFoundError,
     tf.errors.PermissionDeniedError,
-    tf.errors.InvalidArgumentError,  # Dataset.list_files raises it for a pattern without a match
+    # Dataset.list_files raises it for a pattern without a match.
+    tf.errors.InvalidArgumentError,
 )
 _NO_MATCH = re.compile(r"No files matched pattern: [^'\"\n]*")
 _ALIVE: weakref.WeakSet[DatasetIterator] = weakref.WeakSet()
 
 
 class Inputs(Protocol):
-    """Opens the data of a task; a trainer has one."""
+    """Opens the data of a task. A trainer has one."""
 
     def distribute(self, pipeline: Any) -> Any:
-        """Returns the dataset of a WorkerPipeline over the replicas; runs eagerly."""
+        """Returns the dataset of a WorkerPipeline over the replicas. Runs eagerly."""
 
 
 class DatasetIterator(abc.ABC):
@@ -54,10 +57,10 @@ class DatasetIterator(abc.ABC):
 
     Args:
       name: The dotted path of the config's section below `task`, for messages.
-      prebuilt_dataset: A ready-made dataset to use instead of the task's; `reset` keeps it.
+      prebuilt_dataset: A ready-made dataset to use instead of the task's. `reset` does not drop it.
 
     Attributes:
-      prebuilt_dataset: The ready-made dataset; None if there is none.
+      prebuilt_dataset: The ready-made dataset, or None.
     """
 
     def __init__(self, name: str, prebuilt_dataset: Any = None) -> None:
@@ -69,24 +72,31 @@ class DatasetIterator(abc.ABC):
 
     @abc.abstractmethod
     def open(self) -> Any:
-        """Returns the dataset that iterators are made of; opens it if it is not open.
+        """Returns the dataset that iterators are made of. Opens it if it is not open.
 
         Raises:
-          DataError: when a file that it needs is missing.
+          DataError: when a file that the dataset needs is missing.
         """
 
     @property
     def dataset(self) -> Any:
-        """The dataset; a ready-made one is unchanged. Raises DataError when a file that it needs is missing."""
+        """The dataset. A ready-made one is unchanged.
+
+        Raises:
+          DataError: when a file that the dataset needs is missing.
+        """
         return self.open() if self.prebuilt_dataset is None else self.prebuilt_dataset
 
     @property
     def has_iterator(self) -> bool:
-        """Whether there is an iterator."""
+        """Whether the iterator exists."""
         return self._iterator is not None
 
     def check_not_empty(self) -> None:
-        """Raises DataError when the dataset is known to hold no batch; many show it only when they are read."""
+        """Raises DataError when the dataset is known to contain no batch.
+
+        Many empty datasets are only recognised when they are read.
+        """
         if _cardinality(self.dataset) == 0:
             raise DataError(describe_empty_data(self.name))
 
@@ -96,13 +106,15 @@ class DatasetIterator(abc.ABC):
         self.reset()
 
     def reset(self) -> None:
-        """Drops the iterator and the dataset that was opened, because their position is no longer valid."""
+        """Drops the iterator and the opened dataset, because their position is no longer valid."""
         self._dataset = None
         self._release_iterator()
 
     def _release_iterator(self) -> None:
         if self._iterator is not None:
-            last_reference, self._iterator = [self._iterator], None
+            # The destructor may wait for tf.data's tuner, so the thread drops the last reference.
+            last_reference = [self._iterator]
+            self._iterator = None
             threading.Thread(target=last_reference.clear).start()
 
     def __del__(self) -> None:
@@ -117,7 +129,7 @@ class ValidationData(DatasetIterator):
       name: The dotted path of the config's section below `task`.
       inputs: The inputs of the trainer.
       pipeline: The pipeline of the section, a OnePassPipeline.
-      prebuilt_dataset: A ready-made dataset to use instead; None: there is none.
+      prebuilt_dataset: A ready-made dataset to use instead, or None.
     """
 
     def __init__(
@@ -129,7 +141,7 @@ class ValidationData(DatasetIterator):
         self._is_single_pass = False
 
     def open(self) -> Any:
-        """Returns the dataset over the replicas; see DatasetIterator."""
+        """Returns the dataset over the replicas. See DatasetIterator."""
         if self.prebuilt_dataset is not None:
             return self.prebuilt_dataset
         if self._dataset is None:
@@ -138,12 +150,16 @@ class ValidationData(DatasetIterator):
         return self._dataset
 
     def check_has_end(self, steps_field: str) -> None:
-        """Raises DataError when the dataset is known to have no end; `steps_field` asks for all of it."""
+        """Raises DataError when the dataset is known to have no end.
+
+        Args:
+          steps_field: The field of the config that asks for all of the dataset.
+        """
         if is_endless(self.dataset):
             raise DataError(describe_endless_data(self.name, steps_field))
 
     def cardinality(self) -> int | None:
-        """Returns the number of elements in the dataset made of the task's data; callable from any thread.
+        """Returns the number of elements in the dataset of the task. Callable from any thread.
 
         Under several replicas an element is the batch of one replica. None before the dataset is
         made, when its length is unknown, and for a ready-made dataset, which may be distributed in
@@ -155,7 +171,11 @@ class ValidationData(DatasetIterator):
         return None if cardinality is None or cardinality < 0 else cardinality
 
     def iterator(self, *, fresh: bool = False) -> Any:
-        """Returns the iterator; if `fresh`, a new one at the first example, which `end_pass` drops."""
+        """Returns the iterator.
+
+        Args:
+          fresh: Whether to return a new iterator at the first example, which `end_pass` drops.
+        """
         self._is_single_pass = fresh
         if fresh:
             self._release_iterator()
@@ -164,15 +184,17 @@ class ValidationData(DatasetIterator):
         return self._iterator
 
     def end_pass(self) -> None:
-        """Drops the iterator if it is one for a single evaluation (`fresh`); called after each evaluation."""
+        """Drops the iterator if it is one for a single evaluation. Called after each evaluation."""
         if self._is_single_pass:
             self._release_iterator()
 
 
 def _cardinality(dataset: Any) -> int | None:
-    known = getattr(dataset, "cardinality", None)  # a method; of a distributed dataset a property
-    known = known() if callable(known) else known
-    return None if known is None else int(known)
+    # A method, or a property of a distributed dataset.
+    cardinality = getattr(dataset, "cardinality", None)
+    if callable(cardinality):
+        cardinality = cardinality()
+    return None if cardinality is None else int(cardinality)
 
 
 def is_endless(dataset: Any) -> bool:
@@ -182,14 +204,19 @@ def is_endless(dataset: Any) -> bool:
 
 @atexit.register
 def _leak_iterators_at_exit() -> None:
-    """Leaves iterators to the operating system: with one reference more, no destructor runs as Python ends."""
-    for alive in list(_ALIVE):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(alive._iterator))
+    """Leaves iterators to the operating system.
+
+    With one more reference, no destructor runs as Python ends.
+    """
+    for owner in list(_ALIVE):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner._iterator))
 
 
 @contextlib.contextmanager
 def explain_missing_files(section: str, note: str = "") -> Iterator[None]:
-    """Turns an error about a missing or unreadable file into a DataError that names the section of the data.
+    """Turns an error about a missing or unreadable file into a DataError.
+
+    The error names the section of the data.
 
     Args:
       section: The name of the config's section, such as train_data.
@@ -204,10 +231,12 @@ def explain_missing_files(section: str, note: str = "") -> Iterator[None]:
         unmatched = _NO_MATCH.search(str(error))
         if isinstance(error, tf.errors.InvalidArgumentError) and not unmatched:
             raise
+
         problem = unmatched.group() if unmatched else format_reason(error)[0]
-        place = "".join(f"\n  {frame}: {frame.code}" for frame in find_user_frames(error)[-1:])
-        last = f"\n  {note}" if note else ""
-        raise DataError(f"task.{section} cannot be opened: {problem}{place}{last}") from error
+        frames = find_user_frames(error)[-1:]
+        place = "".join(f"\n  {frame}: {frame.code}" for frame in frames)
+        last_line = f"\n  {note}" if note else ""
+        raise DataError(f"task.{section} cannot be opened: {problem}{place}{last_line}") from error
 
 
 def describe_empty_data(section: str) -> str:

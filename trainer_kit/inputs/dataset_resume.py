@@ -1,7 +1,7 @@
-"""Decides how a run resumes in the middle of a plain tf.data.Dataset, which has no position of its own.
+"""Decides how a run resumes in the middle of a plain tf.data.Dataset, which has no position.
 
 A Source begins at its position. A plain dataset on one replica continues from its saved iterator if
-it is a chain of transformations for which that is exact: tests/engine/inputs/test_dataset_resume.py
+it is a chain of transformations for which that is exact. tests/engine/inputs/test_dataset_resume.py
 saves and restores each of them at every position. Any other dataset is read from its start, and the
 batches that were used are dropped. That is exact, too, unless the dataset has a state that no
 checkpoint contains: Python, stateful random operations, or a variable that it changes.
@@ -67,20 +67,23 @@ _SAFE = {
 }
 # The same for datasets that the functions of such a chain make.
 _SAFE_INSIDE = {"FlatMap", "Map", "ParallelMap", "TFRecord", "TensorSlice", "TextLine"}
-# A shuffle draws a new order for each pass of a repeat above it. Others than these may drop the
-# shuffle, or begin the next pass, before the last element of a pass is passed on: a saved iterator
-# then continues with a wrong order.
+# A shuffle draws a new order for each pass of a repeat above it. Transformations other than these
+# may drop the shuffle, or begin the next pass, before the last element of a pass is passed on. A
+# saved iterator then continues with a wrong order.
 _PASS_ON_AT_ONCE = {"AssertCardinality", "Map", "Options", "Repeat"}
 # Stateful by TensorFlow's definitions, but they change nothing that a later element depends on.
 _HARMLESS = re.compile(
-    r"^Assert$|^Print|^LookupTable(Find|Size)|HashTable|^StatefulPartitionedCall$|^If$|^While$|^Case$"
-    r"|^(Anonymous|Dummy|Delete)(MemoryCache|SeedGenerator|RandomSeedGenerator)|^DatasetToSingleElement$"
+    r"^Assert$|^Print|^LookupTable(Find|Size)|HashTable|^StatefulPartitionedCall$"
+    r"|^If$|^While$|^Case$"
+    r"|^(Anonymous|Dummy|Delete)(MemoryCache|SeedGenerator|RandomSeedGenerator)"
+    r"|^DatasetToSingleElement$"
 )
 _READS_A_VARIABLE = re.compile(
     r"^ReadVariableOp$|^VarHandleOp$|^ResourceGather|^VarIsInitializedOp$"
 )
 _DATASET = re.compile(r"Dataset(V\d)?$")
-_LISTED = 8  # names in one line
+# The number of names in one line.
+_LISTED = 8
 _TRAIN_DATA = "task.train_data"
 
 
@@ -89,11 +92,11 @@ class Examination:
     """The facts about a dataset that matter for resuming. Entries read like "map(): RandomUniform".
 
     Attributes:
-      python_functions: Python functions, whose state no one knows.
-      random_ops: Stateful random operations, whose state no one saves.
-      stateful_ops: Other operations that keep a state, such as those that change a variable.
+      python_functions: Python functions, whose state is not known.
+      random_ops: Stateful random operations, whose state is not saved.
+      stateful_ops: Other operations with a state, such as those that change a variable.
       nondeterministic_orders: Transformations whose order may differ from process to process.
-      iterator_obstacles: What keeps a saved iterator from being exact.
+      iterator_obstacles: Transformations and states that keep a saved iterator from being exact.
       reshuffled_each_iteration: Shuffles that draw another order each time that an iterator of the
         same dataset is made.
     """
@@ -111,9 +114,10 @@ class Resumption:
     """How a resumed run gets back to its position in the data.
 
     Attributes:
-      method: iterator: by its saved state; skip: by reading from the start; inexact: no way is
-        known to be exact, and reading from the start is the nearest.
-      reasons: Lines of text that say why this method is used and how to get a better one; none for
+      method: "iterator" restores the saved state of the iterator. "skip" reads from the start.
+        "inexact" means that no method is known to be exact, and that reading from the start is the
+        nearest.
+      reasons: Lines of text that say why this method is used and how to get a better one. Empty for
         "iterator".
     """
 
@@ -122,14 +126,18 @@ class Resumption:
 
 
 def examine_dataset(dataset: tf.data.Dataset) -> Examination:
-    """Returns what matters for resuming a dataset; reads no element, only its objects and graphs. Runs on the host."""
+    """Returns the facts about a dataset that matter for resuming.
+
+    Reads no element, only the objects and graphs of the dataset. Runs on the host.
+    """
     facts: dict[str, dict[str, None]] = {field: {} for field in Examination.__dataclass_fields__}
     in_any_order = dataset.options().deterministic is False
+
     for part in iterate_transformations(dataset):
-        name = get_function_label(part) or _format_transformation(get_transformation_kind(part))
-        if is_nondeterministic(part) or (
-            in_any_order and get_transformation_kind(part).startswith("Parallel")
-        ):
+        kind = get_transformation_kind(part)
+        name = get_function_label(part) or _format_transformation(kind)
+        is_parallel = kind.startswith("Parallel")
+        if is_nondeterministic(part) or (in_any_order and is_parallel):
             facts["nondeterministic_orders"][f"{name}: deterministic=False"] = None
         if is_unseeded(part):
             facts["nondeterministic_orders"][f"{name} without a seed"] = None
@@ -138,6 +146,7 @@ def examine_dataset(dataset: tf.data.Dataset) -> Examination:
         for graph in get_dataset_functions(part):
             for field, operation in _find_stateful_operations(graph):
                 facts[field][f"{name}: {operation}"] = None
+
     facts["iterator_obstacles"] |= dict.fromkeys(_find_iterator_obstacles(dataset))
     return Examination(**{field: tuple(texts) for field, texts in facts.items()})
 
@@ -153,7 +162,7 @@ def choose_resume_method(
 
     Args:
       examination: The examination of the dataset.
-      iterator_obstacle: Why an iterator of any dataset could not be saved here; "" if it can.
+      iterator_obstacle: Why an iterator of any dataset could not be saved here. "" if it can be.
       deterministic_ops: Whether TensorFlow's op determinism is on, with which tf.data keeps every
         map in order.
       section: The section of the config, with which each line begins.
@@ -164,15 +173,13 @@ def choose_resume_method(
     if unsaved:
         return Resumption("inexact", (_describe_inexact_resume(unsaved, section),))
 
-    unsafe = (
-        [iterator_obstacle]
-        if iterator_obstacle
-        else [*examination.random_ops, *examination.iterator_obstacles]
-    )
-    if unsafe:
+    obstacles = [*examination.random_ops, *examination.iterator_obstacles]
+    if iterator_obstacle:
+        obstacles = [iterator_obstacle]
+    if obstacles:
         text = (
             f"{section}: a resumed run reads the data from its start and drops the batches that"
-            f" were used, because of {_format_list(unsafe)}; a Source, such as ArraySource or"
+            f" were used, because of {_format_list(obstacles)}; a Source, such as ArraySource or"
             " TFRecordSource, starts at the right batch at once"
         )
         return Resumption("skip", (text,))
@@ -180,7 +187,9 @@ def choose_resume_method(
 
 
 class ResumePolicy:
-    """Decides how a run gets back to its position in the training data, and logs once for each reason that it is slow.
+    """Decides how a run gets back to its position in the training data.
+
+    It logs each reason for a slow or inexact resume once.
 
     Args:
       require_exact: Whether a resume that cannot be exact is refused.
@@ -210,24 +219,27 @@ class ResumePolicy:
         self.reasons: set[str] = set()
 
     def can_save_iterator(self, examination: Examination, position: Position) -> bool:
-        """Whether a plain dataset gets to a position by the saved state of its iterator; reports it if not."""
-        no_iterator = ""
+        """Whether a plain dataset gets to a position by its iterator's saved state.
+
+        Reports the reasons if not.
+        """
+        obstacle = ""
         if not self._has_single_iterator:
-            no_iterator = "an iterator over several replicas cannot be saved"
+            obstacle = "an iterator over several replicas cannot be saved"
         if position.skipped_batches:
-            no_iterator = "a batch is left out, which the state of an iterator does not record"
+            obstacle = "a batch is left out, which the state of an iterator does not record"
         resumption = choose_resume_method(
-            examination, iterator_obstacle=no_iterator, deterministic_ops=self._deterministic_ops
+            examination, iterator_obstacle=obstacle, deterministic_ops=self._deterministic_ops
         )
         self.report(resumption, _get_log_level(resumption))
         return resumption.method == "iterator"
 
     def report_source(self, source: Any, dataset: tf.data.Dataset) -> None:
-        """Reports why the dataset of a Source cannot be resumed exactly, if so.
+        """Reports why the dataset of a Source cannot be resumed exactly, if it cannot.
 
         What users gave to ArraySource and TFRecordSource has to be a pure function of the batch and
         its seeds. A Source of another class may have Python that begins at the position, and random
-        operations that are read from the start, or tells itself how it resumes.
+        operations that are read from the start, or has a method that returns how it resumes.
 
         Args:
           source: The Source.
@@ -240,22 +252,18 @@ class ResumePolicy:
                 self.report(resumption, _get_log_level(resumption))
             return
 
-        seen = examine_dataset(dataset)
+        examination = examine_dataset(dataset)
         labels = tuple(
             label
             for part in iterate_transformations(dataset)
             if (label := get_function_label(part))
         )
-        unsaved = [
-            text for text in (*seen.python_functions, *seen.random_ops) if text.startswith(labels)
-        ]
-        unsaved += seen.stateful_ops
+        user_facts = (*examination.python_functions, *examination.random_ops)
+        unsaved = [text for text in user_facts if text.startswith(labels)]
+        unsaved += examination.stateful_ops
         if not self._deterministic_ops:
-            unsaved += [
-                text
-                for text in (*seen.random_ops, *seen.nondeterministic_orders)
-                if text not in unsaved
-            ]
+            order_facts = (*examination.random_ops, *examination.nondeterministic_orders)
+            unsaved += [text for text in order_facts if text not in unsaved]
         if unsaved:
             self.report(Resumption("inexact", (_describe_inexact_resume(unsaved, _TRAIN_DATA),)))
 
@@ -274,21 +282,28 @@ class ResumePolicy:
 
 
 def _get_log_level(resumption: Resumption) -> int:
-    """Returns the level of a report: reading from the start is exact, and mostly quick enough."""
+    """Returns the log level of a report. Reading from the start is exact and mostly fast enough."""
     return logging.INFO if resumption.method == "skip" else logging.WARNING
 
 
 def skip_batches(
     dataset: tf.data.Dataset, batches: int, local_replicas: int = 1
 ) -> tf.data.Dataset:
-    """Returns `dataset`, whose elements are batches for one replica, without its first global batches."""
+    """Returns `dataset` without its first global batches.
+
+    Args:
+      dataset: A dataset whose elements are batches for one replica.
+      batches: The number of global batches to leave out.
+      local_replicas: The number of replicas that this dataset is for.
+    """
     return dataset.skip(batches * local_replicas) if batches else dataset
 
 
 def _find_iterator_obstacles(dataset: Any) -> Iterator[str]:
-    """Yields what keeps a dataset from being a safe chain: the first such transformation from its end on."""
+    """Yields the first transformation, from the end of a dataset, that makes its chain unsafe."""
     part = dataset
-    below_repeat = ""  # what may hold a pass back, between a repeat and the parts that follow
+    # A transformation between a repeat and the parts below it that may hold a pass back.
+    below_repeat = ""
     is_repeated = False
     while True:
         kind = get_transformation_kind(part)
@@ -296,6 +311,7 @@ def _find_iterator_obstacles(dataset: Any) -> Iterator[str]:
         if kind not in _SAFE or len(inputs) > 1:
             yield _format_transformation(kind)
             return
+
         if below_repeat and is_reshuffled_each_iteration(part):
             yield f"{_format_transformation(kind)} below {below_repeat} and repeat()"
             return
@@ -309,28 +325,29 @@ def _find_iterator_obstacles(dataset: Any) -> Iterator[str]:
 
 
 def _find_stateful_operations(graph: tf.Graph) -> Iterator[tuple[str, str]]:
-    """Yields (field of Examination, operation) for the stateful operations of a function, and of those it calls."""
+    """Yields (field of Examination, operation) for the stateful operations of a function.
+
+    The operations of the functions that it calls are included.
+    """
     for node in iterate_nodes(graph.as_graph_def()):
         definition = find_op_definition(node.op)
         state = find_unsaved_state(node.op, definition)
         if state is not None:
-            yield ("python_functions" if state == "python" else "random_ops"), node.op
+            field = "python_functions" if state == "python" else "random_ops"
+            yield field, node.op
         elif _DATASET.search(node.op):
-            if parse_transformation_kind(node.op) not in _SAFE_INSIDE:
-                yield (
-                    "iterator_obstacles",
-                    _format_transformation(parse_transformation_kind(node.op)),
-                )
+            kind = parse_transformation_kind(node.op)
+            if kind not in _SAFE_INSIDE:
+                yield "iterator_obstacles", _format_transformation(kind)
         elif definition is not None and definition.is_stateful and not _HARMLESS.search(node.op):
-            yield (
-                ("iterator_obstacles" if _READS_A_VARIABLE.search(node.op) else "stateful_ops"),
-                node.op,
-            )
+            reads_variable = _READS_A_VARIABLE.search(node.op)
+            yield "iterator_obstacles" if reads_variable else "stateful_ops", node.op
 
 
 def _describe_inexact_resume(unsaved: Sequence[str], section: str) -> str:
     return (
-        f"{section}: resume is not exact: no checkpoint contains the state of {_format_list(unsaved)};"
+        f"{section}: resume is not exact: no checkpoint contains the state of"
+        f" {_format_list(unsaved)};"
         " use TensorFlow's operations without a state, such as tf.random.stateless_uniform with a"
         " seed made from the example's index, or train on a Source, such as ArraySource, whose"
         " functions get such a seed as a second parameter named `seed`"
@@ -344,4 +361,5 @@ def _format_list(texts: Sequence[str]) -> str:
 
 def _format_transformation(kind: str) -> str:
     """Returns "flat_map()" for FlatMap."""
-    return f"{re.sub(r'(?<=[a-z])(?=[A-Z])', '_', kind.removeprefix('Parallel')).lower()}()"
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.removeprefix("Parallel"))
+    return f"{words.lower()}()"

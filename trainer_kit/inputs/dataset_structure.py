@@ -14,8 +14,8 @@ from trainer_kit.errors.user_frames import Frame, select_user_frames
 from trainer_kit.runtime.tensorflow_internals import get_dataset_functions, get_input_datasets
 
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
-# With endless inputs their output has no end either, though TensorFlow calls the length of some of
-# them unknown.
+# With endless inputs their output has no end either, although TensorFlow calls the length of some
+# of them unknown.
 _INFINITE_IF_INPUTS_ARE = {
     "Batch",
     "Filter",
@@ -40,31 +40,35 @@ _INFINITE_IF_INPUTS_ARE = {
 
 
 def iterate_transformations(dataset: Any) -> Iterator[Any]:
-    """Yields the dataset and all datasets that it is made from, each once; not those inside its functions.
+    """Yields the dataset and all datasets that it is made from, each once.
+
+    Datasets that are made inside its functions are not included.
 
     Raises:
       TrainerKitError: when this TensorFlow does not expose the structure.
     """
-    waiting, seen = [dataset], set()
-    while waiting:
-        part = waiting.pop()
-        if id(part) not in seen:
-            seen.add(id(part))
+    pending = [dataset]
+    visited = set()
+    while pending:
+        part = pending.pop()
+        if id(part) not in visited:
+            visited.add(id(part))
             yield part
-            waiting += get_input_datasets(part)
+            pending += get_input_datasets(part)
 
 
 def is_infinite(dataset: Any) -> bool:
-    """Whether a dataset is known to have no end: by its cardinality, or because of what it is made from.
+    """Whether a dataset is known to have no end, by its cardinality or that of its inputs.
 
     TensorFlow calls the length of `repeat().filter(...)` and of `repeat().flat_map(...)` unknown.
-    Endless datasets that functions return, as those of an interleave over files, are not found.
+    Endless datasets that functions return, as those of an interleave over files, are not detected.
     """
     if not isinstance(dataset, tf.data.Dataset):
         return False
-    known = int(dataset.cardinality())
-    if known != tf.data.UNKNOWN_CARDINALITY:
-        return known == tf.data.INFINITE_CARDINALITY
+    cardinality = int(dataset.cardinality())
+    if cardinality != tf.data.UNKNOWN_CARDINALITY:
+        return cardinality == tf.data.INFINITE_CARDINALITY
+
     inputs = get_input_datasets(dataset)
     return (
         get_transformation_kind(dataset) in _INFINITE_IF_INPUTS_ARE
@@ -74,26 +78,27 @@ def is_infinite(dataset: Any) -> bool:
 
 
 def find_failed_op_line(message: str, dataset: Any) -> Frame | None:
-    """Returns the user's line that made the operation which failed in a function of a tf.data.Dataset.
+    """Returns the user's line that made the operation that failed in a function of a dataset.
+
+    Returns None if the line is not known.
 
     Args:
       message: The message of TensorFlow's error, which names the operation and not the line.
-      dataset: The dataset that was read; any other object has no such functions.
+      dataset: The tf.data.Dataset that was read. Any other object has no such functions.
     """
+    if not isinstance(dataset, tf.data.Dataset):
+        return None
     names = _NODE.findall(message)
-    with contextlib.suppress(
-        TrainerKitError
-    ):  # a TensorFlow that does not tell what a dataset is made of
-        for part in (
-            iterate_transformations(dataset) if isinstance(dataset, tf.data.Dataset) else ()
-        ):
-            for operation in (
-                operation
-                for graph in get_dataset_functions(part)
-                for operation in graph.get_operations()
-            ):
-                if operation.name in names and (frames := select_user_frames(operation.traceback)):
-                    return frames[-1]
+    # Some versions of TensorFlow do not expose the structure of a dataset.
+    with contextlib.suppress(TrainerKitError):
+        for part in iterate_transformations(dataset):
+            for graph in get_dataset_functions(part):
+                for operation in graph.get_operations():
+                    if operation.name not in names:
+                        continue
+                    frames = select_user_frames(operation.traceback)
+                    if frames:
+                        return frames[-1]
     return None
 
 
@@ -103,5 +108,5 @@ def get_transformation_kind(dataset: Any) -> str:
 
 
 def parse_transformation_kind(name: str) -> str:
-    """Returns "ParallelMap" for the class _ParallelMapDataset and for the op ParallelMapDatasetV2."""
+    """Returns "ParallelMap" for _ParallelMapDataset and for the op ParallelMapDatasetV2."""
     return re.sub(r"Dataset(V\d)?$", "", name.lstrip("_"))

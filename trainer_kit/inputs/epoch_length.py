@@ -23,20 +23,21 @@ def compute_epoch_length(
     input_context: tf.distribute.InputContext | None = None,
     required_by: str = "an epoch",
 ) -> Fraction:
-    """Returns the steps of an epoch; a fraction where batches run over the end of an epoch. Runs eagerly, on the host.
+    """Returns the number of steps in an epoch. Runs eagerly, on the host.
 
-    A dataset whose length TensorFlow does not know is read once from its start to its end to count
-    it.
+    It is a fraction where batches run over the end of an epoch. A dataset whose length TensorFlow
+    does not know is read once from its start to its end to count it.
 
     Args:
-      data: What build_inputs has returned: a Source with `batches_per_epoch` or `num_examples`, or
-        a tf.data.Dataset of batches for one replica; None: there is no task.train_data.
+      data: The data that build_inputs has returned: a Source with `batches_per_epoch` or
+        `num_examples`, or a tf.data.Dataset of batches for one replica. None if the config has no
+        task.train_data.
       batch_size: The global batch size, by which a Source counts.
-      input_context: The worker's place among the others; None for a single replica.
-      required_by: What needs the length, for the message.
+      input_context: The worker's place among the others. None for a single replica.
+      required_by: The name of the setting that needs the length, for the message.
 
     Raises:
-      ConfigError: when the data has no end, or does not tell its length.
+      ConfigError: when the data has no end, or its length is not known.
     """
     if isinstance(data, Source):
         if batches := getattr(data, "batches_per_epoch", None):
@@ -48,12 +49,14 @@ def compute_epoch_length(
                 f"{type(data).__name__} does not tell it by num_examples or batches_per_epoch",
             )
         return Fraction(examples, batch_size)
+
     if data is None:
         raise _not_known(required_by, "the config has no task.train_data")
     if not isinstance(data, tf.data.Dataset):
         raise _not_known(required_by, f"a {type(data).__name__} does not tell it")
     if is_infinite(data):
         raise _not_known(required_by, "task.train_data has no end")
+
     batches = int(data.cardinality())
     if batches == tf.data.UNKNOWN_CARDINALITY:
         batches = int(data.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))

@@ -10,13 +10,14 @@ import tensorflow as tf
 
 @functools.cache
 def find_op_definition(op: str) -> Any:
-    """Returns the OpDef of an operation, without its descriptions; None if TensorFlow has none of this name.
+    """Returns the OpDef of an operation, without its descriptions.
 
-    The list of operations that an exported graph comes with is the public place of definitions.
-    Runs on the host, and starts nothing.
+    Returns None if TensorFlow has no operation of this name. The list of operations in an exported
+    graph is the public way to definitions. Runs on the host, and starts nothing.
     """
     graph = tf.compat.v1.GraphDef()
     graph.node.add(name="op", op=op)
-    with tf.Graph().as_default():  # in eager mode TensorFlow exports none
+    # In eager mode TensorFlow exports no graph.
+    with tf.Graph().as_default():
         exported = tf.compat.v1.train.export_meta_graph(graph_def=graph)
     return next(iter(exported.meta_info_def.stripped_op_list.op), None)

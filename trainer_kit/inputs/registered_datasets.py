@@ -10,22 +10,24 @@ from trainer_kit.config.schema.experiment import DatasetConfig
 
 
 def get_build_inputs(task: Any, params: Any) -> Callable[..., Any]:
-    """Returns the function that makes the data of `params`: a registered one if the config names one, or the task's.
+    """Returns the function that makes the data of `params`.
+
+    It is a registered function if the config names one, else that of the task.
 
     Args:
-      task: The task; its `build_inputs` makes the data where the config names no dataset.
+      task: The task. Its `build_inputs` makes the data where the config names no dataset.
       params: The data's section of the config.
     """
-    chosen = getattr(params, "dataset", None)
-    if not isinstance(chosen, DatasetConfig) or chosen.type is None:
+    dataset_config = getattr(params, "dataset", None)
+    if not isinstance(dataset_config, DatasetConfig) or dataset_config.type is None:
         return task.build_inputs
-    build = DatasetConfig.registry.lookup(chosen.type).build
+
+    build = DatasetConfig.registry.lookup(dataset_config.type).build
     takes_context = "input_context" in inspect.signature(build).parameters
 
     def build_inputs(params: Any, input_context: Any = None) -> Any:
-        return build(
-            chosen.get(), params, **({"input_context": input_context} if takes_context else {})
-        )
+        context = {"input_context": input_context} if takes_context else {}
+        return build(dataset_config.get(), params, **context)
 
-    build_inputs.__qualname__ = f"the registered dataset {chosen.type!r}"
+    build_inputs.__qualname__ = f"the registered dataset {dataset_config.type!r}"
     return build_inputs

@@ -1,7 +1,7 @@
-"""Recognises ops whose state no checkpoint holds: Python functions and random number generators. No TensorFlow.
+"""Recognises ops whose state no checkpoint contains: Python functions and random generators.
 
-Both a training step and a plain dataset are searched for them: a resumed run would continue with
-another state.
+Both a training step and a plain dataset are searched for such ops, because a resumed run would
+continue with another state. No TensorFlow.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ def iterate_nodes(graph: Any) -> Iterator[Any]:
 
 
 def find_unsaved_state(op: str, definition: Any) -> Literal["python", "random"] | None:
-    """Returns the kind of state that an op keeps outside of checkpoints; None if it has none, or has it in a variable.
+    """Returns the kind of state that an op has outside of checkpoints.
+
+    Returns None if the op has no state, or has its state in a variable.
 
     Args:
       op: The name of the op.
-      definition: The OpDef that TensorFlow has registered for it; None if there is none.
+      definition: The OpDef that TensorFlow has registered for it, or None.
     """
     if op in _PYTHON:
         return "python"
-    draws = (
+    is_random = (
         definition is not None
         and definition.is_stateful
-        and any(one.name == "seed" for one in definition.attr)
+        and any(attribute.name == "seed" for attribute in definition.attr)
     )
-    return "random" if draws else None
+    return "random" if is_random else None

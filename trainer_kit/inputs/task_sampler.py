@@ -12,13 +12,17 @@ from trainer_kit.config.schema.multitask import (
     TaskSamplingConfig,
 )
 
-BLOCK = 1024  # draws that are made at once: a call of a function costs as much as hundreds of draws
-_FOREVER = 2**52  # blocks: more than any run will see
+# The number of draws that are made at once. A function call costs as much as hundreds of draws.
+BLOCK = 1024
+# A number of blocks that no run will reach.
+_FOREVER = 2**52
 _LAST_ALPHA = 0.2
 
 
 class TaskSampler:
-    """Draws one of several tasks for each step; the same seed and step always draw the same task. Runs on the host.
+    """Draws one of several tasks for each step. Runs on the host.
+
+    The same seed and step always draw the same task.
 
     Args:
       config: How tasks are drawn.
@@ -30,62 +34,76 @@ class TaskSampler:
     """
 
     def __init__(self, config: TaskSamplingConfig, weights: Sequence[float], seed: int) -> None:
-        self._config, self._weights, self._seed = config.get(), list(weights), seed
+        self._config = config.get()
+        self._weights = list(weights)
+        self._seed = seed
         self.number_of_tasks = len(self._weights)
 
     def draw_tasks(self, position: int) -> tf.data.Dataset:
-        """Returns the endless dataset of the tasks of all steps from `position` on, counted from 0: int64 scalars."""
-        first, used = divmod(position, BLOCK)
-        blocks = tf.data.Dataset.range(first, _FOREVER)
-        drawn = blocks.map(
-            lambda block: self._block(block)[tf.where(block == first, used, 0) :]
+        """Returns the endless dataset of the tasks of all steps from `position` on.
+
+        Args:
+          position: The index of the first step, counted from 0.
+
+        Returns:
+          A dataset of int64 scalars, the indices of the tasks.
+        """
+        first_block, used_draws = divmod(position, BLOCK)
+        blocks = tf.data.Dataset.range(first_block, _FOREVER)
+        tasks = blocks.map(
+            lambda block: self._block(block)[tf.where(block == first_block, used_draws, 0) :]
         ).unbatch()
-        return drawn.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        return tasks.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
     def count_steps_per_task(self, position: int) -> list[int]:
-        """Returns how many of the steps before `position` each task has trained; runs eagerly.
+        """Returns how many of the steps before `position` each task has trained. Runs eagerly.
 
         All of these draws are made again, at about 40 million a second.
         """
-        last, rest = divmod(position, BLOCK)
+        last_block, remaining_draws = divmod(position, BLOCK)
+        number_of_tasks = self.number_of_tasks
 
         def count(block: tf.Tensor) -> tf.Tensor:
-            drawn = tf.cast(self._block(block)[: tf.where(block == last, rest, BLOCK)], tf.int32)
-            return tf.math.bincount(drawn, minlength=tasks, maxlength=tasks, dtype=tf.int64)
+            draws = tf.where(block == last_block, remaining_draws, BLOCK)
+            tasks = tf.cast(self._block(block)[:draws], tf.int32)
+            return tf.math.bincount(
+                tasks, minlength=number_of_tasks, maxlength=number_of_tasks, dtype=tf.int64
+            )
 
-        tasks = self.number_of_tasks
-        none = tf.zeros([tasks], tf.int64)
-        counted = (
-            tf.data.Dataset.range(last + 1)
-            .map(count)
-            .reduce(none, lambda total, more: total + more)
-        )
-        return [int(number) for number in counted.numpy()]
+        blocks = tf.data.Dataset.range(last_block + 1)
+        zeros = tf.zeros([number_of_tasks], tf.int64)
+        counts = blocks.map(count).reduce(zeros, lambda total, more: total + more)
+        return [int(number) for number in counts.numpy()]
 
     @tf.autograph.experimental.do_not_convert
     def _block(self, block: tf.Tensor) -> tf.Tensor:
-        """Returns the tasks of a block of steps, int64 [BLOCK]: a pure function of the block's number.
+        """Returns the tasks of a block of steps, int64 [BLOCK].
 
-        Runs in graph.
+        They are a pure function of the block's number, an int64 scalar. Runs in graph.
         """
         seed = tf.stack([tf.constant(self._seed, tf.int64), block])
-        drawn = tf.random.stateless_uniform([BLOCK], seed, dtype=tf.float64, alg="philox")
-        shares = tf.cumsum(self._shares(block * BLOCK + tf.range(BLOCK, dtype=tf.int64)), axis=1)
-        bounds = shares / shares[:, -1:]  # the last is exactly 1, which no draw reaches
-        return tf.reduce_sum(tf.cast(drawn[:, tf.newaxis] >= bounds, tf.int64), axis=1)
+        draws = tf.random.stateless_uniform([BLOCK], seed, dtype=tf.float64, alg="philox")
+        steps = block * BLOCK + tf.range(BLOCK, dtype=tf.int64)
+        shares = tf.cumsum(self._shares(steps), axis=1)
+        # The last bound is exactly 1, which no draw reaches.
+        bounds = shares / shares[:, -1:]
+        return tf.reduce_sum(tf.cast(draws[:, tf.newaxis] >= bounds, tf.int64), axis=1)
 
     @tf.autograph.experimental.do_not_convert
     def _shares(self, steps: tf.Tensor) -> tf.Tensor:
-        """Returns what the probabilities of the tasks are proportional to, float64 [steps or 1, tasks].
+        """Returns numbers proportional to the probabilities of tasks, float64 [steps or 1, tasks].
 
         Runs in graph.
         """
         weights = tf.constant([self._weights], tf.float64)
         if isinstance(self._config, ProportionalSampleConfig):
             return weights**self._config.alpha
+
         if isinstance(self._config, AnnealingSampleConfig):
+            # Alpha falls from 1 in the first epoch to _LAST_ALPHA in the last.
             epochs = max(1, -(-self._config.total_steps // self._config.steps_per_epoch))
             epoch = tf.minimum(steps // self._config.steps_per_epoch, epochs - 1)
             alpha = 1.0 - (1.0 - _LAST_ALPHA) * tf.cast(epoch, tf.float64) / max(1, epochs - 1)
             return weights ** alpha[:, tf.newaxis]
+
         return tf.ones_like(weights)

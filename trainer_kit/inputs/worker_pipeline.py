@@ -1,4 +1,4 @@
-"""Makes the dataset of one worker of what a task's build_inputs returns.
+"""Makes one worker's dataset of the data that a task's build_inputs returns.
 
 TrainData makes a pipeline with the position of the run, and TaskInputs has a strategy call it, once
 for each worker.
@@ -37,9 +37,9 @@ class DataSection:
     Attributes:
       path: The dotted path of the section below `task`, such as train_data.
       params: The section.
-      task: The task; its build_inputs makes the data where the section names no dataset.
+      task: The task. Its build_inputs makes the data where the section names no dataset.
       runtime: The section `runtime` of the config.
-      batch_limit: The number of global batches that the data is cut to; None: it is not cut.
+      batch_limit: The number of global batches that the data is cut to. None if it is not cut.
     """
 
     path: str
@@ -68,20 +68,21 @@ class WorkerPipeline(abc.ABC):
 
     Attributes:
       section: The argument of this name.
-      source: What build_inputs has returned last; None before the first call.
+      source: The data that build_inputs has returned last. None before the first call.
     """
 
-    repeats = False  # whether data that is cut to its first batches repeats them
+    # Whether data that is cut to its first batches repeats them.
+    repeats = False
 
     def __init__(self, section: DataSection) -> None:
         self.section = section
         self.source: Any = None
 
     def __call__(self, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-        """Returns the dataset of one worker; runs on the host, eagerly or in graph.
+        """Returns the dataset of one worker. Runs on the host, eagerly or in graph.
 
         Args:
-          input_context: The worker's place among the others; None for a single replica.
+          input_context: The worker's place among the others. None for a single replica.
 
         Raises:
           UsageError: when each of several workers would read all of the data.
@@ -89,12 +90,14 @@ class WorkerPipeline(abc.ABC):
         section = self.section
         context = input_context
         workers = input_context.num_input_pipelines if input_context is not None else 1
+        # build_inputs has to read the worker's number to shard the data, which is checked below.
         if input_context is not None and workers > 1 and not _is_sharded(section.params):
             worker = input_context.input_pipeline_id
             context = _WatchedContext(workers, worker, input_context.num_replicas_in_sync)
 
         build_inputs = get_build_inputs(section.task, section.params)
-        data = self.source = call_build_inputs(build_inputs, section.params, context)
+        data = call_build_inputs(build_inputs, section.params, context)
+        self.source = data
         if section.batch_limit:
             data = FirstBatches(data, section.batch_limit, self.repeats)
         dataset = with_private_threadpool(self.build_dataset(data, context), section.runtime)
@@ -124,25 +127,25 @@ class WorkerPipeline(abc.ABC):
 
 
 def _is_sharded(params: Any) -> bool:
-    """Whether the section says that no worker reads all data; Model Garden's by `sharding: false`."""
-    says_so = getattr(params, "data_is_sharded", not getattr(params, "sharding", True))
-    return bool(says_so or getattr(params, "enable_tf_data_service", False))
+    """Whether the section says that no worker reads all data."""
+    # Sections of Model Garden say it by `sharding: false`.
+    is_sharded = getattr(params, "data_is_sharded", not getattr(params, "sharding", True))
+    return bool(is_sharded or getattr(params, "enable_tf_data_service", False))
 
 
 class OnePassPipeline(WorkerPipeline):
     """One pass over the data of a section, for validation."""
 
     def __call__(self, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-        """Returns the dataset of one worker; see WorkerPipeline.
+        """Returns the dataset of one worker. See WorkerPipeline.
 
         Raises:
           ConfigError: when the replicas cannot share a batch equally.
         """
         batch_size = getattr(self.section.params, "global_batch_size", 0)
         replicas = input_context.num_replicas_in_sync if input_context is not None else 1
-        with explain_uneven_batch(
-            batch_size, replicas, f"task.{self.section.path}.global_batch_size"
-        ):
+        field = f"task.{self.section.path}.global_batch_size"
+        with explain_uneven_batch(batch_size, replicas, field):
             return super().__call__(input_context)
 
     def build_dataset(
@@ -160,7 +163,8 @@ def build_one_pass(data: Any, input_context: tf.distribute.InputContext | None) 
       input_context: The worker's place among the others.
     """
     data = disable_idle_autotune(data)
-    if is_infinite(data):  # a strategy's dataset of several tells only their cardinality
+    # A strategy's dataset of several datasets exposes only their cardinality.
+    if is_infinite(data):
         data = data.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     return build_dataset_at(data, Position(), input_context)
 
@@ -171,9 +175,9 @@ class TrainingStart:
 
     Attributes:
       position: The position of the first batch.
-      stack_size: The number of batches in an element; see inputs.fused_batches.
+      stack_size: The number of batches in an element. See inputs.fused_batches.
       has_saved_iterator: Whether the state of an iterator at this position is saved.
-      previous_source: The data that this process has read before, which may be the same object.
+      previous_source: The data that this process has read before. It may be the same object.
     """
 
     position: Position
@@ -184,11 +188,11 @@ class TrainingStart:
 
 @dataclass(frozen=True)
 class OpenedData:
-    """Training data that begins where the run is.
+    """Training data that begins at the run's position.
 
     Attributes:
       dataset: The dataset of one worker.
-      source: What it is made of: what build_inputs returned, or a ready-made dataset.
+      source: The data that build_inputs returned, or a ready-made dataset.
       needs_iterator_state: Whether checkpoints need the state of the dataset's iterator.
     """
 
@@ -203,13 +207,15 @@ def open_at(
     policy: ResumePolicy,
     input_context: tf.distribute.InputContext | None = None,
 ) -> OpenedData:
-    """Opens the data of one worker: a Source begins at the position, and a plain dataset gets there as the policy says.
+    """Opens the data of one worker.
+
+    A Source begins at the position. A plain dataset gets there as the policy decides.
 
     Args:
       data: The Source or tf.data.Dataset.
-      start: Where it begins.
-      policy: Decides how it gets there, and reports it.
-      input_context: The worker's place among the others; None for a single replica.
+      start: The position where the data begins, and how to get there.
+      policy: Decides how a plain dataset gets to the position, and reports it.
+      input_context: The worker's place among the others. None for a single replica.
 
     Raises:
       UsageError: when the data cannot be resumed exactly, but has to be.
@@ -223,7 +229,8 @@ def open_at(
         examination = examine_dataset(data)
         can_be_saved = policy.can_save_iterator(examination, position)
         if can_be_saved and start.has_saved_iterator:
-            position = Position()  # the saved state moves the iterator
+            # The saved state moves the iterator to the position.
+            position = Position()
         elif source is start.previous_source and examination.reshuffled_each_iteration:
             text = _BEGUN_AGAIN.format(", ".join(examination.reshuffled_each_iteration))
             policy.report(Resumption("inexact", (text,)))
@@ -250,7 +257,7 @@ class PositionedPipeline(WorkerPipeline):
       policy: Decides how it gets there, and reports it.
 
     Attributes:
-      opened_data: What the strategy has distributed; None before that.
+      opened_data: The data that the strategy has distributed. None before that.
     """
 
     repeats = True
@@ -264,6 +271,6 @@ class PositionedPipeline(WorkerPipeline):
     def build_dataset(
         self, data: Any, input_context: tf.distribute.InputContext | None
     ) -> tf.data.Dataset:
-        """Returns the dataset of one worker from the position on; see `open_at`."""
+        """Returns the dataset of one worker from the position on. See `open_at`."""
         self.opened_data = open_at(data, self._start, self._policy, input_context)
         return self.opened_data.dataset

@@ -13,17 +13,19 @@ _LOG = logging.getLogger(__name__)
 
 
 class BackgroundWriter:
-    """Passes reports to `writers`, in order, in one daemon thread, by default within a fifth of a second.
+    """Passes reports to `writers`, in order, in one daemon thread.
 
-    A writer that fails loses only the report it failed on; it and the other writers continue with
+    By default a report is written within a fifth of a second.
+
+    A writer that fails loses only the report it failed on. It and the other writers continue with
     the next report. The next call of `write`, `flush` or `close` raises the first error, unchanged
-    and once; further errors until then are logged.
+    and once. Further errors until then are logged.
 
     Args:
       writers: The writers that get every report. They are called only in the thread, `close`
         included, except those with a true attribute `needs_caller_thread`: `write`, `flush` and
         `close` call these directly.
-      capacity: The number of reports that may wait. When the queue is full, `write` waits: no
+      capacity: The number of reports that may wait. When the queue is full, `write` waits, so no
         report is dropped.
       batching_seconds: The seconds that a report waits for others, unless the queue is half full.
         Waking the thread for each report would cost 4 % of a loop of 20 ms.
@@ -40,7 +42,8 @@ class BackgroundWriter:
         )
         self._queue: queue.Queue[Report | _Request] = queue.Queue(maxsize=capacity)
         self._batching_seconds = batching_seconds
-        self._wake_event = threading.Event()  # something waits for the thread
+        # Set while something waits for the thread.
+        self._wake_event = threading.Event()
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
         self._is_closed = False
@@ -48,7 +51,9 @@ class BackgroundWriter:
         self._error_lock = threading.Lock()
 
     def write(self, report: Report) -> None:
-        """Queues `report` and returns, usually within microseconds. The report is queued even if this raises.
+        """Queues `report` and returns, usually within microseconds.
+
+        The report is queued even if this raises an error.
 
         Raises:
           RuntimeError: after `close`.
@@ -70,7 +75,9 @@ class BackgroundWriter:
         self._raise_error()
 
     def flush_threaded_writers(self) -> None:
-        """Waits like `flush`, in any thread; the next call of another method raises errors of writers.
+        """Waits like `flush`, in any thread.
+
+        The next call of another method raises errors of writers.
 
         Writers with a true `needs_caller_thread` are left out. Returns at once after `close`.
         """
@@ -78,7 +85,9 @@ class BackgroundWriter:
             self._run_on_writers(lambda writer: writer.flush(), threaded_only=True)
 
     def close(self) -> None:
-        """Writes all waiting reports, closes all writers and ends the thread; a second call does nothing.
+        """Writes all waiting reports, closes all writers and ends the thread.
+
+        A second call does nothing.
 
         Raises:
           Exception: the first error of a writer since the last call or in its `close`, after all
@@ -113,29 +122,35 @@ class BackgroundWriter:
     ) -> None:
         request = _Request(action, is_last)
         self._enqueue(request)
-        for writer in () if threaded_only else self._direct_writers:
-            self._guard(action, writer)
+        if not threaded_only:
+            for writer in self._direct_writers:
+                self._guard(action, writer)
+
         # Ctrl-C in an earlier close() may have left a thread that has ended since.
         while not request.done.wait(0.5) and self._thread is not None and self._thread.is_alive():
             pass
 
     def _raise_error(self) -> None:
-        if self._error is not None:
-            with self._error_lock:
-                error, self._error = self._error, None
-            if error is not None:
-                raise error
+        if self._error is None:
+            return
+        with self._error_lock:
+            error = self._error
+            self._error = None
+        if error is not None:
+            raise error
 
     def _serve(self) -> None:
         while True:
             item = self._queue.get()
             if isinstance(item, Report):
+                # More reports may follow soon. The thread then wakes once for all of them.
                 if self._queue.empty():
                     self._wake_event.wait(self._batching_seconds)
                     self._wake_event.clear()
                 for writer in self._threaded_writers:
                     self._guard(writer.write, item)
                 continue
+
             for writer in self._threaded_writers:
                 self._guard(item.action, writer)
             item.done.set()
@@ -143,17 +158,16 @@ class BackgroundWriter:
                 return
 
     def _guard(self, call: Callable[..., None], *arguments: object) -> None:
-        # BaseException too (SystemExit): if this thread ended here, the training loop would wait
-        # forever.
+        # BaseException includes SystemExit. If this thread ended here, the training loop would wait
+        # permanently.
         try:
             call(*arguments)
         except BaseException as error:
             with self._error_lock:
-                waiting = self._error
-                self._error = waiting or error
-            if waiting is not None and str(waiting) != str(
-                error
-            ):  # all writers of a lost folder raise the same error
+                first_error = self._error
+                self._error = first_error or error
+            # All writers of a lost folder raise the same error, which is not logged again.
+            if first_error is not None and str(first_error) != str(error):
                 _LOG.error("another error occurred while reports were written: %r", error)
 
 

@@ -1,4 +1,4 @@
-"""Shows reports to people: a progress display on a terminal, one line per report in a pipe or a file."""
+"""Shows reports to people: a display on a terminal, or one line per report in a pipe or file."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from trainer_kit.telemetry.report import CHANGE, TRAINING, Activity, Report
 _LOG = logging.getLogger(__name__)
 # A drawing takes 1 to 2 ms of the interpreter, which the training loop needs too.
 _DRAWINGS_PER_SECOND = 2
-_LOOP_AFTER = 1.0  # seconds after which a terminal shows a training loop
+# Seconds after which a terminal shows a training loop.
+_LOOP_AFTER = 1.0
 
 
 class ConsoleWriter:
     """Shows reports on `stream`.
 
     On a terminal, a display that is redrawn in place shows step, total steps, time left, steps/s,
-    examples/s, metrics and the best so far; evaluations and messages are printed above it.
+    examples/s, metrics and the best so far. Evaluations and messages are printed above it.
     Elsewhere each report is one line without control characters, flushed at once. When the stream
-    is closed (a pipe or a terminal) the run continues silently.
+    (a pipe or a terminal) is closed, the run continues silently.
 
     Args:
       stream: The stream to print to, e.g. `sys.stdout`.
-      interactive: Whether to draw a display; None checks whether the stream is a terminal that can
+      interactive: Whether to draw a display. None checks whether the stream is a terminal that can
         show one.
       clock: A monotonic clock in seconds, which updates the time left between two reports.
       activity_after: The seconds after which an activity (building, compiling, a training loop, an
@@ -68,13 +69,15 @@ class ConsoleWriter:
         self._live: Live | None = None
         self._newest: tuple[Report, float] | None = None
         self._best: tuple[str, float, int] | None = None
-        self._activity_after, self._activity_every = activity_after, activity_every
-        self._activity: Activity | None = None  # as it was shown last
+        self._activity_after = activity_after
+        self._activity_every = activity_every
+        # The activity as it was shown last.
+        self._activity: Activity | None = None
         # Messages come from any thread, reports from the writer thread.
         self._lock = threading.RLock()
 
     def write(self, report: Report) -> None:
-        """Shows one report; a change has a line of the log already."""
+        """Shows one report. A change is not shown, since the log has a line for it already."""
         if report.kind == CHANGE:
             return
         self._best = report.best or self._best
@@ -86,9 +89,9 @@ class ConsoleWriter:
             self.log("\n".join(lines.format_report_lines(report)))
 
     def log(self, text: str) -> None:
-        """Prints `text` on a separate line, above the display if there is one. Line breaks are kept.
+        """Prints `text` on a separate line, above the display if it is drawn.
 
-        May be called from any thread. Control characters become spaces.
+        Line breaks are kept. May be called from any thread. Control characters become spaces.
         """
         text = lines.replace_unprintable(text, keep="\n")
         with self._lock:
@@ -105,23 +108,28 @@ class ConsoleWriter:
         with None when the activity is over.
         """
         with self._lock:
-            before = self._activity
+            previous = self._activity
             if activity is None:
                 self._activity = None
             elif activity.seconds < self._get_delay(activity):
                 return
             elif self._interactive:
-                self._activity = activity  # before the first drawing
+                # The activity is set before the first drawing.
+                self._activity = activity
                 self._live = self._live or self._start()
-            elif before is None or activity.seconds - before.seconds >= self._activity_every:
+            elif previous is None or activity.seconds - previous.seconds >= self._activity_every:
                 self._activity = activity
                 self.log(lines.format_activity(activity))
-        if activity is None and before is not None and self._newest is None:
-            self.close()  # the display showed nothing else
+
+        is_over = activity is None and previous is not None
+        if is_over and self._newest is None:
+            # The display showed nothing else.
+            self.close()
 
     def _get_delay(self, activity: Activity) -> float:
-        first = self._activity_after
-        return min(first, _LOOP_AFTER) if self._interactive and activity.name == TRAINING else first
+        if self._interactive and activity.name == TRAINING:
+            return min(self._activity_after, _LOOP_AFTER)
+        return self._activity_after
 
     def flush(self) -> None:
         """Updates the display."""
@@ -130,23 +138,25 @@ class ConsoleWriter:
         self._output.flush()
 
     def close(self) -> None:
-        """Stops updating the display and releases the terminal; a second call does nothing."""
+        """Stops updating the display and releases the terminal. A second call does nothing."""
         with self._lock:
-            live, self._live = self._live, None
+            live = self._live
+            self._live = None
         if live is not None:
-            live.transient = self._newest is None  # only an activity was drawn, which is over
+            # Without a report, only an activity was drawn, which is over.
+            live.transient = self._newest is None
             live.stop()
             atexit.unregister(live.stop)
 
     def _start(self) -> Live:
         # Other output to this terminal, such as print(), has to appear above the display.
-        ours = self._stream in (sys.stdout, sys.stderr)
+        is_standard_stream = self._stream in (sys.stdout, sys.stderr)
         live = Live(
             console=self._console,
             get_renderable=self._draw,
             refresh_per_second=_DRAWINGS_PER_SECOND,
-            redirect_stdout=ours and sys.stdout.isatty(),
-            redirect_stderr=ours and sys.stderr.isatty(),
+            redirect_stdout=is_standard_stream and sys.stdout.isatty(),
+            redirect_stderr=is_standard_stream and sys.stderr.isatty(),
         )
         # A process that ends without close() would leave the terminal without a cursor.
         atexit.register(live.stop)
@@ -156,8 +166,8 @@ class ConsoleWriter:
     def _draw(self) -> Group:
         parts: list[Group | Text] = []
         if self._newest is not None:
-            report, since = self._newest
-            parts.append(_render_report(report, self._clock() - since, self._best))
+            report, report_time = self._newest
+            parts.append(_render_report(report, self._clock() - report_time, self._best))
         activity = self._activity
         if activity is not None:
             parts.append(Text(lines.format_activity(activity), no_wrap=True, overflow="ellipsis"))
@@ -165,7 +175,7 @@ class ConsoleWriter:
 
 
 class _ClosableStream:
-    """A stream that may be closed by others: later output is dropped, with one warning."""
+    """A stream that other code may close. Later output is dropped, with one warning."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -191,22 +201,26 @@ class _ClosableStream:
             return
         try:
             action()
-        # ValueError is what a closed Python file raises.
         except (OSError, ValueError) as error:
+            # ValueError is what a closed Python file raises.
             self._is_closed = True
             _LOG.warning("progress is no longer shown: the output is closed (%s)", error)
 
 
 def _can_draw(stream: TextIO) -> bool:
     isatty = getattr(stream, "isatty", None)
-    return bool(isatty is not None and isatty()) and os.environ.get("TERM", "dumb") not in (
-        "dumb",
-        "unknown",
-    )
+    is_terminal = bool(isatty is not None and isatty())
+    return is_terminal and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 def _render_report(report: Report, elapsed: float, best: tuple[str, float, int] | None) -> Group:
-    """Returns the report as a bar above its figures, `elapsed` seconds after it came."""
+    """Returns the report as a bar above its figures.
+
+    Args:
+      report: The report.
+      elapsed: The seconds since the report came.
+      best: The name, value and step of the best metric so far, or None.
+    """
     cells: list[Text | ProgressBar] = [
         Text(report.kind, style="bold"),
         Text(f"step {lines.format_progress(report)}"),
@@ -221,11 +235,9 @@ def _render_report(report: Report, elapsed: float, best: tuple[str, float, int] 
         grid.add_column(no_wrap=True)
         cells.append(Text(text))
     grid.add_row(*cells)
+
     figures = lines.format_rates(report) + lines.format_metrics(report)
-    figures += [] if best is None else [lines.format_best(best)]
-    return Group(
-        grid,
-        Columns(
-            [Text(lines.replace_unprintable(figure)) for figure in figures], padding=(0, 2, 0, 0)
-        ),
-    )
+    if best is not None:
+        figures.append(lines.format_best(best))
+    texts = [Text(lines.replace_unprintable(figure)) for figure in figures]
+    return Group(grid, Columns(texts, padding=(0, 2, 0, 0)))

@@ -15,19 +15,25 @@ _LOG = logging.getLogger(__name__)
 
 
 class RunProgress(Protocol):
-    """A run whose activity can be shown. The methods are called from a separate thread."""
+    """A run whose activity can be shown.
+
+    The methods are called from a separate thread.
+    """
 
     def describe_activity(self) -> tuple[str, int, int, int]:
         """Returns the activity of the run.
 
         Returns:
           (name, the global step at which it began, the global step now, the number of batches that
-          this process has evaluated); the name is "" while there is no activity to show.
+          this process has evaluated). The name is "" while no activity is to be shown.
         """
         ...
 
     def find_total(self, activity: str) -> int | None:
-        """Returns the number of batches of an evaluation, or of steps of the run; None if it is not known."""
+        """Returns the number of batches of an evaluation, or of steps of the run.
+
+        Returns None if it is not known.
+        """
         ...
 
 
@@ -38,7 +44,7 @@ class ActivityWatcher:
 
     Args:
       run: The run.
-      show: Called with the activity at each poll, and with None when it is over.
+      show: A function that is called with the activity at each poll, and with None when it is over.
       poll_seconds: The seconds between two polls.
       clock: A monotonic clock in seconds.
     """
@@ -54,10 +60,10 @@ class ActivityWatcher:
         self._show = show
         self._poll_seconds = poll_seconds
         self._clock = clock
-        self._batches_before = 0  # batches, when the last evaluation was over
-        self._activity_start: tuple[str, int, float] | None = (
-            None  # the activity, its first step, and when it was first seen
-        )
+        # The number of evaluated batches when the last evaluation was over.
+        self._batches_before = 0
+        # The activity, its first step, and the time when it was first observed.
+        self._activity_start: tuple[str, int, float] | None = None
         self._total: int | None = None
         self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="activity watch", daemon=True)
@@ -75,25 +81,34 @@ class ActivityWatcher:
         self.stop()
 
     def stop(self) -> None:
-        """Stops showing activities; a second call does nothing."""
+        """Stops showing activities. A second call does nothing."""
         self._stop_event.set()
         self._thread.join()
 
     def poll(self) -> None:
-        """Polls once and shows the activity, if there is one."""
-        what, begun, step, batches = self._run.describe_activity()
-        if self._activity_start is not None and (what, begun) != self._activity_start[:2]:
-            self._activity_start, self._total, self._batches_before = None, None, batches
-            self._show(None)
-        if what != EVALUATING:
+        """Polls once and shows the activity of the run, unless its name is ""."""
+        name, first_step, step, batches = self._run.describe_activity()
+        if self._activity_start is not None and (name, first_step) != self._activity_start[:2]:
+            self._activity_start = None
+            self._total = None
             self._batches_before = batches
-        if not what:
+            self._show(None)
+        if name != EVALUATING:
+            self._batches_before = batches
+        if not name:
             return
+
         if self._activity_start is None:
-            self._activity_start = what, begun, self._clock()
-        self._total = self._run.find_total(what) if self._total is None else self._total
-        done = {EVALUATING: batches - self._batches_before, TRAINING: step - begun}.get(what, 0)
-        self._show(Activity(what, step, done, self._total, self._clock() - self._activity_start[2]))
+            self._activity_start = (name, first_step, self._clock())
+        if self._total is None:
+            self._total = self._run.find_total(name)
+        completed = 0
+        if name == EVALUATING:
+            completed = batches - self._batches_before
+        elif name == TRAINING:
+            completed = step - first_step
+        seconds = self._clock() - self._activity_start[2]
+        self._show(Activity(name, step, completed, self._total, seconds))
 
     def _watch(self) -> None:
         try:

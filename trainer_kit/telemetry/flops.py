@@ -28,6 +28,8 @@ _PRODUCTS = (
     "DepthwiseConv2dNative",
     "Einsum",
 )
+# Characters of an error message in a problem.
+_MAX_PROBLEM_LENGTH = 300
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,9 @@ class FlopsResult:
     """The floating-point operations of one forward pass for one example.
 
     Attributes:
-      flops: The number of operations, with a multiplication and its addition counted as 2; None if
+      flops: The number of operations, with a multiplication and its addition counted as 2. None if
         it is not known.
-      problem: Why the number is not known, or what it leaves out; empty without a problem.
+      problem: Why the number is not known, or what it leaves out. Empty without a problem.
     """
 
     flops: int | None
@@ -46,7 +48,8 @@ class FlopsResult:
     def __str__(self) -> str:
         if self.flops is None:
             return f"FLOPs unknown: {self.problem}"
-        return f"{self.flops:,} FLOPs" + (f" ({self.problem})" if self.problem else "")
+        note = f" ({self.problem})" if self.problem else ""
+        return f"{self.flops:,} FLOPs{note}"
 
 
 def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
@@ -55,35 +58,36 @@ def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
     TensorFlow's profiler counts: a product of [m, k] and [k, n] is 2mkn, a convolution likewise,
     plus the elementwise operations it knows (bias, softmax, normalisation). `Einsum`, which it does
     not know, counts as 2 for each combination of its indices. The bodies of loops and branches are
-    not counted, nor are products of unknown size, as in functions of a SavedModel; `problem` says
-    so. Traces the model, which takes seconds for a large one. Runs eagerly on the host and never
+    not counted. Neither are products of unknown size, as in functions of a SavedModel. `problem`
+    reports them.
+
+    Traces the model, which takes seconds for a large one. Runs eagerly on the host and never
     raises: `problem` reports any failure.
 
     Args:
       model: The model, called with the inputs, and with training=False if it has that argument.
       inputs_spec: A tensor spec, or any structure of them, such as a data set's `element_spec` for
-        the features. The first dimension is set to 1; the others must be known.
+        the features. The first dimension is set to 1. The others must be known.
     """
     if not getattr(model, "built", True):
         return FlopsResult(None, "the model is not built yet; call it on a batch first")
+
     try:
         spec = tf.nest.map_structure(_set_batch_size_to_one, inputs_spec)
         flops, left_out = _count_graph(_trace(model, spec))
     except Exception as error:
-        return FlopsResult(None, _to_plain_line(f"{type(error).__name__}: {error}"))
+        # Keras's messages have several lines, with colours.
+        message = re.sub(r"\x1b\[[0-9;]*m", "", f"{type(error).__name__}: {error}")
+        return FlopsResult(None, " ".join(message.split())[:_MAX_PROBLEM_LENGTH])
 
     if not left_out:
         return FlopsResult(flops)
-    names = ", ".join(f"{number} {name}" for name, number in sorted(left_out.items()))
+    names = ", ".join(f"{count} {name}" for name, count in sorted(left_out.items()))
     return FlopsResult(flops, f"a lower bound, these operations are not counted: {names}")
 
 
-def _to_plain_line(text: str, longest: int = 300) -> str:
-    """Returns the text as one line, without the colours of Keras's messages."""
-    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())[:longest]
-
-
 def _set_batch_size_to_one(spec: Any) -> tf.TensorSpec:
+    """Returns the spec with a batch size of 1. Raises ValueError if another size is not known."""
     shape = tf.TensorShape(spec.shape)
     if shape.rank is None or shape.rank == 0 or not shape[1:].is_fully_defined():
         raise ValueError(f"the input {spec} needs a known size in every dimension after the batch")
@@ -101,9 +105,13 @@ def _trace(model: Any, spec: Any) -> tf.Graph:
 
 
 def _count_graph(graph: tf.Graph) -> tuple[int, Counter[str]]:
-    """Returns the FLOPs of a graph with its called functions, and the number of uncounted operations of each type."""
+    """Counts the FLOPs of a graph with its called functions.
+
+    Returns:
+      The FLOPs, and the number of uncounted operations of each type.
+    """
     profile = _profile(graph)
-    # Importing Model Garden adds a rule for Einsum to the profiler; the number must not depend on
+    # Importing Model Garden adds a rule for Einsum to the profiler. The number must not depend on
     # that.
     flops = int(profile.total_float_ops) - _sum_profiled_flops(profile, "Einsum")
     left_out = Counter[str]()
@@ -116,17 +124,13 @@ def _count_graph(graph: tf.Graph) -> tuple[int, Counter[str]]:
             called_flops, called_left_out = _count_graph(called)
             flops += called_flops
             left_out += called_left_out
-        elif (
-            is_call
-            or operation.type in _CONTROL_FLOW
-            or (
-                operation.type in _PRODUCTS
-                and not all(
-                    tensor.shape.is_fully_defined()
-                    for tensor in (*operation.inputs, *operation.outputs)
-                )
-            )
-        ):
+            continue
+
+        is_control_flow = operation.type in _CONTROL_FLOW
+        is_unknown_product = operation.type in _PRODUCTS and not all(
+            tensor.shape.is_fully_defined() for tensor in (*operation.inputs, *operation.outputs)
+        )
+        if is_call or is_control_flow or is_unknown_product:
             left_out[operation.type] += 1
         elif operation.type == "Einsum":
             flops += _einsum_flops(operation)
@@ -161,33 +165,35 @@ def _sum_profiled_flops(node: Any, name: str) -> int:
 
 
 def _einsum_flops(operation: tf.Operation) -> int:
-    """Returns 2 for each element of a product and each combination of its summed indices; 0 for a single input."""
+    """Returns 2 for each element of a product and each combination of its summed indices.
+
+    Returns 0 for a single input.
+    """
     if len(operation.inputs) < 2:
         return 0
 
     inputs, output = operation.get_attr("equation").decode().replace(" ", "").split("->")
-    before, _, after = inputs.split(",")[0].partition("...")
+    letters_before, _, letters_after = inputs.split(",")[0].partition("...")
     shape = operation.inputs[0].shape.as_list()
     # The dimensions of an ellipsis are in the product too, so only letters are summed.
-    letters_and_sizes = zip(
-        before + after, shape[: len(before)] + shape[len(shape) - len(after) :], strict=True
-    )
+    sizes = shape[: len(letters_before)] + shape[len(shape) - len(letters_after) :]
+    letters_and_sizes = zip(letters_before + letters_after, sizes, strict=True)
     summed = math.prod(size for letter, size in letters_and_sizes if letter not in output)
     return 2 * operation.outputs[0].shape.num_elements() * summed
 
 
 def describe_model_cost(trainer: Any) -> str:
-    """Returns the size of the trainer's model and, after training, its FLOPs for one example, for the log.
+    """Returns the size of the trainer's model and, after training, its FLOPs for one example.
 
-    It traces the model again, so call it last.
+    The text is for the log. It traces the model again, so call it last.
     """
-    parameters, spec = str(count_parameters(trainer.model)), trainer.batch_spec
+    parameters = str(count_parameters(trainer.model))
+    spec = trainer.batch_spec
     if spec is None:
         return parameters
-    features = (
-        spec[0] if isinstance(spec, tuple) and len(spec) <= 3 else spec
-    )  # labels and weights may follow
-    features = getattr(
-        trainer.model, "latents_spec", features
-    )  # a generator is not called on the batch
+
+    # Labels and weights may follow the features.
+    features = spec[0] if isinstance(spec, tuple) and len(spec) <= 3 else spec
+    # A generator is called on latents, not on the batch.
+    features = getattr(trainer.model, "latents_spec", features)
     return f"{parameters}; {count_flops(trainer.model, features)} for one example"

@@ -1,19 +1,20 @@
-"""metrics.jsonl: one line per report in the order of the steps, the same with kills and restarts as without them.
+"""metrics.jsonl: one line per report in the order of the steps, with and without restarts.
 
 A line is strict JSON: a metric that is NaN or infinite is written as the text "nan", "inf" or
-"-inf" and read back as a float. A (kind, step) is written once: an evaluation that is repeated
-after a restart gives the same numbers. A step may have several changed hyper-parameters, one line
-for each; one is written again only with another value. A run that goes back to step N moves the
-lines of later steps to metrics.superseded.jsonl, after a line {"kind": "resume", "step": N,
-"superseded": how many}. It copies them first and then replaces metrics.jsonl, so that a kill in
-between may leave duplicates there, but loses nothing. Files of earlier versions, with {"kind":
-"resume", "step": N} between the reports, are read with that meaning and converted by the next
-resume.
+"-inf" and read back as a float. A (kind, step) is written once, because an evaluation that is
+repeated after a restart gives the same numbers. A step may have several changed hyper-parameters,
+one line for each. Such a line is written again only with another value.
+
+A run that goes back to step N moves the lines of later steps to metrics.superseded.jsonl, after a
+line {"kind": "resume", "step": N, "superseded": the number of lines}. It copies them first and then
+replaces metrics.jsonl, so that a kill in between may leave duplicates there, but loses nothing.
+Files of earlier versions, with {"kind": "resume", "step": N} between the reports, are read with
+that meaning and converted by the next resume.
 
 Every line is passed to the operating system at once, so that the death of the process loses no more
 than the queue of a BackgroundWriter. Lines are not forced to the disk one by one: that would cost
 milliseconds each, and a power failure loses the steps since the last checkpoint anyway. `flush`
-forces them; called before a checkpoint is written, it makes the history at least as new as the
+forces them. A run calls it before a checkpoint is written, so the history is at least as new as the
 checkpoint, from which a run can resume even before its record exists.
 """
 
@@ -34,16 +35,18 @@ from trainer_kit.telemetry.report import CHANGE, Report
 from trainer_kit.telemetry.scalars import flatten_scalars, from_json_number, to_json_number
 
 RESUME = "resume"
+# Fields that differ between equal runs.
 WALL_CLOCK_FIELDS = (
     "steps_per_second",
     "examples_per_second",
     "seconds",
-)  # fields that differ between equal runs
-_MARKER = b'"kind": "resume"'  # as earlier versions wrote it between the reports
+)
+# A resume as earlier versions wrote it between the reports.
+_MARKER = b'"kind": "resume"'
 
 
 class JsonLinesWriter:
-    """Appends reports to a file of JSON lines; creates the file and its folder with the first one.
+    """Appends reports to a file of JSON lines. The first report creates the file and its folder.
 
     Args:
       path: The local file.
@@ -55,25 +58,27 @@ class JsonLinesWriter:
         self._last_step: int | None = None
 
     def write(self, report: Report) -> None:
-        """Appends {"kind", "step", "steps_per_second", "examples_per_second", "seconds", "metrics"}.
+        """Appends the report as one line.
 
-        If the run has epochs, "epoch" and "step_in_epoch" follow the step. `metrics` are the
-        report's scalars, with groups and names joined by "/"; "reason" follows if there is one. A
-        report whose (kind, step) is already in the file is left out; one of a changed
-        hyper-parameter only if its value is the same. A training report for an earlier step than
-        the last line is treated as a resume; an evaluation of an earlier step is inserted in its
-        place, by rewriting the file.
+        The line has the fields "kind", "step", "steps_per_second", "examples_per_second", "seconds"
+        and "metrics". If the run has epochs, "epoch" and "step_in_epoch" follow the step. "metrics"
+        contains the report's scalars, with groups and names joined by "/". "reason" follows if the
+        report has one.
+
+        A report whose (kind, step) is already in the file is left out. The report of a changed
+        hyper-parameter is left out only if its value is the same. A training report for an earlier
+        step than the last line is treated as a resume. An evaluation of an earlier step is inserted
+        in its place, by rewriting the file.
 
         Raises:
           StorageError: when the file cannot be written.
         """
-        kind, step = report.kind, int(report.step)
+        kind = report.kind
+        step = int(report.step)
         record: dict[str, Any] = {"kind": kind, "step": step}
         if report.epoch_progress is not None:
-            record["epoch"], record["step_in_epoch"] = (
-                report.epoch_progress.epoch,
-                report.epoch_progress.step,
-            )
+            record["epoch"] = report.epoch_progress.epoch
+            record["step_in_epoch"] = report.epoch_progress.step
         for name in WALL_CLOCK_FIELDS:
             value = getattr(report, name)
             record[name] = None if value is None else to_json_number(value)
@@ -82,28 +87,38 @@ class JsonLinesWriter:
         }
         if report.reason:
             record["reason"] = report.reason
+
         if kind == "train" and step < self._read_last_step():
             self.resume(step - 1)
-        if step > self._read_last_step():
+        last_step = self._read_last_step()
+        if step > last_step:
             self._append(record)
-        elif not has_report(self.path, kind, step, record["metrics"] if kind == CHANGE else None):
-            self._append(record) if step == self._read_last_step() else self._insert_record(record)
+            return
+        metrics = record["metrics"] if kind == CHANGE else None
+        if has_report(self.path, kind, step, metrics):
+            return
+        if step == last_step:
+            self._append(record)
+        else:
+            self._insert_record(record)
 
     def resume(self, step: int) -> None:
-        """Moves the lines of steps after `step`, and a last line that was cut, to metrics.superseded.jsonl.
+        """Moves the lines of steps after `step` to metrics.superseded.jsonl.
+
+        A last line that was cut is moved too. Lines of `step` itself stay. If no line has to be
+        moved, nothing is written, and only the end of the file is read.
 
         Call it at every start and rollback, with 0 for a run without a checkpoint, while no report
-        is waiting (flush a BackgroundWriter first). Lines of `step` itself stay. If there is
-        nothing to move, nothing is written, and only the end of the file is read.
+        is waiting (flush a BackgroundWriter first).
 
         Raises:
-          StorageError: when a file cannot be written; metrics.jsonl is then unchanged.
+          StorageError: when a file cannot be written. metrics.jsonl is then unchanged.
         """
         self.close()
-        kept, moved = _split(self.path, int(step))
-        if moved:
-            _supersede(superseded_path(self.path), int(step), moved)
-            files.write_text(self.path, kept.decode(errors="replace"), point="history")
+        content, superseded_lines = _split(self.path, int(step))
+        if superseded_lines:
+            _supersede(superseded_path(self.path), int(step), superseded_lines)
+            files.write_text(self.path, content.decode(errors="replace"), point="history")
 
     def flush(self) -> None:
         """Forces the written lines to the disk.
@@ -120,11 +135,15 @@ class JsonLinesWriter:
             raise _storage_error(self.path, error) from error
 
     def close(self) -> None:
-        """Flushes and closes the file; a second call does nothing, a later report opens it again."""
+        """Flushes and closes the file. A later report opens it again.
+
+        A second call does nothing.
+        """
         try:
             self.flush()
         finally:
-            stream, self._stream = self._stream, None
+            stream = self._stream
+            self._stream = None
             self._last_step = None
             # flush has already raised any error that closing could raise.
             with contextlib.suppress(Exception):
@@ -132,12 +151,11 @@ class JsonLinesWriter:
                     stream.close()
 
     def _read_last_step(self) -> int:
-        """Returns the step of the last line; -1 if there is none."""
+        """Returns the step of the last line. -1 if the file has none."""
         if self._last_step is None:
             with _map_file(self.path) as data:
-                self._last_step = next(
-                    (record["step"] for _, _, record in _iter_records_reversed(data)), -1
-                )
+                steps = (record["step"] for _, _, record in _iter_records_reversed(data))
+                self._last_step = next(steps, -1)
         return self._last_step
 
     def _append(self, record: dict[str, Any]) -> None:
@@ -153,30 +171,30 @@ class JsonLinesWriter:
     def _insert_record(self, record: dict[str, Any]) -> None:
         self.close()
         with _map_file(self.path) as data:
-            place = next(
-                (
-                    end
-                    for _, end, other in _iter_records_reversed(data)
-                    if other["step"] <= record["step"]
-                ),
-                0,
+            earlier_ends = (
+                end
+                for _, end, other in _iter_records_reversed(data)
+                if other["step"] <= record["step"]
             )
+            place = next(earlier_ends, 0)
             text = data[:place] + _encode_line(record) + data[place:]
         files.write_text(self.path, text.decode(errors="replace"), point="history")
 
 
 def read_active_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the reports in the file at `path` that count: each (kind, step) once, in the order of steps.
+    """Returns the reports that count: each (kind, step) once, in the order of steps.
 
-    A record has the content of its line; every metric is a float.
-
-    Changes of several hyper-parameters at one step all count, the last of each.
+    A record has the content of its line. Every metric is a float. Changes of several
+    hyper-parameters at one step all count, the last of each.
 
     A resume at step N in a file of an earlier version supersedes reports of later steps. So does a
-    training report for a step before the last one: the resume was not recorded. An evaluation of an
-    earlier step is inserted in its place. Of two reports of one kind and step, which only earlier
-    versions wrote, the later counts. Lines that a crash cut, and lines without a report, are left
-    out. Without a file the history is empty.
+    training report for a step before the last one, whose resume was not recorded. An evaluation of
+    an earlier step is inserted in its place. Of two reports of one kind and step, which only
+    earlier versions wrote, the later counts. Lines that a crash cut, and lines without a report,
+    are left out. Without a file the history is empty.
+
+    Args:
+      path: The file.
     """
     return _select_active(record for record in files.read_json_lines(path) if _is_report(record))
 
@@ -184,15 +202,16 @@ def read_active_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def has_report(
     path: str | os.PathLike[str], kind: str, step: int, metrics: Mapping[str, Any] | None = None
 ) -> bool:
-    """Whether the history at `path` has a line of this kind for this step; superseded lines do not count.
+    """Whether the history has a line of this kind for this step.
 
-    Reads the file from its end back to the step.
+    Superseded lines do not count. Reads the file from its end back to the step.
 
     Args:
       path: The file.
       kind: The kind of the line.
       step: The step of the line.
-      metrics: Metrics that the line has, with these values as they are in the file; None: any.
+      metrics: Metrics that the line has to contain, with these values as they are in the file. None
+        for any metrics.
 
     Raises:
       StorageError: when the file cannot be read.
@@ -200,20 +219,21 @@ def has_report(
     with _map_file(path) as data:
         # A resume at an earlier step, in a file of an earlier version, ends the search like a
         # report.
-        near = itertools.takewhile(
+        recent_records = itertools.takewhile(
             lambda record: record["step"] >= step,
             (record for _, _, record in _iter_records_reversed(data)),
         )
-        found = [
+        candidates = [
             record.get("metrics") or {}
-            for record in near
+            for record in recent_records
             if (record["kind"], record["step"]) == (kind, step)
         ]
-    return any((metrics or {}).items() <= one.items() for one in found)
+    required_items = (metrics or {}).items()
+    return any(required_items <= candidate.items() for candidate in candidates)
 
 
 def read_extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
-    """Returns (step of the last line up to `step`, bytes up to its end); (-1, 0) if there is none.
+    """Returns (step of the last line up to `step`, bytes up to its end), or (-1, 0) without one.
 
     A run never changes these lines later, so fewer bytes mean a loss.
 
@@ -221,14 +241,12 @@ def read_extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
       StorageError: when the file cannot be read.
     """
     with _map_file(path) as data:
-        return next(
-            (
-                (record["step"], end)
-                for _, end, record in _iter_records_reversed(data)
-                if record["step"] <= step
-            ),
-            (-1, 0),
+        extents = (
+            (record["step"], end)
+            for _, end, record in _iter_records_reversed(data)
+            if record["step"] <= step
         )
+        return next(extents, (-1, 0))
 
 
 def superseded_path(path: str | os.PathLike[str]) -> str:
@@ -240,7 +258,8 @@ def superseded_path(path: str | os.PathLike[str]) -> str:
 def _select_active(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     history: list[dict[str, Any]] = []
     for record in records:
-        kind, step = record["kind"], record["step"]
+        kind = record["kind"]
+        step = record["step"]
         if kind in (RESUME, "train"):
             while history and history[-1]["step"] > step:
                 history.pop()
@@ -250,11 +269,14 @@ def _select_active(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def _insert(history: list[dict[str, Any]], record: dict[str, Any]) -> None:
+    """Inserts a record after the records up to its step. Removes an equal earlier report."""
     place = len(history)
     while place > 0 and history[place - 1]["step"] >= record["step"]:
         place -= 1
         if _identity(history[place]) == _identity(record):
             del history[place]
+
+    # The record follows the others of its step.
     end = place
     while end < len(history) and history[end]["step"] == record["step"]:
         end += 1
@@ -262,7 +284,7 @@ def _insert(history: list[dict[str, Any]], record: dict[str, Any]) -> None:
 
 
 def _identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns what two reports have in common of which only the later counts."""
+    """Returns the key of a report. Of two reports with the same key only the later counts."""
     return (
         record["kind"],
         record["step"],
@@ -271,46 +293,46 @@ def _identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _split(path: str, step: int) -> tuple[bytes, list[bytes]]:
-    """Returns (remaining content, superseded lines) for a resume at `step`; (b"", []) if no line is superseded."""
+    """Splits a history for a resume at `step`.
+
+    Returns:
+      The remaining content and the superseded lines. (b"", []) if no line is superseded.
+    """
     with _map_file(path) as data:
         # Steps never go back, so reading the end is enough, except in a file of an earlier version.
-        old = data.find(_MARKER) >= 0
-        start = (
-            0
-            if old
-            else next(
-                (
-                    start
-                    for start, _, record in _iter_records_reversed(data)
-                    if record["step"] <= step
-                ),
-                0,
+        start = 0
+        if data.find(_MARKER) < 0:
+            starts = (
+                start for start, _, record in _iter_records_reversed(data) if record["step"] <= step
             )
-        )
-        *lines, cut = data[start:].split(b"\n")
-        found = {
+            start = next(starts, 0)
+
+        *lines, last_line = data[start:].split(b"\n")
+        records = {
             number: record
-            for number, line in enumerate([*lines, cut])
+            for number, line in enumerate([*lines, last_line])
             if (record := _parse_line(line))
         }
-        active = _select_active(
-            [
-                *({**record, "line": number} for number, record in found.items()),
-                _resume_record(step),
-            ]
-        )
-        going = found.keys() - {record["line"] for record in active}
-        if cut and len(lines) not in found:
-            going.add(len(lines))
-        lines += [cut] if cut else []
-        if not going:
+        numbered_records = [{**record, "line": number} for number, record in records.items()]
+        active = _select_active([*numbered_records, _resume_record(step)])
+        superseded = records.keys() - {record["line"] for record in active}
+
+        # A last line without a line break was cut, unless it contains a whole record.
+        if last_line and len(lines) not in records:
+            superseded.add(len(lines))
+        if last_line:
+            lines.append(last_line)
+        if not superseded:
             return b"", []
-        staying = b"".join(line + b"\n" for number, line in enumerate(lines) if number not in going)
-        return data[:start] + staying, [lines[number] for number in sorted(going)]
+
+        remaining = b"".join(
+            line + b"\n" for number, line in enumerate(lines) if number not in superseded
+        )
+        return data[:start] + remaining, [lines[number] for number in sorted(superseded)]
 
 
 def _iter_records_reversed(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yields (start, end, record) of the lines with a record, the last first."""
+    """Yields (start, end, record) of the lines with a record, from the last to the first."""
     end = len(data)
     while end > 0:
         start = data.rfind(b"\n", 0, end - 1) + 1
@@ -341,7 +363,7 @@ def _encode_line(record: Mapping[str, Any]) -> bytes:
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:
-    """Returns the report or the resume in a line; None if it holds neither."""
+    """Returns the report or the resume in a line, or None if the line contains neither."""
     try:
         record = files.parse_json(line)
     except ValueError:
@@ -351,14 +373,13 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
 
 def _is_report(record: Mapping[str, Any]) -> bool:
     step = record.get("step")
-    return (
-        isinstance(record.get("kind"), str) and isinstance(step, int) and not isinstance(step, bool)
-    )
+    is_step = isinstance(step, int) and not isinstance(step, bool)
+    return isinstance(record.get("kind"), str) and is_step
 
 
 @contextlib.contextmanager
 def _map_file(path: str | os.PathLike[str]) -> Iterator[bytes | mmap.mmap]:
-    """Yields the content of a file, of which only the used parts are read; b"" without a file."""
+    """Yields the content of a file, of which only the used parts are read. b"" without a file."""
     with contextlib.ExitStack() as stack:
         data: bytes | mmap.mmap = b""
         try:
@@ -373,6 +394,7 @@ def _map_file(path: str | os.PathLike[str]) -> Iterator[bytes | mmap.mmap]:
 
 
 def _open_to_append(path: str) -> IO[bytes]:
+    """Opens a file at its end, and ends a last line that a crash cut."""
     target = Path(path)
     os.makedirs(target.parent, exist_ok=True)
     is_cut = False
@@ -388,17 +410,16 @@ def _open_to_append(path: str) -> IO[bytes]:
 
 
 def _decode(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a record with its rates and metrics as floats."""
     metrics = record.get("metrics")
     rates = {
         name: from_json_number(record[name])
         for name in WALL_CLOCK_FIELDS
         if record.get(name) is not None
     }
-    numbers = (
-        {name: from_json_number(value) for name, value in metrics.items()}
-        if isinstance(metrics, dict)
-        else {}
-    )
+    numbers: dict[str, float] = {}
+    if isinstance(metrics, dict):
+        numbers = {name: from_json_number(value) for name, value in metrics.items()}
     return {**record, **rates, "metrics": numbers}
 
 

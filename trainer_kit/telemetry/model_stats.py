@@ -1,6 +1,6 @@
 """Counts the parameters of a model.
 
-Works with Keras 3 and tf_keras models and plain `tf.Module`, without importing any of them: it
+Works with Keras 3 and tf_keras models and plain `tf.Module`, without importing any of them. It
 reads the attributes `trainable_weights` and `non_trainable_weights`, or `trainable_variables` and
 `variables`.
 """
@@ -21,7 +21,7 @@ class ParameterCount:
       trainable: The number of values in weights that the optimizer changes.
       non_trainable: The number of values in frozen weights and in statistics such as those of batch
         normalisation.
-      problem: Why nothing can be counted; empty without a problem.
+      problem: Why nothing can be counted. Empty without a problem.
     """
 
     trainable: int
@@ -40,9 +40,10 @@ class ParameterCount:
 
 
 def count_parameters(model: Any) -> ParameterCount:
-    """Counts the values in the weights of `model`, each variable once, without random seeds and metrics.
+    """Counts the values in the weights of `model`.
 
-    A Keras model that is not built has no weights yet; the result's `problem` says so.
+    Each variable counts once. Random seeds and metrics are not included. A Keras model that is not
+    built has no weights yet, and the result's `problem` says so.
     """
     if not getattr(model, "built", True):
         return ParameterCount(0, 0, "the model is not built yet; call it on a batch first")
@@ -52,15 +53,15 @@ def count_parameters(model: Any) -> ParameterCount:
 
 def _split_weights(model: Any) -> tuple[list[Any], list[Any]]:
     if hasattr(model, "trainable_weights"):
-        trainable, every = (
-            model.trainable_weights,
-            [*model.trainable_weights, *model.non_trainable_weights],
-        )
+        trainable = model.trainable_weights
+        variables = [*model.trainable_weights, *model.non_trainable_weights]
     else:
-        trainable, every = model.trainable_variables, model.variables
+        trainable = model.trainable_variables
+        variables = model.variables
     trainable = _deduplicate(trainable)
-    seen = {id(variable) for variable in trainable}
-    return trainable, [variable for variable in _deduplicate(every) if id(variable) not in seen]
+    trainable_ids = {id(variable) for variable in trainable}
+    frozen = [variable for variable in _deduplicate(variables) if id(variable) not in trainable_ids]
+    return trainable, frozen
 
 
 def _deduplicate(variables: Iterable[Any]) -> list[Any]:

@@ -10,7 +10,10 @@ from trainer_kit.errors import UsageError
 
 @dataclass(frozen=True)
 class ProfileSteps:
-    """The steps from `first` to `last`, both included; step 1 is the one that takes global_step from 0 to 1."""
+    """The steps from `first` to `last`, both included.
+
+    Step 1 is the one that takes global_step from 0 to 1.
+    """
 
     first: int
     last: int

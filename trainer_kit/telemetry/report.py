@@ -1,6 +1,7 @@
-"""The reports of a run, one Report per training loop and per evaluation, and the interface of their writers.
+"""The reports of a run, and the interface of their writers.
 
-No TensorFlow, so that programs that only read or print reports do not wait for its import.
+A run makes one Report per training loop and per evaluation. This module does not import TensorFlow,
+so that programs that only read or print reports do not wait for its import.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ CHANGE = "change"
 
 @dataclass(frozen=True)
 class EpochProgress:
-    """Where in the epochs of its run a step is; all numbers count from 1.
+    """The place of a step in the epochs of its run. All numbers count from 1.
 
     Attributes:
       epoch: The epoch that the step belongs to.
-      epochs: The number of epochs of the run; None if the run has no known end.
+      epochs: The number of epochs of the run. None if the run has no known end.
       step: The number of the step in its epoch.
       steps: The number of steps in this epoch.
     """
@@ -33,25 +34,25 @@ class EpochProgress:
 class Report:
     """The figures of one training loop or of one evaluation, on the host.
 
-    Writers read a report in another thread, so `metrics` must not change after it was created.
+    Writers read a report in another thread, so `metrics` must not change after its creation.
 
     Attributes:
-      kind: "train", "validation", or "change" for a hyper-parameter that was changed; `metrics` has
-        its new value.
+      kind: "train", "validation", or "change" for a hyper-parameter that was changed. In a change,
+        `metrics` contains its new value.
       step: The global step that was reached.
-      total_steps: The step at which the run ends; None if it is not known.
-      epoch_progress: The place of the step in its epoch; None without epochs.
-      metrics: Python or NumPy scalars by name; a nested mapping is a group (one data set of
+      total_steps: The step at which the run ends. None if it is not known.
+      epoch_progress: The place of the step in its epoch. None without epochs.
+      metrics: Python or NumPy scalars by name. A nested mapping is a group (one data set of
         several).
-      steps_per_second: The speed of this loop; None for an evaluation or if it is not known.
+      steps_per_second: The speed of this loop. None for an evaluation or if it is not known.
       examples_per_second: The same in examples of the global batch.
       seconds: The duration of the loop or the evaluation.
-      seconds_left: The time to the last step, as the run has gone so far with its callbacks, saves
-        and evaluations; None if that is not known yet.
-      best: (name, value, step) of the best metric so far; None when there is none yet.
-      reason: What changed the hyper-parameter; "" for the other kinds.
-      seconds_of_sets: The durations of an evaluation by validation set, if there are several; they
-        group its metrics.
+      seconds_left: The time to the last step, by the speed of the run so far with its callbacks,
+        saves and evaluations. None if that is not known yet.
+      best: (name, value, step) of the best metric so far. None when no metric is the best yet.
+      reason: The reason for a change of a hyper-parameter. "" for the other kinds.
+      seconds_of_sets: The durations of an evaluation by validation set, if it has several. The
+        metrics are then grouped by set.
     """
 
     kind: str
@@ -68,7 +69,8 @@ class Report:
     seconds_of_sets: Mapping[str, float] = field(default_factory=dict)
 
 
-TRAINING, EVALUATING = "training", "evaluating"
+TRAINING = "training"
+EVALUATING = "evaluating"
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,10 @@ class Activity:
 
     Attributes:
       name: TRAINING for a training loop, EVALUATING, or a description such as "building the model".
-      step: The current global step; for an evaluation, the step of its weights.
-      completed: The finished steps of this training loop, or batches of this evaluation; 0 for
+      step: The current global step. For an evaluation, the step of its weights.
+      completed: The finished steps of this training loop, or batches of this evaluation. 0 for
         other activities.
-      total: The steps of the run, or the batches of the evaluation; None if it is not known.
+      total: The steps of the run, or the batches of the evaluation. None if it is not known.
       seconds: The seconds since the activity began.
     """
 
@@ -95,17 +97,17 @@ class Writer(Protocol):
     """An object that stores or shows reports."""
 
     def write(self, report: Report) -> None:
-        """Takes one report; reports come in the order of the run."""
+        """Takes one report. Reports come in the order of the run."""
 
     def flush(self) -> None:
         """Returns when others can read the written reports."""
 
     def close(self) -> None:
-        """Flushes and releases files, threads and the terminal; a second call does nothing."""
+        """Flushes and releases files, threads and the terminal. A second call does nothing."""
 
 
 class SilentWriter:
-    """A Writer that drops each report, for a run that is to show nothing."""
+    """A Writer that drops each report, for a run that shows nothing."""
 
     def write(self, report: Report) -> None:
         """Does nothing."""

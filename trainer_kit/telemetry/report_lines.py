@@ -10,10 +10,13 @@ from trainer_kit.telemetry.scalars import flatten_scalars
 
 
 def format_report_lines(report: Report) -> list[str]:
-    """Returns the line of `report`, or one line for each of several validation sets, beginning "validation dev"."""
-    return [format_single_report(_select_set(report, name)) for name in report.seconds_of_sets] or [
-        format_single_report(report)
-    ]
+    """Returns the line of `report`.
+
+    With several validation sets, returns one line for each set, which begins like "validation dev".
+    """
+    if not report.seconds_of_sets:
+        return [format_single_report(report)]
+    return [format_single_report(_select_set(report, name)) for name in report.seconds_of_sets]
 
 
 def format_single_report(report: Report) -> str:
@@ -44,19 +47,22 @@ def format_activity(activity: Activity) -> str:
     203/1000 | 0:00:12" or "building the model | 0:00:12". The time is that of this evaluation,
     training loop or phase.
     """
-    what, done, total, seconds = activity.name, activity.completed, activity.total, activity.seconds
-    left = None
-    if what == EVALUATING:
-        parts = [what, f"step {activity.step}", f"batch {_format_fraction(done, total)}"]
-        left = None if total is None else max(0, total - done)
-    elif what == TRAINING:
-        parts = [what, f"step {_format_fraction(activity.step, total)}"]
-        left = None if total is None else max(0, total - activity.step)
+    name = activity.name
+    completed = activity.completed
+    total = activity.total
+    remaining = None
+    if name == EVALUATING:
+        parts = [name, f"step {activity.step}", f"batch {_format_fraction(completed, total)}"]
+        remaining = None if total is None else max(0, total - completed)
+    elif name == TRAINING:
+        parts = [name, f"step {_format_fraction(activity.step, total)}"]
+        remaining = None if total is None else max(0, total - activity.step)
     else:
-        parts = [what]
-    parts.append(format_duration(seconds))
-    if left is not None and done > 0:
-        parts.append(f"{format_duration(seconds / done * left)} left")
+        parts = [name]
+
+    parts.append(format_duration(activity.seconds))
+    if remaining is not None and completed > 0:
+        parts.append(f"{format_duration(activity.seconds / completed * remaining)} left")
     return " | ".join(parts)
 
 
@@ -65,54 +71,61 @@ def _format_fraction(done: int, total: int | None) -> str:
 
 
 def format_progress(report: Report) -> str:
-    """Returns "240/400 (epoch 3/4, step 40/100)"; totals and epochs are left out if they are not known."""
-    steps = (
-        f"{report.step}" if report.total_steps is None else f"{report.step}/{report.total_steps}"
-    )
-    return (
-        steps
-        if report.epoch_progress is None
-        else f"{steps} ({format_epoch_progress(report.epoch_progress)})"
-    )
+    """Returns "240/400 (epoch 3/4, step 40/100)". Unknown totals and epochs are left out."""
+    steps = f"{report.step}"
+    if report.total_steps is not None:
+        steps = f"{report.step}/{report.total_steps}"
+    if report.epoch_progress is None:
+        return steps
+    return f"{steps} ({format_epoch_progress(report.epoch_progress)})"
 
 
 def format_epoch_progress(progress: EpochProgress) -> str:
-    """Returns "epoch 3/4, step 40/100"; the number of epochs is left out if it is not known."""
-    epochs = (
-        f"{progress.epoch}" if progress.epochs is None else f"{progress.epoch}/{progress.epochs}"
-    )
+    """Returns "epoch 3/4, step 40/100". The number of epochs is left out if it is not known."""
+    epochs = f"{progress.epoch}"
+    if progress.epochs is not None:
+        epochs = f"{progress.epoch}/{progress.epochs}"
     return f"epoch {epochs}, step {progress.step}/{progress.steps}"
 
 
 def format_rates(report: Report) -> list[str]:
     """Returns the steps and the examples per second, as far as they are known."""
-    texts = []
-    for value, unit in (
+    rates = (
         (report.steps_per_second, "steps/s"),
         (report.examples_per_second, "examples/s"),
-    ):
-        if value is not None:
-            digits = ".0f" if value >= 10_000 else ".1f" if value >= 10 else ".3g"
-            texts.append(f"{value:{digits}} {unit}")
+    )
+    texts = []
+    for rate, unit in rates:
+        if rate is None:
+            continue
+        if rate >= 10_000:
+            texts.append(f"{rate:.0f} {unit}")
+        elif rate >= 10:
+            texts.append(f"{rate:.1f} {unit}")
+        else:
+            texts.append(f"{rate:.3g} {unit}")
     return texts
 
 
 def format_time_left(report: Report, elapsed: float = 0.0) -> list[str]:
-    """Returns the time left, `elapsed` seconds after the report; [] if it is not known."""
-    left = estimate_seconds_left(report)
-    return [] if left is None else [f"{format_duration(max(0.0, left - elapsed))} left"]
+    """Returns the time left, `elapsed` seconds after the report. [] if it is not known."""
+    seconds = estimate_seconds_left(report)
+    return [] if seconds is None else [f"{format_duration(max(0.0, seconds - elapsed))} left"]
 
 
 def format_metrics(report: Report) -> list[str]:
-    """Returns "name value" for each scalar of the report except the best one, which `format_best` shows."""
-    shown_already = set()
+    """Returns "name value" for each scalar of the report, except the best one.
+
+    `format_best` shows the best one.
+    """
+    hidden_names = set()
     if report.best:
-        place, bar, last = report.best[0].rpartition("|")
-        shown_already = {f"best_{report.best[0]}", f"{place}{bar}best_{last}".replace("|", "/")}
+        best_name = report.best[0]
+        group, bar, metric = best_name.rpartition("|")
+        nested_name = f"{group}{bar}best_{metric}".replace("|", "/")
+        hidden_names = {f"best_{best_name}", nested_name}
     scalars = flatten_scalars(report.metrics).items()
-    return [
-        f"{name} {format_number(value)}" for name, value in scalars if name not in shown_already
-    ]
+    return [f"{name} {format_number(value)}" for name, value in scalars if name not in hidden_names]
 
 
 def format_best(best: tuple[str, float, int]) -> str:
@@ -122,7 +135,10 @@ def format_best(best: tuple[str, float, int]) -> str:
 
 
 def estimate_seconds_left(report: Report) -> float | None:
-    """Returns the seconds to the last step, by the rate of the loop in the first report; None if they are not known."""
+    """Returns the seconds to the last step, or None if they are not known.
+
+    In the first report they follow from the rate of its loop.
+    """
     if report.seconds_left is not None:
         return report.seconds_left
     rate = report.steps_per_second
@@ -133,12 +149,15 @@ def estimate_seconds_left(report: Report) -> float | None:
 
 def format_duration(seconds: float) -> str:
     """Returns `seconds`, rounded up, as hours:minutes:seconds, e.g. "0:00:12" or "123:05:00"."""
-    whole = math.ceil(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    rounded = math.ceil(seconds)
+    return f"{rounded // 3600}:{rounded // 60 % 60:02d}:{rounded % 60:02d}"
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Returns `value` with `digits` significant digits; integer parts are always written in full."""
+    """Returns `value` with `digits` significant digits.
+
+    Integer parts are always written in full.
+    """
     if math.isfinite(value) and abs(value) < 1e15:
         if value == int(value):
             return str(int(value))
@@ -148,7 +167,7 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def replace_unprintable(text: str, keep: str = "") -> str:
-    """Returns `text` with each character that is neither printable nor in `keep` replaced by a space."""
+    """Returns `text` with a space for each character that is not printable and not in `keep`."""
     if text.isprintable():
         return text
     return "".join(
@@ -157,13 +176,15 @@ def replace_unprintable(text: str, keep: str = "") -> str:
 
 
 def _select_set(report: Report, name: str) -> Report:
-    best = (
-        report.best if report.best is not None and report.best[0].startswith(f"{name}|") else None
-    )
+    """Returns the part of a report that belongs to one of several validation sets."""
+    best = None
+    if report.best is not None and report.best[0].startswith(f"{name}|"):
+        best_name, value, step = report.best
+        best = (best_name.removeprefix(f"{name}|"), value, step)
     return replace(
         report,
         kind=f"{report.kind} {name}",
         metrics=report.metrics[name],
         seconds=report.seconds_of_sets[name],
-        best=(best[0].removeprefix(f"{name}|"), *best[1:]) if best else None,
+        best=best,
     )

@@ -17,10 +17,10 @@ class ReportWriters:
     """The outputs that a run reports its numbers to.
 
     Attributes:
-      writer: The writer that takes a Report after each loop and evaluation; it writes in a thread.
+      writer: The writer that takes a Report after each loop and evaluation. It writes in a thread.
       train_summaries, eval_summaries: The managers for TensorBoard, also for the task's own
-      tf.summary calls.
-      history: The writer of metrics.jsonl; None for runs that do not train, and on workers that are
+        tf.summary calls.
+      history: The writer of metrics.jsonl. None for runs that do not train, and on workers that are
         not the chief.
     """
 
@@ -40,22 +40,30 @@ class ReportWriters:
         console: Writer | None = None,
         summary_managers: tuple[Any, Any] = (None, None),
     ) -> ReportWriters:
-        """Opens all outputs of a run; workers that are not the chief write almost none.
+        """Opens all outputs of a run. Workers that are not the chief write almost none.
 
         Args:
           directory: The run's folder.
           is_chief: Whether this process writes the run's files.
           trains: Whether the run trains and so has a history.
           save_summary: Whether TensorBoard summaries are written.
-          console: The writer that shows progress; None shows none.
-          summary_managers: The managers for training and validation summaries, instead of our own.
+          console: The writer that shows progress. None shows none.
+          summary_managers: The managers for training and validation summaries. None for
+            trainer_kit's own.
         """
-        folders = (directory.train_summary_dir, directory.eval_summary_dir)
-        own = (SummaryManager(folder if save_summary and is_chief else None) for folder in folders)
-        train, evaluation = (
-            given or made for given, made in zip(summary_managers, own, strict=True)
-        )
-        writers: list[Writer] = [TensorBoardWriter(train, evaluation)]
+        has_summaries = save_summary and is_chief
+        train_summaries, eval_summaries = summary_managers
+        if not train_summaries:
+            folder = directory.train_summary_dir
+            train_summaries = SummaryManager(folder if has_summaries else None)
+        if not eval_summaries:
+            folder = directory.eval_summary_dir
+            eval_summaries = SummaryManager(folder if has_summaries else None)
+
+        writers: list[Writer] = [TensorBoardWriter(train_summaries, eval_summaries)]
         history = JsonLinesWriter(directory.metrics_path) if is_chief and trains else None
-        writers += [one for one in (history, console) if one is not None]
-        return cls(BackgroundWriter(writers), train, evaluation, history)
+        if history is not None:
+            writers.append(history)
+        if console is not None:
+            writers.append(console)
+        return cls(BackgroundWriter(writers), train_summaries, eval_summaries, history)

@@ -1,6 +1,6 @@
 """Defines which reported values count as single numbers, for the whole package.
 
-No TensorFlow and NumPy: only a value's shape and the kind of its dtype are read.
+Uses neither TensorFlow nor NumPy: only a value's shape and the kind of its dtype are read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LOSS = "training_loss"
-# NumPy's kinds of bool, signed and unsigned integer, and float; bfloat16 and the 8-bit floats call
+# NumPy's kinds of bool, signed and unsigned integer, and float. bfloat16 and the 8-bit floats call
 # themselves "V".
 _NUMBER_KINDS = frozenset("biufV")
 
@@ -32,29 +32,38 @@ def as_scalar(value: Any) -> float | None:
 
 
 def flatten_scalars(values: Mapping[str, Any], separator: str = "/") -> dict[str, float]:
-    """Returns the scalars of nested `values` in their order, with names of groups and scalars joined by `separator`.
+    """Returns the scalars of nested `values` in their order.
+
+    The names of groups and scalars are joined by `separator`.
 
     Other values (arrays, lists, text, None) are left out.
     """
     flat: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            inside = flatten_scalars(value, separator)
-            flat.update({f"{name}{separator}{inner}": number for inner, number in inside.items()})
-        elif (number := as_scalar(value)) is not None:
+            scalars = flatten_scalars(value, separator)
+            flat.update({f"{name}{separator}{inner}": number for inner, number in scalars.items()})
+            continue
+        number = as_scalar(value)
+        if number is not None:
             flat[str(name)] = number
     return flat
 
 
 def to_json_number(value: float) -> float | str:
-    """Returns `value` in a form for strict JSON: a value that is not finite as the text "nan", "inf" or "-inf"."""
+    """Returns `value` in a form for strict JSON.
+
+    A value that is not finite is returned as the text "nan", "inf" or "-inf".
+    """
     if math.isfinite(value):
         return value
-    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if math.isnan(value):
+        return "nan"
+    return "inf" if value > 0 else "-inf"
 
 
 def from_json_number(value: Any) -> float:
-    """Returns the number that `to_json_number` encoded; NaN for a value that is not a number."""
+    """Returns the number that `to_json_number` encoded. NaN for a value that is not a number."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -69,7 +78,7 @@ def _to_float(value: Any) -> float | None:
 
 
 def get_training_loss(logs: Mapping[str, Any]) -> float:
-    """Returns the training loss from the logs of a loop; 0 if there is none.
+    """Returns the training loss from the logs of a loop. 0 if the logs contain none.
 
     With several tasks, it is the first loss that is not finite, else the largest.
     """

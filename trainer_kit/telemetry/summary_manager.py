@@ -1,15 +1,15 @@
 """TensorBoard event files of scalars, with the meaning of Orbit's summary managers.
 
 All scalars of one call go into one event, written through the same `tf.summary` writer that users
-get from `summary_writer()`: one file per folder, which every reader understands (some readers skip
-a second file in the folder that grows at the same time). One event costs 0.1 ms, while
+get from `summary_writer()`. So each folder has one file, which every reader understands. Some
+readers skip a second file in the folder that grows at the same time. One event costs 0.1 ms, while
 `tf.summary.scalar` takes 0.2 ms for each scalar.
 
-A resumed run is one curve: `resume` writes events that make readers forget later steps.
-TensorBoard's server forgets them by itself, tag by tag, as soon as an earlier step comes. Its
-Python reader waits for a SessionLog START and treats the first one in each folder as the beginning
-of the run; so `resume` writes two. (The older `event_accumulator`, which TensorBoard no longer
-uses, never forgets the scalars of TensorFlow 2.)
+A resumed run is one curve: `resume` writes events that make readers drop later steps. TensorBoard's
+server drops them by itself, tag by tag, as soon as an earlier step comes. Its Python reader waits
+for a SessionLog START and treats the first one in each folder as the beginning of the run, so
+`resume` writes two. The older `event_accumulator`, which TensorBoard no longer uses, never drops
+the scalars of TensorFlow 2.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ _FLOAT = tf.float32.as_datatype_enum
 
 
 class SummaryManager:
-    """Writes dicts of scalars below `directory`, like a summary manager of Orbit, without importing Orbit.
+    """Writes dicts of scalars below `directory`, like a summary manager of Orbit.
 
-    A folder and its event file are created with the first event. Runs eagerly, on the host.
+    Orbit is not imported. A folder and its event file are created with the first event. Runs
+    eagerly, on the host.
 
     Args:
-      directory: The local or remote folder; None writes nothing.
+      directory: The local or remote folder. None writes nothing.
     """
 
     def __init__(self, directory: str | None) -> None:
@@ -58,32 +59,35 @@ class SummaryManager:
         self._lock = threading.Lock()
 
     def summary_writer(self, relative_path: str = "") -> tf.summary.SummaryWriter:
-        """Returns the `tf.summary` writer of the folder `relative_path` below the directory, for any kind of summary.
+        """Returns the `tf.summary` writer of a folder, for any kind of summary.
 
         It writes nothing if the directory is None. `flush` and `close` include it.
+
+        Args:
+          relative_path: The folder, below the directory.
 
         Raises:
           StorageError: when the folder or the event file cannot be created.
         """
-        # Reports come from another thread; two writers in one folder would write two files.
+        # Reports come from another thread. Two writers in one folder would write two files.
         with self._lock:
             if relative_path not in self._writers:
                 self._writers[relative_path] = self._open(relative_path)
             return self._writers[relative_path]
 
     def write_summaries(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Writes the scalars in `values`, as 32-bit floats; a nested mapping goes into a folder of its name.
+        """Writes the scalars in `values`, as 32-bit floats.
 
-        Other values are left out, with one warning per name; scalars already written for this step
-        are left out too.
+        A nested mapping goes into a folder of its name. Other values are left out, with one warning
+        per name. Scalars already written for this step are left out too.
 
         Args:
           values: The scalars (see `as_scalar`) or mappings of them, by name.
-          step: The step of the values; None uses `tf.summary`'s default step.
+          step: The step of the values. None uses `tf.summary`'s default step.
 
         Raises:
-          UsageError: when there is no step.
-          StorageError: when they cannot be written.
+          UsageError: when no step is known.
+          StorageError: when the scalars cannot be written.
         """
         if self._directory is None:
             return
@@ -122,12 +126,13 @@ class SummaryManager:
                 writer.flush()
 
     def close(self) -> None:
-        """Flushes and closes the event files; later events go into new files.
+        """Flushes and closes the event files. Later events go into new files.
 
         Raises:
           StorageError: when the last events cannot be written.
         """
-        writers, self._writers = self._writers, {}
+        writers = self._writers
+        self._writers = {}
         for relative_path, writer in writers.items():
             with self._storage_errors(relative_path):
                 writer.close()
@@ -144,15 +149,16 @@ class SummaryManager:
         if self._directory is None or not tf.io.gfile.isdir(self._directory):
             return []
         with self._storage_errors(""):
-            found = [
+            relative_paths = [
                 os.path.relpath(folder, self._directory)
                 for folder, _, names in tf.io.gfile.walk(self._directory)
                 if any(_parse_opening_second(name) is not None for name in names)
             ]
-        return ["" if relative_path == "." else relative_path for relative_path in found]
+        return ["" if path == "." else path for path in relative_paths]
 
     @contextlib.contextmanager
     def _storage_errors(self, relative_path: str) -> Iterator[None]:
+        """Turns an error of TensorFlow into a StorageError that names the folder."""
         try:
             yield
         except tf.errors.OpError as error:
@@ -167,14 +173,17 @@ class SummaryManager:
         for name, value in values.items():
             if isinstance(value, Mapping):
                 self._write(value, step, os.path.join(relative_path, name))
-            elif (number := as_scalar(value)) is not None:
-                if self._newest_steps.get((relative_path, name)) != step:
-                    scalar = summary.value.add(tag=name, metadata=_SCALAR_METADATA)
-                    scalar.tensor.dtype = _FLOAT
-                    scalar.tensor.tensor_shape.SetInParent()
-                    scalar.tensor.float_val.append(number)
-            else:
+                continue
+            number = as_scalar(value)
+            if number is None:
                 self._warn(os.path.join(relative_path, name), value)
+            elif self._newest_steps.get((relative_path, name)) != step:
+                scalar = summary.value.add(tag=name, metadata=_SCALAR_METADATA)
+                scalar.tensor.dtype = _FLOAT
+                # An empty shape is that of a scalar.
+                scalar.tensor.tensor_shape.SetInParent()
+                scalar.tensor.float_val.append(number)
+
         if summary.value:
             self._append(relative_path, event)
             self._newest_steps.update({(relative_path, value.tag): step for value in summary.value})
@@ -192,25 +201,28 @@ class SummaryManager:
             writer.flush()
 
     def _warn(self, name: str, value: Any) -> None:
-        if name not in self._warned_names:
-            self._warned_names.add(name)
-            shape = getattr(value, "shape", None)
-            what = type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
-            _LOG.warning(
-                "%s is not written to TensorBoard: it is a %s, not a single number", name, what
-            )
+        if name in self._warned_names:
+            return
+        self._warned_names.add(name)
+        shape = getattr(value, "shape", None)
+        description = type(value).__name__
+        if shape is not None:
+            description += f" of shape {tuple(shape)}"
+        _LOG.warning(
+            "%s is not written to TensorBoard: it is a %s, not a single number", name, description
+        )
 
 
 class TensorBoardWriter:
     """Writes reports through two summary managers: one for training, one for everything else.
 
     It adds `steps_per_second` and `examples_per_second` to the metrics. A manager of another class
-    is called by Orbit's interface with the unchanged metrics; the step is passed if its
-    `write_summaries` takes one.
+    is called by Orbit's interface with the unchanged metrics. The step is passed if its
+    `write_summaries` takes one. Runs eagerly, on the host.
 
     Args:
       train_manager: The manager that gets reports of kind "train".
-      validation_manager: The manager that gets the others; may be the same object.
+      validation_manager: The manager that gets the others. It may be the same object.
     """
 
     def __init__(self, train_manager: Any, validation_manager: Any) -> None:
@@ -219,11 +231,17 @@ class TensorBoardWriter:
 
     @property
     def needs_caller_thread(self) -> bool:
-        """Whether a manager takes no step: it then reads the run's counter, which is right only until the next loop."""
+        """Whether a manager takes no step.
+
+        Such a manager reads the run's counter, which is right only until the next loop.
+        """
         return not all(self._takes_step.values())
 
     def write(self, report: Report) -> None:
-        """Writes the metrics and rates of `report` at its step; a change is seen in the curve of the learning rate."""
+        """Writes the metrics and rates of `report` at its step.
+
+        A change is not written, since the curve of the learning rate shows it.
+        """
         if report.kind == CHANGE:
             return
         kind = "train" if report.kind == "train" else "validation"
@@ -231,10 +249,8 @@ class TensorBoardWriter:
             "steps_per_second": report.steps_per_second,
             "examples_per_second": report.examples_per_second,
         }
-        values = {
-            **report.metrics,
-            **{name: rate for name, rate in rates.items() if rate is not None},
-        }
+        known_rates = {name: rate for name, rate in rates.items() if rate is not None}
+        values = {**report.metrics, **known_rates}
         if self._takes_step[kind]:
             self._managers[kind].write_summaries(values, step=report.step)
         else:
@@ -252,7 +268,10 @@ class TensorBoardWriter:
 
 
 def _get_resource_handle(writer: tf.summary.SummaryWriter) -> tf.Tensor:
-    """Returns TensorFlow's resource of a writer, by the public way: a function that flushes the writer captures it."""
+    """Returns TensorFlow's resource of a writer, in a public way.
+
+    A function that flushes the writer captures the resource.
+    """
 
     @tf.function(autograph=False)
     def flush() -> None:
@@ -263,15 +282,14 @@ def _get_resource_handle(writer: tf.summary.SummaryWriter) -> tf.Tensor:
 
 
 def _wait_for_a_later_name(folder: str) -> None:
-    """Waits, at most a second, until a new event file will be read after those in `folder`.
+    """Waits, at most a second, until the name of a new event file sorts after those in `folder`.
 
-    Readers sort files by name, which contains the second of opening; within one second the order is
+    Readers sort files by name, which contains the second of opening. Within one second the order is
     arbitrary.
     """
     names = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
-    newest = max(
-        (second for name in names if (second := _parse_opening_second(name)) is not None), default=0
-    )
+    seconds = [_parse_opening_second(name) for name in names]
+    newest = max((second for second in seconds if second is not None), default=0)
     if newest > time.time():
         _LOG.warning(
             "%s has event files from the future; TensorBoard will read new events before those"
@@ -279,20 +297,24 @@ def _wait_for_a_later_name(folder: str) -> None:
             folder,
         )
         return
+
     while (wait := newest + 1 - time.time()) > 0:
         time.sleep(wait)
 
 
 def _parse_opening_second(name: str) -> int | None:
-    """Returns when the event file of this name was opened, in seconds since 1970; None if it is not an event file."""
-    found = re.search(r"\.tfevents\.(\d+)", name)
-    return int(found.group(1)) if found else None
+    """Returns when the event file of this name was opened, in seconds since 1970.
+
+    Returns None if it is not an event file.
+    """
+    match = re.search(r"\.tfevents\.(\d+)", name)
+    return int(match.group(1)) if match else None
 
 
 def _describe_error(error: tf.errors.OpError) -> str:
     """Returns the first line of TensorFlow's message without the names of its operations."""
-    first = (str(error.message).splitlines() or [""])[0]
-    return re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", first) or type(error).__name__
+    first_line = (str(error.message).splitlines() or [""])[0]
+    return re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", first_line) or type(error).__name__
 
 
 def _takes_step(manager: Any) -> bool:

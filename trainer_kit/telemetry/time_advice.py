@@ -1,4 +1,4 @@
-"""Advises in one line which setting would make a run faster, from how its time was spent. Pure."""
+"""Advises in one line which setting would make a run faster, from its time account. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from trainer_kit.telemetry.report_lines import format_number
 from trainer_kit.telemetry.time_ledger import TimeAccount, percent
 
-_SHORT_STEP = 0.5e-3  # seconds; in a shorter step, the host's work for each op is a large part
-_TINY_STEP = 0.2e-3  # seconds; one thread runs a shorter step faster than several threads do
-_SHORT_LOOP = 5e-3  # seconds; a loop costs the host about half a millisecond besides its steps
-_NEW_RUN = ", in a new model_dir"  # a run keeps the value it was started with
+# Seconds. In a shorter step, the host's work for each op is a large part.
+_SHORT_STEP = 0.5e-3
+# Seconds. One thread runs a shorter step faster than several threads do.
+_TINY_STEP = 0.2e-3
+# Seconds. A loop costs the host about half a millisecond in addition to its steps.
+_SHORT_LOOP = 5e-3
+# A run keeps the value that it was started with.
+_NEW_RUN = ", in a new model_dir"
 _FUSE = "trainer.fuse_steps=20"
-_START_SHARE = 0.5  # the share of the start above which no other advice is given
+# The share of the start above which no other advice is given.
+_START_SHARE = 0.5
 # For each activity, the share above which it is worth a change, how its time was spent, and what to
 # try.
 _ADVICE: dict[str, tuple[float, str, str]] = {
@@ -44,11 +49,11 @@ _ADVICE: dict[str, tuple[float, str, str]] = {
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The settings of a run that the verdict depends on.
+    """The settings of a run that the advice depends on.
 
     Attributes:
       steps_per_loop: The trainer's setting, in steps.
-      to_compile: The settings to change so that steps are compiled in one loop; empty if they are.
+      to_compile: The settings to change so that steps are compiled in one loop. Empty if they are.
       is_fused: Whether several steps are one program.
       can_fuse: Whether steps could be fused, but are not.
       can_use_one_thread: Whether runtime.executor could be single_threaded, but is not.
@@ -64,7 +69,9 @@ class RunSettings:
 
 
 def advise_on_time(times: TimeAccount, settings: RunSettings) -> str:
-    """Returns the activity whose time could be saved and the setting to try; "" for a run without steps.
+    """Returns the activity whose time could be saved and the setting to try.
+
+    Returns "" for a run without steps.
 
     Args:
       times: The account of the run's time.
@@ -77,6 +84,7 @@ def advise_on_time(times: TimeAccount, settings: RunSettings) -> str:
             f"start-up dominates: {percent(times.share('start'))} of {times.wall:.1f} s passed"
             " before the first step was done; for advice on what to change, make a longer run"
         )
+
     shares = {name: _compute_avoidable_share(times, name) for name in _ADVICE}
     large = [name for name, share in shares.items() if share >= _ADVICE[name][0]]
     if not large:
@@ -91,45 +99,53 @@ def advise_on_time(times: TimeAccount, settings: RunSettings) -> str:
 
 
 def _compute_avoidable_share(times: TimeAccount, name: str) -> float:
-    """Returns the share of `name`; for evaluations without the tracing of the first, and 0 for a single one."""
+    """Returns the share of `name` that could be saved.
+
+    For evaluations, it leaves out the tracing of the first. A single evaluation has the share 0.
+    """
     if name != "evaluation":
         return times.share(name)
     if times.evaluations < 2 or not times.wall:
         return 0.0
-    later = (times.seconds.get(name, 0.0) - times.first_evaluation_seconds) / (
-        times.evaluations - 1
-    )
-    return later * times.evaluations / times.wall
+    later_seconds = times.seconds.get(name, 0.0) - times.first_evaluation_seconds
+    seconds_per_evaluation = later_seconds / (times.evaluations - 1)
+    return seconds_per_evaluation * times.evaluations / times.wall
 
 
 def _advise_on_steps(times: TimeAccount, settings: RunSettings) -> str:
     """Returns the advice for a run that spends most of its time in the steps themselves."""
-    share, each = times.share("step"), times.seconds.get("step", 0.0) / times.steps
-    took = f"{percent(share)} of the time was spent in steps of {format_number(1000 * each, 2)} ms"
+    share = times.share("step")
+    step_seconds = times.seconds.get("step", 0.0) / times.steps
+    milliseconds = format_number(1000 * step_seconds, 2)
+    usage = f"{percent(share)} of the time was spent in steps of {milliseconds} ms"
     if settings.to_compile:
-        return f"eager steps: {took}; try {' and '.join(settings.to_compile)}"
-    if each * settings.steps_per_loop < _SHORT_LOOP:
-        return f"short loops: {took}; raise trainer.steps_per_loop"
-    if each < _SHORT_STEP and settings.can_fuse:
-        return f"short steps: {took}; try {_FUSE}{_NEW_RUN}"
-    if each < _TINY_STEP and not settings.is_fused and settings.can_use_one_thread:
-        return f"short steps: {took}; try runtime.executor=single_threaded{_NEW_RUN}"
+        return f"eager steps: {usage}; try {' and '.join(settings.to_compile)}"
+    if step_seconds * settings.steps_per_loop < _SHORT_LOOP:
+        return f"short loops: {usage}; raise trainer.steps_per_loop"
+    if step_seconds < _SHORT_STEP and settings.can_fuse:
+        return f"short steps: {usage}; try {_FUSE}{_NEW_RUN}"
+    if step_seconds < _TINY_STEP and not settings.is_fused and settings.can_use_one_thread:
+        return f"short steps: {usage}; try runtime.executor=single_threaded{_NEW_RUN}"
+
     waits = "" if "input" in times.seconds else ", which include their unmeasured wait for data"
-    if share < times.share("start") == max(times.share(name) for name in times.seconds):
+    largest_share = max(times.share(name) for name in times.seconds)
+    start_share = times.share("start")
+    if share < start_share == largest_share:
         return (
-            f"start-up took the most, {percent(times.share('start'))} of the time, and"
-            f" {took}{waits}; for advice on what to change, make a longer run"
+            f"start-up took the most, {percent(start_share)} of the time, and"
+            f" {usage}{waits}; for advice on what to change, make a longer run"
         )
-    if share < max(times.share(name) for name in times.seconds):
-        return f"nothing stands out: {took}{waits}"
+    if share < largest_share:
+        return f"nothing stands out: {usage}{waits}"
+
     if settings.is_on_cpu and settings.is_fused:
         return (
-            f"compute-bound: {took}{waits}; if the model has convolutions, try"
+            f"compute-bound: {usage}{waits}; if the model has convolutions, try"
             f" trainer.fuse_steps=1{_NEW_RUN}"
         )
     if settings.is_on_cpu:
-        return f"compute-bound: {took}{waits}; a faster device or more devices would help"
+        return f"compute-bound: {usage}{waits}; a faster device or more devices would help"
     return (
-        f"compute-bound: {took}{waits}; if the device supports it, try"
+        f"compute-bound: {usage}{waits}; if the device supports it, try"
         " runtime.mixed_precision_dtype=bfloat16"
     )

@@ -1,4 +1,7 @@
-"""Measures how a run spends its wall time: a stopwatch that always counts for one name. Pure; no TensorFlow."""
+"""Measures how a run spends its wall time: a stopwatch that always counts for one name.
+
+Pure, without TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,13 @@ TIME_CATEGORIES = (
     "recovery",
     "trace",
 )
+# Phases that are reported under another name.
 _PHASE_TO_CATEGORY = {
     "train": "step",
     "evaluate": "evaluation",
-}  # phases that are reported under another name
-_UNACCOUNTED = ""  # the name for time outside of all names
+}
+# The name for time outside of all names.
+_UNACCOUNTED = ""
 
 
 class TimeLedger:
@@ -38,35 +43,41 @@ class TimeLedger:
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock, self._owner = clock, threading.get_ident()
-        self._begin_time = self._last_switch_time = clock()
+        self._clock = clock
+        self._owner = threading.get_ident()
+        self._begin_time = clock()
+        self._last_switch_time = self._begin_time
         self._category = TIME_CATEGORIES[0]
         self._seconds: dict[str, float] = {}
         self._input_seconds: float | None = None
-        self._steps = self._evaluations = 0
+        self._steps = 0
+        self._evaluations = 0
         self._first_evaluation_seconds = 0.0
 
     @contextlib.contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """Counts the time inside for `name`, a phase of the run or one of NAMES; does nothing in another thread."""
-        if (
-            threading.get_ident() != self._owner
-        ):  # a late save in another thread: the main thread's time counts
+        """Counts the time inside for `name`. Does nothing in another thread.
+
+        Args:
+          name: A phase of the run, one of TIME_CATEGORIES, or any other row of the account.
+        """
+        # During a late save in another thread, the main thread's time counts.
+        if threading.get_ident() != self._owner:
             yield
             return
-        before = self._switch_to(name)
+
+        previous_name = self._switch_to(name)
         try:
             yield
         finally:
-            self._switch_to(before)
+            self._switch_to(previous_name)
             if name == "evaluate":
                 self._evaluations += 1
-                self._first_evaluation_seconds = (
-                    self._first_evaluation_seconds or self._seconds[name]
-                )
+                if not self._first_evaluation_seconds:
+                    self._first_evaluation_seconds = self._seconds[name]
 
     def end_start(self) -> None:
-        """Ends the name "start"; a second call does nothing."""
+        """Ends the name "start". A second call does nothing."""
         if self._category == TIME_CATEGORIES[0]:
             self._switch_to(_UNACCOUNTED)
 
@@ -75,29 +86,28 @@ class TimeLedger:
 
         Args:
           steps: The number of finished steps.
-          input_seconds: The seconds that the steps waited for their batches; None if not known.
+          input_seconds: The seconds that the steps waited for their batches. None if not known.
           first_seconds: The seconds until the first step was done, if the loop had to be built for
-            it; else 0 or less.
+            it. 0 or less otherwise.
         """
         self._steps += steps
         self._move("train", TIME_CATEGORIES[0], first_seconds)
         if input_seconds is not None:
-            self._input_seconds = (self._input_seconds or 0.0) + self._move(
-                "train", "input", input_seconds
-            )
+            moved_seconds = self._move("train", "input", input_seconds)
+            self._input_seconds = (self._input_seconds or 0.0) + moved_seconds
 
     def build_account(self) -> TimeAccount:
-        """Returns the account up to now; counting continues."""
+        """Returns the account up to now. Counting continues."""
         self._switch_to(self._category)
-        named = dict.fromkeys(TIME_CATEGORIES, 0.0)
+        seconds_by_name = dict.fromkeys(TIME_CATEGORIES, 0.0)
         for name, seconds in self._seconds.items():
             if name != _UNACCOUNTED:
                 row = _PHASE_TO_CATEGORY.get(name, name)
-                named[row] = named.get(row, 0.0) + seconds
+                seconds_by_name[row] = seconds_by_name.get(row, 0.0) + seconds
         if self._input_seconds is None:
-            del named["input"]
+            del seconds_by_name["input"]
         return TimeAccount(
-            named,
+            seconds_by_name,
             self._last_switch_time - self._begin_time,
             self._steps,
             self._evaluations,
@@ -105,18 +115,22 @@ class TimeLedger:
         )
 
     def _switch_to(self, name: str) -> str:
+        """Ends the current name, begins to count for `name`, and returns the old name."""
         now = self._clock()
-        before = self._category
-        self._seconds[before] = self._seconds.get(before, 0.0) + now - self._last_switch_time
-        self._category, self._last_switch_time = name, now
-        return before
+        old_name = self._category
+        seconds = self._seconds.get(old_name, 0.0)
+        self._seconds[old_name] = seconds + now - self._last_switch_time
+        self._category = name
+        self._last_switch_time = now
+        return old_name
 
     def _move(self, source: str, target: str, seconds: float) -> float:
-        moved = min(max(seconds, 0.0), self._seconds.get(source, 0.0))
-        if moved:
-            self._seconds[source] -= moved
-            self._seconds[target] = self._seconds.get(target, 0.0) + moved
-        return moved
+        """Moves at most `seconds` from one name to another, and returns the moved seconds."""
+        moved_seconds = min(max(seconds, 0.0), self._seconds.get(source, 0.0))
+        if moved_seconds:
+            self._seconds[source] -= moved_seconds
+            self._seconds[target] = self._seconds.get(target, 0.0) + moved_seconds
+        return moved_seconds
 
 
 @dataclass(frozen=True)
@@ -124,7 +138,7 @@ class TimeAccount:
     """The account of a TimeLedger, in seconds.
 
     Attributes:
-      seconds: The seconds by name. "input" is missing if the wait for data is not known; "step"
+      seconds: The seconds by name. "input" is missing if the wait for data is not known, and "step"
         then includes it.
       wall: The seconds since the ledger was created.
       steps: The number of training steps.
@@ -144,28 +158,31 @@ class TimeAccount:
         return max(0.0, self.wall - sum(self.seconds.values()))
 
     def share(self, name: str) -> float:
-        """Returns the share of `name` in the wall time, 0 to 1."""
+        """Returns the share of `name` in the wall time, from 0 to 1."""
         return self.seconds.get(name, 0.0) / self.wall if self.wall > 0 else 0.0
 
     def to_record(self) -> dict[str, Any]:
         """Returns the account for final.json, in seconds rounded to the millisecond."""
         seconds = {"seconds": self.wall, **self.seconds, "unaccounted": self.unaccounted}
-        return {**{name: round(value, 3) for name, value in seconds.items()}, "steps": self.steps}
+        rounded = {name: round(value, 3) for name, value in seconds.items()}
+        return {**rounded, "steps": self.steps}
 
     def format_shares(self) -> str:
-        """Returns the shares as text, the largest first, without those below half a per cent.
+        """Returns the shares as text, the largest first, without those below half a percent.
 
         For example "61.2 s: step 70 %, start 16 %, input 9 %, save 4 %, unaccounted 1 %".
         """
-        step = "step" if "input" in self.seconds else "step with its input"
-        named = [
-            (step if name == "step" else name, seconds) for name, seconds in self.seconds.items()
+        step_name = "step" if "input" in self.seconds else "step with its input"
+        rows = [
+            (step_name if name == "step" else name, seconds)
+            for name, seconds in self.seconds.items()
         ]
-        shown = [*sorted(named, key=lambda item: -item[1]), ("unaccounted", self.unaccounted)]
+        rows.sort(key=lambda row: -row[1])
+        rows.append(("unaccounted", self.unaccounted))
         parts = [
-            f"{name} {percent(value / self.wall)}"
-            for name, value in shown
-            if value >= 0.005 * self.wall > 0
+            f"{name} {percent(seconds / self.wall)}"
+            for name, seconds in rows
+            if seconds >= 0.005 * self.wall > 0
         ]
         return f"{self.wall:.1f} s: {', '.join(parts)}"
 

@@ -1,4 +1,7 @@
-"""Arrays in memory as a Source: any position in the order costs the same to reach, on any number of replicas."""
+"""Arrays in memory as a Source.
+
+Any position in the order costs the same to reach, on any number of replicas.
+"""
 
 from __future__ import annotations
 
@@ -22,47 +25,49 @@ from trainer_kit.inputs.sources.source_pipeline import (
 )
 
 _LOG = logging.getLogger(__name__)
-_MOST_ROWS, _GATHERED_BYTES = 16, 2**18
-_CHECKED_BYTES = 2**24  # of each array; a checksum of so many takes about 10 ms
+_MOST_ROWS = 16
+_GATHERED_BYTES = 2**18
+# Bytes of each array. A checksum of so many takes about 10 ms.
+_CHECKED_BYTES = 2**24
 
 
 class ArraySource:
     """Batches from NumPy arrays, in an order that is a pure function of (seed, epoch, index).
 
-    For training (`params.is_training`) the data has no end: each epoch is a permutation of its own,
-    drawn from (`params.seed` or 0, epoch), and batches may cross from one epoch into the next, so
-    that every batch is full and global batch p begins at example p * global_batch_size of the
-    stream. Otherwise it is one pass in the arrays' own order, and the last batch is kept, smaller,
-    unless `params.drop_remainder`.
+    For training (`params.is_training`) the data has no end. Each epoch is a separate permutation,
+    drawn from (`params.seed` or 0, epoch), and batches may cross from one epoch into the next. So
+    every batch is full, and global batch p begins at example p * global_batch_size of the stream.
+    Otherwise it is one pass in the arrays' own order, and the last, smaller batch is kept unless
+    `params.drop_remainder`.
 
     R replicas together get exactly the batches that one replica would get: each takes its part of
-    every global batch, in order. Where it cannot be divided, in a pass, the parts differ by one
-    example at most; with fewer examples than replicas the last replicas get empty batches.
+    every global batch, in order. Where a batch cannot be divided, in a pass, the parts differ by
+    one example at most. With fewer examples than replicas the last replicas get empty batches.
 
-    Of `params` it also uses prefetch_buffer_size (batches; None: tf.data decides), deterministic
+    Of `params` it also uses prefetch_buffer_size (batches, None: tf.data decides), deterministic
     and autotune_algorithm. `cache` changes nothing, since the arrays are in memory anyway, and
     neither does `sharding`, since no two workers get the same example. Fields about files and
-    services do not apply: a warning names those that are set.
+    services do not apply, and a warning names those that are set.
 
     A batch costs one gather per array: 23,000 batches of 32 x 64 floats a second on 2 CPU cores,
     where tf.data's slices, shuffle buffer and batch make 16,500. A permutation costs, once an epoch
     and in the background, 0.4 ms for 1,800 examples and 0.2 s for 10 million.
 
     Args:
-      arrays: nested tuples and dicts of arrays with one first dimension, the examples. They are
-        copied once to host memory, not into the graphs of the datasets; dtypes stay as they are.
-      params: the data's section of the config.
-      transform: Changes a batch, in graph, on the host. It gets one argument, of the structure of
-        `arrays` (so a tuple for arrays in a tuple), first dimension the batch. It has to be a pure
-        function, or a resumed run differs. For random changes give it a second parameter named
-        `seed`: int32 [batch, 2], one row for each example, a pure function of (`params.seed` or 0,
-        epoch, index of the example), for ops such as tf.random.stateless_uniform. An evaluation has
-        epoch 0.
+      arrays: Nested tuples and dicts of arrays with one first dimension, the examples. They are
+        copied once to host memory, not into the graphs of the datasets. Their dtypes do not change.
+      params: The data's section of the config.
+      transform: A function that changes a batch, in graph, on the host. It gets one argument, of
+        the structure of `arrays` (so a tuple for arrays in a tuple), first dimension the batch. It
+        has to be a pure function, or a resumed run differs. For random changes give it a second
+        parameter named `seed`: int32 [batch, 2], one row for each example, a pure function of
+        (`params.seed` or 0, epoch, index of the example), for ops such as
+        tf.random.stateless_uniform. An evaluation has epoch 0.
 
     Raises:
       UsageError: when the batch size is 0, autotune_algorithm is unknown, or `transform` takes
         other arguments.
-      DataError: when there are no examples, the first dimensions differ, or there are fewer
+      DataError: when the arrays have no examples, the first dimensions differ, or they have fewer
         examples than a batch, except in a pass that keeps its last batch.
     """
 
@@ -84,62 +89,64 @@ class ArraySource:
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
-        """Returns the dataset from global batch `position` on, in batches for one replica. Runs on the host.
+        """Returns the dataset from global batch `position` on, in batches for one replica.
 
         A worker with several replicas hands successive batches to them. In training the batch
-        dimension is static.
+        dimension is static. Runs on the host.
 
         Args:
-          position: how many global batches have been used already, from the start of the first
+          position: How many global batches have been used already, from the start of the first
             epoch.
-          input_context: the worker's place among the others; None for a single replica.
+          input_context: The worker's place among the others. None for a single replica.
 
         Raises:
           UsageError: when the replicas cannot share a global batch to train on equally.
         """
-        rows = self._count_batches_per_gather(input_context)
-        if rows > 1:
-            gathered = self._order.at(
-                position, batches_per_element=rows, with_seeds=self._uses_seeds
-            ).map(self._gather)
+        batches_per_gather = self._count_batches_per_gather(input_context)
+        has_several_workers = input_context and input_context.num_input_pipelines > 1
+        if batches_per_gather > 1:
+            indices = self._order.at(
+                position, batches_per_element=batches_per_gather, with_seeds=self._uses_seeds
+            )
+            gathered = indices.map(self._gather)
             batches = gathered.rebatch(self._params.global_batch_size, drop_remainder=True)
             batches = batches.apply(
                 tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
             )
-        elif (
-            self._params.is_training
-            or self._uses_seeds
-            or (input_context and input_context.num_input_pipelines > 1)
-        ):
-            batches = self._order.at(position, input_context, with_seeds=self._uses_seeds).map(
-                self._gather
-            )
+        elif self._params.is_training or self._uses_seeds or has_several_workers:
+            indices = self._order.at(position, input_context, with_seeds=self._uses_seeds)
+            batches = indices.map(self._gather)
         else:
-            batches = self._slices(
-                position, input_context.num_replicas_in_sync if input_context else 1
-            )
+            replicas = input_context.num_replicas_in_sync if input_context else 1
+            batches = self._slices(position, replicas)
+
         if self._transform is not None:
             batches = self._transform.apply_to(batches, has_seeds=self._uses_seeds)
         return finish_pipeline(batches, self._params, self._options)
 
     def identity(self) -> dict[str, Any]:
-        """Returns shape, dtype and checksum of each array; see Source."""
+        """Returns shape, dtype and checksum of each array. See Source."""
         return compute_array_identity(self._arrays)
 
     def _count_batches_per_gather(self, input_context: tf.distribute.InputContext | None) -> int:
-        """Returns how many batches one gather makes: a call of a function costs as much as a few kilobytes do."""
-        several = input_context is not None and input_context.num_replicas_in_sync > 1
-        if several or not self._params.is_training:
+        """Returns how many batches one gather makes.
+
+        A call of a function costs as much as a few kilobytes do.
+        """
+        has_several_replicas = input_context is not None and input_context.num_replicas_in_sync > 1
+        if has_several_replicas or not self._params.is_training:
             return 1
-        of_one = sum(
+
+        example_bytes = sum(
             array.dtype.size * math.prod(array.shape[1:]) for array in tf.nest.flatten(self._arrays)
         )
-        return max(
-            1, min(_MOST_ROWS, _GATHERED_BYTES // max(1, of_one * self._params.global_batch_size))
-        )
+        batch_bytes = max(1, example_bytes * self._params.global_batch_size)
+        return max(1, min(_MOST_ROWS, _GATHERED_BYTES // batch_bytes))
 
     def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
-        """Returns the dataset of `at` for one replica, with `size` successive batches in each element, by one gather.
+        """Returns the dataset of `at` for one replica, in stacks of `size` batches.
+
+        One gather makes the successive batches of an element.
 
         Args:
           position: The number of global batches that have been used already.
@@ -150,31 +157,34 @@ class ArraySource:
         """
         if not self._params.is_training or self._transform is not None:
             return None
+
         batch = self._params.global_batch_size
         indices = self._order.at(position, batches_per_element=size).map(
             lambda rows: tf.reshape(rows, [size, batch])
         )
-        return finish_pipeline(
-            indices.map(self._gather), self._params.replace(prefetch_buffer_size=0), self._options
-        )
+        params = self._params.replace(prefetch_buffer_size=0)
+        return finish_pipeline(indices.map(self._gather), params, self._options)
 
     def _slices(self, position: int, replicas: int) -> tf.data.Dataset:
         """Returns the batches of one pass for all replicas, without a function in it.
 
-        Every new iterator instantiates the functions of its dataset, each for some milliseconds: an
+        Every new iterator instantiates the functions of its dataset, each for some milliseconds. An
         evaluation of 50 batches, which begins with a new iterator, took twice as long with a gather
         for each.
         """
-        begin, full, sizes, rest = self._order.split_one_pass(position, replicas)
-        alike = len(set(sizes)) == 1 and not rest
-        whole = tf.data.Dataset.from_tensors(self._part(begin, full))
-        batches = whole.rebatch(sizes[0] if alike else sizes, drop_remainder=alike)
-        count = (full - begin) // self._params.global_batch_size * replicas + len(rest)
-        for size in rest:
-            batches = batches.concatenate(
-                tf.data.Dataset.from_tensors(self._part(full, full + size))
-            )
-            full += size
+        begin, end, sizes, last_sizes = self._order.split_one_pass(position, replicas)
+        has_equal_batches = len(set(sizes)) == 1 and not last_sizes
+        examples = tf.data.Dataset.from_tensors(self._part(begin, end))
+        batches = examples.rebatch(
+            sizes[0] if has_equal_batches else sizes, drop_remainder=has_equal_batches
+        )
+
+        full_batches = (end - begin) // self._params.global_batch_size
+        count = full_batches * replicas + len(last_sizes)
+        for size in last_sizes:
+            last_batch = tf.data.Dataset.from_tensors(self._part(end, end + size))
+            batches = batches.concatenate(last_batch)
+            end += size
         return batches.apply(tf.data.experimental.assert_cardinality(count))
 
     def _part(self, begin: int, end: int) -> Any:
@@ -187,31 +197,33 @@ class ArraySource:
 
 
 def compute_array_identity(arrays: Any) -> dict[str, Any]:
-    """Returns dtype, shape and a checksum of each of some nested arrays or tensors. Runs on the host.
+    """Returns dtype, shape and a checksum of each of some nested arrays or tensors.
 
     The checksum covers all of an array of up to 16 MiB. Of a larger one it covers evenly spaced
-    examples.
+    examples. Runs on the host.
     """
-    described = {}
+    identity = {}
     for number, part in enumerate(tf.nest.flatten(arrays, expand_composites=True)):
         array = np.atleast_1d(np.asarray(part))
-        sample = array[:: -(-array.nbytes // _CHECKED_BYTES) or 1]
+        interval = -(-array.nbytes // _CHECKED_BYTES) or 1
+        sample = array[::interval]
         # Strings are objects in NumPy, whose bytes are addresses.
         content = repr(sample.tolist()).encode() if array.dtype == object else sample.tobytes()
-        described[f"array {number}"] = (
+        identity[f"array {number}"] = (
             f"{array.dtype} {list(array.shape)}, checksum {zlib.crc32(content):08x}"
         )
-    return described
+    return identity
 
 
 def _count_examples(arrays: Any) -> int:
-    """Returns the number of examples."""
+    """Returns the number of examples. Raises DataError for other than arrays of examples."""
     shapes = [np.shape(array) for array in tf.nest.flatten(arrays)]
     if not shapes or () in shapes or not isinstance(arrays, (tuple, Mapping, np.ndarray)):
         raise DataError(
             f"ArraySource got a {type(arrays).__name__} of shapes {shapes[:8]}; give it an array,"
             " or a tuple or dict of arrays, whose first dimension counts the examples"
         )
+
     counts = {shape[0] for shape in shapes}
     if len(counts) > 1:
         raise DataError(

@@ -21,12 +21,12 @@ class BatchFunction:
     for each example, int32 [batch, 2].
 
     Args:
-      function: Any callable; one whose signature Python cannot read gets the structure alone.
+      function: Any callable. One whose signature Python cannot read gets the structure alone.
       role: The name of the Source's parameter to which the function was passed.
 
     Attributes:
-      label: the role, name and place of the function, for messages.
-      takes_seed: whether it asks for seeds.
+      label: The role, name and place of the function, for messages.
+      takes_seed: Whether it asks for seeds.
 
     Raises:
       UsageError: when it cannot be called with one argument.
@@ -51,46 +51,49 @@ class BatchFunction:
         """Returns `batches` with the function applied to each, in graph on the host.
 
         Args:
-          batches: A dataset of batches; with `has_seeds`, of pairs (batch, seeds).
+          batches: A dataset of batches. With `has_seeds`, of pairs (batch, seeds).
           has_seeds: Whether seeds come with the batches.
           keep_seeds: Whether the result keeps the seeds, for another function.
         """
-        unpacked = (
-            type(batches.element_spec) is tuple
-        )  # tf.data passes a tuple as several arguments
+        # tf.data passes a tuple as several arguments.
+        is_unpacked = type(batches.element_spec) is tuple
 
         @tf.autograph.experimental.do_not_convert
         def call(*parts: Any) -> Any:
-            batch, seeds = parts if has_seeds else (parts if unpacked else parts[0], None)
-            changed = self._call(batch, seeds)
+            if has_seeds:
+                batch, seeds = parts
+            else:
+                batch = parts if is_unpacked else parts[0]
+                seeds = None
+            result = self._call(batch, seeds)
             if not keep_seeds:
-                return changed
-            return (
-                tuple(changed) if isinstance(changed, list) else changed,
-                seeds,
-            )  # as tf.data packs a list
+                return result
+            # tf.data makes a tuple of a list that a function returns. Here the list is in a pair.
+            return (tuple(result) if isinstance(result, list) else result, seeds)
 
-        made = batches.map(call, num_parallel_calls=tf.data.AUTOTUNE)
-        made.label = self.label
-        return made
+        mapped = batches.map(call, num_parallel_calls=tf.data.AUTOTUNE)
+        mapped.label = self.label
+        return mapped
 
     def _call(self, batch: Any, seeds: tf.Tensor | None) -> Any:
         function = apply_autograph(self._function)
         if self._seed_argument_kind is None:
             return function(batch)
-        return (
-            function(batch, seeds)
-            if self._seed_argument_kind == "position"
-            else function(batch, seed=seeds)
-        )
+        if self._seed_argument_kind == "position":
+            return function(batch, seeds)
+        return function(batch, seed=seeds)
 
 
 def get_function_label(dataset: Any) -> str | None:
-    """Returns the label of the user's function that `BatchFunction.apply_to` maps to a dataset; None for others."""
+    """Returns the label of the user's function that `BatchFunction.apply_to` maps to a dataset.
+
+    Returns None for other datasets.
+    """
     return getattr(dataset, "label", None)
 
 
 def _parameters(function: Any) -> list[inspect.Parameter] | None:
+    """Returns the parameters of a function, or None if Python cannot read its signature."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -98,43 +101,49 @@ def _parameters(function: Any) -> list[inspect.Parameter] | None:
 
 
 def _seed_parameter(function: Any) -> Literal["position", "keyword"] | None:
-    """Returns how the function takes seeds; None when it does not, or when a partial has bound its own seed."""
+    """Returns how the function takes seeds.
+
+    Returns None when it does not, or when a partial has bound its own seed.
+    """
     parameters = _parameters(function) or []
     if isinstance(function, functools.partial) and "seed" in function.keywords:
         return None
     for place, parameter in enumerate(parameters):
-        if parameter.name == "seed" and parameter.kind is parameter.KEYWORD_ONLY:
+        if parameter.name != "seed":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY:
             return "keyword"
-        if (
-            parameter.name == "seed"
-            and place == 1
-            and parameter.kind is not parameter.VAR_POSITIONAL
-        ):
+        if place == 1 and parameter.kind is not parameter.VAR_POSITIONAL:
             return None if parameter.kind is parameter.VAR_KEYWORD else "position"
     return None
 
 
 def _describe_signature_problem(function: Any, seed_argument_kind: str | None) -> str:
-    """Returns why the function cannot be called with what it will get; "" if it can, or if no one can tell."""
+    """Returns why the function cannot be called with its arguments.
+
+    Returns "" if it can be, or if Python cannot read its signature.
+    """
     if not callable(function):
         return f"it is {function!r}, not a function"
     if _parameters(function) is None:
         return ""
-    given = {None: ((0,), {}), "position": ((0, 0), {}), "keyword": ((0,), {"seed": 0})}[
-        seed_argument_kind
-    ]
+
+    arguments = (0, 0) if seed_argument_kind == "position" else (0,)
+    keywords = {"seed": 0} if seed_argument_kind == "keyword" else {}
     try:
-        inspect.signature(function).bind(*given[0], **given[1])
+        inspect.signature(function).bind(*arguments, **keywords)
     except TypeError:
         return f"its parameters are {inspect.signature(function)}"
     return ""
 
 
 def describe_function(function: Any) -> str:
-    """Returns such as "augment (task.py:12)"; of an object its class."""
+    """Returns a description such as "augment (task.py:12)". For an object, that of its class."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function) if callable(function) else function
     name = getattr(function, "__qualname__", type(function).__qualname__).rpartition("<locals>.")[2]
     code = getattr(function, "__code__", None)
-    return f"{name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})" if code else name
+    if not code:
+        return name
+    return f"{name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})"

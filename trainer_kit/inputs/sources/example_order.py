@@ -1,4 +1,7 @@
-"""The order of examples and the share of each replica: a pure function of (seed, epoch, index), for every Source."""
+"""The order of examples and the share of each replica, for every Source.
+
+Both are pure functions of (seed, epoch, index).
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,16 @@ from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.sources.example_seeds import epoch_key, example_seeds
 
-_FOREVER = 2**62  # epochs, or batches: more than any run will see
+# A number of epochs or batches that no run will reach.
+_FOREVER = 2**62
 
 
 class Order:
     """Which examples are in which batch, as indices 0 to `examples` - 1.
 
-    For training (`params.is_training`) there is no end: each epoch is a permutation of its own,
+    For training (`params.is_training`) the order has no end. Each epoch is a separate permutation,
     drawn from (`params.seed` or 0, epoch), and batches may cross from one epoch into the next.
-    Otherwise it is one pass in order, whose last batch is kept, smaller, unless
+    Otherwise it is one pass in order, whose last, smaller batch is kept unless
     `params.drop_remainder`. R replicas together get exactly the batches that one would get: each
     takes its part of every global batch, in order.
 
@@ -29,13 +33,31 @@ class Order:
 
     Raises:
       UsageError: when the batch size is 0.
-      DataError: when there are fewer examples than a batch, except in a pass that keeps its last
+      DataError: when the data has fewer examples than a batch, except in a pass that keeps its last
         batch.
     """
 
     def __init__(self, examples: int, params: DataConfig, *, block: int = 1) -> None:
-        self._count, self._params, self._block = examples, params, block
-        _check_batch(examples, params)
+        batch = params.global_batch_size
+        if batch < 1:
+            raise UsageError(
+                "global_batch_size is 0; set it in the data's section, such as train_data, to 1 or"
+                " more"
+            )
+        if batch > examples and (params.is_training or params.drop_remainder):
+            advice = (
+                ""
+                if params.is_training
+                else ", or drop_remainder to false to use them in one smaller batch"
+            )
+            raise DataError(
+                f"global_batch_size is {batch}, but there are {examples} examples, so that no batch"
+                f" is full; set it to {examples} or less{advice}"
+            )
+
+        self._count = examples
+        self._params = params
+        self._block = block
 
     def at(
         self,
@@ -45,15 +67,15 @@ class Order:
         *,
         with_seeds: bool = False,
     ) -> tf.data.Dataset:
-        """Returns the indices, int64 of shape [batch], of each batch for one replica from global batch `position` on.
+        """Returns the indices of each batch for one replica from global batch `position` on.
 
-        A worker with several replicas gets successive batches for them. In training the batch
-        dimension is static. On the host.
+        The indices are int64 of shape [batch]. A worker with several replicas gets successive
+        batches for them. In training the batch dimension is static. Runs on the host.
 
         Args:
           position: The position of the first batch.
-          input_context: The worker's place among the others; None for a single replica.
-          batches_per_element: The number of batches that come as one larger batch; for training on
+          input_context: The worker's place among the others. None for a single replica.
+          batches_per_element: The number of batches that come as one larger batch, for training on
             one replica.
           with_seeds: Whether elements are pairs of indices and the seeds of the examples, int32
             [batch, 2].
@@ -70,32 +92,37 @@ class Order:
         """Returns how `at` shares one pass among the replicas from global batch `position` on.
 
         Returns:
-          The index of the first example; the index after the last full batch; the number of
-          examples that each replica gets of a full batch; the same for the last, smaller batch,
-          empty if there is none.
+          The index of the first example, the index after the last full batch, the number of
+          examples that each replica gets of a full batch, and the same for the last, smaller batch.
+          The latter is empty if the pass has no smaller batch.
         """
         batch = self._params.global_batch_size
-        full = self._count - self._count % batch
+        end = self._count - self._count % batch
         begin = min(position * batch, self._count)
-        rest = 0 if self._params.drop_remainder or begin >= self._count else self._count % batch
+        has_no_last_batch = self._params.drop_remainder or begin >= self._count
+        last_batch = 0 if has_no_last_batch else self._count % batch
         return (
-            min(begin, full),
-            full,
+            min(begin, end),
+            end,
             _split_evenly(batch, replicas),
-            _split_evenly(rest, replicas) if rest else [],
+            _split_evenly(last_batch, replicas) if last_batch else [],
         )
 
     def _build_shuffled(
         self, position: int, share: _Share, batches_per_element: int, with_seeds: bool
     ) -> tf.data.Dataset:
-        """Returns the indices of each batch for training. Seeds are made for a whole epoch at once, in the background.
+        """Returns the indices of each batch for training.
 
-        The permutation is TensorFlow's stateless shuffle, not `index_shuffle`: that one uses 8 bits
+        Seeds are made for a whole epoch at once, in the background.
+
+        The permutation is TensorFlow's stateless shuffle, not `index_shuffle`. That one uses 8 bits
         of each word of its seed for less than 65,536 examples (epochs repeat after 256), is far
         from uniform near powers of 4, and took half of the time of a batch.
         """
-        count, block, seed = self._count, self._block, self._params.seed or 0
-        first_epoch, used = divmod(position * share.global_batch_size, count)
+        count = self._count
+        block = self._block
+        seed = self._params.seed or 0
+        first_epoch, used_examples = divmod(position * share.global_batch_size, count)
 
         @tf.autograph.experimental.do_not_convert
         def permutation(epoch: tf.Tensor) -> Any:
@@ -103,23 +130,23 @@ class Order:
             blocks = tf.range(-(-count // block), dtype=tf.int64)
             order = tf.random.experimental.stateless_shuffle(blocks, key, alg="philox")
             if block > 1:
-                order = tf.reshape(
-                    order[:, tf.newaxis] * block + tf.range(block, dtype=tf.int64), [-1]
-                )
+                examples = order[:, tf.newaxis] * block + tf.range(block, dtype=tf.int64)
+                order = tf.reshape(examples, [-1])
+                # The last block may be smaller than the others.
                 order = order[order < count]
-            order = order[tf.where(epoch == first_epoch, tf.constant(used, tf.int64), 0) :]
+            begin = tf.where(epoch == first_epoch, tf.constant(used_examples, tf.int64), 0)
+            order = order[begin:]
             return (order, example_seeds(epoch_key(seed, epoch), order)) if with_seeds else order
 
         epochs = tf.data.Dataset.range(first_epoch, _FOREVER).map(permutation).prefetch(1)
         batches = epochs.rebatch(share.global_batch_size * batches_per_element, drop_remainder=True)
         if share.replicas > 1:
-            rows_here = slice(
-                share.first * share.replica_batch_size,
-                (share.first + share.local_replicas) * share.replica_batch_size,
-            )
+            begin = share.first * share.replica_batch_size
+            end = (share.first + share.local_replicas) * share.replica_batch_size
+            local_rows = slice(begin, end)
 
             def select_rows(*parts: tf.Tensor) -> Any:
-                rows_of_parts = tuple(part[rows_here] for part in parts)
+                rows_of_parts = tuple(part[local_rows] for part in parts)
                 return rows_of_parts if with_seeds else rows_of_parts[0]
 
             batches = batches.map(select_rows).rebatch(
@@ -132,52 +159,53 @@ class Order:
         count = self._count
         with tf.device("CPU:0"):
             key = epoch_key(self._params.seed, tf.constant(0, tf.int64)) if with_seeds else None
+
         full, rest = divmod(count, share.global_batch_size)
-        last = full if self._params.drop_remainder or not rest else full + 1
-        all_alike = (
-            last == full and share.replica_batch_size * share.replicas == share.global_batch_size
-        )
+        batches = full if self._params.drop_remainder or not rest else full + 1
+        has_equal_parts = share.replica_batch_size * share.replicas == share.global_batch_size
+        all_alike = batches == full and has_equal_parts
 
         @tf.autograph.experimental.do_not_convert
         def part(element: tf.Tensor) -> Any:
-            batch, replica = (
-                element // share.local_replicas,
-                share.first + element % share.local_replicas,
-            )
+            batch = element // share.local_replicas
+            replica = share.first + element % share.local_replicas
             examples = tf.minimum(
                 tf.constant(share.global_batch_size, tf.int64),
                 count - batch * share.global_batch_size,
             )
-            size, larger = examples // share.replicas, examples % share.replicas
+            # The first replicas get one example more where the batch cannot be divided.
+            size = examples // share.replicas
+            larger = examples % share.replicas
             begin = batch * share.global_batch_size + replica * size + tf.minimum(replica, larger)
             indices = tf.range(begin, begin + size + tf.cast(replica < larger, tf.int64))
             indices = tf.ensure_shape(indices, [share.replica_batch_size if all_alike else None])
             return indices if key is None else (indices, example_seeds(key, indices))
 
-        return tf.data.Dataset.range(
-            min(position, last) * share.local_replicas, last * share.local_replicas
-        ).map(part)
+        first_element = min(position, batches) * share.local_replicas
+        end_element = batches * share.local_replicas
+        return tf.data.Dataset.range(first_element, end_element).map(part)
 
 
 class _Share:
-    """The part of a global batch that one input pipeline hands out.
+    """The part of a global batch that one input pipeline makes.
 
     Attributes:
-      batch, size: examples in a global batch, and in a replica's; in an evaluation some get one
-      more. replicas, here: replicas in all, and those that this pipeline serves.
-      first: number of the first of these.
+      global_batch_size: The number of examples in a global batch.
+      replicas: The number of all replicas.
+      replica_batch_size: The number of examples in a replica's batch. In an evaluation some
+        replicas get one more.
+      local_replicas: The number of replicas that this pipeline serves.
+      first: The number of the first of them.
     """
 
     def __init__(self, params: DataConfig, context: tf.distribute.InputContext | None) -> None:
-        self.global_batch_size = batch = params.global_batch_size
+        batch = params.global_batch_size
+        self.global_batch_size = batch
         self.replicas = context.num_replicas_in_sync if context else 1
         self.replica_batch_size, rest = divmod(batch, self.replicas)
         if rest and params.is_training:
-            nearest = [
-                str(count * self.replicas)
-                for count in (self.replica_batch_size, self.replica_batch_size + 1)
-                if count
-            ]
+            counts = (self.replica_batch_size, self.replica_batch_size + 1)
+            nearest = [str(count * self.replicas) for count in counts if count]
             raise UsageError(
                 f"global_batch_size: batch {batch} on {self.replicas} replicas leaves {rest} over; "
                 f"the nearest that can be shared equally: {' or '.join(nearest)}"
@@ -192,27 +220,10 @@ def _split_evenly(examples: int, replicas: int) -> list[int]:
 
 
 def count_local_replicas(input_context: tf.distribute.InputContext | None) -> int:
-    """Returns how many replicas one input pipeline serves: so many of its batches make its part of a global one."""
-    return (
-        input_context.num_replicas_in_sync // input_context.num_input_pipelines
-        if input_context
-        else 1
-    )
+    """Returns how many replicas one input pipeline serves.
 
-
-def _check_batch(examples: int, params: DataConfig) -> None:
-    batch = params.global_batch_size
-    if batch < 1:
-        raise UsageError(
-            "global_batch_size is 0; set it in the data's section, such as train_data, to 1 or more"
-        )
-    if batch > examples and (params.is_training or params.drop_remainder):
-        advice = (
-            ""
-            if params.is_training
-            else ", or drop_remainder to false to use them in one smaller batch"
-        )
-        raise DataError(
-            f"global_batch_size is {batch}, but there are {examples} examples, so that no batch is"
-            f" full; set it to {examples} or less{advice}"
-        )
+    As many of its batches make its part of a global batch.
+    """
+    if not input_context:
+        return 1
+    return input_context.num_replicas_in_sync // input_context.num_input_pipelines

@@ -12,10 +12,10 @@ from trainer_kit.inputs.sources.source_protocol import Source
 
 
 class FirstBatches:
-    """The first global batches of a Source or a tf.data.Dataset. Each pass has the same batches in the same order.
+    """The first global batches of a Source or a tf.data.Dataset.
 
-    A Source is asked for them again in each pass. Another dataset may shuffle in a new order then,
-    so its batches are kept in memory.
+    Each pass has the same batches in the same order. A Source is asked for them again in each pass.
+    Another dataset may shuffle in a new order then, so its batches are kept in memory.
 
     Args:
       data: The Source or dataset, in batches for one replica.
@@ -24,33 +24,43 @@ class FirstBatches:
     """
 
     def __init__(self, data: Any, batches: int, repeats: bool) -> None:
-        self._data, self._batches, self._repeats = data, batches, repeats
+        self._data = data
+        self._batches = batches
+        self._repeats = repeats
 
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
-        """Returns the batches for one replica from global batch `position` on, counted over all passes.
+        """Returns the batches for one replica from global batch `position` on.
+
+        The position is counted over all passes.
+
+        Args:
+          position: The index of the first global batch.
+          input_context: The worker's place among the others. None for a single replica.
 
         Raises:
-          DataError: when a pass is to be repeated, and the data is known to have fewer batches.
+          DataError: when passes are repeated, and the data is known to have fewer batches.
         """
-        made, here, batches, repeats = (
-            self._data,
-            count_local_replicas(input_context),
-            self._batches,
-            self._repeats,
-        )
-        whole = made.at(0, input_context) if isinstance(made, Source) else made
-        first = whole.take(batches * here)
-        if repeats and 0 <= (found := int(first.cardinality())) < batches * here:
+        data = self._data
+        batches = self._batches
+        # The number of elements that make this worker's part of a global batch.
+        local_replicas = count_local_replicas(input_context)
+
+        all_batches = data.at(0, input_context) if isinstance(data, Source) else data
+        first_pass = all_batches.take(batches * local_replicas)
+        cardinality = int(first_pass.cardinality()) if self._repeats else -1
+        if 0 <= cardinality < batches * local_replicas:
             raise DataError(
-                f"the training data has {found // here} batches, but {batches} are to be repeated "
-                f"(trainer.overfit_batches); set it to at most {found // here}"
+                f"the training data has {cardinality // local_replicas} batches, but {batches} are"
+                " to be repeated (trainer.overfit_batches); set it to at most"
+                f" {cardinality // local_replicas}"
             )
-        begin = position % batches if repeats else min(position, batches)
-        if isinstance(made, Source):
-            rest = made.at(begin, input_context).take((batches - begin) * here)
+
+        begin = position % batches if self._repeats else min(position, batches)
+        if isinstance(data, Source):
+            rest = data.at(begin, input_context).take((batches - begin) * local_replicas)
         else:
-            first = first.cache()
-            rest = first.skip(begin * here)
-        return rest.concatenate(first.repeat()) if repeats else rest
+            first_pass = first_pass.cache()
+            rest = first_pass.skip(begin * local_replicas)
+        return rest.concatenate(first_pass.repeat()) if self._repeats else rest

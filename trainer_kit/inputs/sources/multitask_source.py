@@ -1,7 +1,9 @@
-"""The training data of several tasks as one stream: batches of all tasks in each element, or of one task.
+"""The training data of several tasks as one stream.
 
-If the data of every task is a Source, so is the stream: it begins at any position. Else it is a
-tf.data.Dataset.
+Each element has batches of all tasks, or a batch of one task.
+
+If the data of every task is a Source, so is the stream, and it begins at any position. Otherwise it
+is a tf.data.Dataset.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ def combine_task_data(
 
     Args:
       parts: The data of each task, a Source or a tf.data.Dataset, in batches for one replica.
-      sampler: Draws the task of each element; None: each element has a batch of every task.
-      input_context: The worker's place among the others; None for a single replica.
+      sampler: Draws the task of each element. None: each element has a batch of every task.
+      input_context: The worker's place among the others. None for a single replica.
 
     Raises:
       UsageError: when a task is drawn, and the batches of a task have no form without examples.
@@ -39,7 +41,9 @@ def combine_task_data(
 
 
 class MultiTaskSource:
-    """A Source whose elements have a batch of each task, {task: batch}, or of one task that a sampler draws.
+    """A Source of the batches of several tasks.
+
+    Its elements have a batch of each task, {task: batch}, or of one task that a sampler draws.
 
     An element with a batch of one task is (number of the task, {task: batch}). The number counts
     the tasks in the order of `parts`, int64. The batches of the other tasks have no examples.
@@ -47,7 +51,7 @@ class MultiTaskSource:
     Args:
       parts: The data of each task: a Source, or a tf.data.Dataset, which can only be read from its
         beginning.
-      sampler: Draws the task of each element; None: each element has a batch of every task.
+      sampler: Draws the task of each element. None: each element has a batch of every task.
     """
 
     def __init__(self, parts: Mapping[str, Any], sampler: TaskSampler | None) -> None:
@@ -57,16 +61,18 @@ class MultiTaskSource:
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
-        """Returns the dataset from element `position` on, each task from its own batch on; see Source."""
+        """Returns the dataset from element `position` on. See Source.
+
+        Each task continues at its own batch.
+        """
         datasets = self._datasets_at(position, input_context)
         if self._sampler is None:
             return tf.data.Dataset.zip(datasets)
-        return _interleave_tasks(
-            datasets, self._sampler.draw_tasks(position), count_local_replicas(input_context)
-        )
+        tasks = self._sampler.draw_tasks(position)
+        return _interleave_tasks(datasets, tasks, count_local_replicas(input_context))
 
     def identity(self) -> dict[str, Any]:
-        """Returns what describes the data of each task; see Source."""
+        """Returns the identity of the data of each task. See Source."""
         identities = {task: get_data_identity(part) for task, part in self._parts.items()}
         return {
             f"{task}, {name}": value
@@ -75,10 +81,10 @@ class MultiTaskSource:
         }
 
     def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
-        """Returns the dataset of `at` for one replica, with `size` successive elements in each; see ArraySource.
+        """Returns the dataset of `at` for one replica, in stacks of `size` elements.
 
-        XLA compiles a program for each shape, so the batches of tasks that are not drawn are full
-        ones of zeros here.
+        See ArraySource. XLA compiles a program for each shape, so the batches of tasks that are not
+        drawn are full ones of zeros here.
 
         Returns:
           None if a task cannot stack its batches at once, or the batches of an interleaved task
@@ -93,21 +99,22 @@ class MultiTaskSource:
 
         datasets = self._datasets_at(position, None)
         specs = tf.nest.flatten([dataset.element_spec for dataset in datasets.values()])
-        if not all(
+        has_static_shapes = all(
             isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs
-        ):
+        )
+        if not has_static_shapes:
             return None
+
         elements = _interleave_tasks(datasets, self._sampler.draw_tasks(position), 1, full=True)
         return elements.batch(size, drop_remainder=True)
 
     def _datasets_at(
         self, position: int, input_context: tf.distribute.InputContext | None
     ) -> dict[str, tf.data.Dataset]:
-        counts = (
-            self._sampler.count_steps_per_task(position)
-            if self._sampler
-            else [position] * len(self._parts)
-        )
+        """Returns the dataset of each task from its own batch on."""
+        counts = [position] * len(self._parts)
+        if self._sampler:
+            counts = self._sampler.count_steps_per_task(position)
         datasets = {}
         for (name, part), count in zip(self._parts.items(), counts, strict=True):
             datasets[name] = part.at(count, input_context) if isinstance(part, Source) else part
@@ -142,29 +149,26 @@ def _interleave_tasks(
         shape = [size or 0 for size in spec.shape]
         return tf.zeros(shape if full or not shape else [0, *shape[1:]], spec.dtype)
 
-    def with_others(number: int, name: str) -> tf.data.Dataset:
+    def add_other_tasks(number: int, name: str) -> tf.data.Dataset:
         @tf.autograph.experimental.do_not_convert
         def element(*parts: Any) -> tuple[tf.Tensor, dict[str, Any]]:
-            batch = tf.nest.pack_sequence_as(
-                specs[name], tf.nest.flatten(parts)
-            )  # a tuple comes in parts
-            return tf.constant(number, tf.int64), {
-                **tf.nest.map_structure(zeros, specs),
-                name: batch,
-            }
+            # tf.data passes a tuple in parts.
+            batch = tf.nest.pack_sequence_as(specs[name], tf.nest.flatten(parts))
+            batches = {**tf.nest.map_structure(zeros, specs), name: batch}
+            return tf.constant(number, tf.int64), batches
 
         return datasets[name].map(element)
 
     if repeats > 1:
         tasks = tasks.flat_map(lambda task: tf.data.Dataset.from_tensors(task).repeat(repeats))
-    turns = [with_others(number, name) for number, name in enumerate(datasets)]
-    elements = tf.data.Dataset.choose_from_datasets(turns, tasks, stop_on_empty_dataset=True)
-    if all(
+    streams = [add_other_tasks(number, name) for number, name in enumerate(datasets)]
+    elements = tf.data.Dataset.choose_from_datasets(streams, tasks, stop_on_empty_dataset=True)
+    is_endless = all(
         int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY for dataset in datasets.values()
-    ):
+    )
+    if is_endless:
         elements = elements.apply(
             tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         )
-    return (
-        elements if full else elements.prefetch(tf.data.AUTOTUNE)
-    )  # a small step is 10 % faster with it
+    # A small step is 10 % faster with a prefetch.
+    return elements if full else elements.prefetch(tf.data.AUTOTUNE)

@@ -1,4 +1,7 @@
-"""What all Sources share: prefetching, tf.data's options, and a warning about fields that they do not read."""
+"""The common parts of all Sources.
+
+These are prefetching, tf.data's options, and a warning about fields that they do not read.
+"""
 
 from __future__ import annotations
 
@@ -29,39 +32,42 @@ def build_options(params: DataConfig) -> tf.data.Options:
       UsageError: when autotune_algorithm is unknown.
     """
     options = tf.data.Options()
-    # A gather has nothing to tune, and the tuner's pauses, up to a minute, would hold up the end of
+    # A gather has nothing to tune, and the tuner's pauses of up to a minute would delay the end of
     # the process.
     options.autotune.enabled = params.autotune_algorithm is not None
     if params.deterministic is not None:
         options.deterministic = params.deterministic
     if params.autotune_algorithm is not None:
-        known = {
+        algorithms = {
             algorithm.name.lower(): algorithm
             for algorithm in tf.data.experimental.AutotuneAlgorithm
         }
-        chosen = known.get(params.autotune_algorithm.lower())
-        if chosen is None:
+        algorithm = algorithms.get(params.autotune_algorithm.lower())
+        if algorithm is None:
             raise UsageError(
                 f"autotune_algorithm: {params.autotune_algorithm!r} is not an algorithm of tf.data;"
-                f" {suggest_names(params.autotune_algorithm, list(known))}"
+                f" {suggest_names(params.autotune_algorithm, list(algorithms))}"
             )
-        options.autotune.autotune_algorithm = chosen
+        options.autotune.autotune_algorithm = algorithm
     return options
 
 
 def finish_pipeline(
     batches: tf.data.Dataset, params: DataConfig, options: tf.data.Options
 ) -> tf.data.Dataset:
-    """Returns `batches`, prefetched, and with `options`."""
-    buffer = params.prefetch_buffer_size
-    batches = (
-        batches.prefetch(tf.data.AUTOTUNE if buffer is None else buffer) if buffer != 0 else batches
-    )
+    """Returns `batches`, prefetched as `params` says, and with `options`."""
+    buffer_size = params.prefetch_buffer_size
+    if buffer_size is None:
+        batches = batches.prefetch(tf.data.AUTOTUNE)
+    elif buffer_size != 0:
+        batches = batches.prefetch(buffer_size)
     return batches.with_options(options)
 
 
 def describe_unread_fields(reader: str, params: DataConfig, own_fields: Collection[str]) -> str:
-    """Returns a warning about fields that differ from their defaults and that `reader` does not read; "" if none does.
+    """Returns a warning about fields that are set and that `reader` does not read.
+
+    A field is set if it differs from its default. Returns "" if all such fields are read.
 
     Args:
       reader: The name of the Source, for the message.
@@ -69,10 +75,13 @@ def describe_unread_fields(reader: str, params: DataConfig, own_fields: Collecti
       own_fields: The fields that this Source reads in addition to those that all Sources read.
     """
     defaults = DataConfig()
-    others = [
-        name for name in defaults.as_dict() if name not in _COMMON_FIELDS and name not in own_fields
+    unread = [
+        name
+        for name in defaults.as_dict()
+        if name not in _COMMON_FIELDS
+        and name not in own_fields
+        and getattr(params, name) != getattr(defaults, name)
     ]
-    unread = [name for name in others if getattr(params, name) != getattr(defaults, name)]
     if not unread:
         return ""
     return (

@@ -1,4 +1,7 @@
-"""Source, the protocol of data that can start at any position; other datasets are skipped to the position."""
+"""Source, the protocol of data that can start at any position.
+
+Other datasets are skipped to the position.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,17 @@ from trainer_kit.runtime.tensorflow_internals import restart_operation_seeds
 
 @runtime_checkable
 class Source(Protocol):
-    """Data whose order is a pure function of (seed, epoch, index), so that a run can resume where it stopped.
+    """Data whose order is a pure function of (seed, epoch, index).
 
-    `Task.build_inputs` may return one instead of a tf.data.Dataset. The Trainer then asks for the
-    dataset when it needs the iterator: after a checkpoint has been restored.
+    A run with such data can resume where it stopped. `Task.build_inputs` may return one instead of
+    a tf.data.Dataset. The Trainer then asks for the dataset when it needs the iterator: after a
+    checkpoint has been restored.
 
-    A Source may have a method `resumption(*, deterministic_ops) -> Resumption | None` that tells
-    how exactly it resumes; without one the functions of its dataset are looked at.
+    A Source may have a method `resumption(*, deterministic_ops) -> Resumption | None` that returns
+    how exactly it resumes. Without one, the functions of its dataset are examined.
 
     A Source may have a cheap method `identity() -> dict[str, Any]` that describes its data by JSON
-    values, the same in every process: a run refuses to resume with other values. Without one,
+    values, the same in every process. A run refuses to resume with other values. Without one,
     changes of the data are not noticed.
     """
 
@@ -37,18 +41,20 @@ class Source(Protocol):
         """Returns the dataset from global batch `position` on, in batches for one replica.
 
         Args:
-          position: how many global batches have been used already, from the start of the first
+          position: How many global batches have been used already, from the start of the first
             epoch.
-          input_context: the worker's place among the others; None for a single replica.
+          input_context: The worker's place among the others. None for a single replica.
         """
         ...
 
 
 def get_data_identity(data: Any, key_suffix: str = "") -> dict[str, Any]:
-    """Returns the JSON values that describe `data`, which build_inputs has returned; none if nothing is known.
+    """Returns the JSON values that describe data, or none if nothing is known. Runs eagerly.
 
-    Runs eagerly. `key_suffix` says for whom a plain dataset has batches: others have another number
-    of them.
+    Args:
+      data: The data that build_inputs has returned.
+      key_suffix: A suffix of the keys for a plain dataset, which names the replicas and workers
+        that it has batches for. Others have another number of batches.
     """
     if isinstance(data, tf.data.Dataset):
         return {
@@ -64,54 +70,54 @@ def call_build_inputs(
     params: Any,
     input_context: tf.distribute.InputContext | None = None,
 ) -> Any:
-    """Returns what a task's `build_inputs` makes of `params`: a Source, or a tf.data.Dataset.
+    """Returns the data that a task's `build_inputs` makes: a Source, or a tf.data.Dataset.
 
     Runs eagerly, on the host.
 
     A method without an argument `input_context` is called without it. Shuffles and random ops
     without a seed get the same one in every process and at every call, derived from TensorFlow's
-    global seed; else they would depend on how many random ops the process made before.
+    global seed. Otherwise they would depend on how many random ops the process made before.
 
     Raises:
       UsageError: when `build_inputs` returns something else.
     """
     takes_context = "input_context" in inspect.signature(build_inputs).parameters
+    context = {"input_context": input_context} if takes_context else {}
     with restart_operation_seeds():
-        made = build_inputs(params, **({"input_context": input_context} if takes_context else {}))
-    if not isinstance(made, Source) and not hasattr(made, "element_spec"):
+        data = build_inputs(params, **context)
+    if not isinstance(data, Source) and not hasattr(data, "element_spec"):
         name = getattr(build_inputs, "__qualname__", "build_inputs")
-        kind = "None" if made is None else f"a {type(made).__name__}"
+        kind = "None" if data is None else f"a {type(data).__name__}"
         raise UsageError(
             f"{name} returned {kind}; return a tf.data.Dataset or a Source, such as ArraySource"
         )
-    return made
+    return data
 
 
 def build_dataset_at(
     data: Any, position: Position, input_context: tf.distribute.InputContext | None = None
 ) -> tf.data.Dataset:
-    """Returns a task's data, in batches for one replica, from `position` on and without what it leaves out.
+    """Returns a task's data, in batches for one replica, from `position` on.
 
-    A Source is asked to begin there. A plain dataset is read from its start, and what comes before
-    is dropped.
+    The batches that the position leaves out are missing. A Source is asked to begin at the
+    position. A plain dataset is read from its start, and the batches before the position are
+    dropped.
 
     Args:
       data: The Source or tf.data.Dataset that a task's `build_inputs` returned.
       position: The position of the first batch.
-      input_context: The worker's place among the others; None for a single replica.
+      input_context: The worker's place among the others. None for a single replica.
     """
-    here = count_local_replicas(input_context)
+    local_replicas = count_local_replicas(input_context)
     if not isinstance(data, Source):
-        return _drop_skipped_batches(skip_batches(data, position.batch, here), position, here)
-    stretches = [
-        (
-            data.at(begin, input_context)
-            if length is None
-            else data.at(begin, input_context).take(length * here)
-        )
-        for begin, length in position.iterate_ranges()
-    ]
-    return functools.reduce(lambda joined, stretch: joined.concatenate(stretch), stretches)
+        dataset = skip_batches(data, position.batch, local_replicas)
+        return _drop_skipped_batches(dataset, position, local_replicas)
+
+    ranges = []
+    for begin, length in position.iterate_ranges():
+        dataset = data.at(begin, input_context)
+        ranges.append(dataset if length is None else dataset.take(length * local_replicas))
+    return functools.reduce(lambda joined, part: joined.concatenate(part), ranges)
 
 
 def _drop_skipped_batches(
@@ -119,25 +125,27 @@ def _drop_skipped_batches(
 ) -> tf.data.Dataset:
     """Returns `dataset`, which begins at the position, without the batches that it leaves out.
 
-    Not by take, skip and concatenate: a dataset that is begun twice shuffles differently the second
-    time.
+    It does not use take, skip and concatenate: a dataset that is begun twice shuffles differently
+    the second time.
     """
-    out = [batch for batch in position.skipped_batches if batch >= position.batch]
-    if not out:
+    skipped_batches = [batch for batch in position.skipped_batches if batch >= position.batch]
+    if not skipped_batches:
         return dataset
 
     @tf.autograph.experimental.do_not_convert
     def is_used(index: tf.Tensor, element: Any) -> tf.Tensor:
         del element
-        return tf.reduce_all(index // local_replicas + position.batch != tf.constant(out, tf.int64))
+        batch = index // local_replicas + position.batch
+        return tf.reduce_all(batch != tf.constant(skipped_batches, tf.int64))
 
-    used = dataset.enumerate().filter(is_used).map(lambda index, element: element)
+    remaining = dataset.enumerate().filter(is_used).map(lambda index, element: element)
     count = int(dataset.cardinality())
     if count == tf.data.UNKNOWN_CARDINALITY:
-        return used
+        return remaining
     if count != tf.data.INFINITE_CARDINALITY:
+        # The last global batch of a dataset may have fewer elements than this worker has replicas.
         count -= sum(
             min(local_replicas, max(0, count - (batch - position.batch) * local_replicas))
-            for batch in out
+            for batch in skipped_batches
         )
-    return used.apply(tf.data.experimental.assert_cardinality(count))
+    return remaining.apply(tf.data.experimental.assert_cardinality(count))

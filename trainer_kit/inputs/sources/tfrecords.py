@@ -1,4 +1,7 @@
-"""TFRecord files as a Source: shuffled over all files, and any position in the order costs the same to reach."""
+"""TFRecord files as a Source, shuffled over all files.
+
+Any position in the order costs the same to reach.
+"""
 
 from __future__ import annotations
 
@@ -26,54 +29,56 @@ from trainer_kit.inputs.sources.tfrecord_index import RecordFiles, find_matching
 _LOG = logging.getLogger(__name__)
 _DAMAGE = re.compile(r"\bDataError: (.+)")
 # TensorFlow names the op that failed in double braces and then, line by line, the ops that it
-# failed in: for a function of a dataset that is the op that asked for a batch. A last line may name
-# any other op, which only waited for something from another device, such as [[IteratorGetNext/_4]].
-# Eagerly there is only the name of the op that was called.
+# failed in. For a function of a dataset, that is the op that asked for a batch. A last line may
+# name any other op, which only waited for something from another device, such as
+# [[IteratorGetNext/_4]]. Eagerly the message contains only the name of the op that was called.
 _GET_NEXT = re.compile(
-    r"\[\[(\{\{node"
-    r" )?([^\s\[\]]*/)?(MultiDevice)?IteratorGetNext\w*(\}\})?\]\]|\[Op:(MultiDevice)?IteratorGetNext\w*\]"
+    r"\[\[(\{\{node )?([^\s\[\]]*/)?(MultiDevice)?IteratorGetNext\w*(\}\})?\]\]"
+    r"|\[Op:(MultiDevice)?IteratorGetNext\w*\]"
 )
-_PLACE = re.compile(r"\n\s*\[\[| \[Op:")  # what comes before it tells what went wrong
+# The text before it contains the reason of an error.
+_PLACE = re.compile(r"\n\s*\[\[| \[Op:")
 _PREFIX = re.compile(r"\{\{function_node [^}]*\}\} |^\s*\(0\) [A-Z_]+:\s+")
 
 
 class TFRecordSource:
-    """Batches from TFRecord files, in the order that ArraySource has: a pure function of (seed, epoch, index).
+    """Batches from TFRecord files, in the order that ArraySource has.
 
-    Index i is the i-th record of the files in sorted order. Each epoch of training is a permutation
-    over all of them, not within a buffer; validation is one pass in order. Replicas and workers
-    share every global batch as with ArraySource, so all workers need all files.
+    The order is a pure function of (seed, epoch, index). Index i is the i-th record of the files in
+    sorted order. Each epoch of training is a permutation over all of them, not within a buffer.
+    Validation is one pass in order. Replicas and workers share every global batch as with
+    ArraySource, so all workers need all files.
 
-    When it is made, it reads the headers of all records: 0.6 s for a million, the files being in
-    the page cache. Records are read at random: from a local SSD, or what the page cache holds. For
-    slower disks `params.block_length` keeps so many successive records together in the shuffled
-    order. 1,200 to 1,600 batches of 32 small records a second come through, on 2 CPU cores;
-    tf.data's own reader with a shuffle buffer makes 5,300, since it runs no Python.
+    The constructor reads the headers of all records: 0.6 s for a million, with the files in the
+    page cache. Records are read at random, from a local SSD or the page cache. For slower disks
+    `params.block_length` keeps so many successive records together in the shuffled order. 1,200 to
+    1,600 batches of 32 small records a second come through, on 2 CPU cores. tf.data's own reader
+    with a shuffle buffer makes 5,300, since it runs no Python.
 
-    Of `params` it also uses prefetch_buffer_size, deterministic and autotune_algorithm; a warning
-    names what is set and not used.
+    Of `params` it also uses prefetch_buffer_size, deterministic and autotune_algorithm. A warning
+    names the fields that are set and not used.
 
     Args:
-      file_pattern: such as `params.input_path`: a path or glob, several separated by commas, or a
-        list of those.
-      params: the data's section of the config.
-      parse: turns serialized examples (string tensor, [batch]) into a nested structure with a first
-        dimension of the batch, in graph on the host, as `lambda examples:
+      file_pattern: A path or glob, several separated by commas, or a list of those, such as
+        `params.input_path`.
+      params: The data's section of the config.
+      parse: A function that turns serialized examples (string tensor, [batch]) into a nested
+        structure with a first dimension of the batch, in graph on the host, as `lambda examples:
         tf.io.parse_example(examples, features)`. Like `batch_transform` it has to be a pure
         function, or a resumed run differs.
-      batch_transform: changes what `parse` returned, and gets it as one argument (so a tuple if
-        `parse` returned one). Both get a seed for each example if they have a second parameter
-        named `seed`, as ArraySource's `transform` does: int32 [batch, 2], the same for both, and
-        the same as ArraySource gives.
+      batch_transform: A function that changes the result of `parse`, and gets it as one argument
+        (so a tuple if `parse` returned one). Both get a seed for each example if they have a second
+        parameter named `seed`, as ArraySource's `transform` does: int32 [batch, 2], the same for
+        both, and the same as ArraySource gives.
 
     Attributes:
-      num_examples: records in all files.
+      num_examples: The number of records in all files.
 
     Raises:
       UsageError: when the batch size is 0, the pattern is not one, autotune_algorithm is unknown,
         or a function cannot be called with one argument, or with one and `seed`.
-      DataError: when no file matches, a file is empty, compressed, cut or damaged, or there are too
-        few examples.
+      DataError: when no file matches, a file is empty, compressed, cut or damaged, or the files
+        have too few examples.
     """
 
     def __init__(
@@ -84,7 +89,8 @@ class TFRecordSource:
         parse: Callable[..., Any],
         batch_transform: Callable[..., Any] | None = None,
     ) -> None:
-        self._params, self._functions = params, [BatchFunction(parse, "parse")]
+        self._params = params
+        self._functions = [BatchFunction(parse, "parse")]
         if batch_transform is not None:
             self._functions.append(BatchFunction(batch_transform, "batch_transform"))
         self._uses_seeds = any(function.takes_seed for function in self._functions)
@@ -99,15 +105,15 @@ class TFRecordSource:
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
-        """Returns the dataset from global batch `position` on, in batches for one replica. Runs on the host.
+        """Returns the dataset from global batch `position` on, in batches for one replica.
 
-        Reading it raises a tf.errors.OpError for a damaged record; `find_data_error` finds the file
-        and the offset in it.
+        Runs on the host. Reading the dataset raises a tf.errors.OpError for a damaged record.
+        `find_data_error` finds the file and the offset in it.
 
         Args:
-          position: how many global batches have been used already, from the start of the first
+          position: How many global batches have been used already, from the start of the first
             epoch.
-          input_context: the worker's place among the others; None for a single replica.
+          input_context: The worker's place among the others. None for a single replica.
 
         Raises:
           UsageError: when the replicas cannot share a global batch to train on equally.
@@ -115,45 +121,47 @@ class TFRecordSource:
         indices = self._order.at(position, input_context, with_seeds=self._uses_seeds)
         batches = indices.map(self._read_batch, num_parallel_calls=tf.data.AUTOTUNE)
         for function in self._functions:
-            more = function is not self._functions[-1]
+            # The last function of the chain drops the seeds.
+            is_last = function is self._functions[-1]
             batches = function.apply_to(
-                batches, has_seeds=self._uses_seeds, keep_seeds=self._uses_seeds and more
+                batches, has_seeds=self._uses_seeds, keep_seeds=self._uses_seeds and not is_last
             )
         return finish_pipeline(batches, self._params, self._options)
 
     def identity(self) -> dict[str, Any]:
-        """Returns what describes files and records; see Source and RecordFiles."""
+        """Returns the identity of files and records. See Source and RecordFiles."""
         return self._files.identity()
 
     @tf.autograph.experimental.do_not_convert
     def _read_batch(self, indices: tf.Tensor, seeds: tf.Tensor | None = None) -> Any:
-        # Not stateful: TensorFlow may then run several in parallel, in order, with op determinism
-        # too.
+        # Without a state, TensorFlow may run several calls in parallel, in order, also with op
+        # determinism.
         records = tf.numpy_function(self._files.read_records, [indices], tf.string, stateful=False)
         records = tf.ensure_shape(records, indices.shape)
         return records if seeds is None else (records, seeds)
 
 
 def find_data_error(error: BaseException, *datasets: Any) -> DataError | None:
-    """Returns a DataError if the error of a loop comes from inside tf.data; None if it does not.
+    """Returns a DataError if the error of a loop comes from inside tf.data, or None.
 
-    TensorFlow keeps only the text of an exception in a numpy_function; that of a TFRecordSource is
-    recognised by it.
+    TensorFlow keeps only the text of an exception in a numpy_function, by which that of a
+    TFRecordSource is recognised.
 
     Args:
       error: The error of the loop.
-      *datasets: The datasets that were read, to find the user's line; objects that are no
+      *datasets: The datasets that were read, to find the user's line. Objects that are no
         tf.data.Dataset are ignored.
     """
     if not isinstance(error, tf.errors.OpError):
         return None
-    if found := _DAMAGE.search(error.message):
-        return DataError(found[1])
+    damage = _DAMAGE.search(error.message)
+    if damage:
+        return DataError(damage[1])
     if not is_read_error(error):
         return None
-    return DataError(
-        f"the data cannot be read: {_reason(error.message)}{_describe_user_line(error.message, datasets)}"
-    )
+    reason = _reason(error.message)
+    user_line = _describe_user_line(error.message, datasets)
+    return DataError(f"the data cannot be read: {reason}{user_line}")
 
 
 def is_read_error(error: tf.errors.OpError) -> bool:
@@ -165,10 +173,12 @@ def is_read_error(error: tf.errors.OpError) -> bool:
 def explain_read_errors(
     datasets: Callable[[], Sequence[Any]], on_failure: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Turns the error of a loop into a DataError if data cannot be read; the end of the data is no error.
+    """Turns the error of a loop into a DataError if data cannot be read.
+
+    The end of the data is not such an error.
 
     Args:
-      datasets: A function that returns the datasets that are read; see `find_data_error`.
+      datasets: A function that returns the datasets that are read. See `find_data_error`.
       on_failure: A function that is called after any error of the loop.
 
     Raises:
@@ -179,26 +189,28 @@ def explain_read_errors(
     except tf.errors.OutOfRangeError:
         raise
     except tf.errors.OpError as error:
-        read = datasets()
+        # on_failure may drop the datasets.
+        read_datasets = datasets()
         on_failure()
-        if damage := find_data_error(error, *read):
-            raise damage from error
+        data_error = find_data_error(error, *read_datasets)
+        if data_error:
+            raise data_error from error
         raise
 
 
 def _describe_user_line(message: str, datasets: Iterable[Any]) -> str:
-    """The user's line that failed, as far as it is known."""
-    of_python = parse_user_frames(
-        message.partition("Traceback (most recent call last)")[2]
-    )  # not where a batch is taken
-    frame = of_python[-1] if of_python else None
+    """Returns the user's line that failed, as far as it is known."""
+    # The text before the traceback may name the line that takes a batch.
+    traceback = message.partition("Traceback (most recent call last)")[2]
+    python_frames = parse_user_frames(traceback)
+    frame = python_frames[-1] if python_frames else None
     for dataset in datasets:
         frame = frame or find_failed_op_line(message, dataset)
     return f"\n  {frame}: {frame.code}" if frame else ""
 
 
 def _reason(message: str) -> str:
-    lines = [
-        _PREFIX.sub("", line).strip() for line in _PLACE.split(message, maxsplit=1)[0].splitlines()
-    ]
+    """Returns the last line of TensorFlow's message that contains a reason."""
+    text = _PLACE.split(message, maxsplit=1)[0]
+    lines = [_PREFIX.sub("", line).strip() for line in text.splitlines()]
     return next((line for line in reversed(lines) if line), "no reason is known")
