@@ -25,9 +25,11 @@ def select_averaged_variables(
       config: The config. Its trainable_weights_only chooses the trainable variables, or all.
       trainable: The variables to choose as trainable ones. Empty: those of the model.
     """
-    variables = model.variables
-    if config.trainable_weights_only:
-        variables = trainable or model.trainable_variables
+    variables = (
+        (trainable or model.trainable_variables)
+        if config.trainable_weights_only
+        else model.variables
+    )
     return [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
 
 
