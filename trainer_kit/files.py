@@ -30,10 +30,11 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def follow_links(folder: str) -> str:
-    """Returns the absolute path of `folder` without symbolic links; a leading `~` is the user's home.
+    """Returns the absolute path of `folder` without symbolic links.
 
-    So neither a link that is redirected during a run, such as `runs/latest`, nor os.chdir in the
-    user's code redirects the run. A remote folder is unchanged.
+    A leading `~` is the home of the user. Neither a link that is redirected
+    during a run, such as `runs/latest`, nor os.chdir in the user's code then redirects the run. A
+    remote folder is unchanged.
 
     Raises:
       UsageError: when the path is not ASCII and the locale is.
