@@ -40,8 +40,8 @@ def create_strategy(
 ) -> tf.distribute.Strategy:
     """Returns the strategy that `runtime` asks for.
 
-    Runs eagerly, on the host, after `configure_devices`. One device never pays for mirroring: `auto`
-    and `mirrored` over a single device give TensorFlow's default strategy.
+    Runs eagerly, on the host, after `configure_devices`. One device never pays for mirroring:
+    `auto` and `mirrored` over a single device give TensorFlow's default strategy.
 
     Args:
       runtime: Its distribution_strategy, num_gpus, virtual_cpus, all_reduce_alg, num_packs and tpu
