@@ -25,7 +25,9 @@ def get_predictor(
     which: str | int | None = None,
     import_modules: str | Sequence[str] = (),
 ) -> Predictor:
-    """Returns a function that computes tensors of a model, in inference mode; runs eagerly, on the host.
+    """Returns a function that computes tensors of a model, in inference mode.
+
+    Runs eagerly, on the host.
 
     The function takes the values of the inputs, in their order or by name, and returns the outputs
     as NumPy arrays by name. It computes only what the outputs need. A live model is used with the

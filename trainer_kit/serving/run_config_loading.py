@@ -71,8 +71,9 @@ def read_run_config(
     name = read_experiment_name(run_dir)
     if not name:
         raise UsageError(
-            f"{run_dir / 'manifest.json'} names no experiment, since the run was started from Python"
-            " without one; build its model yourself and call trainer_kit.load_weights(model,"
+            f"{run_dir / 'manifest.json'} names no experiment,"
+            " since the run was started from Python without one;"
+            " build its model yourself and call trainer_kit.load_weights(model,"
             f" {str(run_dir)!r}), or, after a fit of trainer_kit.compat.keras,"
             f" compat.keras.load(model, {str(run_dir)!r})"
         )
