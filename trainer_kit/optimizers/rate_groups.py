@@ -140,7 +140,7 @@ class _RateGroupsMixin:
 
 
 def _find_first_match(patterns: Sequence[tuple[str, float]], path: str) -> tuple[str | None, float]:
-    """Returns the first pattern that matches `path`, with its factor; without a match None and 1."""
+    """Returns the first pattern that matches `path`, with its factor; else None and 1."""
     for pattern, factor in patterns:
         if re.search(pattern, path):
             return pattern, factor
