@@ -109,7 +109,7 @@ def select_user_frames(stack: Iterable[Any]) -> list[Frame]:
 
 
 def caller_location(modules: Collection[str]) -> str:
-    """Returns the file and line of the code that called into `modules`; "" if it is not the user's."""
+    """Returns file and line of the code that called into `modules`; "" if it is not the user's."""
     for frame, line in traceback.walk_stack(None):
         path = frame.f_code.co_filename
         if frame.f_globals.get("__name__") not in (__name__, *modules):
@@ -118,9 +118,9 @@ def caller_location(modules: Collection[str]) -> str:
 
 
 def find_autograph_function(error: BaseException) -> str | None:
-    """Returns the name of the user's function that `error` comes from, if AutoGraph translated it.
+    """Returns the name of the user's function that `error` comes from.
 
-    None for other functions. AutoGraph adds the user's lines to the text of an Exception, not to
+    None unless AutoGraph has translated the function. AutoGraph adds the user's lines to the text of an Exception, not to
     that of a SystemExit.
     """
     frames = [
