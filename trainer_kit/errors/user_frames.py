@@ -100,7 +100,10 @@ def parse_user_frames(text: str) -> list[Frame]:
 
 
 def select_user_frames(stack: Iterable[Any]) -> list[Frame]:
-    """Returns the frames of the user's code in a stack of Python's or TensorFlow's frame summaries."""
+    """Returns the frames of the user's code in a stack.
+
+    The stack contains frame summaries of Python or TensorFlow.
+    """
     return [
         Frame(summary.filename, summary.lineno, summary.name or "<lambda>")
         for summary in stack
@@ -120,8 +123,8 @@ def caller_location(modules: Collection[str]) -> str:
 def find_autograph_function(error: BaseException) -> str | None:
     """Returns the name of the user's function that `error` comes from.
 
-    None unless AutoGraph has translated the function. AutoGraph adds the user's lines to the text of an Exception, not to
-    that of a SystemExit.
+    None unless AutoGraph has translated the function. AutoGraph adds the user's lines to the text
+    of an Exception, not to that of a SystemExit.
     """
     frames = [
         frame

@@ -72,7 +72,10 @@ def configure_devices(
 
 
 def get_thread_counts() -> dict[str, int]:
-    """Returns TensorFlow's thread counts, for the record of a run; 0: as many as TensorFlow chooses."""
+    """Returns TensorFlow's thread counts, for the record of a run.
+
+    0 means as many as TensorFlow chooses.
+    """
     threading = tf.config.threading
     return {
         "inter_op": threading.get_inter_op_parallelism_threads(),
