@@ -90,7 +90,10 @@ def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> 
 
 @contextlib.contextmanager
 def _listen(address: str) -> Iterator[None]:
-    """Answers at the port of `address`; if the port cannot be opened, TensorFlow reports why later."""
+    """Answers at the port of `address`.
+
+    If the port cannot be opened, TensorFlow reports why later.
+    """
     port = address.rpartition(":")[2]
     try:
         server = socket.create_server(("", int(port)))

@@ -108,7 +108,9 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
 
 
 def read_worker_index(worker_hosts: str | None, task_index: int) -> int:
-    """Returns the index of this process among the workers, also before `configure_cluster` is called.
+    """Returns the index of this process among the workers.
+
+    Works before `configure_cluster` is called, too.
 
     Raises:
       ConfigError: when TF_CONFIG is wrong.
