@@ -36,7 +36,7 @@ def choose_strategy(runtime: RuntimeConfig, machine: Machine) -> str:
     Raises:
       ConfigError: when the machine lacks what the config asks for.
     """
-    policy = runtime.distribution_strategy
+    policy: str = runtime.distribution_strategy
     if policy == "auto":
         policy = _choose_automatically(runtime, machine)
 
