@@ -95,7 +95,10 @@ def tiny_arrays(training: bool, examples: int = EXAMPLES) -> tuple[np.ndarray, n
 
 
 def tiny_experiment(**trainer: Any) -> ExperimentConfig:
-    """Returns an experiment of 20 steps in loops of 5; `trainer` changes its trainer section."""
+    """Returns an experiment of 20 steps in loops of 5, on CPU.
+
+    `trainer` changes its trainer section.
+    """
     optimization = {
         # Momentum has slot variables, as Adam has, and fewer operations to trace.
         "optimizer": {"type": "sgd", "sgd": {"momentum": 0.9}},
