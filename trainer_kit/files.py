@@ -1,7 +1,7 @@
 """Local files: atomic writes with named write points, and appended records.
 
-A write makes a temporary file in the same folder, flushes it to disk and renames it. A reader
-therefore sees the old file or the new one, never a part of either. This module imports no
+A write creates a temporary file in the same folder, flushes it to disk and renames it. A reader
+therefore sees the old file or the new one, never a part of either. This module does not import
 TensorFlow and handles local paths only.
 """
 
@@ -17,12 +17,10 @@ from typing import Any
 
 from trainer_kit.errors import StorageError, UsageError
 
-_MAX_JSON_DEPTH = (
-    100  # levels of a record; walking a deeper one might exceed Python's recursion limit
-)
+# Levels of a record. Walking a deeper one might exceed Python's recursion limit.
+_MAX_JSON_DEPTH = 100
 
-# Called with (write point, path) just before each step of a write; fault injection sets it, nothing
-# else does.
+# Called with (write point, path) just before each step of a write. Only fault injection sets it.
 on_write_point: Callable[[str, str], None] | None = None
 
 
@@ -32,11 +30,14 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def follow_links(folder: str) -> str:
-    """Returns the absolute path of `folder` without symbolic links; a leading `~` is the user's home.
+    """Returns the absolute path of `folder` without symbolic links.
 
-    So neither a link that is redirected during a run, such as `runs/latest`, nor os.chdir in the
-    user's code redirects the run. A remote folder is unchanged. Raises UsageError when the path is
-    not ASCII and the locale is.
+    A leading `~` is the home of the user. Neither a link that is redirected
+    during a run, such as `runs/latest`, nor os.chdir in the user's code then redirects the run. A
+    remote folder is unchanged.
+
+    Raises:
+      UsageError: when the path is not ASCII and the locale is.
     """
     if not folder or is_remote(folder):
         return folder
@@ -56,7 +57,7 @@ def write_text(path: str | os.PathLike[str], text: str, point: str = "file") -> 
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes, point: str = "file") -> None:
-    """Replaces the file at `path` by `content`, atomically; makes the folder if it is missing.
+    """Replaces the file at `path` by `content`, atomically; creates the folder if it is missing.
 
     Args:
       path: A local path.
@@ -75,18 +76,23 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, point: str = "file
 
 
 def write_json(path: str | os.PathLike[str], value: Any, point: str = "file") -> None:
-    """Replaces the file at `path` by `value` as indented JSON, atomically; NaN and infinity are as in JavaScript."""
+    """Replaces the file at `path` by `value` as indented JSON, atomically; see `write_bytes`.
+
+    NaN and infinity are written as in JavaScript.
+    """
     write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n", point)
 
 
 def append_json_line(
     path: str | os.PathLike[str], record: dict[str, Any], point: str = "line"
 ) -> None:
-    """Appends `record` as one JSON line, flushed to disk. `read_json_lines` drops a line that a crash has cut.
+    """Appends `record` as one JSON line, flushed to disk.
+
+    `read_json_lines` drops a line that a crash has cut.
 
     Args:
-      path: A local path; the file and its folder are made if they are missing.
-      record: A record of values that JSON can hold.
+      path: A local path. The file and its folder are created if they are missing.
+      record: A record of values that JSON can represent.
       point: The name of this write point for fault injection.
 
     Raises:
@@ -97,11 +103,13 @@ def append_json_line(
         os.makedirs(target.parent, exist_ok=True)
         report_write_point(f"{point}.append", target)
         with open(target, "ab+") as stream:
+            # A line that a crash has cut gets an end, so that the record starts a new line.
             stream.seek(0, os.SEEK_END)
             if stream.tell() > 0:
                 stream.seek(-1, os.SEEK_END)
                 if stream.read(1) != b"\n":
                     stream.write(b"\n")
+
             stream.write(json.dumps(record).encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
@@ -110,7 +118,9 @@ def append_json_line(
 
 
 def read_json_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yields the records of a file of JSON lines without damaged lines; yields nothing if there is no file.
+    """Yields the records of a file of JSON lines, without damaged lines.
+
+    Yields nothing if the file does not exist.
 
     Raises:
       StorageError: when the file cannot be read.
@@ -131,10 +141,12 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Returns the value of JSON text. All readers of records use it, so that damage is one kind of error.
+    """Returns the value of JSON text.
+
+    All readers of records use this function, so that damage is one kind of error.
 
     Args:
-      text: The text; bytes are read as UTF-8, and invalid bytes are replaced.
+      text: The text. Bytes are read as UTF-8, and invalid bytes are replaced.
 
     Raises:
       ValueError: when the text is not JSON, is nested too deeply, or has a number with more digits
@@ -144,21 +156,26 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text.decode(errors="replace") if isinstance(text, bytes) else text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+    # Each pass replaces the values of a level by those of the next level.
     level = [value]
     for _ in range(_MAX_JSON_DEPTH):
-        level = [inner for one in level for inner in _items(one)]
+        level = [item for container in level for item in _items(container)]
         if not level:
             return value
     raise ValueError("it is nested too deeply")
 
 
 def _items(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Returns the JSON object in the file at `path`; None if there is no file or no object in it."""
-    if not os.path.isfile(path):  # a FIFO would block the reader
+    """Returns the JSON object in the file at `path`; None if the file or the object is missing."""
+    # A FIFO would block the reader.
+    if not os.path.isfile(path):
         return None
     try:
         value = parse_json(Path(path).read_bytes())
@@ -168,7 +185,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def flush_folder(folder: str | os.PathLike[str]) -> None:
-    """Flushes the file names in `folder` to disk after renames; does nothing if the system cannot do it."""
+    """Flushes the file names in `folder` to disk after renames, if the system can do it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder or ".", os.O_RDONLY)
         try:
@@ -184,18 +201,22 @@ def report_write_point(point: str, path: str | os.PathLike[str]) -> None:
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:
-    """Raises StorageError unless files can be made in `folder` or, if it is missing, in its nearest existing parent."""
-    place = Path(folder).absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
-        raise StorageError(f"{folder} cannot be used: {place} is a file, not a folder")
+    """Raises StorageError unless files can be created in `folder`.
+
+    If the folder is missing, its nearest existing parent is checked.
+    """
+    existing = Path(folder).absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise StorageError(f"{folder} cannot be used: {existing} is a file, not a folder")
+
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise StorageError(
-            f"{folder} cannot be written: {error.strerror or error} ({place})"
+            f"{folder} cannot be written: {error.strerror or error} ({existing})"
         ) from error
 
 

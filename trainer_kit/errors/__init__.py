@@ -1,4 +1,4 @@
-"""The exceptions of trainer_kit, the report of several mistakes at once, and the table of exit codes.
+"""The exceptions of trainer_kit, the report of several mistakes, and the table of exit codes.
 
 Exit codes are an interface: supervisors and Kubernetes' podFailurePolicy act on them.
 """
@@ -56,19 +56,22 @@ class TrainerKitError(Exception):
 
 
 def find_trainer_kit_error(error: BaseException) -> TrainerKitError | None:
-    """Returns `error` if it is a TrainerKitError, or the TrainerKitError that TensorFlow's AutoGraph wrapped in it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, TrainerKitError) and (
-            seen is error or hasattr(seen, "ag_error_metadata")
-        ):
-            return seen
-        seen = seen.__context__
+    """Returns `error` if it is a TrainerKitError, or the one that AutoGraph wrapped in it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        # AutoGraph marks the errors that it wraps.
+        is_wrapped = hasattr(cause, "ag_error_metadata")
+        if isinstance(cause, TrainerKitError) and (cause is error or is_wrapped):
+            return cause
+        cause = cause.__context__
     return None
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds lines to the report of an error, like `add_note` of Python 3.11, whose tracebacks show them too."""
+    """Adds lines to the report of an error, like `add_note` of Python 3.11.
+
+    Tracebacks of Python 3.11 show the lines too.
+    """
     notes = getattr(error, "__notes__", None)
     error.__notes__ = [*(notes or []), note]
 
@@ -131,11 +134,11 @@ class InterruptedRunError(TrainerKitError, KeyboardInterrupt):
 
 
 class StopTraining(Exception):
-    """An action raises it after a training loop or an evaluation to end the run as if there were no more steps.
+    """Ends the run as if there were no more steps.
 
-    The results are reported, and the weights are saved and, in modes that evaluate, evaluated.
-    final.json holds the reason. With several workers, all of them have to raise it after the same
-    step.
+    An action raises it after a training loop or an evaluation. The results are reported, and the
+    weights are saved and, in modes that evaluate, evaluated. final.json contains the reason. With
+    several workers, all of them have to raise it after the same step.
 
     Args:
       reason: Why the run ends, for the log and for final.json.
@@ -150,7 +153,7 @@ class Mistake:
     """One thing that a user has to change.
 
     Attributes:
-      path: The dotted path of the value in the config, or the flag; "" when there is none.
+      path: The dotted path of the value in the config, or the flag. "" when there is none.
       problem: The value and why it is wrong, e.g. "'abc' is not a whole number".
       advice: The allowed values, or what to do.
       origin: The place of the value, e.g. "conf.yaml:12" or "--params_override".
@@ -162,9 +165,12 @@ class Mistake:
     origin: str = ""
 
     def __str__(self) -> str:
-        where = f" ({self.origin})" if self.origin else ""
-        head = f"{self.path}{where}: " if self.path else f"{self.origin}: " if self.origin else ""
-        return f"{head}{self.problem}" + (f"; {self.advice}" if self.advice else "")
+        text = self.problem
+        if self.path and self.origin:
+            text = f"{self.path} ({self.origin}): {text}"
+        elif self.path or self.origin:
+            text = f"{self.path or self.origin}: {text}"
+        return f"{text}; {self.advice}" if self.advice else text
 
 
 class ConfigError(UsageError):
@@ -173,60 +179,69 @@ class ConfigError(UsageError):
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
         self.mistakes: tuple[Mistake, ...] = tuple(mistakes)
         lines = [str(mistake) for mistake in self.mistakes]
-        super().__init__(
-            "\n  ".join([f"{len(lines)} mistakes", *lines]) if len(lines) > 1 else "".join(lines)
-        )
+        if len(lines) > 1:
+            lines = [f"{len(lines)} mistakes", *lines]
+        super().__init__("\n  ".join(lines))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Mistake, ...]]]:
-        """Makes the error picklable, so that a pool of processes can return it instead of waiting for ever."""
+        """Makes the error picklable.
+
+        A pool of processes can then return it, instead of waiting permanently.
+        """
         return ConfigError, (self.mistakes,)
 
 
-_MAX_SIMILARITY_GAP = (
-    0.15  # the largest gap in similarity (0 to 1) between the best name and another one to suggest
-)
+# The largest gap in similarity (0 to 1) between the best name and another name to suggest.
+_MAX_SIMILARITY_GAP = 0.15
 
 
 def find_similar_names(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
-    """Returns at most `limit` candidates that are similar to `name`, best first; leaves out much weaker ones."""
+    """Returns at most `limit` candidates that are similar to `name`, best first.
+
+    Candidates that are much less similar than the best one are left out.
+    """
+    lower_name = name.lower()
     by_lower = {candidate.lower(): candidate for candidate in sorted(set(candidates))}
-    best = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    best = difflib.get_close_matches(lower_name, by_lower, n=1, cutoff=0.6)
     if not best:
         return ()
-    cutoff = max(
-        0.6, difflib.SequenceMatcher(None, best[0], name.lower()).ratio() - _MAX_SIMILARITY_GAP
-    )
-    return tuple(
-        by_lower[match]
-        for match in difflib.get_close_matches(name.lower(), by_lower, n=limit, cutoff=cutoff)
-    )
+
+    similarity = difflib.SequenceMatcher(None, best[0], lower_name).ratio()
+    cutoff = max(0.6, similarity - _MAX_SIMILARITY_GAP)
+    matches = difflib.get_close_matches(lower_name, by_lower, n=limit, cutoff=cutoff)
+    return tuple(by_lower[match] for match in matches)
 
 
 def suggest_names(name: str, candidates: Sequence[str], max_listed: int = 12) -> str:
-    """Returns the advice for an unknown name: similar candidates if there are any, else the candidates."""
-    near = find_similar_names(name, candidates)
-    if near:
-        return f"did you mean {' or '.join(near)}?"
+    """Returns the advice for an unknown name: similar candidates if any exist, else a list."""
+    similar = find_similar_names(name, candidates)
+    if similar:
+        return f"did you mean {' or '.join(similar)}?"
     if not candidates:
         return "there are none"
-    known = sorted(candidates)
-    more = f", ... ({len(known)} in all)" if len(known) > max_listed else ""
-    return f"there are: {', '.join(known[:max_listed])}{more}"
+
+    ordered = sorted(candidates)
+    more = f", ... ({len(ordered)} in all)" if len(ordered) > max_listed else ""
+    return f"there are: {', '.join(ordered[:max_listed])}{more}"
 
 
 def suggest_paths(missing: Path, names: Sequence[str], kind: str) -> str:
-    """Returns the advice for a path that does not exist: similar paths, or what its folder holds.
+    """Returns the advice for a path that does not exist: similar paths, or entries of its folder.
 
     Args:
       missing: The path.
       names: The names of the entries of its folder that could be meant.
-      kind: What these are, such as "folders".
+      kind: What the entries are, such as "folders".
     """
-    if not missing.parent.is_dir():
-        return f"there is no folder {missing.parent} either"
-    if near := find_similar_names(missing.name, names):
-        return f"did you mean {' or '.join(str(missing.parent / name) for name in near)}?"
-    place = "here" if missing.parent == Path() else f"in {missing.parent}"
-    return (
-        f"{place} {suggest_names(missing.name, names)}" if names else f"{place} there are no {kind}"
-    )
+    folder = missing.parent
+    if not folder.is_dir():
+        return f"there is no folder {folder} either"
+
+    similar = [str(folder / name) for name in find_similar_names(missing.name, names)]
+    if similar:
+        return f"did you mean {' or '.join(similar)}?"
+
+    place = "here" if folder == Path() else f"in {folder}"
+    if not names:
+        return f"{place} there are no {kind}"
+    return f"{place} {suggest_names(missing.name, names)}"

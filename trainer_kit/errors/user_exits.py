@@ -1,4 +1,7 @@
-"""Turns a SystemExit of the user's code into an error, so that it does not choose the exit code of the program."""
+"""Turns a SystemExit of the user's code into an error.
+
+So the SystemExit does not choose the exit code of the program.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,21 @@ def build_exit_error(error: SystemExit) -> TrainerKitError:
     In a function that AutoGraph has translated the line is not known, so the error names the
     function.
     """
-    users = find_user_frames(error)
-    if function := find_autograph_function(error):
+    user_frames = find_user_frames(error)
+    function = find_autograph_function(error)
+    if function:
         place = f"your code, in {function},"
+    elif user_frames:
+        place = f"{user_frames[-1].file}:{user_frames[-1].line}: this line"
     else:
-        place = f"{users[-1].file}:{users[-1].line}: this line" if users else "your code"
-    explained = TrainerKitError(
-        f"{place} ends the program ({error!r}); raise an error there, or, to end a run early, let"
-        " an action raise trainer_kit.StopTraining"
+        place = "your code"
+
+    exit_error = TrainerKitError(
+        f"{place} ends the program ({error!r}); raise an error there, or, to end a run early,"
+        " let an action raise trainer_kit.StopTraining"
     )
-    explained.__cause__ = error
-    return explained
+    exit_error.__cause__ = error
+    return exit_error
 
 
 @contextlib.contextmanager

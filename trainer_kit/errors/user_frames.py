@@ -61,17 +61,19 @@ class Frame:
 
 
 def find_user_frames(error: BaseException) -> list[Frame]:
-    """Returns the frames of the user's code that `error` comes from, the deepest last; [] if there are none.
+    """Returns the frames of the user's code that `error` comes from, the deepest last.
 
     The user's code is neither installed nor part of Python or trainer_kit. If there is no such
     frame, code of installed packages counts, except TensorFlow, Keras and the packages that they
-    use, since a task may be installed.
+    use, since a task may be installed. The list is empty if no frame counts.
     """
-    in_text, in_traceback = parse_frames(get_error_message(error)), list(_traceback_frames(error))
+    text_frames = parse_frames(get_error_message(error))
+    traceback_frames = list(_traceback_frames(error))
     for is_users in (is_user_file, _is_installed):
-        for frames in (in_text, in_traceback):
-            if found := [frame for frame in frames if is_users(frame.file)]:
-                return found
+        for frames in (text_frames, traceback_frames):
+            user_frames = [frame for frame in frames if is_users(frame.file)]
+            if user_frames:
+                return user_frames
     return []
 
 
@@ -98,16 +100,19 @@ def parse_user_frames(text: str) -> list[Frame]:
 
 
 def select_user_frames(stack: Iterable[Any]) -> list[Frame]:
-    """Returns the frames of the user's code in a stack of Python's or TensorFlow's frame summaries."""
+    """Returns the frames of the user's code in a stack.
+
+    The stack contains frame summaries of Python or TensorFlow.
+    """
     return [
-        Frame(each.filename, each.lineno, each.name or "<lambda>")
-        for each in stack
-        if is_user_file(each.filename)
+        Frame(summary.filename, summary.lineno, summary.name or "<lambda>")
+        for summary in stack
+        if is_user_file(summary.filename)
     ]
 
 
 def caller_location(modules: Collection[str]) -> str:
-    """Returns the file and line of the code that called into `modules`; "" if it is not the user's."""
+    """Returns file and line of the code that called into `modules`; "" if it is not the user's."""
     for frame, line in traceback.walk_stack(None):
         path = frame.f_code.co_filename
         if frame.f_globals.get("__name__") not in (__name__, *modules):
@@ -116,17 +121,19 @@ def caller_location(modules: Collection[str]) -> str:
 
 
 def find_autograph_function(error: BaseException) -> str | None:
-    """Returns the name of the user's function that `error` comes from, if AutoGraph has translated it; else None.
+    """Returns the name of the user's function that `error` comes from.
 
-    AutoGraph adds the user's lines to the text of an Exception, not to that of a SystemExit.
+    None unless AutoGraph has translated the function. AutoGraph adds the user's lines to the text
+    of an Exception, not to that of a SystemExit.
     """
     frames = [
         frame
         for frame in _traceback_frames(error)
         if _AUTOGRAPH_FILE in frame.file or is_user_file(frame.file)
     ]
-    translated = frames and _AUTOGRAPH_FILE in frames[-1].file
-    return frames[-1].function.removeprefix("tf__") if translated else None
+    if not frames or _AUTOGRAPH_FILE not in frames[-1].file:
+        return None
+    return frames[-1].function.removeprefix("tf__")
 
 
 def find_package_frames(error: BaseException) -> list[Frame]:
@@ -135,17 +142,25 @@ def find_package_frames(error: BaseException) -> list[Frame]:
 
 
 def get_frame_locals(error: BaseException, frame: Frame) -> dict[str, Any]:
-    """Returns the local variables of `frame` by name; {} if Python had left the frame before the error."""
-    names, found = {frame.function, f"tf__{frame.function}"}, {}
-    for each, _ in _walk(error):
-        file = each.f_code.co_filename
-        if each.f_code.co_name in names and (file == frame.file or _AUTOGRAPH_FILE in file):
-            found = dict(each.f_locals)
-    return found
+    """Returns the local variables of `frame` by name.
+
+    Empty if Python had left the frame before the error.
+    """
+    names = {frame.function, f"tf__{frame.function}"}
+    local_variables: dict[str, Any] = {}
+    for python_frame, _ in _walk(error):
+        code = python_frame.f_code
+        is_same_file = code.co_filename == frame.file or _AUTOGRAPH_FILE in code.co_filename
+        if code.co_name in names and is_same_file:
+            local_variables = dict(python_frame.f_locals)
+    return local_variables
 
 
 def get_error_message(error: BaseException) -> str:
-    """Returns the message of an error; for TensorFlow's errors the attribute `message`, which has no decoration."""
+    """Returns the message of an error.
+
+    For TensorFlow's errors it is the attribute `message`, which has no decoration.
+    """
     message = getattr(error, "message", None)
     return message if isinstance(message, str) else str(error)
 
@@ -166,4 +181,7 @@ def _is_installed(file: str) -> bool:
     part = next((part for part in _SITE_PACKAGES if part in file), None)
     if part is None or file.startswith(_PACKAGE) or not os.path.isfile(file):
         return False
-    return re.split(r"[/.]", file.rsplit(part, 1)[1], maxsplit=1)[0] not in _FRAMEWORKS
+
+    path_in_packages = file.rsplit(part, 1)[1]
+    package = re.split(r"[/.]", path_in_packages, maxsplit=1)[0]
+    return package not in _FRAMEWORKS

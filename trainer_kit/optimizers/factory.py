@@ -1,4 +1,4 @@
-"""From config to optimizer: Keras 3's classes and our own, with Model Garden's values."""
+"""Creates optimizers from configs: classes of Keras 3 and our own, with Model Garden's values."""
 
 from __future__ import annotations
 
@@ -46,16 +46,15 @@ def create_optimizer(
 ) -> keras.Optimizer:
     """Returns the optimizer that `config` describes; runs eagerly, in the scope of the strategy.
 
-    Its attribute `clipping` tells `gradients.apply_gradients` how to clip gradients; Keras' own
-    clip arguments are not used. Build it with all the model's trainable variables before the first
-    step.
+    Its attribute `clipping` says how `gradients.apply_gradients` clips gradients. Keras' own clip
+    arguments are not used. Build it with all the model's trainable variables before the first step.
 
     Args:
-      config: optimizer, learning rate, warm-up, gradient processors, and groups of variables with
-        rates of their own; its `ema` is for moving_average.MovingAverage.
-      mixed_precision_dtype: for float16 the optimizer is wrapped in a LossScaleOptimizer. None:
+      config: Optimizer, learning rate, warm-up, gradient processors, and groups of variables with
+        separate rates. Its `ema` is for moving_average.MovingAverage.
+      mixed_precision_dtype: For float16 the optimizer is wrapped in a LossScaleOptimizer. None:
         Keras's global policy.
-      loss_scale: 'dynamic' (also None) or a number above 0; only for float16.
+      loss_scale: 'dynamic' (also None) or a number above 0, only for float16.
       random_seed: The seed of the run, for processors that draw random numbers.
 
     Raises:
@@ -66,10 +65,12 @@ def create_optimizer(
             "no optimizer was chosen; set trainer.optimizer_config.optimizer.type to one of "
             f"{', '.join(OptimizerConfig.branches())}"
         )
+
     optimizer = apply_rate_groups(_build(config), RateGroups.from_config(config))
     optimizer.clipping = Clipping.from_config(config)
     if config.gradient_processors:
         optimizer.gradient_processing = GradientProcessing(config.gradient_processors, random_seed)
+
     mixed_precision_dtype = mixed_precision_dtype or keras.config.dtype_policy().name
     if mixed_precision_dtype in ("float16", "mixed_float16"):
         return _with_loss_scale(optimizer, loss_scale)
@@ -83,19 +84,17 @@ def create_optimizer(
 
 
 def _build(config: OptimizationConfig) -> keras.Optimizer:
-    kind, rate = str(config.optimizer.type), create_learning_rate(config)
-    chosen = config.optimizer.get()
+    kind = str(config.optimizer.type)
+    rate = create_learning_rate(config)
+    section = config.optimizer.get()
+
     if kind in _CLASSES:
-        optimizer, names = _CLASSES[kind]
-        return optimizer(rate, **_arguments(optimizer, names, chosen))
+        optimizer_class, names = _CLASSES[kind]
+        return optimizer_class(rate, **_arguments(optimizer_class, names, section))
     if kind in _BUILDERS:
-        return _BUILDERS[kind](chosen, rate)
-    return _check_registered_optimizer(
-        kind, OptimizerConfig.registry.lookup(kind).build(chosen, rate)
-    )
+        return _BUILDERS[kind](section, rate)
 
-
-def _check_registered_optimizer(kind: str, optimizer: Any) -> keras.Optimizer:
+    optimizer = OptimizerConfig.registry.lookup(kind).build(section, rate)
     if not isinstance(optimizer, keras.Optimizer):
         raise UsageError(
             f"the registered optimizer {kind!r} built a"
@@ -108,16 +107,17 @@ def _check_registered_optimizer(kind: str, optimizer: Any) -> keras.Optimizer:
 def build_optimizers(optimizer: Any, variables: Sequence[Any]) -> None:
     """Creates the slot variables of a Keras 3 optimizer, or of each in a dict, if it has none yet.
 
-    Runs eagerly, in scope.
+    Runs eagerly, in strategy scope.
 
     Args:
-      optimizer: An optimizer of any library, a dict of optimizers, or None; only those of Keras 3
+      optimizer: An optimizer of any library, a dict of optimizers, or None. Only those of Keras 3
         need this call.
       variables: The variables that are trained.
     """
-    for one in optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]:
-        if isinstance(one, keras.Optimizer) and not one.built:
-            one.build(variables)
+    optimizers = optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]
+    for part in optimizers:
+        if isinstance(part, keras.Optimizer) and not part.built:
+            part.build(variables)
 
 
 def _with_loss_scale(
@@ -133,7 +133,7 @@ def _with_loss_scale(
 
 
 def _adafactor(config: Any, rate: Rate) -> keras.Optimizer:
-    only = config.include_in_weight_decay
+    included = config.include_in_weight_decay
     return Adafactor(
         rate,
         beta_2_decay=-config.decay_rate,
@@ -141,7 +141,7 @@ def _adafactor(config: Any, rate: Rate) -> keras.Optimizer:
         epsilon_2=config.epsilon2,
         clip_threshold=config.clipping_threshold,
         weight_decay=config.weight_decay,
-        decay_rule=DecayRule(include=(only,), rest=False) if only else DecayRule(),
+        decay_rule=DecayRule(include=(included,), rest=False) if included else DecayRule(),
         name=config.name,
     )
 
@@ -171,7 +171,10 @@ def _muon(config: Any, rate: Rate) -> keras.Optimizer:
 
 
 def _arguments(optimizer: type[keras.Optimizer], names: str, config: Any) -> dict[str, Any]:
-    """Returns the arguments of an optimizer; "a=b" in `names` is the argument a with the value of the field b."""
+    """Returns the arguments of an optimizer.
+
+    "a=b" in `names` is the argument a with the value of the field b.
+    """
     pairs = [name.split("=") for name in names.split()]
     arguments = {pair[0]: getattr(config, pair[-1]) for pair in pairs}
     if issubclass(optimizer, DecayRuleMixin):
@@ -186,8 +189,8 @@ _FTRL = (
     " l2_regularization_strength"
 )
 
-# The class of each optimizer, and its arguments: those have the names of the config's fields, but
-# for "argument=field".
+# The class of each optimizer, and its arguments. An argument has the name of a field of the config,
+# or is written "argument=field".
 _CLASSES: dict[str, tuple[type[keras.Optimizer], str]] = {
     "sgd": (keras.optimizers.SGD, "momentum nesterov name"),
     "adam": (keras.optimizers.Adam, f"{_ADAM} amsgrad"),

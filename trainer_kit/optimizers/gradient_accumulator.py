@@ -1,9 +1,9 @@
 """Gradient accumulation: one update of the weights with the gradients of several micro-batches.
 
 A training step gets a GradientAccumulator in place of its optimizer. It adds gradients to the
-GradientSums, variables of each replica. After the last micro-batch `GradientSums.update` makes the
-calls that the step has made, with the sums and on the optimizer itself: clipping, weight decay,
-schedules and the loss scale see one update.
+GradientSums, variables of each replica. After the last micro-batch `GradientSums.update` repeats
+the calls of the step, with the sums and on the optimizer itself: clipping, weight decay, schedules
+and the loss scale see one update.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from trainer_kit.optimizers import gradients as updates
 from trainer_kit.runtime.keras_internals import get_trained_variables
 
 Apply: TypeAlias = Callable[[list[tuple[Any, Any]]], Any]
-Key: TypeAlias = tuple[
-    Any, ...
-]  # of a call: the `id` of optimizer and variables, and how often it was made before
+
+# The key of a call: the `id` of optimizer and variables, and how many equal calls came before it.
+Key: TypeAlias = tuple[Any, ...]
 
 _FORWARDED_ATTRIBUTES = (
     "learning_rate",
@@ -32,22 +32,26 @@ _FORWARDED_ATTRIBUTES = (
     "uses_every_gradient",
 )
 _OFFERED = "apply_gradients, apply, scale_loss, learning_rate, iterations and variables"
-_LOW = (tf.float16, tf.bfloat16)  # gradients of these dtypes are summed in float32
+
+# Gradients of these dtypes are summed in float32.
+_LOW = (tf.float16, tf.bfloat16)
 _BRANCHES = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 
 
 class UnavailableError(UsageError, AttributeError):
-    """A training step uses an attribute of its optimizer that gradient accumulation cannot offer."""
+    """A training step uses an optimizer attribute that gradient accumulation cannot offer."""
 
 
 class GradientSums:
-    """The weighted sums of the gradients of micro-batches, on each replica. Checkpoints do not need them.
+    """The weighted sums of the gradients of micro-batches, on each replica.
+
+    Checkpoints do not need the sums.
 
     Attributes:
       variables: The variables of the sums, by the call and the number of the gradient in it.
       calls: For each call of the step the pairs of gradients and variables, and the function that
-        makes the call on the optimizer itself, with other gradients. To be emptied before a step is
-        traced, or runs eagerly.
+        repeats the call on the optimizer itself, with other gradients. Has to be emptied before a
+        step is traced, or runs eagerly.
     """
 
     def __init__(self) -> None:
@@ -62,64 +66,64 @@ class GradientSums:
 
         Args:
           key: The key of the call, the same in each micro-batch and on each replica.
-          pairs: The gradients with their variables; a gradient is None for a variable that keeps
+          pairs: The gradients with their variables. A gradient is None for a variable that keeps
             its value.
-          apply: Makes the call on the optimizer itself, with pairs of other gradients and these
-            variables.
+          apply: Repeats the call on the optimizer itself, with pairs of other gradients and the
+            same variables.
           weight: The micro-batch's share of the batch: a float above 0, or a float32 scalar. 0
             makes even NaN a 0.
           is_first: Whether the micro-batch is the first of its batch, so that its gradients replace
             the sums, a bool scalar.
         """
-        self.calls[key] = pairs, apply
+        self.calls[key] = (pairs, apply)
         for place, (gradient, variable) in enumerate(pairs):
             if gradient is None:
                 continue
+
             total = self._get_or_create_sum((key, place), gradient, variable)
-            product = tf.multiply if isinstance(weight, float) else tf.math.multiply_no_nan
-            weighted = product(
-                tf.cast(tf.convert_to_tensor(gradient), total.dtype), tf.cast(weight, total.dtype)
-            )
+            dense = tf.cast(tf.convert_to_tensor(gradient), total.dtype)
+            multiply = tf.multiply if isinstance(weight, float) else tf.math.multiply_no_nan
+            weighted = multiply(dense, tf.cast(weight, total.dtype))
             total.assign(tf.where(is_first, weighted, total + weighted))
 
     @tf.autograph.experimental.do_not_convert
     def update(self) -> None:
-        """Applies the sums as the step has applied its gradients; runs on a replica, after the last micro-batch."""
+        """Applies the sums as the step has applied its gradients.
+
+        Runs on a replica, after the last micro-batch.
+        """
         for key, (pairs, apply) in self.calls.items():
-            apply(
-                [
-                    (
-                        (
-                            None
-                            if gradient is None
-                            else tf.cast(self.variables[key, place], gradient.dtype)
-                        ),
-                        variable,
-                    )
-                    for place, (gradient, variable) in enumerate(pairs)
-                ]
-            )
+            sums: list[tuple[Any, Any]] = []
+            for place, (gradient, variable) in enumerate(pairs):
+                if gradient is None:
+                    sums.append((None, variable))
+                else:
+                    total = tf.cast(self.variables[key, place], gradient.dtype)
+                    sums.append((total, variable))
+            apply(sums)
 
     def _get_or_create_sum(self, key: tuple[Key, int], gradient: Any, variable: Any) -> tf.Variable:
-        """Returns the variable for the sum of a gradient, the same one on all replicas; creates it if it is new."""
+        """Returns the variable for the sum of a gradient, which all replicas share.
+
+        Creates it if it does not exist.
+        """
         if key not in self.variables:
+            dtype = tf.float32 if gradient.dtype in _LOW else gradient.dtype
             with tf.init_scope():
                 self.variables[key] = tf.Variable(
-                    tf.zeros(
-                        variable.shape, tf.float32 if gradient.dtype in _LOW else gradient.dtype
-                    ),
+                    tf.zeros(variable.shape, dtype),
                     trainable=False,
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.SUM,
                     name="accumulated_gradient",
-                    # Else the whole training loop is traced twice
+                    # With lifting the whole training loop would be traced twice.
                     experimental_enable_variable_lifting=False,
                 )
         return self.variables[key]
 
 
 class GradientAccumulator:
-    """What a training step gets in place of its optimizer: gradients are added up, and no weight changes.
+    """Takes the place of a step's optimizer: adds gradients up and changes no weight.
 
     Args:
       sums: The sums that gradients are added to.
@@ -129,20 +133,17 @@ class GradientAccumulator:
     """
 
     def __init__(self, sums: GradientSums, optimizer: Any, weight: Any, is_first: Any) -> None:
-        self._sums, self._optimizer, self._weight, self._is_first = (
-            sums,
-            optimizer,
-            weight,
-            is_first,
-        )
+        self._sums = sums
+        self._optimizer = optimizer
+        self._weight = weight
+        self._is_first = is_first
         self._graph = tf.compat.v1.get_default_graph()
-        self._call_counts: Counter[Any] = (
-            Counter()
-        )  # calls by the graph in which they are traced, and their variables
+        # The number of calls, by the graph in which they are traced and their variables.
+        self._call_counts: Counter[Any] = Counter()
 
     @tf.autograph.experimental.do_not_convert
     def needs_gradients(self) -> tf.Tensor:
-        """Returns whether the gradients of this step will be used, a bool scalar; runs on a replica."""
+        """Returns whether the gradients of this step are used, a bool scalar; runs on a replica."""
         return updates.needs_gradients(self._optimizer)
 
     @tf.autograph.experimental.do_not_convert
@@ -180,16 +181,13 @@ class GradientAccumulator:
 
         Args:
           grads: The gradients.
-          trainable_variables: The variable of each gradient; None: those that the optimizer was
+          trainable_variables: The variable of each gradient. None: those that the optimizer was
             built with.
         """
-        variables = (
-            get_trained_variables(self._optimizer)
-            if trainable_variables is None
-            else trainable_variables
-        )
+        if trainable_variables is None:
+            trainable_variables = get_trained_variables(self._optimizer)
         self._add(
-            list(zip(grads, variables, strict=True)),
+            list(zip(grads, trainable_variables, strict=True)),
             lambda sums: self._optimizer.apply(*zip(*sums, strict=True)),
         )
 
@@ -197,25 +195,26 @@ class GradientAccumulator:
         if name in _FORWARDED_ATTRIBUTES and hasattr(self._optimizer, name):
             return getattr(self._optimizer, name)
         raise UnavailableError(
-            f"trainer.accumulate_steps: the training step uses optimizer.{name}; with micro-batches"
-            f" an optimizer has only {_OFFERED}. Change the step, or set trainer.accumulate_steps=1"
+            f"trainer.accumulate_steps: the training step uses optimizer.{name};"
+            f" with micro-batches an optimizer has only {_OFFERED}."
+            " Change the step, or set trainer.accumulate_steps=1"
         )
 
     def _add(self, pairs: Sequence[tuple[Any, Any]], apply: Apply) -> None:
         _check_unconditional(self._graph)
-        names = id(self._optimizer), *(id(variable) for _, variable in pairs)
-        of_graph = (
-            tf.compat.v1.get_default_graph(),
-            names,
-        )  # a tf.function in the step may be traced more than once
-        self._sums.add(
-            (names, self._call_counts[of_graph]), pairs, apply, self._weight, self._is_first
-        )
-        self._call_counts[of_graph] += 1
+        ids = (id(self._optimizer), *(id(variable) for _, variable in pairs))
+        # Counted by graph, since a tf.function in the step may be traced more than once.
+        call = (tf.compat.v1.get_default_graph(), ids)
+        key = (ids, self._call_counts[call])
+        self._sums.add(key, pairs, apply, self._weight, self._is_first)
+        self._call_counts[call] += 1
 
 
 def _check_unconditional(outer: Any) -> None:
-    """Raises UsageError inside a condition or a loop of the step: the update would come in any case, and once."""
+    """Raises UsageError inside a condition or a loop of the step.
+
+    The update would run in any case, and once.
+    """
     graph = tf.compat.v1.get_default_graph()
     while graph is not None and graph is not outer:
         if type(graph).__name__ in _BRANCHES:

@@ -1,7 +1,7 @@
-"""GradientProcessing: what a config does to gradients before an optimizer gets them (`gradient_processors`).
+"""GradientProcessing: changes gradients before an optimizer gets them (`gradient_processors`).
 
-All functions here run in a replica, in graph or eager, on gradients that are summed over replicas
-and unscaled. What they compute is the same on all replicas, so that 1, 2 or 4 replicas train alike.
+All functions here run in a replica, in graph or eagerly, on gradients that are summed over replicas
+and unscaled. Their results are the same on all replicas, so that 1, 2 or 4 replicas train alike.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ _NOT_FINITE_PATTERN = re.compile(
 
 
 class GradientProcessing:
-    """The gradient processors of an optimizer, its attribute `gradient_processing`. Created in strategy scope.
+    """The gradient processors of an optimizer, its attribute `gradient_processing`.
+
+    Created in strategy scope.
 
     Args:
       sections: The sections of the processors, in order.
@@ -48,23 +50,22 @@ class GradientProcessing:
 
     Attributes:
       is_used: Whether a step has been traced that processes gradients.
-      optimizer_name: The name of the optimizer among several, so that each draws numbers of its
-        own; "": it has none.
-      global_step: The variable that counts complete steps, for messages; None: the number of
-        updates counts.
+      optimizer_name: The name of the optimizer among several, so that each draws separate numbers.
+        "" means that it has none.
+      global_step: The variable that counts complete steps, for messages. None means that the number
+        of updates counts.
 
     Raises:
-      UsageError: when a registered processor cannot be made.
+      UsageError: when a registered processor cannot be built.
     """
 
     def __init__(self, sections: Sequence[GradientProcessorConfig], random_seed: int = 0) -> None:
         self.is_used = False
         self.optimizer_name = ""
         self.global_step: Any = None
-        seeds = (f"{random_seed}/{place}" for place in range(len(sections)))
         self._processors = [
-            (self._build_processor(one, seed), one.variables)
-            for one, seed in zip(sections, seeds, strict=True)
+            (self._build_processor(section, f"{random_seed}/{place}"), section.variables)
+            for place, section in enumerate(sections)
         ]
 
     @tf.autograph.experimental.do_not_convert
@@ -105,27 +106,31 @@ class GradientProcessing:
     def _build_processor(self, section: GradientProcessorConfig, seed: str) -> Processor:
         if section.type == "check":
             return self._check_gradients
+
         if section.type == "noise":
             config = section.get()
-            return lambda gradients, variables, updates: _with_noise(
-                config,
-                f"{seed}/{config.seed}{self.optimizer_name and '/'}{self.optimizer_name}",
-                gradients,
-                updates,
-            )
+
+            # The name of the optimizer is read when the step is traced: it is set after the
+            # processors are built.
+            def add_noise(
+                gradients: list[Gradient], variables: list[Any], updates: Any
+            ) -> list[Gradient]:
+                suffix = f"/{self.optimizer_name}" if self.optimizer_name else ""
+                return _with_noise(config, f"{seed}/{config.seed}{suffix}", gradients, updates)
+
+            return add_noise
+
         return _build_stateless_processor(section)
 
     def _check_gradients(
         self, gradients: list[Gradient], variables: list[Any], updates: Any
     ) -> list[Gradient]:
-        return _check_finite(
-            gradients, variables, (updates if self.global_step is None else self.global_step) + 1
-        )
+        complete_steps = updates if self.global_step is None else self.global_step
+        return _check_finite(gradients, variables, complete_steps + 1)
 
     def _warn_about_unused_patterns(self, paths: Sequence[str]) -> None:
-        for pattern in dict.fromkeys(
-            pattern for _, patterns in self._processors for pattern in patterns
-        ):
+        all_patterns = [pattern for _, patterns in self._processors for pattern in patterns]
+        for pattern in dict.fromkeys(all_patterns):
             if not any(re.search(pattern, path) for path in paths):
                 near = ", ".join(similar_paths(pattern, paths))
                 _log.warning(
@@ -136,52 +141,64 @@ class GradientProcessing:
 
 
 def parse_non_finite_gradient(error: tf.errors.OpError) -> tuple[str, int] | None:
-    """Returns variable and step of a gradient that the processor `check` has refused; None for other errors."""
-    found = _NOT_FINITE_PATTERN.search(error.message)
-    if found is None:
+    """Returns variable and step of a gradient that the processor `check` has refused.
+
+    None for other errors.
+    """
+    match = _NOT_FINITE_PATTERN.search(error.message)
+    if match is None:
         return None
-    names, finite, step = found[1].split("|"), found[2].split(), int(found[3])
-    return names[finite.index("0")], step
+    names = match[1].split("|")
+    flags = match[2].split()
+    step = int(match[3])
+    return names[flags.index("0")], step
 
 
 def _build_stateless_processor(section: GradientProcessorConfig) -> Processor:
-    kind, chosen = str(section.type), section.get()
+    kind = str(section.type)
+    config = section.get()
+
     if kind in GradientProcessorConfig.registry:
-        return _wrap_registered_processor(
-            kind, GradientProcessorConfig.registry.lookup(kind).build(chosen)
-        )
+        entry = GradientProcessorConfig.registry.lookup(kind)
+        return _wrap_registered_processor(kind, entry.build(config))
+
     if kind == "scale":
         return lambda gradients, variables, updates: [
-            scale_gradient(one, chosen.factor) for one in gradients
+            scale_gradient(gradient, config.factor) for gradient in gradients
         ]
+
     if kind in _BOUNDS:
-        bounds = Clipping(**{_BOUNDS[kind]: chosen.bound})
+        bounds = Clipping(**{_BOUNDS[kind]: config.bound})
         return lambda gradients, variables, updates: clip(gradients, bounds)
+
     return _centralize if kind == "centralize" else _summarize
 
 
 def _with_noise(
     config: GradientNoiseConfig, seed: str, gradients: list[Gradient], updates: Any
 ) -> list[Gradient]:
-    """Returns gradients with noise, a function of the seed, the place of the variable and the update."""
-    first = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:7], "little")
-    done = tf.cast(tf.convert_to_tensor(updates), tf.int64)
-    stddev = config.stddev * (1.0 + tf.cast(done, tf.float32)) ** -config.decay
+    """Returns gradients with noise that depends on seed, place of the variable and update."""
+    digest = hashlib.sha256(seed.encode()).digest()
+    first_seed = int.from_bytes(digest[:7], "little")
+    update = tf.cast(tf.convert_to_tensor(updates), tf.int64)
+    stddev = config.stddev * (1.0 + tf.cast(update, tf.float32)) ** -config.decay
+
     results: list[Gradient] = []
     for place, gradient in enumerate(gradients):
-        dense = tf.convert_to_tensor(gradient)  # rows without a gradient get noise too
-        seeds = tf.stack([tf.constant(first + place, tf.int64), done])
-        results.append(
-            dense + tf.cast(stddev * _normal_numbers(tf.shape(dense), seeds), dense.dtype)
-        )
+        # Rows without a gradient get noise too.
+        dense = tf.convert_to_tensor(gradient)
+        seeds = tf.stack([tf.constant(first_seed + place, tf.int64), update])
+        noise = stddev * _normal_numbers(tf.shape(dense), seeds)
+        results.append(dense + tf.cast(noise, dense.dtype))
     return results
 
 
 def _normal_numbers(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """Returns numbers of the standard normal distribution, float32 (Box-Muller); runs in graph or eagerly.
+    """Returns float32 numbers of the standard normal distribution (Box-Muller).
 
-    XLA makes other numbers of the same bits in tf.random.stateless_normal and stateless_uniform,
-    whatever their `alg`. The bits of Philox are the same, and so these numbers are, up to rounding.
+    Runs in graph or eagerly. XLA computes other numbers from the same bits in
+    tf.random.stateless_normal and stateless_uniform, whatever their `alg`. The bits of Philox are
+    the same, and so these numbers are, up to rounding.
 
     Args:
       shape: The shape, an int32 vector.
@@ -192,21 +209,24 @@ def _normal_numbers(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     bits = tf.random.stateless_uniform(
         pairs, seeds, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
     )
-    upper = tf.cast(
-        tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32
-    )  # exact in float32
-    shares = (upper + 1.0) * 2.0**-24  # above 0, so that the logarithm is finite
-    length, angle = tf.sqrt(-2.0 * tf.math.log(shares[0])), 2.0 * math.pi * shares[1]
-    return tf.reshape(
-        tf.concat([length * tf.cos(angle), length * tf.sin(angle)], axis=0)[:size], shape
-    )
+
+    # The upper 24 bits are exact in float32. The shares are above 0, so that the logarithm is
+    # finite.
+    upper_bits = tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32))
+    shares = (tf.cast(upper_bits, tf.float32) + 1.0) * 2.0**-24
+
+    length = tf.sqrt(-2.0 * tf.math.log(shares[0]))
+    angle = 2.0 * math.pi * shares[1]
+    numbers = tf.concat([length * tf.cos(angle), length * tf.sin(angle)], axis=0)
+    return tf.reshape(numbers[:size], shape)
 
 
 def _centralize(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
     centralized: list[Gradient] = []
     for gradient, variable in zip(gradients, variables, strict=True):
         if len(variable.shape) >= 2:
-            gradient = tf.convert_to_tensor(gradient)  # rows without a gradient change too
+            # Rows without a gradient change too.
+            gradient = tf.convert_to_tensor(gradient)
             axes = list(range(gradient.shape.rank - 1))
             gradient -= tf.reduce_mean(gradient, axis=axes, keepdims=True)
         centralized.append(gradient)
@@ -214,31 +234,32 @@ def _centralize(gradients: list[Gradient], variables: list[Any], updates: Any) -
 
 
 def _check_finite(gradients: list[Gradient], variables: list[Any], step: Any) -> list[Gradient]:
-    """Fails unless all gradients are finite; `parse_non_finite_gradient` reads variable and step from the error.
+    """Fails unless all gradients are finite.
 
-    There is one assertion for all gradients, and no branch, which would cost a small step more.
+    `parse_non_finite_gradient` reads variable and step from the error. The check is one assertion
+    for all gradients, without a branch, which would cost a small step more.
     """
-    finite = [tf.reduce_all(tf.math.is_finite(_values(one))) for one in gradients]
-    flags, names = (
-        tf.cast(tf.stack(finite), tf.int32),
-        "|".join(variable_path(one) for one in variables),
+    finite = [tf.reduce_all(tf.math.is_finite(_values(gradient))) for gradient in gradients]
+    flags = tf.cast(tf.stack(finite), tf.int32)
+    names = "|".join(variable_path(variable) for variable in variables)
+
+    assertion = tf.raw_ops.Assert(
+        condition=tf.reduce_all(tf.stack(finite)),
+        data=[f"{_NOT_FINITE_MESSAGE} {names}", flags, step],
+        summarize=len(finite),
     )
-    data = [f"{_NOT_FINITE_MESSAGE} {names}", flags, step]
-    made = tf.raw_ops.Assert(
-        condition=tf.reduce_all(tf.stack(finite)), data=data, summarize=len(finite)
-    )
-    with tf.control_dependencies([] if made is None else [made]):  # None: eager
+    # In eager mode there is no operation to wait for.
+    with tf.control_dependencies([] if assertion is None else [assertion]):
         return [
-            tf.nest.map_structure(tf.identity, one, expand_composites=True) for one in gradients
+            tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+            for gradient in gradients
         ]
 
 
 def _summarize(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
     def write() -> tf.Tensor:
-        with (
-            tf.summary.record_if(True),
-            tf.name_scope(""),
-        ):  # else "cond/" would stand before the names
+        # Without the empty name scope "cond/" would stand before the names.
+        with tf.summary.record_if(True), tf.name_scope(""):
             for gradient, variable in zip(gradients, variables, strict=True):
                 norm = tf.norm(tf.cast(_values(gradient), tf.float32))
                 tf.summary.scalar(f"gradient_norm/{variable_path(variable)}", norm)
@@ -250,28 +271,29 @@ def _summarize(gradients: list[Gradient], variables: list[Any], updates: Any) ->
 
 
 def _wrap_registered_processor(name: str, function: Any) -> Processor:
-    """Returns a processor that calls the function that a user's function has made."""
-    count = -1  # of the parameters without a default
+    """Returns a processor that calls the function that a registered builder returned."""
+    # The number of parameters without a default says what the function takes.
+    parameter_count = -1
     if callable(function):
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = inspect.signature(function).parameters.values()
-        count = sum(
+        parameter_count = sum(
             parameter.kind in positional and parameter.default is parameter.empty
             for parameter in parameters
         )
-    if count not in (1, 2):
+    if parameter_count not in (1, 2):
         raise UsageError(
-            f"the gradient processor {name!r} built {function!r:.80}; return a function of one"
-            " gradient, or of the lists of gradients and variables"
+            f"the gradient processor {name!r} built {function!r:.80};"
+            " return a function of one gradient, or of the lists of gradients and variables"
         )
 
     def process(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
-        dense = [
-            tf.convert_to_tensor(one) for one in gradients
-        ]  # so that the function may do with them what it wants
+        # Dense tensors let the function do with the gradients what it wants.
+        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
         call = apply_autograph(function)
-        given = [call(one) for one in dense] if count == 1 else call(dense, list(variables))
-        return _check_results(name, given, dense, variables)
+        if parameter_count == 1:
+            return _check_results(name, [call(gradient) for gradient in dense], dense, variables)
+        return _check_results(name, call(dense, list(variables)), dense, variables)
 
     return process
 
@@ -279,31 +301,31 @@ def _wrap_registered_processor(name: str, function: Any) -> Processor:
 def _check_results(
     name: str, results: Any, dense: Sequence[tf.Tensor], variables: Sequence[Any]
 ) -> list[tf.Tensor]:
-    """Returns what a user's function returned, in the dtypes of the gradients.
+    """Returns the results of a user's function, in the dtypes of the gradients.
 
     Raises:
-      UsageError: when these are not as many gradients of the same shapes.
+      UsageError: when the results are not as many gradients of the same shapes.
     """
-    if not isinstance(results, (list, tuple)) or len(results) != len(dense):
-        count = (
-            f"{len(results)} gradients"
-            if isinstance(results, (list, tuple))
-            else f"a {type(results).__name__}"
-        )
+    is_list = isinstance(results, (list, tuple))
+    if not is_list or len(results) != len(dense):
+        kind = f"{len(results)} gradients" if is_list else f"a {type(results).__name__}"
         raise UsageError(
-            f"the gradient processor {name!r} returned {count}; return a list of {len(dense)}"
-            " gradients"
+            f"the gradient processor {name!r} returned {kind};"
+            f" return a list of {len(dense)} gradients"
         )
-    for one, gradient, variable in zip(results, dense, variables, strict=True):
-        if one is None or not tf.TensorShape(getattr(one, "shape", None)).is_compatible_with(
-            gradient.shape
-        ):
-            kind = "None" if one is None else f"a gradient of shape {one.shape}"
+
+    for result, gradient, variable in zip(results, dense, variables, strict=True):
+        shape = tf.TensorShape(getattr(result, "shape", None))
+        if result is None or not shape.is_compatible_with(gradient.shape):
+            kind = "None" if result is None else f"a gradient of shape {result.shape}"
             raise UsageError(
                 f"the gradient processor {name!r} returned {kind} for {variable_path(variable)},"
                 f" whose shape is {gradient.shape}; return a gradient of the same shape"
             )
-    return [tf.cast(one, gradient.dtype) for one, gradient in zip(results, dense, strict=True)]
+
+    return [
+        tf.cast(result, gradient.dtype) for result, gradient in zip(results, dense, strict=True)
+    ]
 
 
 def _values(gradient: Gradient) -> tf.Tensor:

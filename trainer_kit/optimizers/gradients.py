@@ -1,8 +1,11 @@
-"""From gradients to new weights, on one replica or several: sum over replicas, process and clip the sum, update.
+"""Updates weights by gradients, on one replica or several.
 
-Keras clips on each replica, before it sums, so that several replicas train differently from one.
-Here the sum is clipped, and 1, 2 or 4 replicas with the same global batch do the same. Clipping
-lives in the attribute `clipping` of the optimizer, where `create_optimizer` puts it; with several
+The gradients are summed over replicas, then the sum is processed and clipped, then the optimizer
+updates the weights. Keras clips on each replica, before it sums, so that several replicas train
+differently from one. Here the sum is clipped, and 1, 2 or 4 replicas with the same global batch
+train alike.
+
+`create_optimizer` puts the bounds into the attribute `clipping` of the optimizer. With several
 replicas the clip arguments of a Keras optimizer are honoured in the same way. The attributes
 `gradient_norms` and `gradient_processing` of an optimizer, where a config asks for them, see the
 sum before it is clipped.
@@ -29,13 +32,15 @@ from trainer_kit.optimizers.per_variable import variable_path
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 # Called with the (gradient, variable) pairs of every call of apply_gradients, before they are
-# clipped; set while a divergence is looked into, eagerly, and else None.
+# clipped. It is set while a divergence is examined, eagerly, and is None otherwise.
 on_gradients: Callable[[list[tuple[Any, Any]]], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Clipping:
-    """Bounds of gradients; None: no bound. Several are applied in the order global_clipnorm, clipnorm, clipvalue.
+    """Bounds of gradients; None means no bound.
+
+    Several bounds are applied in the order global_clipnorm, clipnorm, clipvalue.
 
     Attributes:
       clipnorm: The bound of the L2 norm of each gradient.
@@ -49,32 +54,36 @@ class Clipping:
 
     @classmethod
     def from_config(cls, config: OptimizationConfig) -> Clipping:
-        """Returns the clipping that the chosen optimizer's config asks for; AdamW's gradient_clip_norm is global."""
-        chosen = config.optimizer.get()
-        if not isinstance(
-            chosen, BaseOptimizerConfig
-        ):  # none, or a registered one without settings of clipping
+        """Returns the clipping that the config of the chosen optimizer asks for.
+
+        AdamW's gradient_clip_norm is a global norm.
+        """
+        section = config.optimizer.get()
+
+        # No optimizer is chosen, or a registered one without settings of clipping.
+        if not isinstance(section, BaseOptimizerConfig):
             return cls()
-        bounds = [chosen.global_clipnorm]
-        if isinstance(chosen, AdamWeightDecayConfig):
-            bounds.append(chosen.gradient_clip_norm)
-        return cls(
-            chosen.clipnorm,
-            chosen.clipvalue,
-            min((bound for bound in bounds if bound), default=None),
-        )
+
+        global_bounds = [section.global_clipnorm]
+        if isinstance(section, AdamWeightDecayConfig):
+            global_bounds.append(section.gradient_clip_norm)
+        smallest = min((bound for bound in global_bounds if bound), default=None)
+        return cls(section.clipnorm, section.clipvalue, smallest)
 
     @property
     def is_active(self) -> bool:
-        """Whether there is any bound."""
-        return any(
-            bound is not None for bound in (self.clipnorm, self.clipvalue, self.global_clipnorm)
-        )
+        """Whether any bound is set."""
+        bounds = (self.clipnorm, self.clipvalue, self.global_clipnorm)
+        return any(bound is not None for bound in bounds)
 
 
 def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Returns the L2 norm of all gradients together, summed in float32; runs eagerly or in graph."""
-    return tf.linalg.global_norm([tf.cast(_values(gradient), tf.float32) for gradient in gradients])
+    """Returns the L2 norm of all gradients together, a float32 scalar summed in float32.
+
+    Runs eagerly or in graph.
+    """
+    values = [tf.cast(_values(gradient), tf.float32) for gradient in gradients]
+    return tf.linalg.global_norm(values)
 
 
 def clip(gradients: Sequence[Gradient], clipping: Clipping) -> list[Gradient]:
@@ -84,17 +93,19 @@ def clip(gradients: Sequence[Gradient], clipping: Clipping) -> list[Gradient]:
     finite stay so, except under clipvalue, which bounds infinities like any number.
     """
     clipped = list(gradients)
+
     if clipping.global_clipnorm is not None:
         norm = global_norm(clipped)
         factor = clipping.global_clipnorm / tf.maximum(norm, clipping.global_clipnorm)
         clipped = [scale_gradient(gradient, factor) for gradient in clipped]
+
     if clipping.clipnorm is not None:
         clipped = [tf.clip_by_norm(gradient, clipping.clipnorm) for gradient in clipped]
+
     if clipping.clipvalue is not None:
-        clipped = [
-            tf.clip_by_value(gradient, -clipping.clipvalue, clipping.clipvalue)
-            for gradient in clipped
-        ]
+        bound = clipping.clipvalue
+        clipped = [tf.clip_by_value(gradient, -bound, bound) for gradient in clipped]
+
     return clipped
 
 
@@ -102,9 +113,7 @@ def clip(gradients: Sequence[Gradient], clipping: Clipping) -> list[Gradient]:
 def scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
     """Returns the loss to differentiate: times the loss scale, if `optimizer` has one.
 
-    Runs eagerly or in graph, on a replica.
-
-    `apply_gradients` undoes the scaling.
+    Runs eagerly or in graph, on a replica. `apply_gradients` undoes the scaling.
 
     Raises:
       UsageError: for a loss-scaling optimizer of tf_keras, which scales in another way.
@@ -125,21 +134,22 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
 
     Each replica passes the gradient of its share of the loss (its mean loss divided by the number
     of replicas). The gradients are summed over replicas, unscaled, clipped and applied. Variables
-    without a gradient (None) keep their values; one warning, when the step is traced, names them.
+    without a gradient (None) keep their values. One warning, when the step is traced, names them.
     Rows of an IndexedSlices that are for the same index are summed first: Keras' optimizers would
-    treat them as steps of their own.
+    treat them as separate steps.
 
     Args:
-      optimizer: An optimizer of Keras 3, made in the scope of the strategy; its attribute
-        `clipping` may be a Clipping. Or several with variables of their own (`trainer.optimizers`):
-        each gets the gradients of its variables.
-      gradients_and_variables: Pairs; the variables are of Keras 3, of a tf_keras model or
+      optimizer: An optimizer of Keras 3, created in the scope of the strategy. Its attribute
+        `clipping` may be a Clipping. Or several optimizers with separate variables
+        (`trainer.optimizers`): each gets the gradients of its variables.
+      gradients_and_variables: Pairs. The variables are of Keras 3, of a tf_keras model or
         tf.Variables.
 
     Raises:
       UsageError: when no variable has a gradient, or the call is outside of a replica.
     """
     pairs = list(gradients_and_variables)
+
     if tf.distribute.get_replica_context() is None:
         raise UsageError(
             "apply_gradients was called in cross-replica context; call it inside strategy.run"
@@ -153,38 +163,41 @@ def apply_gradients(optimizer: Any, gradients_and_variables: Iterable[tuple[Any,
             )
         optimizer.apply_gradients(pairs)
         return
-    if (
-        add_gradients := getattr(optimizer, "add_gradients", None)
-    ) is not None:  # of a GradientAccumulator
+
+    # A GradientAccumulator has this method.
+    add_gradients = getattr(optimizer, "add_gradients", None)
+    if add_gradients is not None:
         add_gradients(pairs)
         return
+
     present = _drop_missing_gradients(pairs)
-    if not getattr(
-        optimizer, "built", True
-    ):  # with all variables, so that one frozen for now can join later
+
+    # Built with all variables, so that one that is frozen for now can join later.
+    if not getattr(optimizer, "built", True):
         with tf.init_scope():
             optimizer.build([variable for _, variable in pairs])
+
     gradients = _with_unique_rows([gradient for gradient, _ in present])
     variables = [variable for _, variable in present]
+
     if on_gradients is not None:
-        scale = getattr(optimizer, "dynamic_scale", None)  # of the loss, in float16
-        unscaled = (
-            gradients
-            if scale is None
-            else [scale_gradient(gradient, 1.0 / float(scale)) for gradient in gradients]
-        )
+        unscaled = gradients
+        # In float16 the optimizer has a scale of the loss.
+        scale = getattr(optimizer, "dynamic_scale", None)
+        if scale is not None:
+            unscaled = [scale_gradient(gradient, 1.0 / float(scale)) for gradient in gradients]
         on_gradients(list(zip(unscaled, variables, strict=True)))
+
     update_variables(optimizer, gradients, variables)
 
 
 @tf.autograph.experimental.do_not_convert
 def needs_gradients(optimizer: Any) -> tf.Tensor:
-    """Returns whether an optimizer will use the gradients of this step, a bool scalar.
+    """Returns whether an optimizer uses the gradients of this step, a bool scalar.
 
-    Runs eagerly or in graph, in a replica.
-
-    It is false in the steps of a period whose gradients are left out
-    (`trainer.optimizers.<name>.period`), so that a training step does not have to compute them.
+    Runs eagerly or in graph, in a replica. The result is false in the steps of a period whose
+    gradients are left out (`trainer.optimizers.<name>.period`), so that a training step does not
+    have to compute them.
     """
     periodic = getattr(optimizer, "needs_gradients", None)
     return tf.constant(True) if periodic is None else periodic()
@@ -193,28 +206,30 @@ def needs_gradients(optimizer: Any) -> tf.Tensor:
 def update_variables(
     optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]
 ) -> None:
-    """Updates variables by gradients, none of which is None; in a replica. See `apply_gradients`, which prepares them.
+    """Updates variables by gradients that `apply_gradients` has prepared; in a replica.
 
-    An optimizer around another one (for a loss scale, or for an update in every n-th step) calls
-    this for the other.
+    No gradient is None. An optimizer around another one (for a loss scale, or for an update in
+    every n-th step) calls this for the inner optimizer.
     """
-    if hasattr(
-        optimizer, "inner_optimizer"
-    ):  # unscales first, then clips as its inner optimizer says
+    # An optimizer around another one unscales first, then clips as its inner optimizer says.
+    if hasattr(optimizer, "inner_optimizer"):
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
     else:
         clip_and_apply(optimizer, gradients, variables)
 
 
 def clip_and_apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
-    """Sums over replicas, processes, clips and applies unscaled gradients, none of which is None; in a replica."""
+    """Sums unscaled gradients over replicas, processes, clips and applies them; in a replica.
+
+    No gradient is None.
+    """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     process = getattr(optimizer, "gradient_processing", None)
     norms = getattr(optimizer, "gradient_norms", None)
+
     clipping = getattr(optimizer, "clipping", None)
-    if (
-        clipping is None
-    ):  # with several replicas, the bounds are those of the Keras optimizer itself
+    if clipping is None:
+        # With several replicas, the bounds are those of the Keras optimizer itself.
         names = [field.name for field in dataclasses.fields(Clipping)] if replicas > 1 else []
         clipping = Clipping(**{name: getattr(optimizer, name, None) for name in names})
     changes = clipping.is_active or process
@@ -228,18 +243,24 @@ def clip_and_apply(optimizer: Any, gradients: Sequence[Gradient], variables: Seq
         summed = process(summed, variables, optimizer.iterations)
     if clipping.is_active:
         summed = clip(summed, clipping)
-    # Else Keras gets what it would get without a report of norms, so that its sum has the same bits
+
+    # Without changes Keras gets what it would get without a report of norms, so that its sum has
+    # the same bits.
     if changes:
-        gradients = (
-            summed if replicas == 1 else [scale_gradient(one, 1.0 / replicas) for one in summed]
-        )  # Keras sums once more
+        gradients = summed
+        if replicas > 1:
+            # Keras sums once more.
+            gradients = [scale_gradient(gradient, 1.0 / replicas) for gradient in summed]
+
     _apply_in_order(optimizer, gradients, variables)
 
 
 def _apply_in_order(
     optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]
 ) -> None:
-    """Lets an optimizer update variables after all of their old values have been read, on one replica; in a replica.
+    """Lets an optimizer update variables after all of their old values have been read.
+
+    Runs in a replica. The order is enforced on one replica only.
 
     Keras sums gradients over replicas by one operation that joins all of them. While TensorFlow
     optimizes the graph it drops the control edge from a read to the update of the same variable
@@ -255,13 +276,12 @@ def _apply_in_order(
     def apply(_: tf.distribute.Strategy) -> None:
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
 
-    tf.distribute.get_replica_context().merge_call(
-        apply
-    )  # where Keras sums nothing, and joins nothing
+    # Inside a merge_call Keras sums nothing, and joins nothing.
+    tf.distribute.get_replica_context().merge_call(apply)
 
 
 def scale_gradient(gradient: Gradient, factor: Any) -> Gradient:
-    """Returns `gradient` times a scalar, in its own dtype and form."""
+    """Returns `gradient` times a scalar, in the gradient's dtype and form."""
     values = _values(gradient)
     values = values * tf.cast(factor, values.dtype)
     if isinstance(gradient, tf.IndexedSlices):
@@ -272,12 +292,14 @@ def scale_gradient(gradient: Gradient, factor: Any) -> Gradient:
 def _drop_missing_gradients(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
     missing = ", ".join(variable_path(variable) for gradient, variable in pairs if gradient is None)
+
     if not present:
         raise UsageError(
-            f"no variable has a gradient (of: {missing or 'none given'}); compute the loss from the"
-            " model's outputs inside the GradientTape, and differentiate by the model's trainable"
-            " variables"
+            f"no variable has a gradient (of: {missing or 'none given'});"
+            " compute the loss from the model's outputs inside the GradientTape,"
+            " and differentiate by the model's trainable variables"
         )
+
     if missing:
         # Python shows a text once.
         warnings.warn(
@@ -287,7 +309,8 @@ def _drop_missing_gradients(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any,
 
 
 def _with_unique_rows(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Sums rows for the same index; with several replicas, whose rows Keras would concatenate, in a dense tensor."""
+    """Returns gradients in which no index has two rows: rows for the same index are summed."""
+    # Keras would concatenate the rows of several replicas, so these become dense tensors.
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
         return [tf.convert_to_tensor(gradient) for gradient in gradients]
 

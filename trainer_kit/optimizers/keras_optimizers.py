@@ -38,7 +38,10 @@ class _AdadeltaOfAnyGradient(keras.optimizers.Adadelta):
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class Adadelta(DecoupledDecayMixin, _AdadeltaOfAnyGradient):
-    """Keras' Adadelta with a rule for which variables get weight decay. With XLA it takes sparse gradients, too."""
+    """Keras' Adadelta with a rule for which variables get weight decay.
+
+    With XLA it takes sparse gradients, too.
+    """
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
@@ -55,8 +58,8 @@ class Lion(DecoupledDecayMixin, keras.optimizers.Lion):
 class Lamb(DecoupledDecayMixin, keras.optimizers.Lamb):
     """Keras' Lamb with a rule for which variables get weight decay.
 
-    Keras subtracts the decay before the update; in the paper (arXiv 1904.00962) and in Model Garden
-    it is part of the update, and the trust ratio scales it. They are equal without weight decay.
+    Keras subtracts the decay before the update. In the paper (arXiv 1904.00962) and in Model Garden
+    it is part of the update, and the trust ratio scales it. Without weight decay both are equal.
     """
 
 
@@ -67,15 +70,20 @@ class _AdafactorOfAnyModel(keras.optimizers.Adafactor):
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class Adafactor(DecoupledDecayMixin, _AdafactorOfAnyModel):
-    """Keras' Adafactor with a rule for which variables get weight decay. It takes variables of tf_keras models, too."""
+    """Keras' Adafactor with a rule for which variables get weight decay.
+
+    It takes variables of tf_keras models, too.
+    """
 
 
 def _flat_name(variable: Any) -> Any:
-    """Wraps a tf.Variable called "a/b:0", as tf_keras has them: Adafactor names its own after it, and refuses "/"."""
+    """Wraps a tf.Variable with a name such as "a/b:0", which tf_keras gives.
+
+    Adafactor names its own variables after it, and refuses "/".
+    """
     if isinstance(variable, tf.Variable) and "/" in variable.name:
-        return keras.Variable(
-            variable, name=variable_path(variable).replace("/", "_"), trainable=variable.trainable
-        )
+        name = variable_path(variable).replace("/", "_")
+        return keras.Variable(variable, name=name, trainable=variable.trainable)
     return variable
 
 
@@ -101,6 +109,9 @@ class Muon(DecoupledDecayMixin, keras.optimizers.Muon):
         super().build(variables)
 
     def get_decay_rate(self, index: int) -> float:
-        """Returns the weight decay of the variable at `index`, if the rule says that it decays; after `build`."""
+        """Returns the weight decay of the variable at `index`, if the rule says that it decays.
+
+        Called after `build`.
+        """
         is_for_adam = self.adam_velocities[index] is not None
         return float((self.adam_weight_decay if is_for_adam else self.weight_decay) or 0.0)

@@ -37,22 +37,22 @@ class _LarsWithoutDecay(SlotOptimizer):
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class Lars(DecayRuleMixin, _LarsWithoutDecay):
-    """LARS (You, Gitman and Ginsburg, arXiv 1708.03888), with the arguments and formulas of TF Model Garden's class.
+    """LARS (You, Gitman and Ginsburg, arXiv 1708.03888).
 
-    With g = gradient + weight_decay * weight and trust(x) = eeta * |weight| / |x| (1 where a norm
-    is 0):
+    The arguments and formulas are those of TF Model Garden's class. With g = gradient +
+    weight_decay * weight and trust(x) = eeta * |weight| / |x| (1 where a norm is 0):
 
-        classic momentum:  velocity = momentum * velocity + learning_rate * trust(g) * g;  update =
-        velocity
-        otherwise:         velocity = momentum * velocity + g;  update = learning_rate *
-          trust(velocity) * velocity
+        classic momentum:  velocity = momentum * velocity + learning_rate * trust(g) * g
+                           update = velocity
+        otherwise:         velocity = momentum * velocity + g
+                           update = learning_rate * trust(velocity) * velocity
 
-    The update is subtracted from the weight. With `nesterov`, momentum * (new velocity) + (what was
-    added to it) takes the place of the velocity in the update.
+    The update is subtracted from the weight. With `nesterov`, momentum * (new velocity) + (the
+    summand of the new velocity) takes the place of the velocity in the update.
 
     Args:
       *args: The learning rate, and arguments of the same names as fields of `LARSConfig`.
-      adaptation_rule: The rule for which variables are adapted: others have a trust of 1. Also as a
+      adaptation_rule: The rule for which variables are adapted. Others have a trust of 1. Also as a
         dict.
       **kwargs: Further arguments, among them `weight_decay` and `decay_rule`.
     """
@@ -64,8 +64,9 @@ class Lars(DecayRuleMixin, _LarsWithoutDecay):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        given = adaptation_rule or {}
-        self.adaptation_rule = given if isinstance(given, DecayRule) else DecayRule(**given)
+        if not isinstance(adaptation_rule, DecayRule):
+            adaptation_rule = DecayRule(**(adaptation_rule or {}))
+        self.adaptation_rule = adaptation_rule
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the slots for `variables`; called in strategy scope."""
@@ -77,26 +78,32 @@ class Lars(DecayRuleMixin, _LarsWithoutDecay):
                 self.adaptation_rule.warn_about_unused_patterns(paths, "layer adaptation")
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates one variable; on each replica, with gradients that are summed over them."""
+        """Updates one variable; on each replica, with gradients that are summed over replicas."""
         (slot,) = self.get_slots(variable)
-        rate, velocity = tf.cast(learning_rate, variable.dtype), tf.convert_to_tensor(slot)
-        added = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
-        if weight_decay := self.decay_rates.get_value(self, variable):
-            added += weight_decay * variable
+        rate = tf.cast(learning_rate, variable.dtype)
+        velocity = tf.convert_to_tensor(slot)
+
+        summand = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
+        weight_decay = self.decay_rates.get_value(self, variable)
+        if weight_decay:
+            summand += weight_decay * variable
         if self.classic_momentum:
-            added *= rate * self._trust(variable, added)
-        velocity = self.momentum * velocity + added
-        update = self.momentum * velocity + added if self.nesterov else velocity
+            summand *= rate * self._trust(variable, summand)
+
+        velocity = self.momentum * velocity + summand
+        update = self.momentum * velocity + summand if self.nesterov else velocity
         if not self.classic_momentum:
             update *= rate * self._trust(variable, update)
+
         self.assign(slot, velocity)
         self.assign_sub(variable, update)
 
     def _trust(self, variable: Any, step: tf.Tensor) -> Any:
-        """Returns the trust ratio: how far the step may go, as a share of the length of the weight."""
+        """Returns the trust ratio, the factor of the step: eeta * |weight| / |step|, else 1."""
         if not self.is_adapted.get_value(self, variable):
             return 1.0
-        weight_norm, step_norm = tf.norm(tf.convert_to_tensor(variable)), tf.norm(step)
+        weight_norm = tf.norm(tf.convert_to_tensor(variable))
+        step_norm = tf.norm(step)
         return tf.where(
             (weight_norm > 0) & (step_norm > 0),
             self.eeta * tf.math.divide_no_nan(weight_norm, step_norm),

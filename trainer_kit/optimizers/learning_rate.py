@@ -1,4 +1,4 @@
-"""From config to learning rate: the schedules and the warm-ups, and what an optimizer's rate is right now."""
+"""Learning rates from configs: schedules, warm-ups, and the current rate of an optimizer."""
 
 from __future__ import annotations
 
@@ -34,53 +34,68 @@ from trainer_kit.optimizers.rate_schedules import (
 from trainer_kit.runtime.keras_internals import get_learning_rate_or_schedule, replace_learning_rate
 
 _SCHEDULES: dict[str, Callable[[Any], Schedule]] = {
-    "stepwise": lambda c: PiecewiseConstantDecay(list(c.boundaries), list(c.values), name=c.name),
-    "exponential": lambda c: ExponentialDecay(
-        c.initial_learning_rate,
-        c.decay_steps,
-        c.decay_rate,
-        staircase=bool(c.staircase),
-        name=c.name,
+    "stepwise": lambda section: PiecewiseConstantDecay(
+        list(section.boundaries), list(section.values), name=section.name
     ),
-    "polynomial": lambda c: PolynomialDecay(
-        c.initial_learning_rate,
-        c.decay_steps,
-        c.end_learning_rate,
-        power=c.power,
-        cycle=c.cycle,
-        name=c.name,
+    "exponential": lambda section: ExponentialDecay(
+        section.initial_learning_rate,
+        section.decay_steps,
+        section.decay_rate,
+        staircase=bool(section.staircase),
+        name=section.name,
     ),
-    "cosine": lambda c: CosineDecay(
-        c.initial_learning_rate, c.decay_steps, alpha=c.alpha, name=c.name
+    "polynomial": lambda section: PolynomialDecay(
+        section.initial_learning_rate,
+        section.decay_steps,
+        section.end_learning_rate,
+        power=section.power,
+        cycle=section.cycle,
+        name=section.name,
     ),
-    "power": lambda c: PowerDecay(c.initial_learning_rate, c.power),
-    "power_linear": lambda c: PowerAndLinearDecay(
-        c.initial_learning_rate, c.total_decay_steps, c.power, c.linear_decay_fraction
+    "cosine": lambda section: CosineDecay(
+        section.initial_learning_rate, section.decay_steps, alpha=section.alpha, name=section.name
     ),
-    "power_with_offset": lambda c: PowerDecayWithOffset(
-        c.initial_learning_rate, c.power, c.offset, c.pre_offset_learning_rate
+    "power": lambda section: PowerDecay(section.initial_learning_rate, section.power),
+    "power_linear": lambda section: PowerAndLinearDecay(
+        section.initial_learning_rate,
+        section.total_decay_steps,
+        section.power,
+        section.linear_decay_fraction,
     ),
-    "step_cosine_with_offset": lambda c: StepCosineDecay(c.boundaries, c.values),
-    "cosine_restarts": lambda c: CosineDecayRestarts(
-        c.initial_learning_rate,
-        c.first_decay_steps,
-        t_mul=c.t_mul,
-        m_mul=c.m_mul,
-        alpha=c.alpha,
-        name=c.name,
+    "power_with_offset": lambda section: PowerDecayWithOffset(
+        section.initial_learning_rate,
+        section.power,
+        section.offset,
+        section.pre_offset_learning_rate,
     ),
-    "one_cycle": lambda c: OneCycle(
-        c.max_learning_rate, c.total_steps, c.pct_start, c.rise, c.div_factor, c.final_div_factor
+    "step_cosine_with_offset": lambda section: StepCosineDecay(section.boundaries, section.values),
+    "cosine_restarts": lambda section: CosineDecayRestarts(
+        section.initial_learning_rate,
+        section.first_decay_steps,
+        t_mul=section.t_mul,
+        m_mul=section.m_mul,
+        alpha=section.alpha,
+        name=section.name,
     ),
-    "inverse_time": lambda c: InverseTimeDecay(
-        c.initial_learning_rate, c.decay_steps, c.decay_rate, staircase=c.staircase, name=c.name
+    "one_cycle": lambda section: OneCycle(
+        section.max_learning_rate,
+        section.total_steps,
+        section.pct_start,
+        section.rise,
+        section.div_factor,
+        section.final_div_factor,
+    ),
+    "inverse_time": lambda section: InverseTimeDecay(
+        section.initial_learning_rate,
+        section.decay_steps,
+        section.decay_rate,
+        staircase=section.staircase,
+        name=section.name,
     ),
 }
-_CONSTANT_BEFORE_OFFSET = (
-    "cosine_restarts",
-    "one_cycle",
-    "inverse_time",
-)  # before `offset` they have the rate of their step 0
+
+# Before `offset` these schedules have the rate of their step 0.
+_CONSTANT_BEFORE_OFFSET = ("cosine_restarts", "one_cycle", "inverse_time")
 
 
 def create_learning_rate(config: OptimizationConfig) -> float | Schedule:
@@ -103,60 +118,63 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
     Runs eagerly or in graph, in any context.
 
     Args:
-      optimizer: An optimizer of Keras, wrapped for loss scaling or not; any object with a
-        `learning_rate`, or with a list of `optimizers`, whose rates have their numbers as names; or
+      optimizer: An optimizer of Keras, wrapped for loss scaling or not. Any object with a
+        `learning_rate`, or with a list of `optimizers`, whose rates have their numbers as names. Or
         a dict.
-      step: The step at which a schedule is evaluated; None means the optimizer's iterations, for
+      step: The step at which a schedule is evaluated. None means the optimizer's iterations, for
         its next step.
 
     Raises:
       UsageError: when the optimizer has no learning rate.
     """
     if isinstance(optimizer, Mapping):
-        return {name: current_learning_rate(one, step) for name, one in optimizer.items()}
+        return {name: current_learning_rate(part, step) for name, part in optimizer.items()}
+
     optimizer = unwrap_optimizer(optimizer)
     schedule = get_learning_rate_or_schedule(optimizer)
     if step is None or not isinstance(schedule, Schedule):
         schedule = getattr(optimizer, "learning_rate", None)
+
     if schedule is None and (parts := getattr(optimizer, "optimizers", None)):
         return {str(number): current_learning_rate(part, step) for number, part in enumerate(parts)}
     if schedule is None:
         raise UsageError(
             f"{type(optimizer).__name__} has no learning_rate; give it an attribute of that name"
         )
+
     if callable(schedule):
         schedule = schedule(optimizer.iterations if step is None else step)
     return tf.cast(tf.convert_to_tensor(schedule), tf.float32)
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:
-    """Returns the optimizer that updates the weights, without those around it for a loss scale or a period."""
+    """Returns the optimizer that updates the weights, without wrappers for loss scale or period."""
     while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         optimizer = inner
     return optimizer
 
 
 class ConfiguredRates:
-    """The constant learning rates of the config, so that a run that is resumed with changed rates uses those.
+    """The constant learning rates of the config, so that a resumed run uses changed rates.
 
-    A constant rate is a variable, which a callback can change and a checkpoint holds. The restored
-    value is used only if the config has the same rate as when the checkpoint was saved; otherwise
-    the rate of the config is used.
+    A constant rate is a variable, which a callback can change and a checkpoint contains. The
+    restored value is used only if the config has the same rate as when the checkpoint was saved.
+    Otherwise the rate of the config is used.
 
     Args:
-      optimizer: An optimizer of either Keras, or a dict of them; built, and not restored yet.
+      optimizer: An optimizer of either Keras, or a dict of such; built, and not restored yet.
         Others are ignored.
     """
 
     def __init__(self, optimizer: Any) -> None:
-        named = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
-        inner = {name: unwrap_optimizer(one) for name, one in named.items()}
-        rates = {name: get_learning_rate_or_schedule(one) for name, one in inner.items()}
-        self._variables = {
-            name: rate
-            for name, rate in rates.items()
-            if isinstance(rate, (keras.Variable, tf.Variable))
-        }
+        optimizers = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
+
+        self._variables: dict[str, Any] = {}
+        for name, part in optimizers.items():
+            rate = get_learning_rate_or_schedule(unwrap_optimizer(part))
+            if isinstance(rate, (keras.Variable, tf.Variable)):
+                self._variables[name] = rate
+
         self._configured_rates = {
             name: float(rate.numpy()) for name, rate in self._variables.items()
         }
@@ -166,14 +184,19 @@ class ConfiguredRates:
         return self._configured_rates
 
     def restore(self, saved_rates: Mapping[str, float] | None) -> None:
-        """Assigns the rates of the config that differ from `saved_rates`; runs eagerly, after a restore."""
+        """Assigns the rates of the config that differ from `saved_rates`.
+
+        Runs eagerly, after a restore.
+        """
         for name, rate in self._configured_rates.items():
             if saved_rates is not None and saved_rates.get(name) != rate:
                 self._variables[name].assign(rate)
 
 
 class ScaledRate(Schedule):
-    """A learning rate times factors that can be changed while a run goes on, in functions that are traced already.
+    """A learning rate times factors that can be changed during a run.
+
+    A change takes effect in functions that are traced already.
 
     Args:
       rate: A schedule, or the optimizer's variable of a constant rate, which can still be changed.
@@ -183,13 +206,13 @@ class ScaledRate(Schedule):
     """
 
     def __init__(self, rate: Any) -> None:
-        self.rate, self.factors = rate, dict[str, tf.Variable]()
+        self.rate = rate
+        self.factors: dict[str, tf.Variable] = {}
 
     def __call__(self, step: Any) -> Any:
         """Returns the rate at `step`; runs eagerly or in graph."""
-        rate = (
-            self.rate(step) if isinstance(self.rate, Schedule) else tf.convert_to_tensor(self.rate)
-        )
+        is_schedule = isinstance(self.rate, Schedule)
+        rate = self.rate(step) if is_schedule else tf.convert_to_tensor(self.rate)
         for factor in self.factors.values():
             rate *= tf.cast(tf.convert_to_tensor(factor), rate.dtype)
         return rate
@@ -200,7 +223,11 @@ class ScaledRate(Schedule):
 
 
 def get_base_rate(optimizer: Any) -> Any:
-    """Returns the schedule or the variable of a constant rate of an optimizer of either Keras, without its factors."""
+    """Returns the schedule or the variable of an optimizer's rate, without its factors.
+
+    Args:
+      optimizer: An optimizer of either Keras.
+    """
     rate = get_learning_rate_or_schedule(unwrap_optimizer(optimizer))
     return rate.rate if isinstance(rate, ScaledRate) else rate
 
@@ -212,53 +239,56 @@ def learning_rate_factors(optimizer: Any) -> dict[str, tf.Variable]:
 
 
 def add_learning_rate_factor(optimizer: Any, name: str) -> None:
-    """Gives the learning rate of a Keras 3 optimizer a factor, which is 1 at first; runs eagerly, in strategy scope.
+    """Gives the learning rate of a Keras 3 optimizer a factor, which is 1 at first.
 
-    Takes effect in functions that are traced afterwards. They read the factor in each step.
+    Runs eagerly, in strategy scope. Takes effect in functions that are traced afterwards. They read
+    the factor in each step.
 
     Raises:
       UsageError: when the optimizer is not a Keras 3 optimizer.
     """
     optimizer = unwrap_optimizer(optimizer)
-    rate = (
-        get_learning_rate_or_schedule(optimizer) if isinstance(optimizer, keras.Optimizer) else None
-    )
+    rate = None
+    if isinstance(optimizer, keras.Optimizer):
+        rate = get_learning_rate_or_schedule(optimizer)
+
     scaled = rate if isinstance(rate, ScaledRate) else ScaledRate(rate)
     if rate is None or not replace_learning_rate(optimizer, scaled):
-        kind = type(optimizer).__name__
         raise UsageError(
-            f"{kind} has no learning rate that a factor could multiply; use an optimizer of Keras 3"
+            f"{type(optimizer).__name__} has no learning rate that a factor could multiply;"
+            " use an optimizer of Keras 3"
         )
     scaled.factors[name] = tf.Variable(1.0, trainable=False, name=name)
 
 
 def _schedule(config: LrConfig) -> float | Schedule:
-    chosen = config.get()
-    if chosen is None:
+    section = config.get()
+    if section is None:
         raise UsageError(
             "no learning rate was chosen; set trainer.optimizer_config.learning_rate.type to one"
             f" of {', '.join(config.branches())}"
         )
+
     if config.type == "constant":
-        return float(chosen.learning_rate)
-    if config.type == "stepwise" and not chosen.boundaries:
-        return float(chosen.values[0])  # Keras' class cannot do without a boundary
+        return float(section.learning_rate)
+    # Keras' class needs a boundary.
+    if config.type == "stepwise" and not section.boundaries:
+        return float(section.values[0])
+
+    kind = str(config.type)
     if config.type in LrConfig.registry:
-        return _convert_registered_schedule(
-            str(config.type), LrConfig.registry.lookup(str(config.type)).build(chosen)
-        )
-    schedule = _SCHEDULES[str(config.type)](chosen)
+        return _convert_registered_schedule(kind, LrConfig.registry.lookup(kind).build(section))
+
+    schedule = _SCHEDULES[kind](section)
     keeps_its_own_offset = isinstance(schedule, PowerDecayWithOffset)
-    offset = 0 if keeps_its_own_offset else getattr(chosen, "offset", 0)
-    return (
-        WithOffset(schedule, offset, waits=config.type in _CONSTANT_BEFORE_OFFSET)
-        if offset
-        else schedule
-    )
+    offset = 0 if keeps_its_own_offset else getattr(section, "offset", 0)
+    if offset:
+        return WithOffset(schedule, offset, waits=config.type in _CONSTANT_BEFORE_OFFSET)
+    return schedule
 
 
 def _convert_registered_schedule(name: str, result: Any) -> float | Schedule:
-    """Returns what a registered schedule built; a function of the step becomes a schedule."""
+    """Returns the result of a registered schedule; a function of the step becomes a schedule."""
     if isinstance(result, Schedule):
         return result
     if isinstance(result, (int, float)) and not isinstance(result, bool):
@@ -272,7 +302,7 @@ def _convert_registered_schedule(name: str, result: Any) -> float | Schedule:
 
 
 def _with_warmup(rate: float | Schedule, config: WarmupConfig) -> Schedule:
-    chosen = config.get()
+    section = config.get()
     if config.type == "linear":
-        return LinearWarmup(rate, chosen.warmup_steps, chosen.warmup_learning_rate)
-    return PolynomialWarmup(rate, chosen.warmup_steps, chosen.power)
+        return LinearWarmup(rate, section.warmup_steps, section.warmup_learning_rate)
+    return PolynomialWarmup(rate, section.warmup_steps, section.power)

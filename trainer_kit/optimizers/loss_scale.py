@@ -18,18 +18,18 @@ from trainer_kit.optimizers.gradients import Gradient, clip_and_apply, scale_gra
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """Keras' LossScaleOptimizer, with a scale that is a variable from the start and a check over all replicas.
+    """Keras' LossScaleOptimizer with a check over all replicas.
 
-    Keras' own class looks for infinities on the first replica only, and a loss scaled before it is
-    built keeps the initial scale for ever.
+    Its scale is a variable from the start. Keras' own class looks for infinities on the first
+    replica only, and a loss scaled before it is built keeps the initial scale permanently.
 
     Args:
-      inner_optimizer: The optimizer that updates the weights; its attribute `clipping` applies to
+      inner_optimizer: The optimizer that updates the weights. Its attribute `clipping` applies to
         unscaled gradients.
-      initial_scale: The loss scale at the start; if not dynamic, at every step.
+      initial_scale: The loss scale at the start. If not dynamic, at every step.
       dynamic_growth_steps: The number of steps without a skip after which a dynamic scale is
         doubled.
-      dynamic: Whether the scale changes; a scale that changes is at least 1.
+      dynamic: Whether the scale changes. A scale that changes is at least 1.
       name: The name of the optimizer.
     """
 
@@ -44,23 +44,25 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name)
         self.is_dynamic = dynamic
         self._get_built_variables: Callable[[], list[Any]] = list
-        first = {"aggregation": "only_first_replica"}
-        self.step_counter = self.add_variable((), "zeros", "int", name="step_counter", **first)
-        initial = keras.initializers.Constant(initial_scale)
+        self.step_counter = self.add_variable(
+            (), "zeros", "int", name="step_counter", aggregation="only_first_replica"
+        )
         self.dynamic_scale = self.add_variable(
-            (), initial, "float32", name="dynamic_scale", **first
+            (),
+            keras.initializers.Constant(initial_scale),
+            "float32",
+            name="dynamic_scale",
+            aggregation="only_first_replica",
         )
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the inner optimizer's variables for `variables`; called in strategy scope."""
-        given = list(variables)
-        self._get_built_variables = lambda: (
-            given
-        )  # a list as an attribute would be tracked, and so be part of checkpoints
+        # A list as an attribute would be tracked, and so be part of checkpoints.
+        built_variables = list(variables)
+        self._get_built_variables = lambda: built_variables
         self.inner_optimizer.build(variables)
-        keras.optimizers.Optimizer.build(
-            self, variables
-        )  # past Keras' own, which would make the scale again
+        # Not Keras' LossScaleOptimizer.build, which would create the scale again.
+        keras.optimizers.Optimizer.build(self, variables)
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns `loss` in float32, times the scale; runs eagerly or in graph, on a replica."""
@@ -69,23 +71,26 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def apply(
         self, grads: Sequence[Gradient | None], trainable_variables: Sequence[Any] | None = None
     ) -> None:
-        """Unscales, clips and applies the gradients of a scaled loss, or skips the step; in a replica.
+        """Unscales, clips and applies the gradients of a scaled loss, or skips the step.
+
+        Runs in a replica.
 
         Args:
-          grads: The gradients of this replica; None for variables that keep their values.
-          trainable_variables: The variables, one for each gradient; None means those it was built
+          grads: The gradients of this replica. None for variables that keep their values.
+          trainable_variables: The variables, one for each gradient. None means those it was built
             with.
         """
-        given = list(
-            self._get_built_variables() if trainable_variables is None else trainable_variables
-        )
+        if trainable_variables is None:
+            trainable_variables = self._get_built_variables()
+        all_variables = list(trainable_variables)
         if not self.built:
-            self.build(given)
+            self.build(all_variables)
+
         inverse = 1.0 / tf.convert_to_tensor(self.dynamic_scale)
         pairs = [
-            (grad, variable)
-            for grad, variable in zip(grads, given, strict=True)
-            if grad is not None
+            (gradient, variable)
+            for gradient, variable in zip(grads, all_variables, strict=True)
+            if gradient is not None
         ]
         gradients = [scale_gradient(gradient, inverse) for gradient, _ in pairs]
         variables = [variable for _, variable in pairs]
@@ -99,14 +104,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 return tf.constant(True)
 
             finite = strategy.experimental_local_results(finite)[0]
-            # In cross-replica context: TensorFlow forbids a branch of one replica in which replicas
-            # meet.
+            # The branch is in cross-replica context: TensorFlow forbids a branch of one replica in
+            # which replicas meet.
             tf.cond(finite, step, lambda: tf.constant(False))
             self._adapt(finite)
 
-        tf.distribute.get_replica_context().merge_call(
-            update, args=(_is_finite_on_all_replicas(gradients), gradients)
-        )
+        all_finite = _is_finite_on_all_replicas(gradients)
+        tf.distribute.get_replica_context().merge_call(update, args=(all_finite, gradients))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -116,6 +120,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Halves the scale after a step that was not finite, doubles it after enough that were."""
         if not self.is_dynamic:
             return
+
         scale = tf.convert_to_tensor(self.dynamic_scale)
         good_steps = tf.where(finite, tf.convert_to_tensor(self.step_counter) + 1, 0)
         grows = (good_steps >= self.dynamic_growth_steps) & tf.math.is_finite(2.0 * scale)
@@ -125,12 +130,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
 
 def _is_finite_on_all_replicas(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Returns a bool scalar, the same on all replicas: whether all gradients of all of them are finite."""
-    dense = [
-        gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-        for gradient in gradients
-    ]
-    bad = tf.add_n(
-        [tf.cast(~tf.reduce_all(tf.math.is_finite(gradient)), tf.float32) for gradient in dense]
-    )
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, bad) == 0
+    """Returns whether the gradients of all replicas are finite, the same bool scalar on each."""
+    not_finite = []
+    for gradient in gradients:
+        values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        is_finite = tf.reduce_all(tf.math.is_finite(values))
+        not_finite.append(tf.cast(~is_finite, tf.float32))
+
+    context = tf.distribute.get_replica_context()
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.add_n(not_finite)) == 0

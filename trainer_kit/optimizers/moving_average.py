@@ -1,4 +1,4 @@
-"""Exponential moving averages of a model's weights, with any optimizer, on one replica or several."""
+"""Exponential moving averages of a model's weights: any optimizer, one replica or several."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from trainer_kit.optimizers.per_variable import native_variable, variable_path
 def select_averaged_variables(
     model: Any, config: EMAConfig, trainable: Sequence[Any] = ()
 ) -> list[Any]:
-    """Returns the variables of `model` that are averaged: the trainable ones, or all of floating point.
+    """Returns the variables of `model` that are averaged, all of floating point.
 
     Args:
       model: A built model of Keras 3 or tf_keras, or a tf.Module.
-      config: The config; its trainable_weights_only chooses the variables.
-      trainable: The variables to choose as trainable ones; empty: those of the model.
+      config: The config. Its trainable_weights_only chooses the trainable variables, or all.
+      trainable: The variables to choose as trainable ones. Empty: those of the model.
     """
     variables = (
         (trainable or model.trainable_variables)
@@ -36,32 +36,43 @@ def select_averaged_variables(
 def create_average(
     model: Any, config: EMAConfig | None, trainable: Sequence[Any] = ()
 ) -> MovingAverage | None:
-    """Returns the moving average of a model's weights; None where the config asks for none. Runs eagerly, in scope.
+    """Returns the moving average of a model's weights; runs eagerly, in strategy scope.
 
     Args:
       model: The built model.
-      config: The config of the average.
+      config: The config of the average. None: no average is created, and the result is None.
       trainable: The variables that were trainable before some were frozen. Frozen ones have no
-        average; they count in the keys. Empty: none were frozen.
+        average, but they count in the keys. Empty: none were frozen.
     """
     if config is None:
         return None
+
     variables = select_averaged_variables(model, config, trainable)
-    kept = {
-        id(one)
-        for one in (model.trainable_variables if config.trainable_weights_only else variables)
-    }
-    return MovingAverage(variables, [config if id(one) in kept else None for one in variables])
+    averaged = model.trainable_variables if config.trainable_weights_only else variables
+    averaged_ids = {id(variable) for variable in averaged}
+    configs = [config if id(variable) in averaged_ids else None for variable in variables]
+    return MovingAverage(variables, configs)
 
 
 def average_keys(variables: Sequence[Any]) -> list[str]:
-    """Returns the keys of the averages of `variables` in a checkpoint: their paths, which no earlier model numbers."""
-    return canonical_paths(unique_names([variable_path(variable) for variable in variables]))
+    """Returns the keys of the averages of `variables` in a checkpoint.
+
+    The keys are the paths of the variables, without the numbers that depend on earlier models.
+    """
+    paths = [variable_path(variable) for variable in variables]
+    return canonical_paths(unique_names(paths))
 
 
 @dataclasses.dataclass(frozen=True)
 class _AveragedVariable:
-    """A variable with its averages by name, its key in checkpoints, and the place of its config among the configs."""
+    """A variable with its averages.
+
+    Attributes:
+      source: The variable.
+      key: The key of its averages in checkpoints.
+      config_index: The place of its config among the configs.
+      averages: The averages by name.
+    """
 
     source: tf.Variable
     key: str
@@ -72,17 +83,17 @@ class _AveragedVariable:
 class MovingAverage:
     """Averages of variables: average += (1 - decay) * (variable - average), once for each step.
 
-    The decay is `average_decay`; if dynamic, at most (1 + n) / (10 + n) with n = step - start_step.
-    Before start_step the average is the variable itself. The rule is Model Garden's, but an average
-    begins at the variable's value and not at zero. Each of `more_decays` gives one more average of
-    every variable, by the same rule. Made eagerly, in the scope of the strategy.
+    The decay is `average_decay`. If dynamic, it is at most (1 + n) / (10 + n) with n = step -
+    start_step. Before start_step the average is the variable itself. The rule is Model Garden's,
+    but an average begins at the variable's value and not at zero. Each of `more_decays` gives one
+    more average of every variable, by the same rule. Created eagerly, in the scope of the strategy.
 
     Args:
-      variables: Floating-point variables of Keras 3, of a tf_keras model, or tf.Variables; see
+      variables: Floating-point variables of Keras 3, of a tf_keras model, or tf.Variables. See
         `select_averaged_variables`.
-      config: The decays and their start; or one config for each variable, all with the same
-        `evaluate`. A variable with None is not averaged. It counts in the keys, so that these do
-        not depend on what is averaged.
+      config: The decays and their start. Or one config for each variable, all with the same
+        `evaluate`. A variable with None is not averaged. It counts in the keys, so that the keys
+        do not depend on what is averaged.
 
     Attributes:
       weights_to_evaluate: What evaluations use: names of averages, or "weights".
@@ -92,23 +103,35 @@ class MovingAverage:
         one.
     """
 
-    section, more_section = "average", "more_averages"  # of a checkpoint
+    # The sections of a checkpoint.
+    section = "average"
+    more_section = "more_averages"
 
     def __init__(
         self, variables: Sequence[Any], config: EMAConfig | Sequence[EMAConfig | None]
     ) -> None:
-        each = [config] * len(variables) if isinstance(config, EMAConfig) else list(config)
-        configs = [one for one in each if one is not None]
+        if isinstance(config, EMAConfig):
+            variable_configs: list[EMAConfig | None] = [config] * len(variables)
+        else:
+            variable_configs = list(config)
+        configs = [section for section in variable_configs if section is not None]
         if not configs:
             raise UsageError("there are no variables to average; build the model first")
-        self._configs = [one for place, one in enumerate(configs) if one not in configs[:place]]
+
+        # Equal configs are stored once, so that each decay is computed once in a step.
+        self._configs = [
+            section for place, section in enumerate(configs) if section not in configs[:place]
+        ]
         self.weights_to_evaluate = tuple(configs[0].evaluate)
         self._strategy = tf.distribute.get_strategy()
+
+        keys = average_keys(variables)
         self._averaged_variables = [
-            self._new_averages(native_variable(variable), key, one)
-            for variable, key, one in zip(variables, average_keys(variables), each, strict=True)
-            if one is not None
+            self._new_averages(native_variable(variable), key, section)
+            for variable, key, section in zip(variables, keys, variable_configs, strict=True)
+            if section is not None
         ]
+
         self._active_average = ""
         self._exchange_functions = {
             name: self._in_graph(self._exchange_each, name) for name in self.names
@@ -117,31 +140,32 @@ class MovingAverage:
 
     @property
     def names(self) -> list[str]:
-        """The names of the averages: "average" for that of average_decay, and those of more_decays."""
-        return list(
-            dict.fromkeys(name for one in self._averaged_variables for name in one.averages)
-        )
+        """The names of the averages: "average" for average_decay, and those of more_decays."""
+        names = [name for averaged in self._averaged_variables for name in averaged.averages]
+        return list(dict.fromkeys(names))
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """The averages with the decay average_decay, by key; for the checkpoint."""
+        """The averages with the decay average_decay by key, for the checkpoint."""
         return self._by_key(AVERAGE)
 
     @property
     def more_variables(self) -> dict[str, dict[str, tf.Variable]]:
-        """The averages with the decays of `more_decays`, by name and key; for the checkpoint."""
+        """The averages with the decays of `more_decays` by name and key, for the checkpoint."""
         return {name: self._by_key(name) for name in self.names if name != AVERAGE}
 
     @property
     def active_average(self) -> str:
-        """The name of the average that the model holds now; "" while it holds the weights."""
+        """The name of the average that the model contains now; "" while it contains the weights."""
         return self._active_average
 
     def update(self, step: Any) -> None:
-        """Moves the averages towards the variables; runs eagerly or in graph, in a replica or in cross-replica context.
+        """Moves the averages towards the variables.
+
+        Runs eagerly or in graph, in a replica or in cross-replica context.
 
         Args:
-          step: The number of steps taken, the one just applied included; an integer, or an integer
+          step: The number of steps taken, including the latest one; an integer, or an integer
             scalar.
         """
         decays = [_decays_at(config, step) for config in self._configs]
@@ -153,17 +177,19 @@ class MovingAverage:
                 self._move_each(self._strategy, decays)
 
     def initialize(self) -> None:
-        """Sets the averages to the weights; called when there was no checkpoint to restore; runs eagerly."""
+        """Sets the averages to the weights where no checkpoint is restored; runs eagerly."""
         self.reset()
 
     def reset(
         self, names: Collection[str] | None = None, keys: Collection[str] | None = None
     ) -> None:
-        """Makes averages equal to the variables, as after restoring weights alone; runs eagerly, on the host.
+        """Makes averages equal to the variables, as after a restore of weights alone.
+
+        Runs eagerly, on the host.
 
         Args:
-          names: The names of the averages; None: all.
-          keys: The keys of the variables; None: all.
+          names: The names of the averages. None: all.
+          keys: The keys of the variables. None: all.
         """
         for name in self.names if names is None else names:
             if keys is None:
@@ -177,12 +203,10 @@ class MovingAverage:
         Runs eagerly, on the host.
 
         Args:
-          name: The name of the average; a variable without such an average keeps its value.
+          name: The name of the average. A variable without such an average keeps its value.
         """
-        assert self._active_average in (
-            "",
-            name,
-        ), f"{self._active_average} is in place of the weights, not {name}"
+        is_exchangeable = self._active_average in ("", name)
+        assert is_exchangeable, f"{self._active_average} is in place of the weights, not {name}"
         self._exchange_functions[name]()
         self._active_average = "" if self._active_average else name
 
@@ -193,35 +217,44 @@ class MovingAverage:
                 " strategy"
             )
         value = tf.convert_to_tensor(source)
-        made = {name: tf.Variable(value, trainable=False, name=name) for name in _decays(config)}
-        return _AveragedVariable(source, key, self._configs.index(config), made)
+        averages = {
+            name: tf.Variable(value, trainable=False, name=name) for name in _decays(config)
+        }
+        return _AveragedVariable(source, key, self._configs.index(config), averages)
 
     def _by_key(self, name: str) -> dict[str, tf.Variable]:
         return {
-            one.key: one.averages[name] for one in self._averaged_variables if name in one.averages
+            averaged.key: averaged.averages[name]
+            for averaged in self._averaged_variables
+            if name in averaged.averages
         }
 
     def _in_graph(self, function: Callable[[str], None], name: str) -> Callable[[], None]:
         return tf.function(functools.partial(function, name), autograph=False)
 
     def _move_each(self, strategy: tf.distribute.Strategy, decays: Sequence[Sequence[Any]]) -> None:
-        for one in self._averaged_variables:
-            first, *others = one.averages.values()
-            arguments = (others, _merge_replica_values(one.source), decays[one.config_index])
+        for averaged in self._averaged_variables:
+            first, *others = averaged.averages.values()
+            value = _merge_replica_values(averaged.source)
+            arguments = (others, value, decays[averaged.config_index])
             strategy.extended.update(first, _move, args=arguments, group=False)
 
     def _copy_each(self, name: str, keys: Collection[str] | None = None) -> None:
         with self._strategy.scope():
-            for one in self._averaged_variables:
-                if name in one.averages and (keys is None or one.key in keys):
-                    value = _merge_replica_values(one.source)
-                    self._strategy.extended.update(
-                        one.averages[name], _copy, args=(value,), group=False
-                    )
+            for averaged in self._averaged_variables:
+                if name not in averaged.averages or (keys is not None and averaged.key not in keys):
+                    continue
+                average = averaged.averages[name]
+                value = _merge_replica_values(averaged.source)
+                self._strategy.extended.update(average, _copy, args=(value,), group=False)
 
     def _exchange_each(self, name: str) -> None:
-        held = [one for one in self._averaged_variables if name in one.averages]
-        exchange(self._strategy, [one.averages[name] for one in held], [one.source for one in held])
+        averaged_variables = [
+            averaged for averaged in self._averaged_variables if name in averaged.averages
+        ]
+        averages = [averaged.averages[name] for averaged in averaged_variables]
+        sources = [averaged.source for averaged in averaged_variables]
+        exchange(self._strategy, averages, sources)
 
 
 def _decays(config: EMAConfig) -> dict[str, float]:
@@ -229,20 +262,22 @@ def _decays(config: EMAConfig) -> dict[str, float]:
 
 
 def _decays_at(config: EMAConfig, step: Any) -> list[Any]:
-    """Returns the decay of each average at a step: numbers where it never changes, so that no step computes it."""
-    constant = list(_decays(config).values())
+    """Returns the decay of each average at a step."""
+    # Decays that never change are numbers, so that no step computes them.
+    constant_decays = list(_decays(config).values())
     if not config.dynamic_decay and config.start_step == 0:
-        return constant
-    averaged = tf.cast(step, tf.float32) - float(config.start_step)
-    decays = [tf.constant(decay, tf.float32) for decay in constant]
+        return constant_decays
+
+    averaged_steps = tf.cast(step, tf.float32) - float(config.start_step)
+    decays = [tf.constant(decay, tf.float32) for decay in constant_decays]
+
     if config.dynamic_decay:
-        most = (1.0 + averaged) / (10.0 + averaged)
-        decays = [tf.minimum(decay, most) for decay in decays]
-    return (
-        decays
-        if config.start_step == 0
-        else [tf.where(averaged < 0.0, 0.0, decay) for decay in decays]
-    )
+        largest = (1.0 + averaged_steps) / (10.0 + averaged_steps)
+        decays = [tf.minimum(decay, largest) for decay in decays]
+
+    if config.start_step != 0:
+        decays = [tf.where(averaged_steps < 0.0, 0.0, decay) for decay in decays]
+    return decays
 
 
 def _move(
@@ -268,27 +303,30 @@ def exchange(
     Runs in graph, in cross-replica context.
     """
     with strategy.scope():
-        for one, other in zip(variables, others, strict=True):
-            strategy.extended.update(one, _exchange, args=(other,), group=False)
+        for variable, other in zip(variables, others, strict=True):
+            strategy.extended.update(variable, _exchange, args=(other,), group=False)
 
 
 def _exchange(average: tf.Variable, source: tf.Variable) -> None:
-    held = average.read_value()
+    average_value = average.read_value()
     average.assign(source.read_value())
-    source.assign(held)
+    source.assign(average_value)
 
 
 def _merge_replica_values(source: tf.Variable) -> Any:
-    """Returns the value to average: the mean of a variable that differs between replicas; else the variable itself."""
+    """Returns the value to average.
+
+    It is the mean of a variable that differs between replicas, else the variable itself.
+    """
     differs = source.synchronization == tf.VariableSynchronization.ON_READ
     return tf.convert_to_tensor(source) if differs else source
 
 
 def unique_names(paths: Sequence[str]) -> list[str]:
     """Numbers paths that repeat, as those of a tf.Module may."""
-    seen: dict[str, int] = {}
+    repetitions: dict[str, int] = {}
     names = []
     for path in paths:
-        seen[path] = seen.get(path, -1) + 1
-        names.append(f"{path}_{seen[path]}" if seen[path] else path)
+        repetitions[path] = repetitions.get(path, -1) + 1
+        names.append(f"{path}_{repetitions[path]}" if repetitions[path] else path)
     return names

@@ -1,4 +1,4 @@
-"""NamedOptimizers: several optimizers, each of which updates variables of its own."""
+"""NamedOptimizers: several optimizers, each of which updates separate variables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _log = logging.getLogger(__name__)
 
 
 class NamedOptimizers(Mapping[str, Any]):
-    """Optimizers by name. `apply_gradients` gives each optimizer the gradients of the variables that it owns.
+    """Optimizers by name. Each gets the gradients of the variables that it owns.
 
-    A training step may also call one of them: `trainer_kit.apply_gradients(optimizer["generator"],
-    pairs)`. Created in the scope of the strategy. Each optimizer has slots for its own variables
-    only.
+    `apply_gradients` distributes the gradients. A training step may also call one optimizer:
+    `trainer_kit.apply_gradients(optimizer["generator"], pairs)`. Created in the scope of the
+    strategy. Each optimizer has slots for its own variables only.
 
     Args:
       optimizers: The optimizers, of Keras 3, not built yet.
@@ -33,14 +33,14 @@ class NamedOptimizers(Mapping[str, Any]):
     def __init__(
         self, optimizers: Mapping[str, Any], variables_by_optimizer: Mapping[str, Sequence[Any]]
     ) -> None:
-        self._optimizers, self._variables_by_optimizer = (
-            dict(optimizers),
-            {name: list(variables_by_optimizer[name]) for name in optimizers},
-        )
+        self._optimizers = dict(optimizers)
+        self._variables_by_optimizer = {
+            name: list(variables_by_optimizer[name]) for name in optimizers
+        }
         self._optimizer_names = {
-            _key(one): name
+            _key(variable): name
             for name, variables in self._variables_by_optimizer.items()
-            for one in variables
+            for variable in variables
         }
 
     def __getitem__(self, name: str) -> Any:
@@ -53,10 +53,12 @@ class NamedOptimizers(Mapping[str, Any]):
         return len(self._optimizers)
 
     def build(self) -> None:
-        """Creates the slots of each optimizer for the variables that it owns; runs eagerly, in scope.
+        """Creates the slots of each optimizer for the variables that it owns.
+
+        Runs eagerly, in strategy scope.
 
         Raises:
-          UsageError: when an optimizer is none of Keras 3.
+          UsageError: when an optimizer is not of Keras 3.
         """
         for name, optimizer in self._optimizers.items():
             if not isinstance(optimizer, keras.Optimizer):
@@ -69,34 +71,43 @@ class NamedOptimizers(Mapping[str, Any]):
                 optimizer.build(self._variables_by_optimizer[name])
 
     def with_optimizers(self, optimizers: Mapping[str, Any]) -> NamedOptimizers:
-        """Returns other optimizers for the same variables, such as those that add up micro-batches."""
+        """Returns other optimizers for the same variables, such as GradientAccumulators."""
         return NamedOptimizers(optimizers, self._variables_by_optimizer)
 
     @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss: Any) -> Any:
-        """Returns the loss times the smallest loss scale of all optimizers, for a loss that all of them lower."""
+        """Returns the loss times the smallest loss scale, for a loss that all optimizers lower."""
         scale = self._get_smallest_loss_scale()
         return loss if scale is None else tf.cast(loss, tf.float32) * scale
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
-        """Gives each optimizer the gradients of its variables; in a replica. Use `trainer_kit.apply_gradients`."""
-        common, parts = self._get_smallest_loss_scale(), dict[str, list[tuple[Any, Any]]]()
+        """Gives each optimizer the gradients of its variables; runs in a replica.
+
+        Use `trainer_kit.apply_gradients`.
+        """
+        common_scale = self._get_smallest_loss_scale()
+
+        pairs_by_optimizer: dict[str, list[tuple[Any, Any]]] = {}
         for gradient, variable in grads_and_vars:
-            if (name := self._optimizer_names.get(_key(variable))) is not None:
-                parts.setdefault(name, []).append((gradient, variable))
-        for name, pairs in parts.items():
-            own = _scale(self._optimizers[name])
-            if common is not None:  # for the optimizer to divide by its own scale
-                factor = (1.0 if own is None else own) / common
+            owner = self._optimizer_names.get(_key(variable))
+            if owner is not None:
+                pairs_by_optimizer.setdefault(owner, []).append((gradient, variable))
+
+        for name, pairs in pairs_by_optimizer.items():
+            # The loss has the smallest scale, and each optimizer divides by its own scale.
+            if common_scale is not None:
+                own_scale = _scale(self._optimizers[name])
+                factor = (1.0 if own_scale is None else own_scale) / common_scale
                 pairs = [
-                    (None if one is None else updates.scale_gradient(one, factor), of)
-                    for one, of in pairs
+                    (None if gradient is None else updates.scale_gradient(gradient, factor), owned)
+                    for gradient, owned in pairs
                 ]
             updates.apply_gradients(self._optimizers[name], pairs)
 
     def _get_smallest_loss_scale(self) -> Any:
-        scales = [scale for one in self._optimizers.values() if (scale := _scale(one)) is not None]
+        scales = [_scale(optimizer) for optimizer in self._optimizers.values()]
+        scales = [scale for scale in scales if scale is not None]
         return tf.reduce_min(tf.stack(scales)) if scales else None
 
 
@@ -109,12 +120,12 @@ def partition_variables(
     """Returns the variables that each of several optimizers updates, by its name; runs eagerly.
 
     A section's patterns choose among the trainable variables that no optimizer before it has. An
-    optimizer without patterns has the variables that are given for it.
+    optimizer without patterns has the variables that the task returned for it.
 
     Args:
       names: The names of the optimizers.
-      sections: Their configs, with patterns in `variables`; an optimizer that the task has made by
-        itself has none.
+      sections: Their configs, with patterns in `variables`. An optimizer that the task
+        created has none.
       task_variables: The variables that `task.optimizer_variables(model)` returned, by the name of
         the optimizer.
       model: The built model.
@@ -149,8 +160,10 @@ def partition_variables(
             owned[name] = [free[key] for key in matched]
         else:
             owned[name] = list(task_variables.get(name, ()))
+
         if not owned[name]:
             raise UsageError(_describe_missing_variables(name, patterns, paths, owned, model))
+
         for variable in owned[name]:
             if free.pop(_key(variable), None) is None:
                 raise UsageError(_describe_ownership_conflict(name, variable, owned))
@@ -160,17 +173,24 @@ def partition_variables(
 def log_ownership(
     variables_by_optimizer: Mapping[str, Sequence[Any]], trainable: Sequence[Any]
 ) -> None:
-    """Logs how many variables each optimizer updates, and warns of trainable variables that none updates."""
-    taken = {_key(one) for variables in variables_by_optimizer.values() for one in variables}
-    if left := [variable_path(one) for one in trainable if _key(one) not in taken]:
+    """Logs how many variables each optimizer updates.
+
+    Warns of trainable variables that no optimizer updates.
+    """
+    owned_keys = {
+        _key(variable) for variables in variables_by_optimizer.values() for variable in variables
+    }
+    unowned = [
+        variable_path(variable) for variable in trainable if _key(variable) not in owned_keys
+    ]
+    if unowned:
         _log.warning(
             "no optimizer updates these trainable variables, which keep their values: %s",
-            ", ".join(left),
+            ", ".join(unowned),
         )
-    _log.info(
-        "variables of each optimizer: %s",
-        ", ".join(f"{name} {len(variables_by_optimizer[name])}" for name in variables_by_optimizer),
-    )
+
+    counts = [f"{name} {len(variables)}" for name, variables in variables_by_optimizer.items()]
+    _log.info("variables of each optimizer: %s", ", ".join(counts))
 
 
 def _describe_missing_variables(
@@ -180,26 +200,31 @@ def _describe_missing_variables(
     variables_by_optimizer: Mapping[str, Sequence[Any]],
     model: Any,
 ) -> str:
-    """Returns why an optimizer has no variables, and what to do; `paths` are those of the trainable variables."""
+    """Returns why an optimizer has no variables, and what to do.
+
+    `paths` are those of the trainable variables.
+    """
     section = f"trainer.optimizers.{name}"
     if not patterns:
         return (
             f"{section} has no variables: set {section}.variables to regular expressions of their"
             " paths, or return them from the task's method optimizer_variables"
         )
+
     matched = {
         key for key, path in paths.items() if any(re.search(pattern, path) for pattern in patterns)
     }
     if matched:
         owners = [
-            other
-            for other in variables_by_optimizer
-            if any(_key(one) in matched for one in variables_by_optimizer[other])
+            owner
+            for owner, variables in variables_by_optimizer.items()
+            if any(_key(variable) in matched for variable in variables)
         ]
+        verb = "comes" if len(owners) == 1 else "come"
         return (
-            f"{section}.variables: {', '.join(owners)}, which"
-            f" {'comes' if len(owners) == 1 else 'come'} first, already updates all variables that"
-            f" match {', '.join(patterns)}; put {name} before, or change the patterns"
+            f"{section}.variables: {', '.join(owners)}, which {verb} first, already updates all"
+            f" variables that match {', '.join(patterns)};"
+            f" put {name} before, or change the patterns"
         )
 
     near = ", ".join(similar_paths(patterns[0], list(paths.values())))
@@ -215,11 +240,11 @@ def _describe_missing_variables(
 def _describe_ownership_conflict(
     name: str, variable: Any, variables_by_optimizer: Mapping[str, Sequence[Any]]
 ) -> str:
+    key = _key(variable)
     owners = [
-        other
-        for other in variables_by_optimizer
-        if other != name
-        and any(_key(one) == _key(variable) for one in variables_by_optimizer[other])
+        owner
+        for owner, variables in variables_by_optimizer.items()
+        if owner != name and any(_key(candidate) == key for candidate in variables)
     ]
     path = variable_path(variable)
     if owners:

@@ -1,4 +1,4 @@
-"""Values that an optimizer has for each of its variables, and what patterns of variables' paths find."""
+"""Values that an optimizer has for each of its variables, and patterns of variables' paths."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Value = TypeVar("Value")
 
 @dataclasses.dataclass(frozen=True)
 class PerVariable(Generic[Value]):
-    """A value for each variable of an optimizer, in the order in which the optimizer was built with them.
+    """A value for each variable of an optimizer, in the order of `build`.
 
-    TensorFlow would track a tuple that is an attribute of an optimizer, but not this.
+    TensorFlow would track a tuple that is an attribute of an optimizer, but not this class.
     """
 
     values: tuple[Value, ...]
@@ -41,12 +41,17 @@ def variable_path(variable: Any) -> str:
 
 
 def similar_paths(pattern: str, paths: Sequence[str], limit: int = 8) -> list[str]:
-    """Returns the paths that a pattern without a match was most likely meant for; the first ones if none is similar."""
+    """Returns the paths that a pattern without a match was most likely meant for.
+
+    If no path is similar, these are the first paths.
+    """
     parts = {part for path in paths for part in (path, *path.split("/"))}
     words = [word for word in re.split(r"[^\w/]+", pattern) if word]
-    near = {name for word in words for name in find_similar_names(word, parts)}
-    found = [path for path in paths if path in near or near & set(path.split("/"))]
-    return list(found or paths)[:limit]
+    similar_parts = {name for word in words for name in find_similar_names(word, parts)}
+    similar = [
+        path for path in paths if path in similar_parts or similar_parts & set(path.split("/"))
+    ]
+    return list(similar or paths)[:limit]
 
 
 def check_patterns(
@@ -58,7 +63,7 @@ def check_patterns(
       option: The flag or the path of the config value that gives the patterns, for messages.
       patterns: Regular expressions.
       paths: The paths of the variables.
-      owner: Whose variables these are, for messages.
+      owner: The owner of the variables, for messages.
 
     Raises:
       UsageError: when a pattern is not found.
@@ -88,18 +93,18 @@ class SlotOptimizer(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        self.slots = [
-            list(slots) for slots in self.add_optimizer_variables(variables, list(self.slot_names))
-        ]
+        slots_by_name = self.add_optimizer_variables(variables, list(self.slot_names))
+        self.slots = [list(slots) for slots in slots_by_name]
 
     def get_slots(self, variable: Any) -> list[Any]:
-        """Returns the slots of a variable, in the order of `slot_names`; also inside `update_step`, on a replica."""
+        """Returns the slots of a variable, in the order of `slot_names`.
+
+        Also inside `update_step`, on a replica.
+        """
         index = get_variable_index(self, variable)
         return [slots[index] for slots in self.slots]
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {
-            **super().get_config(),
-            **{name: getattr(self, name) for name in self.argument_names},
-        }
+        arguments = {name: getattr(self, name) for name in self.argument_names}
+        return {**super().get_config(), **arguments}

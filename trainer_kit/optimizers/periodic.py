@@ -12,15 +12,16 @@ from trainer_kit.optimizers import gradients as updates
 
 
 class PeriodicOptimizer(keras.optimizers.Optimizer):
-    """Calls another optimizer in the last step of each period. A step is one call of `apply_gradients`.
+    """Calls another optimizer in the last step of each period.
 
-    The other optimizer's iterations, and so its learning-rate schedule, count updates.
+    A step is one call of `apply_gradients`. The other optimizer's iterations, and so its
+    learning-rate schedule, count updates.
 
     Args:
       inner_optimizer: The optimizer that updates the weights, with its clipping and its loss scale.
       period: The number of steps in a period.
-      accumulate: Whether the update takes the mean of the gradients of all steps of the period;
-        false takes the gradients of its last step.
+      accumulate: Whether the update takes the mean of the gradients of all steps of the period.
+        False takes the gradients of its last step.
       name: The name of the optimizer.
     """
 
@@ -32,26 +33,34 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
         name: str = "Periodic",
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
-        self.inner_optimizer, self.period, self.accumulate = inner_optimizer, period, accumulate
+        self.inner_optimizer = inner_optimizer
+        self.period = period
+        self.accumulate = accumulate
         self.steps_done = self.add_variable(
             (), "zeros", "int64", name="steps_done", aggregation="only_first_replica"
         )
         self._get_built_variables: Callable[[], list[Any]] = list
-        self._sums: dict[int, Any] = {}  # by the id of the variable
+        # By the id of the variable.
+        self._sums: dict[int, Any] = {}
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the inner optimizer's variables for `variables`, and the sums of their gradients; called in scope."""
+        """Creates the inner optimizer's variables for `variables`, and the sums of their gradients.
+
+        Called in strategy scope.
+        """
         if self.built:
             return
-        given = list(variables)
-        self._get_built_variables = lambda: (
-            given
-        )  # a list as an attribute would be tracked, and so be part of checkpoints
-        self.inner_optimizer.build(given)
-        super().build(given)
+
+        # A list as an attribute would be tracked, and so be part of checkpoints.
+        built_variables = list(variables)
+        self._get_built_variables = lambda: built_variables
+        self.inner_optimizer.build(built_variables)
+        super().build(built_variables)
+
         if self.accumulate:
             self._sums = {
-                id(one): self.add_variable_from_reference(one, name="gradient_sum") for one in given
+                id(variable): self.add_variable_from_reference(variable, name="gradient_sum")
+                for variable in built_variables
             }
 
     @property
@@ -90,7 +99,10 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
 
     @tf.autograph.experimental.do_not_convert
     def needs_gradients(self) -> tf.Tensor:
-        """Returns whether this step's gradients will be used, a bool scalar; runs eagerly or in graph."""
+        """Returns whether this step's gradients are used, a bool scalar.
+
+        Runs eagerly or in graph.
+        """
         is_last = (tf.convert_to_tensor(self.steps_done) + 1) % self.period == 0
         return tf.logical_or(self.accumulate, is_last)
 
@@ -99,30 +111,29 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
         """Counts a step, and updates the weights if it is the last one of its period; in a replica.
 
         Args:
-          grads: The gradients of this replica; None for variables that keep their values.
-          trainable_variables: The variables, one for each gradient; None means those it was built
+          grads: The gradients of this replica. None for variables that keep their values.
+          trainable_variables: The variables, one for each gradient. None means those it was built
             with.
         """
-        given = list(
-            self._get_built_variables() if trainable_variables is None else trainable_variables
-        )
+        if trainable_variables is None:
+            trainable_variables = self._get_built_variables()
+        all_variables = list(trainable_variables)
         if not self.built:
-            self.build(given)
+            self.build(all_variables)
+
         pairs = [
             (gradient, variable)
-            for gradient, variable in zip(grads, given, strict=True)
+            for gradient, variable in zip(grads, all_variables, strict=True)
             if gradient is not None
         ]
-        gradients, variables = (
-            [gradient for gradient, _ in pairs],
-            [variable for _, variable in pairs],
-        )
+        gradients = [gradient for gradient, _ in pairs]
+        variables = [variable for _, variable in pairs]
+
         context = tf.distribute.get_replica_context()
         if self.accumulate:
             gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-            if (
-                context.num_replicas_in_sync > 1
-            ):  # then the sums are the same everywhere, and checkpoints exact
+            # Summed, the gradients are the same on all replicas, and checkpoints exact.
+            if context.num_replicas_in_sync > 1:
                 gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
 
         def step(strategy: tf.distribute.Strategy, gradients: Any) -> None:
@@ -133,16 +144,21 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
     def _step(
         self, strategy: tf.distribute.Strategy, gradients: Sequence[Any], variables: Sequence[Any]
     ) -> None:
-        """Counts a step and updates the weights if it is time. In cross-replica context, where branches are allowed."""
-        done = tf.convert_to_tensor(self.steps_done) + 1
-        self.steps_done.assign(done)
+        """Counts a step, and updates the weights in the last step of a period.
+
+        Runs in cross-replica context, where branches are allowed.
+        """
+        steps_done = tf.convert_to_tensor(self.steps_done) + 1
+        self.steps_done.assign(steps_done)
+
         sums = [self._sums[id(variable)] for variable in variables] if self.accumulate else []
-        for one, gradient in zip(sums, gradients if sums else (), strict=True):
-            strategy.extended.update(one.value, _add, args=(gradient,), group=False)
+        if sums:
+            for total, gradient in zip(sums, gradients, strict=True):
+                strategy.extended.update(total.value, _add, args=(gradient,), group=False)
         share = 1.0 / (self.period * strategy.num_replicas_in_sync)
 
         def mean_update() -> None:
-            means = [updates.scale_gradient(tf.convert_to_tensor(one), share) for one in sums]
+            means = [updates.scale_gradient(tf.convert_to_tensor(total), share) for total in sums]
             updates.update_variables(self.inner_optimizer, means, variables)
 
         def update() -> tf.Tensor:
@@ -155,11 +171,11 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
                     ),
                     (gradients,),
                 )
-            for one in sums:
-                strategy.extended.update(one.value, _reset, group=False)
+            for total in sums:
+                strategy.extended.update(total.value, _reset, group=False)
             return tf.constant(True)
 
-        tf.cond(done % self.period == 0, update, lambda: tf.constant(False))
+        tf.cond(steps_done % self.period == 0, update, lambda: tf.constant(False))
 
 
 def _add(total: tf.Variable, gradient: tf.Tensor) -> Any:

@@ -1,7 +1,8 @@
-"""Learning-rate schedules that Keras does not have; values as in TF Model Garden's lr_schedule where that has them.
+"""Learning-rate schedules that Keras does not have.
 
-Each is a function of the step, eager or in graph, on host or replica: an integer (tensor, variable
-or Python number) in, a float32 scalar tensor out. None branches in graph, so they compile with XLA.
+The values are those of TF Model Garden's lr_schedule where it has the same schedule. Each schedule
+is a function of the step, eagerly or in graph, on host or replica: an integer (tensor, variable or
+Python number) in, a float32 scalar tensor out. None branches in graph, so all compile with XLA.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from trainer_kit.errors import UsageError
 
 
 class FunctionSchedule(Schedule):
-    """A schedule of a user's function, which maps a step to a learning rate. Keras cannot serialize it."""
+    """A schedule of a user's function, which maps a step to a learning rate.
+
+    Keras cannot serialize it.
+    """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -41,8 +45,8 @@ class WithOffset(Schedule):
       schedule: The other schedule.
       offset: The number of steps.
       waits: Whether the rate before step `offset` is that of the schedule's step 0, for schedules
-        that are infinite or no number below step 0. Otherwise it is what the formula of the
-        schedule gives there, as in Model Garden.
+        that are infinite or no number below step 0. Otherwise it is the result of the schedule's
+        formula there, as in Model Garden.
     """
 
     def __init__(self, schedule: Schedule, offset: int, waits: bool = False) -> None:
@@ -53,8 +57,8 @@ class WithOffset(Schedule):
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the learning rate at `step`."""
-        since = tf.convert_to_tensor(step) - self.offset
-        return self.schedule(tf.maximum(since, 0) if self.waits else since)
+        own_step = tf.convert_to_tensor(step) - self.offset
+        return self.schedule(tf.maximum(own_step, 0) if self.waits else own_step)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -64,9 +68,8 @@ class WithOffset(Schedule):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> WithOffset:
         """Returns the schedule that `get_config` describes."""
-        return cls(
-            **{**config, "schedule": keras.optimizers.schedules.deserialize(config["schedule"])}
-        )
+        schedule = keras.optimizers.schedules.deserialize(config["schedule"])
+        return cls(**{**config, "schedule": schedule})
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
@@ -92,10 +95,11 @@ class PowerAndLinearDecay(Schedule):
     """PowerDecay, times a straight line down to 0 over the last part of the steps; 0 after them.
 
     Args:
-      initial_learning_rate: at step 1.
-      total_decay_steps: where the learning rate reaches 0, if linear_decay_fraction is not 0.
-      power: exponent of the step.
-      linear_decay_fraction: the part of total_decay_steps in which it also falls linearly.
+      initial_learning_rate: The learning rate at step 1.
+      total_decay_steps: The step at which the learning rate reaches 0, if linear_decay_fraction is
+        not 0.
+      power: The exponent of the step.
+      linear_decay_fraction: The part of total_decay_steps in which the rate also falls linearly.
     """
 
     def __init__(
@@ -128,7 +132,10 @@ class PowerAndLinearDecay(Schedule):
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class PowerDecayWithOffset(Schedule):
-    """pre_offset_learning_rate up to step `offset`; after it PowerDecay of step - offset, never above that value."""
+    """pre_offset_learning_rate up to step `offset`, after it PowerDecay of step - offset.
+
+    The rate is never above pre_offset_learning_rate.
+    """
 
     def __init__(
         self,
@@ -161,13 +168,14 @@ class PowerDecayWithOffset(Schedule):
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class StepCosineDecay(Schedule):
-    """Half a cosine from values[i] at step boundaries[i] to values[i + 1] at boundaries[i + 1], for each i.
+    """Falls or rises by half a cosine between the values of neighbouring boundaries.
 
-    From the last boundary on the rate stays at the last value (Model Garden's is NaN there); before
+    For each i it goes from values[i] at step boundaries[i] to values[i + 1] at boundaries[i + 1].
+    From the last boundary on the rate stays at the last value (Model Garden's is NaN there). Before
     a first boundary above 0 it is the first value.
 
     Args:
-      boundaries: Increasing steps; the first cosine begins at the first one, usually 0.
+      boundaries: Increasing steps. The first cosine begins at the first one, usually 0.
       values: The learning rates, one for each boundary.
 
     Raises:
@@ -189,12 +197,19 @@ class StepCosineDecay(Schedule):
         step = tf.cast(step, tf.float32)
         rate = tf.constant(self.values[0], tf.float32)
         for index in range(len(self.boundaries) - 1):
-            start, end = self.boundaries[index], self.boundaries[index + 1]
-            since = step - start if index else tf.maximum(step - start, tf.minimum(step, 0.0))
-            fraction = (1.0 + tf.cos(math.pi * since / (end - start))) / 2.0
-            below = self.values[index + 1]
-            piece = below + (self.values[index] - below) * fraction
+            start = self.boundaries[index]
+            end = self.boundaries[index + 1]
+
+            # Before a first boundary above 0 no step of the first cosine has passed.
+            steps_since = step - start
+            if index == 0:
+                steps_since = tf.maximum(steps_since, tf.minimum(step, 0.0))
+
+            fraction = (1.0 + tf.cos(math.pi * steps_since / (end - start))) / 2.0
+            end_value = self.values[index + 1]
+            piece = end_value + (self.values[index] - end_value) * fraction
             rate = tf.where(step >= start, piece, rate) if index else piece
+
         return tf.where(step >= self.boundaries[-1], self.values[-1], rate)
 
     def get_config(self) -> dict[str, Any]:
@@ -204,13 +219,15 @@ class StepCosineDecay(Schedule):
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class OneCycle(Schedule):
-    """The 1cycle policy (Smith, arXiv 1803.09820): one rise to max_learning_rate and one fall, then a constant.
+    """The 1cycle policy (Smith, arXiv 1803.09820).
 
-    With peak = pct_start * total_steps, first = max_learning_rate / div_factor, last = first /
+    The rate rises to max_learning_rate once, falls once, and is constant afterwards. With peak =
+    pct_start * total_steps, first = max_learning_rate / div_factor, last = first /
     final_div_factor:
 
-        step <= peak:  first + (max_learning_rate - first) * r(step / peak) after it:      last +
-        (max_learning_rate - last) * (1 + cos(pi * (step - peak) / (total_steps - peak))) / 2
+        step <= peak:  first + (max_learning_rate - first) * r(step / peak)
+        after it:      last + (max_learning_rate - last)
+                         * (1 + cos(pi * (step - peak) / (total_steps - peak))) / 2
 
     r(x) is (1 - cos(pi * x)) / 2, or x for a linear rise. From total_steps on the rate is last.
     """
@@ -235,15 +252,19 @@ class OneCycle(Schedule):
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         step = tf.clip_by_value(tf.cast(step, tf.float32), 0.0, float(self.total_steps))
-        highest, peak = self.max_learning_rate, self.pct_start * self.total_steps
+        highest = self.max_learning_rate
+        peak = self.pct_start * self.total_steps
         first = highest / self.div_factor
         last = first / self.final_div_factor
-        risen = step / peak if peak > 0 else tf.ones_like(step)
+
+        rise_fraction = step / peak if peak > 0 else tf.ones_like(step)
         if self.rise == "cosine":
-            risen = (1.0 - tf.cos(math.pi * risen)) / 2.0
-        fallen = (step - peak) / max(self.total_steps - peak, 1e-9)
-        falling = last + (highest - last) * (1.0 + tf.cos(math.pi * fallen)) / 2.0
-        return tf.where(step <= peak, first + (highest - first) * risen, falling)
+            rise_fraction = (1.0 - tf.cos(math.pi * rise_fraction)) / 2.0
+        rising = first + (highest - first) * rise_fraction
+
+        fall_fraction = (step - peak) / max(self.total_steps - peak, 1e-9)
+        falling = last + (highest - last) * (1.0 + tf.cos(math.pi * fall_fraction)) / 2.0
+        return tf.where(step <= peak, rising, falling)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -259,11 +280,15 @@ class OneCycle(Schedule):
 
 
 def _power(step: tf.Tensor, power: float) -> tf.Tensor:
-    return tf.pow(tf.maximum(step, 1.0), power)  # step 0 has no negative power
+    # Step 0 has no negative power.
+    return tf.pow(tf.maximum(step, 1.0), power)
 
 
 class _Warmup(Schedule):
-    """What warm-ups share: `warmup_steps` steps (at least 1), then `after`, a schedule or a constant."""
+    """A base of warm-ups: `warmup_steps` steps (at least 1), then `after`.
+
+    `after` is a schedule or a constant.
+    """
 
     def __init__(self, after: Schedule | float, warmup_steps: int) -> None:
         super().__init__()
@@ -279,26 +304,23 @@ class _Warmup(Schedule):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        after = (
-            keras.optimizers.schedules.serialize(self.after)
-            if isinstance(self.after, Schedule)
-            else self.after
-        )
+        after: Any = self.after
+        if isinstance(after, Schedule):
+            after = keras.optimizers.schedules.serialize(after)
         return {"after": after, "warmup_steps": self.warmup_steps}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> _Warmup:
         """Returns the warm-up that `get_config` describes."""
         after = config.pop("after")
-        return cls(
-            after if isinstance(after, float) else keras.optimizers.schedules.deserialize(after),
-            **config,
-        )
+        if not isinstance(after, float):
+            after = keras.optimizers.schedules.deserialize(after)
+        return cls(after, **config)
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
 class LinearWarmup(_Warmup):
-    """Rises in a straight line from warmup_learning_rate to the value of `after` at step warmup_steps."""
+    """Rises in a straight line from warmup_learning_rate to `after` at step warmup_steps."""
 
     def __init__(
         self, after: Schedule | float, warmup_steps: int, warmup_learning_rate: float = 0.0
@@ -309,9 +331,8 @@ class LinearWarmup(_Warmup):
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         part = tf.cast(step, tf.float32) / self.warmup_steps
-        return self._then_after(
-            self.warmup_learning_rate + part * (self.target_rate - self.warmup_learning_rate), step
-        )
+        rise = part * (self.target_rate - self.warmup_learning_rate)
+        return self._then_after(self.warmup_learning_rate + rise, step)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""

@@ -34,7 +34,10 @@ class _ScheduleFree(SlotOptimizer):
         self.warmup_steps = warmup_steps
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the slots for `variables`, and starts the fast weights at their values; called in strategy scope."""
+        """Creates the slots for `variables`, and starts the fast weights at their values.
+
+        Called in strategy scope.
+        """
         if not self.built:
             super().build(variables)
             for slot, variable in zip(self.slots[0], variables, strict=True):
@@ -49,8 +52,9 @@ class ScheduleFreeAdamW(DecayRuleMixin, _ScheduleFree):
     weights of the model y = (1 - beta_1) * z + beta_1 * x, at which the gradient is taken. Step t,
     with the velocity v of Adam:
 
-        z = z - learning_rate * (gradient / (sqrt(v / (1 - beta_2 ** t)) + epsilon) + weight_decay *
-        y) x = (1 - 1 / t) * x + z / t
+        z = z - learning_rate * (gradient / (sqrt(v / (1 - beta_2 ** t)) + epsilon)
+                                 + weight_decay * y)
+        x = (1 - 1 / t) * x + z / t
 
     Keras' own class (3.15) has three faults on TensorFlow. It reads the fast weights after it has
     changed them where the formula needs those before. It starts at the weights as they were when
@@ -59,24 +63,28 @@ class ScheduleFreeAdamW(DecayRuleMixin, _ScheduleFree):
     """
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates one variable; on each replica, with gradients that are summed over them."""
+        """Updates one variable; on each replica, with gradients that are summed over replicas."""
         dtype = variable.dtype
         gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
-        step, rate = tf.cast(self.iterations + 1, dtype), tf.cast(learning_rate, dtype)
+        step = tf.cast(self.iterations + 1, dtype)
+        rate = tf.cast(learning_rate, dtype)
         if self.warmup_steps:
             rate *= tf.minimum(step / self.warmup_steps, 1.0)
-        fast, velocity = self.get_slots(variable)
+
+        # Weights may be loaded after `build`, so the first step takes them from the model.
+        fast_slot, velocity = self.get_slots(variable)
         weight = tf.convert_to_tensor(variable)
-        before = tf.where(
-            step == 1.0, weight, tf.convert_to_tensor(fast)
-        )  # weights may be loaded after `build`
-        mean = (weight - (1.0 - self.beta_1) * before) / self.beta_1
+        old_fast = tf.where(step == 1.0, weight, tf.convert_to_tensor(fast_slot))
+        mean = (weight - (1.0 - self.beta_1) * old_fast) / self.beta_1
+
         self.assign_add(velocity, (tf.square(gradient) - velocity) * (1.0 - self.beta_2))
         size = tf.sqrt(velocity / (1.0 - tf.cast(self.beta_2, dtype) ** step)) + self.epsilon
         direction = gradient / size
-        if weight_decay := self.decay_rates.get_value(self, variable):
+        weight_decay = self.decay_rates.get_value(self, variable)
+        if weight_decay:
             direction += weight_decay * weight
-        after = before - rate * direction
-        mean += (after - mean) / step
-        self.assign(fast, after)
-        self.assign(variable, (1.0 - self.beta_1) * after + self.beta_1 * mean)
+
+        new_fast = old_fast - rate * direction
+        mean += (new_fast - mean) / step
+        self.assign(fast_slot, new_fast)
+        self.assign(variable, (1.0 - self.beta_1) * new_fast + self.beta_1 * mean)

@@ -5,8 +5,7 @@ Keras matches only the last part of a Keras 3 variable's path ("kernel"), so tha
 ("encoder/layer_norm/gamma"), or in the name of a tf.Variable.
 
 Keras decays all variables at the learning rate of the optimizer. Here a variable is decayed in its
-`update_step`, at the learning rate that this gets: the groups of rate_groups.py have rates of their
-own.
+`update_step`, at the learning rate of that call: the groups of rate_groups.py have separate rates.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ class DecayRule:
     """Which variables decay.
 
     Attributes:
-      include: regular expressions; a variable that one of them finds is decayed, even if excluded.
-      exclude: regular expressions; a variable that one of them finds is not decayed.
-      rest: whether a variable that none of them finds is decayed.
+      include: Regular expressions. A variable that any of these matches is decayed, even if
+        excluded.
+      exclude: Regular expressions. A variable that any of these matches is not decayed.
+      rest: Whether a variable that no pattern matches is decayed.
 
     Raises:
       UsageError: when a pattern is not a regular expression.
@@ -61,21 +61,25 @@ class DecayRule:
     def warn_about_unused_patterns(
         self, paths: Sequence[str], subject: str = "weight decay"
     ) -> None:
-        """Logs a warning for each pattern that finds none of `paths`; most likely it is misspelt."""
+        """Logs a warning for each pattern that matches none of `paths`; it may be misspelt."""
         for pattern in (*self.include, *self.exclude):
             if not any(re.search(pattern, path) for path in paths):
-                shown = ", ".join(paths[:8])
                 _log.warning(
-                    "%s: the pattern %r matches none of the variables %s", subject, pattern, shown
+                    "%s: the pattern %r matches none of the variables %s",
+                    subject,
+                    pattern,
+                    ", ".join(paths[:8]),
                 )
 
 
 class DecayRuleMixin:
-    """A base of optimizers that finds out which variables decay, and by how much. Keras itself decays none of them.
+    """A base of optimizers that decides which variables decay, and by how much.
+
+    Keras itself decays none of the variables.
 
     Args:
       *args: Arguments of the Keras class.
-      decay_rule: The rule for which variables decay; also as a dict, in the form of `get_config`.
+      decay_rule: The rule for which variables decay. Also as a dict, in the form of `get_config`.
       **kwargs: Keyword arguments of the Keras class.
     """
 
@@ -83,26 +87,32 @@ class DecayRuleMixin:
         self, *args: Any, decay_rule: DecayRule | Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        given = decay_rule or {}
-        self.decay_rule = given if isinstance(given, DecayRule) else DecayRule(**given)
+        if not isinstance(decay_rule, DecayRule):
+            decay_rule = DecayRule(**(decay_rule or {}))
+        self.decay_rule = decay_rule
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the optimizer's variables for `variables`; called in strategy scope."""
         if self.built:  # type: ignore[attr-defined]
             return
+
         self.exclude_from_weight_decay(var_list=list(variables))  # type: ignore[attr-defined]
         super().build(variables)  # type: ignore[misc]
+
         paths = [variable_path(variable) for variable in variables]
         rates = [
-            self.get_decay_rate(i) if self.decay_rule.applies_to(path) else 0.0
-            for i, path in enumerate(paths)
+            self.get_decay_rate(index) if self.decay_rule.applies_to(path) else 0.0
+            for index, path in enumerate(paths)
         ]
         self.decay_rates = PerVariable(tuple(rates))
-        if any(self.get_decay_rate(i) for i in range(len(paths))):
+        if any(self.get_decay_rate(index) for index in range(len(paths))):
             self.decay_rule.warn_about_unused_patterns(paths)
 
     def get_decay_rate(self, index: int) -> float:
-        """Returns the weight decay of the variable at `index`, if the rule says that it decays; after `build`."""
+        """Returns the weight decay of the variable at `index`, if the rule says that it decays.
+
+        Called after `build`.
+        """
         return float(self.weight_decay or 0.0)  # type: ignore[attr-defined]
 
     def get_config(self) -> dict[str, Any]:
@@ -111,10 +121,16 @@ class DecayRuleMixin:
 
 
 class DecoupledDecayMixin(DecayRuleMixin):
-    """A base of optimizers that subtracts weight decay * learning rate * weight from a weight before its update."""
+    """A base of optimizers that decays a weight before its update.
+
+    The decay is weight decay * learning rate * weight.
+    """
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Decays and updates one variable; on each replica, with gradients that are summed over them."""
+        """Decays and updates one variable.
+
+        Runs on each replica, with gradients that are summed over replicas.
+        """
         apply_weight_decay(variable, self.decay_rates.get_value(self, variable), learning_rate)
         super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
 
@@ -122,6 +138,5 @@ class DecoupledDecayMixin(DecayRuleMixin):
 def apply_weight_decay(variable: Any, rate: float, learning_rate: Any) -> None:
     """Subtracts rate * learning_rate * weight from a weight; with a rate of 0 it does nothing."""
     if rate:
-        variable.assign_sub(
-            variable * tf.cast(rate, variable.dtype) * tf.cast(learning_rate, variable.dtype)
-        )
+        decayed = variable * tf.cast(rate, variable.dtype)
+        variable.assign_sub(decayed * tf.cast(learning_rate, variable.dtype))

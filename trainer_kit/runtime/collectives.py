@@ -17,11 +17,15 @@ from trainer_kit.errors import UsageError
 from trainer_kit.runtime.tf_config import NO_PARAMETER_SERVERS
 
 _LOG = logging.getLogger(__name__)
-_EXIT_DELAY = 1.0  # seconds
+
+# Seconds.
+_EXIT_DELAY = 1.0
 
 
 def resolve_strategy(strategy: tf.distribute.Strategy | None) -> tf.distribute.Strategy:
-    """Returns `strategy`, or else the current strategy; warns when a multi-worker strategy has only one worker.
+    """Returns `strategy`, or else the current strategy.
+
+    Warns when a multi-worker strategy has only one worker.
 
     Raises:
       UsageError: for parameter servers.
@@ -29,10 +33,9 @@ def resolve_strategy(strategy: tf.distribute.Strategy | None) -> tf.distribute.S
     strategy = strategy or tf.distribute.get_strategy()
     if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
         raise UsageError(f"distribution_strategy: {NO_PARAMETER_SERVERS}")
-    if (
-        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        and worker_count(strategy) == 1
-    ):
+
+    is_multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if is_multi_worker and worker_count(strategy) == 1:
         _LOG.warning(
             "multi_worker_mirrored trains with one worker, because no other workers are configured;"
             " give all workers the same runtime.worker_hosts (host:port of each, separated by"
@@ -69,7 +72,10 @@ def broadcast_text(strategy: tf.distribute.Strategy, text: str) -> str:
 
 
 def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of the workers' values, on every worker; runs in graph, in cross-replica context."""
+    """Returns the sum of the workers' values, on every worker.
+
+    Runs in graph, in cross-replica context.
+    """
     replicas = strategy.num_replicas_in_sync // worker_count(strategy)
 
     def value_once() -> tf.Tensor:
@@ -96,10 +102,15 @@ def barrier(strategy: tf.distribute.Strategy) -> None:
 
 def all_gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     """Returns the `text` of each worker, in the order of the workers, on every worker."""
-    count, index, data = worker_count(strategy), worker_index(strategy), text.encode()
+    count = worker_count(strategy)
+    index = worker_index(strategy)
+    data = text.encode()
+
     lengths = np.zeros(count, np.int64)
     lengths[index] = len(data)
     lengths = _sum_array(strategy, lengths)
+
+    # Each worker fills its own row. The others add zeros to it.
     rows = np.zeros((count, max(lengths)), np.int64)
     rows[index, : len(data)] = np.frombuffer(data, np.uint8)
     rows = _sum_array(strategy, rows).astype(np.uint8)
@@ -107,16 +118,15 @@ def all_gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
 
 
 def _sum_array(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
-    return (
-        value
-        if worker_count(strategy) == 1
-        else _build_sum_function(strategy)(tf.constant(value, tf.int64)).numpy()
-    )
+    if worker_count(strategy) == 1:
+        return value
+    sum_tensor = _build_sum_function(strategy)
+    return sum_tensor(tf.constant(value, tf.int64)).numpy()
 
 
 @functools.cache
 def _build_sum_function(strategy: tf.distribute.Strategy) -> Any:
-    """Traced once, for all shapes."""
+    """Returns a function that is traced once, for all shapes."""
     return tf.function(
         functools.partial(sum_over_workers, strategy),
         input_signature=[tf.TensorSpec(None, tf.int64)],

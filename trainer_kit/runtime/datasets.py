@@ -22,15 +22,15 @@ def distribute_dataset(
     """Returns a dataset whose elements are what `strategy.run` takes; runs eagerly, on the host.
 
     One device, by the default strategy or as the one CPU, gets the plain tf.data.Dataset: it costs
-    nothing, and its iterator can be saved. With parameter servers, each worker makes its dataset in
-    a graph.
+    nothing, and its iterator can be saved. With parameter servers, each worker creates its dataset
+    in a graph.
 
     Args:
-      strategy: The strategy; None means the current one.
-      dataset_or_fn: A dataset in global batches, which are split among the replicas; or a function
-        that returns one in batches for one replica, which is called once for each worker. If it has
-        an argument `input_context`, it gets the tf.distribute.InputContext of its worker, with
-        `get_per_replica_batch_size`.
+      strategy: The strategy. None means the current one.
+      dataset_or_fn: A dataset in global batches, which are split among the replicas. Or a function
+        that returns a dataset in batches for one replica, which is called once for each worker. If
+        the function has an argument `input_context`, it gets the tf.distribute.InputContext of its
+        worker, with `get_per_replica_batch_size`.
       *args: Arguments of the function.
       input_options: How the strategy fetches the elements.
       **kwargs: Keyword arguments of the function.
@@ -39,13 +39,11 @@ def distribute_dataset(
       TypeError: when `dataset_or_fn` is neither, or the function returns something else.
     """
     strategy = strategy or tf.distribute.get_strategy()
-    if (
-        isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
-        and tf.executing_eagerly()
-    ):
-        coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(
-            strategy
-        )  # the same at each call
+
+    has_parameter_servers = isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
+    if has_parameter_servers and tf.executing_eagerly():
+        # A strategy has one coordinator, which is the same at each call.
+        coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
         make_on_worker = functools.partial(
             distribute_dataset,
             strategy,
@@ -60,11 +58,11 @@ def distribute_dataset(
         if _is_one_cpu(strategy):
             return dataset_or_fn
         return strategy.experimental_distribute_dataset(dataset_or_fn, input_options)
+
     if not callable(dataset_or_fn):
-        given = type(dataset_or_fn).__name__
         raise TypeError(
-            f"a {given} cannot be distributed; give a tf.data.Dataset or a function that"
-            " returns one"
+            f"a {type(dataset_or_fn).__name__} cannot be distributed;"
+            " give a tf.data.Dataset or a function that returns one"
         )
     takes_context = "input_context" in inspect.signature(dataset_or_fn).parameters
 
@@ -79,49 +77,57 @@ def distribute_dataset(
         return dataset
 
     if _is_one_cpu(strategy):
-        return make(
-            tf.distribute.InputContext(
-                num_input_pipelines=1, input_pipeline_id=0, num_replicas_in_sync=1
-            )
+        single_context = tf.distribute.InputContext(
+            num_input_pipelines=1, input_pipeline_id=0, num_replicas_in_sync=1
         )
+        return make(single_context)
     return strategy.distribute_datasets_from_function(make, input_options)
 
 
 def drop_partial_steps(
     dataset: tf.data.Dataset, input_context: tf.distribute.InputContext | None
 ) -> tf.data.Dataset:
-    """Returns a dataset of full batches without the last ones that cannot give every replica a batch.
+    """Returns a dataset of full batches in which every replica gets a batch in each step.
 
-    A dataset whose batches are all of one size has left out its remainder (drop_remainder), and a
-    batch of the config is one for all replicas. (A replica without data gets an empty batch, of
-    which convolutions by oneDNN, on a CPU, make something of the wrong shape.) A dataset with a
-    last batch that may be smaller is returned as it is: every example counts.
+    The last batches are left out if they are too few for all replicas. A dataset whose batches are
+    all of one size has left out its remainder (drop_remainder), and a batch of the config is one
+    for all replicas. (A replica without data gets an empty batch, of which convolutions by oneDNN,
+    on a CPU, make something of the wrong shape.) A dataset with a last batch that may be smaller is
+    returned as it is: every example counts.
 
     Args:
       dataset: The data of one worker, in batches for one replica.
-      input_context: The worker's context; None for a single replica.
+      input_context: The worker's context. None for a single replica.
     """
-    replicas = (
-        input_context.num_replicas_in_sync // input_context.num_input_pipelines
-        if input_context
-        else 1
-    )
-    specs, is_tuple = tf.nest.flatten(dataset.element_spec), isinstance(dataset.element_spec, tuple)
-    full = all(
+    replicas = 1
+    if input_context:
+        replicas = input_context.num_replicas_in_sync // input_context.num_input_pipelines
+
+    specs = tf.nest.flatten(dataset.element_spec)
+    has_full_batches = all(
         isinstance(spec, tf.TensorSpec) and spec.shape.rank and spec.shape[0] for spec in specs
     )
-    if replicas == 1 or not full:
+    if replicas == 1 or not has_full_batches:
         return dataset
-    windows, known = dataset.window(replicas, drop_remainder=True), dataset.cardinality()
+
+    is_tuple = isinstance(dataset.element_spec, tuple)
+    windows = dataset.window(replicas, drop_remainder=True)
+    cardinality = dataset.cardinality()
     whole = windows.flat_map(lambda *parts: tf.data.Dataset.zip(parts if is_tuple else parts[0]))
-    if known == tf.data.UNKNOWN_CARDINALITY:
+    if cardinality == tf.data.UNKNOWN_CARDINALITY:
         return whole
-    whole_batches = known if known == tf.data.INFINITE_CARDINALITY else known // replicas * replicas
-    return whole.apply(tf.data.experimental.assert_cardinality(whole_batches))
+
+    # The flat_map has lost the number of batches.
+    if cardinality != tf.data.INFINITE_CARDINALITY:
+        cardinality = cardinality // replicas * replicas
+    return whole.apply(tf.data.experimental.assert_cardinality(cardinality))
 
 
 def with_private_threadpool(dataset: tf.data.Dataset, runtime: RuntimeConfig) -> tf.data.Dataset:
-    """Returns `dataset` with a thread pool of its own of runtime.dataset_num_private_threads; unchanged without it."""
+    """Returns `dataset` with a private pool of runtime.dataset_num_private_threads threads.
+
+    Without that setting the dataset is returned unchanged.
+    """
     if runtime.dataset_num_private_threads is None:
         return dataset
     options = tf.data.Options()
@@ -135,8 +141,10 @@ def has_plain_iterator(strategy: tf.distribute.Strategy) -> bool:
 
 
 def _is_one_cpu(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the dataset needs no distribution; the default strategy reads a plain dataset directly anyway."""
-    return (
-        isinstance(strategy, tf.distribute.OneDeviceStrategy)
-        and "CPU" in strategy.extended.worker_devices[0]
-    )
+    """Whether the strategy uses one CPU, so that a dataset needs no distribution.
+
+    The default strategy reads a plain dataset directly.
+    """
+    if not isinstance(strategy, tf.distribute.OneDeviceStrategy):
+        return False
+    return "CPU" in strategy.extended.worker_devices[0]

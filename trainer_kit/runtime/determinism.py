@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from trainer_kit.errors import ConfigError, Mistake
 
-SEED_LIMIT = 2**32  # NumPy takes no larger one
+# NumPy takes no larger seed.
+SEED_LIMIT = 2**32
 
 
 def seed_everything(seed: int) -> None:
@@ -31,11 +32,13 @@ def seed_everything(seed: int) -> None:
         raise ConfigError(
             [Mistake("runtime.random_seed", f"{seed} is not a seed", f"use 0 to {SEED_LIMIT - 1}")]
         )
+
     keras_2 = sys.modules.get("tf_keras")
     if keras_2 is not None:
-        # Its layers then draw from generators, whose state is in checkpoints; else from ops that
-        # start again.
+        # Its layers then draw from generators, whose state is in checkpoints. Otherwise they would
+        # draw from operations that start again.
         keras_2.backend.experimental.enable_tf_random_generator()
+
         # Python, NumPy and TensorFlow keep their states: numbers may be drawn already. In a graph,
         # TensorFlow's seed is that of the graph only.
         python_state = random.getstate()
@@ -48,7 +51,9 @@ def seed_everything(seed: int) -> None:
 
 
 def is_op_determinism_enabled() -> bool:
-    """Whether op determinism is enabled, by us or by the user. Any context on the host may call it, in graph too.
+    """Whether op determinism is enabled, by us or by the user.
+
+    Any context on the host may call it, in graph too.
 
     TensorFlow has a public function that enables it and none that asks for it. With op determinism,
     an eager `tf.timestamp` raises FailedPreconditionError, so this function runs one, which takes

@@ -18,15 +18,14 @@ def split_global_batch(global_batch_size: int, num_replicas: int, path: str) -> 
       path: The dotted path of the batch size in the config, for the message.
 
     Raises:
-      ConfigError: when the batch cannot be shared equally; the message names the nearest sizes that
+      ConfigError: when the batch cannot be shared equally. The message names the nearest sizes that
         can.
     """
     per_replica, rest = divmod(global_batch_size, num_replicas)
     if global_batch_size < 1:
+        problem = f"a batch of {global_batch_size} examples is empty"
         advice = f"use {num_replicas} or a multiple of it" if num_replicas > 1 else "use 1 or more"
-        raise ConfigError(
-            [Mistake(path, f"a batch of {global_batch_size} examples is empty", advice)]
-        )
+        raise ConfigError([Mistake(path, problem, advice)])
     if rest:
         raise ConfigError([Mistake(path, describe_uneven_batch(global_batch_size, num_replicas))])
     return per_replica
@@ -34,7 +33,7 @@ def split_global_batch(global_batch_size: int, num_replicas: int, path: str) -> 
 
 @contextmanager
 def explain_uneven_batch(global_batch_size: int, num_replicas: int, path: str) -> Iterator[None]:
-    """A context that turns TensorFlow's error about an uneven batch into a config mistake with its path and advice.
+    """Turns TensorFlow's error about an uneven batch into a config mistake with path and advice.
 
     TensorFlow's `get_per_replica_batch_size` raises that error. Only tf.data pipelines need an even
     batch: a Source splits a batch of any size between replicas for evaluation.

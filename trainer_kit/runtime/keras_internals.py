@@ -1,4 +1,4 @@
-"""The names of Keras 3 and tf_keras that are not public and that trainer_kit still needs. No other module may use one.
+"""The private names of Keras 3 and tf_keras that trainer_kit needs. No other module may use one.
 
 Each is wrapped in a function, whose docstring says why no public way exists and what happens in a
 release without the name. tests/engine/runtime/test_keras_internals.py fails when a name is gone or
@@ -20,17 +20,20 @@ import keras
 import tensorflow as tf
 
 _LOG = logging.getLogger(__name__)
-_SKIP_REPLICA_LOSS_SCALING = contextvars.ContextVar(
-    "losses are undivided", default=False
-)  # each replica has a thread
-_SEED_GENERATOR_KEY, _NAME_COUNTS_KEY = "global_seed_generator", "object_name_uids"
+
+# A context variable, since each replica has a thread.
+_SKIP_REPLICA_LOSS_SCALING = contextvars.ContextVar("losses are undivided", default=False)
+
+# Keys of Keras' global state.
+_SEED_GENERATOR_KEY = "global_seed_generator"
+_NAME_COUNTS_KEY = "object_name_uids"
 
 
 def get_global_seed_generator() -> keras.random.SeedGenerator | None:
-    """Returns the generator that serves keras.random functions without a seed; None if none was made yet.
+    """Returns the generator that serves keras.random functions without a seed.
 
-    Keras does not expose it: `keras.utils.set_random_seed` only drops it. Without the name the
-    answer is None.
+    None means that Keras has not created it yet. Keras does not expose it:
+    `keras.utils.set_random_seed` only drops it. Without the name the answer is None.
     """
     try:
         from keras.src.backend.common import global_state
@@ -41,11 +44,11 @@ def get_global_seed_generator() -> keras.random.SeedGenerator | None:
 
 
 def set_global_seed_generator(generator: keras.random.SeedGenerator) -> None:
-    """Makes keras.random functions without a seed draw from `generator`, in functions that are traced afterwards.
+    """Makes keras.random functions without a seed draw from `generator`.
 
-    `keras.utils.set_random_seed` would seed Python, NumPy and TensorFlow too, in the middle of
-    their numbers. Without the name nothing is set, and a warning says so: the state of Keras' own
-    generator is then in no checkpoint.
+    Takes effect in functions that are traced afterwards. `keras.utils.set_random_seed` would seed
+    Python, NumPy and TensorFlow too, in the middle of their numbers. Without the name nothing is
+    set, and a warning says so: the state of Keras' own generator is then in no checkpoint.
     """
     try:
         from keras.src.backend.common import global_state
@@ -60,29 +63,34 @@ def set_global_seed_generator(generator: keras.random.SeedGenerator) -> None:
 
 
 class LayerNumbering:
-    """Has Keras 3 number the layers of each model of a process as those of the first one; runs eagerly, on the host.
+    """Makes Keras 3 number the layers of each model of a process as those of the first one.
 
-    Patterns of a config are searched in the names of layers, and so hold for each run of a process.
+    Runs eagerly, on the host. Patterns of a config are searched in the names of layers, and so
+    apply to each run of a process.
+
     The public way is `keras.utils.clear_session`, which also resets the default graph that the
     scope of a strategy needs. After it the next model is the first one. Without the private name
-    Keras goes on counting, and a pattern with a number matches the first model only.
+    Keras continues to count, and a pattern with a number matches the first model only.
     """
 
-    _counts_before_first_model: Mapping[
-        str, int
-    ] = {}  # the number of names of each kind before the first model
-    _counts_after_last_model: Mapping[str, int] | None = (
-        None  # after the last model; another object is there after clear_session
-    )
+    # The number of names of each kind before the first model.
+    _counts_before_first_model: Mapping[str, int] = {}
+
+    # The numbers after the last model. After clear_session Keras has another object.
+    _counts_after_last_model: Mapping[str, int] | None = None
 
     @classmethod
     @contextlib.contextmanager
     def restart(cls) -> Iterator[None]:
-        """Numbers the layers that are made inside as in the first such block; no later layer gets such a number."""
+        """Numbers the layers that the block creates as in the first such block.
+
+        No layer that is created after the block gets one of these numbers.
+        """
         before = _get_layer_counts()
         if before is not cls._counts_after_last_model:
             cls._counts_before_first_model = dict(before)
         _set_layer_counts(cls._counts_before_first_model)
+
         try:
             yield
         finally:
@@ -103,32 +111,32 @@ def _get_layer_counts() -> Mapping[str, int]:
 
 
 def _set_layer_counts(counts: Mapping[str, int]) -> Mapping[str, int]:
-    new = collections.defaultdict(int, counts)
+    new_counts = collections.defaultdict(int, counts)
     try:
         from keras.src.backend.common import global_state
 
-        global_state.set_global_attribute(_NAME_COUNTS_KEY, new)
+        global_state.set_global_attribute(_NAME_COUNTS_KEY, new_counts)
     except (ImportError, AttributeError):
         _LOG.debug("Keras %s goes on to number layers", keras.version())
-    return new
+    return new_counts
 
 
 def get_learning_rate_or_schedule(optimizer: Any) -> Any:
-    """Returns the variable or schedule of the learning rate of an optimizer of either Keras; None if it has no rate.
+    """Returns the variable or schedule of the learning rate of an optimizer of either Keras.
 
-    The public property shows only the value of a schedule at the optimizer's own iterations.
-    Without the name that value is returned, and the rate at another step is unknown; legacy
-    optimizers of tf_keras show the schedule.
+    None means that the optimizer has no rate. The public property shows only the value of a
+    schedule at the optimizer's own iterations. Without the name that value is returned, and the
+    rate at another step is unknown. Legacy optimizers of tf_keras show the schedule.
     """
     rate = getattr(optimizer, "_learning_rate", None)
     return getattr(optimizer, "learning_rate", None) if rate is None else rate
 
 
 def replace_learning_rate(optimizer: keras.Optimizer, rate: Any) -> bool:
-    """Makes a schedule the rate of an optimizer; False, and nothing is done, where the name is gone.
+    """Makes a schedule the rate of an optimizer; returns whether it did.
 
     The public setter takes the variable of a constant rate out of the optimizer's variables, so out
-    of checkpoints.
+    of checkpoints. Where the name is gone nothing is done.
     """
     if getattr(optimizer, "_learning_rate", None) is None:
         return False
@@ -139,9 +147,9 @@ def replace_learning_rate(optimizer: keras.Optimizer, rate: Any) -> bool:
 def get_trained_variables(optimizer: keras.Optimizer) -> list[Any]:
     """Returns the variables that an optimizer was built with, in order.
 
-    No public attribute leads from a slot to its variable. Without the name there are none: in
+    No public attribute leads from a slot to its variable. Without the name the list is empty: in
     checkpoints, the slots of variables of other models than the run's then have names that depend
-    on the layers that a process made before.
+    on the layers that a process created before.
     """
     return list(getattr(optimizer, "_trainable_variables", ()))
 
@@ -157,20 +165,21 @@ def get_variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
 
 
 def uses_weight_decay(optimizer: keras.Optimizer, variable: Any) -> bool:
-    """Whether Keras applies the `weight_decay` of an optimizer to a variable, as `exclude_from_weight_decay` has set.
+    """Whether Keras applies the `weight_decay` of an optimizer to a variable.
 
-    Keras has a public way to exclude variables and none to read which are. Without the name the
-    answer is True.
+    Keras has a public way to exclude variables, `exclude_from_weight_decay`, and none to read which
+    are excluded. Without the name the answer is True.
     """
     decays = getattr(optimizer, "_use_weight_decay", None)
     return True if decays is None else bool(decays(variable))
 
 
 def get_data_adapter(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
-    """Returns the object with which `Model.fit` reads data of any kind: `get_tf_dataset()`, `num_batches`.
+    """Returns the object with which `Model.fit` reads data of any kind.
 
-    Keras exposes the adapters of no data, and they decide what its dtypes, weights and orders are.
-    Without the name trainer_kit.compat.keras ends with an ImportError.
+    It has `get_tf_dataset()` and `num_batches`. Keras exposes the adapters of no data, and they
+    decide what its dtypes, weights and orders are. Without the name trainer_kit.compat.keras ends
+    with an ImportError.
 
     Args:
       x: Arrays, a tf.data.Dataset, a PyDataset, a generator: all that `Model.fit` takes.
@@ -187,17 +196,18 @@ def get_data_adapter(x: Any, y: Any = None, sample_weight: Any = None, **options
 
 
 def is_array_adapter(adapter: Any) -> bool:
-    """Whether `get_data_adapter` has been given arrays; see there."""
+    """Whether an adapter of `get_data_adapter` reads arrays; see there."""
     from keras.src.trainers import data_adapters
 
     return isinstance(adapter, data_adapters.ArrayDataAdapter)
 
 
 def train_validation_split(arrays: Any, validation_split: float) -> tuple[Any, Any]:
-    """Returns nested arrays without their last part, and that part, as `validation_split` of `Model.fit` cuts them.
+    """Returns nested arrays without their last part, and that part.
 
-    Keras has the function for all kinds of arrays and exposes none of it. Without the name
-    trainer_kit.compat.keras ends with an ImportError.
+    The arrays are cut as `validation_split` of `Model.fit` does. Keras has the function for all
+    kinds of arrays and does not expose it. Without the name trainer_kit.compat.keras ends with an
+    ImportError.
     """
     from keras.src.trainers.data_adapters import array_slicing
 
@@ -208,22 +218,20 @@ def train_validation_split(arrays: Any, validation_split: float) -> tuple[Any, A
 
 
 def install_global_clipping(optimizer: keras.Optimizer) -> None:
-    """Makes an optimizer clip the sum of the gradients of all replicas; a second call changes nothing. In scope.
+    """Makes an optimizer clip the sum of the gradients of all replicas; runs in strategy scope.
 
     Keras 3 clips the gradients of each replica and adds them up afterwards, so that the update
     depends on the number of replicas. The two steps are one public method. Without the name Keras's
-    order stays, and a warning says so.
+    order stays, and a warning says so. A second call changes nothing.
     """
     name = "_clip_gradients"
-    clip, replicas = (
-        getattr(optimizer, name, None),
-        tf.distribute.get_strategy().num_replicas_in_sync,
-    )
-    clips = any(
-        getattr(optimizer, bound, None) for bound in ("clipnorm", "global_clipnorm", "clipvalue")
-    )
-    if name in vars(optimizer) or not clips or replicas == 1:
+    clip = getattr(optimizer, name, None)
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    bounds = ("clipnorm", "global_clipnorm", "clipvalue")
+    has_bounds = any(getattr(optimizer, bound, None) for bound in bounds)
+    if name in vars(optimizer) or not has_bounds or replicas == 1:
         return
+
     if clip is None:
         _LOG.warning(
             "Keras %s clips the gradients of each replica by itself, before they are summed",
@@ -235,29 +243,29 @@ def install_global_clipping(optimizer: keras.Optimizer) -> None:
         context = tf.distribute.get_replica_context()
         if context is None:
             return list(clip(gradients))
-        summed = context.all_reduce(
-            tf.distribute.ReduceOp.SUM, [tf.convert_to_tensor(one) for one in gradients]
-        )
-        return [one / replicas for one in clip(summed)]  # Keras adds them up once more
+
+        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, dense)
+        # Keras adds the gradients of all replicas up once more.
+        return [gradient / replicas for gradient in clip(summed)]
 
     setattr(optimizer, name, clip_sum)
 
 
 def should_trace_batches(tensorboard: Any) -> bool:
-    """Whether a TensorBoard callback profiles batches, which it then has to be told of.
+    """Whether a TensorBoard callback profiles batches, so that it has to be called for each.
 
-    Its argument `profile_batch` is kept under private names only. Without them the answer is False,
-    and nothing is traced; `trainer_kit.train --profile` does the same.
+    Its argument `profile_batch` is kept under private names only. Without these the answer is
+    False, and nothing is traced. `trainer_kit.train --profile` does the same as the callback.
     """
     return bool(getattr(tensorboard, "_should_trace", False))
 
 
 def set_monitor_op(callback: Any) -> None:
-    """Makes a callback of Keras 3 that monitors a log choose whether lower or higher values are better.
+    """Makes a callback of Keras 3 choose whether lower or higher values of its log are better.
 
-    Keras does so at the end of the first epoch of a process, so that a callback of a process that
-    resumes could not compare within its first epoch. Without the name the first end of an epoch
-    does it.
+    Keras chooses at the end of the first epoch of a process, so that a callback of a process that
+    resumes could not compare within its first epoch. Without the name Keras chooses there.
     """
     choose = getattr(callback, "_set_monitor_op", None)
     if choose is not None and getattr(callback, "monitor_op", choose) is None:
@@ -271,31 +279,38 @@ def is_keras_2_model(model: Any) -> bool:
 
 
 def get_compile_arguments(model: Any) -> dict[str, Any]:
-    """Returns the arguments that a model of either Keras was compiled with, as they were given; empty if unknown.
+    """Returns the arguments that a model of either Keras was compiled with, as they were passed.
 
-    `get_compile_config` returns them serialized, which loses functions that are not registered.
+    Empty if they are unknown. `get_compile_config` returns them serialized, which loses functions
+    that are not registered.
     """
-    return dict(getattr(getattr(model, "_compile_config", None), "config", None) or {})
+    compile_config = getattr(model, "_compile_config", None)
+    return dict(getattr(compile_config, "config", None) or {})
 
 
 def get_compilation_token(model: Any) -> Any:
-    """Returns an object that each `compile` of either Keras makes anew; without the name None: no change is seen."""
+    """Returns an object that each `compile` of either Keras replaces.
+
+    Without the name the result is None, and no new compilation is noticed.
+    """
     return getattr(model, "_compile_config", None)
 
 
 @contextlib.contextmanager
 def skip_replica_loss_scaling() -> Iterator[None]:
-    """Has Loss objects and `compute_loss` of either Keras return the mean loss of a replica; runs in graph, on one.
+    """Makes Loss objects and `compute_loss` of either Keras return the mean loss of a replica.
 
-    On several replicas they divide it by the number of replicas; functions of keras.losses do not.
-    Keras has no public switch for that. Without the names they divide in this context, too.
+    Runs in graph, on a replica. On several replicas they divide the loss by the number of replicas.
+    Functions of keras.losses do not. Keras has no public switch for that. Without the names they
+    divide in this context, too.
     """
-    for place in ("keras.src.losses.loss", "tf_keras.src.utils.losses_utils"):
-        module = sys.modules.get(place)
+    for module_name in ("keras.src.losses.loss", "tf_keras.src.utils.losses_utils"):
+        module = sys.modules.get(module_name)
         for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
             function = getattr(module, name, None)
             if function is not None and not hasattr(function, "__wrapped__"):
                 setattr(module, name, _make_scaling_optional(function))
+
     token = _SKIP_REPLICA_LOSS_SCALING.set(True)
     try:
         yield
@@ -312,10 +327,11 @@ def _make_scaling_optional(function: Callable[[Any], Any]) -> Callable[[Any], An
 
 
 def set_batch_counter(model: Any, batches: int, *, training: bool) -> None:
-    """Tells a model of tf_keras how many batches `fit` or `evaluate` has run; does nothing for other models.
+    """Sets how many batches `fit` or `evaluate` of a tf_keras model has run.
 
-    Its callback TensorBoard reads the counter of the model, which only the loops of tf_keras
-    advance. Without the name its points of batches are all at step 0.
+    Does nothing for other models. The callback TensorBoard of tf_keras reads the counter of the
+    model, which only the loops of tf_keras advance. Without the name its points of batches are all
+    at step 0.
     """
     counter = getattr(model, "_train_counter" if training else "_test_counter", None)
     if isinstance(counter, tf.Variable):

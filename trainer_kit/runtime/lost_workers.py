@@ -1,9 +1,10 @@
 """Recognises errors that come from a lost worker, and asks for a restart.
 
-TensorFlow 2.20 detects a worker that was killed, stopped or cut off at once if it was just talking
-to it, else by its own heartbeats within 10 s, and one that was started again when that connects. It
-then aborts all collective operations for good, with an error that reaches Python; it neither hangs
-nor ends the process. All workers then have to be started again: a cluster takes no worker back.
+TensorFlow 2.20 detects a worker that was killed, stopped or cut off. It does so at once if it was
+just talking to the worker, else by its own heartbeats within 10 s. It detects a worker that was
+started again when that worker connects. It then aborts all collective operations permanently, with
+an error that reaches Python. It neither hangs nor ends the process. All workers then have to be
+started again: a cluster takes no worker back.
 """
 
 from __future__ import annotations
@@ -29,15 +30,21 @@ _TASK_PATTERN = re.compile(
 
 
 def find_lost_worker(error: BaseException) -> str | None:
-    """Returns the lost worker that an error comes from, such as "worker 1"; None for any other error. Pure."""
-    seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        if isinstance(one, _ERROR_TYPES) and any(sign in one.message for sign in _MESSAGE_PARTS):
-            found = _TASK_PATTERN.search(one.message)
-            return f"{found[1]} {found[2]}" if found else "another worker"
-        one = one.__cause__ or one.__context__
+    """Returns the lost worker that an error comes from, such as "worker 1".
+
+    None for any other error. Pure.
+    """
+    # A chain of causes may contain a cycle.
+    visited_ids: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in visited_ids:
+        visited_ids.add(id(cause))
+        if isinstance(cause, _ERROR_TYPES):
+            message = cause.message
+            if any(part in message for part in _MESSAGE_PARTS):
+                match = _TASK_PATTERN.search(message)
+                return f"{match[1]} {match[2]}" if match else "another worker"
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
@@ -53,10 +60,10 @@ def convert_lost_worker_errors() -> Iterator[None]:
     except (PreemptedError, InterruptedRunError):
         raise
     except Exception as error:
-        who = find_lost_worker(error)
-        if who is None:
+        worker = find_lost_worker(error)
+        if worker is None:
             raise
         raise PreemptedError(
-            f"{who} is gone, and the other workers cannot train without it; start all workers"
-            " again: the same command resumes from the last checkpoint"
+            f"{worker} is gone, and the other workers cannot train without it;"
+            " start all workers again: the same command resumes from the last checkpoint"
         ) from error

@@ -14,13 +14,14 @@ _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
 
 def set_precision(runtime: RuntimeConfig) -> None:
-    """Sets the policy of layers made from now on: float16 and bfloat16 compute in that type and keep float32 weights.
+    """Sets the policy of layers that are created afterwards.
 
-    Without a mixed_precision_dtype the policy stays what it is. An imported tf_keras gets the same
-    policy; Orbit imports tf_keras, so no run imports it later.
+    Under float16 and bfloat16 layers compute in that type and keep float32 weights. Without a
+    mixed_precision_dtype the policy does not change. An imported tf_keras gets the same policy.
+    Orbit imports tf_keras, so no run imports it later.
 
     Args:
-      runtime: its mixed_precision_dtype is used. The loss scale of float16 belongs to the
+      runtime: Its mixed_precision_dtype is used. The loss scale of float16 belongs to the
         optimizer.
     """
     dtype = runtime.mixed_precision_dtype
@@ -35,14 +36,15 @@ def set_precision(runtime: RuntimeConfig) -> None:
 
 @contextlib.contextmanager
 def precision_scope(runtime: RuntimeConfig) -> Iterator[None]:
-    """Sets the policy as `set_precision` does for what is made inside; afterwards it is what it was before."""
-    before = keras.config.dtype_policy()
+    """Sets the policy as `set_precision` does, and restores the previous one after the block."""
+    previous_policy = keras.config.dtype_policy()
     keras_2 = sys.modules.get("tf_keras")
-    before_2 = keras_2.mixed_precision.global_policy() if keras_2 is not None else None
+    previous_policy_2 = keras_2.mixed_precision.global_policy() if keras_2 is not None else None
+
     set_precision(runtime)
     try:
         yield
     finally:
-        keras.config.set_dtype_policy(before)
+        keras.config.set_dtype_policy(previous_policy)
         if keras_2 is not None:
-            keras_2.mixed_precision.set_global_policy(before_2)
+            keras_2.mixed_precision.set_global_policy(previous_policy_2)

@@ -20,24 +20,31 @@ from trainer_kit.errors import StalledError
 from trainer_kit.runtime.tf_config import Cluster
 
 _LOG = logging.getLogger(__name__)
-_RETRY_SECONDS = 0.2  # seconds between two calls
-_CONNECT_TIMEOUT = 2.0  # seconds
-_MAX_CONCURRENT_CALLS = 64  # calls
-_FIRST_WARNING_SECONDS = 10.0  # seconds, and twice as long each time
+
+# The time between two calls.
+_RETRY_SECONDS = 0.2
+
+# Seconds.
+_CONNECT_TIMEOUT = 2.0
+
+_MAX_CONCURRENT_CALLS = 64
+
+# The time of the first warning. Each next one comes after twice the time.
+_FIRST_WARNING_SECONDS = 10.0
 
 
 def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> None:
-    """Blocks until every worker of the cluster has answered at its address; any signal's handler may end the wait.
+    """Blocks until every worker of the cluster has answered at its address.
 
-    After ten seconds, and then less and less often, a warning names the workers that have not
-    answered.
+    The handler of any signal may end the wait. After ten seconds, and then less and less often, a
+    warning names the workers that have not answered.
 
     Args:
       cluster: The cluster of this process.
-      timeout_seconds: How long to wait; None means without an end.
+      timeout_seconds: How long to wait. None means without a limit.
 
     Raises:
-      StalledError: when the time is over; the message names the workers that have not answered.
+      StalledError: when the time is over. The message names the workers that have not answered.
     """
     addresses = {
         (job, index): address
@@ -45,40 +52,48 @@ def wait_for_workers(cluster: Cluster, timeout_seconds: float | None = None) -> 
         for index, address in enumerate(cluster.tasks.get(job, ()))
     }
     own_address = addresses.pop((cluster.task_type, cluster.task_index), "")
-    begin, tell_after = time.monotonic(), _FIRST_WARNING_SECONDS
-    # All are called at once: one that does not even refuse takes the whole time for an answer.
+    start = time.monotonic()
+    next_warning = _FIRST_WARNING_SECONDS
+
+    # All workers are called at once: one that does not even refuse takes the whole time for an
+    # answer.
     with _listen(own_address), ThreadPoolExecutor(_MAX_CONCURRENT_CALLS, "rendezvous") as calls:
         while addresses:
-            answers = dict(
-                zip(addresses, calls.map(_is_reachable, addresses.values()), strict=True)
-            )
-            addresses = {who: address for who, address in addresses.items() if not answers[who]}
-            waited = time.monotonic() - begin
+            reachable = calls.map(_is_reachable, addresses.values())
+            answers = dict(zip(addresses, reachable, strict=True))
+            addresses = {task: address for task, address in addresses.items() if not answers[task]}
+            waited = time.monotonic() - start
             missing = ", ".join(
                 f"{job} {index} at {address}" for (job, index), address in addresses.items()
             )
             have = "has" if len(addresses) == 1 else "have"
+
             if addresses and timeout_seconds is not None and waited > timeout_seconds:
                 raise StalledError(
                     f"{missing} {have} not answered within {timeout_seconds:g} s"
                     " (trainer.hang_timeout_seconds); start all workers, and make sure that each"
                     " can reach the others at these addresses"
                 )
-            if addresses and waited > tell_after:
+
+            if addresses and waited > next_warning:
                 prospect = "" if timeout_seconds is None else f", for {timeout_seconds:g} s at most"
                 _LOG.warning(
                     "%s %s not answered for %.0f s; still waiting%s (was it started, and can it be"
                     " reached?)",
                     *(missing, have, waited, prospect),
                 )
-                tell_after *= 2
+                next_warning *= 2
+
             if addresses:
                 time.sleep(_RETRY_SECONDS)
 
 
 @contextlib.contextmanager
 def _listen(address: str) -> Iterator[None]:
-    """Answers at the port of `address`; if the port cannot be opened, TensorFlow reports why later."""
+    """Answers at the port of `address`.
+
+    If the port cannot be opened, TensorFlow reports why later.
+    """
     port = address.rpartition(":")[2]
     try:
         server = socket.create_server(("", int(port)))
@@ -97,7 +112,8 @@ def _listen(address: str) -> Iterator[None]:
             yield
         finally:
             with contextlib.suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)  # wakes the thread, which would keep the port
+                # Wakes the thread, which would keep the port.
+                server.shutdown(socket.SHUT_RDWR)
 
 
 def _is_reachable(address: str) -> bool:

@@ -1,9 +1,9 @@
-"""Reads and sets the values of variables that differ between replicas; checkpoints contain them as arrays of the run.
+"""Reads and sets the values of variables that differ between replicas.
 
-A checkpoint holds one value of such a variable: the sum over the replicas for a metric, and for the
-moving averages of batch normalization the first replica's (Keras 3 lets each replica move its own)
-or their mean (tf_keras). A restore gives that value to all replicas. A run that resumes with the
-same bits needs the value of each replica.
+A checkpoint contains one value of such a variable: the sum over the replicas for a metric, and for
+the moving averages of batch normalization the first replica's (Keras 3 lets each replica move its
+own) or their mean (tf_keras). A restore gives that value to all replicas. A run that resumes with
+the same bits needs the value of each replica, so checkpoints contain these as arrays of the run.
 """
 
 from __future__ import annotations
@@ -25,64 +25,87 @@ _LOG = logging.getLogger(__name__)
 
 
 def select_replica_local(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> list[Any]:
-    """Returns the variables that a step may set to different values on different replicas; [] for a single replica."""
+    """Returns the variables that a step may set to different values on different replicas.
+
+    The list is empty for a single replica.
+    """
     if strategy.num_replicas_in_sync == 1:
         return []
     return [variable for variable in variables if not _native(variable).trainable]
 
 
 def are_replicas_equal(state: list[Any]) -> bool:
-    """Whether all replicas have the same bits of each variable, in the return value of `read_replica_values`."""
-    for by_worker in zip(*state, strict=True):
-        bits = {value.tobytes() for values in by_worker for value in values}
+    """Whether all replicas have the same bits of each variable.
+
+    Args:
+      state: The return value of `read_replica_values`.
+    """
+    for values_by_worker in zip(*state, strict=True):
+        bits = {value.tobytes() for values in values_by_worker for value in values}
         if len(bits) > 1:
             return False
     return True
 
 
 def read_replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Any]:
-    """Returns the values of all replicas as NumPy arrays: a list of workers, of variables, of replicas.
+    """Returns the values of all replicas as NumPy arrays.
 
-    Runs eagerly. All workers call it.
+    The result is a list of workers, each a list of variables, each a list of replicas. Runs
+    eagerly. All workers call it.
     """
     local = [[np.asarray(part) for part in parts] for parts in _parts(variables, strategy)]
     if worker_count(strategy) == 1:
         return [local]
-    text = json.dumps([[encode_array(array) for array in arrays] for arrays in local])
-    gathered = [json.loads(text) for text in all_gather(strategy, text)]
-    return [[[decode_array(value) for value in values] for values in worker] for worker in gathered]
+
+    encoded = [[encode_array(array) for array in arrays] for arrays in local]
+    state = []
+    for text in all_gather(strategy, json.dumps(encoded)):
+        worker_values = json.loads(text)
+        state.append([[decode_array(value) for value in values] for values in worker_values])
+    return state
 
 
 def restore_replica_values(
     variables: Sequence[Any], strategy: tf.distribute.Strategy, state: list[Any]
 ) -> bool:
-    """Restores what `read_replica_values` returned; returns False, without a change, if the replicas differ."""
+    """Restores the return value of `read_replica_values`; runs eagerly.
+
+    Returns:
+      Whether the values were restored. False, without a change, if they were saved on other
+      replicas.
+    """
     if len(state) != worker_count(strategy):
         return False
-    there = _parts(variables, strategy)
-    values = [list(map(_array, parts)) for parts in state[worker_index(strategy)]]
-    fits = [[part.shape for part in parts] for parts in values] == [
-        [tuple(p.shape) for p in ps] for ps in there
-    ]
-    if fits:
-        for parts, saved in zip(there, values, strict=True):
-            for part, value in zip(parts, saved, strict=True):
-                part.assign(value)
-    return fits
+
+    variable_parts = _parts(variables, strategy)
+    saved_values = [[_array(value) for value in values] for values in state[worker_index(strategy)]]
+
+    shapes = [[tuple(part.shape) for part in parts] for parts in variable_parts]
+    saved_shapes = [[value.shape for value in values] for values in saved_values]
+    if saved_shapes != shapes:
+        return False
+
+    for parts, values in zip(variable_parts, saved_values, strict=True):
+        for part, value in zip(parts, values, strict=True):
+            part.assign(value)
+    return True
 
 
 class ReplicaLocalState:
-    """The values that differ between replicas, such as averages of batch normalization, for the checkpoint.
+    """The values that differ between replicas, for the checkpoint.
+
+    Moving averages of batch normalization are such values.
 
     Args:
       variables: A function that returns the variables.
-      strategy: The strategy in whose scope they were made.
+      strategy: The strategy in whose scope the variables were created.
     """
 
     def __init__(
         self, variables: Callable[[], Iterable[Any]], strategy: tf.distribute.Strategy
     ) -> None:
-        self._variables, self._strategy = variables, strategy
+        self._variables = variables
+        self._strategy = strategy
         self._replaced_values: list[tuple[tf.Variable, tf.Tensor]] = []
 
     def state(self) -> list[Any] | None:
@@ -98,36 +121,34 @@ class ReplicaLocalState:
         """Gives each replica the values that `state` returned for it; None changes nothing.
 
         If they were saved on another number of replicas, or on other workers, it changes nothing
-        and warns.
+        and warns. Runs eagerly.
         """
         variables = select_replica_local(self._variables(), self._strategy)
-        if (
-            variables
-            and state is not None
-            and not restore_replica_values(variables, self._strategy, state)
-        ):
+        if not variables or state is None:
+            return
+        if not restore_replica_values(variables, self._strategy, state):
             _LOG.warning(
                 "the checkpoint was saved on other replicas: each replica continues with the values"
                 " of the first one, such as the moving averages of batch normalization"
             )
 
     def share_values(self) -> None:
-        """Gives all replicas the values that a checkpoint would hold, for an evaluation, unless they have them.
+        """Gives all replicas the values that a checkpoint would contain, for an evaluation.
 
-        Runs eagerly. All workers call it.
+        Changes nothing if they have these values already. Runs eagerly. All workers call it.
         """
-        candidates = (
-            [] if self._replaced_values else select_replica_local(self._variables(), self._strategy)
-        )
+        if self._replaced_values:
+            return
+        candidates = select_replica_local(self._variables(), self._strategy)
         variables = [variable for variable in candidates if _is_moving_average(_native(variable))]
         if not variables:
             return
-        values = [
-            encode_array(tf.convert_to_tensor(_native(variable)).numpy()) for variable in variables
-        ]
-        values = json.loads(
-            broadcast_text(self._strategy, json.dumps(values))
-        )  # the chief writes the checkpoint
+
+        # The chief's values count, since the chief writes the checkpoint.
+        tensors = [tf.convert_to_tensor(_native(variable)) for variable in variables]
+        text = json.dumps([encode_array(tensor.numpy()) for tensor in tensors])
+        values = json.loads(broadcast_text(self._strategy, text))
+
         for parts, value in zip(_parts(variables, self._strategy), values, strict=True):
             for part in parts:
                 self._replaced_values.append((part, part.read_value()))
@@ -135,13 +156,14 @@ class ReplicaLocalState:
 
     def unshare_values(self) -> None:
         """Gives each replica its own values again; runs eagerly, from any thread."""
-        own_values, self._replaced_values = self._replaced_values, []
+        own_values = self._replaced_values
+        self._replaced_values = []
         for part, value in own_values:
             part.assign(value)
 
 
 def _is_moving_average(variable: tf.Variable) -> bool:
-    """Whether a variable that is not trained is no count or sum: a checkpoint adds up those of all replicas."""
+    """Whether a variable is no count or sum, which a checkpoint adds up over replicas."""
     return variable.dtype.is_floating and variable.aggregation != tf.VariableAggregation.SUM
 
 
@@ -160,30 +182,30 @@ def _array(value: Any) -> np.ndarray:
 
 
 def encode_array(array: np.ndarray) -> dict[str, Any]:
-    """Returns an array as text between workers can hold it, bit by bit."""
+    """Returns an array, bit by bit, in the form in which workers exchange it as JSON text."""
     contiguous = np.ascontiguousarray(array)
     data = base64.b64encode(contiguous.tobytes()).decode()
     return {"dtype": contiguous.dtype.name, "shape": list(array.shape), "data": data}
 
 
 def decode_array(value: dict[str, Any]) -> np.ndarray:
-    """Returns the array that workers exchange as text, and that checkpoints of earlier versions contain as JSON."""
-    data = np.frombuffer(
-        base64.b64decode(value["data"]), tf.as_dtype(value["dtype"]).as_numpy_dtype
-    )
-    return data.reshape(value["shape"]).copy()
+    """Returns the array of `encode_array`, which checkpoints of earlier versions contain too."""
+    dtype = tf.as_dtype(value["dtype"]).as_numpy_dtype
+    array = np.frombuffer(base64.b64decode(value["data"]), dtype)
+    # The copy can be written to, the buffer cannot.
+    return array.reshape(value["shape"]).copy()
 
 
 def local_tensors(inputs: Any, strategy: tf.distribute.Strategy) -> list[tf.Tensor]:
-    """Returns all tensors of a distributed batch, of every replica of this worker; runs in graph, cross-replica."""
-    values = [
-        local
-        for value in tf.nest.flatten(inputs)
-        for local in strategy.experimental_local_results(value)
-    ]
-    return [
-        tensor for tensor in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(tensor)
-    ]
+    """Returns all tensors of a distributed batch, of every replica of this worker.
+
+    Runs in graph, in cross-replica context.
+    """
+    values: list[Any] = []
+    for value in tf.nest.flatten(inputs):
+        values.extend(strategy.experimental_local_results(value))
+    leaves = tf.nest.flatten(values, expand_composites=True)
+    return [leaf for leaf in leaves if tf.is_tensor(leaf)]
 
 
 def build_run_options(runtime: RuntimeConfig) -> tf.distribute.RunOptions | None:

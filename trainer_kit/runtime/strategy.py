@@ -1,4 +1,4 @@
-"""Makes the tf.distribute.Strategy that RuntimeConfig asks for."""
+"""Creates the tf.distribute.Strategy that RuntimeConfig asks for."""
 
 from __future__ import annotations
 
@@ -28,65 +28,73 @@ from trainer_kit.runtime.tf_config import read_cluster
 
 _LOG = logging.getLogger(__name__)
 
-HANG_TIMEOUT = 60 * 60.0  # seconds, as trainer.hang_timeout_seconds is by default
-TPU_CONNECT_TIMEOUT = 10.0  # seconds; TensorFlow itself waits for ever
+# Seconds, the default of trainer.hang_timeout_seconds.
+HANG_TIMEOUT = 60 * 60.0
+
+# Seconds. TensorFlow itself waits without a limit.
+TPU_CONNECT_TIMEOUT = 10.0
 
 
 def create_strategy(
     runtime: RuntimeConfig, hang_timeout_seconds: float | None = HANG_TIMEOUT
 ) -> tf.distribute.Strategy:
-    """Returns the strategy that `runtime` asks for; runs eagerly, on the host, after `configure_devices`.
+    """Returns the strategy that `runtime` asks for.
 
-    One device never pays for mirroring: `auto` and `mirrored` over a single device give
-    TensorFlow's default strategy.
+    Runs eagerly, on the host, after `configure_devices`. One device never pays for mirroring:
+    `auto` and `mirrored` over a single device give TensorFlow's default strategy.
 
     Args:
-      runtime: its distribution_strategy, num_gpus, virtual_cpus, all_reduce_alg, num_packs and tpu
-        are used; the workers are those of TF_CONFIG (see `configure_cluster`).
-      hang_timeout_seconds: How long to wait for the other workers of a cluster; None means without
-        an end.
+      runtime: Its distribution_strategy, num_gpus, virtual_cpus, all_reduce_alg, num_packs and tpu
+        are used. The workers are those of TF_CONFIG (see `configure_cluster`).
+      hang_timeout_seconds: How long to wait for the other workers of a cluster, in seconds. None
+        means without a limit.
 
     Raises:
-      ConfigError: when the machine lacks the requested devices; the message names those that it
+      ConfigError: when the machine lacks the requested devices. The message names those that it
         has.
       StalledError: when a worker has not answered in time.
     """
+    # GPUs that the user has split count as several. Listing them does not start TensorFlow's
+    # runtime.
+    gpu_count = sum(
+        len(tf.config.get_logical_device_configuration(gpu) or (None,))
+        for gpu in tf.config.list_physical_devices("GPU")
+    )
     machine = Machine(
-        # GPUs that the user has split count as several. Listing them does not start TensorFlow's
-        # runtime.
-        gpus=sum(
-            len(tf.config.get_logical_device_configuration(gpu) or (None,))
-            for gpu in tf.config.list_physical_devices("GPU")
-        ),
+        gpus=gpu_count,
         tpu_env_var=next((name for name in TPU_ENV_VARS if os.environ.get(name)), ""),
         cluster=read_cluster(),
     )
     policy = choose_strategy(runtime, machine)
-    if (
-        policy in ("off", "one_device", "mirrored")
-        and machine.cluster
-        and machine.cluster.is_multi_worker
-    ):
+
+    cluster = machine.cluster
+    is_multi_worker = cluster is not None and cluster.is_multi_worker
+    if policy in ("off", "one_device", "mirrored") and is_multi_worker:
         _LOG.warning("TF_CONFIG is not used: %s trains on this machine alone", policy)
-    if policy == "multi_worker_mirrored" and machine.cluster and machine.cluster.is_multi_worker:
-        cluster = machine.cluster
+
+    if policy == "multi_worker_mirrored" and cluster is not None and is_multi_worker:
         _LOG.info(
             "%s %d waits for all %d workers to start",
             cluster.task_type,
             cluster.task_index,
             cluster.worker_count,
         )
-        if not runtime_has_started():  # else it is too late, and TensorFlow says so at once
+        # In a runtime that has started it is too late, and TensorFlow says so at once.
+        if not runtime_has_started():
             wait_for_workers(cluster, hang_timeout_seconds)
+
         # A worker that has answered may be gone when TensorFlow connects, which has no time limit
         # of its own.
-        connecting = lambda: ("connecting workers", 0)  # noqa: E731
         with Watchdog(
-            connecting, tempfile.gettempdir(), hang_timeout_seconds, last_resort_seconds=5.0
+            lambda: ("connecting workers", 0),
+            tempfile.gettempdir(),
+            hang_timeout_seconds,
+            last_resort_seconds=5.0,
         ):
             strategy = _create_multi_worker_mirrored(runtime, machine)
     else:
         strategy = _BUILDERS[policy](runtime, machine)
+
     _LOG.info(
         "distribution_strategy=%s: %s, replicas in sync: %d",
         runtime.distribution_strategy,
@@ -110,37 +118,30 @@ def _create_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.
     if len(devices) == 1:
         _LOG.info("nothing is mirrored, because there is one device: %s", devices[0])
         default = "GPU:0" if machine.gpus else "CPU:0"
-        return (
-            tf.distribute.get_strategy()
-            if devices[0] == default
-            else tf.distribute.OneDeviceStrategy(devices[0])
-        )
+        if devices[0] == default:
+            return tf.distribute.get_strategy()
+        return tf.distribute.OneDeviceStrategy(devices[0])
 
     # MirroredStrategy takes devices that do not exist, and then fails, or hangs, in the first step.
     kind = devices[0].partition(":")[0]
-    there = len(tf.config.list_logical_devices(kind))
-    if there < len(devices):
+    logical_count = len(tf.config.list_logical_devices(kind))
+    if logical_count < len(devices):
         field = "virtual_cpus" if kind == "CPU" else "num_gpus"
         problem = (
-            f"the config requests {len(devices)}, but TensorFlow has {there} logical {kind}"
-            " device(s)"
+            f"the config requests {len(devices)},"
+            f" but TensorFlow has {logical_count} logical {kind} device(s)"
         )
-        raise ConfigError(
-            [
-                Mistake(
-                    f"runtime.{field}", problem, "call configure_devices before TensorFlow is used"
-                )
-            ]
-        )
+        advice = "call configure_devices before TensorFlow is used"
+        raise ConfigError([Mistake(f"runtime.{field}", problem, advice)])
+
+    # TensorFlow's collectives on CPUs allow one group in the life of a process, and are slower.
+    if not machine.gpus:
+        return tf.distribute.MirroredStrategy(list(devices), tf.distribute.ReductionToOneDevice())
 
     reducers = {
         "nccl": tf.distribute.NcclAllReduce,
         "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
     }
-    if (
-        not machine.gpus
-    ):  # TensorFlow's collectives on CPUs allow one group in the life of a process, and are slower
-        return tf.distribute.MirroredStrategy(list(devices), tf.distribute.ReductionToOneDevice())
     reducer = reducers.get(runtime.all_reduce_alg or "auto")
     return tf.distribute.MirroredStrategy(
         list(devices), reducer and reducer(num_packs=runtime.num_packs)
@@ -148,7 +149,8 @@ def _create_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.
 
 
 def runtime_has_started() -> bool:
-    """Whether TensorFlow's runtime has started: it takes no other number of threads from then on. Starts nothing."""
+    """Whether TensorFlow's runtime has started. Starts nothing."""
+    # A runtime that has started takes no other number of threads.
     threads = tf.config.threading.get_inter_op_parallelism_threads()
     try:
         tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
@@ -169,9 +171,12 @@ def _create_multi_worker_mirrored(
     try:
         with _allow_interrupts():
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-    except RuntimeError as error:  # its collective ops have to come first
-        first = "create the strategy before any other use of TensorFlow, or in a new process"
-        advice = f"{IMPORT_TIME_ADVICE}; in your own program {first}"
+    except RuntimeError as error:
+        # Its collective operations have to come first.
+        advice = (
+            f"{IMPORT_TIME_ADVICE}; in your own program create the strategy"
+            " before any other use of TensorFlow, or in a new process"
+        )
         raise _build_strategy_error("multi_worker_mirrored", error, advice) from error
     except tf.errors.OpError as error:
         advice = (
@@ -183,14 +188,15 @@ def _create_multi_worker_mirrored(
 
 @contextlib.contextmanager
 def _allow_interrupts() -> Iterator[None]:
-    """Lets Ctrl-C end a process in the moment in which TensorFlow, holding Python's lock, connects the workers.
+    """Lets Ctrl-C end a process while TensorFlow, holding Python's lock, connects the workers.
 
-    TensorFlow takes SIGTERM as well, for good, and does nothing when it comes: the handlers of
-    before come back.
+    TensorFlow takes SIGTERM as well, permanently, and does nothing when the signal comes.
+    Afterwards the previous handlers are restored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -209,26 +215,24 @@ def _create_parameter_server(runtime: RuntimeConfig, machine: Machine) -> tf.dis
 
 def _create_tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
     address = runtime.tpu or (None if machine.tpu_env_var else "local")
-    named = (
-        f"runtime.tpu={runtime.tpu}"
-        if runtime.tpu
-        else machine.tpu_env_var or "a TPU of this machine"
-    )
+    source = machine.tpu_env_var or "a TPU of this machine"
+    if runtime.tpu:
+        source = f"runtime.tpu={runtime.tpu}"
+
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
         # A remote host has the address 'grpc://host:port', a TPU of this machine an empty one.
         host, _, port = resolver.master().rpartition("//")[2].rpartition(":")
         if host:
-            socket.create_connection(
-                (host.strip("[]"), int(port)), timeout=TPU_CONNECT_TIMEOUT
-            ).close()
+            address_and_port = (host.strip("[]"), int(port))
+            socket.create_connection(address_and_port, timeout=TPU_CONNECT_TIMEOUT).close()
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (OSError, ValueError, RuntimeError, ImportError, tf.errors.OpError) as error:
         advice = (
             "give the name or address of a TPU in runtime.tpu, or use another distribution_strategy"
         )
-        raise _build_strategy_error("tpu", error, advice, where=f" ({named})") from error
+        raise _build_strategy_error("tpu", error, advice, where=f" ({source})") from error
     return tf.distribute.TPUStrategy(resolver)
 
 
@@ -236,9 +240,8 @@ def _build_strategy_error(
     policy: str, error: Exception, advice: str, where: str = ""
 ) -> ConfigError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return ConfigError(
-        [Mistake("runtime.distribution_strategy", f"{policy}{where} failed: {reason}", advice)]
-    )
+    problem = f"{policy}{where} failed: {reason}"
+    return ConfigError([Mistake("runtime.distribution_strategy", problem, advice)])
 
 
 _BUILDERS: dict[str, Callable[[RuntimeConfig, Machine], tf.distribute.Strategy]] = {

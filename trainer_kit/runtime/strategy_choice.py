@@ -17,9 +17,9 @@ class Machine:
     """The devices and workers to train on.
 
     Attributes:
-      gpus: how many GPUs this machine has.
-      tpu_env_var: the one of TPU_VARIABLES that is set; empty: none.
-      cluster: the other workers, of TF_CONFIG.
+      gpus: The number of GPUs of this machine.
+      tpu_env_var: The first of TPU_ENV_VARS that is set. Empty: none.
+      cluster: The other workers, of TF_CONFIG.
     """
 
     gpus: int = 0
@@ -28,16 +28,18 @@ class Machine:
 
 
 def choose_strategy(runtime: RuntimeConfig, machine: Machine) -> str:
-    """Returns the name of the strategy to use: that of the config, or what `auto` comes to on this machine.
+    """Returns the name of the strategy to use: that of the config, or the choice of `auto`.
 
     What the config asks for comes before what the environment offers: runtime.tpu and
-    runtime.virtual_cpus first, then a TPU, then other workers, then several GPUs; else `off`.
+    runtime.virtual_cpus first, then a TPU, then other workers, then several GPUs, else `off`.
 
     Raises:
       ConfigError: when the machine lacks what the config asks for.
     """
-    asked = runtime.distribution_strategy
-    policy = _choose_automatically(runtime, machine) if asked == "auto" else asked
+    policy: str = runtime.distribution_strategy
+    if policy == "auto":
+        policy = _choose_automatically(runtime, machine)
+
     _check_gpus(policy, runtime, machine)
     _check_cluster(policy, runtime, machine.cluster)
     _check_all_reduce(policy, runtime, machine)
@@ -45,7 +47,10 @@ def choose_strategy(runtime: RuntimeConfig, machine: Machine) -> str:
 
 
 def local_devices(runtime: RuntimeConfig, machine: Machine) -> tuple[str, ...]:
-    """Returns the devices of this machine that `mirrored` uses: virtual CPUs if asked for, else GPUs, else the CPU."""
+    """Returns the devices of this machine that `mirrored` uses.
+
+    They are virtual CPUs if the config asks for these, else GPUs, else the CPU.
+    """
     if runtime.virtual_cpus or not machine.gpus:
         return tuple(f"CPU:{index}" for index in range(runtime.virtual_cpus or 1))
     return tuple(f"GPU:{index}" for index in range(runtime.num_gpus or machine.gpus))
@@ -69,10 +74,10 @@ def _choose_automatically(runtime: RuntimeConfig, machine: Machine) -> str:
 
 def _check_gpus(policy: str, runtime: RuntimeConfig, machine: Machine) -> None:
     if runtime.num_gpus > machine.gpus and policy != "parameter_server":
-        there = {0: "no GPU", 1: "1 GPU"}.get(machine.gpus, f"{machine.gpus} GPUs")
+        gpus = {0: "no GPU", 1: "1 GPU"}.get(machine.gpus, f"{machine.gpus} GPUs")
         raise _build_config_error(
             "num_gpus",
-            f"the config requests {runtime.num_gpus}, but TensorFlow sees {there} on this machine",
+            f"the config requests {runtime.num_gpus}, but TensorFlow sees {gpus} on this machine",
             "set it to 0 to use what there is, or check the driver and CUDA_VISIBLE_DEVICES",
         )
     if policy == "multi_worker_mirrored" and 0 < runtime.num_gpus < machine.gpus:
@@ -119,15 +124,16 @@ def _check_cluster(policy: str, runtime: RuntimeConfig, cluster: Cluster | None)
 def _check_all_reduce(policy: str, runtime: RuntimeConfig, machine: Machine) -> None:
     """A strategy that sums nothing over devices takes any algorithm."""
     algorithm = runtime.all_reduce_alg
-    known = ALL_REDUCE_ALGORITHMS.get(policy)
-    if known is None or algorithm in (None, "auto"):
+    algorithms = ALL_REDUCE_ALGORITHMS.get(policy)
+    if algorithms is None or algorithm in (None, "auto"):
         return
-    if algorithm not in known:
-        chosen = "" if runtime.distribution_strategy == policy else ", which auto chose"
+
+    if algorithm not in algorithms:
+        choice = "" if runtime.distribution_strategy == policy else ", which auto chose"
         raise _build_config_error(
             "all_reduce_alg",
-            f"{algorithm!r} is not an algorithm of {policy}{chosen}",
-            f"it has: auto, {', '.join(known)}",
+            f"{algorithm!r} is not an algorithm of {policy}{choice}",
+            f"it has: auto, {', '.join(algorithms)}",
         )
     if policy == "multi_worker_mirrored" and algorithm == "nccl" and not machine.gpus:
         raise _build_config_error(

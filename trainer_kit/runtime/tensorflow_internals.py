@@ -1,4 +1,4 @@
-"""The names of TensorFlow that are not public and that trainer_kit still needs. No other module may use one.
+"""The private names of TensorFlow that trainer_kit needs. No other module may use one.
 
 Each is wrapped in one function, whose docstring says why no public way exists and what happens in a
 release of TensorFlow without the name. When a name is gone or has changed,
@@ -24,16 +24,19 @@ import tensorflow as tf
 from trainer_kit.errors import TrainerKitError, UsageError
 
 _LOG = logging.getLogger(__name__)
-_DEFAULT_GRAPH_SEED = (
-    87654321  # the global seed of an op that has a seed of its own, while no global one is set
-)
-_MISSING = "missing"  # of a setting that a dataset does not have
+
+# The global seed of an operation that has a seed, while no global seed is set.
+_DEFAULT_GRAPH_SEED = 87654321
+
+# The value of a setting that a dataset does not have.
+_MISSING = "missing"
 
 
 def single_threaded_executor() -> AbstractContextManager[Any]:
-    """Returns a context in which TensorFlow functions run on one thread; runs eagerly, on the host.
+    """Returns a context in which TensorFlow functions run on one thread.
 
-    `tf.function` and `tf.config` choose no executor. Without the name the run does not begin.
+    Runs eagerly, on the host. `tf.function` and `tf.config` choose no executor. Without the name
+    the run does not begin.
 
     Raises:
       UsageError: when this TensorFlow cannot do it.
@@ -51,18 +54,22 @@ def single_threaded_executor() -> AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def restart_operation_seeds() -> Iterator[None]:
-    """Restarts the seeds of operations from the global seed inside, and restores their generator afterwards.
+    """Restarts the seeds of operations from the global seed for the block.
 
-    Runs eagerly, on the host. `tf.random.set_seed` does the first, but then later operations draw
-    the seeds of earlier ones again, and all random operations lose their state; what has been drawn
-    cannot be asked for. Without the name nothing is done, and a warning says so: the seeds then
-    depend on how many random operations were made before.
+    Afterwards the generator of the seeds is restored. Runs eagerly, on the host.
+
+    `tf.random.set_seed` restarts the seeds too, but then later operations draw the seeds of earlier
+    ones again, and all random operations lose their state. The seeds that were drawn cannot be
+    read. Without the name nothing is done, and a warning says so: the seeds then depend on how many
+    random operations were created before.
     """
     try:
         from tensorflow.python.eager import context
 
-        eager, seed = context.context(), context.global_seed()
-        kept = None if seed is None else eager._rng  # there is none before a seed is set
+        eager_context = context.context()
+        seed = context.global_seed()
+        # No generator exists before a seed is set.
+        generator = None if seed is None else eager_context._rng
     except (ImportError, AttributeError) as error:
         _LOG.warning(
             "TensorFlow %s does not expose its seed generator (%s): shuffles and random operations"
@@ -71,21 +78,23 @@ def restart_operation_seeds() -> Iterator[None]:
         )
         yield
         return
+
     if seed is None:
         yield
         return
-    eager._rng = random.Random(seed)
+
+    eager_context._rng = random.Random(seed)
     try:
         yield
     finally:
-        eager._rng = kept
+        eager_context._rng = generator
 
 
 def has_global_seed() -> bool:
     """Whether `tf.random.set_seed` was called; runs eagerly, on the host.
 
-    TensorFlow has no public way to read the global seed; with a seed of its own, an op gets a
-    constant in its place while none is set. In a release with another constant the answer is True.
+    TensorFlow has no public way to read the global seed. While none is set, an operation that has a
+    seed gets a constant as the global one. In a release with another constant the answer is True.
     """
     return bool(tf.compat.v1.get_seed(1)[0] != _DEFAULT_GRAPH_SEED)
 
@@ -93,56 +102,57 @@ def has_global_seed() -> bool:
 def convert_with_autograph(
     function: Callable[..., Any], *, convert_own_code: bool = True
 ) -> Callable[..., Any]:
-    """Returns a function, model or layer as AutoGraph makes a graph of it, in code that is itself not converted.
+    """Returns a function, model or layer converted by AutoGraph for callers that are not converted.
 
     Runs in graph, in any context. What users have marked `do_not_convert`, and the layers of Keras
-    3, stay as they are. `tf.autograph.to_graph` takes functions and methods with a source only, and
-    converts the marked ones too; without the name it is used for those, and all else stays as it
-    is: an `if` over a tensor in a model then fails.
+    3, stay as they are.
+
+    `tf.autograph.to_graph` takes functions and methods with a source only, and converts the marked
+    ones too. Without the name it is used for those, and all else stays as it is: an `if` over a
+    tensor in a model then fails.
 
     Args:
       function: What to convert.
       convert_own_code: Whether its own code is converted, or only what converts itself unless
         AutoGraph is off around it, as the layers, losses and metrics of tf_keras do.
     """
+    # For a method of a metric of tf_keras AutoGraph would convert what is decorated, and then not
+    # call the decorator.
     if inspect.ismethod(function) and hasattr(function, "_tf_decorator"):
-        # A method of a metric of tf_keras: AutoGraph would convert what is decorated, which is then
-        # not called.
         function = functools.partial(function)
+
     try:
         neither_on_nor_off = _get_outer_control_status()
         convert = functools.partial(tf.__internal__.autograph.tf_convert, ctx=neither_on_nor_off)
-        return (
-            convert(function)
-            if convert_own_code
-            else convert(functools.partial(function), convert_by_default=False)
-        )
+        if convert_own_code:
+            return convert(function)
+        return convert(functools.partial(function), convert_by_default=False)
     except AttributeError:
-        return (
-            tf.autograph.to_graph(function)
-            if convert_own_code and inspect.isroutine(function)
-            else function
-        )
+        if convert_own_code and inspect.isroutine(function):
+            return tf.autograph.to_graph(function)
+        return function
 
 
 @functools.cache
 def _get_outer_control_status() -> Any:
-    """AutoGraph's state as it is outside of every tf.function."""
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:  # where no function is traced
-        return thread.submit(tf.__internal__.autograph.control_status_ctx).result()
+    """Returns AutoGraph's state outside of every tf.function."""
+    # In a thread of its own no function is traced.
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        return executor.submit(tf.__internal__.autograph.control_status_ctx).result()
 
 
 def get_trackable_class() -> type:
-    """Returns the base class of all objects that a checkpoint can hold; without the name tf.Module, which covers fewer.
+    """Returns the base class of all objects that a checkpoint can contain.
 
     Hash tables, optimizers and loaded models have no other class in common that is public. Without
-    the name their variables are not found where a task holds them in an attribute.
+    the name the result is tf.Module, which covers fewer: their variables are not found where a task
+    has them in an attribute.
     """
     return _get_tracking_class("Trackable")
 
 
 def get_auto_trackable_class() -> type:
-    """Returns the class of objects whose attributes a checkpoint holds, and which have no others.
+    """Returns the class of objects that a checkpoint tracks by their attributes, and only by these.
 
     Without the name tf.Module is used: best weights of a model with an attribute of the same name
     as one of tf.Module, such as `name`, could not be written.
@@ -158,64 +168,73 @@ def _get_tracking_class(name: str) -> type:
 
 
 def stop_async_saver(checkpoint: tf.train.Checkpoint) -> Exception | None:
-    """Ends the thread of asynchronous saves after the save in flight, and frees its objects; a later save starts one.
+    """Ends the thread of asynchronous saves after the save in flight, and frees its objects.
 
-    TensorFlow leaves the thread to the end of the process: it would keep the model, and its copy of
-    every variable, while other runs follow in the same process. Without the names it does just
-    that.
+    A later save starts another thread. TensorFlow leaves the thread to the end of the process: it
+    would keep the model, and its copy of every variable, while other runs follow in the same
+    process. Without the names that is what happens.
 
     Returns:
       The error of the last save, if it failed and no later save has raised it. Without the names
       None: the CheckpointManager still sees that the files of the save are missing, but not why.
     """
-    saver = getattr(
-        checkpoint, "_async_checkpointer_impl", None
-    )  # None before the first asynchronous save
+    # None before the first asynchronous save.
+    saver = getattr(checkpoint, "_async_checkpointer_impl", None)
     join = getattr(saver, "_join_async_save_thread", None)
     if join is None:
         return None
+
     atexit.unregister(join)
+
+    # The failure is returned, so TensorFlow need not log it.
+    def drop_record(record: logging.LogRecord) -> bool:
+        return False
+
     absl = logging.getLogger("absl")
-    failure, silence = None, lambda record: False
-    absl.addFilter(silence)  # the failure is returned, and TensorFlow need not log it
+    failure = None
+    absl.addFilter(drop_record)
     try:
         join()
     except Exception as error:
         failure = error
     finally:
-        absl.removeFilter(silence)
+        absl.removeFilter(drop_record)
+
     checkpoint._async_checkpointer_impl = None
     return failure
 
 
 def get_called_functions(graph: Any) -> dict[str, tf.Graph]:
-    """Returns the graphs of the functions that a traced graph knows, by the names that its operations call them by.
+    """Returns the graphs of the functions that a traced graph can call, by name.
 
-    A graph's GraphDef has the functions too, but not the tensors that they capture. Without the
-    name there are none: state that only an inner function writes is not found, and the FLOPs of
-    called functions are not counted; the result names the calls.
+    The names are those that operations of the graph call the functions by. A graph's GraphDef has
+    the functions too, but not the tensors that they capture. Without the private name the result is
+    empty: state that only an inner function writes is not found, and the FLOPs of called functions
+    are not counted. The result of that count names the calls.
     """
-    known = getattr(graph, "_functions", {}).items()
+    functions = getattr(graph, "_functions", {})
     return {
         name: function.graph
-        for name, function in known
+        for name, function in functions.items()
         if getattr(function, "graph", None) is not None
     }
 
 
 def add_control_inputs(operation: tf.Operation, others: Sequence[tf.Operation]) -> None:
-    """Makes an existing operation of a graph wait for other operations.
+    """Makes an existing operation of a graph wait for other operations; runs in graph.
 
-    `tf.control_dependencies` is for operations that are yet to be made, and around the whole step
-    it makes steps of 0.1 ms 4 to 16 % slower. Without the name nothing waits: a batch that cannot
-    be read may then come after a write, and a run that fails there goes back to its last
+    `tf.control_dependencies` is for operations that are created inside it, and around the whole
+    step it makes steps of 0.1 ms 4 to 16 % slower. Without the name nothing waits: a batch that
+    cannot be read may then come after a write, and a run that fails there goes back to its last
     checkpoint.
     """
-    if wait := getattr(operation, "_add_control_inputs", None):
-        wait(list(others))
+    add_inputs = getattr(operation, "_add_control_inputs", None)
+    if add_inputs:
+        add_inputs(list(others))
 
 
-# By the name of a function that makes a random operation: the same draw from a seed of shape [2].
+# Stateless operations that draw from a seed of shape [2], by the name of the function that makes
+# the random operation of the same distribution.
 _STATELESS_TWINS: dict[str, Callable[..., tf.Tensor]] = {
     "random_standard_normal": tf.raw_ops.StatelessRandomNormal,
     "random_uniform": tf.raw_ops.StatelessRandomUniform,
@@ -233,29 +252,35 @@ _STATELESS_TWINS: dict[str, Callable[..., tf.Tensor]] = {
 
 
 def _samples_shape(shape: tf.Tensor, parameter: tf.Tensor) -> tf.Tensor:
-    """Returns the shape of `shape` samples for each value of a parameter, which a stateless operation is given."""
+    """Returns the shape of `shape` samples for each value of a parameter.
+
+    A stateless operation takes this whole shape.
+    """
     return tf.concat([shape, tf.shape(parameter, out_type=shape.dtype)], 0)
 
 
 @contextlib.contextmanager
 def stateless_random_operations(generator: tf.random.Generator | None) -> Iterator[None]:
-    """Makes random operations of the graph that is being traced draw from a generator; in eager mode nothing changes.
+    """Makes random operations of the graph that is being traced draw from a generator.
 
-    `tf.random.normal`, `tf.nn.dropout` and the like keep their state in their kernels, where no
-    checkpoint reaches it, and TensorFlow has no public place to replace them. Here they become
-    stateless operations with seeds of the generator, also in loops, branches and functions, which
-    are traced again. Each replica has a stream of its own. As in TensorFlow, operations of one
-    graph that have the same seed draw the same numbers: two shuffles stay in step. Operations that
-    run across replicas are left as they are, since the generator differs between replicas. Without
-    the names all are, and the check for an exact resume warns of them.
+    In eager mode nothing changes. `tf.random.normal`, `tf.nn.dropout` and the like keep their state
+    in their kernels, where no checkpoint reaches it, and TensorFlow has no public place to replace
+    them. Here they become stateless operations with seeds of the generator, also in loops, branches
+    and functions, which are traced again.
+
+    Each replica has a separate stream. As in TensorFlow, operations of one graph that have the same
+    seed draw the same numbers: two shuffles stay in step. Operations that run across replicas are
+    left as they are, since the generator differs between replicas. Without the names all operations
+    are left, and the check for an exact resume warns of them.
 
     Args:
-      generator: The generator, created in the scope of the strategy; None: no operation is
+      generator: The generator, created in the scope of the strategy. None: no operation is
         replaced.
     """
     if generator is None or tf.executing_eagerly():
         yield
         return
+
     try:
         from tensorflow.python.eager.polymorphic_function import function_context
         from tensorflow.python.ops import gen_random_ops
@@ -265,13 +290,16 @@ def stateless_random_operations(generator: tf.random.Generator | None) -> Iterat
     except (ImportError, AttributeError):
         yield
         return
+
     outer = tf.compat.v1.get_default_graph()
     seeds: dict[Any, tf.Tensor] = {}
 
     def next_seed(graph: tf.Graph, *op_seeds: int | None) -> tf.Tensor:
-        key = graph, tf.distribute.get_replica_context(), op_seeds
+        key = (graph, tf.distribute.get_replica_context(), op_seeds)
+        # An operation without a seed draws a new one. Operations with the same seed share it.
         if key not in seeds or not any(op_seeds):
-            seeds[key] = generator.uniform_full_int([2], dtype=tf.int32)  # XLA takes no other dtype
+            # XLA takes no other dtype.
+            seeds[key] = generator.uniform_full_int([2], dtype=tf.int32)
         return seeds[key]
 
     def replace(name: str) -> Callable[..., tf.Tensor]:
@@ -281,13 +309,18 @@ def stateless_random_operations(generator: tf.random.Generator | None) -> Iterat
             graph = tf.compat.v1.get_default_graph()
             if not _is_inside(graph, outer) or tf.distribute.in_cross_replica_context():
                 return functions[name](*arguments, seed=seed, seed2=seed2, **options)
-            named = inspect.signature(functions[name]).bind(*arguments, **options).arguments
+
+            signature = inspect.signature(functions[name])
+            named = signature.bind(*arguments, **options).arguments
             return _STATELESS_TWINS[name](seed=next_seed(graph, seed, seed2), **named)
 
         return draw
 
     def make_own_context(*arguments: Any) -> Any:
-        """Returns the key under which a tf.function stores a trace: one with the generator is used here only."""
+        """Returns the key under which a tf.function stores a trace.
+
+        A trace of this block has the generator in its key, so that it is used only here.
+        """
         key = make_context(*arguments)
         if not _is_inside(tf.compat.v1.get_default_graph(), outer):
             return key
@@ -311,16 +344,17 @@ def _is_inside(graph: Any, outer: tf.Graph) -> bool:
     return graph is outer
 
 
-# What a tf.data.Dataset is made of. What `tf.raw_ops.DatasetToGraphV2` writes tells it too, but
-# holds all arrays of a dataset in memory, fails above 2 GiB, and has lost the Python functions.
+# The functions below read what a tf.data.Dataset is made of. `tf.raw_ops.DatasetToGraphV2` writes
+# it too, but contains all arrays of a dataset in memory, fails above 2 GiB, and has lost the Python
+# functions.
 
 
 def get_input_datasets(dataset: Any) -> list[Any]:
     """Returns the datasets that a dataset is made from directly.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not expose them: whether a resume is exact is then
-        unknown.
+      TrainerKitError: when this TensorFlow does not expose the inputs: whether a resume is exact is
+        then unknown.
     """
     try:
         return list(dataset._inputs())
@@ -332,8 +366,8 @@ def get_dataset_functions(dataset: Any) -> list[tf.Graph]:
     """Returns the graphs of the functions that a dataset calls itself, such as that of a map.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not expose them: random numbers and Python could be
-        in them.
+      TrainerKitError: when this TensorFlow does not expose the functions, which could contain
+        random numbers and Python.
     """
     try:
         return [wrapper.function.graph for wrapper in dataset._functions()]
@@ -344,12 +378,12 @@ def get_dataset_functions(dataset: Any) -> list[tf.Graph]:
 def is_nondeterministic(dataset: Any) -> bool:
     """Whether a parallel map, batch or file reader was made with deterministic=False.
 
-    The graph of the dataset has it too, but holds all arrays in memory: 2 s for 256 MiB, and an
-    error from 2 GiB on. Without an answer every parallel map over such arrays would have to count
-    as one in any order.
+    The graph of the dataset has the setting too, but contains all arrays in memory: 2 s for 256
+    MiB, and an error from 2 GiB on. Without an answer every parallel map over such arrays would
+    have to count as one in any order.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not expose it for a parallel map.
+      TrainerKitError: when this TensorFlow does not expose the setting for a parallel map.
     """
     deterministic = getattr(dataset, "_deterministic", _MISSING)
     _check_exposed(dataset, "ParallelMapDataset", deterministic)
@@ -357,27 +391,28 @@ def is_nondeterministic(dataset: Any) -> bool:
 
 
 def is_unseeded(dataset: Any) -> bool:
-    """Whether a dataset draws random numbers which neither a seed of its own nor the global seed fixes.
+    """Whether a dataset draws random numbers that neither its own seed nor the global seed fixes.
 
     With neither, tf.data keeps two zeros. Both names are needed: a global seed of 0 makes the first
-    a zero, and a seed of 0 the second. The graph of the dataset has them too, but holds all arrays
-    in memory.
+    a zero, and a seed of 0 the second. The graph of the dataset has the seeds too, but contains all
+    arrays in memory.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not expose it for a shuffle or Dataset.random.
+      TrainerKitError: when this TensorFlow does not expose the seeds for a shuffle or
+        Dataset.random.
     """
-    seeds = (getattr(dataset, "_seed", _MISSING), getattr(dataset, "_seed2", _MISSING))
+    seeds = [getattr(dataset, name, _MISSING) for name in ("_seed", "_seed2")]
     _check_exposed(dataset, "ShuffleDataset RandomDataset", *seeds)
     return all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds)
 
 
 def is_reshuffled_each_iteration(dataset: Any) -> bool:
-    """Whether a dataset is a shuffle that draws another order each time that an iterator of it is made.
+    """Whether a dataset is a shuffle that draws another order for each new iterator.
 
-    The graph of the dataset has it too, but holds all arrays in memory.
+    The graph of the dataset has the setting too, but contains all arrays in memory.
 
     Raises:
-      TrainerKitError: when this TensorFlow does not expose it for a shuffle.
+      TrainerKitError: when this TensorFlow does not expose the setting for a shuffle.
     """
     setting = getattr(dataset, "_reshuffle_each_iteration", _MISSING)
     _check_exposed(dataset, "ShuffleDataset", setting)
@@ -385,23 +420,25 @@ def is_reshuffled_each_iteration(dataset: Any) -> bool:
 
 
 def _check_exposed(dataset: Any, class_names: str, *settings: Any) -> None:
-    """Raises TrainerKitError when a dataset of one of these classes lacks a setting; others have none."""
-    if type(dataset).__name__.lstrip("_") in class_names.split() and any(
-        one is _MISSING for one in settings
-    ):
+    """Raises TrainerKitError when a dataset of one of the classes lacks a setting.
+
+    Datasets of other classes do not have the settings.
+    """
+    has_settings = type(dataset).__name__.lstrip("_") in class_names.split()
+    if has_settings and any(setting is _MISSING for setting in settings):
         raise _build_not_exposed_error(dataset, "a setting is gone")
 
 
 def _build_not_exposed_error(dataset: Any, error: AttributeError | str) -> TrainerKitError:
     return TrainerKitError(
         f"TensorFlow {tf.__version__} does not expose what a {type(dataset).__name__} is made of"
-        f" ({error}), so trainer_kit cannot check whether a resume is exact; install the TensorFlow"
-        " of requirements.lock, or return a Source such as ArraySource"
+        f" ({error}), so trainer_kit cannot check whether a resume is exact;"
+        " install the TensorFlow of requirements.lock, or return a Source such as ArraySource"
     )
 
 
 class SummaryState:
-    """A default summary writer, step and condition apart from those of the engine, for code that sets its own.
+    """A separate default summary writer, step and condition, for code that sets its own.
 
     A callback may begin `writer.as_default()` in one method and end it in another, and the engine's
     contexts begin and end between the two. TensorFlow offers contexts only, which have to be
@@ -416,25 +453,26 @@ class SummaryState:
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[None]:
-        """Has the code inside see and change this state; its thread has the engine's again afterwards."""
-        before = self._read_values()
+        """Lets the code inside see and change this state.
+
+        Afterwards the thread has the engine's state again.
+        """
+        engine_values = self._read_values()
         self._write_values(self._values)
         try:
             yield
         finally:
             self._values = self._read_values()
-            self._write_values(before)
+            self._write_values(engine_values)
 
     def _read_values(self) -> dict[str, Any]:
-        return {
-            name: getattr(self._get_tensorflow_state(), name)
-            for name in self._FIELDS
-            if hasattr(self._get_tensorflow_state(), name)
-        }
+        state = self._get_tensorflow_state()
+        return {name: getattr(state, name) for name in self._FIELDS if hasattr(state, name)}
 
     def _write_values(self, values: dict[str, Any]) -> None:
+        state = self._get_tensorflow_state()
         for name, value in values.items():
-            setattr(self._get_tensorflow_state(), name, value)
+            setattr(state, name, value)
 
     @staticmethod
     @functools.cache

@@ -43,13 +43,16 @@ class Cluster:
 
     @property
     def worker_index(self) -> int:
-        """The index of this process among the tasks that train; chiefs come first. 0 for a process that works alone."""
+        """The index of this process among the tasks that train; chiefs come first.
+
+        0 for a process that works alone.
+        """
         chiefs = len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0
         return self.task_index + chiefs if self.is_multi_worker else 0
 
     @property
     def parameter_server_count(self) -> int:
-        """How many tasks hold variables for the others."""
+        """How many tasks store variables for the others."""
         return len(self.tasks.get("ps", ()))
 
     @property
@@ -64,10 +67,12 @@ class Cluster:
 
 
 def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
-    """Makes TF_CONFIG of `worker_hosts`, unless there is one already. Before TensorFlow's devices are used.
+    """Sets TF_CONFIG from `worker_hosts`, unless it is set already.
+
+    Called before TensorFlow's devices are used.
 
     Args:
-      worker_hosts: host:port of each worker, separated by commas; None or empty: there is no
+      worker_hosts: host:port of each worker, separated by commas. None or empty: there is no
         cluster.
       task_index: The index of this process among the workers; may be -1 if there is only one.
 
@@ -87,6 +92,7 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
         return max(existing.worker_count, 1)
     if not worker_hosts:
         return 1
+
     workers = _parse_worker_hosts(worker_hosts)
     index = 0 if len(workers) == 1 and task_index < 0 else task_index
     if not 0 <= index < len(workers):
@@ -102,7 +108,9 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
 
 
 def read_worker_index(worker_hosts: str | None, task_index: int) -> int:
-    """Returns the index of this process among the workers, also before `configure_cluster` is called.
+    """Returns the index of this process among the workers.
+
+    Works before `configure_cluster` is called, too.
 
     Raises:
       ConfigError: when TF_CONFIG is wrong.
@@ -138,8 +146,10 @@ def read_cluster() -> Cluster | None:
     """
     text = os.environ.get("TF_CONFIG", "")
     if not text.strip():
-        os.environ.pop("TF_CONFIG", None)  # an empty one breaks TensorFlow's strategies
+        # An empty TF_CONFIG breaks TensorFlow's strategies.
+        os.environ.pop("TF_CONFIG", None)
         return None
+
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
@@ -148,6 +158,7 @@ def read_cluster() -> Cluster | None:
         raise _build_tf_config_error(f"it is a {type(content).__name__}, not a JSON object")
     if not content.get("cluster"):
         return None
+
     tasks = _parse_tasks(content["cluster"])
     task = content.get("task")
     if not isinstance(task, dict) or not {"type", "index"} <= set(task):
@@ -155,19 +166,22 @@ def read_cluster() -> Cluster | None:
             f"'task' is {task!r}, without the type and index of this process"
         )
     try:
-        index = int(task["index"])  # some platforms write it as text
+        # Some platforms write the index as text.
+        index = int(task["index"])
     except (TypeError, ValueError) as error:
         raise _build_tf_config_error(
             f"the task's index is {task['index']!r}, not a whole number"
         ) from error
+
     cluster = Cluster(tasks=tasks, task_type=str(task["type"]), task_index=index)
-    known = tasks.get(cluster.task_type, ())
-    if cluster.is_training_task and not 0 <= cluster.task_index < len(known):
-        there = ", ".join(
+    task_addresses = tasks.get(cluster.task_type, ())
+    if cluster.is_training_task and not 0 <= cluster.task_index < len(task_addresses):
+        ranges = ", ".join(
             f"{name} 0 to {len(addresses) - 1}" for name, addresses in tasks.items() if addresses
         )
         raise _build_tf_config_error(
-            f"this process is {cluster.task_type} {cluster.task_index}, but the cluster has {there}"
+            f"this process is {cluster.task_type} {cluster.task_index},"
+            f" but the cluster has {ranges}"
         )
     return cluster
 

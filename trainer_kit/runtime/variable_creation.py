@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def trace_concrete_function(function: Callable[..., Any], *specs: Any) -> Any:
-    """Traces a function on specs, so that the variables that it creates exist afterwards; runs nothing.
+    """Traces a function on specs, so that the variables that it creates exist; runs nothing.
 
     A tf.function creates the variables that replicas share with a value for the first replica only,
     so with several replicas they are created outside of the function that is traced. Runs eagerly,
@@ -26,13 +26,13 @@ def trace_concrete_function(function: Callable[..., Any], *specs: Any) -> Any:
     @tf.autograph.experimental.do_not_convert
     def creating(*arguments: Any) -> Any:
         def create_variable(next_creator: Callable[..., Any], **named: Any) -> Any:
-            with tf.init_scope():  # outside of the graph
+            # The variable is created outside of the graph.
+            with tf.init_scope():
                 return next_creator(**named)
 
         with tf.variable_creator_scope(create_variable):
             return function(*arguments)
 
-    several = tf.distribute.get_strategy().num_replicas_in_sync > 1
-    return tf.function(creating if several else function, autograph=False).get_concrete_function(
-        *specs
-    )
+    has_several_replicas = tf.distribute.get_strategy().num_replicas_in_sync > 1
+    traced = tf.function(creating if has_several_replicas else function, autograph=False)
+    return traced.get_concrete_function(*specs)

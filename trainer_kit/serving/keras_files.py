@@ -13,12 +13,15 @@ from trainer_kit.optimizers.per_variable import variable_path
 
 
 def load_keras_file(model: Any, path: str) -> tuple[int, int]:
-    """Loads the weights in a Keras file into `model`; returns its numbers of variables and parameters.
+    """Loads the weights in a Keras file into `model`.
 
     Runs eagerly, in cross-replica context.
 
+    Returns:
+      The numbers of variables and of parameters of the model.
+
     Raises:
-      UsageError: when there is no such file, or it does not fit; with Keras's message. The model is
+      UsageError: when the file does not exist, or does not fit, with Keras's message. The model is
         unchanged.
       StorageError: when the file is damaged.
     """
@@ -27,11 +30,13 @@ def load_keras_file(model: Any, path: str) -> tuple[int, int]:
     if not hasattr(model, "load_weights"):
         raise UsageError(f"{path} is a Keras file, but {type(model).__name__} is not a Keras model")
     variables = list(model.variables)
-    before = [variable.numpy() for variable in variables]
+    old_values = [variable.numpy() for variable in variables]
+
     try:
-        _load_strictly(model, path, before)
-    except BaseException as error:  # Ctrl-C too
-        for variable, value in zip(variables, before, strict=True):
+        _load_strictly(model, path, old_values)
+    except BaseException as error:
+        # After Ctrl-C the old values come back, too.
+        for variable, value in zip(variables, old_values, strict=True):
             variable.assign(value)
         if not isinstance(error, Exception):
             raise
@@ -42,27 +47,35 @@ def load_keras_file(model: Any, path: str) -> tuple[int, int]:
             f"{path} does not fit the model {type(model).__name__}; build the model as it was when"
             f" the file was saved; no weight was changed:\n{reason}"
         ) from error
-    return len(variables), sum(int(value.size) for value in before)
+
+    return len(variables), sum(int(value.size) for value in old_values)
 
 
 def _load_strictly(model: Any, path: str, old_values: list[Any]) -> None:
-    """Loads with Keras; raises ValueError for variables that Keras leaves out, perhaps with only a warning.
+    """Loads a file with Keras, and raises ValueError for variables that Keras leaves out.
 
-    All variables are set to NaN first; those that are still NaN afterwards were left out.
+    Keras may leave them out with only a warning. Variables of floating point are set to NaN first.
+    Those that are still NaN afterwards were left out.
     """
-    numbers = [
-        (v, old)
-        for v, old in zip(model.variables, old_values, strict=True)
-        if old.dtype.kind == "f"
+    floats = [
+        (variable, old_value)
+        for variable, old_value in zip(model.variables, old_values, strict=True)
+        if old_value.dtype.kind == "f"
     ]
-    for variable, old in numbers:
-        variable.assign(np.full_like(old, np.nan))
+    for variable, old_value in floats:
+        variable.assign(np.full_like(old_value, np.nan))
+
     model.load_weights(path)
+
     missing = [
-        variable for variable, old in numbers if old.size and np.isnan(variable.numpy()).all()
+        variable
+        for variable, old_value in floats
+        if old_value.size and np.isnan(variable.numpy()).all()
     ]
     if missing:
         rows = [
-            (variable_path(one), "missing in the file", None, tuple(one.shape)) for one in missing
+            (variable_path(variable), "missing in the file", None, tuple(variable.shape))
+            for variable in missing
         ]
-        raise ValueError(format_differences(sorted(rows, key=lambda row: row[0].rpartition("/"))))
+        rows.sort(key=lambda row: row[0].rpartition("/"))
+        raise ValueError(format_differences(rows))

@@ -23,7 +23,9 @@ from trainer_kit.training.checks.batch_spec import is_built
 from trainer_kit.training.initial_weights.variable_matching import Match, find_best_match
 from trainer_kit.training.trainer_creation import get_trainer_class
 
-_MAX_LISTED_NAMES = 3  # names in a report
+# Names in a report.
+_MAX_LISTED_NAMES = 3
+
 _Loaded = TypeVar("_Loaded")
 
 
@@ -33,11 +35,12 @@ class LoadedWeights:
 
     Attributes:
       path: The path of the file, or the prefix of the checkpoint.
-      part: The attribute of the checkpoint that holds the model; "" is the root, or a Keras file.
+      part: The attribute of the checkpoint that contains the model. "" is the root, or a Keras
+        file.
       variables: The number of loaded variables.
       parameters: The number of values in them.
       averaged: Whether moving averages were loaded instead of weights.
-      unused: The names of other variables in a TensorFlow checkpoint; always empty for a Keras
+      unused: The names of other variables in a TensorFlow checkpoint. Always empty for a Keras
         file.
     """
 
@@ -50,10 +53,10 @@ class LoadedWeights:
 
     def __str__(self) -> str:
         kind = "moving averages of the weights, " if self.averaged else ""
-        where = f" ({self.part})" if self.part else ""
+        part = f" ({self.part})" if self.part else ""
         text = (
-            f"loaded {kind}{self.variables} variables ({self.parameters:,} parameters) from"
-            f" {self.path}{where}"
+            f"loaded {kind}{self.variables} variables ({self.parameters:,} parameters)"
+            f" from {self.path}{part}"
         )
         return f"{text}; not used: {_format_by_section(self.unused)}" if self.unused else text
 
@@ -64,11 +67,11 @@ def load_model(
     import_modules: str | Sequence[str] = (),
     weights: str = "",
 ) -> Any:
-    """Returns the model of a run with the weights that the run evaluates: their moving average, if it keeps one.
+    """Returns the model of a run with the weights that the run evaluates.
 
-    The run's own task builds the model from params.yaml and manifest.json. This trains nothing and
-    writes nothing into the folder; the run may continue meanwhile. Runs eagerly, outside of a
-    strategy.
+    These are the moving average, if the run keeps one. The run's own task builds the model from
+    params.yaml and manifest.json. This trains nothing and writes nothing into the folder. The run
+    may continue meanwhile. Runs eagerly, outside of a strategy.
 
     Args:
       run_dir: The folder of the run.
@@ -77,31 +80,40 @@ def load_model(
       import_modules: The modules to import before the experiment is looked up, or one: dotted names
         or paths of .py files. Empty: those of the run's command, seen from the working directory.
       weights: "average", "weights" (the trained ones) or one of `ema.more_decays`, for a checkpoint
-        that holds them all; "": the first of `ema.evaluate`, or, of best weights, those that were
-        the best.
+        that contains all of these. "": the first of `ema.evaluate`, or, of best weights, those that
+        were the best.
 
     Raises:
-      UsageError: when there is no such run, checkpoint or average, or the experiment is not known.
+      UsageError: when the run, the checkpoint or the average does not exist, or the experiment is
+        not known.
       StorageError: when the files are damaged.
     """
     folder = resolve_run_dir(run_dir)
     config = read_run_config(folder, import_modules, "import_modules")
-    find = lambda: resolve_run_checkpoint(folder, which, config.trainer, resolve_weights_path)  # noqa: E731
-    find()  # a miss is reported before the model is built
+
+    def find_checkpoint() -> str:
+        return resolve_run_checkpoint(folder, which, config.trainer, resolve_weights_path)
+
+    # A missing checkpoint is reported before the model is built.
+    find_checkpoint()
     with precision_scope(config.runtime):
-        task = lookup_task_class(config.task)(config.task, logging_dir=os.fspath(folder))
+        task_class = lookup_task_class(config.task)
+        task = task_class(config.task, logging_dir=os.fspath(folder))
         trainer = get_trainer_class(config).create(config, task, False, True)
-    prefix, _ = _load_with_retry(find, trainer.state.restore_weights)
+
+    prefix, _ = _load_with_retry(find_checkpoint, trainer.state.restore_weights)
     if weights and not trainer.state.has_averages(prefix):
         raise UsageError(
             f"weights: {prefix} holds one kind of weights, those that were evaluated; leave"
             f' weights={weights!r} out, or load a checkpoint of the run, such as which="latest"'
         )
+
     variables = list(trainer.model.variables)
     with trainer.use_weights(weights):
         values = [variable.numpy() for variable in variables]
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
+
     print(f"loaded {type(trainer.model).__name__} from {prefix}")
     return trainer.model
 
@@ -116,26 +128,28 @@ def load_weights(
 
     Args:
       model: A built Keras 3 model, tf_keras model or tf.Module.
-      path: The prefix of a TensorFlow checkpoint of trainer_kit or any other program; a folder of
-        checkpoints, of which the newest is loaded, or the best in a folder of best weights; a run's
-        folder; or a `.weights.h5`, `.h5` or `.keras` file.
+      path: The prefix of a TensorFlow checkpoint of trainer_kit or any other program. Or a folder
+        of checkpoints, of which the newest is loaded, or the best in a folder of best weights. Or a
+        run's folder. Or a `.weights.h5`, `.h5` or `.keras` file.
       part: The attributes that lead to the model in the checkpoint, such as "net" in
-        `tf.train.Checkpoint(net=model)`; None searches for the model.
+        `tf.train.Checkpoint(net=model)`. None searches for the model.
       averaged: Whether to load the moving averages of a run instead of its weights, if the
-        checkpoint holds them; or the name of one average, "average" or one of `ema.more_decays`.
+        checkpoint contains averages. Or the name of one average, "average" or one of
+        `ema.more_decays`.
 
     Raises:
-      UsageError: when there is no such file or average, or variables of the model are missing or
-        have another shape; a table lists all. The model is unchanged.
+      UsageError: when the file or the average does not exist, or variables of the model are missing
+        or have another shape. A table lists all. The model is unchanged.
       StorageError: when the file is damaged.
     """
     check_built(model)
-    place = os.fspath(path)
-    if is_keras_file(place):
-        loaded = LoadedWeights(place, "", *load_keras_file(model, place))
+    source = os.fspath(path)
+    if is_keras_file(source):
+        variable_count, parameter_count = load_keras_file(model, source)
+        loaded = LoadedWeights(source, "", variable_count, parameter_count)
     else:
         _, loaded = _load_with_retry(
-            lambda: resolve_weights_path(place),
+            lambda: resolve_weights_path(source),
             lambda prefix: _load_checkpoint(model, prefix, part, averaged),
         )
     print(loaded)
@@ -146,7 +160,8 @@ def check_built(model: Any) -> None:
     """Raises UsageError unless `model` has created its variables."""
     try:
         built = bool(model.variables) and (getattr(model, "built", True) or is_built(model))
-    except ValueError:  # raised by a Sequential of Keras 2 without variables
+    except ValueError:
+        # A Sequential of Keras 2 without variables raises it.
         built = False
     except AttributeError:
         raise UsageError(f"model: {model!r} is not a model: it has no variables") from None
@@ -161,71 +176,72 @@ def _load_checkpoint(
     model: Any, prefix: str, part: str | None, averaged: bool | str
 ) -> LoadedWeights:
     graph = CheckpointGraph(prefix)
-    found = find_best_match(model, graph, part, averaged)
-    used = {key for _, key in found.pairs}
-    _check_match(model, graph, found, used)
-    values = [
-        graph.value(key) for _, key in found.pairs
-    ]  # reads all values before it assigns the first
-    for (variable, _), value in zip(found.pairs, values, strict=True):
+    match = find_best_match(model, graph, part, averaged)
+    used_keys = {key for _, key in match.pairs}
+    _check_match(model, graph, match, used_keys)
+
+    # All values are read before the first is assigned.
+    values = [graph.value(key) for _, key in match.pairs]
+    for (variable, _), value in zip(match.pairs, values, strict=True):
         variable.assign(tf.cast(value, variable.dtype))
-    unused = tuple(sorted(parse_attribute_path(key) for key in graph.shapes.keys() - used))
+
+    unused = [parse_attribute_path(key) for key in graph.shapes.keys() - used_keys]
     parameters = sum(int(tf.size(value)) for value in values)
-    return LoadedWeights(prefix, found.part, len(values), parameters, found.is_averaged, unused)
+    return LoadedWeights(
+        prefix, match.part, len(values), parameters, match.is_averaged, tuple(sorted(unused))
+    )
 
 
 def _check_match(
     model: Any, graph: CheckpointGraph, variable_match: Match, used_keys: set[str]
 ) -> None:
     if variable_match.misfits:
-        part = (
-            f"its part {variable_match.part!r}, which fits best"
-            if variable_match.part
-            else "its root, which fits best"
-        )
-        fits = (
-            f"{part}: {len(variable_match.misfits)} variables do not fit"
-            if variable_match.pairs
-            else "nothing fits"
-        )
+        reason = "nothing fits"
+        if variable_match.pairs:
+            part = f"part {variable_match.part!r}" if variable_match.part else "root"
+            count = len(variable_match.misfits)
+            reason = f"its {part}, which fits best: {count} variables do not fit"
         rows = sorted(variable_match.misfits, key=lambda row: row[0].rpartition("/"))
         raise UsageError(
-            f"{graph.prefix} does not fit the model {type(model).__name__} ({fits}); build the"
-            " model as it was when the checkpoint was saved; no weight was"
-            f" changed:\n{format_differences(rows)}"
+            f"{graph.prefix} does not fit the model {type(model).__name__} ({reason});"
+            " build the model as it was when the checkpoint was saved;"
+            f" no weight was changed:\n{format_differences(rows)}"
         )
+
+    # A layer has both attributes. Optimizers and metrics do not.
     parts = {
-        id(one): one for one in tf.train.TrackableView(model).descendants() if one is not model
-    }.values()
-    layers = [
-        one for one in parts if hasattr(one, "call") and hasattr(one, "built")
-    ]  # no optimizers, no metrics
-    unbuilt = [type(one).__name__ for one in layers if not one.built]
-    left = sorted(
-        parse_attribute_path(key)
-        for key in graph.collect_keys_below(variable_match.node) - used_keys
-    )
-    if (
-        unbuilt and left and not variable_match.is_averaged
-    ):  # after averages were loaded, the rest are the weights themselves
+        id(part): part for part in tf.train.TrackableView(model).descendants() if part is not model
+    }
+    layers = [part for part in parts.values() if hasattr(part, "call") and hasattr(part, "built")]
+    unbuilt = [type(layer).__name__ for layer in layers if not layer.built]
+
+    unused_keys = graph.collect_keys_below(variable_match.node) - used_keys
+    unused = sorted(parse_attribute_path(key) for key in unused_keys)
+
+    # After averages were loaded, the unused variables are the weights themselves.
+    if unbuilt and unused and not variable_match.is_averaged:
         raise UsageError(
-            f"{graph.prefix} holds {left[0]} and the like, for which the model has no variable, and"
-            f" its layer {unbuilt[0]} is not built; call the model on a batch first; no weight was"
-            " changed"
+            f"{graph.prefix} holds {unused[0]} and the like, for which the model has no variable,"
+            f" and its layer {unbuilt[0]} is not built; call the model on a batch first;"
+            " no weight was changed"
         )
 
 
 def _load_with_retry(
     find_checkpoint: Callable[[], str], load_checkpoint: Callable[[str], _Loaded]
 ) -> tuple[str, _Loaded]:
-    """Loads the checkpoint that `find_checkpoint` returns; tries again if the run has replaced it meanwhile."""
+    """Loads the checkpoint that `find_checkpoint` returns.
+
+    Tries again if the run has replaced the checkpoint meanwhile.
+    """
     prefix = find_checkpoint()
     while True:
         try:
             return prefix, load_checkpoint(prefix)
         except StorageError:
-            before, prefix = prefix, find_checkpoint()
-            if prefix == before:
+            failed_prefix = prefix
+            prefix = find_checkpoint()
+            if prefix == failed_prefix:
                 raise
 
 
@@ -234,11 +250,15 @@ def _format_by_section(names: Sequence[str]) -> str:
     sections: dict[str, list[str]] = {}
     for name in names:
         sections.setdefault(name.split("/")[0], []).append(name)
-    single = len(sections) == 1 and len(names) > 1
-    listed = [f"{name} ({len(of)})" if of != [name] else name for name, of in sections.items()]
-    more = (
-        f": {', '.join(names[:_MAX_LISTED_NAMES])}{' ...' if len(names) > _MAX_LISTED_NAMES else ''}"
-        if single
-        else ""
-    )
-    return ", ".join(listed) + more
+
+    parts = []
+    for section, section_names in sections.items():
+        is_name = section_names == [section]
+        parts.append(section if is_name else f"{section} ({len(section_names)})")
+    text = ", ".join(parts)
+
+    # A single section is followed by its first names.
+    if len(sections) == 1 and len(names) > 1:
+        ellipsis = " ..." if len(names) > _MAX_LISTED_NAMES else ""
+        text += f": {', '.join(names[:_MAX_LISTED_NAMES])}{ellipsis}"
+    return text

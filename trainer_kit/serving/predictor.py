@@ -25,28 +25,30 @@ def get_predictor(
     which: str | int | None = None,
     import_modules: str | Sequence[str] = (),
 ) -> Predictor:
-    """Returns a function that computes tensors of a model, in inference mode; runs eagerly, on the host.
+    """Returns a function that computes tensors of a model, in inference mode.
+
+    Runs eagerly, on the host.
 
     The function takes the values of the inputs, in their order or by name, and returns the outputs
     as NumPy arrays by name. It computes only what the outputs need. A live model is used with the
-    weights that it has at each call; for their moving average, call the function inside
+    weights that it has at each call. For their moving average, call the function inside
     `trainer.use_weights()`.
 
     Args:
       model: A built Keras 3 model, tf_keras model or tf.Module, which is called with
-        training=False; or the path of a run's folder or of a checkpoint in it.
+        training=False. Or the path of a run's folder or of a checkpoint in it.
       inputs: The names of the inputs. A functional model has names for its inputs. Of any other
         model several inputs are the keys of the dict that it takes, and a single one may have any
         name.
       outputs: The names of tensors: those of `trainer_kit.expose`, of layers, of the model itself,
         and the keys of the dict that it returns.
-      which: The checkpoint of a run's folder; see `load_model`; None: "best".
+      which: The checkpoint of a run's folder; see `load_model`. None: "best".
       import_modules: The modules to import before the experiment of a run is looked up, or one:
         dotted names or paths of .py files. Empty: those of its command, seen from the working
         directory.
 
     Raises:
-      UsageError: when an input or the run is not known; at the first call, when an output is not
+      UsageError: when an input or the run is not known. At the first call, when an output is not
         known.
       StorageError: when the checkpoint is damaged.
     """
@@ -63,30 +65,33 @@ def get_predictor(
             f"get_predictor: which={which!r} is for the folder of a run; leave it out for a live"
             " model"
         )
+
     check_built(model)
-    arguments, layers = _make_argument_builder(model, list(inputs)), LayerOutputs(model)
+    build_argument = _make_argument_builder(model, list(inputs))
+    layers = LayerOutputs(model)
 
     @tf.function(reduce_retracing=True, autograph=False)
     def traced(values: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        with layers.collect(outputs) as found:
-            returned = apply_autograph(model)(arguments(values), training=False)
-        own = returned if isinstance(returned, Mapping) else {getattr(model, "name", ""): returned}
-        known = {**own, **found.tensors}
-        for name in outputs:
-            if name not in known:
-                raise unknown_tensor(
-                    name, {*known, *found.exposed_names, *layers.names}, "get_predictor: the model"
-                )
-        return {name: known[name] for name in outputs}
+        with layers.collect(outputs) as collected:
+            returned = apply_autograph(model)(build_argument(values), training=False)
+        if not isinstance(returned, Mapping):
+            returned = {getattr(model, "name", ""): returned}
 
-    def predict(*given: Any, **named: Any) -> dict[str, np.ndarray]:
-        values = {**dict(zip(inputs, given, strict=False)), **named}
-        if len(given) + len(named) != len(inputs) or values.keys() != set(inputs):
-            shown = ", ".join([*(["..."] * len(given)), *(f"{name}=..." for name in named)])
+        tensors = {**returned, **collected.tensors}
+        for name in outputs:
+            if name not in tensors:
+                names = {*tensors, *collected.exposed_names, *layers.names}
+                raise unknown_tensor(name, names, "get_predictor: the model")
+        return {name: tensors[name] for name in outputs}
+
+    def predict(*positional: Any, **named: Any) -> dict[str, np.ndarray]:
+        values = {**dict(zip(inputs, positional, strict=False)), **named}
+        if len(positional) + len(named) != len(inputs) or values.keys() != set(inputs):
+            call = ", ".join(["..."] * len(positional) + [f"{name}=..." for name in named])
             raise UsageError(
-                f"the predictor takes the inputs ({', '.join(inputs)}); it was called with"
-                f" ({shown})"
+                f"the predictor takes the inputs ({', '.join(inputs)}); it was called with ({call})"
             )
+
         tensors = traced({name: tf.convert_to_tensor(value) for name, value in values.items()})
         return {name: tensor.numpy() for name, tensor in tensors.items()}
 
@@ -99,9 +104,10 @@ def _load_run_model(
     """Returns the model of a run's folder, or of a checkpoint in it."""
     if (path / "params.yaml").is_file():
         return load_model(path, "best" if which is None else which, import_modules)
-    folder = next((one for one in path.parents if (one / "params.yaml").is_file()), None)
+    folder = next((parent for parent in path.parents if (parent / "params.yaml").is_file()), None)
     if folder is None:
-        return load_model(path)  # its message says what is there
+        # The error message of load_model says what the path is.
+        return load_model(path)
     if which is not None:
         raise UsageError(
             f"get_predictor: {path} is a checkpoint; which={which!r} is for the folder of a run"
@@ -112,24 +118,30 @@ def _load_run_model(
 def _make_argument_builder(
     model: Any, names: list[str]
 ) -> Callable[[Mapping[str, tf.Tensor]], Any]:
-    """Returns a function that makes the argument of the model's call from values by name."""
+    """Returns a function that builds the argument of the model's call from values by name."""
     structure = getattr(model, "input", None) if getattr(model, "inputs", None) else None
-    if structure is None:  # no functional model
+
+    # Only a functional model has names for its inputs.
+    if structure is None:
         return dict if len(names) > 1 else lambda values: values[names[0]]
-    own = tf.nest.map_structure(lambda tensor: tensor.name.partition(":")[0], structure)
+
+    nested_names = tf.nest.map_structure(lambda tensor: tensor.name.partition(":")[0], structure)
     if isinstance(structure, Mapping):
-        own = {key: key for key in structure}
-    known = tf.nest.flatten(own)
-    if len(known) == len(names) == 1:
-        return lambda values: tf.nest.map_structure(lambda _: values[names[0]], own)
+        nested_names = {key: key for key in structure}
+    input_names = tf.nest.flatten(nested_names)
+
+    # A single input may have any name.
+    if len(input_names) == len(names) == 1:
+        return lambda values: tf.nest.map_structure(lambda _: values[names[0]], nested_names)
+
     for name in names:
-        if name not in known:
-            raise UsageError(
-                f"get_predictor: the model has no input {name!r}; {suggest_names(name, known)}"
-            )
-    if missing := [name for name in known if name not in names]:
+        if name not in input_names:
+            advice = suggest_names(name, input_names)
+            raise UsageError(f"get_predictor: the model has no input {name!r}; {advice}")
+    missing = [name for name in input_names if name not in names]
+    if missing:
         raise UsageError(
-            f"get_predictor: the model also needs the inputs {', '.join(missing)}; name them in"
-            " inputs"
+            f"get_predictor: the model also needs the inputs {', '.join(missing)};"
+            " name them in inputs"
         )
-    return lambda values: tf.nest.map_structure(lambda name: values[name], own)
+    return lambda values: tf.nest.map_structure(lambda name: values[name], nested_names)

@@ -30,68 +30,78 @@ def resolve_run_checkpoint(
       resolve_path: Returns the prefix for a path.
 
     Raises:
-      UsageError: when there is no such checkpoint; the message lists the existing ones.
+      UsageError: when the checkpoint does not exist. The message lists the existing ones.
       StorageError: when all checkpoints are damaged.
     """
     which = which.removeprefix("ckpt-") if isinstance(which, str) else which
-    there = complete_checkpoints(os.fspath(run_dir))
-    listed = (
-        f"there are {', '.join(map(str, there))}" if there else f"{run_dir} holds no checkpoint"
-    )
+    checkpoints = complete_checkpoints(os.fspath(run_dir))
+    listed = f"{run_dir} holds no checkpoint"
+    if checkpoints:
+        listed = f"there are {', '.join(map(str, checkpoints))}"
+
     if isinstance(which, os.PathLike) or (isinstance(which, str) and os.sep in which):
         return resolve_path(os.fspath(which))
+
     if which == "latest":
-        if (newest := find_newest_checkpoint(os.fspath(run_dir))) is None:
+        newest = find_newest_checkpoint(os.fspath(run_dir))
+        if newest is None:
             raise UsageError(
-                f"there is no latest checkpoint: {run_dir} holds none{_describe_best_weights(run_dir)}"
+                f"there is no latest checkpoint: {run_dir} holds none"
+                f"{_describe_best_weights(run_dir)}"
             )
         return newest
+
     if which == "best" or str(which).startswith(_BEST_PREFIX):
         return _resolve_best(run_dir, str(which), trainer_config)
+
+    # A bool is an int in Python, but no step.
     if isinstance(which, bool) or not (isinstance(which, int) or str(which).isdigit()):
-        names = [
-            "best",
-            "latest",
-            *(f"{_BEST_PREFIX}{name}" for name in trainer_config.best_checkpoints),
-        ]
+        named_bests = [f"{_BEST_PREFIX}{name}" for name in trainer_config.best_checkpoints]
+        names = ["best", "latest", *named_bests]
         meanings = {**{name: name for name in names}, "newest": "latest"}
-        near = dict.fromkeys(meanings[word] for word in find_similar_names(str(which), meanings))
-        did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
+        similar = dict.fromkeys(meanings[word] for word in find_similar_names(str(which), meanings))
+        did_you_mean = f"did you mean {' or '.join(similar)}? " if similar else ""
         raise UsageError(
-            f"which: {which!r} is not a checkpoint; {did_you_mean}give {', '.join(names)}, a step"
-            f" or a path; {listed}"
+            f"which: {which!r} is not a checkpoint;"
+            f" {did_you_mean}give {', '.join(names)}, a step or a path; {listed}"
         )
-    if int(which) not in there:
+
+    if int(which) not in checkpoints:
         raise UsageError(
             f"there is no checkpoint of step {which}; {listed}{_describe_best_weights(run_dir)}"
         )
-    return there[int(which)]
+    return checkpoints[int(which)]
 
 
 def _resolve_best(run_dir: Path, which: str, trainer_config: TrainerConfig) -> str:
     directory = RunDirectory(os.fspath(run_dir), trainer_config)
     name = which.removeprefix("best").removeprefix(":")
     if name and name not in trainer_config.best_checkpoints:
-        known = suggest_names(name, list(trainer_config.best_checkpoints))
-        raise UsageError(f"the run keeps no best checkpoint named {name!r}; {known}")
-    place = os.path.join(directory.output_named_bests_dir, name) if name else directory.best_dir
-    found = find_folder_checkpoint(place)
-    if found is None:
+        advice = suggest_names(name, list(trainer_config.best_checkpoints))
+        raise UsageError(f"the run keeps no best checkpoint named {name!r}; {advice}")
+
+    folder = os.path.join(directory.output_named_bests_dir, name) if name else directory.best_dir
+    checkpoint = find_folder_checkpoint(folder)
+    if checkpoint is None:
         raise UsageError(
-            f'there is no best checkpoint: {place} holds none{_describe_best_weights(run_dir)}; "latest" is another'
-            " choice"
+            f"there is no best checkpoint: {folder} holds none"
+            f'{_describe_best_weights(run_dir)}; "latest" is another choice'
         )
-    return found
+    return checkpoint
 
 
 def _describe_best_weights(run_dir: Path) -> str:
     """Lists the best weights that a run and its sidecars keep, for a message."""
     patterns = ("*", f"{BEST_CHECKPOINTS}/*", "evals/*/*", f"evals/*/{BEST_CHECKPOINTS}/*")
     files = [path for pattern in patterns for path in run_dir.glob(f"{pattern}/{INFO}")]
-    places = [path.parent for path in files if read_info(str(path.parent), quiet=True)]
-    found = []
-    for place in sorted(places):
-        named = place.parent == run_dir / BEST_CHECKPOINTS
-        own = place.parent == run_dir
-        found.append(f'"best:{place.name}"' if named else '"best"' if own else str(place))
-    return f"; best weights: {', '.join(found)}" if found else ""
+    folders = [path.parent for path in files if read_info(str(path.parent), quiet=True)]
+
+    names = []
+    for folder in sorted(folders):
+        if folder.parent == run_dir / BEST_CHECKPOINTS:
+            names.append(f'"best:{folder.name}"')
+        elif folder.parent == run_dir:
+            names.append('"best"')
+        else:
+            names.append(str(folder))
+    return f"; best weights: {', '.join(names)}" if names else ""

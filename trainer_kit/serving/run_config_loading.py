@@ -1,4 +1,7 @@
-"""Reads the experiment and the config of a run from its folder. No TensorFlow, unless a user's module imports it."""
+"""Reads the experiment and the config of a run from its folder.
+
+Imports no TensorFlow, unless a user's module imports it.
+"""
 
 from __future__ import annotations
 
@@ -22,41 +25,45 @@ def resolve_run_dir(run_dir: str | os.PathLike[str]) -> Path:
     """Returns the folder of a recorded run.
 
     Raises:
-      UsageError: when this is not a run's folder; the message lists the runs in it.
+      UsageError: when the folder is not that of a run. The message lists the runs in it.
     """
     folder = Path(run_dir)
     if (folder / "params.yaml").is_file():
         return folder
+
     if not folder.is_dir():
-        folders = [path.name for path in folder.parent.glob("[!.]*") if path.is_dir()]
-        raise UsageError(
-            f"there is no folder {folder}; {suggest_paths(folder, folders, 'folders')}"
-        )
+        siblings = [path.name for path in folder.parent.glob("[!.]*") if path.is_dir()]
+        advice = suggest_paths(folder, siblings, "folders")
+        raise UsageError(f"there is no folder {folder}; {advice}")
+
     runs = sorted(str(path.parent) for path in folder.glob("*/params.yaml"))
-    inside = (
-        f"runs in it: {', '.join(runs[:12])}"
-        if runs
-        else f"it holds: {', '.join(os.listdir(folder)[:12])}"
+    title = "runs in it" if runs else "it holds"
+    names = runs or os.listdir(folder)
+    raise UsageError(
+        f"{folder} is not the folder of a run: it has no params.yaml;"
+        f" {title}: {', '.join(names[:12])}"
     )
-    raise UsageError(f"{folder} is not the folder of a run: it has no params.yaml; {inside}")
 
 
 def read_experiment_name(run_dir: Path) -> str:
-    """Returns the name of the experiment in manifest.json; "" if there is none."""
-    name = (files.read_json(run_dir / "manifest.json") or {}).get("experiment")
+    """Returns the name of the experiment in manifest.json; "" if it has none."""
+    manifest = files.read_json(run_dir / "manifest.json") or {}
+    name = manifest.get("experiment")
     return name if isinstance(name, str) else ""
 
 
 def read_run_config(
     run_dir: Path, import_modules: str | Sequence[str] = (), option_name: str = _IMPORT_FLAG
 ) -> ExperimentConfig:
-    """Returns the config of a run, changed to one device, since the weights do not depend on the devices.
+    """Returns the config of a run, changed to one device.
+
+    The weights do not depend on the devices.
 
     Args:
       run_dir: The run's folder.
-      import_modules: The modules to import before the experiment is looked up, or one; empty: those
-        of the run's command.
-      option_name: The flag or the argument that names them, for messages.
+      import_modules: The modules to import before the experiment is looked up, or one. Empty:
+        those of the run's command.
+      option_name: The flag or the argument that names the modules, for messages.
 
     Raises:
       UsageError: when the experiment is not recorded or not known, or a module cannot be imported.
@@ -64,20 +71,22 @@ def read_run_config(
     name = read_experiment_name(run_dir)
     if not name:
         raise UsageError(
-            f"{run_dir / 'manifest.json'} names no experiment, since the run was started from Python"
-            " without one; build its model yourself and call trainer_kit.load_weights(model,"
+            f"{run_dir / 'manifest.json'} names no experiment,"
+            " since the run was started from Python without one;"
+            " build its model yourself and call trainer_kit.load_weights(model,"
             f" {str(run_dir)!r}), or, after a fit of trainer_kit.compat.keras,"
             f" compat.keras.load(model, {str(run_dir)!r})"
         )
+
     if import_modules or name not in experiments:
-        given = (
-            [import_modules]
-            if isinstance(import_modules, str) and import_modules
-            else import_modules
-        )
+        if isinstance(import_modules, str) and import_modules:
+            import_modules = [import_modules]
+
+        # Without modules, those that the command of the run imports are imported first.
         recorded: list[str] = []
-        if not given:  # the modules that the command of the run imports first
-            command = (files.read_json(run_dir / "manifest.json") or {}).get("command")
+        if not import_modules:
+            manifest = files.read_json(run_dir / "manifest.json") or {}
+            command = manifest.get("command")
             words = [str(word) for word in command] if isinstance(command, list) else []
             recorded = [
                 word.partition("=")[2] for word in words if word.startswith(f"{_IMPORT_FLAG}=")
@@ -85,8 +94,9 @@ def read_run_config(
             recorded += [
                 following for word, following in itertools.pairwise(words) if word == _IMPORT_FLAG
             ]
+
         try:
-            discovery.import_experiment(name, given or recorded, option_name)
+            discovery.import_experiment(name, import_modules or recorded, option_name)
         except UsageError as error:
             if not recorded:
                 raise
@@ -95,10 +105,16 @@ def read_run_config(
                 f"{error}\n  The run was started with {flags}. Go to the folder where it was"
                 f" started, or name its module by {option_name}."
             ) from error
+
     text = (run_dir / "params.yaml").read_text(encoding="utf-8")
     config = from_yaml(text, get_experiment(name))
-    kept = ("mixed_precision_dtype", "loss_scale", "random_seed")
-    plain, of_run = RuntimeConfig(distribution_strategy="off").as_dict(), config.runtime.as_dict()
-    return config.replace(
-        runtime={key: plain[key] for key in of_run if key in plain and key not in kept}
-    )
+
+    # All but a few fields of the section runtime get their values for one device.
+    kept_fields = ("mixed_precision_dtype", "loss_scale", "random_seed")
+    one_device = RuntimeConfig(distribution_strategy="off").as_dict()
+    replaced = {
+        field: one_device[field]
+        for field in config.runtime.as_dict()
+        if field in one_device and field not in kept_fields
+    }
+    return config.replace(runtime=replaced)

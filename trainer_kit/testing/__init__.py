@@ -1,7 +1,7 @@
-"""For tests of trainer_kit and of what users build on it: a tiny task, faults at named moments, two runs compared.
+"""Helpers for tests of trainer_kit and of programs that use it.
 
-The names are resolved when first used, so that a process which only starts others does not import
-TensorFlow.
+A tiny task, faults at named moments, and a comparison of two runs. The names are resolved when they
+are first used, so that a process that only starts others does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# The module of each name, below trainer_kit.
 _HOME = {
     "CLASSES": "testing.tiny_task",
     "EXAMPLES": "testing.tiny_task",

@@ -16,7 +16,8 @@ from typing import Literal
 from trainer_kit import files
 from trainer_kit.errors import UsageError, suggest_names
 
-_REPLACE_STEPS = (".open", ".flush", ".rename")  # of a file that is replaced as a whole
+# The steps of a file that is replaced as a whole.
+_REPLACE_STEPS = (".open", ".flush", ".rename")
 
 # Every write point of a local run of train_and_eval that keeps the best, rotates, is killed,
 # resumes and ends.
@@ -54,7 +55,7 @@ def stop_at(point: str, occurrence: int = 1, how: Literal["kill", "raise"] = "ki
     Args:
       point: One of WRITE_POINTS.
       occurrence: At which occurrence of the point the process fails, counted from 1.
-      how: "kill" ends the process by SIGKILL, as a power cut or the kernel does; "raise" raises the
+      how: "kill" ends the process by SIGKILL, as a power cut or the kernel does. "raise" raises the
         OSError of a full disk, once.
 
     Raises:
@@ -64,7 +65,9 @@ def stop_at(point: str, occurrence: int = 1, how: Literal["kill", "raise"] = "ki
         raise UsageError(f"there is no write point {point!r}; {suggest_names(point, WRITE_POINTS)}")
     if occurrence < 1:
         raise UsageError(f"occurrence is {occurrence}; use 1 or more")
-    lock, count = threading.Lock(), 0
+
+    lock = threading.Lock()
+    count = 0
 
     def reached(name: str, path: str) -> None:
         nonlocal count
@@ -72,10 +75,10 @@ def stop_at(point: str, occurrence: int = 1, how: Literal["kill", "raise"] = "ki
             return
         with lock:
             count += 1
-            now = count == occurrence
-        if now and how == "kill":
+            is_due = count == occurrence
+        if is_due and how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if now:
+        if is_due:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     files.on_write_point = reached
@@ -92,18 +95,18 @@ def record_points(file: str | os.PathLike[str] | None = None) -> Iterator[list[s
         killed.
     """
     points: list[str] = []
-    before = files.on_write_point
+    previous_hook = files.on_write_point
 
     def reached(point: str, path: str) -> None:
         points.append(point)
         if file is not None:
             with open(file, "a", encoding="utf-8") as stream:
                 stream.write(f"{point}\n")
-        if before is not None:
-            before(point, path)
+        if previous_hook is not None:
+            previous_hook(point, path)
 
     files.on_write_point = reached
     try:
         yield points
     finally:
-        files.on_write_point = before
+        files.on_write_point = previous_hook

@@ -20,7 +20,9 @@ from trainer_kit.config.schema.experiment import (
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.training.task import Task
 
-FEATURES, CLASSES, EXAMPLES = 8, 3, 103
+FEATURES = 8
+CLASSES = 3
+EXAMPLES = 103
 
 
 @configclass
@@ -44,7 +46,7 @@ class TinyConfig(TaskConfig):
 
 @register_task(TinyConfig)
 class TinyTask(Task):
-    """Two dense layers on points in a cube; a fraction of a second for hundreds of steps."""
+    """Two dense layers on points in a cube: hundreds of steps take a fraction of a second."""
 
     def build_model(self) -> keras.Model:
         """Returns the model."""
@@ -60,7 +62,8 @@ class TinyTask(Task):
 
     def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
         """Returns the training or the validation points."""
-        return ArraySource(tiny_arrays(bool(params.is_training), self.task_config.examples), params)
+        arrays = tiny_arrays(bool(params.is_training), self.task_config.examples)
+        return ArraySource(arrays, params)
 
     @tf.autograph.experimental.do_not_convert
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
@@ -68,7 +71,9 @@ class TinyTask(Task):
         losses = keras.losses.sparse_categorical_crossentropy(
             labels, model_outputs, from_logits=True
         )
-        return tf.reduce_mean(losses) + tf.add_n(list(aux_losses or []) or [tf.constant(0.0)])
+        # tf.add_n needs a tensor.
+        layer_losses = list(aux_losses or []) or [tf.constant(0.0)]
+        return tf.reduce_mean(losses) + tf.add_n(layer_losses)
 
     @tf.autograph.experimental.do_not_convert
     def build_metrics(self, training: bool = True) -> list[Any]:
@@ -78,18 +83,22 @@ class TinyTask(Task):
 
 @functools.cache
 def tiny_arrays(training: bool, examples: int = EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (points float32 [examples, FEATURES], labels int32 [examples]); the same rule for both datasets."""
+    """Returns points, float32 [examples, FEATURES], and labels, int32 [examples].
+
+    The same rule gives the labels of both datasets.
+    """
     rule = np.random.default_rng(0).normal(size=(FEATURES, CLASSES))
-    points = (
-        np.random.default_rng(1 if training else 2)
-        .uniform(-1, 1, (examples, FEATURES))
-        .astype(np.float32)
-    )
-    return points, np.argmax(points @ rule, axis=1).astype(np.int32)
+    generator = np.random.default_rng(1 if training else 2)
+    points = generator.uniform(-1, 1, (examples, FEATURES)).astype(np.float32)
+    labels = np.argmax(points @ rule, axis=1).astype(np.int32)
+    return points, labels
 
 
 def tiny_experiment(**trainer: Any) -> ExperimentConfig:
-    """Returns an experiment of 20 steps in loops of 5, on CPU; `trainer` changes its trainer section."""
+    """Returns an experiment of 20 steps in loops of 5, on CPU.
+
+    `trainer` changes its trainer section.
+    """
     optimization = {
         # Momentum has slot variables, as Adam has, and fewer operations to trace.
         "optimizer": {"type": "sgd", "sgd": {"momentum": 0.9}},
