@@ -176,8 +176,6 @@ class FitTask(KerasTask):
         """Returns the names of the single numbers that an evaluation gives.
 
         They are those of an evaluation while the model is trained. Called in strategy scope.
-
-        Called in strategy scope.
         """
         self.prepare(self.model, trains=True, evaluates=True)
         values = self.eval_log_specs or flatten_logs(self.model.get_metrics_result())
