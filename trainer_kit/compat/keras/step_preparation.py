@@ -110,7 +110,7 @@ def _updates_all(metrics: list[Any], graph: Any) -> bool:
     """
     written_ids = {id(handle) for handle in find_written_handles(graph)}
     for metric in metrics:
-        handle_ids = []
+        handle_ids: list[int] = []
         for variable in map(native_variable, metric.variables):
             # A distributed variable has one component for each replica.
             components = getattr(variable, "values", [variable])
