@@ -210,7 +210,7 @@ class DatasetPasses:
 
 
 def needs_new_iterators(dataset: tf.data.Dataset) -> bool:
-    """Whether passes with new iterators differ from those of an iterator that repeats the dataset."""
+    """Whether passes of new iterators differ from those of one that repeats the dataset."""
     structure = examine_dataset(dataset)
     return bool(structure.reshuffled_each_iteration or structure.random_ops)
 
