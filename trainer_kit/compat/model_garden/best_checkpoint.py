@@ -199,7 +199,9 @@ class GardenBestFolder(BestFolder):
     """
 
     def import_garden_weights(self, metric: str) -> None:
-        """Takes over the best weights that Model Garden has left here, if its info.json has a finite metric.
+        """Takes over the best weights that Model Garden has left here.
+
+        It does so if Model Garden's info.json has a finite metric.
 
         Raises:
           StorageError: When a file cannot be written.
