@@ -169,8 +169,8 @@ class GardenTaskSampler(TaskSampler):
     def _draw_task_at(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the number of the task trained after `step` steps, an int64 scalar.
 
-        Runs in graph. A draw beyond the last bound gives the last task: rounded sums of probabilities may stay
-        below 1.
+        Runs in graph. A draw beyond the last bound gives the last task: rounded sums of
+        probabilities may stay below 1.
         """
         draw = tf.random.stateless_uniform(shape=[], seed=(0, step))
         bounds = apply_autograph(self._sampler.task_cumulative_distribution)(step)
