@@ -83,10 +83,16 @@ def get_train_actions(
     # A run of trainer_kit saves by itself when it is preempted, and TensorFlow's handler cannot use
     # its manager.
     saves_itself = isinstance(checkpoint_manager, CheckpointManager)
-    resolver = trainer.strategy.cluster_resolver
-    if section.preemption_on_demand_checkpoint and resolver and not saves_itself:
+    if (
+        section.preemption_on_demand_checkpoint
+        and trainer.strategy.cluster_resolver
+        and not saves_itself
+    ):
         save_if_preempted = orbit.actions.SaveCheckpointIfPreempted(
-            resolver, checkpoint_manager, trainer.global_step, keep_running_after_save=True
+            trainer.strategy.cluster_resolver,
+            checkpoint_manager,
+            trainer.global_step,
+            keep_running_after_save=True,
         )
         actions.append(save_if_preempted)
     return actions
