@@ -1,4 +1,4 @@
-"""Runs experiments with several tasks, with the signatures of official.modeling.multitask.train_lib."""
+"""Runs experiments with several tasks, as official.modeling.multitask.train_lib does."""
 
 from __future__ import annotations
 
