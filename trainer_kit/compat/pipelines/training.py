@@ -248,7 +248,7 @@ class Training:
             )
 
     def _write_artifacts(self) -> None:
-        """Writes the artifacts, unless an earlier start has written those of the newest checkpoint."""
+        """Writes the artifacts, unless those of the newest checkpoint exist."""
         if not self.artifacts_dir:
             return
 
