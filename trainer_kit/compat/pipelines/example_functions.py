@@ -1,4 +1,4 @@
-"""Users' functions of one example, as `get_tfrecord_dataset` calls them in the maps of a dataset."""
+"""Functions of one example, which `get_tfrecord_dataset` calls in the maps of a dataset."""
 
 from __future__ import annotations
 
