@@ -14,17 +14,19 @@ from trainer_kit.inputs.sources.source_pipeline import build_options, finish_pip
 from trainer_kit.runtime.keras_internals import get_data_adapter
 from trainer_kit.runtime.tensorflow_internals import has_global_seed
 
-_MAX_BATCHES_PER_GATHER, _MAX_GATHER_BYTES = 16, 2**18
+_MAX_BATCHES_PER_GATHER = 16
+_MAX_GATHER_BYTES = 2**18
 
 
 class ArrayEpochs:
-    """A Source of the batches of one pass after the other. The last batch of a pass may be smaller, as in Keras.
+    """A Source of the batches of one pass after the other.
+
+    Batches are global: a strategy splits them among the replicas. The last batch of a pass may be
+    smaller, as in Keras.
 
     If TensorFlow's global seed is set and `seed` is None, passes have the orders that Keras draws
-    from the global
-    seed: in Keras 3 the same one in all passes, in tf_keras another one in each. Otherwise each
-    pass has its own order, a pure function of `seed` and the number of the pass. Batches are
-    global: a strategy splits them among the replicas.
+    from the global seed: in Keras 3 the same one in all passes, in tf_keras another one in each.
+    Otherwise each pass has its own order, a pure function of `seed` and the number of the pass.
 
     Args:
       arrays: Nested tensors with one first dimension, the examples.
@@ -36,7 +38,7 @@ class ArrayEpochs:
     Attributes:
       num_examples: The number of examples.
       batches_per_epoch: The number of batches in a pass.
-      element_spec: The spec of a batch; as in Keras it does not tell the number of examples.
+      element_spec: The spec of a batch. As in Keras it leaves the number of examples open.
     """
 
     def __init__(
@@ -54,71 +56,85 @@ class ArrayEpochs:
         self._seed = seed
         self.num_examples = int(tf.nest.flatten(arrays)[0].shape[0])
         self.batches_per_epoch = math.ceil(self.num_examples / batch_size)
-        seeded = shuffle and seed is None and has_global_seed()
-        self._redraws_each_pass = seeded and is_keras_2
-        self._keras_3_order: tf.Tensor | None = None  # of Keras 3, int64 [num_examples]
-        if seeded and not is_keras_2:
+
+        # The order of Keras 3, int64 [num_examples], is that of its adapter for one large batch.
+        has_keras_order = shuffle and seed is None and has_global_seed()
+        self._redraws_each_pass = has_keras_order and is_keras_2
+        self._keras_3_order: tf.Tensor | None = None
+        if has_keras_order and not is_keras_2:
             adapter = get_data_adapter(
                 np.arange(self.num_examples), batch_size=self.num_examples, shuffle=True
             )
-            self._keras_3_order = tf.cast(
-                tf.nest.flatten(next(iter(adapter.get_tf_dataset())))[0], tf.int64
-            )
+            batch = next(iter(adapter.get_tf_dataset()))
+            self._keras_3_order = tf.cast(tf.nest.flatten(batch)[0], tf.int64)
+
         self.element_spec = tf.nest.map_structure(
             lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), arrays
         )
+
+        # A call of a function costs as much as a gather of some kilobytes: small batches are
+        # gathered together.
         row_bytes = sum(
             array.dtype.size * math.prod(array.shape[1:]) for array in tf.nest.flatten(arrays)
         )
-        # A call of a function costs as much as a gather of some kilobytes: small batches are
-        # gathered together.
-        self._batches_per_gather = max(
-            1, min(_MAX_BATCHES_PER_GATHER, _MAX_GATHER_BYTES // max(1, batch_size * row_bytes))
-        )
+        batches_in_limit = _MAX_GATHER_BYTES // max(1, batch_size * row_bytes)
+        self._batches_per_gather = max(1, min(_MAX_BATCHES_PER_GATHER, batches_in_limit))
 
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
-        """Returns the dataset without end from batch `position` on, counted over all passes. Runs on the host."""
+        """Returns the dataset without end from batch `position` on. Runs on the host.
+
+        The position is counted over all passes.
+        """
         del input_context
-        first, used = divmod(position, self.batches_per_epoch)
+        first_pass, used_batches = divmod(position, self.batches_per_epoch)
 
         @tf.autograph.experimental.do_not_convert
-        def one_pass(epoch: tf.Tensor, order: tf.Tensor) -> tf.data.Dataset:
-            begin = tf.where(tf.equal(epoch, first), used * self._batch_size, 0)
+        def read_pass(epoch: tf.Tensor, order: tf.Tensor) -> tf.data.Dataset:
+            begin = tf.where(tf.equal(epoch, first_pass), used_batches * self._batch_size, 0)
             return self._batches(order[begin:])
 
-        numbers = tf.data.Dataset.range(first, 2**62)
-        passes = tf.data.Dataset.zip((numbers, self._build_orders(first, numbers))).flat_map(
-            one_pass
+        numbers = tf.data.Dataset.range(first_pass, 2**62)
+        orders = self._build_orders(first_pass, numbers)
+        batches = tf.data.Dataset.zip((numbers, orders)).flat_map(read_pass)
+        batches = batches.apply(
+            tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         )
-        passes = passes.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-        return finish_pipeline(passes, DataConfig(), build_options(DataConfig()))
+        return finish_pipeline(batches, DataConfig(), build_options(DataConfig()))
 
     def resumption(self, *, deterministic_ops: bool) -> None:
-        """Returns None: a resumed run reads the same batches. Orders that are drawn are drawn again from the first."""
+        """Returns None: a resumed run reads the same batches.
+
+        Orders that are drawn from a generator are drawn again from the first.
+        """
 
     def identity(self) -> dict[str, Any]:
-        """Returns what describes the arrays; see Source."""
+        """Returns what describes the arrays. See Source."""
         return compute_array_identity(self._arrays)
 
     def _batches(self, order: tf.Tensor) -> tf.data.Dataset:
-        even = self.num_examples % self._batch_size == 0
-        indices = tf.data.Dataset.from_tensors(order).rebatch(
-            self._batch_size * self._batches_per_gather
-        )
-        return indices.map(self._gather).rebatch(self._batch_size, drop_remainder=even)
+        """Returns the batches of the examples with these indices, int64 [n], in this order."""
+        has_full_batches = self.num_examples % self._batch_size == 0
+        gather_size = self._batch_size * self._batches_per_gather
+        indices = tf.data.Dataset.from_tensors(order).rebatch(gather_size)
+        examples = indices.map(self._gather)
+        return examples.rebatch(self._batch_size, drop_remainder=has_full_batches)
 
     @tf.autograph.experimental.do_not_convert
     def _gather(self, indices: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda array: tf.gather(array, indices), self._arrays)
 
     def _build_orders(self, first: int, numbers: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns the indices of the examples, int64 [num_examples], of each pass from pass `first` on."""
+        """Returns the indices of the examples in each pass, int64 [num_examples].
+
+        Args:
+          first: The number of the first pass.
+          numbers: The numbers of all passes from `first` on.
+        """
         if not self._shuffle:
-            return tf.data.Dataset.from_tensors(
-                tf.range(self.num_examples, dtype=tf.int64)
-            ).repeat()
+            identity_order = tf.range(self.num_examples, dtype=tf.int64)
+            return tf.data.Dataset.from_tensors(identity_order).repeat()
         if self._keras_3_order is not None:
             return tf.data.Dataset.from_tensors(self._keras_3_order).repeat()
         if self._redraws_each_pass:
@@ -127,13 +143,15 @@ class ArrayEpochs:
 
     @tf.autograph.experimental.do_not_convert
     def _draw_keras_2_order(self, _: tf.Tensor) -> tf.Tensor:
-        """Draws the next order as tf_keras does: the seed of an op without one is its place in its function."""
+        """Draws the next order as tf_keras does. Runs in graph.
+
+        The seed of an op without one is its place in its function.
+        """
         return tf.random.shuffle(tf.range(self.num_examples, dtype=tf.int64))
 
     @tf.autograph.experimental.do_not_convert
     def _compute_seeded_order(self, epoch: tf.Tensor) -> tf.Tensor:
-        """Returns the order of a pass that is not Keras's; runs in graph."""
+        """Returns the order of a pass that is not Keras's. Runs in graph."""
         seed = tf.stack([tf.constant(self._seed or 0, tf.int64), epoch])
-        return tf.random.experimental.stateless_shuffle(
-            tf.range(self.num_examples, dtype=tf.int64), seed
-        )
+        indices = tf.range(self.num_examples, dtype=tf.int64)
+        return tf.random.experimental.stateless_shuffle(indices, seed)

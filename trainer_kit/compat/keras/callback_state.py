@@ -1,4 +1,4 @@
-"""What training has changed in callbacks of Keras, for checkpoints, and the files that they and the History write."""
+"""The state of Keras callbacks for checkpoints, and the files that they and the History write."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from trainer_kit.runtime.keras_internals import set_monitor_op
 from trainer_kit.telemetry.scalars import as_scalar
 
 _IGNORED_ATTRIBUTES = {"_model", "model", "params", "_params", "validation_data"}
+
+# The callbacks that write files, with the attribute that names the file or folder.
 _PATHS = {"CSVLogger": "filename", "ModelCheckpoint": "filepath", "TensorBoard": "log_dir"}
 _HISTORY = "history.json"
 
 
 class AttributeState:
-    """The attributes of a callback that have changed since this object was made, before `on_train_begin`.
+    """The attributes of a callback that have changed since this object was created.
 
-    Numbers, texts, arrays, tuples, lists and dicts are state. Other attributes are left alone. What
-    the program has set, such as a patience, is no state: a restart uses what the program sets then.
+    It is created before `on_train_begin`. Numbers, texts, arrays, tuples, lists and dicts are
+    state. Other attributes are left alone. What the program has set, such as a patience, is no
+    state: a restart uses what the program sets then.
 
     Args:
       callback: The callback.
@@ -36,26 +39,31 @@ class AttributeState:
         self._initial_values = _encode_attributes(callback)
 
     def get_changes(self) -> dict[str, Any]:
-        """Returns the changed and the new attributes by name, in types that a checkpoint can hold."""
-        now = _encode_attributes(self.callback)
-        before = _format_attributes(self._initial_values)
+        """Returns the changed and the new attributes by name, in types that a checkpoint takes."""
+        current_values = _encode_attributes(self.callback)
+        initial_texts = _format_attributes(self._initial_values)
         return {
-            name: now[name]
-            for name, text in _format_attributes(now).items()
-            if text != before.get(name)
+            name: current_values[name]
+            for name, text in _format_attributes(current_values).items()
+            if text != initial_texts.get(name)
         }
 
     def restore(self, changes: Mapping[str, Any]) -> None:
-        """Sets the attributes to what they were when `changes` returned this; open files and the like stay."""
-        now = _encode_attributes(self.callback)
+        """Sets the attributes to what they were when `get_changes` returned `changes`.
+
+        Attributes that are no state, such as open files, stay.
+        """
+        current_values = _encode_attributes(self.callback)
         for name, value in {**self._initial_values, **changes}.items():
-            if name in changes or name in now:
+            if name in changes or name in current_values:
                 setattr(self.callback, name, _decode_value(value))
+
         if changes.get("best") is not None:
             set_monitor_op(self.callback)
 
 
 def _encode_attributes(callback: Any) -> dict[str, Any]:
+    """Returns the attributes that are state, encoded, by name."""
     attributes = {}
     for name, value in vars(callback).items():
         # Keras turns the sign of min_delta when it chooses the comparison, in the first epoch of
@@ -68,23 +76,29 @@ def _encode_attributes(callback: Any) -> dict[str, Any]:
 
 
 def _encode_value(value: Any) -> Any:
-    """Returns a value in lists, dicts with texts as keys, arrays and numbers; raises TypeError for other types."""
+    """Returns a value in lists, dicts with texts as keys, arrays and numbers.
+
+    Raises:
+      TypeError: For other types.
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
-        return {"array" if isinstance(value, np.ndarray) else "number": np.array(value)}
+        kind = "array" if isinstance(value, np.ndarray) else "number"
+        return {kind: np.array(value)}
     if isinstance(value, (list, tuple)):
-        return {
-            "tuple" if type(value) is tuple else "list": [_encode_value(part) for part in value]
-        }
+        kind = "tuple" if type(value) is tuple else "list"
+        return {kind: [_encode_value(part) for part in value]}
     if isinstance(value, dict):
         return {"dict": [[_encode_value(key), _encode_value(part)] for key, part in value.items()]}
     raise TypeError(type(value).__name__)
 
 
 def _decode_value(value: Any) -> Any:
+    """Returns the value that `_encode_value` has encoded."""
     if not isinstance(value, dict):
         return value
+
     ((kind, content),) = value.items()
     if kind == "array":
         return np.array(content)
@@ -92,12 +106,13 @@ def _decode_value(value: Any) -> Any:
         return np.asarray(content)[()]
     if kind == "dict":
         return {_decode_value(key): _decode_value(part) for key, part in content}
+
     parts = [_decode_value(part) for part in content]
     return tuple(parts) if kind == "tuple" else parts
 
 
 def _format_attributes(attributes: Mapping[str, Any]) -> dict[str, str]:
-    """Returns texts by which encoded attributes are compared. A NaN is the same as another one."""
+    """Returns texts by which encoded attributes are compared. NaNs have the same text."""
 
     def describe(array: np.ndarray) -> list[Any]:
         return [array.dtype.str, array.shape, hashlib.sha1(array.tobytes()).hexdigest()]
@@ -114,15 +129,15 @@ def csv_lengths(callbacks: Sequence[Any]) -> dict[str, int]:
 
 
 def truncate_csv_files(callbacks: Sequence[Any], lengths: Mapping[str, int]) -> None:
-    """Drops the rows that CSVLoggers have written after a checkpoint, and has them add rows to those before it.
+    """Drops the rows that CSVLoggers have written after a checkpoint.
 
-    By itself a CSVLogger begins a new file in each process, or with `append=True` adds to all that
-    exists.
+    They add rows to those before it. By itself a CSVLogger begins a new file in each process, or
+    with `append=True` adds to all that exists. Runs on the host.
 
     Args:
       callbacks: The callbacks, before `on_train_begin` or during the training.
-      lengths: What `csv_lengths` returned for the checkpoint. A logger that is new in the run does
-        as it says.
+      lengths: What `csv_lengths` returned for the checkpoint. A logger that is new in the run
+        follows its own arguments.
     """
     for logger in callbacks:
         if (
@@ -131,22 +146,26 @@ def truncate_csv_files(callbacks: Sequence[Any], lengths: Mapping[str, int]) -> 
             or not os.path.exists(logger.filename)
         ):
             continue
+
         size = os.path.getsize(logger.filename)
         length = min(size, lengths[logger.filename])
         logger.append = True
         logger.append_header = length == 0
         if length < size:
             os.truncate(logger.filename, length)
-            if (
-                getattr(logger, "csv_file", None) is not None
-            ):  # it is open at the position of the dropped rows
+            # A file that is open has the position of the dropped rows.
+            if getattr(logger, "csv_file", None) is not None:
                 logger.csv_file.close()
-                logger.writer = None  # that of tf_keras would go on with the closed file
+                # The writer of tf_keras would continue with the closed file.
+                logger.writer = None
                 logger.on_train_begin()
 
 
 def redirect_to_temporary_folders(callbacks: Sequence[Any]) -> None:
-    """Sends the files of a worker other than the chief to temporary folders. Reading variables can need all workers."""
+    """Sends the files of a worker other than the chief to temporary folders.
+
+    Its callbacks are called all the same: reading variables can need all workers.
+    """
     for callback in callbacks:
         for class_name, attribute in _PATHS.items():
             if is_keras_callback(callback, class_name):
@@ -158,8 +177,12 @@ def redirect_to_temporary_folders(callbacks: Sequence[Any]) -> None:
 def write_history(model_dir: str, history: Any) -> None:
     """Writes a History's epochs, counted from 0, and its values by name.
 
-    An array is written as nested lists. Of what a callback has added, JSON may have no form: its
-    text is written then.
+    An array is written as nested lists. A callback may have added a value that has no form in
+    JSON. Its text is written then.
+
+    Args:
+      model_dir: The folder of the run, in which the file is history.json.
+      history: The History.
     """
 
     def plain(value: Any) -> Any:
@@ -170,16 +193,19 @@ def write_history(model_dir: str, history: Any) -> None:
         return array.tolist() if array.dtype.kind in "biuf" else str(value)
 
     values = {name: [plain(value) for value in epochs] for name, epochs in history.history.items()}
-    files.write_json(
-        os.path.join(model_dir, _HISTORY), {"epoch": list(history.epoch), "history": values}
-    )
+    record = {"epoch": list(history.epoch), "history": values}
+    files.write_json(os.path.join(model_dir, _HISTORY), record)
 
 
 def load_history(model_dir: str, history: Any) -> None:
-    """Puts the epochs and values that a run has recorded into a History; does nothing if there are none."""
+    """Puts the epochs and values that a run has recorded into a History.
+
+    Does nothing if the run has recorded none.
+    """
     record = files.read_json(os.path.join(model_dir, _HISTORY))
     if record is None:
         return
+
     history.epoch = list(record["epoch"])
     history.history = {
         name: [np.asarray(value) if isinstance(value, list) else value for value in values]
@@ -190,7 +216,7 @@ def load_history(model_dir: str, history: Any) -> None:
 def is_keras_callback(callback: Any, class_name: str) -> bool:
     """Whether a callback is of the class of Keras with this name, or of a subclass."""
     return any(
-        kind.__name__ == class_name and is_defined_in_keras(kind) for kind in type(callback).__mro__
+        cls.__name__ == class_name and is_defined_in_keras(cls) for cls in type(callback).__mro__
     )
 
 

@@ -21,8 +21,9 @@ _READ_AGAIN = (
     "x: a dataset that was read in this process before is read again from the middle, so that its"
     " shuffles draw other orders than in the first process; make a new dataset for each fit"
 )
-# Their iterators make those of their inputs when they are made; only a shuffle makes it when it is
-# first read.
+
+# The iterator of such a transformation creates that of its input when it is created itself. Only
+# the iterator of a shuffle creates it when it is first read.
 _EAGER_TRANSFORMATIONS = {
     "AssertCardinality",
     "Batch",
@@ -52,7 +53,8 @@ _EAGER_TRANSFORMATIONS = {
     "Unbatch",
     "Zip",
 }
-# The passes that fits of this process have begun over a dataset: its shuffles go on from there.
+
+# The passes that fits of this process have begun over a dataset. Its shuffles continue from there.
 _BEGUN_PASSES: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
 
 
@@ -60,23 +62,23 @@ class DatasetPasses:
     """A Source of the passes over one dataset.
 
     A new iterator draws the next orders of the shuffles of its dataset, and begins random ops
-    again. Within one iterator of a repeated dataset they would go on instead, and a shuffle would
-    fill its buffer for orders that Keras draws and does not use.
+    again. Within one iterator of a repeated dataset they would continue instead, and a shuffle
+    would fill its buffer for orders that Keras draws and does not use.
 
     Args:
       dataset: The dataset of global batches.
       batches_per_epoch: The number of batches in a pass.
       original_dataset: The dataset that `dataset` is made of: the argument of fit, whose shuffles
         are used.
-      unread_iterators: How many iterators are made and not read: before the first pass, and after
-        each pass.
+      unread_iterators: How many iterators are created and not read: before the first pass, and
+        after each pass.
 
     Attributes:
       batches_per_epoch, steps_per_pass: The number of batches in a pass.
       element_spec: The spec of a batch.
       ends_with_pass: Whether an iterator ends with its pass, so that the trainer has to begin the
         next one.
-      earlier_passes: The number of passes over `original_dataset` before the first one of this run;
+      earlier_passes: The number of passes over `original_dataset` before the first one of this run.
         None until that is known.
     """
 
@@ -92,21 +94,25 @@ class DatasetPasses:
         self._dataset = dataset
         self._original_dataset = original_dataset
         self._unread_iterators = unread_iterators
-        self.batches_per_epoch = self.steps_per_pass = batches_per_epoch
+        self.batches_per_epoch = batches_per_epoch
+        self.steps_per_pass = batches_per_epoch
         self.earlier_passes: int | None = None
         self.element_spec = dataset.element_spec
-        self._untuned_dataset = disable_idle_autotune(
-            dataset
-        )  # iterators that are dropped at once need no tuner
-        self._pass_number = -1  # of the pass that is read
+        # Iterators that are dropped at once need no tuner.
+        self._untuned_dataset = disable_idle_autotune(dataset)
+        # The number of the pass that is read.
+        self._pass_number = -1
 
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
-        """Returns batches from `position` on, to the end of the pass if `ends_with_pass`; see Source."""
+        """Returns the batches from `position` on. See Source.
+
+        They end with the pass if `ends_with_pass`.
+        """
         del input_context
-        rest = self._dataset.skip(position % self.batches_per_epoch)
-        return rest if self.ends_with_pass else rest.concatenate(self._dataset.repeat())
+        remainder = self._dataset.skip(position % self.batches_per_epoch)
+        return remainder if self.ends_with_pass else remainder.concatenate(self._dataset.repeat())
 
     def prepare_pass(self, position: int, *, has_iterator: bool) -> bool:
         """Prepares the shuffles for the pass of a batch. Runs eagerly, in scope, on the host.
@@ -125,14 +131,15 @@ class DatasetPasses:
         number = position // self.batches_per_epoch
         if number == self._pass_number and has_iterator:
             return False
-        before = _BEGUN_PASSES.get(self._original_dataset, 0)
-        if (
-            self.earlier_passes is None
-        ):  # the run begins, or its checkpoint is of an earlier version
-            self.earlier_passes = 0 if position else before
-        if before > self.earlier_passes + number:
+
+        begun_passes = _BEGUN_PASSES.get(self._original_dataset, 0)
+        # The run begins, or its checkpoint is of an earlier version.
+        if self.earlier_passes is None:
+            self.earlier_passes = 0 if position else begun_passes
+        if begun_passes > self.earlier_passes + number:
             _LOG.warning(_READ_AGAIN)
-            self.earlier_passes = before - number
+            self.earlier_passes = begun_passes - number
+
         self.begin_passes(number)
         self._create_unread_iterators(self.earlier_passes + number)
         self._pass_number = number
@@ -140,27 +147,31 @@ class DatasetPasses:
         return True
 
     def identity(self) -> dict[str, Any]:
-        """Returns what describes the dataset that was given; see Source."""
+        """Returns what describes the original dataset. See Source."""
         return get_data_identity(self._original_dataset)
 
     def begin_passes(self, count: int) -> None:
-        """Draws what the first `count` passes of the run and all before them draw, unless this process has drawn it."""
-        for number in range(
-            _BEGUN_PASSES.get(self._original_dataset, 0), (self.earlier_passes or 0) + count
-        ):
+        """Draws what the first `count` passes of the run and all before them draw.
+
+        What this process has drawn before is not drawn again. Runs eagerly, in scope, on the host.
+        """
+        begun_passes = _BEGUN_PASSES.get(self._original_dataset, 0)
+        for number in range(begun_passes, (self.earlier_passes or 0) + count):
             self._create_unread_iterators(number)
             self._draw_orders()
             _BEGUN_PASSES[self._original_dataset] = number + 1
 
     def state(self) -> int | None:
-        """Returns the number of passes before the run; None if that is not known."""
+        """Returns the number of passes before the run. None if that is not known."""
         return self.earlier_passes
 
     def restore(self, state: Any) -> None:
-        """Takes the number of passes before the run, unless it is known: the run may go back in this process."""
-        if self.earlier_passes is None and isinstance(
-            state, int
-        ):  # a PyDataset of an earlier start has another state
+        """Takes the number of passes before the run from a checkpoint, unless it is known.
+
+        It is known if the run goes back to an earlier step in this process.
+        """
+        # A PyDataset of an earlier start has another state.
+        if self.earlier_passes is None and isinstance(state, int):
             self.earlier_passes = state
 
     def resumption(self, *, deterministic_ops: bool) -> Resumption:
@@ -178,46 +189,53 @@ class DatasetPasses:
         if batches is None:
             self._untuned_dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1)
             return
+
         iterator = iter(self._untuned_dataset)
         for _ in range(batches):
             next(iterator, None)
 
     def _create_unread_iterators(self, pass_number: int) -> None:
-        """Makes the iterators that are made before those of pass `pass_number`, counted over all fits, and not read."""
+        """Creates the unread iterators that precede that of a pass.
+
+        Args:
+          pass_number: The number of the pass, counted over all fits.
+        """
         at_begin, after_a_pass = self._unread_iterators
-        before = after_a_pass if pass_number > 0 or self._original_dataset in _BEGUN_PASSES else 0
-        for _ in range(before + (at_begin if pass_number == self.earlier_passes else 0)):
+        follows_a_pass = pass_number > 0 or self._original_dataset in _BEGUN_PASSES
+        count = after_a_pass if follows_a_pass else 0
+        if pass_number == self.earlier_passes:
+            count += at_begin
+        for _ in range(count):
             iter(self._untuned_dataset)
 
 
 def needs_new_iterators(dataset: tf.data.Dataset) -> bool:
-    """Whether a pass over a dataset differs between a new iterator and one that repeats the dataset."""
-    found = examine_dataset(dataset)
-    return bool(found.reshuffled_each_iteration or found.random_ops)
+    """Whether passes of new iterators differ from those of one that repeats the dataset."""
+    structure = examine_dataset(dataset)
+    return bool(structure.reshuffled_each_iteration or structure.random_ops)
 
 
 def _count_batches_to_draw_orders(dataset: tf.data.Dataset) -> int | None:
-    """Returns how many batches of a pass are read until its shuffles have drawn their orders; None: all of them.
+    """Returns how many batches of a pass are read until its shuffles have drawn their orders.
 
-    A shuffle draws its order when its iterator is made, and random ops begin again then. Python and
-    variables may depend on all that was read, and below a `repeat` further iterators are made while
-    the pass is read.
+    None: all of them. A shuffle draws its order when its iterator is created, and random ops begin
+    again then. Python and variables may depend on everything that was read, and below a `repeat`
+    further iterators are created while the pass is read.
     """
-    found = examine_dataset(dataset)
-    parts = list(iterate_transformations(dataset))
+    structure = examine_dataset(dataset)
+    transformations = list(iterate_transformations(dataset))
     operations = [
         node.op
-        for part in parts
-        for graph in get_dataset_functions(part)
+        for transformation in transformations
+        for graph in get_dataset_functions(transformation)
         for node in iterate_nodes(graph.as_graph_def())
     ]
-    if (
-        found.python_functions
-        or found.stateful_ops
-        or any(operation.startswith("Shuffle") for operation in operations)
-    ):
+    has_inner_shuffle = any(operation.startswith("Shuffle") for operation in operations)
+    if structure.python_functions or structure.stateful_ops or has_inner_shuffle:
         return None
-    kinds = [get_transformation_kind(part) for part in parts]
+
+    kinds = [get_transformation_kind(transformation) for transformation in transformations]
     if not _EAGER_TRANSFORMATIONS.issuperset({*kinds} - {"Shuffle"}):
         return None
+    # The first read of a shuffle creates the iterator of the shuffle before it.
     return 0 if kinds.count("Shuffle") == 1 else 1

@@ -51,36 +51,38 @@ def train_loop(
     best_mode: str = "auto",
     **options: Any,
 ) -> Any:
-    """Does what `for epoch ...: for batch in train_ds: train_step(*batch)` does, in a folder from which it resumes.
+    """Trains with the functions of a loop by hand, in a folder from which a stopped run resumes.
 
-    Runs eagerly, on the host. The functions run in graph, decorated with tf.function or not, with
-    the parts of a batch as their arguments. They use model, optimizer, loss and metrics that are
-    around them, which are trained themselves.
+    Does what `for epoch ...: for batch in train_ds: train_step(*batch)` does. Runs eagerly, on the
+    host. The functions run in graph, decorated with tf.function or not, with the parts of a batch
+    as their arguments. They use the model, optimizer, loss and metrics of the code around them,
+    which are trained in place.
 
     Args:
       train_step: Trains on a batch and returns its loss, `(loss, ...)`, or a dict of scalars to
         report with "loss".
       train_ds: A tf.data.Dataset of batches, read from its start in each epoch, also with
-        steps_per_epoch; or what else `fit` takes as x.
-      epochs: The total number of epochs, also of those before a restart.
+        steps_per_epoch. Or whatever else `fit` takes as x.
+      epochs: The total number of epochs, including those before a restart.
       model: The model that train_step trains: a Keras model.
-      optimizer: The optimizer that train_step applies; a dict of optimizers by name if there are
+      optimizer: The optimizer that train_step applies. A dict of optimizers by name if there are
         several.
       metrics: The metrics that train_step updates. They are reset where an epoch begins.
-      test_step: Evaluates a batch; it may return the same.
+      test_step: Evaluates a batch. It may return the same as train_step.
       val_dataset: A tf.data.Dataset of batches for test_step, read once at the end of each epoch.
       val_metrics: The metrics that test_step updates. They are reset before each evaluation.
-      model_dir: The folder of the run. steps_per_epoch, validation_steps, validation_freq,
-      callbacks, verbose, best_mode, **options: See `fit`.
+      model_dir: The folder of the run.
+      steps_per_epoch, validation_steps, validation_freq, callbacks, verbose: See `fit`.
       best: See `fit`. None: "val_loss" if test_step returns a loss.
+      best_mode, **options: See `fit`.
 
     Returns:
       A History with `loss`, the metrics by name, and `val_` before those of the evaluation, for all
       epochs of the run. `loss` and other scalars are means over the examples of the epoch.
 
     Raises:
-      UsageError: when an argument cannot be used.
-      PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run, after it saved.
+      UsageError: When an argument cannot be used.
+      PreemptedError, InterruptedRunError: When SIGTERM or Ctrl-C stopped the run, after it saved.
     """
     check_arguments(train_loop, train_ds, epochs, options)
     if (test_step is None) != (val_dataset is None):
@@ -89,23 +91,23 @@ def train_loop(
             f"{missing} is missing: an evaluation needs test_step and val_dataset; give both or"
             " none"
         )
+
     with _strategy_of_one_replica(model).scope():
-        task = LoopTask(
-            model,
-            _build_loop_data(train_ds, steps_per_epoch),
-            val_dataset,
-            model_dir,
-            HandWrittenLoop(
-                train_step, test_step, optimizer, tuple(metrics or ()), tuple(val_metrics or ())
-            ),
+        data = _build_loop_data(train_ds, steps_per_epoch)
+        loop = HandWrittenLoop(
+            train_step, test_step, optimizer, tuple(metrics or ()), tuple(val_metrics or ())
         )
+        task = LoopTask(model, data, val_dataset, model_dir, loop)
         task.prepare(model, trains=True, evaluates=test_step is not None)
     options["runtime"] = {"enable_xla": False, **(options.get("runtime") or {})}
-    # Weights would become averages at the end of the training, as in `fit` and not in a loop by
-    # hand.
+
+    # Callbacks look for the learning rate in the optimizer of the model. One with averages is left
+    # out: at the end of the training the weights would become averages, as in `fit` and not in a
+    # loop by hand.
     has_average = isinstance(optimizer, Mapping) or bool(getattr(optimizer, "use_ema", False))
     if callbacks and getattr(model, "optimizer", None) is None and not has_average:
-        model.optimizer = optimizer  # where callbacks look for the learning rate
+        model.optimizer = optimizer
+
     return run_fit(
         task,
         epochs,
@@ -123,15 +125,16 @@ def _strategy_of_one_replica(model: Any) -> tf.distribute.Strategy:
     """Returns the strategy of the model.
 
     Raises:
-      UsageError: when it is no Keras model, or has several replicas: a function that was written
-        for one does not divide its loss by their number, and would train with a multiple of the
-        gradient.
+      UsageError: When it is no Keras model, or has several replicas. A function that was written
+        for one replica does not divide its loss by their number, and would train with a multiple
+        of the gradient.
     """
     if not hasattr(model, "distribute_strategy"):
         raise UsageError(
             f"model is a {type(model).__name__}; train_loop takes a Keras model. Make it one, by"
             " subclassing keras.Model; or write a trainer_kit.Task, which trains a tf.Module, too"
         )
+
     strategy: tf.distribute.Strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync > 1:
         raise UsageError(
@@ -148,17 +151,17 @@ def _build_loop_data(train_ds: Any, steps_per_epoch: int | None) -> TrainingData
 
     A loop makes one iterator in each epoch, `Model.fit` two, so that fit reads every second order
     of a shuffle. A loop that leaves an epoch after some steps begins the next one at the start of
-    the data. Data without end goes on.
+    the data. Data without end continues.
     """
     data = build_training_data(train_ds, steps_per_epoch=steps_per_epoch)
     if not isinstance(train_ds, tf.data.Dataset):
         return data
-    ends = int(train_ds.cardinality()) != tf.data.INFINITE_CARDINALITY
-    epoch = train_ds.take(steps_per_epoch) if steps_per_epoch and ends else train_ds
-    if ends and needs_new_iterators(epoch):
-        return dataclasses.replace(
-            data, batches=DatasetPasses(epoch, data.steps_per_epoch, original_dataset=train_ds)
-        )
+
+    is_finite = int(train_ds.cardinality()) != tf.data.INFINITE_CARDINALITY
+    epoch = train_ds.take(steps_per_epoch) if steps_per_epoch and is_finite else train_ds
+    if is_finite and needs_new_iterators(epoch):
+        passes = DatasetPasses(epoch, data.steps_per_epoch, original_dataset=train_ds)
+        return dataclasses.replace(data, batches=passes)
     return dataclasses.replace(data, batches=epoch.repeat())
 
 
@@ -169,7 +172,7 @@ class HandWrittenLoop:
     Attributes:
       train_step: Trains on a batch and returns its loss, a tuple that begins with the loss, or a
         dict with "loss".
-      test_step: Evaluates a batch, and returns the same or None; None if there is no evaluation.
+      test_step: Evaluates a batch, and returns the same or None. None if there is no evaluation.
       optimizer: The optimizer, or a dict of optimizers by name.
       metrics: The metrics that train_step updates.
       val_metrics: The metrics that test_step updates.
@@ -205,14 +208,17 @@ class LoopTask(FitTask):
     ) -> None:
         super().__init__(model, data, validation, model_dir)
         self.loop = loop
-        self._test_step_returns_loss = False  # known when test_step is traced
+        # The trace of test_step sets it.
+        self._test_step_returns_loss = False
 
     def prepare(self, model: Any, *, trains: bool, evaluates: bool) -> Any:
-        """Traces the functions once, so that all variables are there; returns the optimizer. Called in strategy scope.
+        """Traces the functions once, so that all variables exist, and returns the optimizer.
+
+        Called in strategy scope, on the host.
 
         Raises:
-          UsageError: when a function does not accept a batch, or returns something else than a
-            loss; when an evaluation has no result.
+          UsageError: When a function does not accept a batch or returns something else than a
+            loss, or when an evaluation has no result.
         """
         if trains and self._prepared_for_training is not model:
             self._trace("train_step", self.data.batches, "metrics")
@@ -236,36 +242,51 @@ class LoopTask(FitTask):
         ]
 
     def _trace(self, name: str, data: Any, argument: str) -> None:
-        """Traces a function, and warns of a metric that it updates and that is not in the argument for it.
+        """Traces a function, and warns of metrics that it updates without being told of them.
 
-        Nothing resets such a metric, so that a step that returns its result would report a wrong
-        one.
+        Nothing resets a metric that is not in the argument for it, so that a step that returns its
+        result would report a wrong one.
+
+        Args:
+          name: The name of the function: train_step or test_step.
+          data: The data whose batches it gets.
+          argument: The argument of `train_loop` for its metrics.
         """
         graph = trace_concrete_function(
             lambda batch: self._run_step(name, batch) and None, data.element_spec
         ).graph
-        updated = {id(variable) for variable in graph.variables}
-        listed = {
+        updated_ids = {id(variable) for variable in graph.variables}
+        listed_ids = {
             id(variable) for metric in getattr(self.loop, argument) for variable in metric.variables
         }
-        kinds = (keras.metrics.Metric, sys.modules.get("tf_keras", keras).metrics.Metric)
-        for metric in [value for value in gc.get_objects() if issubclass(type(value), kinds)]:
-            others = [variable for variable in metric.variables if id(variable) not in listed]
-            if updated & {id(native_variable(variable)) for variable in others}:
+
+        # The metrics of the caller are in no collection, and may be of either Keras.
+        metric_classes = (keras.metrics.Metric, sys.modules.get("tf_keras", keras).metrics.Metric)
+        all_metrics = [
+            value for value in gc.get_objects() if issubclass(type(value), metric_classes)
+        ]
+        for metric in all_metrics:
+            others = [variable for variable in metric.variables if id(variable) not in listed_ids]
+            if updated_ids & {id(native_variable(variable)) for variable in others}:
                 _LOG.warning(
                     "%s updates the metric %r, which is not in %s; it is not reported, and nothing"
                     " resets it: add it there",
-                    *(name, metric.name, argument),
+                    name,
+                    metric.name,
+                    argument,
                 )
 
     @tf.autograph.experimental.do_not_convert
     def _run_step(self, step_name: str, batch: Any) -> dict[str, Any]:
-        """Runs a function on a batch and returns its results by name, in graph; "loss" is a float scalar.
+        """Runs a function on a batch and returns its results by name.
+
+        Runs in graph. The result "loss" is a float scalar.
 
         Raises:
-          UsageError: when the function does not accept the batch, or train_step returns no loss.
+          UsageError: When the function does not accept the batch, or train_step returns no loss.
         """
         step: Any = getattr(self.loop, step_name)
+
         # As a loop by hand calls it: with the parts of a tuple, or with the batch itself.
         parts = batch if isinstance(batch, tuple) else (batch,)
         signature = inspect.signature(step)
@@ -274,8 +295,8 @@ class LoopTask(FitTask):
         )
         if arguments is None:
             raise UsageError(
-                f"{step_name}{signature} cannot be called with a batch, which has {len(parts)} parts;"
-                " give it one parameter for each part, or one for the whole batch"
+                f"{step_name}{signature} cannot be called with a batch, which has {len(parts)}"
+                " parts; give it one parameter for each part, or one for the whole batch"
             )
 
         returned = apply_autograph(step)(*arguments)
@@ -283,17 +304,19 @@ class LoopTask(FitTask):
             returned = returned[0] if returned else None
             if returned is None or tf.convert_to_tensor(returned).shape.rank != 0:
                 raise UsageError(
-                    f'{step_name} returned a tuple that does not begin with the loss; return {{"loss":'
-                    " loss}"
+                    f"{step_name} returned a tuple that does not begin with the loss;"
+                    ' return {"loss": loss}'
                 )
         by_name = returned if isinstance(returned, Mapping) else {"loss": returned}
         logs = {str(key): value for key, value in by_name.items() if value is not None}
+
         if "loss" in logs:
             logs["loss"] = tf.reduce_mean(tf.convert_to_tensor(logs["loss"]))
         elif step_name == "train_step":
             raise UsageError(
                 'train_step returned no loss; add `return loss`, or return a dict with "loss"'
             )
+
         if step_name == "test_step":
             self._test_step_returns_loss = "loss" in logs
         return logs
@@ -314,6 +337,7 @@ class LoopTask(FitTask):
 
 
 def _accepts(signature: inspect.Signature, arguments: tuple[Any, ...]) -> bool:
+    """Whether a function with this signature can be called with these positional arguments."""
     try:
         signature.bind(*arguments)
     except TypeError:
@@ -322,20 +346,23 @@ def _accepts(signature: inspect.Signature, arguments: tuple[Any, ...]) -> bool:
 
 
 class LoopMetrics(MetricSet):
-    """The mean loss of an epoch and the metrics of the caller. Created in the scope of the strategy.
+    """The mean loss of an epoch and the metrics of the caller.
 
-    A batch counts as much as it has examples. A metric of the caller that is called "loss" replaces
-    the mean loss.
+    Created in the scope of the strategy. A batch counts as much as it has examples. A metric of the
+    caller that is called "loss" replaces the mean loss.
     """
 
     def variables(self) -> list[Any]:
-        """Returns the variables of all metrics, in the order of the checkpoints of earlier releases."""
+        """Returns the variables of all metrics.
+
+        Their order is that of the checkpoints of earlier releases.
+        """
         metrics = [*self.metrics, self.loss, *self._engine_metrics]
         return [variable for metric in metrics for variable in metric.variables]
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns all results by name; called in cross-replica context."""
+        """Returns all results by name. Called in cross-replica context."""
         results = super().results()
         if "loss" in results:
             results[self.loss.name] = results.pop("loss")
@@ -343,7 +370,7 @@ class LoopMetrics(MetricSet):
 
 
 class LoopTrainer(KerasTrainer):
-    """Trains a LoopTask; see KerasTrainer."""
+    """Trains a LoopTask. See KerasTrainer."""
 
     def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
         return LoopMetrics("training_loss", task.loop.metrics)

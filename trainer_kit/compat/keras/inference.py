@@ -22,21 +22,23 @@ from trainer_kit.serving.model_loading import load_weights
 
 
 def load(model: Any, model_dir: str, which: str | int | None = None) -> Any:
-    """Puts weights of a run into a built model, and returns it. Runs eagerly, on the host.
+    """Puts weights of a run into a built model, and returns the model.
+
+    Runs eagerly, on the host.
 
     Args:
-      model: A built model, as the run has trained it; it need not be compiled.
+      model: A built model, as the run has trained it. It need not be compiled.
       model_dir: The folder of the run.
       which: best, latest, a step, or the path of a checkpoint. None: the best weights if the run
         keeps them, or else the latest.
 
     Raises:
-      UsageError: when there is no such checkpoint, or it does not fit the model.
-      StorageError: when the files are damaged.
+      UsageError: When there is no such checkpoint, or it does not fit the model.
+      StorageError: When the files are damaged.
     """
-    load_weights(
-        model, select_checkpoint(model_dir, _resolve_checkpoint(model_dir, which), _best(model_dir))
-    )
+    selector = _resolve_checkpoint(model_dir, which)
+    checkpoint = select_checkpoint(model_dir, selector, _best(model_dir))
+    load_weights(model, checkpoint)
     return model
 
 
@@ -54,10 +56,10 @@ def evaluate(
     model_dir: str,
     which: str | int | None = None,
 ) -> Any:
-    """Evaluates a compiled model with weights of a run, as `model.evaluate` does. Runs eagerly, on the host.
+    """Evaluates a compiled model with weights of a run, as `model.evaluate` does.
 
     The result is also recorded in `model_dir/evals`, once for each step and data. The model keeps
-    the weights.
+    the weights. Runs eagerly, on the host.
 
     Args:
       model: The compiled model.
@@ -66,44 +68,51 @@ def evaluate(
       which: See `load`.
 
     Returns:
-      The logs by name if `return_dict`; otherwise the loss, or a list of the loss and the metrics.
+      The logs by name if `return_dict`. Otherwise the loss, or a list of the loss and the metrics.
 
     Raises:
-      UsageError: when there is no such checkpoint, or it does not fit the model.
+      UsageError: When there is no such checkpoint, or it does not fit the model.
     """
-    native, of_keras = split_callbacks(callbacks)
+    native_callbacks, callbacks_of_keras = split_callbacks(callbacks)
     strategy = model.distribute_strategy
     with strategy.scope():
         data = build_validation_data(
             keras.utils.pack_x_y_sample_weight(x, y, sample_weight), batch_size, steps
         )
-        # A name by which records of evaluations tell arrays with other contents and datasets of
-        # other forms.
-        name = f"data {zlib.crc32(repr(get_data_identity(data)).encode()):08x}"
-        task = FitTask(model, TrainingData(None, 0), data, model_dir, validation_name=name)
+        # By this name records of evaluations distinguish arrays with other contents, and datasets
+        # of other forms.
+        checksum = zlib.crc32(repr(get_data_identity(data)).encode())
+        data_name = f"data {checksum:08x}"
+        task = FitTask(model, TrainingData(None, 0), data, model_dir, validation_name=data_name)
+
     batches = steps
     if not steps:
         length = (
             int(data.cardinality()) if isinstance(data, tf.data.Dataset) else data.batches_per_epoch
         )
+        # A dataset of unknown or infinite length has a negative cardinality.
         batches = length if length and length > 0 else None
-    keras_callbacks = KerasCallbacks(of_keras, {"epochs": 1, "steps": batches, "verbose": verbose})
+
+    params = {"epochs": 1, "steps": batches, "verbose": verbose}
+    keras_callbacks = KerasCallbacks(callbacks_of_keras, params)
+    config = ExperimentConfig(
+        task=task.task_config, trainer=TrainerConfig(validation_steps=steps or -1)
+    )
     _, logs = run_experiment(
         strategy,
         task,
         "eval",
-        ExperimentConfig(
-            task=task.task_config, trainer=TrainerConfig(validation_steps=steps or -1)
-        ),
+        config,
         model_dir,
         checkpoint=_resolve_checkpoint(model_dir, which),
-        callbacks=[keras_callbacks, *native],
+        callbacks=[keras_callbacks, *native_callbacks],
         console=keras_callbacks.console,
     )
-    by_name = {
+
+    keras_logs = {
         "loss" if name == "validation_loss" else name: float(value) for name, value in logs.items()
     }
-    return by_name if return_dict else _order_like_keras(model, by_name)
+    return keras_logs if return_dict else _order_like_keras(model, keras_logs)
 
 
 def predict(
@@ -116,7 +125,9 @@ def predict(
     callbacks: Any = None,
     **options: Any,
 ) -> Any:
-    """Returns `model.predict(x, ...)` with weights of a run, which the model keeps. Runs eagerly, on the host.
+    """Returns `model.predict(x, ...)` with weights of a run.
+
+    The model keeps the weights. Runs eagerly, on the host.
 
     Args:
       model: A built model.
@@ -125,35 +136,42 @@ def predict(
       which: See `load`.
 
     Raises:
-      UsageError: when there is no such checkpoint, or it does not fit the model; for callbacks of
-        trainer_kit.
+      UsageError: When there is no such checkpoint, or it does not fit the model. Also for callbacks
+        of trainer_kit.
     """
-    native, of_keras = split_callbacks(callbacks)
-    if native:
-        names = ", ".join(callback.name for callback in native)
+    native_callbacks, keras_callbacks = split_callbacks(callbacks)
+    if native_callbacks:
+        names = ", ".join(callback.name for callback in native_callbacks)
         raise UsageError(
             f"callbacks: {names} has no method around predictions; give callbacks of Keras to"
             " predict"
         )
+
     load(model, model_dir, which)
-    return model.predict(x, batch_size=batch_size, callbacks=of_keras, **options)
+    return model.predict(x, batch_size=batch_size, callbacks=keras_callbacks, **options)
 
 
 def _order_like_keras(model: Any, logs: dict[str, float]) -> Any:
-    """Returns the values in the order in which Keras lists them, or the single one."""
-    names = [
-        one.name for metric in model.metrics for one in getattr(metric, "metrics", None) or [metric]
-    ]
+    """Returns the values in the order in which Keras lists them, or the only value."""
+    names: list[str] = []
+    for metric in model.metrics:
+        # The compiled metrics of Keras 3 are parts of one metric.
+        parts = getattr(metric, "metrics", None) or [metric]
+        names += [part.name for part in parts]
+
     ordered = [name for name in names if name in logs]
-    values = [logs[name] for name in [*ordered, *sorted(logs.keys() - set(ordered))]]
+    others = sorted(logs.keys() - set(ordered))
+    values = [logs[name] for name in [*ordered, *others]]
     return values[0] if len(values) == 1 else values
 
 
 def _best(model_dir: str) -> str:
+    """Returns the folder of the best weights."""
     return os.path.join(model_dir, TrainerConfig().best_checkpoint_export_subdir)
 
 
 def _resolve_checkpoint(model_dir: str, which: str | int | None) -> str:
+    """Returns the argument `checkpoint` of run_experiment for the argument `which` of `load`."""
     if which is not None:
         return str(which)
     return "latest" if read_info(_best(model_dir)) is None else "best"

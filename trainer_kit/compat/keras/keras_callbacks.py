@@ -1,4 +1,4 @@
-"""Calls callbacks of Keras 3 or tf_keras at the epochs and batches of a run, as `Model.fit` does."""
+"""Callbacks of Keras 3 and tf_keras, called at the epochs and batches of a run."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ from trainer_kit.telemetry.scalars import as_scalar
 
 _LOG = logging.getLogger(__name__)
 _KERAS_LOG_NAMES = {"training_loss": "loss", "validation_loss": "loss"}
+
+# The older names without "train" are methods of callbacks, too.
 TRAIN_BATCH_METHODS = (
     "on_train_batch_begin",
     "on_train_batch_end",
@@ -62,18 +64,21 @@ class KerasCallbacks(Callback):
 
     All callbacks get the same dict of logs, and each may add keys to it. If a callback stops the
     run, the run is finished, and another start trains nothing. A callback with a method around
-    batches makes training loops or evaluations run in parts; see TrainBatches and TestBatches.
+    batches makes training loops or evaluations run in parts. See TrainBatchHooks and
+    TestBatchHooks.
+
+    All methods run eagerly, on the host.
 
     Args:
       callbacks: The callbacks, in the order in which they are called.
-      params: The `params` that each of them gets. None: the run tells the numbers of epochs and
-        steps, and metrics of training are those of the epoch so far.
+      params: The `params` that each of them gets. None: the numbers of epochs and steps are those
+        of the run, and metrics of training are those of the epoch so far.
       validation_freq: The argument of `Model.fit`: which epochs have the evaluation in their logs.
 
     Attributes:
       callbacks, params: The arguments.
-      console: The writer of the lines on the console: none with verbose 0, and where Keras's own
-        bar is shown.
+      console: The writer of the lines on the console. It is silent with verbose 0, and where
+        Keras's own bar is shown. None is the default writer.
       has_begun: Whether `on_train_begin` was called.
     """
 
@@ -89,32 +94,36 @@ class KerasCallbacks(Callback):
         self.params = dict(params or {})
         verbose = self.params.get("verbose", 1)
         if verbose == "auto":
-            self.params["verbose"] = 1  # tf_keras knows no "auto"
+            # tf_keras knows no "auto".
+            self.params["verbose"] = 1
+
         has_bar = any(is_keras_callback(callback, "ProgbarLogger") for callback in callbacks)
         self.console: Writer | None = SilentWriter() if has_bar or not verbose else None
         self.has_begun = False
         self._validation_freq = validation_freq
         self._attribute_states: list[AttributeState] = []
         self._summaries = SummaryState()
-        self._loop_logs: dict[str, Any] = {}  # of the last training loop
-        self._eval_logs: dict[str, Any] = {}  # of the evaluation at the same step
-        self._ended_epochs = 0  # the epochs whose end the callbacks have seen
+
+        # The logs of the last training loop, and of the evaluation at the same step.
+        self._loop_logs: dict[str, Any] = {}
+        self._eval_logs: dict[str, Any] = {}
+
+        # The number of epochs whose end the callbacks were called for.
+        self._ended_epochs = 0
         self._was_stopped = False
-        self._trained_variable_ids: list[int] | None = (
-            None  # the ids of the variables that are trained
-        )
+        self._trained_variable_ids: list[int] | None = None
 
     def run_begin(self, run: Run) -> None:
-        """Hands out the model, and has loops split if there are methods around batches."""
+        """Sets the model of the callbacks, and splits loops if a callback acts on batches."""
         self._run = run
         if not self.params and run.epochs is not None:
             steps = math.ceil(run.epochs.steps)
-            if hasattr(
-                run.trainer, "accumulate_epoch_metrics"
-            ):  # that of a native task has the metrics of each loop
+            # The trainer of a native task lacks the method: its metrics are those of each loop.
+            if hasattr(run.trainer, "accumulate_epoch_metrics"):
                 run.trainer.accumulate_epoch_metrics(steps)
             epochs = math.ceil(run.trainer.config.trainer.train_steps / steps)
             self.params = {"epochs": epochs, "steps": steps, "verbose": 1}
+
         self._compilation = get_compilation_token(run.model)
         if not run.is_chief:
             redirect_to_temporary_folders(self.callbacks)
@@ -132,7 +141,10 @@ class KerasCallbacks(Callback):
             run.trainer.set_evaluation_hooks(TestBatchHooks(self, run.model))
 
     def train_begin(self, run: Run) -> None:
-        """Calls `on_train_begin`, unless the training had ended; a resumed run keeps the values of its checkpoint."""
+        """Calls `on_train_begin`, unless the training has ended before.
+
+        A resumed run keeps the values of its checkpoint.
+        """
         run.model.stop_training = False
         self._attribute_states = [AttributeState(callback) for callback in self.callbacks]
         saved = self.saved_state
@@ -141,19 +153,25 @@ class KerasCallbacks(Callback):
             changes_state = run.step > 0 and any(
                 _runs_user_code(callback) for callback in self.callbacks
             )
-            restored = (
+            preservation = (
                 run.trainer.state.preserve_variables(everything=True)
                 if changes_state
                 else contextlib.nullcontext()
             )
             if saved is not None:
                 truncate_csv_files(self.callbacks, saved.get("files", {}))
-            with restored:
+            with preservation:
                 self.call_method("on_train_begin", {})
         self.has_begun = True
 
     def epoch_begin(self, run: Run, epoch: int) -> None:
-        """Calls `on_epoch_begin`, and checks that callbacks have left what the training step was traced with."""
+        """Calls `on_epoch_begin`, and checks what callbacks may not change.
+
+        The training step is traced with the compilation and the trained variables of its model.
+
+        Raises:
+          UsageError: When a callback has compiled the model again.
+        """
         self.call_method("on_epoch_begin", epoch - 1, {})
         if get_compilation_token(run.model) is not self._compilation:
             raise UsageError(
@@ -161,13 +179,15 @@ class KerasCallbacks(Callback):
                 " compile the model after this fit and call fit again with another model_dir, or"
                 " change the rate: optimizer.learning_rate = 0.1"
             )
-        trained = [id(variable) for variable in getattr(run.model, "trainable_variables", ())]
-        if self._trained_variable_ids not in (None, trained):
+
+        variables = getattr(run.model, "trainable_variables", ())
+        variable_ids = [id(variable) for variable in variables]
+        if self._trained_variable_ids not in (None, variable_ids):
             _LOG.warning(
                 "layer.trainable was changed, but the step is traced and trains as before; use a"
                 " second fit"
             )
-        self._trained_variable_ids = trained
+        self._trained_variable_ids = variable_ids
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
         """Keeps the logs of the loop for the end of the epoch."""
@@ -176,10 +196,10 @@ class KerasCallbacks(Callback):
 
     def convert_training_logs(self, logs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns logs of training under the names of Keras."""
-        # The engine adds the rate to all logs, Keras to none; but a step may return a log of this
+        # The engine adds the rate to all logs, Keras to none. But a step may return a log of this
         # name.
-        returned = getattr(self._run.trainer.task, "train_log_specs", ())
-        return convert_logs(logs, {"learning_rate"} - set(returned))
+        step_logs = getattr(self._run.trainer.task, "train_log_specs", ())
+        return convert_logs(logs, {"learning_rate"} - set(step_logs))
 
     def evaluation_begin(self, run: Run) -> None:
         """Calls `on_test_begin`."""
@@ -192,8 +212,9 @@ class KerasCallbacks(Callback):
         A checkpoint is saved before its evaluation, so a resume repeats what both methods around it
         change.
         """
-        best = getattr(run.trainer.config.trainer, "best_checkpoint_eval_metric", "")
-        self._eval_logs = convert_logs(logs, {f"best_{best}"})
+        best_metric = getattr(run.trainer.config.trainer, "best_checkpoint_eval_metric", "")
+        self._eval_logs = convert_logs(logs, {f"best_{best_metric}"})
+
         if run.evaluation is not None and run.evaluation.is_replayed:
             if run.epochs is None or run.epochs.count_completed(run.step) <= self._ended_epochs:
                 return
@@ -204,6 +225,7 @@ class KerasCallbacks(Callback):
         """Calls `on_epoch_end`, and at the end of the run `on_train_end`."""
         if epoch <= self._ended_epochs:
             return
+
         frequency = self._validation_freq
         has_evaluation = (
             epoch % frequency == 0 if isinstance(frequency, int) else epoch in frequency
@@ -211,14 +233,17 @@ class KerasCallbacks(Callback):
         epoch_logs = dict(self._loop_logs)
         if has_evaluation:
             epoch_logs |= {f"val_{name}": value for name, value in self._eval_logs.items()}
-        epoch_logs = dict(sorted(epoch_logs.items()))  # as Keras has them
+        # Keras sorts its logs by name, too.
+        epoch_logs = dict(sorted(epoch_logs.items()))
+
         for callback in self.callbacks:
             callback.on_epoch_end(epoch - 1, epoch_logs)
-            # A History that holds a variable cannot be saved, and would show its last value for
+            # A History that contains a variable cannot be saved, and would show its last value for
             # each epoch.
-            epoch_logs |= convert_logs(
-                {name: value for name, value in epoch_logs.items() if hasattr(value, "numpy")}
-            )
+            variable_logs = {
+                name: value for name, value in epoch_logs.items() if hasattr(value, "numpy")
+            }
+            epoch_logs |= convert_logs(variable_logs)
         self._ended_epochs = epoch
 
         if run.model.stop_training:
@@ -228,28 +253,32 @@ class KerasCallbacks(Callback):
             self._end_training(run, epoch_logs)
 
     def boundary_end(self, run: Run) -> None:
-        """Ends an epoch that a callback has stopped in its middle, as Keras does: with all methods of its end."""
+        """Ends an epoch that a callback has stopped in its middle.
+
+        All methods of its end are called, as in Keras.
+        """
         if self.has_begun and run.step > 0 and run.epoch is not None and run.model.stop_training:
             self.epoch_end(run, run.epoch, {})
 
     def _end_training(self, run: Run, logs: dict[str, Any]) -> None:
-        """Ends the training of the callbacks, which may change weights, and saves what they leave behind.
+        """Ends the training of the callbacks and saves the weights, which they may change.
 
-        A History changes nothing, and a resume would repeat its last epoch: without other callbacks
-        the checkpoint before the end of the epoch has all.
+        A History changes nothing. Without other callbacks the checkpoint before the end of the
+        epoch contains everything: a resume repeats the last epoch of the History.
         """
         optimizer = getattr(run.model, "optimizer", None)
         if isinstance(optimizer, keras.Optimizer):
             optimizer.finalize_variable_values(run.model.trainable_variables)
         self.call_method("on_train_end", logs)
-        have_changed = not all(
+
+        may_have_changes = not all(
             is_keras_callback(callback, "History") for callback in self.callbacks
         )
-        if getattr(optimizer, "use_ema", False) or have_changed:
+        if getattr(optimizer, "use_ema", False) or may_have_changes:
             run.save(overwrite=True)
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint has to hold: the last logs, and the attributes that callbacks have changed."""
+        """Returns the last logs, and the attributes that callbacks have changed."""
         return {
             "loop": self._loop_logs,
             "ended": self._ended_epochs,
@@ -269,16 +298,19 @@ class KerasCallbacks(Callback):
         self._eval_logs = {}
         self._ended_epochs = state["ended"]
         self._was_stopped = bool(state["stopped"])
-        saved = list(state["callbacks"])
-        for attributes in (
-            self._attribute_states
-        ):  # a callback that was added or removed since changes nothing for the others
+
+        # Callbacks are matched by class and order, so that one that was added or removed since
+        # changes nothing for the others.
+        remaining = list(state["callbacks"])
+        for attributes in self._attribute_states:
             name = type(attributes.callback).__name__
-            entry = next((entry for entry in saved if entry[0] == name), None)
+            entry = next((entry for entry in remaining if entry[0] == name), None)
             if entry is not None:
-                saved.remove(entry)
+                remaining.remove(entry)
                 attributes.restore(entry[1])
-        if not self.has_begun:  # the run is finished
+
+        # The training of a finished run does not begin.
+        if not self.has_begun:
             return
 
         self._train_batch_hooks.begun_step = state.get("begun")
@@ -289,18 +321,23 @@ class KerasCallbacks(Callback):
             for bar in self.callbacks:
                 if is_keras_callback(bar, "ProgbarLogger"):
                     bar.on_epoch_begin(epoch - 1, {})
+
         self._run.model.stop_training = self._was_stopped or bool(state.get("stopping"))
         if self._run.model.stop_training:
             self._run.stop("a Keras callback ended the run at an earlier start")
 
     def call_method(self, method: str, *arguments: Any) -> None:
-        """Calls a method of all callbacks, with summaries of their own; runs eagerly, on the host."""
+        """Calls a method of all callbacks, with separate summaries.
+
+        Raises:
+          RuntimeError: When a callback raises StopIteration or OutOfRangeError.
+        """
         with self._summaries.activate():
             for callback in self.callbacks:
                 try:
                     getattr(callback, method)(*arguments)
                 except (StopIteration, tf.errors.OutOfRangeError) as error:
-                    # A training loop would take them for the end of its data.
+                    # A training loop would take such an error for the end of its data.
                     raise RuntimeError(
                         f"{type(callback).__name__}.{method} raised {error!r}"
                     ) from error
@@ -316,15 +353,16 @@ class TrainBatchHooks:
       run: The run, whose model is compiled.
 
     Attributes:
-      begun_step: The step of a batch that has begun and is not trained yet; None if there is none.
-        A run that SIGTERM stops there resumes without beginning it twice.
+      begun_step: The step of a batch that has begun and is not trained yet. None if there is none.
+        A run that SIGTERM stops there resumes without a second begin of the batch.
     """
 
     def __init__(self, keras_callbacks: KerasCallbacks, run: Run) -> None:
         self.begun_step: int | None = None
         self._keras_callbacks = keras_callbacks
         self._run = run
-        self._epochs: Any = run.epochs  # there are some wherever loops are split
+        # Not None wherever loops are split.
+        self._epochs: Any = run.epochs
 
     def begin(self, step: int) -> None:
         """Calls the methods before a batch."""
@@ -335,29 +373,33 @@ class TrainBatchHooks:
         self.begun_step = step
 
     def end(self, step: int, results: dict[str, Any]) -> bool:
-        """Calls the methods after a batch; returns whether the loop goes on."""
+        """Calls the methods after a batch. Returns whether the loop continues."""
         model = self._run.model
         _, number = self._epochs.locate_step(step)
         self.begun_step = None
         set_batch_counter(model, step, training=True)
-        logs = self._keras_callbacks.convert_training_logs(
-            self._run.trainer.convert_to_logs(results)
-        )
+
+        engine_logs = self._run.trainer.convert_to_logs(results)
+        logs = self._keras_callbacks.convert_training_logs(engine_logs)
         self._keras_callbacks.call_method("on_train_batch_end", number - 1, logs)
+
         if model.stop_training:
             self._run.stop(f"a Keras callback has set model.stop_training at step {step}")
         return not self._run.requests.stop_reason
 
 
 class TestBatchHooks:
-    """The EvaluationHooks that call the methods of callbacks around the batches of an evaluation; see TrainBatches.
+    """The EvaluationHooks that call the methods of callbacks around evaluation batches.
+
+    Batches count from 0 in each evaluation. Runs eagerly, on the host.
 
     Args:
       keras_callbacks: All callbacks of Keras.
       model: The model.
     """
 
-    __test__ = False  # of pytest
+    # pytest would take a class of this name for tests.
+    __test__ = False
 
     def __init__(self, keras_callbacks: KerasCallbacks, model: Any) -> None:
         self._keras_callbacks = keras_callbacks
@@ -368,7 +410,7 @@ class TestBatchHooks:
         self._keras_callbacks.call_method("on_test_batch_begin", batch, {})
 
     def end(self, batch: int, results: dict[str, Any]) -> bool:
-        """Calls the methods after a batch; returns whether the evaluation goes on."""
+        """Calls the methods after a batch. Returns whether the evaluation continues."""
         set_batch_counter(self._model, batch + 1, training=False)
         self._keras_callbacks.call_method("on_test_batch_end", batch, convert_logs(results))
         return not getattr(self._model, "stop_evaluating", False)
@@ -378,7 +420,7 @@ class FitCallbacks(KerasCallbacks):
     """The callbacks of a fit, with its History, which is written to the folder of the run.
 
     Args:
-      callbacks: The callbacks of Keras. The last History among them is that of the fit; without
+      callbacks: The callbacks of Keras. The last History among them is that of the fit. Without
         one the fit has a new one.
       model: The model.
       params: The `params` of callbacks.
@@ -406,10 +448,11 @@ class FitCallbacks(KerasCallbacks):
         super().__init__(callbacks, params, validation_freq)
         self.history = histories[-1]
         self._data = data
-        self._has_trained = False  # in this start
+        # Whether this process has run a training loop.
+        self._has_trained = False
 
     def loop_begin(self, run: Run, steps: int) -> None:
-        """Says from which epoch a resumed run goes on."""
+        """Prints the epoch in which a resumed run continues."""
         if not self._has_trained and run.step and run.is_chief and self.params["verbose"]:
             epoch = run.step // self.params["steps"] + 1
             _print_line(
@@ -418,36 +461,42 @@ class FitCallbacks(KerasCallbacks):
         self._has_trained = True
 
     def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
-        """Ends the epoch for all callbacks and writes the History; see KerasCallbacks."""
+        """Ends the epoch for all callbacks and writes the History. See KerasCallbacks."""
         super().epoch_end(run, epoch, logs)
         if run.is_chief:
             write_history(run.directory, self.history)
 
     def state(self) -> dict[str, Any]:
-        """Returns also the step; see KerasCallbacks."""
+        """Returns also the step. See KerasCallbacks."""
         return {**super().state(), "step": self._run.step}
 
     def finish(self, model: Any, model_dir: str) -> Any:
-        """Returns the History after the run, which may have been finished before; it is the model's, too."""
+        """Returns the History after the run, and makes it that of the model.
+
+        Runs eagerly, on the host. The run may have been finished before this start.
+
+        Args:
+          model: The model.
+          model_dir: The folder of the run.
+        """
         if not self.has_begun:
             for callback in self.callbacks:
                 callback.set_params(self.params)
-                if not is_keras_callback(callback, "TensorBoard"):  # which would begin new files
+                # With a model a TensorBoard would begin new files.
+                if not is_keras_callback(callback, "TensorBoard"):
                     callback.set_model(model)
             self._attribute_states = [AttributeState(callback) for callback in self.callbacks]
             if self.saved_state is not None:
                 self.restore(self.saved_state)
             model.stop_training = self._was_stopped
             load_history(model_dir, self.history)
+
         if not self._has_trained:
-            if (
-                isinstance(self._data, (DatasetPasses, PyDatasetEpochs))
-                and self.saved_state is not None
-            ):
+            has_passes = isinstance(self._data, (DatasetPasses, PyDatasetEpochs))
+            if has_passes and self.saved_state is not None:
                 # A later fit of the program may continue to read the same data.
-                steps = min(
-                    self.saved_state.get("step", 0), self.params["epochs"] * self.params["steps"]
-                )
+                total_steps = self.params["epochs"] * self.params["steps"]
+                steps = min(self.saved_state.get("step", 0), total_steps)
                 self._data.begin_passes(math.ceil(steps / self._data.steps_per_pass))
             # At any verbosity: a program may have taken the folder of another fit.
             how = "was ended by a callback" if self._was_stopped else "ended"
@@ -462,18 +511,21 @@ class FitCallbacks(KerasCallbacks):
                 f"the run {how} at step {self._run.step}; checkpoints, reports and history.json are"
                 f" in {model_dir}"
             )
+
         model.history = self.history
         return self.history
 
 
 def _print_line(text: str) -> None:
-    """Prints a line; a closed output, as of `| head`, ends no training."""
+    """Prints a line. A closed output, as of `| head`, ends no training."""
     with contextlib.suppress(OSError, ValueError):
         print(text, flush=True)
 
 
 def split_callbacks(callbacks: Any) -> tuple[list[Callback], list[Any]]:
-    """Returns the callbacks of trainer_kit and those of Keras, without those whose work the engine does.
+    """Returns the callbacks of trainer_kit and those of Keras.
+
+    Those whose work the engine does are left out.
 
     Args:
       callbacks: What `Model.fit` takes: a list of callbacks, one callback, a CallbackList, or None.
@@ -481,20 +533,28 @@ def split_callbacks(callbacks: Any) -> tuple[list[Callback], list[Any]]:
     entries = (
         [] if callbacks is None else keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
     )
-    native = [entry for entry in entries if isinstance(entry, Callback)]
+    native_callbacks = [entry for entry in entries if isinstance(entry, Callback)]
     others = [entry for entry in entries if not isinstance(entry, Callback)]
-    of_keras = [
+    keras_callbacks = [
         callback for callback in others if not is_keras_callback(callback, "BackupAndRestore")
     ]
-    if len(of_keras) < len(others):
+    if len(keras_callbacks) < len(others):
         _LOG.warning(
             "the callback BackupAndRestore is left out: checkpoints in model_dir do its work"
         )
-    return native, of_keras
+    return native_callbacks, keras_callbacks
 
 
 def convert_logs(logs: Mapping[str, Any], exclude: Set[str] = frozenset()) -> dict[str, Any]:
-    """Returns logs under the names that Keras gives them, sorted by name: numbers as floats, others as arrays."""
+    """Returns logs under the names that Keras gives them, sorted by name.
+
+    Single numbers are floats, others are arrays. Nested logs have names with a slash. Values that
+    are no numbers are left out.
+
+    Args:
+      logs: The logs by the names of the engine.
+      exclude: The names to leave out.
+    """
     values: dict[str, Any] = {}
     for name, value in logs.items():
         if name in exclude:
@@ -509,20 +569,22 @@ def convert_logs(logs: Mapping[str, Any], exclude: Set[str] = frozenset()) -> di
 
 
 def acts_on_batches(callback: Any, methods: Sequence[str]) -> bool:
-    """Whether a callback has one of the methods, in its class or as an attribute, and it does something.
+    """Whether a callback has one of the methods and the method does something.
 
     Args:
-      callback: The callback; its parameters are set.
-      methods: TRAIN_BATCHES or TEST_BATCHES.
+      callback: The callback. Its parameters are set.
+      methods: TRAIN_BATCH_METHODS or TEST_BATCH_METHODS.
     """
-    if any(method in vars(callback) for method in methods):  # of a LambdaCallback
+    # A LambdaCallback has them as attributes of the object.
+    if any(method in vars(callback) for method in methods):
         return True
-    for kind in type(callback).__mro__:
-        of_keras = is_defined_in_keras(kind)
-        if of_keras and kind.__name__ == "Callback":
+
+    for cls in type(callback).__mro__:
+        is_of_keras = is_defined_in_keras(cls)
+        if is_of_keras and cls.__name__ == "Callback":
             return False
-        if any(method in vars(kind) for method in methods):
-            condition = _CONDITIONS.get(kind.__name__) if of_keras else None
+        if any(method in vars(cls) for method in methods):
+            condition = _CONDITIONS.get(cls.__name__) if is_of_keras else None
             if condition is None or condition(callback):
                 return True
     return False
@@ -530,6 +592,6 @@ def acts_on_batches(callback: Any, methods: Sequence[str]) -> bool:
 
 def _runs_user_code(callback: Any) -> bool:
     """Whether methods of a callback are the user's and not those of Keras."""
-    return is_keras_callback(callback, "LambdaCallback") or not type(
-        callback
-    ).__module__.startswith(("keras.", "tf_keras."))
+    module = type(callback).__module__
+    is_of_keras = module.startswith(("keras.", "tf_keras."))
+    return is_keras_callback(callback, "LambdaCallback") or not is_of_keras

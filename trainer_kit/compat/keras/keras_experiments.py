@@ -21,28 +21,28 @@ def register_keras_experiment(
     epochs: int = 1,
     callbacks: Callable[[], Any] = list,
 ) -> None:
-    """Registers a compiled Keras model as an experiment. Nothing here needs TensorFlow.
+    """Registers a compiled Keras model as an experiment.
 
-    The run trains the model with its own train_step, losses, metrics and optimizers. It evaluates
-    it, and saves a checkpoint, after each epoch. Every field of the config can be changed as in any
-    experiment.
+    The run trains the model with its own train_step, losses, metrics and optimizers. After each
+    epoch it evaluates the model and saves a checkpoint. Every field of the config can be changed as
+    in any experiment. Nothing here needs TensorFlow.
 
     Args:
       name: The name of the experiment.
-      build_fn: Returns the compiled model; called in the scope of the strategy, after seeds and
+      build_fn: Returns the compiled model. Called in the scope of the strategy, after seeds and
         precision are set.
       data_fn: Gets a DataConfig and returns its data: (x, y), (x, y, sample_weight), a
-        tf.data.Dataset of global batches or a PyDataset. `params.is_training` tells training data
-        from validation data.
+        tf.data.Dataset of global batches or a PyDataset. `params.is_training` distinguishes
+        training data from validation data.
       batch_size: The number of examples in a batch of arrays, over all replicas.
       epochs: The number of epochs.
-      callbacks: Returns callbacks of Keras and of trainer_kit, new ones for each run; called when a
+      callbacks: Returns callbacks of Keras and of trainer_kit, new ones for each run. Called when a
         run begins that trains. Their state is in checkpoints, as in `fit`. The metrics of such a
         run are those of the epoch so far.
 
     Raises:
-      UsageError: when the name is taken, or one name is the beginning of the other; when callbacks
-        is no function.
+      UsageError: When the name is taken, when one name is the beginning of the other, or when
+        callbacks is no function.
     """
     if not callable(callbacks):
         raise UsageError(
@@ -55,6 +55,7 @@ def register_keras_experiment(
         """The section `task` of this experiment."""
 
     def make_task(params: Any, logging_dir: str | None = None) -> Any:
+        # This module imports TensorFlow.
         from trainer_kit.compat.keras.keras_task import ExperimentTask
 
         return ExperimentTask(params, logging_dir, KerasExperiment(build_fn, data_fn, callbacks))
@@ -63,12 +64,12 @@ def register_keras_experiment(
 
     @register_experiment(name)
     def experiment() -> ExperimentConfig:
-        validation = DataConfig(
+        train_data = DataConfig(global_batch_size=batch_size, is_training=True)
+        validation_data = DataConfig(
             global_batch_size=batch_size, is_training=False, drop_remainder=False
         )
-        train = DataConfig(global_batch_size=batch_size, is_training=True)
         return ExperimentConfig(
-            task=ExperimentTaskConfig(train_data=train, validation_data=validation),
+            task=ExperimentTaskConfig(train_data=train_data, validation_data=validation_data),
             trainer=TrainerConfig(
                 train_steps=f"{epochs} epochs",
                 steps_per_loop="1 epochs",

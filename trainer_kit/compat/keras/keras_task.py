@@ -1,4 +1,4 @@
-"""A compiled Keras model, of Keras 3 or tf_keras, as a task: its own steps, losses, metrics and optimizers."""
+"""A compiled model of Keras 3 or tf_keras as a task, with its own steps, metrics and optimizers."""
 
 from __future__ import annotations
 
@@ -43,44 +43,52 @@ class KerasTask(Task):
     which returns data in global batches.
 
     Attributes:
-      train_logs, eval_logs: The specs of what the steps return, by name; empty if that is the
-        results of the model's metrics. `prepare` sets them.
+      train_log_specs, eval_log_specs: The specs of what the steps return, by name. Empty if that
+        is the results of the model's metrics. `prepare` sets them.
       model_description: The texts that describe the model, before it is trained.
     """
 
     train_log_specs: Mapping[str, tf.TensorSpec] = {}
     eval_log_specs: Mapping[str, tf.TensorSpec] = {}
     model_description: Mapping[str, str] = {}
-    _prepared_for_training: Any = None  # the model that is prepared for training
-    _prepared_for_evaluation: Any = None  # and for an evaluation
+    # The model that is prepared for training, and the one that is prepared for an evaluation.
+    _prepared_for_training: Any = None
+    _prepared_for_evaluation: Any = None
 
     def prepare(self, model: Any, *, trains: bool, evaluates: bool) -> Any:
-        """Creates all variables that the steps need, once, and returns the optimizers. Called in strategy scope.
+        """Creates all variables that the steps need, once, and returns the optimizers.
+
+        Called in strategy scope, on the host.
+
+        Args:
+          model: The compiled model.
+          trains: Whether the model is going to be trained.
+          evaluates: Whether it is going to be evaluated.
 
         Returns:
-          The optimizer; a dict by the names of the model's attributes if there are several, or
+          The optimizer. A dict by the names of the model's attributes if there are several, or
           none. None unless `trains`.
         """
         if trains and self._prepared_for_training is not model:
-            self.train_log_specs = prepare_step(
-                model.train_step, model, self.build_inputs(self.task_config.train_data)
-            )
+            data = self.build_inputs(self.task_config.train_data)
+            self.train_log_specs = prepare_step(model.train_step, model, data)
             self._prepared_for_training = model
         if evaluates and self._prepared_for_evaluation is not model:
-            self.eval_log_specs = prepare_step(
-                model.test_step, model, self.build_inputs(self.task_config.validation_data)
-            )
+            data = self.build_inputs(self.task_config.validation_data)
+            self.eval_log_specs = prepare_step(model.test_step, model, data)
             self._prepared_for_evaluation = model
         if not trains:
             return None
 
+        # Optimizers of Keras 3 and of tf_keras have no common class.
         optimizers: dict[str, Any] = {}
-        for name, value in vars(model).items():  # of either Keras
+        for name, value in vars(model).items():
             is_optimizer = hasattr(value, "apply_gradients") and hasattr(value, "iterations")
             is_new = not any(value is optimizer for optimizer in optimizers.values())
             if is_optimizer and getattr(value, "built", True) and is_new:
                 optimizers[name.lstrip("_")] = value
                 install_global_clipping(unwrap_optimizer(value))
+
         return optimizers["optimizer"] if list(optimizers) == ["optimizer"] else optimizers
 
     @tf.autograph.experimental.do_not_convert
@@ -95,7 +103,7 @@ class KerasTask(Task):
     def validation_step(
         self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
-        """Runs the model's own evaluation step, in graph, on a replica."""
+        """Runs the model's own evaluation step. Runs in graph, on a replica."""
         del metrics
         return dict(apply_keras_autograph(model.test_step, model)(inputs))
 
@@ -104,7 +112,7 @@ class KerasTask(Task):
         return {"program": self.model_description}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Warns where the model of the run that saved the checkpoint was another."""
+        """Warns where the model differs from that of the run that saved the checkpoint."""
         phrases = describe_changes(state["program"], self.model_description)
         if phrases:
             _LOG.warning(
@@ -121,7 +129,7 @@ class FitTask(KerasTask):
     Args:
       model: The compiled model.
       data: The training data.
-      validation: The validation data in global batches; None: there are none.
+      validation: The validation data in global batches. None: there are none.
       model_dir: The folder of the run.
       validation_name: The name of the validation data in the records of evaluations.
 
@@ -165,9 +173,9 @@ class FitTask(KerasTask):
         return data
 
     def get_evaluation_metric_names(self) -> list[str]:
-        """Returns the names of the single numbers that an evaluation gives while the model is trained.
+        """Returns the names of the single numbers that an evaluation gives.
 
-        Called in strategy scope.
+        They are those of an evaluation while the model is trained. Called in strategy scope.
         """
         self.prepare(self.model, trains=True, evaluates=True)
         values = self.eval_log_specs or flatten_logs(self.model.get_metrics_result())
@@ -178,7 +186,7 @@ class FitTask(KerasTask):
         ]
 
     def state(self) -> dict[str, Any]:
-        """Returns also what passes over the data draw from; see KerasTask."""
+        """Returns also what passes over the data draw from. See KerasTask."""
         batches = self.data.batches
         return {
             **super().state(),
@@ -186,7 +194,7 @@ class FitTask(KerasTask):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on with the orders of the run that saved the checkpoint; see KerasTask."""
+        """Continues with the orders of the run that saved the checkpoint. See KerasTask."""
         batches = self.data.batches
         if isinstance(batches, DatasetPasses):
             batches.restore(state["orders"])
@@ -211,9 +219,14 @@ class ExperimentTask(KerasTask):
         return self._experiment.build_fn()
 
     def build_callbacks(self) -> list[Callback]:
-        """Returns the callbacks of the task; those of Keras are together in one callback of trainer_kit."""
-        native, of_keras = split_callbacks(self._experiment.callbacks())
-        return [*([KerasCallbacks(of_keras)] if of_keras else []), *native]
+        """Returns the callbacks of the task.
+
+        Those of Keras are together in one callback of trainer_kit.
+        """
+        native_callbacks, keras_callbacks = split_callbacks(self._experiment.callbacks())
+        if not keras_callbacks:
+            return [*native_callbacks]
+        return [KerasCallbacks(keras_callbacks), *native_callbacks]
 
     def build_inputs(
         self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
@@ -221,7 +234,7 @@ class ExperimentTask(KerasTask):
         """Returns the data of `params`, in global batches.
 
         Raises:
-          UsageError: when there is no data, or it does not tell the length of an epoch.
+          UsageError: When there is no data, or it does not tell the length of an epoch.
         """
         del input_context
         examples = self._experiment.data_fn(params)
@@ -231,9 +244,11 @@ class ExperimentTask(KerasTask):
                 f"data_fn returned None for params.is_training={params.is_training}; return (x, y),"
                 " (x, y, sample_weight), a tf.data.Dataset of batches or a PyDataset"
             )
+
         if not params.is_training:
             validation: tf.data.Dataset | Source = build_validation_data(examples, size)
             return validation
+
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(examples)
         data = build_training_data(x, y, sample_weight, batch_size=size, seed=params.seed or 0)
         is_source = isinstance(data.batches, Source)

@@ -29,19 +29,24 @@ _NEW_ORDERS = (
 
 
 class GlobalBatchInputs(TaskInputs):
-    """Opens data in global batches, which the strategy splits among the replicas, as `Model.fit` has them."""
+    """Opens data in global batches, as `Model.fit` has them.
+
+    The strategy splits a batch among the replicas.
+    """
 
     def distribute(self, pipeline: WorkerPipeline) -> Any:
-        """Returns the dataset of a pipeline over the replicas; runs eagerly."""
+        """Returns the dataset of a pipeline over the replicas. Runs eagerly."""
         return distribute_dataset(self._strategy, pipeline(None))
 
 
 class KerasTrainer(Trainer):
-    """Trains a KerasTask. Create it in the scope of its strategy; the arguments are those of Trainer.
+    """Trains a KerasTask.
 
-    If trainer.steps_per_epoch is set, training metrics are those of the epoch so far, as Keras has
-    them: they are reset where an epoch begins, and a checkpoint inside an epoch holds them.
-    Otherwise they are those of a training loop.
+    Create it in the scope of its strategy. The arguments are those of Trainer.
+
+    If trainer.steps_per_epoch is set, training metrics are those of the epoch so far, as in Keras:
+    they are reset where an epoch begins, and a checkpoint inside an epoch contains them. Otherwise
+    they are those of a training loop.
     """
 
     inputs_class: Any = GlobalBatchInputs
@@ -51,7 +56,10 @@ class KerasTrainer(Trainer):
     def create(
         cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
     ) -> Any:
-        """Returns a trainer with the task's model and, to train, its optimizers. Called in strategy scope."""
+        """Returns a trainer with the task's model and, to train, its optimizers.
+
+        Called in strategy scope, on the host.
+        """
         model = task.build_model()
         task.model_description = describe_model(model)
         optimizer = task.prepare(model, trains=train, evaluates=evaluate)
@@ -60,61 +68,75 @@ class KerasTrainer(Trainer):
         )
 
     def check_data(self) -> None:
-        """Also warns of validation data that are shuffled, if the run trains; see Trainer."""
+        """Also warns of validation data that is shuffled, if the run trains. See Trainer.
+
+        Raises:
+          UsageError: For such data, if trainer.require_exact_resume is set.
+        """
         super().check_data()
         for data in self.inputs.opened_validation_data.values() if self.can_train else ():
-            if isinstance(data, tf.data.Dataset) and (
-                orders := examine_dataset(data).reshuffled_each_iteration
-            ):
+            if not isinstance(data, tf.data.Dataset):
+                continue
+            orders = examine_dataset(data).reshuffled_each_iteration
+            if orders:
                 text = f"validation_data: {', '.join(orders)} {_NEW_ORDERS}"
                 if self.config.trainer.require_exact_resume:
                     raise UsageError(f"trainer.require_exact_resume: {text}")
                 _LOG.warning("%s", text)
 
     def train(self, num_steps: Any) -> dict[str, Any]:
-        """Runs training steps, with a new iterator where a pass over data that needs it begins; see Trainer."""
+        """Runs training steps. See Trainer.
+
+        Data that needs it gets a new iterator where a pass begins.
+        """
         self.data.check_not_empty()
         self._begin_pass()
         return super().train(num_steps)
 
     def trace_training(self) -> None:
-        """Traces the training loop before the first step; see Trainer."""
+        """Traces the training loop before the first step. See Trainer."""
         if self.can_train and not self.state.step_is_known:
             self._begin_pass()
             super().trace_training()
 
     def _begin_pass(self) -> None:
+        """Drops the iterator where the pass of the next batch needs a new one."""
         source = self.data.source
         if isinstance(source, (DatasetPasses, PyDatasetEpochs)) and source.ends_with_pass:
             position = self.data.position
-            source.ends_with_pass = (
-                not position.skipped_batches
-            )  # a loop without such a batch ends in the next pass
+            # A loop without a skipped batch ends in the next pass.
+            source.ends_with_pass = not position.skipped_batches
             if not source.ends_with_pass or source.prepare_pass(
                 position.batch, has_iterator=self.data.has_iterator
             ):
                 self.data.reset()
 
     def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
-        """Runs an evaluation; see Trainer. Metrics of an epoch that goes on are those of before the evaluation."""
+        """Runs an evaluation. See Trainer.
+
+        Inside an epoch the training metrics keep the values from before the evaluation.
+        """
         for data in self.inputs.opened_validation_data.values() if self.can_train else ():
             if isinstance(data, PyDatasetEpochs):
                 # By the step, since a restart may repeat an evaluation or leave it out.
                 evaluations = -(-self._read_step() // self.config.trainer.validation_interval)
                 data.evaluation_number = max(0, evaluations - 1)
+
         if not self.should_continue_metrics:
             return super().evaluate(num_steps, sets)
+
+        # The model's metrics are those of both steps, so an evaluation resets them.
         variables = self._train_metric_set.variables()
-        before = read_replica_values(variables, self._strategy)
+        values = read_replica_values(variables, self._strategy)
         logs = super().evaluate(num_steps, sets)
-        restore_replica_values(variables, self._strategy, before)
+        restore_replica_values(variables, self._strategy, values)
         return logs
 
     def accumulate_epoch_metrics(self, steps_per_epoch: int) -> None:
-        """Has training metrics be those of the epoch so far, without trainer.steps_per_epoch.
+        """Makes training metrics those of the epoch so far, without trainer.steps_per_epoch.
 
         Args:
-          steps_per_epoch: The steps of an epoch.
+          steps_per_epoch: The number of steps in an epoch.
         """
         self._steps_per_epoch = steps_per_epoch
 
@@ -130,27 +152,29 @@ class KerasTrainer(Trainer):
 
 
 class KerasMetrics(MetricSet):
-    """The metrics of a compiled model, as `Model.fit` reports them. Created in the scope of the strategy.
+    """The metrics of a compiled model, as `Model.fit` reports them.
 
-    Of a metric it reports the result. If the step returns other logs than the results of the
-    model's metrics, it reports those of the last step, as Keras does: a mean over replicas.
+    Created in the scope of the strategy. It reports the results of the model's metrics. If the step
+    returns other logs, it reports those of the last step, as Keras does: a mean over replicas.
 
     Args:
       loss_name: The name under which the run reports the model's "loss".
-      model: The compiled model; its metrics have all their variables.
-      logs: The specs of what the model's step returns; empty if that is the results of its metrics.
+      model: The compiled model. Its metrics have all their variables.
+      logs: The specs of what the model's step returns. Empty if that is the results of its metrics.
     """
 
     def __init__(self, loss_name: str, model: Any, logs: Mapping[str, tf.TensorSpec]) -> None:
         super().__init__(loss_name, [])
         self._model = model
         self._loss_name = loss_name
-        each = {
-            "synchronization": tf.VariableSynchronization.ON_READ,
-            "aggregation": tf.VariableAggregation.MEAN,
-        }
+        # Each replica writes its own value, and a read returns the mean.
         self._last_logs = {
-            name: tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False, **each)
+            name: tf.Variable(
+                tf.zeros(spec.shape, spec.dtype),
+                trainable=False,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.MEAN,
+            )
             for name, spec in logs.items()
         }
 
@@ -158,17 +182,26 @@ class KerasMetrics(MetricSet):
     def update_with_step(
         self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0
     ) -> None:
-        """Keeps what a training step has returned; runs in graph, on a replica. Its metrics are updated already."""
+        """Keeps what a training step has returned. Runs in graph, on a replica.
+
+        The step has updated its metrics itself.
+        """
         self.update(task, logs, inputs)
 
     @tf.autograph.experimental.do_not_convert
     def extract_metrics(self, task: Any, logs: Any, model: Any = None) -> Any:
-        """Returns `logs` unchanged: a step of Keras returns results of metrics, which are reported as Keras does."""
+        """Returns `logs` unchanged.
+
+        A step of Keras returns results of metrics, which are reported as Keras does.
+        """
         return logs
 
     @tf.autograph.experimental.do_not_convert
     def update(self, task: Any, logs: Mapping[Any, Any], inputs: Any, weight: Any = None) -> None:
-        """Keeps what a step has returned; runs in graph, on a replica. The model's own tracker has the loss."""
+        """Keeps what a step has returned. Runs in graph, on a replica.
+
+        The model's own tracker has the loss.
+        """
         if self._last_logs:
             values = flatten_logs(logs)
             for name, variable in self._last_logs.items():
@@ -176,25 +209,27 @@ class KerasMetrics(MetricSet):
 
     @tf.autograph.experimental.do_not_convert
     def reset(self) -> None:
-        """Resets all metrics; runs eagerly or in graph, in cross-replica context."""
+        """Resets all metrics. Runs eagerly or in graph, in cross-replica context."""
         super().reset()
         self._model.reset_metrics()
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns all results by name; called in cross-replica context."""
+        """Returns all results by name. Called in cross-replica context."""
         logs: Mapping[str, Any] = self._last_logs
         if not logs:
-            logs = flatten_logs(
-                apply_keras_autograph(self._model.get_metrics_result, self._model)()
-            )
+            get_results = apply_keras_autograph(self._model.get_metrics_result, self._model)
+            logs = flatten_logs(get_results())
         values = {name: tf.convert_to_tensor(value) for name, value in logs.items()}
         if "loss" in values:
             values[self._loss_name] = values.pop("loss")
         return {**super().results(), **values}
 
     def variables(self) -> list[Any]:
-        """Returns the variables of all metrics, in the order of the checkpoints of earlier releases."""
+        """Returns the variables of all metrics.
+
+        Their order is that of the checkpoints of earlier releases.
+        """
         metrics = [self.loss, *self._engine_metrics, *self._model.metrics]
         return [
             *(variable for metric in metrics for variable in metric.variables),
@@ -202,5 +237,5 @@ class KerasMetrics(MetricSet):
         ]
 
     def names(self) -> list[str] | None:
-        """Returns the names of the results; runs eagerly."""
+        """Returns the names of the results. Runs eagerly."""
         return list(self.results())

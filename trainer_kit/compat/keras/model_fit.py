@@ -28,14 +28,13 @@ from trainer_kit.runtime.keras_internals import is_keras_2_model, train_validati
 
 _LOG = logging.getLogger(__name__)
 _OPTIONS = ("trainer", "runtime")
-_FIELDS = ("checkpoint_interval", "fuse_steps")  # of TrainerConfig
-_EXCLUDED_RUN_ARGUMENTS = {
-    "trainer",
-    "callbacks",
-    "console",
-    "checkpoint",
-    "eval_name",
-}  # of run_experiment
+
+# The fields of TrainerConfig that are arguments of `fit`, too.
+_FIELDS = ("checkpoint_interval", "fuse_steps")
+
+# The arguments of run_experiment that a caller of `fit` cannot pass on.
+_EXCLUDED_RUN_ARGUMENTS = {"trainer", "callbacks", "console", "checkpoint", "eval_name"}
+
 _COMPARISONS = {"min": "lower", "max": "higher"}
 _EPOCH_LENGTH_FIELD = "trainer.steps_per_epoch"
 
@@ -66,39 +65,42 @@ def fit(
 ) -> Any:
     """Trains a compiled model as `model.fit` does, in a folder from which a stopped run resumes.
 
+    The arguments before `model_dir` are those of `Model.fit`, with the same meaning, except for
+    two. `epochs` is a total: a program that is started again trains the remaining epochs.
+    `verbose` shows a line for each epoch. The model and its optimizers are trained in place, in
+    the strategy in whose scope the model was created.
+
     Runs eagerly, on the host.
 
-    The arguments before `model_dir` are those of `Model.fit`, and mean the same, but for two:
-    `epochs` is a total, so that a program that is started again trains the epochs that are left;
-    and `verbose` shows a line for each epoch. The model and its optimizers are trained themselves,
-    in the strategy in whose scope the model was made.
-
     Args:
-      model: A compiled model of Keras 3 or tf_keras. x, y, batch_size, epochs, verbose,
-      validation_split, validation_data, shuffle, class_weight, sample_weight,
-        steps_per_epoch, validation_steps, validation_batch_size, validation_freq: See `Model.fit`.
+      model: A compiled model of Keras 3 or tf_keras.
+      x, y, batch_size, epochs, verbose: See `Model.fit`.
       callbacks: Callbacks of Keras and of trainer_kit.
-      initial_epoch: Has to be 0: the newest checkpoint in `model_dir` tells the epoch.
+      validation_split, validation_data, shuffle, class_weight, sample_weight: See `Model.fit`.
+      initial_epoch: Has to be 0. The newest checkpoint in `model_dir` determines the epoch.
+      steps_per_epoch, validation_steps, validation_batch_size: See `Model.fit`.
+      validation_freq: See `Model.fit`.
       model_dir: The folder of the run.
-      best: The log that decides which weights `model_dir/best_ckpt` keeps, such as "val_accuracy".
-        None: "val_loss" if an evaluation gives it. False: none are kept.
-      best_mode: Whether a lower value of `best` is better ("min") or a higher one ("max"); "auto":
-        its name tells.
-      **options: `trainer` and `runtime`, dicts of fields of TrainerConfig and RuntimeConfig;
-        `checkpoint_interval` and `fuse_steps`, which are fields of TrainerConfig, too; and further
-        arguments of `run_experiment`, such as allow_config_change. A checkpoint is saved after each
-        epoch by default.
+      best: The log that decides which weights `model_dir/best_ckpt` keeps, such as
+        "val_accuracy". None: "val_loss" if an evaluation gives it. False: none are kept.
+      best_mode: Whether a lower value of `best` is better ("min") or a higher one ("max"). With
+        "auto" its name decides.
+      **options: `trainer` and `runtime`, which are dicts of fields of TrainerConfig and
+        RuntimeConfig. `checkpoint_interval` and `fuse_steps`, which are fields of TrainerConfig,
+        too. Further arguments of `run_experiment`, such as allow_config_change. A checkpoint is
+        saved after each epoch by default.
 
     Returns:
-      The History, with all epochs of the run, also those before a restart.
+      The History, with all epochs of the run, including those before a restart.
 
     Raises:
-      UsageError: when an argument cannot be used, or epochs of the run in `model_dir` have another
-        length.
-      ValueError: for data that Keras cannot read, with Keras's message.
-      PreemptedError, InterruptedRunError: when SIGTERM or Ctrl-C stopped the run, after it saved.
+      UsageError: When an argument cannot be used, or when epochs of the run in `model_dir` have
+        another length.
+      ValueError: For data that Keras cannot read, with Keras's message.
+      PreemptedError, InterruptedRunError: When SIGTERM or Ctrl-C stopped the run, after it saved.
     """
-    if not getattr(model, "compiled", True):  # tf_keras does not tell
+    # A model of tf_keras does not say whether it is compiled.
+    if not getattr(model, "compiled", True):
         raise UsageError(
             f"the model {model.name!r} is not compiled; call model.compile(optimizer, loss)"
             " before fit"
@@ -119,6 +121,7 @@ def fit(
             " instead"
         )
     check_arguments(fit, x, epochs, options)
+
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = train_validation_split(
             (x, y, sample_weight), validation_split
@@ -156,18 +159,20 @@ def fit(
 def check_arguments(
     function: Callable[..., Any], x: Any, epochs: Any, options: Mapping[str, Any]
 ) -> None:
-    """Checks arguments of `fit` or `train_loop`, in the words of Keras.
+    """Checks the arguments of `fit` or `train_loop`.
+
+    Errors use the names of Keras. Runs eagerly, on the host.
 
     Args:
       function: The function that was called.
       x: The training data.
       epochs: The number of epochs, an integer of any kind.
-      options: The further arguments, which are those of `run_fit` and of `run_experiment`, or
-        settings of the run.
+      options: The further arguments: those of `run_fit` and of `run_experiment`, or settings of
+        the run.
 
     Raises:
-      UsageError: for a name that no argument has, a text as the number of epochs, or a dataset that
-        cannot be used.
+      UsageError: For a name that no argument has, for a number of epochs that is not an integer,
+        or for a dataset that cannot be used.
     """
     further = [
         parameter.name
@@ -181,13 +186,16 @@ def check_arguments(
         if name not in names:
             advice = suggest_names(name, names, max_listed=len(names))
             raise UsageError(f"{function.__name__} has no argument {name!r}; {advice}")
+
     try:
         operator.index(epochs)
     except TypeError:
         raise UsageError(f"epochs={epochs!r} is not a whole number; give one, such as 10") from None
+
     if not isinstance(x, tf.data.Dataset):
         return
-    if (options.get("runtime") or {}).get("deterministic_ops") and not is_op_determinism_enabled():
+    runtime = options.get("runtime") or {}
+    if runtime.get("deterministic_ops") and not is_op_determinism_enabled():
         raise UsageError(
             "runtime deterministic_ops comes too late for the dataset, which has been made without"
             " it; call tf.config.experimental.enable_op_determinism() at the start of the program"
@@ -214,19 +222,21 @@ def run_fit(
     best_mode: str,
     **options: Any,
 ) -> Any:
-    """Trains up to the end of the last epoch and returns the History of all epochs. Runs eagerly, on the host.
+    """Trains up to the end of the last epoch and returns the History of all epochs.
+
+    Runs eagerly, on the host.
 
     Args:
       task: The task, with model, data and folder of the run.
-      epochs: The number of epochs, from the first one on. validation_steps, validation_freq,
-      callbacks, verbose, best, best_mode, **options: See `fit`. `trainer`,
-        `runtime` and the named fields of TrainerConfig replace what follows from the other
-        arguments.
+      epochs: The number of epochs, counted from the first one of the run.
+      validation_steps, validation_freq, callbacks, verbose, best, best_mode: See `fit`.
+      **options: See `fit`. `trainer`, `runtime` and the named fields of TrainerConfig replace what
+        follows from the other arguments.
 
     Raises:
-      UsageError: when an argument cannot be used, or epochs of the run in the folder have another
-        length.
-      ConfigError: when a field has a wrong name or value.
+      UsageError: When an argument cannot be used, or when epochs of the run in the folder have
+        another length.
+      ConfigError: When a field has a wrong name or value.
     """
     model = task.model
     steps = task.data.steps_per_epoch
@@ -236,20 +246,22 @@ def run_fit(
             f"validation_freq={validation_freq!r}: give the number of epochs from one evaluation to"
             " the next, at least 1, or a list of the epochs to evaluate after, such as [1, 5, 10]"
         )
+
     evaluation_names = None
     if task.validation is not None:
         with model.distribute_strategy.scope():
             evaluation_names = task.get_evaluation_metric_names()
 
-    # A list of epochs is met by their greatest common divisor, so that epochs between are
-    # evaluated, too.
+    # The engine evaluates at a fixed interval. The greatest common divisor of a list of epochs
+    # meets all of them, and epochs in between are evaluated, too.
+    validation_interval = steps * math.gcd(*frequencies)
     fields: dict[str, Any] = {
         "train_steps": operator.index(epochs) * steps,
         "steps_per_epoch": steps,
         "checkpoint_interval": steps,
         "validation_steps": validation_steps or -1,
-        "validation_interval": steps * math.gcd(*frequencies),
-        "recovery_max_trials": -1,  # Keras goes on with a loss that is not finite
+        "validation_interval": validation_interval,
+        "recovery_max_trials": -1,  # Keras continues with a loss that is not finite
         **_best_fields(best, best_mode, evaluation_names),
     }
     if model.run_eagerly:
@@ -260,42 +272,46 @@ def run_fit(
         }
     fields |= options.pop("trainer", None) or {}
     fields |= {name: options.pop(name) for name in _FIELDS if options.get(name) is not None}
-    every = fields["checkpoint_interval"]
-    fields.setdefault("steps_per_loop", min(steps, every) if isinstance(every, int) else steps)
+
+    interval = fields["checkpoint_interval"]
+    steps_per_loop = min(steps, interval) if isinstance(interval, int) else steps
+    fields.setdefault("steps_per_loop", steps_per_loop)
+
     compiles = bool(model.jit_compile) and model.distribute_strategy.num_replicas_in_sync == 1
     runtime = {
         "enable_xla": compiles and fields.get("fuse_steps", 1) == 1,
         **(options.pop("runtime", None) or {}),
     }
     config = ExperimentConfig(
-        task=task.task_config, trainer=TrainerConfig(**fields), runtime=RuntimeConfig(**runtime)
+        task=task.task_config,
+        trainer=TrainerConfig(**fields),
+        runtime=RuntimeConfig(**runtime),
     )
 
     model_dir = follow_links(task.logging_dir)
-    before = RunDirectory(model_dir, config.trainer).read_steps_per_epoch()
-    if before not in (
-        None,
-        config.trainer.steps_per_epoch,
-    ) and _EPOCH_LENGTH_FIELD not in options.get("allow_config_change", ()):
+    recorded_length = RunDirectory(model_dir, config.trainer).read_steps_per_epoch()
+    epoch_length = config.trainer.steps_per_epoch
+    length_differs = recorded_length not in (None, epoch_length)
+    if length_differs and _EPOCH_LENGTH_FIELD not in options.get("allow_config_change", ()):
         raise UsageError(
-            f"model_dir={model_dir!r}: an epoch of this run has {before} steps, and of this x,"
-            f" batch_size and steps_per_epoch it has {config.trainer.steps_per_epoch}; give the"
-            f" data of the run, or steps_per_epoch={before} if x has enough batches, or another"
-            f" model_dir. allow_config_change=[{_EPOCH_LENGTH_FIELD!r}] goes on at the step of the newest"
-            " checkpoint, which need not be where an epoch of the new length begins"
+            f"model_dir={model_dir!r}: an epoch of this run has {recorded_length} steps, and of"
+            f" this x, batch_size and steps_per_epoch it has {epoch_length}; give the data of the"
+            f" run, or steps_per_epoch={recorded_length} if x has enough batches, or another"
+            f" model_dir. allow_config_change=[{_EPOCH_LENGTH_FIELD!r}] goes on at the step of the"
+            " newest checkpoint, which need not be where an epoch of the new length begins"
         )
 
-    native, of_keras = split_callbacks(callbacks)
-    total = config.trainer.train_steps // (config.trainer.steps_per_epoch or steps)
-    params = {"epochs": total, "steps": steps, "verbose": verbose}
-    fit_callbacks = FitCallbacks(of_keras, model, params, validation_freq, task.data.batches)
+    native_callbacks, keras_callbacks = split_callbacks(callbacks)
+    total_epochs = config.trainer.train_steps // (config.trainer.steps_per_epoch or steps)
+    params = {"epochs": total_epochs, "steps": steps, "verbose": verbose}
+    fit_callbacks = FitCallbacks(keras_callbacks, model, params, validation_freq, task.data.batches)
     run_experiment(
         model.distribute_strategy,
         task,
         "train" if task.validation is None else "train_and_eval",
         config,
         model_dir,
-        callbacks=[fit_callbacks, *native],
+        callbacks=[fit_callbacks, *native_callbacks],
         console=fit_callbacks.console,
         **options,
     )
@@ -303,16 +319,16 @@ def run_fit(
 
 
 def _best_fields(best: str | bool | None, mode: str, names: Sequence[str] | None) -> dict[str, str]:
-    """Returns the fields of TrainerConfig for the best checkpoint; none if no best is kept.
+    """Returns the fields of TrainerConfig for the best checkpoint, or none if no best is kept.
 
     Args:
       best: The argument `best` of fit.
       mode: The argument `best_mode` of fit.
-      names: The names of the single numbers that an evaluation gives; None if there is no
+      names: The names of the single numbers that an evaluation gives. None if there is no
         validation data.
 
     Raises:
-      UsageError: when there is no such log, or its name does not tell which values are better.
+      UsageError: When there is no such log, or its name does not say which values are better.
     """
     logs = [f"val_{name}" for name in names or ()]
     if best is None and names is not None and "val_loss" not in logs:
@@ -324,6 +340,7 @@ def _best_fields(best: str | bool | None, mode: str, names: Sequence[str] | None
         best = "val_loss"
     if not best:
         return {}
+
     if names is None:
         raise UsageError(
             f"best={best!r}: there is no validation data, and the best weights are those of an"
@@ -337,6 +354,7 @@ def _best_fields(best: str | bool | None, mode: str, names: Sequence[str] | None
         )
     if mode not in ("auto", *_COMPARISONS):
         raise UsageError(f"best_mode={mode!r}: give 'min', 'max' or 'auto'")
+
     name = best.removeprefix("val_")
     comparison = guess_comparison(name) if mode == "auto" else _COMPARISONS[mode]
     if comparison is None:

@@ -1,4 +1,4 @@
-"""What a compiled model was made of, so that a resumed run can tell that its program has changed."""
+"""What a compiled model consists of, so that a resumed run notices a changed program."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ import numpy as np
 import tensorflow as tf
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-# Keras numbers the names of the layers that a process makes, which stand in these parts of a
-# config.
+
+# Keras numbers the names of the layers that a process creates. These parts of a config contain
+# the names.
 _NAME_KEYS = ("name", "inbound_nodes", "input_layers", "output_layers")
 
 
 def describe_model(model: Any) -> dict[str, str]:
-    """Returns texts by name: the loss of a model, the class and settings of its optimizer, and its layers.
+    """Returns texts that describe a model, by name.
 
-    The optimizer is left out if it has trained, since callbacks may have changed its settings.
+    They describe its loss, the class and settings of its optimizer, and its layers. The optimizer
+    is left out if it has trained, since callbacks may have changed its settings. Runs eagerly, on
+    the host.
     """
     texts = {"the loss": _format_value(getattr(model, "loss", None))}
+
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not int(tf.convert_to_tensor(optimizer.iterations)):
         texts["the optimizer"] = type(optimizer).__name__
@@ -31,6 +35,7 @@ def describe_model(model: Any) -> dict[str, str]:
         texts |= {
             f"{name} of the optimizer": _format_value(value) for name, value in settings.items()
         }
+
     for number, layer in enumerate(getattr(model, "layers", ())):
         checksum = zlib.crc32(_format_value(layer).encode())
         texts[f"layer {number}"] = f"{type(layer).__name__} with arguments {checksum:08x}"
@@ -44,7 +49,10 @@ def describe_changes(before: Mapping[str, Any], now: Mapping[str, str]) -> list[
 
 
 def _get_config(value: Any) -> dict[str, Any]:
-    """Returns the config of an object of Keras without names; {} for one that has none, such as a layer of a user."""
+    """Returns the config of an object of Keras without names.
+
+    It is {} for an object that has none, such as a layer of a user.
+    """
     with contextlib.suppress(Exception):
         config: dict[str, Any] = _normalize_config(value.get_config())
         return config
@@ -52,19 +60,21 @@ def _get_config(value: Any) -> dict[str, Any]:
 
 
 def _format_value(value: Any) -> str:
+    """Returns a text that is the same in each process: without addresses and numbered names."""
     if callable(value) and hasattr(value, "__name__"):
         return str(value.__name__)
     if hasattr(value, "get_config"):
         return f"{type(value).__name__} {_format_value(_get_config(value))}"
-    return (
-        value
-        if isinstance(value, str)
-        else _ADDRESS.sub("", json.dumps(_normalize_config(value), default=repr))
-    )
+    if isinstance(value, str):
+        return value
+    return _ADDRESS.sub("", json.dumps(_normalize_config(value), default=repr))
 
 
 def _normalize_config(config: Any) -> Any:
-    """Returns a config without the names in it, and with numbers of few digits: some come from a float32."""
+    """Returns a config without the names in it, and with numbers of few digits.
+
+    Some numbers come from a float32.
+    """
     if isinstance(config, Mapping):
         return {
             str(key): _normalize_config(value)

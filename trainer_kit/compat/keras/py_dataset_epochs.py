@@ -1,4 +1,4 @@
-"""PyDatasetEpochs: a keras.utils.PyDataset, whose batches have numbers, from any position on."""
+"""PyDatasetEpochs: the batches of a keras.utils.PyDataset, from any position on."""
 
 from __future__ import annotations
 
@@ -42,20 +42,19 @@ class Keras2Sequence(keras.utils.PyDataset):
         self._has_begun = True
 
     def on_epoch_end(self) -> None:
-        if (
-            self._has_begun
-        ):  # Keras 3 also calls it before the first epoch, and twice between evaluations
+        # Keras 3 also calls it before the first epoch, and twice between evaluations.
+        if self._has_begun:
             self._sequence.on_epoch_end()
         self._has_begun = False
 
 
 class PyDatasetEpochs:
-    """A Source of the batches of one pass after the other; they are global.
+    """A Source of global batches, of one pass after the other.
 
     The `workers` of the PyDataset are threads here, also with use_multiprocessing. Its
-    `on_epoch_begin` and `on_epoch_end` are called for each epoch, also for those before a restart,
-    so that a state which depends on them is the same. The order of the batches in a pass is a pure
-    function of `seed` and the number of the pass.
+    `on_epoch_begin` and `on_epoch_end` are called for each epoch, including those before a restart,
+    so that a state that depends on these calls is the same. The order of the batches in a pass is a
+    pure function of `seed` and the number of the pass.
 
     Args:
       dataset: The PyDataset, or a Sequence of tf_keras.
@@ -63,13 +62,14 @@ class PyDatasetEpochs:
       class_weight: The argument of `Model.fit`.
 
     Attributes:
-      batches_per_epoch: The number of batches in a pass; None if there is no end.
-      steps_per_pass: The number of batches in an epoch; those of a pass over the PyDataset at
-        first.
+      batches_per_epoch: The number of batches in a pass. None if there is no end.
+      steps_per_pass: The number of batches in an epoch. At first those of a pass over the
+        PyDataset.
+      element_spec: The spec of a batch.
       ends_with_pass: Whether an iterator ends with its epoch: no batch is then read before
         callbacks have begun its epoch. False at first.
-      evaluation_number: The number of the evaluation that reads the next pass, counted from 0;
-        None: it is for training.
+      evaluation_number: The number of the evaluation that reads the next pass, counted from 0.
+        None: the data is for training.
     """
 
     def __init__(self, dataset: Any, seed: int | None = None, class_weight: Any = None) -> None:
@@ -78,21 +78,30 @@ class PyDatasetEpochs:
         self._dataset = dataset
         self._seed = seed
         self._class_weight = class_weight
+
+        # The adapter reads the first batches for the spec. They show whether batches draw from a
+        # global state.
         adapter = get_data_adapter(dataset, shuffle=False)
         self.batches_per_epoch: int | None = adapter.num_batches
-        before = repr((random.getstate(), np.random.get_state()))
-        self.element_spec = adapter.get_tf_dataset().element_spec  # reads the first batches
-        self._moves_random_state = before != repr((random.getstate(), np.random.get_state()))
+        state_before = repr((random.getstate(), np.random.get_state()))
+        self.element_spec = adapter.get_tf_dataset().element_spec
+        state_after = repr((random.getstate(), np.random.get_state()))
+        self._moves_random_state = state_before != state_after
+
         self.steps_per_pass = self.batches_per_epoch or sys.maxsize
         self.evaluation_number: int | None = None
         self.ends_with_pass = False
-        self._begun_epochs = 0  # epochs
-        self._epoch_number = -1  # the number of the epoch that is read
+        # The number of epochs that have begun, and the number of the epoch that is read.
+        self._begun_epochs = 0
+        self._epoch_number = -1
 
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
-        """Returns the batches from `position` on, to the end of the epoch if `ends_with_pass`; see Source."""
+        """Returns the batches from `position` on. See Source.
+
+        They end with the epoch if `ends_with_pass`.
+        """
         del input_context
         batches = tf.data.Dataset.from_generator(
             lambda: self._generate_batches(position), output_signature=self.element_spec
@@ -106,30 +115,35 @@ class PyDatasetEpochs:
         return Resumption("inexact", (_MOVES_RANDOM_STATE,)) if self._moves_random_state else None
 
     def prepare_pass(self, position: int, *, has_iterator: bool) -> bool:
-        """Returns whether the batch of this position needs a new iterator; see DatasetPasses."""
+        """Returns whether the batch of this position needs a new iterator. See DatasetPasses."""
         number_before = self._epoch_number
         self._epoch_number = position // self.steps_per_pass
         return self._epoch_number != number_before or not has_iterator
 
     def begin_passes(self, count: int) -> None:
-        """Calls the methods of the PyDataset that begin the first `count` epochs, unless this run has called them."""
+        """Calls the methods of the PyDataset that begin the first `count` epochs.
+
+        Those that this run has called before are not called again.
+        """
         while self._begun_epochs < count:
             if self._begun_epochs and self.evaluation_number is not None:
-                # Keras calls it after an evaluation and before the next one
+                # Keras calls it after an evaluation and before the next one.
                 self._dataset.on_epoch_end()
-            self._dataset.on_epoch_end()  # also before the first epoch, as in Keras
+            # Keras calls it before the first epoch, too.
+            self._dataset.on_epoch_end()
             self._dataset.on_epoch_begin()
             self._begun_epochs += 1
 
     def _generate_batches(self, position: int) -> Iterator[Any]:
+        """Yields the batches from `position` on, and begins their epochs before it reads them."""
         epoch = position // self.steps_per_pass
         while True:
-            self.begin_passes(
-                1 + (epoch if self.evaluation_number is None else self.evaluation_number)
-            )
+            pass_number = epoch if self.evaluation_number is None else self.evaluation_number
+            self.begin_passes(1 + pass_number)
             epoch += 1
             end = epoch * self.steps_per_pass
-            yield from self._read_batches(map(self._get_batch_number, range(position, end)))
+            numbers = map(self._get_batch_number, range(position, end))
+            yield from self._read_batches(numbers)
             if self.ends_with_pass or self.evaluation_number is not None:
                 return
             position = end
@@ -138,25 +152,26 @@ class PyDatasetEpochs:
         """Returns the number of the batch at a position, counted over all passes."""
         if self.batches_per_epoch is None:
             return position
-        number, place = divmod(position, self.batches_per_epoch)
-        return (
-            place
-            if self._seed is None
-            else _compute_batch_order(self._seed, number, self.batches_per_epoch)[place]
-        )
+        pass_number, index = divmod(position, self.batches_per_epoch)
+        if self._seed is None:
+            return index
+        return _compute_batch_order(self._seed, pass_number, self.batches_per_epoch)[index]
 
     def _read_batches(self, numbers: Iterable[int]) -> Iterator[Any]:
-        """Yields the batches of these numbers in order; as many threads read ahead as there are workers."""
+        """Yields the batches of these numbers in order.
+
+        As many threads read ahead as the PyDataset has workers.
+        """
         workers = max(1, self._dataset.workers)
-        most_ahead = max(workers, self._dataset.max_queue_size) if workers > 1 else 1
-        with ThreadPoolExecutor(workers) as threads:
-            ahead = collections.deque[Future[Any]]()
+        max_pending = max(workers, self._dataset.max_queue_size) if workers > 1 else 1
+        with ThreadPoolExecutor(workers) as executor:
+            pending = collections.deque[Future[Any]]()
             for number in numbers:
-                ahead.append(threads.submit(self._dataset.__getitem__, number))
-                if len(ahead) == most_ahead:
-                    yield self._match_element_spec(ahead.popleft().result())
-            while ahead:
-                yield self._match_element_spec(ahead.popleft().result())
+                pending.append(executor.submit(self._dataset.__getitem__, number))
+                if len(pending) == max_pending:
+                    yield self._match_element_spec(pending.popleft().result())
+            while pending:
+                yield self._match_element_spec(pending.popleft().result())
 
     def _match_element_spec(self, batch: Any) -> Any:
         """Returns a batch in the structure that Keras gives it."""
@@ -166,19 +181,19 @@ class PyDatasetEpochs:
 
 @functools.lru_cache(maxsize=2)
 def _compute_batch_order(seed: int, pass_number: int, batches: int) -> list[int]:
-    """Returns the order of the batches in a shuffled pass."""
+    """Returns the order of the batches in a shuffled pass. Cached: each batch of a pass asks."""
     order = list(range(batches))
     random.Random(f"{seed} {pass_number}").shuffle(order)
     return order
 
 
 def copy_batch(batch: Any) -> Any:
-    """Returns a batch with copies of its arrays and tensors, for a tf.data.Dataset.from_generator. Runs on the host.
+    """Returns a batch with copies of its arrays and tensors, for Dataset.from_generator.
 
-    TensorFlow does not copy what a generator yields if its memory is aligned. When it then splits
-    the batch over the replicas, an operation such as dropout may write its result into a part:
-    without the copies, into the arrays of the user, and into batches that are kept for later
-    evaluations.
+    Runs eagerly, on the host. TensorFlow does not copy what a generator yields if its memory is
+    aligned. When it then splits the batch over the replicas, an operation such as dropout may write
+    its result into a part. Without the copies this would be a part of the user's arrays, or of
+    batches that are kept for later evaluations.
     """
 
     def copied(part: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Prepares a compiled model for training: all variables that its steps create are there before a restore."""
+"""Prepares a compiled model: all variables that its steps create exist before a restore."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from trainer_kit.runtime.variable_creation import trace_concrete_function
 
 def flatten_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns logs with those of nested dicts among them, as Keras flattens them."""
-    found: dict[str, Any] = {}
+    flat_logs: dict[str, Any] = {}
     for name, value in logs.items():
-        found |= flatten_logs(value) if isinstance(value, Mapping) else {str(name): value}
-    return found
+        flat_logs |= flatten_logs(value) if isinstance(value, Mapping) else {str(name): value}
+    return flat_logs
 
 
 def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str, tf.TensorSpec]:
-    """Has model, optimizers and metrics create the variables of a step; runs nothing. Called in strategy scope.
+    """Has model, optimizers and metrics create the variables of a step.
+
+    The step is traced, and not run. Called in strategy scope, on the host.
 
     Args:
       step: `model.train_step` or `model.test_step`.
@@ -33,12 +35,12 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
       data: A dataset or a Source of global batches.
 
     Returns:
-      The specs of what the step returns, by name; empty if that is the results of the model's
+      The specs of what the step returns, by name. Empty if that is the results of the model's
       metrics.
 
     Raises:
-      UsageError: when the step returns something else than a dict, or a value for each example.
-      Exception: what the step raises.
+      UsageError: When the step returns something else than a dict, or a value for each example.
+      Exception: What the step raises.
     """
     strategy = tf.distribute.get_strategy()
     replicas = strategy.num_replicas_in_sync
@@ -47,14 +49,12 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
         if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
             return spec
         is_known = spec.shape[0] and spec.shape[0] % replicas == 0
-        return tf.TensorSpec(
-            [spec.shape[0] // replicas if is_known else None, *spec.shape[1:]], spec.dtype
-        )
+        batch_size = spec.shape[0] // replicas if is_known else None
+        return tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype)
 
-    spec = (
-        data.element_spec if hasattr(data, "element_spec") else data.at(0).element_spec
-    )  # a Source may have none
-    batch = tf.nest.map_structure(spec_of_replica, spec)
+    # A Source may have no spec.
+    global_spec = data.element_spec if hasattr(data, "element_spec") else data.at(0).element_spec
+    batch_spec = tf.nest.map_structure(spec_of_replica, global_spec)
 
     # What a step of Keras 3 does is known without a trace of its gradients.
     if replicas == 1 and isinstance(model, keras.Model) and not is_overridden(model, step.__name__):
@@ -67,7 +67,7 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
             model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight)
             model.compute_metrics(x=x, y=y, y_pred=y_pred, sample_weight=weight)
 
-        trace_concrete_function(losses_and_metrics, batch)
+        trace_concrete_function(losses_and_metrics, batch_spec)
         if trains and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         return {}
@@ -85,30 +85,37 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
         logs.update(returned)
 
     graph = trace_concrete_function(
-        lambda inputs: strategy.run(record_logs, args=(inputs,)) and None, batch
+        lambda inputs: strategy.run(record_logs, args=(inputs,)) and None, batch_spec
     ).graph
     if logs.keys() == model.get_metrics_result().keys() and _updates_all(model.metrics, graph):
         return {}
+
     specs: dict[str, tf.TensorSpec] = {}
     for name, value in flatten_logs(logs).items():
-        tensor = tf.convert_to_tensor(value)  # a number or a variable, too
+        # A step may return numbers and variables, too.
+        tensor = tf.convert_to_tensor(value)
         if not tensor.shape.is_fully_defined():
             raise UsageError(
                 f"{step.__qualname__} returned {name!r} for each example; return numbers only"
             )
-        specs[name] = tf.TensorSpec(
-            tensor.shape, tensor.dtype if tensor.dtype.is_floating else tf.float32
-        )
+        dtype = tensor.dtype if tensor.dtype.is_floating else tf.float32
+        specs[name] = tf.TensorSpec(tensor.shape, dtype)
     return specs
 
 
 def _updates_all(metrics: list[Any], graph: Any) -> bool:
-    """Whether a traced step updates all metrics; it may return a loss of its own in place of the result of one."""
-    changed = {id(handle) for handle in find_written_handles(graph)}
+    """Whether a traced step updates all metrics.
+
+    If it does not, it may return another loss in place of the result of one of them.
+    """
+    written_ids = {id(handle) for handle in find_written_handles(graph)}
     for metric in metrics:
-        variables = [native_variable(variable) for variable in metric.variables]
-        handles = [id(part.handle) for one in variables for part in getattr(one, "values", [one])]
-        if handles and changed.isdisjoint(handles):
+        handle_ids: list[int] = []
+        for variable in map(native_variable, metric.variables):
+            # A distributed variable has one component for each replica.
+            components = getattr(variable, "values", [variable])
+            handle_ids += [id(component.handle) for component in components]
+        if handle_ids and written_ids.isdisjoint(handle_ids):
             return False
     return True
 
@@ -119,14 +126,12 @@ def apply_keras_autograph(method: Callable[..., Any], model: Any) -> Callable[..
     In tf_keras, AutoGraph converts layers, losses and metrics, and not the steps. In Keras 3 it
     converts nothing.
     """
-    return (
-        convert_with_autograph(method, convert_own_code=False)
-        if is_keras_2_model(model)
-        else method
-    )
+    if is_keras_2_model(model):
+        return convert_with_autograph(method, convert_own_code=False)
+    return method
 
 
 def is_overridden(model: Any, name: str) -> bool:
     """Whether the class of a model, of either Keras, has its own attribute `name`."""
-    owner = next(kind for kind in type(model).__mro__ if name in vars(kind))
+    owner = next(cls for cls in type(model).__mro__ if name in vars(cls))
     return owner.__module__.partition(".")[0] not in ("keras", "tf_keras")

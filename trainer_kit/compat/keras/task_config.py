@@ -1,4 +1,7 @@
-"""The section `task` of compiled Keras models, and what an experiment makes of them. Imports no TensorFlow."""
+"""The section `task` of compiled Keras models, and the parts of their experiments.
+
+Imports no TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class KerasTaskConfig(TaskConfig):
 
 @dataclass(frozen=True)
 class KerasExperiment:
-    """What the runs of an experiment are made of; see `register_keras_experiment`.
+    """The parts of the runs of an experiment. See `register_keras_experiment`.
 
     Attributes:
       build_fn: Returns a compiled model.

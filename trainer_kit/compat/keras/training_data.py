@@ -1,4 +1,4 @@
-"""The data of `fit`: everything that `Model.fit` takes, as data with a position and epochs of known length."""
+"""The data of `fit`: all that `Model.fit` takes, with a position and epochs of known length."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class TrainingData:
     """The training data of a fit.
 
     Attributes:
-      batches: A Source or a tf.data.Dataset of global batches; None: there are none. A
-        DatasetPasses ends with its pass, and batches of a generator end with it; others have no
+      batches: A Source or a tf.data.Dataset of global batches. None: there are none. A
+        DatasetPasses ends with its pass, and batches of a generator end with it. Others have no
         end.
       steps_per_epoch: The number of steps in an epoch.
-      batch_size: The number of examples in a full batch; 0 if it is not known.
+      batch_size: The number of examples in a full batch. 0 if it is not known.
     """
 
     batches: Any
@@ -48,7 +48,7 @@ class DatasetEpochs:
     Attributes:
       dataset: The dataset of global batches, one pass after the other.
       batches_per_epoch: The number of batches in a pass.
-      arrays: The nested arrays that the dataset was made of, for its identity; None: there are
+      arrays: The nested arrays that the dataset was made of, for its identity. None: there are
         none.
     """
 
@@ -64,17 +64,18 @@ class DatasetEpochs:
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
     ) -> tf.data.Dataset:
-        """Returns the dataset from batch `position` on; the batches before it are read. Runs on the host."""
+        """Returns the dataset from batch `position` on.
+
+        Runs on the host. The batches before `position` are read.
+        """
         del input_context
         return self.dataset.skip(position)
 
     def identity(self) -> dict[str, Any]:
-        """Returns what describes the arrays, or else the dataset; see Source."""
-        return (
-            get_data_identity(self.dataset)
-            if self.arrays is None
-            else compute_array_identity(self.arrays)
-        )
+        """Returns what describes the arrays, or else the dataset. See Source."""
+        if self.arrays is None:
+            return get_data_identity(self.dataset)
+        return compute_array_identity(self.arrays)
 
 
 def build_training_data(
@@ -89,23 +90,24 @@ def build_training_data(
     seed: int | None = None,
     is_keras_2: bool = False,
 ) -> TrainingData:
-    """Returns training data in global batches; the arguments are those of `Model.fit`.
+    """Returns training data in global batches.
 
-    Runs eagerly, in scope, on the host.
+    Runs eagerly, in scope, on the host. The arguments before `seed` are those of `Model.fit`.
 
     Args:
-      seed: The seed of an experiment, each of whose epochs has an order of its own. Passes over its
+      x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight: See `Model.fit`.
+      seed: The seed of an experiment, each of whose epochs has a separate order. Passes over its
         datasets are then read with one iterator.
       is_keras_2: Whether the orders are those of tf_keras.
 
     Raises:
-      UsageError: when the data does not tell the length of an epoch, or has no examples.
-      ValueError: for data that Keras cannot read, with Keras's message.
+      UsageError: When the data does not tell the length of an epoch, or has no examples.
+      ValueError: For data that Keras cannot read, with Keras's message.
     """
-    if hasattr(x, "on_epoch_end"):  # a PyDataset, or a Sequence of tf_keras
-        order_seed = (
-            tf.compat.v1.get_seed(1)[0] if seed is None else seed
-        )  # without a global seed it is a constant
+    # A PyDataset, or a Sequence of tf_keras.
+    if hasattr(x, "on_epoch_end"):
+        # Without a global seed that of TensorFlow is a constant.
+        order_seed = tf.compat.v1.get_seed(1)[0] if seed is None else seed
         source = PyDatasetEpochs(x, order_seed if shuffle else None, class_weight)
         steps = compute_steps_per_epoch(
             steps_per_epoch, source.batches_per_epoch, "a PyDataset without a length"
@@ -132,26 +134,22 @@ def build_training_data(
         epochs = ArrayEpochs(
             arrays, int(adapter.batch_size), bool(shuffle), seed, is_keras_2=is_keras_2
         )
-        return TrainingData(
-            epochs,
-            compute_steps_per_epoch(steps_per_epoch, epochs.batches_per_epoch),
-            adapter.batch_size,
-        )
+        steps = compute_steps_per_epoch(steps_per_epoch, epochs.batches_per_epoch)
+        return TrainingData(epochs, steps, adapter.batch_size)
 
     dataset = adapter.get_tf_dataset()
     size = int(tf.nest.flatten(dataset.element_spec)[0].shape[0] or 0)
     if isinstance(x, GeneratorType):
-        return TrainingData(
-            dataset, compute_steps_per_epoch(steps_per_epoch, None, "a generator"), size
-        )
+        steps = compute_steps_per_epoch(steps_per_epoch, None, "a generator")
+        return TrainingData(dataset, steps, size)
+
     length = int(dataset.cardinality())
     is_known = length != tf.data.UNKNOWN_CARDINALITY
     if length == tf.data.INFINITE_CARDINALITY or (not is_known and steps_per_epoch):
-        return TrainingData(
-            dataset.repeat(),
-            compute_steps_per_epoch(steps_per_epoch, None, "a dataset without end"),
-            size,
-        )
+        batches = dataset.repeat()
+        steps = compute_steps_per_epoch(steps_per_epoch, None, "a dataset without end")
+        return TrainingData(batches, steps, size)
+
     length = length if is_known else _count_batches(dataset)
     if not length:
         raise UsageError(
@@ -160,39 +158,44 @@ def build_training_data(
     steps = compute_steps_per_epoch(steps_per_epoch, length)
     if seed is not None or length % steps or not needs_new_iterators(dataset):
         return TrainingData(dataset.repeat(), steps, size)
-    # Keras makes one more iterator at the end of each pass, and in the scope of a strategy one at
-    # the begin of a fit; tf_keras always makes one there, and no other.
-    unused = (
-        (1, 0)
-        if is_keras_2
-        else (int(tf.distribute.has_strategy()), int(is_known and not steps_per_epoch))
+
+    # tf_keras always makes one iterator at the begin of a fit, and no other. Keras 3 makes one
+    # there in the scope of a strategy, and one more at the end of each pass.
+    if is_keras_2:
+        unread_iterators = (1, 0)
+    else:
+        at_begin = int(tf.distribute.has_strategy())
+        after_a_pass = int(is_known and not steps_per_epoch)
+        unread_iterators = (at_begin, after_a_pass)
+    original_dataset = x if isinstance(x, tf.data.Dataset) else dataset
+    passes = DatasetPasses(
+        dataset, length, original_dataset=original_dataset, unread_iterators=unread_iterators
     )
-    given = x if isinstance(x, tf.data.Dataset) else dataset
-    return TrainingData(
-        DatasetPasses(dataset, length, original_dataset=given, unread_iterators=unused), steps, size
-    )
+    return TrainingData(passes, steps, size)
 
 
 def build_validation_data(
     validation_data: Any, batch_size: int | None = None, steps: int | None = None
 ) -> Any:
-    """Returns one pass over validation data in global batches: a dataset, or a Source of arrays or of a PyDataset.
+    """Returns one pass over validation data in global batches.
 
-    Runs eagerly, on the host. Batches of a generator are read here and kept, so that each
-    evaluation has the same ones.
+    This is a dataset, or a Source of arrays or of a PyDataset. Runs eagerly, on the host. Batches
+    of a generator are read here and kept, so that each evaluation has the same ones.
 
     Args:
-      validation_data: See `Model.fit`: (x, y), (x, y, sample_weight), or data that holds both.
+      validation_data: See `Model.fit`: (x, y), (x, y, sample_weight), or data that contains both.
       batch_size: The number of examples in a batch, for arrays. None: 32, or what divides the
         arrays into `steps`.
       steps: The number of batches in an evaluation. None: all.
 
     Raises:
-      UsageError: for arrays without examples.
-      ValueError: for data that Keras cannot read, with Keras's message.
+      UsageError: For arrays without examples.
+      ValueError: For data that Keras cannot read, with Keras's message.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
-    if hasattr(x, "on_epoch_end"):  # a PyDataset, or a Sequence of tf_keras
+
+    # A PyDataset, or a Sequence of tf_keras.
+    if hasattr(x, "on_epoch_end"):
         source = PyDatasetEpochs(x)
         source.evaluation_number = 0
         return source
@@ -203,12 +206,14 @@ def build_validation_data(
     if is_array_adapter(adapter):
         size = int(adapter.batch_size)
         arrays = convert_to_tensors(x, y, sample_weight, name="validation_data")
-        length = math.ceil(int(tf.nest.flatten(arrays)[0].shape[0]) / size)
+        num_examples = int(tf.nest.flatten(arrays)[0].shape[0])
+        length = math.ceil(num_examples / size)
         if tf.distribute.has_strategy():
-            # With one device it would leave out a rebatch, and with several the length after one.
+            # A strategy of one device would leave out a rebatch, and one of several devices the
+            # length after a rebatch.
             batches = tf.data.Dataset.from_tensor_slices(arrays).batch(size)
         else:
-            # Without a function, which each evaluation would make anew with its iterator.
+            # A rebatch has no function. Each evaluation would make one anew with its iterator.
             batches = tf.data.Dataset.from_tensors(arrays).rebatch(size)
             batches = batches.apply(tf.data.experimental.assert_cardinality(length))
         return DatasetEpochs(batches, length, arrays=(x, y, sample_weight))
@@ -227,28 +232,39 @@ def convert_to_tensors(
 ) -> Any:
     """Returns all examples as nested tensors, with the dtypes that Keras gives them.
 
+    Runs eagerly, on the host: the tensors are in its memory.
+
+    Args:
+      x, y, sample_weight, class_weight: See `Model.fit`.
+      name: What the data is called in an error.
+
     Raises:
-      UsageError: when there are none, or they are sparse or ragged.
+      UsageError: When there are no examples, or they are sparse or ragged.
     """
-    parts = [
-        part for part in keras.tree.flatten((x, y, sample_weight)) if part is not None
-    ]  # an input may be optional
-    examples = int(parts[0].shape[0])  # a sparse one has no len()
-    if not examples:
+    # An input may be optional, and is None then.
+    parts = [part for part in keras.tree.flatten((x, y, sample_weight)) if part is not None]
+    # A sparse part has no len().
+    num_examples = int(parts[0].shape[0])
+    if not num_examples:
         raise UsageError(
             f"{name} has no examples: its first dimension is 0; give at least one example, or leave"
             " it out"
         )
-    adapter = get_data_adapter(x, y, sample_weight, batch_size=examples, class_weight=class_weight)
+
+    adapter = get_data_adapter(
+        x, y, sample_weight, batch_size=num_examples, class_weight=class_weight
+    )
     with tf.device("CPU:0"):
         if all(isinstance(part, np.ndarray) for part in parts):
             # The same without a tf.data.Dataset, whose functions take a tenth of a second to make.
             # tf.data would pack a list into one tensor.
-            whole = keras.tree.lists_to_tuples(next(iter(adapter.get_numpy_iterator())))
-            return tf.nest.map_structure(tf.constant, whole)
-        whole = next(iter(adapter.get_tf_dataset()))
-    if all(isinstance(part, tf.Tensor) for part in tf.nest.flatten(whole)):
-        return whole
+            numpy_batch = next(iter(adapter.get_numpy_iterator()))
+            batch = keras.tree.lists_to_tuples(numpy_batch)
+            return tf.nest.map_structure(tf.constant, batch)
+        batch = next(iter(adapter.get_tf_dataset()))
+
+    if all(isinstance(part, tf.Tensor) for part in tf.nest.flatten(batch)):
+        return batch
     raise UsageError(
         f"{name} is sparse or ragged; give batches: tf.data.Dataset.from_tensor_slices((x,"
         " y)).batch(32)"
@@ -256,23 +272,28 @@ def convert_to_tensors(
 
 
 def _count_batches(dataset: tf.data.Dataset) -> int:
-    """Returns the number of batches, found by reading a copy without its shuffles, which would use up an order."""
+    """Returns the number of batches in a pass over a dataset, by reading it.
+
+    A copy without the shuffles is read where this is possible: a shuffle would use up an order.
+    """
     try:
+        # The inputs of a shuffle replace it in the graph.
         graph = build_graph_def(dataset)
         shuffled = {
             node.name: node.input[0] for node in graph.node if node.op.startswith("ShuffleDataset")
         }
         for node in graph.node:
-            for place, name in enumerate(node.input):
+            for index, name in enumerate(node.input):
                 while name.partition(":")[0] in shuffled:
                     name = shuffled[name.partition(":")[0]]
-                node.input[place] = name
+                node.input[index] = name
         variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
         dataset = tf.data.experimental.from_variant(variant, dataset.element_spec)
     except tf.errors.OpError:
         _LOG.info(
             "x is counted by reading it, so that its shuffles draw other orders than in Keras"
         )
+
     count = int(dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
     _LOG.info(
         "x was read once to count the batches of an epoch: %d; give steps_per_epoch to save this"
@@ -289,8 +310,11 @@ def compute_steps_per_epoch(
 
     Args:
       steps_per_epoch: The argument `steps_per_epoch` of fit.
-      batches_per_pass: The number of batches in a pass over x; None if it is not known.
+      batches_per_pass: The number of batches in a pass over x. None if it is not known.
       description: What x is, for the error.
+
+    Raises:
+      UsageError: When neither of the two numbers is known.
     """
     if not steps_per_epoch and not batches_per_pass:
         raise UsageError(
@@ -298,6 +322,7 @@ def compute_steps_per_epoch(
         )
     if not steps_per_epoch or not batches_per_pass:
         return int(steps_per_epoch or batches_per_pass or 0)
+
     if steps_per_epoch > batches_per_pass:
         _LOG.warning(
             "steps_per_epoch=%d: x has only %d batches; as in Keras, an epoch ends with them",

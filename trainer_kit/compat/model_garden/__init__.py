@@ -1,8 +1,8 @@
-"""Compatibility layer for TF Model Garden: its tasks, experiments, YAML and gin files run on trainer_kit's engine.
+"""Compatibility layer for TF Model Garden.
 
-The names and signatures are those of `official.core`. Each name is imported when it is first used,
-so importing this module imports nothing of Model Garden. Names that need no translation are Model
-Garden's own objects.
+Its tasks, experiments, YAML and gin files run on trainer_kit's engine. The names and signatures are
+those of `official.core`. Each name is imported when it is first used, so importing this module
+imports nothing of Model Garden. Names that need no translation are Model Garden's own objects.
 """
 
 from __future__ import annotations

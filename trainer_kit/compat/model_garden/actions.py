@@ -1,4 +1,4 @@
-"""Actions after training loops and evaluations, with the names and signatures of official.core.actions."""
+"""Actions after training loops and evaluations, with the signatures of official.core.actions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from trainer_kit.training.trainer import Trainer
 
 @accept_gin_bindings("official.core.actions.get_eval_actions")
 def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
-    """Returns the actions that run after each evaluation: if weights are averaged, saving the averages.
+    """Returns the actions that run after each evaluation.
+
+    If weights are averaged, one saves the averages.
 
     Args:
       params: The experiment's config, trainer_kit's or Model Garden's.
@@ -61,36 +63,38 @@ def get_train_actions(
     """
     actions: list[Any] = []
     if getattr(params.task, "pruning", None):
-        with explain_config_errors("task.pruning"):  # its package may be missing
+        # The package of pruning may be missing.
+        with explain_config_errors("task.pruning"):
             actions.append(PruningAction(model_dir, trainer.model, trainer.optimizer))
     if isinstance(trainer, Trainer):
         return actions
-    options = params.trainer
-    if options.recovery_max_trials >= 0:
+
+    section = params.trainer
+    if section.recovery_max_trials >= 0:
         condition = RecoveryCondition(
             trainer.global_step,
-            options.loss_upper_bound,
-            options.recovery_begin_steps,
-            options.recovery_max_trials,
+            section.loss_upper_bound,
+            section.recovery_begin_steps,
+            section.recovery_max_trials,
         )
         recovery = RecoveryAction(checkpoint_manager)
         actions.append(orbit.actions.ConditionalAction(condition, recovery))
+
     # A run of trainer_kit saves by itself when it is preempted, and TensorFlow's handler cannot use
     # its manager.
     saves_itself = isinstance(checkpoint_manager, CheckpointManager)
     if (
-        options.preemption_on_demand_checkpoint
+        section.preemption_on_demand_checkpoint
         and trainer.strategy.cluster_resolver
         and not saves_itself
     ):
-        actions.append(
-            orbit.actions.SaveCheckpointIfPreempted(
-                trainer.strategy.cluster_resolver,
-                checkpoint_manager,
-                trainer.global_step,
-                keep_running_after_save=True,
-            )
+        save_if_preempted = orbit.actions.SaveCheckpointIfPreempted(
+            trainer.strategy.cluster_resolver,
+            checkpoint_manager,
+            trainer.global_step,
+            keep_running_after_save=True,
         )
+        actions.append(save_if_preempted)
     return actions
 
 
@@ -107,21 +111,21 @@ class GardenActionsTrainer(BaseTrainer):
 
 
 class RecoveryCondition(model_garden_actions.RecoveryCondition):
-    """Decides after each training loop whether the loss has diverged; it has Model Garden's arguments.
+    """Decides after each training loop whether the loss has diverged.
 
-    A loss that is not finite has diverged at every step. When no trial is left, a DivergedError
-    determines the exit code.
+    It has Model Garden's arguments. A loss that is not finite has diverged at every step. When no
+    trial is left, a DivergedError determines the exit code.
     """
 
     def __call__(self, outputs: Mapping[str, Any]) -> bool:
-        """Returns whether the run has to be restored; runs eagerly, on the host.
+        """Returns whether the run has to be restored. Runs eagerly, on the host.
 
         Args:
           outputs: The logs of the loop, with "training_loss".
 
         Raises:
-          DivergedError: (a RuntimeError) when no recovery is left.
-          UsageError: when the logs have no training loss.
+          DivergedError: (a RuntimeError) When no recovery is left.
+          UsageError: When the logs have no training loss.
         """
         if "training_loss" not in outputs:
             raise UsageError(
@@ -129,6 +133,7 @@ class RecoveryCondition(model_garden_actions.RecoveryCondition):
                 "by which a run recovers from a divergence; return it from train_loop_end, or set "
                 "trainer.recovery_max_trials=-1"
             )
+
         loss = float(np.asarray(to_numpy(outputs["training_loss"])).item())
         if not math.isfinite(loss):
             outputs = {"training_loss": math.nan}
@@ -144,13 +149,16 @@ class RecoveryCondition(model_garden_actions.RecoveryCondition):
 
 
 class RecoveryAction(model_garden_actions.RecoveryAction):
-    """Restores the newest checkpoint; trainer_kit's manager passes over those that are not finite."""
+    """Restores the newest checkpoint.
+
+    trainer_kit's manager passes over checkpoints that are not finite.
+    """
 
     def __call__(self, _: Any) -> None:
-        """Restores the checkpoint; runs eagerly, in strategy scope.
+        """Restores the checkpoint. Runs eagerly, in strategy scope.
 
         Raises:
-          DivergedError: (a RuntimeError) when there is no checkpoint.
+          DivergedError: (a RuntimeError) When there is no checkpoint.
         """
         self.checkpoint_manager.sync()
         if not self.checkpoint_manager.checkpoints:
@@ -163,15 +171,15 @@ class RecoveryAction(model_garden_actions.RecoveryAction):
 
 
 class AveragesSaver:
-    """Saves a checkpoint with the averages in place of the model's weights, as Model Garden's EMACheckpointing does.
+    """Saves a checkpoint with the averages in place of the model's weights.
 
-    The checkpoint is `ema_checkpoints/average_weights-<step>` in `export_dir`. Afterwards the model
-    has its weights back, bit by bit, even when the save fails. Of several workers only the chief
-    leaves files.
+    Model Garden's EMACheckpointing does the same. The checkpoint is
+    `ema_checkpoints/average_weights-<step>` in `export_dir`. Afterwards the model has its weights
+    back, bit by bit, even when the save fails. Of several workers only the chief leaves files.
 
     Args:
-      trainer: The trainer; it knows when averages are in place, because a save may come meanwhile.
-      export_dir: The folder that holds `ema_checkpoints`.
+      trainer: The trainer. It knows when averages are in place, because a save may come meanwhile.
+      export_dir: The folder that contains `ema_checkpoints`.
       max_to_keep: The number of newest checkpoints to keep.
     """
 
@@ -187,6 +195,6 @@ class AveragesSaver:
         )
 
     def __call__(self, _: Any) -> None:
-        """Saves the averages; runs eagerly, in strategy scope, on every worker."""
+        """Saves the averages. Runs eagerly, in strategy scope, on every worker."""
         with self._trainer.use_weights(AVERAGE):
             self._manager.save(checkpoint_number=int(to_numpy(self._trainer.global_step)))

@@ -1,4 +1,4 @@
-"""absl's app for ported programs: errors of trainer_kit are printed in one line, and set the exit code."""
+"""absl's app for ported programs: errors of trainer_kit have one line and an exit code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from trainer_kit.errors import find_trainer_kit_error
 
 
 def run(main: Callable[[list[str]], Any], argv: Sequence[str] | None = None) -> NoReturn:
-    """Parses the flags, calls `main`, and ends the process, like absl.app.run except for errors of trainer_kit.
+    """Parses the flags, calls `main`, and ends the process, as absl.app.run does.
 
-    Those end the process with one line and their exit code, which supervisors and clusters read: 75
-    after a preemption, 2 for a mistake. All other errors end with a traceback.
+    Only errors of trainer_kit differ: they end the process with one line and their exit code, which
+    supervisors and clusters read: 75 after a preemption, 2 for a mistake. All other errors end with
+    a traceback.
 
     Args:
       main: Called with a list of the command's name and its positional arguments.
-      argv: The command line; None: sys.argv.
+      argv: The command line. None: sys.argv.
     """
 
     def explained_main(arguments: list[str]) -> Any:

@@ -1,10 +1,10 @@
-"""The best checkpoint exporter with Model Garden's names, and with files that Model Garden's programs can read.
+"""The best checkpoint exporter with Model Garden's names, and with files that its programs read.
 
 The best weights are `ckpt-<step>.*`, which TensorFlow's pointer file `checkpoint` names: Model
 Garden finds them by it. `best_ckpt-1.*` are links to them, where the file system has links, for
 programs that know the name of Model Garden's first best weights, as its own tests do. info.json
-holds what Model Garden writes there: nested metrics and `best_ckpt_global_step`. Best weights that
-Model Garden has left in the folder are taken over.
+contains what Model Garden writes there: nested metrics and `best_ckpt_global_step`. Best weights
+that Model Garden has left in the folder are taken over.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class BestCheckpointExporter(BestWeightsExporter):
     like its own.
 
     Args:
-      export_dir: The local folder of the weights and of info.json; the first export creates it.
-      metric_name: A metric in the evaluation logs; `a|b` is the entry b of the nested logs a.
+      export_dir: The local folder of the weights and of info.json. The first export creates it.
+      metric_name: A metric in the evaluation logs. `a|b` is the entry b of the nested logs a.
       metric_comp: "higher" or "lower": which value is better.
-      is_chief: Whether this process keeps files in the folder; None: if it is the chief of the
+      is_chief: Whether this process keeps files in the folder. None: if it is the chief of the
         current strategy.
 
     Raises:
-      UsageError: (a ValueError) for an unknown comparison, or a folder that is not local.
-      StorageError: when Model Garden's best weights cannot be taken over.
+      UsageError: (a ValueError) For an unknown comparison, or a folder that is not local.
+      StorageError: When Model Garden's best weights cannot be taken over.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class BestCheckpointExporter(BestWeightsExporter):
             raise UsageError(
                 f"the best checkpoint has to be in a local folder, not in {export_dir}"
             )
+
         if is_chief is None:
             is_chief = bool(tf.distribute.get_strategy().extended.should_checkpoint)
         folder = GardenBestFolder(export_dir, is_chief)
@@ -83,30 +84,36 @@ class BestCheckpointExporter(BestWeightsExporter):
         global_step: Any,
         write_logs: bool = True,
     ) -> bool:
-        """Exports `checkpoint` if its evaluation is the best so far; runs eagerly, on every worker.
+        """Exports `checkpoint` if its evaluation is the best so far.
+
+        Runs eagerly, on every worker.
 
         Args:
           checkpoint: The checkpoint of the evaluated weights.
           eval_logs: The evaluation's metrics, which may be nested. Values that are not single
             numbers are left out.
           global_step: The step of the weights.
-          write_logs: Whether to call a subclass's own `export_best_eval_metric`; info.json is
+          write_logs: Whether to call a subclass's own `export_best_eval_metric`. info.json is
             written in any case.
 
         Returns:
           Whether the checkpoint was exported.
 
         Raises:
-          UsageError: (a ValueError) when the metric is not in the logs, or is not a single number.
-          StorageError: when the weights or the record cannot be written.
+          UsageError: (a ValueError) When the metric is not in the logs, or is not a single number.
+          StorageError: When the weights or the record cannot be written.
         """
-        logs, step = extract_scalars(eval_logs), int(to_numpy(global_step))
+        logs = extract_scalars(eval_logs)
+        step = int(to_numpy(global_step))
         exported = super().maybe_export_checkpoint(checkpoint, logs, step)
-        overridden = (
+
+        # The method of this class would write info.json a second time.
+        is_overridden = (
             type(self).export_best_eval_metric is not BestCheckpointExporter.export_best_eval_metric
         )
-        if exported and write_logs and overridden:  # else info.json is written already
+        if exported and write_logs and is_overridden:
             self.export_best_eval_metric(logs, step)
+
         value = flatten_scalars(logs, "|").get(self.metric_name)
         if value is not None:
             self._last_logs = {**logs, GARDEN_STEP: float(step), self.metric_name: value}
@@ -115,10 +122,11 @@ class BestCheckpointExporter(BestWeightsExporter):
     def export_best_eval_metric(self, eval_logs: Mapping[str, Any], global_step: Any) -> None:
         """Writes info.json: the step, and the metrics that are single numbers.
 
-        If a subclass overrides this method, the override is called after each export.
+        If a subclass overrides this method, the override is called after each export. Runs eagerly,
+        on the host.
 
         Raises:
-          StorageError: when info.json cannot be written.
+          StorageError: When info.json cannot be written.
         """
         if self._folder.is_writer:
             content = {**extract_scalars(eval_logs), GARDEN_STEP: float(to_numpy(global_step))}
@@ -126,10 +134,10 @@ class BestCheckpointExporter(BestWeightsExporter):
 
     @property
     def best_ckpt_logs(self) -> dict[str, Any] | None:
-        """The metrics of the best evaluation so far, nested as they were, with the deciding one under its own name too.
+        """The metrics of the best evaluation so far, nested as they were.
 
-        Until an evaluation has a finite metric, these are the last evaluation's; None before the
-        first evaluation.
+        The deciding metric is also under its own name. Until an evaluation has a finite metric,
+        these are the metrics of the last evaluation. None before the first evaluation.
         """
         best = self.criterion.best(self._best_so_far)
         if best is None:
@@ -143,36 +151,42 @@ class BestCheckpointExporter(BestWeightsExporter):
 
     @property
     def best_ckpt_path(self) -> str | None:
-        """The checkpoint prefix of the best weights; None if there are none yet."""
+        """The checkpoint prefix of the best weights. None if there are none yet."""
         path: str | None = tf.train.latest_checkpoint(self.export_dir)
         return path
 
     def _save(self, checkpoint: tf.train.Checkpoint, prefix: str) -> None:
-        _ = (
-            checkpoint.save_counter
-        )  # created now, it is saved too, so that restore(...).assert_consumed() passes
+        # Reading the counter creates it. It is saved then, too, so that
+        # restore(...).assert_consumed() passes.
+        _ = checkpoint.save_counter
         super()._save(checkpoint, prefix)
 
 
 def maybe_create_best_ckpt_exporter(params: Any, data_dir: str) -> Any:
-    """Returns an exporter of the best checkpoint; None when the config names no metric or no folder.
+    """Returns an exporter of the best checkpoint.
+
+    None when the config names no metric or no folder.
 
     Args:
       params: The experiment's config, trainer_kit's or Model Garden's.
       data_dir: The parent of the best checkpoint's folder: the model_dir.
     """
-    options = params.trainer
-    folder, metric = options.best_checkpoint_export_subdir, options.best_checkpoint_eval_metric
-    if not (data_dir and folder and metric):
+    section = params.trainer
+    subfolder = section.best_checkpoint_export_subdir
+    metric = section.best_checkpoint_eval_metric
+    if not (data_dir and subfolder and metric):
         return None
-    _LOG.info("the best checkpoint by %s is kept in %s", metric, os.path.join(data_dir, folder))
-    return BestCheckpointExporter(
-        os.path.join(data_dir, folder), metric, options.best_checkpoint_metric_comp
-    )
+
+    export_dir = os.path.join(data_dir, subfolder)
+    _LOG.info("the best checkpoint by %s is kept in %s", metric, export_dir)
+    return BestCheckpointExporter(export_dir, metric, section.best_checkpoint_metric_comp)
 
 
 def extract_scalars(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested logs with their single numbers as floats, in the same order; other values are left out."""
+    """Returns nested logs with their single numbers as floats, in the same order.
+
+    Other values are left out.
+    """
     return nest_metrics(flatten_scalars(logs, "|"))
 
 
@@ -181,18 +195,21 @@ class GardenBestFolder(BestFolder):
 
     Args:
       path: The local path of the folder.
-      is_writer: Whether this process writes the folder; if not, it changes nothing.
+      is_writer: Whether this process writes the folder. If not, it changes nothing.
     """
 
     def import_garden_weights(self, metric: str) -> None:
-        """Takes over the best weights that Model Garden has left here, if its info.json has a finite metric.
+        """Takes over the best weights that Model Garden has left here.
+
+        It does so if Model Garden's info.json has a finite metric.
 
         Raises:
-          StorageError: when a file cannot be written.
+          StorageError: When a file cannot be written.
         """
         info = self._read_garden_info(metric) if self.is_writer else None
         if info is None:
             return
+
         source = str(tf.train.latest_checkpoint(self.path))
         target = self.prefix(info["step"])
         try:
@@ -202,6 +219,7 @@ class GardenBestFolder(BestFolder):
             raise create_write_error(
                 f"{source} cannot be copied to {target}", self.path, error
             ) from error
+
         self.write_info_record(info)
         self.write_best(info)
         _LOG.info(
@@ -213,7 +231,10 @@ class GardenBestFolder(BestFolder):
         )
 
     def read_infos(self, metric: str) -> dict[int, dict[str, Any]]:
-        """Returns the noted info of whole weights by step; on workers, also of those that the chief will take over."""
+        """Returns the noted info of complete weights by step.
+
+        On workers it includes the weights that the chief is going to take over.
+        """
         infos = super().read_infos(metric)
         info = None if self.is_writer else self._read_garden_info(metric)
         return infos if info is None else dict(sorted({info["step"]: info, **infos}.items()))
@@ -223,7 +244,10 @@ class GardenBestFolder(BestFolder):
         return read_info(self.path, quiet=True)
 
     def write_best(self, info: dict[str, Any]) -> None:
-        """Makes info.json, the pointer file and the links name weights that exist; see BestFolder."""
+        """Makes info.json, the pointer file and the links name weights that exist.
+
+        See BestFolder.
+        """
         super().write_best(info)
         self._link_weights(self.prefix(info["step"]))
 
@@ -233,37 +257,45 @@ class GardenBestFolder(BestFolder):
         self._link_weights("")
 
     def _link_weights(self, prefix: str) -> None:
-        """Links to the weights at `prefix`; "" removes the links. Errors are ignored: the links are not essential."""
-        linked = os.path.join(self.path, _LINK_NAME)
+        """Links to the weights at `prefix`. With "" it removes the links.
+
+        Errors are ignored: the links are not essential.
+        """
+        link_prefix = os.path.join(self.path, _LINK_NAME)
         with contextlib.suppress(OSError):
             if self.is_writer:
-                _remove_checkpoint(linked)
+                _remove_checkpoint(link_prefix)
                 for suffix in _suffixes(prefix) if prefix else ():
-                    os.link(prefix + suffix, linked + suffix)
+                    os.link(prefix + suffix, link_prefix + suffix)
 
     def format_info(self, info: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of info.json for weights with the noted `info`."""
         return {**nest_metrics(info["metrics"]), GARDEN_STEP: float(info["step"])}
 
     def _read_garden_info(self, metric: str) -> dict[str, Any] | None:
-        """Returns the info of best weights that Model Garden left here; None if there are none, or not finite ones."""
-        written = files.read_json(self.info_path) or {}
-        step = written.get(GARDEN_STEP)
-        own = self.read_best_info()
-        if not isinstance(step, float) or (own is not None and self.format_info(own) == written):
+        """Returns the info of best weights that Model Garden left here.
+
+        None if there are none, or if their metric is not finite.
+        """
+        content = files.read_json(self.info_path) or {}
+        step = content.get(GARDEN_STEP)
+        own_info = self.read_best_info()
+        is_own = own_info is not None and self.format_info(own_info) == content
+        if not isinstance(step, float) or is_own:
             return None
-        metrics = {name: value for name, value in written.items() if name != GARDEN_STEP}
+
+        metrics = {name: value for name, value in content.items() if name != GARDEN_STEP}
         prefix = tf.train.latest_checkpoint(self.path)
-        finite = math.isfinite(step) and math.isfinite(
-            flatten_scalars(metrics, "|").get(metric, math.nan)
-        )
-        if prefix is None or describe_damage(prefix) or not finite:
+        value = flatten_scalars(metrics, "|").get(metric, math.nan)
+        is_finite = math.isfinite(step) and math.isfinite(value)
+        if prefix is None or describe_damage(prefix) or not is_finite:
             _LOG.warning(
                 "Model Garden's best checkpoint in %s is damaged or has no finite %s",
                 self.path,
                 metric,
             )
             return None
+
         # Model Garden writes info.json before the weights, so that a killed run leaves older
         # weights.
         reader = tf.train.load_checkpoint(prefix)
@@ -278,17 +310,23 @@ class GardenBestFolder(BestFolder):
 
 
 def nest_metrics(flat: Mapping[str, float]) -> dict[str, Any]:
-    """Returns nested metrics for names joined by `|`; a name stays joined if one of its groups is itself a metric."""
-    outer: dict[str, Any] = {}
-    for joined, value in flat.items():
-        *groups, name = joined.split("|")
-        if any(group in flat for group in itertools.accumulate(groups, "{}|{}".format)):
-            groups, name = [], joined
-        inner = outer
+    """Returns nested metrics for names joined by `|`.
+
+    A name stays joined if one of its groups is itself a metric.
+    """
+    nested: dict[str, Any] = {}
+    for joined_name, value in flat.items():
+        *groups, name = joined_name.split("|")
+        paths = itertools.accumulate(groups, "{}|{}".format)
+        if any(path in flat for path in paths):
+            groups = []
+            name = joined_name
+
+        section = nested
         for group in groups:
-            inner = inner.setdefault(group, {})
-        inner[name] = value
-    return outer
+            section = section.setdefault(group, {})
+        section[name] = value
+    return nested
 
 
 def _suffixes(prefix: str) -> list[str]:
@@ -299,12 +337,12 @@ def _suffixes(prefix: str) -> list[str]:
 
 
 def _copy_checkpoint(source: str, target: str) -> None:
-    """Copies a checkpoint; the index last, so that a reader finds complete weights or none."""
+    """Copies a checkpoint. The index is last, so that a reader finds complete weights or none."""
     _remove_checkpoint(target)
     for suffix in _suffixes(source):
         shutil.copyfile(source + suffix, target + suffix)
-        with open(target + suffix, "rb+") as copied:
-            os.fsync(copied.fileno())
+        with open(target + suffix, "rb+") as stream:
+            os.fsync(stream.fileno())
     files.flush_folder(os.path.dirname(target))
 
 

@@ -13,7 +13,8 @@ from trainer_kit.errors.user_frames import find_user_frames
 from trainer_kit.process.error_report import format_reason
 
 _DOWNLOADERS = ("/tensorflow_datasets/", "/tensorflow_hub/")
-_NO_FILES = "does not match any files"  # the words of Model Garden's input reader
+# The words of Model Garden's input reader.
+_NO_FILES = "does not match any files"
 
 
 @contextlib.contextmanager
@@ -26,9 +27,9 @@ def explain_config_errors(path: str) -> Iterator[None]:
       path: The dotted path of the section: "task", "task.model", "task.train_data", ...
 
     Raises:
-      DataError: when a file does not exist, or TensorFlow Datasets or TensorFlow Hub cannot provide
+      DataError: When a file does not exist, or TensorFlow Datasets or TensorFlow Hub cannot provide
         the data.
-      UsageError: when a package is missing, or Model Garden fails.
+      UsageError: When a package is missing, or Model Garden fails.
     """
     try:
         yield
@@ -47,10 +48,9 @@ def explain_config_errors(path: str) -> Iterator[None]:
             raise DataError(f"{path}: {format_reason(error)[0]}") from error
 
         # Without code of the user, an error in Model Garden is nearly always about a value.
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        is_on_purpose = "/official/" in last.filename and (last.line or "").startswith(
-            ("raise ", "assert ")
-        )
+        last_frame = traceback.extract_tb(error.__traceback__)[-1]
+        raises_itself = (last_frame.line or "").startswith(("raise ", "assert "))
+        is_on_purpose = "/official/" in last_frame.filename and raises_itself
         if is_on_purpose or "/official/" in file:
             raise UsageError(
                 f"{path}: Model Garden refuses its values: {format_reason(error)[0]}"

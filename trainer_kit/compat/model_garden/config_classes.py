@@ -30,7 +30,9 @@ from trainer_kit.errors import ConfigError, Mistake
 
 _ARBITRARY = ConfigDict(arbitrary_types_allowed=True)
 _SCALARS = (int, float, bool, str, type(None))
-_WIDER = {  # fields that Model Garden declares more narrowly than its own files use them
+
+# Fields that Model Garden declares more narrowly than its own files use them.
+_WIDER = {
     "input_size": list[int | None],
     "include_in_weight_decay": list[str] | str | None,
     "exclude_from_weight_decay": list[str] | str | None,
@@ -45,12 +47,13 @@ class MirrorMixin:
       original_values: The original's values as plain nested dicts.
     """
 
-    merges_values = True  # as Model Garden does
+    # Model Garden merges values, too.
+    merges_values = True
     garden_config: ClassVar[TheirConfig]
     original_values: ClassVar[dict[str, Any]]
 
 
-# A class, which costs 4 ms and 50 KB, goes with its last object.
+# A class costs 4 ms and 50 KB. It is dropped with its last object.
 _mirror_class_cache: weakref.WeakValueDictionary[Any, type[Config]] = weakref.WeakValueDictionary()
 
 
@@ -60,38 +63,36 @@ def mirror(garden_config: TheirConfig, base: type[Config] = Config, **changes: A
     Mirrors of equal objects of the same class are equal.
 
     Args:
-      garden_config: Any config object of Model Garden; a copy of it is kept for `original`.
+      garden_config: Any config object of Model Garden. A copy of it is kept for `build_original`.
       base: The base class of the mirror, which determines the types of the fields that both have.
       **changes: Values that replace those of `garden_config`.
 
     Raises:
-      ConfigError: when `base` does not allow a value of `garden_config`.
+      ConfigError: When `base` does not allow a value of `garden_config`.
     """
     return _create_mirror(garden_config, base, changes, ())
 
 
 def build_original(mirrored_config: Config) -> Any:
-    """Returns an unlocked copy of the Model Garden object behind `mirrored_config`, with its values.
+    """Returns an unlocked copy of the Model Garden object behind a mirror, with its values.
 
     Raises:
-      ConfigError: when Model Garden's class refuses a value.
+      ConfigError: When Model Garden's class refuses a value.
     """
     assert isinstance(mirrored_config, MirrorMixin), (
         f"{type(mirrored_config).__qualname__} was not made by mirror"
     )
-    theirs = copy.deepcopy(mirrored_config.garden_config)
-    _unlock(theirs)
-    changed = _changes(mirrored_config.original_values, mirrored_config.as_dict(), theirs)
+    original = copy.deepcopy(mirrored_config.garden_config)
+    _unlock(original)
+    changes = _changes(mirrored_config.original_values, mirrored_config.as_dict(), original)
     try:
-        theirs.override(
-            changed, is_strict=False
-        )  # the mirror was strict, and has options that only our engine knows
+        # The mirror was strict, and has options that only trainer_kit's engine knows.
+        original.override(changes, is_strict=False)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        problem = f"{type(theirs).__name__} of Model Garden does not take {changed}"
-        raise ConfigError(
-            [Mistake("", problem, str(error.args[0]) if error.args else "")]
-        ) from error
-    return theirs
+        problem = f"{type(original).__name__} of Model Garden does not take {changes}"
+        advice = str(error.args[0]) if error.args else ""
+        raise ConfigError([Mistake("", problem, advice)]) from error
+    return original
 
 
 @contextlib.contextmanager
@@ -112,11 +113,18 @@ def _create_mirror(
     changes: dict[str, Any],
     enclosing_classes: tuple[type, ...],
 ) -> Any:
-    """Mirrors `garden_config`; `enclosing_classes` are the classes of the optional sections that enclose it."""
+    """Mirrors `garden_config`. See `mirror`.
+
+    Args:
+      garden_config, base, changes: The arguments of `mirror`.
+      enclosing_classes: The classes of the optional sections that enclose the object. They end a
+        recursion, where an optional section contains one of its own class.
+    """
     key = (base, enclosing_classes, _build_cache_key(garden_config), _build_cache_key(changes))
     cls = _mirror_class_cache.get(key)
     if cls is None:
         cls = _create_mirror_class(garden_config, base, changes, enclosing_classes)
+
     try:
         mirrored = cls()
     except FieldError as error:
@@ -124,6 +132,7 @@ def _create_mirror(
         raise ConfigError(
             dataclasses.replace(mistake, origin=origin) for mistake in error.relative_mistakes
         ) from None
+
     if key not in _mirror_class_cache:
         cls.garden_config = copy.deepcopy(garden_config)  # type: ignore[attr-defined]
         cls.original_values = mirrored.as_dict()  # type: ignore[attr-defined]
@@ -137,6 +146,7 @@ def _create_mirror_class(
     changes: dict[str, Any],
     enclosing_classes: tuple[type, ...],
 ) -> type[Config]:
+    """Creates the class of a mirror, with the values of `garden_config` as defaults."""
     values = {**dict(_iterate_fields(garden_config)), **changes}
     if base is Config and isinstance(garden_config, TheirOneOfConfig):
         base = OneOfConfig
@@ -144,21 +154,23 @@ def _create_mirror_class(
         name: _build_field(garden_config, base, name, value, enclosing_classes)
         for name, value in values.items()
     }
+
     body = {
         "__annotations__": {name: hint for name, (hint, _) in fields.items()},
         "__module__": __name__,
         "__doc__": type(garden_config).__doc__,
         **{name: _build_default(value) for name, (_, value) in fields.items()},
     }
-    bases = (MirrorMixin, base)
-    return configclass(
-        types.new_class(
-            type(garden_config).__name__, bases, exec_body=lambda space: space.update(body)
-        )
+    cls = types.new_class(
+        type(garden_config).__name__,
+        (MirrorMixin, base),
+        exec_body=lambda namespace: namespace.update(body),
     )
+    return configclass(cls)
 
 
 def _iterate_fields(garden_config: TheirConfig) -> Iterator[tuple[str, Any]]:
+    """Yields the names and values of the fields."""
     for name, value in vars(garden_config).items():
         if name not in garden_config.RESERVED_ATTR:
             yield name, value
@@ -172,26 +184,29 @@ def _build_field(
     enclosing_classes: tuple[type, ...],
 ) -> tuple[Any, Any]:
     """Returns the annotation and the default value of a field in the mirror of `garden_config`."""
-    hint: Any = get_field_hints(garden_config.__class__).get(name, Any)
-    mirrored = isinstance(value, Config)  # a section that `changes` has
-    ours_alone = (
-        name in get_fields(base)
-        and name not in get_field_hints(garden_config.__class__)
-        and not mirrored
-    )
-    if name in get_fields(base) and (ours_alone or not isinstance(value, (Config, TheirConfig))):
-        field = get_fields(base)[name]
-        if isinstance(value, TheirConfig):  # the changes of a section that only trainer_kit has
+    hints = get_field_hints(garden_config.__class__)
+    base_fields = get_fields(base)
+    hint: Any = hints.get(name, Any)
+
+    # A field of `base` keeps the type that trainer_kit gives it. A value that is a Config is a
+    # section that `changes` has.
+    is_mirrored = isinstance(value, Config)
+    is_ours_alone = name in base_fields and name not in hints and not is_mirrored
+    is_section = isinstance(value, (Config, TheirConfig))
+    if name in base_fields and (is_ours_alone or not is_section):
+        field = base_fields[name]
+        if isinstance(value, TheirConfig):
+            # The changes of a section that only trainer_kit has.
             default = field.get_default(call_default_factory=True)
-            value = {
-                **(default.as_dict() if isinstance(default, Config) else {}),
-                **value.as_dict(),
-            }
-        return (
-            Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-        ), value
+            default_values = default.as_dict() if isinstance(default, Config) else {}
+            value = {**default_values, **value.as_dict()}
+        if field.metadata:
+            return Annotated[(field.annotation, *field.metadata)], value
+        return field.annotation, value
+
     if base is OneOfConfig and name == "type":
         return _type_annotation(garden_config, value), value
+
     with prefix_mistakes(name):
         section = (
             _create_mirror(value, Config, {}, enclosing_classes)
@@ -200,30 +215,34 @@ def _build_field(
         )
     if isinstance(section, Config):
         if base is OneOfConfig:
-            return type(section) | None, None  # OneOfConfig makes the one that is chosen
+            # OneOfConfig creates the section that is chosen.
+            return type(section) | None, None
         return Union[(type(section), *get_section_alternatives(hint))], section
+
     section_class = optional_section(hint)
-    if (
-        value is None
-        and section_class not in (None, *enclosing_classes)
-        and (missing := _mirror_unset_section(section_class, enclosing_classes))
-    ):
-        return type(missing) | None, None
+    if value is None and section_class not in (None, *enclosing_classes):
+        unset_section = _mirror_unset_section(section_class, enclosing_classes)
+        if unset_section:
+            return type(unset_section) | None, None
+
     if isinstance(value, (list, tuple)) and (item_class := find_list_section(hint)) is not None:
         mirror_class = type(
             _create_mirror(item_class(), Config, {}, (*enclosing_classes, item_class))
         )
-        with contextlib.suppress(
-            FieldError
-        ):  # of items that have fields of their own, such as a task's config
+        # Items may have further fields, such as those of a task's config.
+        with contextlib.suppress(FieldError):
             return list[mirror_class], [mirror_class(**item.as_dict()) for item in value]  # type: ignore[valid-type]
+
     value = _convert_to_plain(value)
-    ours = _WIDER.get(name) or translate_annotation(hint)
-    return (ours if matches_annotation(value, ours) else Any), value
+    annotation = _WIDER.get(name) or translate_annotation(hint)
+    return (annotation if matches_annotation(value, annotation) else Any), value
 
 
 def _type_annotation(garden_config: TheirConfig, value: Any) -> Any:
-    """Returns the annotation of a OneOfConfig's `type`: the names of its sections, if it chooses between sections."""
+    """Returns the annotation of a OneOfConfig's `type`.
+
+    These are the names of its sections, if it chooses between sections.
+    """
     branches = tuple(
         name for name, section in _iterate_fields(garden_config) if isinstance(section, TheirConfig)
     )
@@ -232,7 +251,10 @@ def _type_annotation(garden_config: TheirConfig, value: Any) -> Any:
 
 
 def _mirror_unset_section(section_class: Any, enclosing_classes: tuple[type, ...]) -> Config | None:
-    """Returns the mirror of an optional section that is not set; None when its class has no defaults."""
+    """Returns the mirror of an optional section that is not set.
+
+    None when its class has no defaults.
+    """
     try:
         section = section_class()
     except TypeError:
@@ -242,9 +264,10 @@ def _mirror_unset_section(section_class: Any, enclosing_classes: tuple[type, ...
 
 
 def _unlock(garden_config: Any) -> None:
-    for value in (
-        garden_config if isinstance(garden_config, (list, tuple)) else vars(garden_config).values()
-    ):
+    """Unlocks a config, or a list of configs, with all sections."""
+    is_list = isinstance(garden_config, (list, tuple))
+    values = garden_config if is_list else vars(garden_config).values()
+    for value in values:
         if isinstance(value, (list, tuple, TheirConfig)):
             _unlock(value)
     if isinstance(garden_config, TheirConfig):
@@ -263,13 +286,10 @@ def _build_cache_key(value: Any) -> Any:
         return tuple((name, _build_cache_key(entry)) for name, entry in value.items())
     if isinstance(value, (list, tuple)):
         return type(value), tuple(_build_cache_key(item) for item in value)
-    if isinstance(value, Config):
+    if isinstance(value, (Config, *TheirConfig.IMMUTABLE_TYPES)):
         return type(value), repr(value)
-    return (
-        (type(value), repr(value))
-        if isinstance(value, TheirConfig.IMMUTABLE_TYPES)
-        else (id(value), object())
-    )
+    # A new object is equal to no other: such a value has no text by which it can be compared.
+    return id(value), object()
 
 
 def _convert_to_plain(value: Any) -> Any:
@@ -287,17 +307,29 @@ def _build_default(value: Any) -> Any:
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any], garden_config: Any) -> dict[str, Any]:
-    """Returns the values of a section that differ, as a nested dict, with tuples where the original has tuples."""
+    """Returns the values of a section that differ, as a nested dict.
+
+    They have tuples where the original has tuples.
+
+    Args:
+      before: The values of the mirror when it was created.
+      after: The values of the mirror.
+      garden_config: The original object, or None.
+    """
     changes: dict[str, Any] = {}
     for name, value in after.items():
         old = before.get(name)
         original_value = getattr(garden_config, name, None)
-        if isinstance(value, dict) and (
-            isinstance(old, dict) or isinstance(original_value, TheirConfig)
-        ):
-            if inner := _changes(old or {}, value, original_value):
-                changes[name] = inner
-        elif name not in before or value != old or isinstance(value, bool) != isinstance(old, bool):
+        was_section = isinstance(old, dict) or isinstance(original_value, TheirConfig)
+        if isinstance(value, dict) and was_section:
+            inner_changes = _changes(old or {}, value, original_value)
+            if inner_changes:
+                changes[name] = inner_changes
+            continue
+
+        # True == 1, but a field may take both.
+        is_other_type = isinstance(value, bool) != isinstance(old, bool)
+        if name not in before or value != old or is_other_type:
             is_tuple = isinstance(value, list) and isinstance(original_value, tuple)
             changes[name] = tuple(value) if is_tuple else value
     return changes
@@ -305,46 +337,52 @@ def _changes(before: dict[str, Any], after: dict[str, Any], garden_config: Any) 
 
 @functools.cache
 def get_field_hints(section_class: type[TheirConfig]) -> dict[str, Any]:
-    """Returns the annotations of a Model Garden config class by field; cached, because finding them is costly."""
+    """Returns the annotations of a Model Garden config class by field.
+
+    Cached, because finding them is costly.
+    """
     return get_type_hints(section_class)
 
 
 def optional_section(hint: Any) -> type[TheirConfig] | None:
-    """Returns the class of a section that may be None; None for any other field, and for a class without fields."""
-    arms = [arm for arm in _get_union_members(hint) if arm is not type(None)]
-    return (
-        arms[0] if len(arms) == 1 and _is_section(arms[0]) and arms[0] is not TheirConfig else None
-    )
+    """Returns the class of a section that may be None.
+
+    None for any other field, and for a class without fields.
+    """
+    members = [member for member in _get_union_members(hint) if member is not type(None)]
+    is_optional = len(members) == 1 and _is_section(members[0])
+    return members[0] if is_optional and members[0] is not TheirConfig else None
 
 
 def find_list_section(hint: Any) -> type[TheirConfig] | None:
-    """Returns the class of the sections in a list; None if `hint` is not a list of sections."""
-    items = [
-        get_args(arm)[0]
-        for arm in _get_union_members(hint)
-        if get_origin(arm) in (list, tuple, collections.abc.Sequence)
+    """Returns the class of the sections in a list. None if `hint` is not a list of sections."""
+    item_types = [
+        get_args(member)[0]
+        for member in _get_union_members(hint)
+        if get_origin(member) in (list, tuple, collections.abc.Sequence)
     ]
-    return items[0] if len(items) == 1 and _is_section(items[0]) else None
+    return item_types[0] if len(item_types) == 1 and _is_section(item_types[0]) else None
 
 
 def get_section_alternatives(hint: Any) -> list[Any]:
-    """Returns the annotations of the alternatives that `hint` allows in place of a section, None included."""
-    return (
-        [translate_annotation(arm) for arm in get_args(hint) if not _is_section(arm)]
-        if _is_union(hint)
-        else []
-    )
+    """Returns the annotations that `hint` allows in place of a section, None included."""
+    if not _is_union(hint):
+        return []
+    return [translate_annotation(member) for member in get_args(hint) if not _is_section(member)]
 
 
 def translate_annotation(hint: Any) -> Any:
-    """Returns `hint` without Model Garden's own types: a section becomes a mapping, any other object becomes Any."""
-    origin, args = get_origin(hint), get_args(hint)
+    """Returns `hint` without Model Garden's own types.
+
+    A section becomes a mapping, any other object becomes Any.
+    """
+    origin = get_origin(hint)
+    args = get_args(hint)
     if _is_union(hint):
         return Union[tuple(translate_annotation(arg) for arg in args)]  # noqa: UP007
     if origin is tuple:
-        return types.GenericAlias(
-            tuple, tuple(arg if arg is Ellipsis else translate_annotation(arg) for arg in args)
-        )
+        items = tuple(arg if arg is Ellipsis else translate_annotation(arg) for arg in args)
+        return types.GenericAlias(tuple, items)
     if origin in (list, collections.abc.Sequence):
         return types.GenericAlias(list, (translate_annotation(args[0]),))
     if _is_section(hint):

@@ -1,4 +1,7 @@
-"""Translates Model Garden's ExperimentConfig to trainer_kit's; tasks still get their Model Garden section."""
+"""Translates Model Garden's ExperimentConfig to trainer_kit's.
+
+Tasks still get their Model Garden section.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,12 @@ from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake
 
 _PACKAGE = "trainer_kit.compat.model_garden"
-_TASK, _TRAINER = f"{_PACKAGE}.garden_trainer:create_task", f"{_PACKAGE}.garden_trainer:Trainer"
-_TASKS, _TRAINERS = (
-    f"{_PACKAGE}.multitask.train_lib:create_task",
-    f"{_PACKAGE}.multitask.train_lib:MultiTaskTrainerFactory",
-)
+
+# Of experiments with one task, and of those with several.
+_TASK = f"{_PACKAGE}.garden_trainer:create_task"
+_TRAINER = f"{_PACKAGE}.garden_trainer:Trainer"
+_TASKS = f"{_PACKAGE}.multitask.train_lib:create_task"
+_TRAINERS = f"{_PACKAGE}.multitask.train_lib:MultiTaskTrainerFactory"
 
 
 @dataclass(frozen=True)
@@ -48,25 +52,25 @@ class TrainerSections:
 class _SeparateEvalTaskConfig(Config):
     """The task's section in an experiment with separate evaluation tasks.
 
-    Equal sections share a class, and the trainer is registered for the class; this base gives them
+    Equal sections share a class, and the trainer is registered for the class. This base gives them
     another class.
     """
 
 
 def find_broken_rules(config: Any) -> list[Mistake]:
-    """Returns a mistake for each Model Garden restriction, such as `task.model.num_classes > 0`, that `config` breaks.
+    """Returns a mistake for each Model Garden restriction that `config` breaks.
+
+    A restriction is a text such as `task.model.num_classes > 0`.
 
     Args:
-      config: A config of Model Garden, converted or not; any other config has no restrictions.
+      config: A config of Model Garden, converted or not. Any other config has no restrictions.
     """
-    theirs = (
-        build_original(config)
-        if isinstance(config, ExperimentConfig) and isinstance(config, MirrorMixin)
-        else config
-    )
+    is_mirror = isinstance(config, ExperimentConfig) and isinstance(config, MirrorMixin)
+    original = build_original(config) if is_mirror else config
+
     mistakes = []
-    for restriction in theirs._restrictions if isinstance(theirs, TheirConfig) else ():
-        restricted = copy.copy(theirs)
+    for restriction in original._restrictions if isinstance(original, TheirConfig) else ():
+        restricted = copy.copy(original)
         restricted._restrictions = [restriction]
         try:
             restricted.validate()
@@ -77,53 +81,58 @@ def find_broken_rules(config: Any) -> list[Mistake]:
 
 
 def convert(config: Any) -> ExperimentConfig:
-    """Returns a Model Garden ExperimentConfig as a checked trainer_kit one; a trainer_kit config is returned unchanged.
+    """Returns a Model Garden ExperimentConfig as a checked config of trainer_kit.
 
-    Four values have another meaning here. A strategy left at Model Garden's default, `mirrored`,
-    becomes `auto`: mirroring over one device is up to 3 times as slow. With a best metric but no
-    folder, the folder is `best_ckpt`. `enable_xla` applies to one GPU only: Model Garden ignores it
-    without `num_gpus`, as several of its experiments require, and XLA cannot compile the step of
-    several replicas. `loss_scale` applies to float16 only: Model Garden ignores it for other types.
-    Missing sections and values have trainer_kit's defaults.
+    A trainer_kit config is returned unchanged. Missing sections and values have trainer_kit's
+    defaults. Four values have another meaning here:
+      A strategy left at Model Garden's default, `mirrored`, becomes `auto`: mirroring over one
+        device is up to 3 times as slow.
+      With a best metric but no folder, the folder is `best_ckpt`.
+      `enable_xla` applies to one GPU only: Model Garden ignores it without `num_gpus`, as several
+        of its experiments require, and XLA cannot compile the step of several replicas.
+      `loss_scale` applies to float16 only: Model Garden ignores it for other types.
 
     Raises:
-      ConfigError: when trainer_kit does not allow a value.
+      ConfigError: When trainer_kit does not allow a value.
     """
     if isinstance(config, ExperimentConfig):
         return config
+
     trains_several = isinstance(config.task, MultiTaskConfig)
     has_eval_tasks = hasattr(config, "eval_tasks")
-    parts: dict[str, Config] = {}
+    task_base = _SeparateEvalTaskConfig if has_eval_tasks else Config
+
+    # One report has the mistakes of all sections.
+    sections: dict[str, Config] = {}
     mistakes: list[Mistake] = []
     for name in ("task", "trainer", "runtime"):
         section = getattr(config, name, None)
         try:
             with prefix_mistakes(name):
                 if name == "task":
-                    parts[name] = mirror(
-                        section, _SeparateEvalTaskConfig if has_eval_tasks else Config
-                    )
+                    sections[name] = mirror(section, task_base)
                 elif name == "trainer" and section is not None:
-                    parts[name] = _mirror_trainer_section(section)
+                    sections[name] = _mirror_trainer_section(section)
                 elif section is not None:
-                    parts[name] = mirror(section, RuntimeConfig, **_runtime_changes(section))
+                    sections[name] = mirror(section, RuntimeConfig, **_runtime_changes(section))
         except ConfigError as error:
             mistakes += error.mistakes
     if mistakes:
         raise ConfigError(mistakes)
 
+    task = _TASKS if trains_several else _TASK
     trainer = _TRAINERS if trains_several or has_eval_tasks else _TRAINER
-    register_task(type(parts["task"]), _TASKS if trains_several else _TASK, trainer=trainer)
-    converted: ExperimentConfig = mirror(config, ExperimentConfig, **parts)
+    register_task(type(sections["task"]), task, trainer=trainer)
+    converted: ExperimentConfig = mirror(config, ExperimentConfig, **sections)
     return converted
 
 
 def _mirror_trainer_section(trainer: Any) -> Config:
-    best = (
-        getattr(trainer, "best_checkpoint_export_subdir", "")
-        or TrainerConfig().best_checkpoint_export_subdir
-    )
-    changes: dict[str, Any] = {"best_checkpoint_export_subdir": best}
+    """Returns the mirror of a trainer section, with the changes of `convert`."""
+    subfolder = getattr(trainer, "best_checkpoint_export_subdir", "")
+    changes: dict[str, Any] = {
+        "best_checkpoint_export_subdir": subfolder or TrainerConfig().best_checkpoint_export_subdir
+    }
     optimizer = getattr(trainer, "optimizer_config", None)
     if optimizer is not None:
         with prefix_mistakes("optimizer_config"):
@@ -140,7 +149,8 @@ def _runtime_changes(runtime: Any) -> dict[str, Any]:
         changes["distribution_strategy"] = "auto"
     if getattr(runtime, "num_gpus", 0) != 1:
         changes["enable_xla"] = False
-    if "16" not in str(getattr(runtime, "mixed_precision_dtype", None)).replace("bfloat16", ""):
+    dtype = str(getattr(runtime, "mixed_precision_dtype", None))
+    if "16" not in dtype.replace("bfloat16", ""):
         changes["loss_scale"] = None
     return changes
 

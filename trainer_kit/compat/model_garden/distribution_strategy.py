@@ -25,7 +25,7 @@ def get_distribution_strategy(
     tpu_address: str | None = None,
     **kwargs: Any,
 ) -> tf.distribute.Strategy:
-    """Returns a strategy by its name; runs eagerly, on the host.
+    """Returns a strategy by its name. Runs eagerly, on the host.
 
     Mirroring over one device gives TensorFlow's default strategy. Model Garden creates a
     MirroredStrategy with one replica, which computes the same but takes three times as long for a
@@ -33,8 +33,8 @@ def get_distribution_strategy(
 
     Args:
       distribution_strategy: off, one_device, mirrored, multi_worker_mirrored, parameter_server,
-        tpu, or auto (which uses what the machine has); case does not matter.
-      num_gpus: The number of GPUs for one_device and mirrored; with 0 they use the CPU, even if
+        tpu, or auto (which uses what the machine has). Case does not matter.
+      num_gpus: The number of GPUs for one_device and mirrored. With 0 they use the CPU, even if
         there are GPUs. The other strategies use all GPUs.
       all_reduce_alg: The algorithm that sums gradients: nccl or hierarchical_copy for mirrored,
         ring or nccl for multi_worker_mirrored, None or auto for TensorFlow's choice.
@@ -43,11 +43,12 @@ def get_distribution_strategy(
       **kwargs: Ignored, as in Model Garden.
 
     Raises:
-      UsageError: (a ValueError) for arguments that Model Garden refuses, in Model Garden's words.
-      ConfigError: (a ValueError) for devices that this machine does not have.
+      UsageError: (a ValueError) For arguments that Model Garden refuses, in Model Garden's words.
+      ConfigError: (a ValueError) For devices that this machine does not have.
     """
     del kwargs
-    name: Any = distribution_strategy  # YAML reads off as False
+    # YAML reads off as False.
+    name: Any = distribution_strategy
     name = name.lower() if isinstance(name, str) else name
     try:
         config = RuntimeConfig(
@@ -59,14 +60,15 @@ def get_distribution_strategy(
         )
     except FieldError as error:
         raise _build_refusal_error(error, name, num_gpus, all_reduce_alg) from None
+
     if name == "multi_worker_mirrored" and read_cluster() is None:
         _LOG.warning(
             "multi_worker_mirrored: no cluster is configured, so this process trains alone; set"
             " TF_CONFIG, or call configure_cluster with the addresses of the workers"
         )
-        return model_gardens(
-            name, all_reduce_alg=None if all_reduce_alg == "auto" else all_reduce_alg
-        )
+        algorithm = None if all_reduce_alg == "auto" else all_reduce_alg
+        return model_gardens(name, all_reduce_alg=algorithm)
+
     gpus = tf.config.list_physical_devices("GPU")
     if gpus and name in ("one_device", "mirrored") and num_gpus == 0:
         _LOG.warning(
@@ -80,14 +82,14 @@ def get_distribution_strategy(
 def _build_refusal_error(
     error: FieldError, name: Any, num_gpus: Any, all_reduce_alg: str | None
 ) -> UsageError:
-    """Returns the error for arguments that RuntimeConfig refuses; it begins with Model Garden's words, if it has any.
+    """Returns the error for arguments that RuntimeConfig refuses.
 
-    Model Garden is not asked about auto, which it does not know, or tpu, for which it would connect
-    to a TPU.
+    It begins with Model Garden's words, if it has any. Model Garden is not asked about auto, which
+    it does not know, or tpu, for which it would connect to a TPU.
     """
     if name not in ("auto", "tpu") and type(num_gpus) is int:
         try:
             model_gardens(name, num_gpus, all_reduce_alg)
-        except ValueError as refused:
-            return UsageError(f"{refused}: {error}")
+        except ValueError as garden_error:
+            return UsageError(f"{garden_error}: {error}")
     return error

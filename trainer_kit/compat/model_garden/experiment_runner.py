@@ -31,13 +31,13 @@ class OrbitExperimentRunner:
     """Runs an experiment of Model Garden.
 
     A subclass may create another trainer (`_build_trainer`) or another exporter of the best
-    checkpoint (`_build_best_checkpoint_exporter`); the constructor then creates the trainer.
+    checkpoint (`_build_best_checkpoint_exporter`). The constructor then creates the trainer.
     Otherwise `run` creates it, or the first use of the property `trainer`. `run` also creates the
-    checkpoint manager and the controller. These two are trainer_kit's; a subclass that creates its
+    checkpoint manager and the controller. These two are trainer_kit's. A subclass that creates its
     own is refused.
 
     Args:
-      distribution_strategy: The strategy; None: the current one.
+      distribution_strategy: The strategy. None: the current one.
       task: A Model Garden task, created in strategy scope.
       mode: train, eval, train_and_eval, continuous_eval or train_and_post_eval.
       params: The experiment's config, Model Garden's or trainer_kit's.
@@ -47,7 +47,7 @@ class OrbitExperimentRunner:
       train_actions: Called with the logs of each training loop.
       eval_actions: Called with the logs of each evaluation.
       trainer: A ready-made trainer of trainer_kit or of Model Garden, created in strategy scope.
-      controller_cls: A subclass of orbit.Controller; orbit.Controller itself stands for
+      controller_cls: A subclass of orbit.Controller. orbit.Controller itself stands for
         trainer_kit's Controller.
       summary_manager: A summary manager that replaces the one for `model_dir/train`.
       eval_summary_manager: A summary manager that replaces the one for the validation summaries.
@@ -55,9 +55,9 @@ class OrbitExperimentRunner:
       options: Keyword arguments of trainer_kit.run_experiment that Model Garden's does not have.
 
     Raises:
-      UsageError: for an unknown mode, or a subclass that creates its own checkpoint manager or
+      UsageError: For an unknown mode, or a subclass that creates its own checkpoint manager or
         controller.
-      ConfigError: when trainer_kit does not allow a value of `params`, or it differs from the run
+      ConfigError: When trainer_kit does not allow a value of `params`, or it differs from the run
         in `model_dir`.
     """
 
@@ -88,16 +88,18 @@ class OrbitExperimentRunner:
                     " the controller; remove this method, and pass controller_cls, train_actions"
                     " or eval_actions, or set trainer.max_to_keep"
                 )
+
         self.strategy = distribution_strategy or tf.distribute.get_strategy()
         self._params = params
         self._model_dir = model_dir
         self._mode = mode
         self._task = task
-        kind = lookup_mode(mode)
-        self._trains = kind.trains
-        self._evaluates = kind.evaluates or run_post_eval
+        mode_traits = lookup_mode(mode)
+        self._trains = mode_traits.trains
+        self._evaluates = mode_traits.evaluates or run_post_eval
         self._config = convert(params)
         self._directory = RunDirectory(model_dir, self._config.trainer)
+
         self._trainer = trainer
         self._controller: Any = None
         self._controller_cls = Controller if controller_cls is orbit.Controller else controller_cls
@@ -111,10 +113,12 @@ class OrbitExperimentRunner:
             "enable_async_checkpointing": enable_async_checkpointing,
             **options,
         }
-        if any(
+
+        overrides_hook = any(
             getattr(type(self), name) is not getattr(OrbitExperimentRunner, name)
             for name in self._overridable_hooks
-        ):
+        )
+        if overrides_hook:
             self._ensure_trainer()
 
     @property
@@ -129,7 +133,7 @@ class OrbitExperimentRunner:
 
     @property
     def trainer(self) -> Any:
-        """The trainer that was passed in or created; created now if it is used before `run`."""
+        """The trainer that was passed in or created. Created now if it is used before `run`."""
         if self._trainer is None:
             self._ensure_trainer()
         return self._trainer
@@ -139,7 +143,7 @@ class OrbitExperimentRunner:
         """The controller of the run.
 
         Raises:
-          UsageError: before `run` has begun.
+          UsageError: Before `run` has begun.
         """
         if self._controller is None:
             raise UsageError(
@@ -152,21 +156,20 @@ class OrbitExperimentRunner:
         """The manager of the run's checkpoints.
 
         Raises:
-          UsageError: before `run` has begun.
+          UsageError: Before `run` has begun.
         """
         return self.controller.checkpoint_manager
 
     def run(self) -> tuple[Any, Mapping[str, Any]]:
-        """Runs the experiment.
+        """Runs the experiment. Runs eagerly, on the host.
 
         Returns:
           (model, logs): the last evaluation's logs with run_post_eval or in mode
           train_and_post_eval, else {}.
         """
+        # None stays None: the engine creates the trainer then.
         with self.strategy.scope():
-            trainer = adapt_trainer(
-                self._trainer, self._config.runtime.random_seed
-            )  # None: the engine makes it
+            trainer = adapt_trainer(self._trainer, self._config.runtime.random_seed)
 
         options = dict(self._options)
         if self._mode == "eval":
@@ -178,11 +181,8 @@ class OrbitExperimentRunner:
                     self._model_dir,
                 )
                 options["checkpoint"] = INITIAL
-            if (
-                options["save_summary"]
-                and options["eval_summary_manager"] is None
-                and is_chief(self.strategy)
-            ):
+            lacks_manager = options["save_summary"] and options["eval_summary_manager"] is None
+            if lacks_manager and is_chief(self.strategy):
                 options["eval_summary_manager"] = SummaryManager(self._directory.eval_summary_dir)
 
         model, logs = runner.run_experiment(
@@ -195,12 +195,14 @@ class OrbitExperimentRunner:
             controller_cls=self._observed_controller_class(),
             **options,
         )
-        return model, (
-            logs if options["run_post_eval"] or self._mode == "train_and_post_eval" else {}
-        )
+        evaluates_at_end = options["run_post_eval"] or self._mode == "train_and_post_eval"
+        return model, (logs if evaluates_at_end else {})
 
     def _observed_controller_class(self) -> type[Any]:
-        """Returns a subclass of the controller's class, whose object becomes `controller` when it is created."""
+        """Returns a subclass of the controller's class.
+
+        Its object becomes `controller` when it is created.
+        """
         run = self
 
         class ObservedController(self._controller_cls):  # type: ignore[name-defined]
@@ -215,7 +217,8 @@ class OrbitExperimentRunner:
         return ObservedController
 
     def _ensure_trainer(self) -> None:
-        # A config that does not fit the run is refused before an exporter changes the run's files
+        """Creates the trainer, unless it exists."""
+        # A config that does not fit the run is refused before an exporter changes the run's files.
         if self._trains:
             allowed_changes = self._options.get("allow_config_change", ())
             check_model_dir(
@@ -226,30 +229,34 @@ class OrbitExperimentRunner:
         )
 
     def _build_trainer(self, task: Any, train: bool, evaluate: bool) -> Any:
-        """Returns the trainer; override it to create another one."""
+        """Returns the trainer. Override it to create another one."""
         with self.strategy.scope():
-            exporter = (
-                self._build_best_checkpoint_exporter()
-                if evaluate and self._mode != "eval"
-                else None
-            )
+            exporter = None
+            if evaluate and self._mode != "eval":
+                exporter = self._build_best_checkpoint_exporter()
             return Trainer.create(self._config, task, train, evaluate, exporter)
 
     def _build_best_checkpoint_exporter(self) -> Any:
-        """Returns the exporter of the best checkpoint, None in mode eval; override it to create another one."""
+        """Returns the exporter of the best checkpoint, None in mode eval.
+
+        Override it to create another one.
+        """
         if self._mode == "eval":
             return None
-        # A sidecar has a best folder of its own.
+
+        # A sidecar has a separate best folder.
         name = get_evaluation_name(self._mode, self._options.get("eval_name", "continuous_eval"))
         directory = RunDirectory(self._model_dir, self._config.trainer, sidecar=name)
         return create_exporter(self._config, directory, is_chief(self.strategy))
 
 
 # The 15 parameters are not repeated here, so that the two lists cannot drift apart.
-# inspect.signature and help() show them; type checkers do not.
+# inspect.signature and help() show them, type checkers do not.
 @functools.wraps(OrbitExperimentRunner, assigned=(), updated=())
 def run_experiment(*arguments: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Runs an experiment of Model Garden in one mode; arguments and errors are those of OrbitExperimentRunner.
+    """Runs an experiment of Model Garden in one mode.
+
+    Arguments and errors are those of OrbitExperimentRunner. Runs eagerly, on the host.
 
     Returns:
       (model, logs): the last evaluation's logs with run_post_eval or in mode train_and_post_eval,

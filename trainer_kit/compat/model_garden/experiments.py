@@ -1,7 +1,7 @@
-"""Offers Model Garden's experiments in trainer_kit as `tfm/<name>`, and as `<name>` where that name is free.
+"""Offers Model Garden's experiments in trainer_kit.
 
-The names are known without an import. Model Garden is imported, which takes ten seconds, when a
-config is created.
+An experiment is called `tfm/<name>`, and `<name>` where that name is free. The names are known
+without an import. Model Garden is imported, which takes ten seconds, when a config is created.
 """
 
 from __future__ import annotations
@@ -75,18 +75,23 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
 
 
 def find(name: str) -> None:
-    """Registers Model Garden's experiment `name`, if it exists; for "", all of its experiments. Imports nothing.
+    """Registers Model Garden's experiment `name`, if it exists. For "", all of its experiments.
 
-    Experiments that a module of `official.projects` or of a user registers are known once that
-    module is imported.
+    Imports nothing. Experiments that a module of `official.projects` or of a user registers are
+    known once that module is imported.
     """
-    for own, modules in {**EXPERIMENTS, **dict.fromkeys(registered_names(), ())}.items():
-        for full in (PREFIX + own, *([own] if own == name else [])):
-            if name in ("", full) and full not in experiments:
-                experiments.register(full)(_factory(own, modules))
+    modules_by_name = {**EXPERIMENTS, **dict.fromkeys(registered_names(), ())}
+    for garden_name, modules in modules_by_name.items():
+        # Only an experiment that is asked for is also called by its own name.
+        own_names = [garden_name] if garden_name == name else []
+        for full_name in (PREFIX + garden_name, *own_names):
+            if name in ("", full_name) and full_name not in experiments:
+                experiments.register(full_name)(_factory(garden_name, modules))
 
 
 def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], Any]:
+    """Returns the function that creates the config of an experiment, after its modules' import."""
+
     def factory() -> Any:
         try:
             for module in modules:
@@ -101,25 +106,28 @@ def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], Any]:
             ) from error
         return convert(exp_factory.get_exp_config(name))
 
-    factory.__doc__ = (
-        f"An experiment of Model Garden ({modules[0] if modules else 'an imported module'})."
-    )
-    factory.__qualname__ = factory.__name__ = f"get_exp_config({name!r})"
+    source = modules[0] if modules else "an imported module"
+    factory.__doc__ = f"An experiment of Model Garden ({source})."
+    factory.__name__ = f"get_exp_config({name!r})"
+    factory.__qualname__ = factory.__name__
     return factory
 
 
 def registered_names() -> list[str]:
-    """Returns the names that are currently registered with Model Garden; [] while it is not imported."""
+    """Returns the names that are currently registered with Model Garden.
+
+    [] while it is not imported.
+    """
     module = sys.modules.get("official.core.exp_factory")
     return list(_flatten_names(module._REGISTERED_CONFIGS, "")) if module is not None else []
 
 
 def _flatten_names(entries: dict[str, Any], path: str) -> list[str]:
-    names = []
+    """Returns the full names in nested dicts, with a slash between their parts."""
+    names: list[str] = []
     for name, entry in entries.items():
-        names += (
-            _flatten_names(entry, f"{path}{name}/")
-            if isinstance(entry, dict)
-            else [f"{path}{name}"]
-        )
+        if isinstance(entry, dict):
+            names += _flatten_names(entry, f"{path}{name}/")
+        else:
+            names.append(f"{path}{name}")
     return names

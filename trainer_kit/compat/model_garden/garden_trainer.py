@@ -1,4 +1,4 @@
-"""Trainer: trainer_kit's engine for a Model Garden task, with the signature of Model Garden's Trainer.
+"""Trainer: trainer_kit's engine for Model Garden tasks, with the signature of their own Trainer.
 
 The functions that gin files may bind are imported with this module, because bindings are read
 before anything is built.
@@ -42,11 +42,9 @@ from trainer_kit.training import trainer as engine
 from trainer_kit.training.task_inputs import TaskInputs
 
 # Model Garden's own classes, looked up at import: a program may later replace them with
-# trainer_kit's.
+# trainer_kit's. _AsyncTrainer is the base of trainers with separate loops.
 _GardenTrainer = getattr(base_trainer, "Trainer", None)
-_AsyncTrainer = getattr(
-    base_trainer, "_AsyncTrainer", None
-)  # the base of trainers with loops of their own
+_AsyncTrainer = getattr(base_trainer, "_AsyncTrainer", None)
 
 
 class EqualStepsPipeline(OnePassPipeline):
@@ -60,7 +58,9 @@ class EqualStepsPipeline(OnePassPipeline):
 
 
 class ModelGardenInputs(TaskInputs):
-    """Opens training and validation data by a task's build_inputs, and names the config section in error messages.
+    """Opens training and validation data by a task's build_inputs.
+
+    Error messages name the section of the config.
 
     Args:
       config, task: See TaskInputs.
@@ -77,14 +77,16 @@ class ModelGardenInputs(TaskInputs):
         self.section_paths: dict[str, str] = {}
 
     def distribute(self, pipeline: WorkerPipeline) -> Any:
-        """Returns the dataset of a pipeline over the replicas; runs eagerly."""
+        """Returns the dataset of a pipeline over the replicas. Runs eagerly."""
         section = pipeline.section.path
         with explain_config_errors(self.section_paths.get(section, f"task.{section}")):
             return super().distribute(pipeline)
 
 
 class Trainer(GardenActionsTrainer, engine.Trainer):
-    """Trains and evaluates a Model Garden task, with the arguments and methods of trainer_kit's Trainer.
+    """Trains and evaluates a Model Garden task.
+
+    Its arguments and methods are those of trainer_kit's Trainer. Created in strategy scope.
 
     The argument `config` is a config of either framework. The property `config` has Model Garden's
     section of the task, and trainer_kit's other sections. In the scope of a parameter-server
@@ -92,7 +94,8 @@ class Trainer(GardenActionsTrainer, engine.Trainer):
     support that strategy yet.
     """
 
-    best_checkpoint_class = BestCheckpointExporter  # its files can be read by Model Garden too
+    # Model Garden can read the files of this exporter, too.
+    best_checkpoint_class = BestCheckpointExporter
     inputs_class = ModelGardenInputs
 
     # The names of Model Garden's Trainer that its subclasses use in their own steps.
@@ -148,19 +151,21 @@ class Trainer(GardenActionsTrainer, engine.Trainer):
         evaluate: bool,
         checkpoint_exporter: Any = None,
     ) -> Any:
-        """Returns a trainer of this class with the task's model and optimizer; called in strategy scope.
+        """Returns a trainer of this class with the task's model and optimizer.
 
-        The optimizer keeps the moving average. For Trainer itself, gin can bind another class of
-        either framework.
+        Called in strategy scope. The optimizer keeps the moving average. For Trainer itself, gin
+        can bind another class of either framework.
         """
-        own_class = (
-            {} if cls is Trainer else {"trainer_cls": cls}
-        )  # an argument overrides gin's binding
+        # An argument overrides gin's binding.
+        own_class = {} if cls is Trainer else {"trainer_cls": cls}
         trainer = create_trainer(config, task, train, evaluate, checkpoint_exporter, **own_class)
         return adapt_trainer(trainer, config.runtime.random_seed)
 
     def train_loop_end(self) -> dict[str, Any]:
-        """Returns the loop's logs: metrics, training_loss, learning_rate. Runs eagerly, on the host."""
+        """Returns the loop's logs: metrics, training_loss, learning_rate.
+
+        Runs eagerly, on the host.
+        """
         return add_numpy_method(super().train_loop_end())
 
     def initialize(self) -> None:
@@ -198,10 +203,10 @@ def create_trainer(
     checkpoint_exporter: Any = None,
     trainer_cls: Any = Trainer,
 ) -> Any:
-    """Returns a trainer with the task's model and optimizer; called in strategy scope.
+    """Returns a trainer with the task's model and optimizer.
 
-    gin can bind `trainer_cls`, and the arguments of Model Garden's Trainer that are not passed
-    here.
+    Called in strategy scope. gin can bind `trainer_cls`, and the arguments of Model Garden's
+    Trainer that are not passed here.
 
     Args:
       params: The experiment's config, Model Garden's or trainer_kit's.
@@ -222,18 +227,21 @@ def create_trainer(
         "evaluate": evaluate,
         "checkpoint_exporter": checkpoint_exporter,
     }
-    of_the_door = isinstance(trainer_cls, type) and issubclass(trainer_cls, Trainer)
-    bound = get_gin_bindings("official.core.base_trainer.Trainer", arguments) if of_the_door else {}
-    return trainer_cls(params, task, **arguments, **bound)
+    # gin itself binds the arguments of Model Garden's own class only.
+    bindings: dict[str, Any] = {}
+    if isinstance(trainer_cls, type) and issubclass(trainer_cls, Trainer):
+        bindings = get_gin_bindings("official.core.base_trainer.Trainer", arguments)
+    return trainer_cls(params, task, **arguments, **bindings)
 
 
 def create_task(config: Config, logging_dir: str | None = None) -> Any:
-    """Returns the Model Garden task for a task's section that `convert` has created; called in strategy scope.
+    """Returns the Model Garden task for a task's section that `convert` has created.
 
-    `logging_dir` exists during the call, because some tasks write to it when they are created.
+    Called in strategy scope. `logging_dir` exists during the call, because some tasks write to it
+    when they are created.
 
     Raises:
-      UsageError, DataError: when the task cannot be created from the section.
+      UsageError, DataError: When the task cannot be created from the section.
     """
     section = build_original(config)
     with ensure_logging_folder(logging_dir), explain_config_errors("task"):
@@ -242,31 +250,42 @@ def create_task(config: Config, logging_dir: str | None = None) -> Any:
 
 @contextlib.contextmanager
 def ensure_logging_folder(logging_dir: str | None) -> Iterator[None]:
-    """A context in which a local folder exists; afterwards it is removed if it was created here and is empty."""
+    """A context in which a local folder exists.
+
+    Afterwards it is removed if it was created here and is empty.
+    """
     if not logging_dir or is_remote(logging_dir):
         yield
         return
+
     path = Path(logging_dir).absolute()
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    missing_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # it is not empty
-            for folder in missing:
+        # A folder that is not empty stays, with its parents.
+        with contextlib.suppress(OSError):
+            for folder in missing_folders:
                 folder.rmdir()
 
 
 def add_numpy_method(logs: Any) -> Any:
-    """Returns logs whose NumPy numbers have a method `numpy()`, like the tensors that Model Garden returns."""
+    """Returns logs whose NumPy numbers have a method `numpy()`.
+
+    The tensors that Model Garden returns have it, too.
+    """
     if isinstance(logs, Mapping):
         return {name: add_numpy_method(value) for name, value in logs.items()}
-    kind = _SCALAR_CLASSES.get(type(logs))
-    return logs if kind is None else kind(logs)
+    scalar_class = _SCALAR_CLASSES.get(type(logs))
+    return logs if scalar_class is None else scalar_class(logs)
 
 
 def _create_scalar_class(scalar_type: Any) -> Any:
-    """Returns a subclass of a NumPy scalar type with a method `numpy()`; it is pickled as the NumPy type."""
+    """Returns a subclass of a NumPy scalar type with a method `numpy()`.
+
+    An object of it is pickled as the NumPy type.
+    """
     methods = {
         "numpy": lambda self: scalar_type(self),
         "__reduce__": lambda self: scalar_type(self).__reduce__(),

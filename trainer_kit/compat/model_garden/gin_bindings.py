@@ -14,10 +14,10 @@ _R = TypeVar("_R")
 
 
 def accept_gin_bindings(garden_name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Returns a decorator that makes a function take its namesake's bindings, and is not registered with gin itself.
+    """Returns a decorator that makes a function take the bindings of its namesake.
 
-    gin would refuse a short name that two modules have registered. As always, a binding never
-    overrides an argument that the caller passed.
+    The function itself is not registered with gin: gin would refuse a short name that two modules
+    have registered. As always, a binding never overrides an argument that the caller passed.
 
     Args:
       garden_name: The full name of the function in Model Garden.
@@ -36,7 +36,9 @@ def accept_gin_bindings(garden_name: str) -> Callable[[Callable[_P, _R]], Callab
 
 
 def get_gin_bindings(garden_name: str, passed_names: Collection[str]) -> dict[str, Any]:
-    """Returns gin's bindings for a function or class of Model Garden, except for arguments that the caller passes.
+    """Returns gin's bindings for a function or class of Model Garden.
+
+    Those of arguments that the caller passes are left out.
 
     Args:
       garden_name: The full name of the function or class in Model Garden, whose module is imported.

@@ -1,4 +1,4 @@
-"""Checks and creates Model Garden's optimizers, their variables, and the moving averages that they keep."""
+"""Checks and creates Model Garden's optimizers, their variables and their moving averages."""
 
 from __future__ import annotations
 
@@ -22,37 +22,42 @@ from trainer_kit.optimizers.moving_average import exchange
 
 
 def check_values(task: Any, params: Any) -> None:
-    """Checks the restrictions, and the number of classes of Model Garden's own tasks, before anything is built.
+    """Checks the restrictions, and the number of classes of Model Garden's own tasks.
 
-    With zero classes Keras would build a layer that ends the process in the first step.
+    Called before anything is built. With zero classes Keras would build a layer that ends the
+    process in the first step.
 
     Args:
       task: A task or a MultiTask of Model Garden.
       params: The experiment's config, Model Garden's or trainer_kit's.
 
     Raises:
-      ConfigError: naming every value that is missing or wrong.
+      ConfigError: Names every value that is missing or wrong.
     """
     mistakes = find_broken_rules(params)
-    model = getattr(getattr(task, "task_config", None), "model", None)
-    if type(task).__module__.startswith("official.") and getattr(model, "num_classes", None) == 0:
+    section = getattr(getattr(task, "task_config", None), "model", None)
+    is_of_garden = type(task).__module__.startswith("official.")
+    if is_of_garden and getattr(section, "num_classes", None) == 0:
         mistakes.append(Mistake("task.model.num_classes", "is 0", "give the number of classes"))
     if mistakes:
         raise ConfigError(mistakes)
 
 
 def create_optimizer(task: Any, params: Any) -> Any:
-    """Returns the optimizer that `task` creates from `params`, a config of either framework; called in strategy scope.
+    """Returns the optimizer that `task` creates. Called in strategy scope.
+
+    Args:
+      task: A task or a MultiTask of Model Garden.
+      params: The experiment's config, Model Garden's or trainer_kit's.
 
     Raises:
-      UsageError: when the optimizer cannot be created from the config.
+      UsageError: When the optimizer cannot be created from the config.
     """
-    options = params.trainer.optimizer_config
+    optimizer_config = params.trainer.optimizer_config
     if isinstance(params, ExperimentConfig):
-        options = build_original(options)
-    sections = SimpleNamespace(
-        task=params.task, trainer=SimpleNamespace(optimizer_config=options), runtime=params.runtime
-    )
+        optimizer_config = build_original(optimizer_config)
+    trainer = SimpleNamespace(optimizer_config=optimizer_config)
+    sections = SimpleNamespace(task=params.task, trainer=trainer, runtime=params.runtime)
     with explain_config_errors("trainer.optimizer_config"):
         return model_gardens(task, sections)
 
@@ -60,12 +65,11 @@ def create_optimizer(task: Any, params: Any) -> Any:
 def create_optimizer_variables(optimizer: Any, variables: Sequence[Any]) -> None:
     """Creates all variables of a Keras 2 optimizer, which would else come in the first step.
 
-    Runs eagerly, in strategy scope.
-
-    A checkpoint is restored strictly into existing variables, before the first step.
+    A checkpoint is restored strictly into existing variables, before the first step. Runs eagerly,
+    in strategy scope.
 
     Args:
-      optimizer: A Keras 2 optimizer, legacy or not, wrapped for loss scaling or not; others are
+      optimizer: A Keras 2 optimizer, legacy or not, wrapped for loss scaling or not. Others are
         left unchanged.
       variables: The variables that the optimizer will train.
     """
@@ -77,16 +81,22 @@ def create_optimizer_variables(optimizer: Any, variables: Sequence[Any]) -> None
 
 
 def find_averaging_optimizer(optimizer: Any) -> Any:
-    """Returns the ExponentialMovingAverage that `optimizer` is or, for float16, wraps; None for other optimizers."""
+    """Returns the ExponentialMovingAverage that `optimizer` is or, for float16, wraps.
+
+    None for other optimizers.
+    """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return inner if isinstance(inner, ExponentialMovingAverage) else None
 
 
 def check_single_average(options: Any) -> None:
-    """Raises UsageError when a config asks for several averages, since Model Garden's optimizer keeps one.
+    """Checks that a config asks for one average, since Model Garden's optimizer keeps one.
 
     Args:
       options: The section trainer of a config of either framework.
+
+    Raises:
+      UsageError: When it asks for several averages.
     """
     ema = getattr(getattr(options, "optimizer_config", None), "ema", None)
     if isinstance(ema, EMAConfig) and (ema.more_decays or ema.evaluate != (AVERAGE,)):
@@ -97,7 +107,7 @@ def check_single_average(options: Any) -> None:
 
 
 class _LossScaledMovingAverage(ExponentialMovingAverage):
-    """ExponentialMovingAverage that accepts the extra argument which a loss-scale wrapper passes."""
+    """ExponentialMovingAverage that accepts the extra argument that a loss-scale wrapper passes."""
 
     def apply_gradients(
         self,
@@ -105,30 +115,32 @@ class _LossScaledMovingAverage(ExponentialMovingAverage):
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
-        """Applies gradients and moves the averages; in replica context."""
-        aggregates = {"experimental_aggregate_gradients": experimental_aggregate_gradients}
-        result = self._optimizer.apply_gradients(grads_and_vars, name, **aggregates)
+        """Applies gradients and moves the averages. Called in replica context."""
+        result = self._optimizer.apply_gradients(
+            grads_and_vars,
+            name,
+            experimental_aggregate_gradients=experimental_aggregate_gradients,
+        )
         maybe_merge_call(self.update_average, tf.distribute.get_strategy())
         return result
 
 
 class OptimizerAverages:
-    """The averages of an optimizer that averages the weights itself, for evaluations. Created in strategy scope.
+    """The averages of an optimizer that averages the weights itself, for evaluations.
 
-    Model Garden swaps by adding and subtracting, which changes last bits of the weights; this class
-    exchanges values.
+    Model Garden swaps by adding and subtracting, which changes last bits of the weights. This class
+    exchanges values. Created in strategy scope.
 
     Args:
       optimizer: An ExponentialMovingAverage, wrapped for loss scaling or not.
       model: The built model whose weights are averaged.
     """
 
-    names, weights_to_evaluate, more_variables = (
-        (AVERAGE,),
-        (AVERAGE,),
-        MappingProxyType[str, Any]({}),
-    )
-    # The section of a checkpoint that holds the averages: they are slots of the optimizer
+    names = (AVERAGE,)
+    weights_to_evaluate = (AVERAGE,)
+    more_variables = MappingProxyType[str, Any]({})
+
+    # The section of a checkpoint that contains the averages. They are slots of the optimizer.
     section = "optimizer"
 
     def __init__(self, optimizer: Any, model: Any) -> None:
@@ -137,8 +149,10 @@ class OptimizerAverages:
             inner.__class__ = _LossScaledMovingAverage
         if not inner.has_shadow_copy:
             inner.shadow_copy(model)
+
         self.variables = optimizer
-        self._averages, self._weights = list(inner._average_weights), list(inner._model_weights)
+        self._averages = list(inner._average_weights)
+        self._weights = list(inner._model_weights)
         self._strategy = tf.distribute.get_strategy()
         self._swapped = ""
         self._exchange_function = tf.function(self._exchange_each, autograph=False)
@@ -146,7 +160,10 @@ class OptimizerAverages:
 
     @property
     def active_average(self) -> str:
-        """The name "average" while the model holds the averages, and the optimizer the weights; else ""."""
+        """The name "average" while the model contains the averages, and the optimizer the weights.
+
+        Otherwise "".
+        """
         return self._swapped
 
     def update(self, step: Any) -> None:
@@ -156,11 +173,14 @@ class OptimizerAverages:
         """Does nothing: Model Garden's average begins at zero."""
 
     def reset(self) -> None:
-        """Sets the averages to the weights, for example after only weights were restored; runs eagerly, on the host."""
+        """Sets the averages to the weights, for example after only weights were restored.
+
+        Runs eagerly, on the host.
+        """
         self._copy_function()
 
     def swap(self, name: str = AVERAGE) -> None:
-        """Exchanges weights and averages exactly on every replica; a second call undoes it.
+        """Exchanges weights and averages exactly on every replica. A second call undoes it.
 
         Runs eagerly, on the host.
         """
@@ -174,5 +194,5 @@ class OptimizerAverages:
         with self._strategy.scope():
             for average, weight in zip(self._averages, self._weights, strict=True):
                 self._strategy.extended.update(
-                    average, lambda one, other: one.assign(other), args=(weight,)
+                    average, lambda target, value: target.assign(value), args=(weight,)
                 )

@@ -22,6 +22,7 @@ from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 
 _LOG = logging.getLogger(__name__)
+
 # The values that `convert` chooses where a Model Garden config leaves them at the default.
 _CONVERTED_FIELDS = (
     ("runtime", "distribution_strategy"),
@@ -32,7 +33,7 @@ _CONVERTED_FIELDS = (
 def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: bool = True) -> Any:
     """Returns the Model Garden config that the flags describe.
 
-    The experiment's defaults come first, then config files in order, flags and overrides; the last
+    The experiment's defaults come first, then config files in order, flags and overrides. The last
     one wins.
 
     Args:
@@ -41,9 +42,9 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
       print_return: Whether to log the config.
 
     Raises:
-      UsageError: when no experiment is named, or none has this name.
-      ConfigError: for unknown keys, wrong types and broken rules.
-      KeyError, ValueError: when the config breaks a restriction of the experiment.
+      UsageError: When no experiment is named, or none has this name.
+      ConfigError: For unknown keys, wrong types and broken rules.
+      KeyError, ValueError: When the config breaks a restriction of the experiment.
     """
     name = flags_obj.experiment
     if name is None:
@@ -62,25 +63,22 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
     layers.append(ConfigLayer({"runtime": {"tpu": flags_obj.tpu}}, {"runtime.tpu": "--tpu"}))
     if "tf_data_service" in flags_obj and flags_obj.tf_data_service:
         address = {"tf_data_service_address": flags_obj.tf_data_service}
-        parts = [part for part in ("train_data", "validation_data") if hasattr(params.task, part)]
+        names = [name for name in ("train_data", "validation_data") if hasattr(params.task, name)]
         layers.append(
-            ConfigLayer({"task": dict.fromkeys(parts, address)}, {"task": "--tf_data_service"})
+            ConfigLayer({"task": dict.fromkeys(names, address)}, {"task": "--tf_data_service"})
         )
     overrides = flags_obj.params_override or ()
     for override in overrides if isinstance(overrides, (list, tuple)) else [overrides]:
         layers.append(_layer(override, read_params_override, "params_override"))
+
     resolved = apply_layers(convert(params), layers)
     params = build_original(resolved.config)
-    for (
-        section,
-        field,
-    ) in (
-        _CONVERTED_FIELDS
-    ):  # an explicit value counts, even if it equals the one that `convert` chooses
+
+    # An explicit value counts, even if it equals the one that `convert` chooses.
+    for section, field in _CONVERTED_FIELDS:
         if not resolved.origins[f"{section}.{field}"].startswith(DEFAULT_ORIGIN):
-            setattr(
-                getattr(params, section), field, getattr(getattr(resolved.config, section), field)
-            )
+            value = getattr(getattr(resolved.config, section), field)
+            setattr(getattr(params, section), field, value)
 
     params.validate()
     if lock_return:
@@ -91,12 +89,14 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
 
 
 def serialize_config(params: Any, model_dir: str) -> None:
-    """Writes `params`, a config of either framework, to `model_dir/params.yaml`; run_experiment does this too.
+    """Writes `params`, a config of either framework, to `model_dir/params.yaml`.
+
+    run_experiment does this, too.
 
     Raises:
-      UsageError: when `model_dir` is None.
-      ConfigError: when the run in `model_dir` was started with another config.
-      StorageError: when the file cannot be written.
+      UsageError: When `model_dir` is None.
+      ConfigError: When the run in `model_dir` was started with another config.
+      StorageError: When the file cannot be written.
     """
     config = convert(params)
     directory = RunDirectory(model_dir, config.trainer)
@@ -106,7 +106,7 @@ def serialize_config(params: Any, model_dir: str) -> None:
 
 
 def _layer(flag_value: Any, read: Callable[[str], ConfigLayer], origin: str) -> ConfigLayer:
-    """Returns the values of a flag; programs may set a mapping instead of text."""
+    """Returns the values of a flag. Programs may set a mapping instead of text."""
     values = flag_value.as_dict() if isinstance(flag_value, ParamsDict) else flag_value
     if isinstance(values, Mapping):
         return ConfigLayer(dict(values), dict.fromkeys(values, origin))

@@ -2,7 +2,7 @@
 
 A subclass of official.core's Trainer that is not ported yet keeps its own loops. trainer_kit's
 runner adds what it adds to its own trainers: checkpoints with random state, stops between loops,
-ledgers and best checkpoints. A resume is exact if the trainer's data has a position; data that the
+ledgers and best checkpoints. A resume is exact if the trainer's data has a position. Data that the
 trainer distributes itself starts from its beginning, and a warning says so. Several workers agree
 between loops whether to stop.
 """
@@ -37,27 +37,33 @@ _STANDARD_CHECKPOINT_ITEMS = ("global_step", "model", "optimizer", "save_counter
 
 
 def adapt_trainer(trainer: Any, seed: int = 0) -> Any:
-    """Returns a trainer that trainer_kit's runner can use: `trainer` itself, or an AdoptedTrainer around it.
+    """Returns a trainer that trainer_kit's runner can use.
+
+    This is `trainer` itself, or a TrainerAdapter around it. Called in strategy scope.
 
     Args:
-      trainer: A trainer of trainer_kit or of Model Garden; None stays None.
+      trainer: A trainer of trainer_kit or of Model Garden. None stays None.
       seed: The run's random seed.
 
     Raises:
-      UsageError: for any other object, and for best weights that the trainer does not keep.
+      UsageError: For any other object, and for best weights that the trainer does not keep.
     """
     if trainer is None or isinstance(trainer, (Trainer, TrainerAdapter)):
         return trainer
+
     missing = [name for name in _REQUIRED_ATTRIBUTES if not hasattr(trainer, name)]
     if missing:
         raise UsageError(
             f"{type(trainer).__name__} has no {', '.join(missing)}; give a trainer of Orbit or"
-            f" Model Garden the attributes {', '.join(_REQUIRED_ATTRIBUTES)}, or pass a Trainer of trainer_kit"
+            f" Model Garden the attributes {', '.join(_REQUIRED_ATTRIBUTES)}, or pass a Trainer of"
+            " trainer_kit"
         )
-    best = getattr(getattr(trainer.config, "trainer", None), "best_checkpoint_eval_metric", "")
-    if best and not hasattr(trainer, "checkpoint_exporter"):
+
+    section = getattr(trainer.config, "trainer", None)
+    metric = getattr(section, "best_checkpoint_eval_metric", "")
+    if metric and not hasattr(trainer, "checkpoint_exporter"):
         raise UsageError(
-            f"trainer.best_checkpoint_eval_metric={best}: {type(trainer).__name__} keeps no best"
+            f"trainer.best_checkpoint_eval_metric={metric}: {type(trainer).__name__} keeps no best"
             " weights; remove this field, or have the trainer's eval_end call a"
             " checkpoint_exporter, an attribute of the trainer"
         )
@@ -65,13 +71,20 @@ def adapt_trainer(trainer: Any, seed: int = 0) -> Any:
 
 
 class TrainerAdapter(GardenActionsTrainer):
-    """Wraps a Model Garden trainer in the interface that trainer_kit's runner needs. Created in strategy scope.
+    """Wraps a Model Garden trainer in the interface that trainer_kit's runner needs.
 
-    Other attributes are those of the wrapped trainer.
+    Created in strategy scope. All other attributes are those of the wrapped trainer.
 
     Args:
       inner: The Model Garden trainer.
       seed: The run's random seed.
+
+    Attributes:
+      can_train: Whether the trainer has training data.
+      state: What a checkpoint of the run contains.
+      data: The training data with its position.
+      weights_finite: Whether the weights are finite. None: this is not known.
+      stop_flag: The workers' agreement whether to stop.
     """
 
     def __init__(self, inner: Any, seed: int) -> None:
@@ -81,6 +94,7 @@ class TrainerAdapter(GardenActionsTrainer):
         optimizer = inner.optimizer
         if self.can_train and optimizer is not None:
             create_optimizer_variables(optimizer, inner.model.trainable_variables)
+
         self._average: OptimizerAverages | None = None
         if (averaging_optimizer := find_averaging_optimizer(optimizer)) is not None:
             # Model Garden's own exchange, which the trainer's evaluations call, changes last bits
@@ -88,8 +102,8 @@ class TrainerAdapter(GardenActionsTrainer):
             self._average = OptimizerAverages(optimizer, inner.model)
             averaging_optimizer.swap_weights = self._average.swap
 
-        # Checkpoints also hold what the trainer's own checkpoint holds beyond the parts that every
-        # run has.
+        # Checkpoints also contain what the trainer's own checkpoint contains beyond the parts that
+        # every run has.
         saved_elsewhere = {
             *_STANDARD_CHECKPOINT_ITEMS,
             *(getattr(inner.model, "checkpoint_items", None) or ()),
@@ -99,11 +113,12 @@ class TrainerAdapter(GardenActionsTrainer):
             for name, item in inner.checkpoint._trackable_children().items()
             if name not in saved_elsewhere
         }
-        trained = optimizer if self.can_train else None
+        trained_optimizer = optimizer if self.can_train else None
         task = getattr(inner, "task", None)
         self.state = TrainState(
-            inner.global_step, inner.model, trained, self._average, task, seed, own_items
+            inner.global_step, inner.model, trained_optimizer, self._average, task, seed, own_items
         )
+
         self.data = TrainData(
             None,
             None,
@@ -114,7 +129,8 @@ class TrainerAdapter(GardenActionsTrainer):
                 f"have {type(inner).__name__} inherit from trainer_kit.compat.model_garden.Trainer"
             ),
         )
-        rates = ConfiguredRates(trained)
+
+        rates = ConfiguredRates(trained_optimizer)
         self.state.add_root("trainer", inner)
         self.state.python_state.add("learning rates", rates.state, rates.restore)
         self.state.python_state.add("data", self.data.state, self.data.restore)
@@ -143,7 +159,7 @@ class TrainerAdapter(GardenActionsTrainer):
 
     @property
     def train_dataset(self) -> Any:
-        """The training data; setting it takes effect with the next loop."""
+        """The training data. Setting it takes effect with the next loop."""
         return self._inner.train_dataset
 
     @train_dataset.setter
@@ -152,7 +168,9 @@ class TrainerAdapter(GardenActionsTrainer):
 
     @contextlib.contextmanager
     def use_weights(self, name: str = "") -> Iterator[None]:
-        """A context with the optimizer's averages, if it has any, in place of the weights; runs eagerly, on the host.
+        """A context with the optimizer's averages, if it has any, in place of the weights.
+
+        Runs eagerly, on the host.
 
         Args:
           name: Not used: there is one average.
@@ -169,7 +187,7 @@ class TrainerAdapter(GardenActionsTrainer):
         """Runs the trainer's own loop from the run's position in the data, eagerly, on the host.
 
         Raises:
-          UsageError: when the trainer has no attribute _train_dataset.
+          UsageError: When the trainer has no attribute _train_dataset.
         """
         if not self.can_train:
             kind = type(self._inner).__name__
@@ -178,10 +196,13 @@ class TrainerAdapter(GardenActionsTrainer):
                 " Garden's trainers keep their data; call super().__init__ of Model Garden's"
                 " trainer, or set the attribute"
             )
-        if self._inner._train_dataset is not self._dataset:  # it was replaced since the last loop
+
+        # It may have been replaced since the last loop.
+        if self._inner._train_dataset is not self._dataset:
             self._dataset = self._inner._train_dataset
             self.data.replace(self._dataset)
-        self._inner._train_iter, self.weights_finite = self.data.iterator(), None
+        self._inner._train_iter = self.data.iterator()
+        self.weights_finite = None
         logs = self._inner.train(num_steps)
         self.stop_flag.sync_workers_between_loops()
         return logs
@@ -201,7 +222,10 @@ class TrainerAdapter(GardenActionsTrainer):
     def register_state(
         self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]
     ) -> None:
-        """Saves what `get_state` returns, in JSON types, in checkpoints; `restore_state` gets it after a restore."""
+        """Saves what `get_state` returns, in JSON types, in checkpoints.
+
+        `restore_state` gets it after a restore.
+        """
         self.state.python_state.add(name, get_state, restore_state)
 
     def check_data(self) -> None:
@@ -209,27 +233,25 @@ class TrainerAdapter(GardenActionsTrainer):
 
         Missing data is reported by the trainer's own loops.
         """
-        dataset, options = (
-            getattr(self._inner, "_validation_dataset", None),
-            getattr(self.config, "trainer", None),
-        )
-        if (
-            dataset is not None
-            and getattr(options, "validation_steps", 0) == -1
-            and is_endless(dataset)
-        ):
+        dataset = getattr(self._inner, "_validation_dataset", None)
+        section = getattr(self.config, "trainer", None)
+        reads_all = getattr(section, "validation_steps", 0) == -1
+        if dataset is not None and reads_all and is_endless(dataset):
             raise DataError(describe_endless_data("validation_data", "trainer.validation_steps"))
 
     def initialize(self) -> None:
-        """Initializes the trainer when there is no checkpoint to restore; runs eagerly, in strategy scope."""
+        """Initializes the trainer when there is no checkpoint to restore.
+
+        Runs eagerly, in strategy scope.
+        """
         if hasattr(self._inner, "initialize"):
             self._inner.initialize()
         self.after_restore()
 
     def before_save(self, prefix: str) -> None:
-        """Prepares the state that is not in variables for the checkpoint that will be saved at `prefix`.
+        """Prepares the state that is not in variables for the checkpoint at `prefix`.
 
-        Runs eagerly.
+        Runs eagerly, before the checkpoint is saved.
         """
         self.state.before_save(self._metric_variables())
         self.data.save_iterator(f"{prefix}{ITERATOR_SUFFIX}")
@@ -238,17 +260,22 @@ class TrainerAdapter(GardenActionsTrainer):
         """Moves the data to the position of the restored checkpoint.
 
         Args:
-          path: The path of the restored checkpoint; None if there was none.
+          path: The path of the restored checkpoint. None if there was none.
         """
         self.data.prepare_iterator_restore(f"{path}{ITERATOR_SUFFIX}" if path else None)
         self.state.after_restore(path)
-        if self.can_train:  # what the trainer's own loops change is not known
+        # What the trainer's own loops change is not known.
+        if self.can_train:
             self.state.track_attributes(self._metric_variables())
         self.state.end_restore()
-        self.weights_finite, self.has_data_ended = None, False
+        self.weights_finite = None
+        self.has_data_ended = False
 
     def _metric_variables(self) -> list[Any]:
-        """Returns the variables of the trainer's metrics, which are not saved, because each loop resets them."""
+        """Returns the variables of the trainer's metrics.
+
+        They are not saved, because each loop resets them.
+        """
         values = [item for value in vars(self._inner).values() for item in tf.nest.flatten(value)]
         metrics = [
             value

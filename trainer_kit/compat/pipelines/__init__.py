@@ -1,7 +1,7 @@
-"""Compatibility layer for the pipelines class Training: components of a pipeline run on trainer_kit's engine.
+"""Compatibility layer for the pipelines class Training, on the engine of trainer_kit.
 
-The names are imported when they are first used, so that importing this module imports neither
-TensorFlow nor Keras.
+Components of a pipeline run on this engine. The names are imported when they are first used, so
+that importing this module imports neither TensorFlow nor Keras.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The artifacts of a job: the model as a SavedModel, and the history as a table. Both replace older ones whole."""
+"""The artifacts of a job: the model as a SavedModel, and the history as a table.
+
+Both replace older ones as a whole.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ def write_history_csv(path: str, history: Mapping[str, Sequence[Any]]) -> None:
     """Writes the values of a history by name, as `pandas.DataFrame(history).to_csv(path)` does.
 
     A log that began later than others, such as one of a callback that was added for a restart, has
-    empty cells before.
+    empty cells before. Runs on the host.
 
     Raises:
-      StorageError: when the file cannot be written.
+      StorageError: When the file cannot be written.
     """
     epochs = max(map(len, history.values()), default=0)
     columns = {
@@ -38,31 +41,33 @@ def export_saved_model(model: Any, path: str) -> None:
     Runs eagerly, on the host.
 
     Args:
-      model: A built model. One of Keras 3 is exported with an endpoint `serve`; one of tf_keras is
+      model: A built model. One of Keras 3 is exported with an endpoint `serve`. One of tf_keras is
         saved in its format.
       path: The folder of the SavedModel.
 
     Raises:
-      StorageError: when the folder cannot be written.
+      StorageError: When the folder cannot be written.
     """
-    temporary = f"{path}.tmp"
-    old = f"{path}.old"
+    temporary_path = f"{path}.tmp"
+    old_path = f"{path}.old"
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        _remove(temporary, old)  # of a start that was killed here
+        # A start that was killed here has left them.
+        _remove(temporary_path, old_path)
         if is_keras_2_model(model):
-            model.save(temporary, save_format="tf")
+            model.save(temporary_path, save_format="tf")
         else:
-            model.export(temporary, verbose=False)
-        _flush(temporary)
+            model.export(temporary_path, verbose=False)
+        _flush(temporary_path)
+
         with contextlib.suppress(FileNotFoundError):
-            os.rename(path, old)
-        os.rename(temporary, path)
+            os.rename(path, old_path)
+        os.rename(temporary_path, path)
         files.flush_folder(os.path.dirname(path))
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        _remove(temporary, old)
+        _remove(temporary_path, old_path)
 
 
 def _remove(*folders: str) -> None:
@@ -71,8 +76,9 @@ def _remove(*folders: str) -> None:
 
 
 def _flush(folder: str) -> None:
-    for place, _, names in os.walk(folder):
+    """Flushes all files and folders in a folder to the disk."""
+    for subfolder, _, names in os.walk(folder):
         for name in names:
-            with open(os.path.join(place, name), "rb") as stream:
+            with open(os.path.join(subfolder, name), "rb") as stream:
                 os.fsync(stream.fileno())
-        files.flush_folder(place)
+        files.flush_folder(subfolder)

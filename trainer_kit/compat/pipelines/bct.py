@@ -1,4 +1,4 @@
-"""Backward-compatible training: BCTModel, the classifier of an old model, and the metric of the cross-test."""
+"""Backward-compatible training: BCTModel, the old classifier, and the metric of the cross-test."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 
-_LEAST_PROBABILITY = 1e-37  # about the smallest float32 whose logarithm has a gradient
+# About the smallest float32 whose logarithm has a gradient.
+_LEAST_PROBABILITY = 1e-37
+
 _HEAD = "keras.Model(old.get_layer(NAME_OF_THE_EMBEDDING).output, old.outputs[0])"
 
 
 class RetrievalAccuracy(keras.metrics.Mean):
-    """The share of queries whose most similar embedding in a gallery has their label. Similarity is the cosine.
+    """The share of queries whose most similar embedding in a gallery has their label.
 
-    If an old model has embedded the gallery and a new model embeds the queries, this is the
-    cross-test of backward-compatible training (arXiv 2003.11942). A query must not be in the
-    gallery.
+    Similarity is the cosine. If an old model has embedded the gallery and a new model embeds the
+    queries, this is the cross-test of backward-compatible training (arXiv 2003.11942). A query must
+    not be in the gallery.
 
     Args:
       gallery: The embeddings that are searched, float [examples, size].
@@ -30,19 +32,21 @@ class RetrievalAccuracy(keras.metrics.Mean):
       name: The name of the metric.
 
     Raises:
-      UsageError: when the gallery is empty, or has another number of labels.
+      UsageError: When the gallery is empty, or has another number of labels.
     """
 
     def __init__(self, gallery: Any, labels: Any, name: str = "cross_retrieval") -> None:
         super().__init__(name=name)
-        points = np.asarray(gallery, np.float32)
+        embeddings = np.asarray(gallery, np.float32)
         classes = np.asarray(labels)
-        if points.ndim != 2 or not len(points) or len(points) != len(classes):
+        if embeddings.ndim != 2 or not len(embeddings) or len(embeddings) != len(classes):
             raise UsageError(
-                f"gallery: embeddings of shape {points.shape} and labels of shape {classes.shape}"
-                " are no gallery; give embeddings [examples, size] and one label for each example"
+                f"gallery: embeddings of shape {embeddings.shape} and labels of shape"
+                f" {classes.shape} are no gallery; give embeddings [examples, size] and one label"
+                " for each example"
             )
-        self._gallery = tf.math.l2_normalize(tf.constant(points), axis=1)
+
+        self._gallery = tf.math.l2_normalize(tf.constant(embeddings), axis=1)
         self._labels = _class_numbers(tf.constant(classes))
 
     def update_state(self, y_true: Any, embeddings: Any, sample_weight: Any = None) -> None:
@@ -51,13 +55,13 @@ class RetrievalAccuracy(keras.metrics.Mean):
         Args:
           y_true: The labels of the queries, in either form.
           embeddings: Their embeddings, float [batch, size].
-          sample_weight: The weight of each query, [batch]; None: all count alike.
+          sample_weight: The weight of each query, [batch]. None: all count alike.
         """
         queries = tf.math.l2_normalize(tf.cast(embeddings, tf.float32), axis=1)
-        nearest = tf.argmax(tf.matmul(queries, self._gallery, transpose_b=True), axis=1)
-        hits = tf.equal(
-            tf.gather(self._labels, nearest), _class_numbers(tf.convert_to_tensor(y_true))
-        )
+        similarities = tf.matmul(queries, self._gallery, transpose_b=True)
+        nearest = tf.argmax(similarities, axis=1)
+        nearest_labels = tf.gather(self._labels, nearest)
+        hits = tf.equal(nearest_labels, _class_numbers(tf.convert_to_tensor(y_true)))
         super().update_state(tf.cast(hits, tf.float32), sample_weight)
 
 
@@ -69,18 +73,22 @@ def _class_numbers(labels: tf.Tensor) -> tf.Tensor:
 
 
 class BCTModel(keras.Model):
-    """A functional model of Keras 3 with the outputs [predictions, embedding], for backward-compatible training.
+    """A functional model of Keras 3 for backward-compatible training.
+
+    Its outputs are [predictions, embedding]: float [batch, classes] and [batch, size].
 
     The loss is that of `compile`, of the predictions, plus the influence loss times its weight. The
     influence loss is the cross entropy of an old model's classifier at the new embeddings (Shen et
     al. 2020, arXiv 2003.11942). It is the mean over all examples of a batch, and 0 for an example
-    whose class the old classifier lacks. The old classifier is
-    frozen: it is in checkpoints, and in no optimizer.
+    whose class the old classifier lacks. The old classifier is frozen: it is in checkpoints, and in
+    no optimizer.
 
     Batches are those of Keras, (x, y) or (x, y, sample_weight), and y is the labels as ints or
-    one-hot rows. Labels of the old classifier that y does not tell are given as (x, (y, y_old)) or,
-    as rows, as (x, y, y_old): ints, -1 for no class, or rows [batch, old classes] of zeros for no
-    class. Metrics of `compile` are those of the predictions. Logs also have `influence_loss`,
+    one-hot rows. Labels of the old classifier that do not follow from y are given as
+    (x, (y, y_old)) or, as rows, as (x, y, y_old). They are ints, -1 for no class, or rows [batch,
+    old classes], of zeros for no class.
+
+    Metrics of `compile` are those of the predictions. Logs also have `influence_loss`,
     `old_accuracy`, which is the accuracy of the old classifier at the new embeddings of classes
     that it has, and `cross_retrieval` with a gallery.
 
@@ -88,15 +96,15 @@ class BCTModel(keras.Model):
       *args, **kwargs: Those of `keras.Model`: inputs, outputs and a name.
       old_classifier: The old model's classifier of embeddings: a model or layer of Keras 3, or the
         path of a SavedModel or a `.keras` file.
-      old_classes: The label in y of each class of the old classifier; None: its classes are the
+      old_classes: The label in y of each class of the old classifier. None: its classes are the
         first ones.
       influence_weight: The weight of the influence loss.
       old_from_logits: Whether the old classifier returns logits. False: it returns probabilities.
-      gallery: Embeddings by the old model and their labels, for the cross-test of each batch; see
+      gallery: Embeddings by the old model and their labels, for the cross-test of each batch. See
         RetrievalAccuracy.
 
     Raises:
-      UsageError: when the outputs, the old classifier, its classes or the gallery do not fit.
+      UsageError: When the outputs, the old classifier, its classes or the gallery do not fit.
     """
 
     def __init__(
@@ -114,6 +122,7 @@ class BCTModel(keras.Model):
         self.old_classifier = load_frozen_classifier(old_classifier)
         count = count_classes(self.old_classifier, size, old_from_logits)
         self.old_classes = _check_classes(old_classes, count, self.outputs[0].shape[-1])
+
         self.influence_weight = influence_weight
         self.old_from_logits = old_from_logits
         self.influence_tracker = keras.metrics.Mean(name="influence_loss")
@@ -128,33 +137,39 @@ class BCTModel(keras.Model):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """Returns the loss with the term of the old classifier, and updates its metrics; called on a replica."""
+        """Returns the loss with the term of the old classifier, and updates its metrics.
+
+        Called on a replica.
+        """
         predictions, embedding = y_pred
         y, y_old, sample_weight = self._split_labels(y, sample_weight)
         loss = super().compute_loss(
             x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=training
         )
+
         outputs = get_single_output(self.old_classifier(embedding, training=False))
         outputs = tf.cast(outputs, tf.float32)
-        examples = self.influence_loss(y_old, outputs)
+        losses = self.influence_loss(y_old, outputs)
         if sample_weight is not None:
-            examples *= tf.cast(tf.reshape(sample_weight, [-1]), examples.dtype)
-        self.influence_tracker.update_state(examples)
+            losses *= tf.cast(tf.reshape(sample_weight, [-1]), losses.dtype)
+        self.influence_tracker.update_state(losses)
+        # The sum of a row is 0 for an example whose class the old classifier lacks.
         self.old_accuracy.update_state(y_old, outputs, sample_weight=tf.reduce_sum(y_old, axis=1))
-        replicas = (
-            tf.distribute.get_strategy().num_replicas_in_sync
-        )  # Keras adds up the losses of all replicas
-        count = tf.cast(
-            tf.size(examples) * replicas, examples.dtype
-        )  # 0 on a replica that a small batch leaves empty
-        mean = tf.math.divide_no_nan(tf.reduce_sum(examples), count)
+
+        # Keras adds up the losses of all replicas. The count is 0 on a replica that a small batch
+        # leaves empty.
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        count = tf.cast(tf.size(losses) * replicas, losses.dtype)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(losses), count)
         return loss + self.influence_weight * tf.cast(mean, loss.dtype)
 
     def influence_loss(self, y_old: Any, outputs: Any) -> Any:
-        """Returns the influence loss of each example, float [batch]; override it for a loss with a margin, or others.
+        """Returns the influence loss of each example, float [batch].
+
+        Override it for a loss with a margin, or for others. Called on a replica.
 
         Args:
-          y_old: The targets of the old classifier, float [batch, old classes]; zeros for an example
+          y_old: The targets of the old classifier, float [batch, old classes]. Zeros for an example
             of another class.
           outputs: What the old classifier returns for the new embeddings, float [batch, old
             classes].
@@ -171,7 +186,10 @@ class BCTModel(keras.Model):
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Any]:
-        """Updates the metrics of `compile` and the cross-test, and returns all results; see keras.Model."""
+        """Updates the metrics of `compile` and the cross-test, and returns all results.
+
+        See keras.Model.
+        """
         predictions, embedding = y_pred
         y, _, sample_weight = self._split_labels(y, sample_weight)
         if self.cross_retrieval is not None:
@@ -179,7 +197,7 @@ class BCTModel(keras.Model):
         return super().compute_metrics(x, y, predictions, sample_weight)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the config that a `.keras` file holds: all arguments but the gallery."""
+        """Returns the config that a `.keras` file contains: all arguments but the gallery."""
         return {
             **super().get_config(),
             "old_classifier": keras.saving.serialize_keras_object(self.old_classifier),
@@ -191,30 +209,35 @@ class BCTModel(keras.Model):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """Returns the model of a config."""
-        old = keras.saving.deserialize_keras_object(
+        old_classifier = keras.saving.deserialize_keras_object(
             config["old_classifier"], custom_objects=custom_objects
         )
-        return super().from_config({**config, "old_classifier": old}, custom_objects=custom_objects)
+        arguments = {**config, "old_classifier": old_classifier}
+        return super().from_config(arguments, custom_objects=custom_objects)
 
     def _split_labels(self, y: Any, sample_weight: Any) -> tuple[Any, tf.Tensor, Any]:
-        """Returns y, the targets of the old classifier, float32 [batch, old classes], and the weights of examples."""
+        """Returns y, the targets of the old classifier, and the weights of examples.
+
+        The targets are float32 [batch, old classes].
+        """
         count = len(self.old_classes)
         if isinstance(y, (tuple, list)):
             y, y_old = y
             return y, _build_target_rows(y_old, range(count)), sample_weight
+
         # Such rows are no weights of examples: programs of this method give the old labels as the
         # third part.
-        if (
-            sample_weight is not None
-            and sample_weight.shape.rank == 2
-            and sample_weight.shape[1] == count
-        ):
+        has_rows = sample_weight is not None and sample_weight.shape.rank == 2
+        if has_rows and sample_weight.shape[1] == count:
             return y, _build_target_rows(sample_weight, range(count)), None
         return y, _build_target_rows(y, self.old_classes), sample_weight
 
 
 def _build_target_rows(labels: Any, classes: Sequence[int]) -> tf.Tensor:
-    """Returns a row of targets for each label, float32 [batch, classes]; zeros where the label is none of `classes`."""
+    """Returns a row of targets for each label, float32 [batch, classes].
+
+    A row is zeros where the label is none of `classes`.
+    """
     labels = tf.convert_to_tensor(labels)
     if labels.shape.rank == 2 and labels.shape[1] != 1:
         return tf.gather(tf.cast(labels, tf.float32), list(classes), axis=1)
@@ -223,6 +246,7 @@ def _build_target_rows(labels: Any, classes: Sequence[int]) -> tf.Tensor:
 
 
 def _embedding_size(model: Any) -> int:
+    """Returns the number of values in an embedding. Raises UsageError for other outputs."""
     outputs = list(getattr(model, "outputs", None) or ())
     if len(outputs) != 2 or len(outputs[1].shape) != 2 or outputs[1].shape[1] is None:
         shapes = ", ".join(str(tuple(output.shape)) for output in outputs) or "none"
@@ -237,7 +261,11 @@ def _embedding_size(model: Any) -> int:
 def _check_classes(
     labels: Sequence[int] | None, count: int, new_count: int | None
 ) -> tuple[int, ...]:
-    """Returns the label of each old class; raises UsageError if they are not different labels of the new model."""
+    """Returns the label of each old class.
+
+    Raises:
+      UsageError: When they are not different labels of the new model.
+    """
     classes = tuple(range(count) if labels is None else (int(label) for label in labels))
     all_new = new_count is None or set(classes) <= set(range(new_count))
     if len(classes) != count or len(set(classes)) != count or not all_new:
@@ -250,13 +278,15 @@ def _check_classes(
 
 
 def load_frozen_classifier(classifier: Any) -> keras.Layer:
-    """Returns an old classifier as a layer that is not trained. Runs eagerly, in the scope of the strategy.
+    """Returns an old classifier as a layer that is not trained.
+
+    Runs eagerly, in the scope of the strategy.
 
     Args:
       classifier: A model or layer of Keras 3, or the path of a `.keras` file or a SavedModel.
 
     Raises:
-      UsageError: when it is none of these.
+      UsageError: When it is none of these.
     """
     is_path = isinstance(classifier, (str, os.PathLike))
     layer = _load_classifier(os.fspath(classifier)) if is_path else classifier
@@ -273,10 +303,9 @@ def _load_classifier(path: str) -> keras.Layer:
     try:
         if path.endswith((".keras", ".h5")):
             return keras.saving.load_model(path, compile=False)
-        exported = hasattr(
-            tf.saved_model.load(path), "serve"
-        )  # by Keras 3; older programs have a signature
-        endpoint = "serve" if exported else "serving_default"
+        # Keras 3 exports an endpoint `serve`, older programs a signature.
+        is_export = hasattr(tf.saved_model.load(path), "serve")
+        endpoint = "serve" if is_export else "serving_default"
         return keras.layers.TFSMLayer(path, call_endpoint=endpoint, trainable=False)
     except (OSError, ValueError) as error:
         raise UsageError(
@@ -296,9 +325,9 @@ def get_single_output(outputs: Any) -> Any:
 
 
 def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
-    """Returns the number of classes of an old classifier, which is tried on random embeddings.
+    """Returns the number of classes of an old classifier.
 
-    Runs eagerly, on the host.
+    The classifier is called with random embeddings. Runs eagerly, on the host.
 
     Args:
       classifier: The old classifier.
@@ -306,22 +335,20 @@ def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
       from_logits: Whether the classifier returns logits.
 
     Raises:
-      UsageError: when it does not take embeddings of this size, or returns the other kind of
+      UsageError: When it does not take embeddings of this size, or returns the other kind of
         numbers.
     """
     embeddings = np.random.RandomState(0).normal(size=(4, size)).astype(np.float32)
+    # A TFSMLayer raises a TypeError.
     try:
         outputs = get_single_output(classifier(embeddings, training=False))
-    except (
-        ValueError,
-        TypeError,
-        tf.errors.InvalidArgumentError,
-    ) as error:  # a TFSMLayer raises a TypeError
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
         raise UsageError(
             f"old_classifier: it does not take the new embeddings, [batch, {size}]; old and new"
             " embeddings have the same size, and the classifier is the part of the old model"
             f" behind them: {_HEAD}. {error!s:.300}"
         ) from error
+
     values = np.asarray(outputs, np.float64)
     are_probabilities = bool((values >= 0).all() and np.allclose(values.sum(axis=1), 1, atol=1e-2))
     if are_probabilities == from_logits:

@@ -1,4 +1,4 @@
-"""Users' functions of one example, as `get_tfrecord_dataset` calls them in the maps of a dataset."""
+"""Functions of one example, which `get_tfrecord_dataset` calls in the maps of a dataset."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from trainer_kit.inputs.sources.batch_function import describe_function
 
 
 def apply_preprocessing(records: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
-    """Returns `records` with `function(example=record)` called for each. Runs eagerly; the function runs in graph.
+    """Returns `records` with `function(example=record)` called for each.
+
+    Runs eagerly, on the host. The function runs in graph.
 
     Raises:
-      UsageError: when the function cannot be called so.
+      UsageError: When the function cannot be called so.
     """
     label = f"preprocessing {describe_function(function)}"
+    # A partial with an unknown keyword raises a ValueError.
     try:
         inspect.signature(function).bind(example=None)
-    except (TypeError, ValueError) as error:  # a ValueError for a partial with an unknown keyword
+    except (TypeError, ValueError) as error:
         raise UsageError(
             f"{label}: {error}. It is called as preprocessing(example=record): write `def"
             " read_tfrecord(example, size):` and bind all other parameters,"
@@ -33,25 +36,25 @@ def apply_preprocessing(records: tf.data.Dataset, function: Callable[..., Any]) 
 
 
 def apply_augmentation(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
-    """Returns `examples` with `function` called for the parts of each. Runs eagerly; the function runs in graph.
+    """Returns `examples` with `function` called for the parts of each.
 
     A function that needs one argument of several parts, such as a Keras layer, gets the first one,
-    and the others stay.
+    and the others stay. Runs eagerly, on the host. The function runs in graph.
 
     Raises:
-      UsageError: when the function cannot be called so.
+      UsageError: When the function cannot be called so.
     """
     label = f"data_augmentation {describe_function(function)}"
     parts = len(examples.element_spec) if isinstance(examples.element_spec, tuple) else 1
-    needed = _count_required_arguments(function)
-    if needed is None or needed == parts:
+    required = _count_required_arguments(function)
+    if required is None or required == parts:
         return _map_examples(examples, lambda *example: apply_autograph(function)(*example), label)
-    if needed == 1:
+    if required == 1:
         return _map_examples(
             examples, lambda first, *others: (apply_autograph(function)(first), *others), label
         )
     raise UsageError(
-        f"{label}: it needs {needed} arguments, but preprocessing returns {parts}"
+        f"{label}: it needs {required} arguments, but preprocessing returns {parts}"
         f" part{'s' * (parts > 1)}; let it take all parts, or the first one alone"
     )
 
@@ -66,20 +69,28 @@ def _map_examples(
     """
     call = tf.autograph.experimental.do_not_convert(call)
     mapped = dataset.map(call)
-    mapped.label = label  # for the engine's warnings about what cannot be resumed
-    operations = examine_dataset(mapped)
-    stateful = (*operations.random_ops, *operations.python_functions, *operations.stateful_ops)
-    if not any(text.startswith(f"{label}:") for text in stateful):
+    # The engine's warnings about what cannot be resumed contain the label.
+    mapped.label = label
+
+    structure = examine_dataset(mapped)
+    stateful_parts = (
+        *structure.random_ops,
+        *structure.python_functions,
+        *structure.stateful_ops,
+    )
+    if not any(text.startswith(f"{label}:") for text in stateful_parts):
         mapped = dataset.map(call, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         mapped.label = label
     return mapped
 
 
 def _count_required_arguments(function: Any) -> int | None:
-    """Returns how many positional arguments a function needs, and of a Keras layer its `call`; None if it takes any.
+    """Returns how many positional arguments a function needs. None if it takes any number.
+
+    For a Keras layer it is the number of those of its `call`.
 
     Raises:
-      UsageError: for what is no function.
+      UsageError: For what is no function.
     """
     is_layer = hasattr(function, "get_config") and hasattr(function, "call")
     try:

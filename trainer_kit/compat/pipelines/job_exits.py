@@ -18,16 +18,15 @@ from trainer_kit.process.error_report import print_error
 def exit_codes() -> Iterator[None]:
     """Ends the program with the exit code of an error that explains itself, and prints its message.
 
-    Runs eagerly, on the host.
-
-    Any other error, such as one of the user's code, goes on as it is: Python prints its traceback
+    Any other error, such as one of the user's code, continues as it is: Python prints its traceback
     and ends with 1. SIGTERM outside of a run, which handles it, ends the process at once with 75,
-    as there is nothing to save.
+    as there is nothing to save. Runs eagerly, on the host.
 
     Raises:
-      SystemExit: with a code of `errors.EXIT_CODES`, after an error that explains itself.
+      SystemExit: With a code of `errors.EXIT_CODES`, after an error that explains itself.
     """
-    is_main = threading.current_thread() is threading.main_thread()  # others cannot set handlers
+    # Only the main thread can set handlers.
+    is_main = threading.current_thread() is threading.main_thread()
     sets_handler = is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if sets_handler:
         signal.signal(signal.SIGTERM, _leave)
@@ -44,9 +43,12 @@ def exit_codes() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
+    """Handles SIGTERM outside of a run: ends the process."""
+    # The program may be in the middle of a print.
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+
     # An exception could be lost in a library. What was begun outside of a run, the next start does
     # again.
-    with contextlib.suppress(Exception):  # the program may be in the middle of a print
-        sys.stdout.flush()
     os.write(2, b"error: stopped by SIGTERM; there was nothing to save; start the job again\n")
     os._exit(ExitCode.PREEMPTED)

@@ -30,35 +30,38 @@ class JobFolder:
         self.meta_path = os.path.join(job_dir, "job_meta.json")
 
     def last_checkpoint(self) -> str | None:
-        """Returns the path of the newest complete checkpoint, without the endings of its files; None if none exists."""
-        records = glob.glob(
-            os.path.join(glob.escape(self.checkpoints_dir), f"ckpt-*{RECORD_SUFFIX}")
-        )
+        """Returns the path of the newest complete checkpoint, without the endings of its files.
+
+        None if no checkpoint exists.
+        """
+        pattern = os.path.join(glob.escape(self.checkpoints_dir), f"ckpt-*{RECORD_SUFFIX}")
         prefixes = (
-            one.removesuffix(RECORD_SUFFIX)
-            for one in records
-            if parse_checkpoint_name(os.path.basename(one))
+            record.removesuffix(RECORD_SUFFIX)
+            for record in glob.glob(pattern)
+            if parse_checkpoint_name(os.path.basename(record))
         )
         return max(prefixes, key=parse_step, default=None)
 
     def last_epoch(self) -> int:
         """Returns the number of epochs whose training steps are all in the newest checkpoint."""
-        newest, steps = (
-            self.last_checkpoint(),
-            RunDirectory(self.checkpoints_dir, TrainerConfig()).read_steps_per_epoch(),
-        )
-        return parse_step(newest) // steps if newest and steps else 0
+        checkpoint = self.last_checkpoint()
+        directory = RunDirectory(self.checkpoints_dir, TrainerConfig())
+        epoch_length = directory.read_steps_per_epoch()
+        if not checkpoint or not epoch_length:
+            return 0
+        return parse_step(checkpoint) // epoch_length
 
     def read_meta(self) -> dict[str, Any]:
-        """Returns the content of job_meta.json; an empty dict if there is no such file."""
+        """Returns the content of job_meta.json. An empty dict if there is no such file."""
         return files.read_json(self.meta_path) or {}
 
     def update_meta(self, **values: Any) -> None:
-        """Changes values in job_meta.json; leaves the file alone if it has them.
+        """Changes values in job_meta.json. Leaves the file alone if it has them.
 
         Raises:
-          StorageError: when the file cannot be written.
+          StorageError: When the file cannot be written.
         """
-        before = self.read_meta()
-        if (after := {**before, **values}) != before:
-            files.write_json(self.meta_path, after)
+        meta = self.read_meta()
+        new_meta = {**meta, **values}
+        if new_meta != meta:
+            files.write_json(self.meta_path, new_meta)

@@ -17,20 +17,22 @@ from trainer_kit import files
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.telemetry.scalars import as_scalar
 
-METRICS_FILE, UI_METADATA_FILE = "mlpipeline-metrics.json", "mlpipeline-ui-metadata.json"
-FOLDER_VARIABLE = (  # an environment variable: the folder of the two files instead of /
-    "KFP_OUTPUT_FOLDER"
-)
+METRICS_FILE = "mlpipeline-metrics.json"
+UI_METADATA_FILE = "mlpipeline-ui-metadata.json"
+
+# An environment variable that names the folder of the two files, instead of /.
+FOLDER_VARIABLE = "KFP_OUTPUT_FOLDER"
+
 _FORMATS = ("PERCENTAGE", "RAW")
 _LOG = logging.getLogger(__name__)
 
 
 class KFPVisualization:
-    """Collects metrics and tables, and writes the files that Kubeflow Pipelines reads. Runs eagerly, on the host.
+    """Collects metrics and tables, and writes the files that Kubeflow Pipelines reads.
 
     The files are /mlpipeline-metrics.json and /mlpipeline-ui-metadata.json, where the manifests of
     components expect them. The environment variable KFP_OUTPUT_FOLDER names another folder, for a
-    run outside of a container.
+    run outside of a container. Runs eagerly, on the host.
 
     Args:
       pipeline_name: The name of the pipeline.
@@ -44,17 +46,15 @@ class KFPVisualization:
     """
 
     def __init__(self, pipeline_name: str, bucket_name: str, job_id: str) -> None:
-        is_folder = os.sep in bucket_name or os.path.isdir(
-            bucket_name
-        )  # a slash is not allowed in a bucket's name
-        self.job_dir = (
-            f"{bucket_name if is_folder else f'gs://{bucket_name}'}/tmp/{pipeline_name}/{job_id}"
-        )
+        # The name of a bucket cannot contain a slash.
+        is_folder = os.sep in bucket_name or os.path.isdir(bucket_name)
+        root = bucket_name if is_folder else f"gs://{bucket_name}"
+        self.job_dir = f"{root}/tmp/{pipeline_name}/{job_id}"
         self.metrics: list[dict[str, Any]] = []
         self.metadata_outputs: list[dict[str, Any]] = []
 
     def produce_metrics(self, name: str, value: Any, f: str = "PERCENTAGE") -> None:
-        """Adds a metric; one of the same name is replaced.
+        """Adds a metric, which replaces one of the same name.
 
         Kubeflow cannot read NaN or infinity, and ignores the whole file because of one. Such a
         metric is left out, with a warning.
@@ -66,17 +66,19 @@ class KFPVisualization:
           f: The format in which it is shown: RAW, or PERCENTAGE for a share from 0 to 1.
 
         Raises:
-          UsageError: when the value is not a single number, or there is no such format.
+          UsageError: When the value is not a single number, or there is no such format.
         """
-        number, kind = as_scalar(value), str(f).upper()
+        number = as_scalar(value)
+        metric_format = str(f).upper()
         if number is None:
             raise UsageError(
                 f"produce_metrics({name!r}): {value!r:.60} is not a single number; give one number"
                 " per name"
             )
-        if kind not in _FORMATS:
+        if metric_format not in _FORMATS:
             raise UsageError(
-                f"produce_metrics({name!r}): f is {f!r}, not a format; {suggest_names(kind, _FORMATS)}"
+                f"produce_metrics({name!r}): f is {f!r}, not a format;"
+                f" {suggest_names(metric_format, _FORMATS)}"
             )
         if not math.isfinite(number):
             _LOG.warning(
@@ -85,19 +87,20 @@ class KFPVisualization:
                 number,
             )
             return
-        self.metrics = [one for one in self.metrics if one["name"] != name]
-        self.metrics.append({"name": name, "numberValue": number, "format": kind})
+
+        self.metrics = [metric for metric in self.metrics if metric["name"] != name]
+        self.metrics.append({"name": name, "numberValue": number, "format": metric_format})
 
     def write_metrics(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Writes all metrics; after the last call of `produce_metrics`.
+        """Writes all metrics. Call it after the last call of `produce_metrics`.
 
         Args:
-          path: The file, such as the one that a component is given as an output; None:
+          path: The file, such as the one that a component is given as an output. None:
             /mlpipeline-metrics.json.
 
         Raises:
-          UsageError: when the path is a remote one.
-          StorageError: when the file cannot be written.
+          UsageError: When the path is a remote one.
+          StorageError: When the file cannot be written.
         """
         _write(path, METRICS_FILE, {"metrics": self.metrics})
 
@@ -110,24 +113,25 @@ class KFPVisualization:
     ) -> None:
         """Adds a table.
 
-        Kubeflow cannot read a local file: its content is then taken into the file that Kubeflow
+        Kubeflow cannot read a local file. Its content is then taken into the file that Kubeflow
         reads. If there is no such file, the source stays as it is, with a warning.
 
         Args:
-          source: The address of a CSV file without a header line; with storage "inline" its
-            content; or a local file.
+          source: The address of a CSV file without a header line, or a local file. With storage
+            "inline" the content of such a file.
           header: The names of the columns.
           storage: Where the source is: "gcs", "inline", or another storage that Kubeflow knows.
           f: The format of the source.
 
         Raises:
-          UsageError: when the header is a text instead of a list.
+          UsageError: When the header is a text instead of a list.
         """
         if isinstance(header, str):
             raise UsageError(
                 f"produce_ui_metadata_table: header is {header!r}; give a list of the names of"
                 " columns"
             )
+
         storage, source = _inline_local_file(storage, source)
         columns = [str(column) for column in header]
         output = {
@@ -140,24 +144,28 @@ class KFPVisualization:
         self.metadata_outputs.append(output)
 
     def write_ui_metadata(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Writes all outputs; after the last one was added.
+        """Writes all outputs. Call it after the last one was added.
 
         Args:
-          path: The file, such as the one that a component is given as an output; None:
+          path: The file, such as the one that a component is given as an output. None:
             /mlpipeline-ui-metadata.json.
 
         Raises:
-          UsageError: when the path is a remote one.
-          StorageError: when the file cannot be written.
+          UsageError: When the path is a remote one.
+          StorageError: When the file cannot be written.
         """
         _write(path, UI_METADATA_FILE, {"outputs": self.metadata_outputs})
 
 
 def _inline_local_file(storage: str, source: str | os.PathLike[str]) -> tuple[str, str]:
-    """Returns the storage and the source of an output, with the content of a local file in place of its path."""
+    """Returns the storage and the source of an output.
+
+    The content of a local file replaces its path.
+    """
     text = os.fspath(source)
     if files.is_remote(text) or storage != "gcs":
         return storage, text
+
     try:
         return "inline", Path(text).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -170,11 +178,12 @@ def _inline_local_file(storage: str, source: str | os.PathLike[str]) -> tuple[st
 
 
 def _write(path: str | os.PathLike[str] | None, name: str, content: dict[str, Any]) -> None:
-    target = (
-        os.path.join(os.environ.get(FOLDER_VARIABLE) or "/", name)
-        if path is None
-        else os.fspath(path)
-    )
+    """Writes the content as JSON to `path`, or to the file `name` in the folder of Kubeflow."""
+    if path is None:
+        folder = os.environ.get(FOLDER_VARIABLE) or "/"
+        target = os.path.join(folder, name)
+    else:
+        target = os.fspath(path)
     if files.is_remote(target):
         raise UsageError(
             f"path: {target!r} is a remote file; give a local path, from which Kubeflow collects it"

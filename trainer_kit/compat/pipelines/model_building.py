@@ -28,27 +28,28 @@ _LOG = logging.getLogger(__name__)
 
 
 def job_strategy(use_tpu: bool) -> tf.distribute.Strategy:
-    """Returns a TPUStrategy, or the current strategy, which is TensorFlow's default one outside of a scope.
+    """Returns a TPUStrategy, or else the current strategy.
 
-    Runs eagerly, on the host.
+    Outside of a scope the current strategy is TensorFlow's default one. Runs eagerly, on the host.
 
     Args:
       use_tpu: Whether to look for a TPU.
 
     Raises:
-      ConfigError: when an environment variable names a TPU and it does not answer: a job that
+      ConfigError: When an environment variable names a TPU and it does not answer. A job that
         should run on it would take days on a CPU.
     """
-    current = tf.distribute.get_strategy()
+    current_strategy = tf.distribute.get_strategy()
     if not use_tpu or tf.distribute.has_strategy():
-        return current
+        return current_strategy
+
     try:
         return create_strategy(RuntimeConfig(distribution_strategy="tpu"))
     except ConfigError:
         if any(os.environ.get(name) for name in TPU_ENV_VARS):
             raise
     _LOG.warning("use_tpu=True: there is no TPU; the job trains with TensorFlow's default strategy")
-    return current
+    return current_strategy
 
 
 def build_model(
@@ -59,40 +60,51 @@ def build_model(
     loss: Any = None,
     metrics: Any = None,
 ) -> Any:
-    """Returns the model of a job, compiled if the arguments of Training or build_model_func say how.
+    """Returns the model of a job.
 
-    Runs eagerly, in the scope of the job's strategy.
+    It is compiled if the arguments of Training or build_model_func say how. Runs eagerly, in the
+    scope of the job's strategy.
+
+    Args:
+      build_model_func, custom_model_class, optimizer, loss, metrics: See Training.
 
     Raises:
-      UsageError: when the function returns no model, or a model that the custom class cannot take.
+      UsageError: When the function returns no model, or a model that the custom class cannot take.
     """
     seed_keras()
-    built = _call(build_model_func)
-    if not isinstance(built, keras.Model) and not is_keras_2_model(built):
+    built_model = _call(build_model_func)
+    if not isinstance(built_model, keras.Model) and not is_keras_2_model(built_model):
         raise UsageError(
-            f"build_model_func returned a {type(built).__name__}; it has to return a model of Keras"
+            f"build_model_func returned a {type(built_model).__name__}; it has to return a model of"
+            " Keras"
         )
-    model = _wrap_in_custom_class(built, custom_model_class)
-    _compile(model, built, {"optimizer": optimizer, "loss": loss, "metrics": metrics})
+
+    model = _wrap_in_custom_class(built_model, custom_model_class)
+    _compile(model, built_model, {"optimizer": optimizer, "loss": loss, "metrics": metrics})
     return model
 
 
 def seed_keras() -> None:
-    """Seeds Keras with the seed of `tf.random.set_seed`, if the program has called it. Runs eagerly, on the host.
+    """Seeds Keras with the seed of `tf.random.set_seed`, if the program has called it.
 
     Keras 2 took its initial weights from this seed. Keras 3 draws them from Python's random
-    numbers, which go on from the seed afterwards; those of NumPy stay as they are.
+    numbers, which continue from the seed afterwards. Those of NumPy stay as they are. Runs eagerly,
+    on the host.
     """
     if not has_global_seed():
         return
-    numpy = np.random.get_state()
+
+    numpy_state = np.random.get_state()
     seed_everything(tf.compat.v1.get_seed(0)[0])
-    np.random.set_state(numpy)
+    np.random.set_state(numpy_state)
 
 
 @contextlib.contextmanager
 def use_custom_objects(custom_objects: Mapping[str, Any] | None) -> Iterator[None]:
-    """A context in which Keras 3 and tf_keras find objects by name, for `load_model` and `compile`."""
+    """A context in which Keras 3 and tf_keras find objects by name.
+
+    It is for `load_model` and `compile`.
+    """
     with contextlib.ExitStack() as stack:
         for library in (keras, sys.modules.get("tf_keras")):
             if custom_objects and library is not None:
@@ -101,16 +113,23 @@ def use_custom_objects(custom_objects: Mapping[str, Any] | None) -> Iterator[Non
 
 
 def get_input_size(model: Any) -> Any:
-    """Returns the height of the images that a model takes; (height, width) if they differ; of vectors their length.
+    """Returns the height of the images that a model takes.
+
+    It is (height, width) if they differ. For a model of vectors it is their length.
 
     Raises:
-      UsageError: when the model takes inputs of any size, or does not tell the size.
+      UsageError: When the model takes inputs of any size, or does not tell the size.
     """
     inputs = getattr(model, "inputs", None) or ()
     shapes = [tuple(tensor.shape) for tensor in inputs]
-    shape = next((shape for shape in shapes if len(shape) == 4), shapes[0] if shapes else ())
-    channels_first = len(shape) == 4 and keras.config.image_data_format() == "channels_first"
-    sizes = shape[2:] if channels_first else shape[1:3] if len(shape) == 4 else shape[1:2]
+    first_shape = shapes[0] if shapes else ()
+    shape = next((shape for shape in shapes if len(shape) == 4), first_shape)
+
+    has_images = len(shape) == 4
+    if has_images and keras.config.image_data_format() == "channels_first":
+        sizes = shape[2:]
+    else:
+        sizes = shape[1:3] if has_images else shape[1:2]
     if not sizes or None in sizes:
         raise UsageError(
             f"the model {model.name!r} does not tell the size of its inputs; give input_shape a"
@@ -120,15 +139,15 @@ def get_input_size(model: Any) -> Any:
 
 
 def _call(build_model_func: Callable[..., Any]) -> Any:
-    """Calls the function; an argument `checkpoint` gets no checkpoint, since the engine restores it."""
+    """Calls the function.
+
+    An argument `checkpoint` gets no checkpoint, since the engine restores it.
+    """
     try:
         signature = inspect.signature(build_model_func)
-        checkpoint = signature.parameters.get("checkpoint")
-        arguments = (
-            {"checkpoint": None}
-            if checkpoint is not None and checkpoint.default is checkpoint.empty
-            else {}
-        )
+        parameter = signature.parameters.get("checkpoint")
+        is_required = parameter is not None and parameter.default is parameter.empty
+        arguments = {"checkpoint": None} if is_required else {}
         signature.bind(**arguments)
     except TypeError as error:
         raise UsageError(
@@ -142,10 +161,10 @@ def _wrap_in_custom_class(model: Any, custom_model_class: type | None) -> Any:
     """Returns the model as one of the custom class, with the same layers."""
     if custom_model_class is None or isinstance(model, custom_model_class):
         return model
+
     try:
-        if isinstance(
-            model, keras.Sequential
-        ):  # its property `input` is that of a layer, which was not called
+        # The property `input` of a Sequential is that of a layer, which was not called.
+        if isinstance(model, keras.Sequential):
             ends = model.inputs[0], model.outputs[0]
         else:
             ends = model.input, model.output
@@ -160,7 +179,9 @@ def _wrap_in_custom_class(model: Any, custom_model_class: type | None) -> Any:
 
 
 def _compile(model: Any, built_model: Any, arguments: dict[str, Any]) -> None:
-    """Compiles the model with the arguments of Training, and where they are None as build_model_func has done.
+    """Compiles the model with the arguments of Training.
+
+    Where they are None, it is compiled as build_model_func has done.
 
     Args:
       model: The model that is trained.
@@ -170,14 +191,16 @@ def _compile(model: Any, built_model: Any, arguments: dict[str, Any]) -> None:
     changes = {name: value for name, value in arguments.items() if value is not None}
     if not changes and (model is built_model or is_compiled(model)):
         return
+
     if is_compiled(built_model):
-        before = get_compile_arguments(built_model)
-        if is_overridden(
-            model, "compile"
-        ):  # it need not know the other arguments, nor what is not given
-            before = {
-                name: before[name] for name in ("optimizer", "loss") if before.get(name) is not None
+        compile_arguments = get_compile_arguments(built_model)
+        # A method of the user may lack the other arguments, and need not take None.
+        if is_overridden(model, "compile"):
+            compile_arguments = {
+                name: compile_arguments[name]
+                for name in ("optimizer", "loss")
+                if compile_arguments.get(name) is not None
             }
-        changes = {**before, **changes}
+        changes = {**compile_arguments, **changes}
     if changes:
         model.compile(**changes)

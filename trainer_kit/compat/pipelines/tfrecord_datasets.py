@@ -18,31 +18,38 @@ from trainer_kit.inputs.sources.tfrecord_index import RecordFiles, read_compress
 from trainer_kit.process.error_report import format_reason
 
 _LABELS_FILE = "labels.txt"
-_TRAIN, _VALID = "train", "valid"
-_READ_AT_ONCE = 16  # files
-# With a seed of its own a shuffle depends on tf.random.set_seed, if there is one, and on nothing
-# else that the program has done: it is the same in a process that goes on.
-_FILES_SEED, _RECORDS_SEED = 1, 2
+_TRAIN = "train"
+_VALID = "valid"
 
+# The number of files that are read in turn.
+_READ_AT_ONCE = 16
+
+# With a separate seed a shuffle depends on tf.random.set_seed, if there is one, and on nothing
+# else that the program has done: it is the same in a process that continues a run.
+_FILES_SEED = 1
+_RECORDS_SEED = 2
 
 TFRECORD_FEATURES: dict[str, Any] = {
     "image": tf.io.FixedLenFeature([], tf.string),
     "label": tf.io.FixedLenFeature([], tf.string),
 }
-"""The features of a record for `tf.io.parse_single_example`: an encoded image, and a label as in labels.txt."""
+"""The features of a record for `tf.io.parse_single_example`.
+
+They are an encoded image, and a label as in labels.txt.
+"""
 
 
 class MissingFilesError(DataError, FileNotFoundError):
-    """A data set has not the files that were asked for; as in the original, it is a FileNotFoundError."""
+    """A data set lacks the files that were asked for. A FileNotFoundError, as in the original."""
 
 
 def get_labels(
     dataset_path: str | os.PathLike[str], percentage: float = 100
 ) -> tuple[int, list[str]]:
-    """Returns the number of classes and their labels, from `dataset_path`/labels.txt: UTF-8, one label a line.
+    """Returns the number of classes and their labels, from `dataset_path`/labels.txt.
 
-    The index of a label in the list is the number of its class. Blank lines, and spaces around a
-    label, do not count.
+    The file is UTF-8 text with one label a line. The index of a label in the list is the number of
+    its class. Blank lines, and spaces around a label, do not count.
 
     Args:
       dataset_path: The folder of the data set.
@@ -52,16 +59,17 @@ def get_labels(
         classes only.
 
     Raises:
-      UsageError: for a percentage out of its bounds, and for a remote folder.
-      DataError: when the file is missing (it is a FileNotFoundError too), has no label or one
+      UsageError: For a percentage out of its bounds, and for a remote folder.
+      DataError: When the file is missing (it is a FileNotFoundError too), has no label or one
         twice, or is not UTF-8.
     """
     share = _check_percentage(percentage)
     folder = _check_local_folder(dataset_path)
     path = os.path.join(folder, _LABELS_FILE)
     try:
-        with open(path, encoding="utf-8-sig") as file:  # with or without a byte order mark
-            lines = [line.strip() for line in file]  # open() reads \r\n as \n
+        # The file may have a byte order mark. open() reads \r\n as \n.
+        with open(path, encoding="utf-8-sig") as file:
+            lines = [line.strip() for line in file]
     except FileNotFoundError as error:
         raise MissingFilesError(
             f"{path} is missing; {_describe_folder(folder, _LABELS_FILE)}"
@@ -74,8 +82,10 @@ def get_labels(
     if not labels or repeated:
         problem = f"has the label {repeated[0]!r} twice" if repeated else "has no label"
         raise DataError(f"{path} {problem}; write one label a line, and each class once")
-    used = labels[: max(1, int(len(labels) * share / 100))]
-    return len(used), used
+
+    count = max(1, int(len(labels) * share / 100))
+    used_labels = labels[:count]
+    return len(used_labels), used_labels
 
 
 def get_tfrecord_dataset(
@@ -89,9 +99,9 @@ def get_tfrecord_dataset(
     percentage: float = 100,
     shuffle_buffer: int = 2048,
 ) -> tf.data.Dataset:
-    """Returns the batches of `{dataset_path}/{split}-*.tfrec`, a tf.data.Dataset for further transformations.
+    """Returns the batches of `{dataset_path}/{split}-*.tfrec`.
 
-    Runs eagerly.
+    The result is a tf.data.Dataset for further transformations. Runs eagerly, on the host.
 
     Training data comes in another order in each pass: the files are shuffled, 16 of them are read
     in turn, and their records are shuffled in a buffer. The orders follow from `tf.random.set_seed`
@@ -99,19 +109,19 @@ def get_tfrecord_dataset(
     out, as models for TPUs need it. Other splits are one pass in the order of names and records,
     with all examples and without augmentation.
 
-    Files may be compressed (GZIP or ZLIB); each is recognised by its first bytes. The records are
-    counted: of plain files by their headers, which takes less than a second for a million;
-    compressed ones are read once. So the length of the dataset is known.
+    Files may be compressed (GZIP or ZLIB). Each is recognised by its first bytes. The records are
+    counted, so that the length of the dataset is known. Plain files are counted by their headers,
+    which takes less than a second for a million records. Compressed ones are read once.
 
     Args:
       dataset_path: A local folder.
       preprocessing: A function that is called as `preprocessing(example=record)`, with a serialized
-        example, string []; it returns the parts of an example, such as (image, label). It runs in
+        example, string []. It returns the parts of an example, such as (image, label). It runs in
         graph.
       global_batch_size: The number of examples in a batch, over all replicas.
       split: The first part of the names of the files: "train", "valid", or another one.
       data_augmentation: A function that is called with the parts of each training example,
-        `data_augmentation(image, label)`, and returns them; one with a single required argument,
+        `data_augmentation(image, label)`, and returns them. One with a single required argument,
         such as a Keras layer, gets the first part, and the others stay. It runs in graph, and may
         draw random numbers: one example after the other is changed then, so that two runs draw the
         same.
@@ -121,12 +131,12 @@ def get_tfrecord_dataset(
       shuffle_buffer: The number of serialized examples among which the next one is drawn.
 
     Raises:
-      UsageError: when an argument cannot be used, or the folder is remote.
-      DataError: when no file matches (it is a FileNotFoundError too), a file is damaged, or there
+      UsageError: When an argument cannot be used, or the folder is remote.
+      DataError: When no file matches (it is a FileNotFoundError too), a file is damaged, or there
         are no examples or fewer than a batch.
     """
     split = _resolve_split_name(split, is_train)
-    training = split == _TRAIN
+    is_training = split == _TRAIN
     size: Any = global_batch_size
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
         raise UsageError(
@@ -135,22 +145,23 @@ def get_tfrecord_dataset(
     share = _check_percentage(percentage)
 
     files = _SplitFiles(dataset_path, split)
-    records, number = _read_class_records(
-        files, dataset_path, share, _FILES_SEED if training else None
-    )
-    if number < (size if training else 1):
-        of_classes = "" if share == 100 else f" of the first {share:g} % of the classes"
+    files_seed = _FILES_SEED if is_training else None
+    records, count = _read_class_records(files, dataset_path, share, files_seed)
+    min_count = size if is_training else 1
+    if count < min_count:
+        classes = "" if share == 100 else f" of the first {share:g} % of the classes"
         raise DataError(
-            f"{files.pattern} has {number} examples{of_classes}, and a batch {size}; lower"
+            f"{files.pattern} has {count} examples{classes}, and a batch {size}; lower"
             " global_batch_size, or add files"
         )
-    records = records.apply(tf.data.experimental.assert_cardinality(number))
-    if training:
-        records = records.shuffle(min(number, shuffle_buffer), seed=_RECORDS_SEED)
+
+    records = records.apply(tf.data.experimental.assert_cardinality(count))
+    if is_training:
+        records = records.shuffle(min(count, shuffle_buffer), seed=_RECORDS_SEED)
     examples = apply_preprocessing(records, preprocessing)
-    if training and data_augmentation is not None:
+    if is_training and data_augmentation is not None:
         examples = apply_augmentation(examples, data_augmentation)
-    return examples.batch(size, drop_remainder=training).prefetch(tf.data.AUTOTUNE)
+    return examples.batch(size, drop_remainder=is_training).prefetch(tf.data.AUTOTUNE)
 
 
 def get_train_ds(
@@ -162,7 +173,7 @@ def get_train_ds(
     *,
     shuffle_buffer: int = 2048,
 ) -> tf.data.Dataset:
-    """Returns the batches of the split "train"; see `get_tfrecord_dataset`."""
+    """Returns the batches of the split "train". See `get_tfrecord_dataset`."""
     return get_tfrecord_dataset(
         dataset_path,
         preprocessing,
@@ -180,29 +191,29 @@ def get_valid_ds(
     global_batch_size: int,
     percentage: float = 100,
 ) -> tf.data.Dataset:
-    """Returns the batches of the split "valid"; see `get_tfrecord_dataset`."""
+    """Returns the batches of the split "valid". See `get_tfrecord_dataset`."""
     return get_tfrecord_dataset(
         dataset_path, preprocessing, global_batch_size, _VALID, percentage=percentage
     )
 
 
 def preprocess_image(image: Any, size: int | tuple[int, int]) -> tf.Tensor:
-    """Returns a decoded image as the input of a model: scaled to [0, 1], cropped at its centre, resized.
+    """Returns a decoded image as the input of a model.
 
-    The largest part in the middle with the proportions of `size` is resized, bilinearly. In graph
-    or eager.
+    The image is scaled to [0, 1], cropped at its centre and resized: the largest part in the middle
+    with the proportions of `size` is resized, bilinearly. Runs in graph or eagerly.
 
     Args:
       image: Tensor or array, [height, width, channels]. Integers are scaled by the largest value of
-        their dtype, as `tf.image.convert_image_dtype` does; floats are in [0, 1] already. The shape
+        their dtype, as `tf.image.convert_image_dtype` does. Floats are in [0, 1] already. The shape
         may be unknown, as that of `tf.image.decode_image`.
-      size: The height and the width of the result; one number for a square.
+      size: The height and the width of the result. One number for a square.
 
     Returns:
       float32 [height, width, channels].
 
     Raises:
-      UsageError: when `size` is neither a positive number nor two.
+      UsageError: When `size` is neither a positive number nor two.
     """
     target: Any = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     if len(target) != 2 or not all(isinstance(pixels, int) and pixels > 0 for pixels in target):
@@ -233,9 +244,9 @@ class _SplitFiles:
       compressions: Of each file "", "GZIP" or "ZLIB", as its first bytes indicate.
 
     Raises:
-      UsageError: for a remote folder.
-      MissingFilesError: when no file matches.
-      DataError: when all files are empty, or one cannot be read.
+      UsageError: For a remote folder.
+      MissingFilesError: When no file matches.
+      DataError: When all files are empty, or one cannot be read.
     """
 
     def __init__(self, dataset_path: str | os.PathLike[str], split: str) -> None:
@@ -245,6 +256,7 @@ class _SplitFiles:
         if not matches:
             advice = _describe_folder(folder, f"{split}-00000.tfrec")
             raise MissingFilesError(f"no file matches {self.pattern}; {advice}")
+
         self.paths = [path for path in matches if os.path.getsize(path)]
         if not self.paths:
             raise DataError(
@@ -273,20 +285,21 @@ class _SplitFiles:
         )
 
     def count(self) -> int:
-        """Returns the number of records: of plain files from the headers, of compressed ones by reading them.
+        """Returns the number of records.
+
+        Plain files are counted by their headers, compressed ones are read.
 
         Raises:
-          DataError: when a file is cut, damaged or not a TFRecord file.
+          DataError: When a file is cut, damaged or not a TFRecord file.
         """
-        number = 0
+        count = 0
         for path, compression in zip(self.paths, self.compressions, strict=True):
             if compression:
-                number += _count_elements(
-                    tf.data.TFRecordDataset(path, compression_type=compression), path
-                )
+                records = tf.data.TFRecordDataset(path, compression_type=compression)
+                count += _count_elements(records, path)
             else:
-                number += len(RecordFiles([path]))
-        return number
+                count += len(RecordFiles([path]))
+        return count
 
 
 @tf.autograph.experimental.do_not_convert
@@ -304,6 +317,7 @@ def _read_class_records(
     records = files.records(files_seed)
     if percentage == 100:
         return records, files.count()
+
     labels = tf.constant(get_labels(dataset_path, percentage)[1])
 
     @tf.autograph.experimental.do_not_convert
@@ -312,14 +326,19 @@ def _read_class_records(
         return tf.reduce_any(labels == parsed["label"])
 
     name = (
-        f"{files.pattern} with percentage={percentage:g}, which needs the feature 'label' (a string) in"
-        " each record,"
+        f"{files.pattern} with percentage={percentage:g}, which needs the feature 'label' (a"
+        " string) in each record,"
     )
-    return records.filter(is_used), _count_elements(files.records().filter(is_used), name)
+    count = _count_elements(files.records().filter(is_used), name)
+    return records.filter(is_used), count
 
 
 def _count_elements(dataset: tf.data.Dataset, name: str) -> int:
-    """Returns the number of elements, by reading them; raises DataError, which begins with `name`, if it cannot."""
+    """Returns the number of elements, by reading them.
+
+    Raises:
+      DataError: When they cannot be read. Its message begins with `name`.
+    """
     try:
         return int(dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
     except tf.errors.OpError as error:
@@ -327,7 +346,7 @@ def _count_elements(dataset: tf.data.Dataset, name: str) -> int:
 
 
 def _check_local_folder(dataset_path: Any) -> str:
-    """Returns the path of a data set's folder; raises UsageError for a remote one."""
+    """Returns the path of a data set's folder. Raises UsageError for a remote one."""
     if is_remote(dataset_path):
         raise UsageError(
             f"dataset_path={os.fspath(dataset_path)} is remote, which is not supported; copy the"
@@ -337,14 +356,18 @@ def _check_local_folder(dataset_path: Any) -> str:
 
 
 def _describe_folder(folder: str, missing_file: str) -> str:
-    """Returns what is in a folder, for the error about a file that is missing, or the names that are near to it."""
+    """Returns advice for the error about a missing file: the names in the folder that are near."""
     if not os.path.isdir(folder):
         return "there is no such folder"
     return f"in {folder} {suggest_names(missing_file, os.listdir(folder))}"
 
 
 def _resolve_split_name(split: Any, is_train: Any) -> str:
-    """Returns the name of the split; raises UsageError unless exactly one of the two arguments gives it."""
+    """Returns the name of the split.
+
+    Raises:
+      UsageError: Unless exactly one of the two arguments gives the name.
+    """
     if (split is None) == (is_train is None):
         raise UsageError(
             "which files? Give either split='train' or split='valid', or is_train=True or False"
@@ -360,7 +383,11 @@ def _resolve_split_name(split: Any, is_train: Any) -> str:
 
 
 def _check_percentage(percentage: Any) -> float:
-    """Returns a percentage as a float; raises UsageError below 1, which was probably meant as a fraction."""
+    """Returns a percentage as a float.
+
+    Raises:
+      UsageError: Out of its bounds. A number below 1 was probably meant as a fraction.
+    """
     if not isinstance(percentage, (int, float, np.number)) or not 1 <= percentage <= 100:
         raise UsageError(
             f"percentage={percentage!r} is not from 1 to 100: give 100 for all classes, 50 for half"

@@ -1,4 +1,4 @@
-"""Training: the class that a component of a pipeline hands its model, its data and its folders to."""
+"""Training: the class that gets the model, the data and the folders of a pipeline component."""
 
 from __future__ import annotations
 
@@ -29,22 +29,25 @@ from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.runtime.keras_internals import is_keras_2_model
 
 _LOG = logging.getLogger(__name__)
-_HISTORY, _MODEL = "history.csv", "saved_model"  # in artifacts_dir
+
+# The artifacts in artifacts_dir.
+_HISTORY = "history.csv"
+_MODEL = "saved_model"
 
 
 class Training:
-    """A training job whose model, data and folders a component of a pipeline gives. Runs eagerly, on the host.
+    """A training job whose model, data and folders a component of a pipeline gives.
 
-    A job that was stopped or killed goes on when the same program is started again: with the
-    optimizer, the callbacks and the epochs that are left. A subclass may replace `__init__` and
-    `run_train`.
+    A job that was stopped or killed continues when the same program is started again: with the
+    optimizer, the callbacks and the remaining epochs. A subclass may replace `__init__` and
+    `run_train`. Runs eagerly, on the host.
 
     Args:
       build_model_func: A function without arguments that returns a model of Keras 3 or tf_keras,
         compiled or not. An argument `checkpoint` of it is not used, since the engine restores the
         checkpoint.
       job_dir: The folder for checkpoints/, logs/ and job_meta.json. "": a temporary folder, from
-        which no later start can go on.
+        which no later start can continue.
       artifacts_dir: The folder for saved_model/ and history.csv. "": they are not written.
       use_tpu: Whether to train on a TPU. If there is none, one line says so, and the current
         strategy is used.
@@ -52,21 +55,21 @@ class Training:
         the model that build_model_func returns, unless that is one of this class.
       custom_objects: Objects by name that Keras finds while the model is built or loaded.
       optimizer, loss, metrics: The arguments of `compile`. None: as build_model_func has compiled
-      the model.
+        the model.
 
     Attributes:
       model: The model, which `run_train` trains. A finished job leaves it with the trained weights.
-      callbacks: The callbacks of Keras and of trainer_kit that `run_train` uses; a TensorBoard at
+      callbacks: The callbacks of Keras and of trainer_kit that `run_train` uses. A TensorBoard at
         first.
       last_epoch: The number of complete epochs, 0 at first.
-      last_checkpoint: The path of the newest checkpoint, without the endings of its files; None at
+      last_checkpoint: The path of the newest checkpoint, without the endings of its files. None at
         first.
       distribute_strategy: The strategy in whose scope the model was built.
-      history: The History of `run_train`; None before.
+      history: The History of `run_train`. None before.
       job_dir, artifacts_dir, use_tpu, custom_objects: The arguments.
 
     Raises:
-      SystemExit: after a message, with exit code 2 when an argument cannot be used, and 6 when a
+      SystemExit: After a message, with exit code 2 when an argument cannot be used, and 6 when a
         folder cannot be written.
     """
 
@@ -88,6 +91,7 @@ class Training:
         self.use_tpu = use_tpu
         self.custom_objects = custom_objects
         self.history: Any = None
+
         with exit_codes():
             _check_folders(job_dir=self.job_dir, artifacts_dir=self.artifacts_dir)
             self.distribute_strategy = job_strategy(use_tpu)
@@ -99,12 +103,14 @@ class Training:
                     loss=loss,
                     metrics=metrics,
                 )
+
         if not self.job_dir:
             self.job_dir = tempfile.mkdtemp(prefix="trainer_kit-job-")
             _LOG.warning(
                 "job_dir is not given: the files are in %s, and no later start goes on there",
                 self.job_dir,
             )
+
         self.last_epoch = self._folder.last_epoch()
         self.last_checkpoint = self._folder.last_checkpoint()
         library = sys.modules["tf_keras"] if is_keras_2_model(self.model) else keras
@@ -112,7 +118,10 @@ class Training:
 
     @property
     def checkpoints_dir(self) -> str:
-        """The folder of the run: the argument `model_dir` of `trainer_kit.compat.keras` and of the command line."""
+        """The folder of the run.
+
+        It is the argument `model_dir` of `trainer_kit.compat.keras` and of the command line.
+        """
         return self._folder.checkpoints_dir
 
     @property
@@ -124,12 +133,12 @@ class Training:
         self.model.summary()
 
     def get_model_input_size(self) -> Any:
-        """Returns the height of the images that the model takes; (height, width) if they differ.
+        """Returns the height of the images that the model takes.
 
-        For a model of vectors it is the number of features.
+        It is (height, width) if they differ. For a model of vectors it is the number of features.
 
         Raises:
-          UsageError: when the model takes inputs of any size.
+          UsageError: When the model takes inputs of any size.
         """
         return get_input_size(self.model)
 
@@ -142,20 +151,23 @@ class Training:
         self.callbacks.extend(callbacks)
 
     def run_train(self, train_ds: Any, valid_ds: Any, epochs: int, **options: Any) -> Any:
-        """Trains up to the end of epoch `epochs`, writes the artifacts and returns the History of all epochs.
+        """Trains up to the end of epoch `epochs` and writes the artifacts.
 
         A finished job trains nothing and leaves its artifacts alone.
 
         Args:
           train_ds: The training data in global batches, a tf.data.Dataset or whatever `Model.fit`
             takes.
-          valid_ds: The validation data, evaluated after each epoch; None: nothing is evaluated.
-          epochs: The number of epochs in all, also those of earlier starts.
+          valid_ds: The validation data, evaluated after each epoch. None: nothing is evaluated.
+          epochs: The total number of epochs, including those of earlier starts.
           **options: Further arguments of `trainer_kit.compat.keras.fit`, such as
             checkpoint_interval.
 
+        Returns:
+          The History of all epochs.
+
         Raises:
-          SystemExit: after a message, with an exit code of `errors.EXIT_CODES`: 75 after SIGTERM, 3
+          SystemExit: After a message, with an exit code of `errors.EXIT_CODES`: 75 after SIGTERM, 3
             if the loss or a weight is not finite, 2 for a mistake of the caller.
         """
         with exit_codes(), use_custom_objects(self.custom_objects):
@@ -167,15 +179,16 @@ class Training:
         """Writes the history to artifacts_dir/history.csv, as a DataFrame of pandas is written.
 
         Args:
-          history: A History, or a dict of the values of the epochs by name; None: the one of
+          history: A History, or a dict of the values of the epochs by name. None: the one of
             `run_train`.
 
         Raises:
-          UsageError: when there is no artifacts_dir or no history yet.
+          UsageError: When there is no artifacts_dir or no history yet.
         """
         history = self.history if history is None else history
         if not self.artifacts_dir or history is None:
             raise UsageError("save_history: artifacts_dir is not given, or run_train has not ended")
+
         values = getattr(history, "history", history)
         write_history_csv(os.path.join(self.artifacts_dir, _HISTORY), values)
 
@@ -183,7 +196,7 @@ class Training:
         """Writes the model to artifacts_dir/saved_model, for `tf.saved_model.load`.
 
         Raises:
-          UsageError: when there is no artifacts_dir.
+          UsageError: When there is no artifacts_dir.
         """
         if not self.artifacts_dir:
             raise UsageError("save_model: artifacts_dir is not given")
@@ -193,8 +206,9 @@ class Training:
         """Trains up to the end of an epoch, and returns the History of all epochs."""
         if train_ds is None:
             raise UsageError("train_ds is None; give the training data")
-        # A job whose loss is not finite ends with an error. Keras would go on, and the artifact
-        # would hold NaN.
+
+        # A job whose loss is not finite ends with an error. Keras would continue, and the artifact
+        # would contain NaN.
         trainer = {"recovery_max_trials": 0, **options.pop("trainer", {})}
         callbacks = [*self.callbacks, *(options.pop("callbacks", None) or ()), _Progress(self)]
         try:
@@ -209,15 +223,22 @@ class Training:
                 **options,
             )
         finally:
-            with contextlib.suppress(
-                StorageError
-            ):  # an error of the run says more, and has the exit code
+            # An error of the run says more than one of the progress, and has the exit code.
+            with contextlib.suppress(StorageError):
                 self.note_progress()
-        load_history(self.checkpoints_dir, history)  # the same types of numbers as in a later start
+
+        # The numbers have the same types as in a later start.
+        load_history(self.checkpoints_dir, history)
         return history
 
     def note_progress(self) -> None:
-        """Reads `last_epoch` and `last_checkpoint` from the checkpoints, and writes them to job_meta.json."""
+        """Reads `last_epoch` and `last_checkpoint` from the checkpoints.
+
+        Writes them to job_meta.json.
+
+        Raises:
+          StorageError: When the file cannot be written.
+        """
         self.last_epoch = self._folder.last_epoch()
         self.last_checkpoint = self._folder.last_checkpoint()
         if self.last_checkpoint:
@@ -227,15 +248,17 @@ class Training:
             )
 
     def _write_artifacts(self) -> None:
-        """Writes the artifacts, unless an earlier start has written those of the newest checkpoint."""
+        """Writes the artifacts, unless those of the newest checkpoint exist."""
         if not self.artifacts_dir:
             return
+
         checkpoint = os.path.basename(self.last_checkpoint or "")
-        exist = all(
+        are_complete = all(
             os.path.exists(os.path.join(self.artifacts_dir, name)) for name in (_HISTORY, _MODEL)
         )
-        if exist and self._folder.read_meta().get("artifacts_of") == checkpoint:
+        if are_complete and self._folder.read_meta().get("artifacts_of") == checkpoint:
             return
+
         self.save_history()
         self.save_model()
         self._folder.update_meta(artifacts_of=checkpoint)
@@ -260,5 +283,6 @@ def _check_folders(**folders: str) -> None:
                 f"{name}={folder!r} is a remote folder; mount it (gcsfuse, s3fs, ...) and give the"
                 " path of the mount"
             )
+        # The error comes before the training, and not after it.
         if folder:
-            files.check_writable(folder)  # before the training, not after it
+            files.check_writable(folder)

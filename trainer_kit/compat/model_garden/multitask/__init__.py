@@ -1,7 +1,7 @@
-"""Compatibility layer for `official.modeling.multitask`: several tasks, trained or evaluated together.
+"""Compatibility layer for `official.modeling.multitask`.
 
-Names and signatures are Model Garden's, whose tasks, samplers, models and configs are used
-unchanged. Each name is imported when it is first used.
+Several tasks are trained or evaluated together. Names and signatures are Model Garden's, whose
+tasks, samplers, models and configs are used unchanged. Each name is imported when it is first used.
 """
 
 from __future__ import annotations

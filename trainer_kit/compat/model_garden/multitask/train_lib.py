@@ -1,4 +1,4 @@
-"""Runs experiments with several tasks, with the signatures of official.modeling.multitask.train_lib."""
+"""Runs experiments with several tasks, as official.modeling.multitask.train_lib does."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RunTasks:
     """The tasks of a run.
 
     Attributes:
-      train_task: The task that is trained, of Model Garden, or an EngineTask.
+      train_task: The task that is trained: a task of Model Garden, or a MultiTaskAdapter.
       eval_tasks: The Model Garden tasks that are evaluated on its model.
       eval_steps: The batches per evaluation of each evaluated task, by its name.
       trainer: A ready-made trainer of the trained task, or None.
@@ -65,30 +65,29 @@ def create_run_tasks(
     eval_tasks: list[Any] | None = None,
     trainer: Any = None,
 ) -> RunTasks:
-    """Returns the tasks of a run; called in strategy scope.
+    """Returns the tasks of a run. Called in strategy scope.
 
     Args:
       config: The experiment's config. Without a section `eval_tasks`, the run evaluates what it
         trains.
-      train_task: The task that is trained: a task or a MultiTask of Model Garden, or an EngineTask.
-      eval_tasks: The tasks to evaluate; None: those of the config are created.
+      train_task: The task that is trained: a task or a MultiTask of Model Garden, or a
+        MultiTaskAdapter.
+      eval_tasks: The tasks to evaluate. None: those of the config are created.
       trainer: A ready-made trainer of the trained task, or None.
     """
     if isinstance(train_task, MultiTask):
         train_task = MultiTaskAdapter(train_task)
     if not hasattr(config, "eval_tasks"):
-        return RunTasks(
-            train_task,
-            list(train_task.tasks.values()),
-            train_task.multi_task.task_eval_steps,
-            trainer,
-        )
+        eval_tasks = list(train_task.tasks.values())
+        return RunTasks(train_task, eval_tasks, train_task.multi_task.task_eval_steps, trainer)
 
+    # A task may have either name.
     routines = build_original(config).eval_tasks
-    steps = {}
-    for routine in routines:  # a task may have either name
-        steps[routine.task_config.name] = routine.eval_steps
-        steps[routine.task_name] = routine.eval_steps
+    eval_steps = {}
+    for routine in routines:
+        eval_steps[routine.task_config.name] = routine.eval_steps
+        eval_steps[routine.task_name] = routine.eval_steps
+
     if eval_tasks is None:
         eval_tasks = []
         logging_dir = getattr(train_task, "logging_dir", None)
@@ -96,10 +95,9 @@ def create_run_tasks(
             section = routine.task_config
             name = routine.task_name or section.name
             with explain_config_errors(f"eval_tasks.{number}.task_config"):
-                eval_tasks.append(
-                    task_factory.get_task(section, logging_dir=logging_dir, name=name)
-                )
-    return RunTasks(train_task, eval_tasks, steps, trainer)
+                task = task_factory.get_task(section, logging_dir=logging_dir, name=name)
+                eval_tasks.append(task)
+    return RunTasks(train_task, eval_tasks, eval_steps, trainer)
 
 
 class MultiTaskTrainerFactory:
@@ -116,35 +114,36 @@ class MultiTaskTrainerFactory:
         evaluate: bool,
         checkpoint_exporter: Any = None,
     ) -> Any:
-        """Returns the ready-made trainer, one of the kind in trainer.trainer_type or of one task, or an evaluator.
+        """Returns the trainer or the evaluator of a run.
 
-        Called in strategy scope.
+        This is the ready-made trainer, one of the kind in trainer.trainer_type, one of one task, or
+        an evaluator. Called in strategy scope.
 
         Args:
           config: The experiment's config.
-          task: A RunTasks, or only the task to train; the others are then created from the config.
+          task: A RunTasks, or only the task to train. The others are then created from the config.
           train: Whether the trainer will train.
           evaluate: Whether the trainer will evaluate.
           checkpoint_exporter: An exporter of the best checkpoint.
         """
         tasks = task if isinstance(task, RunTasks) else create_run_tasks(config, task)
-        trained = tasks.train_task
+        train_task = tasks.train_task
         if tasks.trainer is not None:
             trainer = tasks.trainer
-        elif not isinstance(trained, MultiTaskAdapter):
-            trainer = Trainer.create(config, trained, train, False)
+        elif not isinstance(train_task, MultiTaskAdapter):
+            trainer = Trainer.create(config, train_task, train, False)
         else:
-            check_values(trained.multi_task, config)
-            model = trained.build_model()
+            check_values(train_task.multi_task, config)
+            model = train_task.build_model()
             if train:
-                trainer = get_trainer(
-                    tf.distribute.get_strategy(), config, trained.multi_task, model
-                )
+                strategy = tf.distribute.get_strategy()
+                trainer = get_trainer(strategy, config, train_task.multi_task, model)
             else:
-                optimizer = create_optimizer(trained.multi_task, config)
+                optimizer = create_optimizer(train_task.multi_task, config)
                 trainer = MultiTaskEvaluator(
-                    trained.tasks.values(), model, config=config, optimizer=optimizer
+                    train_task.tasks.values(), model, config=config, optimizer=optimizer
                 )
+
         if evaluate:
             set_evaluation_tasks(trainer, tasks.eval_tasks, tasks.eval_steps, checkpoint_exporter)
         return adapt_trainer(trainer, config.runtime.random_seed)
@@ -162,36 +161,36 @@ def get_trainer(
       model: A MultiTaskBaseModel, or one model for all tasks.
 
     Raises:
-      UsageError: for an unknown trainer type.
+      UsageError: For an unknown trainer type.
     """
     config = convert(params)
-    options: Any = config.trainer
-    kind = options.trainer_type
-    if kind not in TRAINERS:
+    section: Any = config.trainer
+    trainer_type = section.trainer_type
+    if trainer_type not in TRAINERS:
         raise UsageError(
-            f"trainer.trainer_type: there is no trainer type {kind!r};"
-            f" {suggest_names(kind, list(TRAINERS))}"
+            f"trainer.trainer_type: there is no trainer type {trainer_type!r};"
+            f" {suggest_names(trainer_type, list(TRAINERS))}"
         )
 
     arguments: dict[str, Any] = {"config": config}
-    if kind == "interleaving":
-        sampling = build_original(options.task_sampler)
+    if trainer_type == "interleaving":
+        sampling = build_original(section.task_sampler)
         arguments["task_sampler"] = task_sampler.get_task_sampler(sampling, task.task_weights)
     with distribution_strategy.scope():
-        return TRAINERS[kind](task, model, create_optimizer(task, config), **arguments)
+        return TRAINERS[trainer_type](task, model, create_optimizer(task, config), **arguments)
 
 
 def create_task(config: Config, logging_dir: str | None = None) -> MultiTaskAdapter:
-    """Returns an EngineTask around the MultiTask of a section from `convert`; called in strategy scope.
+    """Returns a MultiTaskAdapter around the MultiTask of a section from `convert`.
 
-    The MultiTask has the class that is registered with task_factory for the class of its config, if
-    there is one. `logging_dir` exists during the call, because some tasks write to it when they are
-    created.
+    Called in strategy scope. The MultiTask has the class that is registered with task_factory for
+    the class of its config, if there is one. `logging_dir` exists during the call, because some
+    tasks write to it when they are created.
     """
-    theirs = build_original(config)
-    registered = task_factory._REGISTERED_TASK_CLS.get(type(theirs), MultiTask)
+    section = build_original(config)
+    task_class = task_factory._REGISTERED_TASK_CLS.get(type(section), MultiTask)
     with ensure_logging_folder(logging_dir), explain_config_errors("task.task_routines"):
-        return MultiTaskAdapter(registered.from_config(theirs, logging_dir=logging_dir))
+        return MultiTaskAdapter(task_class.from_config(section, logging_dir=logging_dir))
 
 
 def run_experiment(
@@ -220,10 +219,10 @@ def run_experiment(
       **options: Further keyword arguments of trainer_kit.run_experiment.
 
     Returns:
-      The model; with run_post_eval: (model, the last evaluation's logs by task).
+      The model. With run_post_eval: (model, the last evaluation's logs by task).
 
     Raises:
-      UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
+      UsageError, DataError, StorageError, DivergedError: As trainer_kit.run_experiment.
     """
     config = convert(params)
     tasks = create_run_tasks(config, MultiTaskAdapter(task, model), trainer=trainer)
@@ -249,7 +248,7 @@ def run_experiment_with_multitask_eval(
 
     Args:
       distribution_strategy: The strategy in whose scope the tasks were created.
-      train_task: The Model Garden task to train; it builds the model.
+      train_task: The Model Garden task to train. It builds the model.
       eval_tasks: The Model Garden tasks to evaluate, with distinct names.
       mode: The mode, such as train_and_eval.
       params: A MultiEvalExperimentConfig, converted or not.
@@ -263,12 +262,12 @@ def run_experiment_with_multitask_eval(
       train_and_post_eval, else {}.
 
     Raises:
-      UsageError, DataError, StorageError, DivergedError: as trainer_kit.run_experiment.
+      UsageError, DataError, StorageError, DivergedError: As trainer_kit.run_experiment.
     """
     config = convert(params)
-    tasks = create_run_tasks(
-        config, train_task, eval_tasks, trainer if lookup_mode(mode).trains else None
-    )
+    # A run that only evaluates creates its own trainer.
+    used_trainer = trainer if lookup_mode(mode).trains else None
+    tasks = create_run_tasks(config, train_task, eval_tasks, used_trainer)
     return runner.run_experiment(
         distribution_strategy, tasks, mode, config, model_dir, run_post_eval, **options
     )

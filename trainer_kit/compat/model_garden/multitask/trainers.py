@@ -1,7 +1,7 @@
-"""Trainers and the evaluator of several Model Garden tasks, with the signatures of official.modeling.multitask.
+"""Trainers and the evaluator of several Model Garden tasks.
 
-The engine trains one task with one data stream, so EngineTask presents a MultiTask of Model Garden
-to it as one task.
+The signatures are those of official.modeling.multitask. The engine trains one task with one data
+stream, so MultiTaskAdapter presents a MultiTask of Model Garden to it as one task.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class MultiTaskAdapter:
 
     Args:
       multi_task: A MultiTask of Model Garden.
-      model: The model of all tasks; None: `multi_task.build_multitask_model` builds it.
-      task_sampler: A task sampler of Model Garden, which draws the task of each step; None: each
+      model: The model of all tasks. None: `multi_task.build_multitask_model` builds it.
+      task_sampler: A task sampler of Model Garden, which draws the task of each step. None: each
         step trains all tasks.
 
     Attributes:
-      sampler: Draws the task of each step as Model Garden does; None: each step trains all tasks.
-      step_counters: The int64 scalar variables that count the steps of each task; empty if each
+      sampler: Draws the task of each step as Model Garden does. None: each step trains all tasks.
+      step_counters: The int64 scalar variables that count the steps of each task. Empty if each
         step trains all tasks. The run finds the variables here and saves them.
     """
 
@@ -71,13 +71,14 @@ class MultiTaskAdapter:
         return self.sampler is None
 
     def build_model(self) -> Any:
-        """Returns the model of all tasks; called in strategy scope.
+        """Returns the model of all tasks. Called in strategy scope.
 
         Raises:
-          UsageError: when no model was given and the MultiTask cannot build one.
+          UsageError: When no model was given and the MultiTask cannot build one.
         """
         if self._model is not None:
             return self._model
+
         if not hasattr(self.multi_task, "build_multitask_model"):
             raise UsageError(
                 f"there is no model for the tasks: {type(self.multi_task).__name__} has no method"
@@ -88,43 +89,50 @@ class MultiTaskAdapter:
         return self.multi_task.build_multitask_model()
 
     def build_inputs(self, params: Mapping[str, Any], input_context: Any = None) -> Any:
-        """Returns the training data of all tasks as one stream; see trainer_kit.MultiTask.
+        """Returns the training data of all tasks as one stream. See trainer_kit.MultiTask.
 
         Args:
           params: A dict from task name to the section of its training data.
           input_context: The worker's place among the others.
         """
-        parts = {}
+        datasets = {}
         for number, (name, task) in enumerate(self.tasks.items()):
             with explain_config_errors(f"task.task_routines.{number}.task_config.train_data"):
-                parts[name] = call_build_inputs(task.build_inputs, params[name], input_context)
-        return combine_task_data(parts, self.sampler, input_context)
+                datasets[name] = call_build_inputs(task.build_inputs, params[name], input_context)
+        return combine_task_data(datasets, self.sampler, input_context)
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
     ) -> dict[str, Any]:
-        """Trains all tasks by `joint_train_step`; runs in graph, on a replica.
+        """Trains all tasks by `joint_train_step`. Runs in graph, on a replica.
 
         Returns:
           Logs: the weighted sum of the losses, and the loss of each task under its name.
+
+        Raises:
+          UsageError: When the step returns a loss of an unknown name.
         """
         step = apply_autograph(self.multi_task.joint_train_step)
         losses = dict(
             step(inputs, multi_task_model=model, optimizer=optimizer, task_metrics=metrics)
         )
         total = losses.pop(TOTAL_LOSS, None)
-        if unknown := losses.keys() - self.tasks.keys():
+        unknown_names = losses.keys() - self.tasks.keys()
+        if unknown_names:
             raise UsageError(
-                f"the training step returned losses of unknown names: {', '.join(unknown)}; it may"
-                f" return {TOTAL_LOSS} and one for each task: {', '.join(self.tasks)}"
+                "the training step returned losses of unknown names:"
+                f" {', '.join(unknown_names)}; it may return {TOTAL_LOSS} and one for each task:"
+                f" {', '.join(self.tasks)}"
             )
+
         if total is None or type(self.multi_task).joint_train_step is MultiTask.joint_train_step:
             # In float64, so that the order of the sum does not matter.
             weights = {name: self.multi_task.task_weight(name) for name in losses}
             total = tf.add_n(
                 [tf.cast(loss, tf.float64) * weights[name] for name, loss in losses.items()]
             )
+
         return {
             self.loss: total,
             **{name: {self.tasks[name].loss: loss} for name, loss in losses.items()},
@@ -150,6 +158,7 @@ class GardenTaskSampler(TaskSampler):
 
     @tf.autograph.experimental.do_not_convert
     def _block(self, block: tf.Tensor) -> tf.Tensor:
+        """Returns the numbers of the tasks of a block of steps, int64 [BLOCK]. Runs in graph."""
         return tf.map_fn(
             self._draw_task_at,
             block * BLOCK + tf.range(BLOCK, dtype=tf.int64),
@@ -158,64 +167,69 @@ class GardenTaskSampler(TaskSampler):
 
     @tf.autograph.experimental.do_not_convert
     def _draw_task_at(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the number of the task trained after `step` steps, an int64 scalar; runs in graph.
+        """Returns the number of the task trained after `step` steps, an int64 scalar.
 
-        A draw beyond the last bound gives the last task: rounded sums of probabilities may stay
-        below 1.
+        Runs in graph. A draw beyond the last bound gives the last task: rounded sums of
+        probabilities may stay below 1.
         """
-        drawn = tf.random.stateless_uniform(shape=[], seed=(0, step))
+        draw = tf.random.stateless_uniform(shape=[], seed=(0, step))
         bounds = apply_autograph(self._sampler.task_cumulative_distribution)(step)
-        return tf.reduce_sum(tf.cast(drawn >= bounds[:-1], tf.int64))
+        return tf.reduce_sum(tf.cast(draw >= bounds[:-1], tf.int64))
 
 
 class TaskMetrics(MultiTaskMetrics):
     """Metric sets by task, under Model Garden's names. Created in strategy scope.
 
     Args:
-      task: The EngineTask; its `step_counters` count the steps of each task.
+      task: The MultiTaskAdapter. Its `step_counters` count the steps of each task.
     """
 
     def __init__(self, task: MultiTaskAdapter) -> None:
-        sets = {
-            name: MetricSet(LOSS, task_metrics(of_task, True))
-            for name, of_task in task.tasks.items()
+        metric_sets = {
+            name: MetricSet(LOSS, task_metrics(garden_task, True))
+            for name, garden_task in task.tasks.items()
         }
-        super().__init__(sets, count_steps=False)
+        super().__init__(metric_sets, count_steps=False)
         self._task = task
 
     @property
     def losses(self) -> dict[str, Any]:
-        """The metrics of the losses by task, and of their sum as `total_loss` if each step trains all tasks."""
+        """The metrics of the losses by task.
+
+        If each step trains all tasks, `total_loss` is the metric of their sum.
+        """
         total = {TOTAL_LOSS: self.loss} if self._task.is_joint else {}
         return total | {name: metrics.loss for name, metrics in self.sets.items()}
 
     @tf.autograph.experimental.do_not_convert
     def count_step(self, name: str) -> None:
-        """Counts a step of the task `name`; runs in graph, in cross-replica context."""
+        """Counts a step of the task `name`. Runs in graph, in cross-replica context."""
         self._task.step_counters[name].assign_add(1)
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
-        """Returns a dict from task name to results; called in cross-replica context."""
+        """Returns a dict from task name to results. Called in cross-replica context."""
         results = super().results()
-        of_tasks = {name: results.pop(name) for name in self.sets}
-        return {TOTAL_LOSS: results, **of_tasks} if self._task.is_joint else of_tasks
+        task_results = {name: results.pop(name) for name in self.sets}
+        return {TOTAL_LOSS: results, **task_results} if self._task.is_joint else task_results
 
 
 class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
-    """Trains several Model Garden tasks in each step, by `joint_train_step`. Created in strategy scope.
+    """Trains several Model Garden tasks in each step, by `joint_train_step`.
 
-    It also evaluates the tasks that are passed to `set_evaluation_tasks`.
+    It also evaluates the tasks that are passed to `set_evaluation_tasks`. Created in strategy
+    scope.
 
     Args:
       multi_task: A MultiTask of Model Garden.
       multi_task_model: A MultiTaskBaseModel, or one model for all tasks.
       optimizer: An optimizer of tf_keras.
-      trainer_options: Options of orbit.StandardTrainer; None: those in `config`.
-      config: The experiment's config, Model Garden's or trainer_kit's; None: all defaults.
+      trainer_options: Options of orbit.StandardTrainer. None: those in `config`.
+      config: The experiment's config, Model Garden's or trainer_kit's. None: all defaults.
     """
 
-    _task_sampler: Any = None  # each step trains all tasks
+    # None: each step trains all tasks.
+    _task_sampler: Any = None
 
     def __init__(
         self,
@@ -255,18 +269,18 @@ class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
 
 
 class MultiTaskInterleavingTrainer(MultiTaskBaseTrainer):
-    """Trains one of several Model Garden tasks in each step, by its `train_step`. Created in strategy scope.
+    """Trains one of several Model Garden tasks in each step, by its `train_step`.
 
     As in Model Garden, the task is a pure function of the step and the sampler, so a resumed run
-    draws the same tasks.
+    draws the same tasks. Created in strategy scope.
 
     Args:
       multi_task: A MultiTask of Model Garden.
       multi_task_model: A MultiTaskBaseModel, or one model for all tasks.
       optimizer: An optimizer of tf_keras.
       task_sampler: A task sampler of Model Garden.
-      trainer_options: Options of orbit.StandardTrainer; None: those in `config`.
-      config: The experiment's config, Model Garden's or trainer_kit's; None: all defaults.
+      trainer_options: Options of orbit.StandardTrainer. None: those in `config`.
+      config: The experiment's config, Model Garden's or trainer_kit's. None: all defaults.
     """
 
     def __init__(
@@ -283,7 +297,10 @@ class MultiTaskInterleavingTrainer(MultiTaskBaseTrainer):
         super().__init__(multi_task, multi_task_model, optimizer, trainer_options, config=config)
 
     def task_step_counter(self, name: str) -> Any:
-        """Returns the int64 scalar variable that counts a task's steps; it is saved in checkpoints."""
+        """Returns the int64 scalar variable that counts a task's steps.
+
+        Checkpoints contain it.
+        """
         return self.task.step_counters[name]
 
 
@@ -293,12 +310,12 @@ class MultiTaskEvaluator(Trainer):
     Args:
       eval_tasks: Model Garden's tasks.
       model: A MultiTaskBaseModel, or one model for all tasks.
-      global_step: An int64 scalar variable; None: a new one.
-      eval_steps: A dict from task name to batches per evaluation; for other tasks the argument of
+      global_step: An int64 scalar variable. None: a new one.
+      eval_steps: A dict from task name to batches per evaluation. For other tasks the argument of
         `evaluate` counts.
       checkpoint_exporter: An exporter of the best checkpoint.
-      config: The experiment's config, Model Garden's or trainer_kit's; None: all defaults.
-      optimizer: The optimizer; if it averages the weights, its averages are evaluated.
+      config: The experiment's config, Model Garden's or trainer_kit's. None: all defaults.
+      optimizer: The optimizer. If it averages the weights, its averages are evaluated.
     """
 
     def __init__(
@@ -315,20 +332,13 @@ class MultiTaskEvaluator(Trainer):
         self._shared_global_step = global_step
         self._eval_tasks = list(eval_tasks)
         tasks = {task.name: task for task in self._eval_tasks}
-        for number, name in enumerate(tasks):
+        for number, (name, task) in enumerate(tasks.items()):
             with explain_config_errors(f"task.task_routines.{number}.task_config"):
-                build_model(
-                    tasks[name].task_config, tasks[name], model_of_task(model, name), train=False
-                )
-        task = MultiTaskAdapter(SimpleNamespace(tasks=tasks))
-        super().__init__(
-            _build_trainer_sections(config, tasks),
-            task,
-            model,
-            optimizer,
-            train=False,
-            evaluate=False,
-        )
+                build_model(task.task_config, task, model_of_task(model, name), train=False)
+
+        adapter = MultiTaskAdapter(SimpleNamespace(tasks=tasks))
+        sections = _build_trainer_sections(config, tasks)
+        super().__init__(sections, adapter, model, optimizer, train=False, evaluate=False)
         set_evaluation_tasks(self, self._eval_tasks, eval_steps, checkpoint_exporter)
 
     @property
@@ -347,11 +357,9 @@ class MultiTaskEvaluator(Trainer):
         return {part.name: self._get_metrics(part).metrics for part in self.validation}
 
     def _new_global_step(self) -> Any:
-        return (
-            super()._new_global_step()
-            if self._shared_global_step is None
-            else self._shared_global_step
-        )
+        if self._shared_global_step is None:
+            return super()._new_global_step()
+        return self._shared_global_step
 
 
 def set_evaluation_tasks(
@@ -360,27 +368,31 @@ def set_evaluation_tasks(
     steps: Mapping[str, int | None] | None = None,
     checkpoint_exporter: Any = None,
 ) -> None:
-    """Makes the trainer evaluate `tasks` from now on, in place of its validation sets; runs eagerly.
+    """Makes the trainer evaluate `tasks` from now on, in place of its validation sets.
+
+    Runs eagerly, on the host.
 
     Args:
       trainer: A Trainer of trainer_kit.compat.model_garden.
-      tasks: Model Garden's tasks; each evaluates the model's part with its name on its own
+      tasks: Model Garden's tasks. Each evaluates the model's part with its name on its own
         validation_data.
-      steps: A dict from task name to batches per evaluation; for other tasks the argument of
+      steps: A dict from task name to batches per evaluation. For other tasks the argument of
         `evaluate` counts.
       checkpoint_exporter: An exporter of the best checkpoint, by metrics such as `task|metric`.
 
     Raises:
-      UsageError: when the trainer is one of Model Garden, two tasks have one name, or the model
+      UsageError: When the trainer is one of Model Garden, two tasks have one name, or the model
         lacks a part.
     """
     if not isinstance(trainer, Trainer):
-        kind = type(getattr(trainer, "_inner", trainer))  # an AdoptedTrainer has it as _inner
+        # A TrainerAdapter has the trainer as _inner.
+        cls = type(getattr(trainer, "_inner", trainer))
         raise UsageError(
-            f"{kind.__module__}.{kind.__name__} cannot evaluate several tasks in trainer_kit's run;"
+            f"{cls.__module__}.{cls.__name__} cannot evaluate several tasks in trainer_kit's run;"
             " pass a trainer of trainer_kit.compat.model_garden (its arguments are the same), or"
             " no trainer"
         )
+
     tasks = list(tasks)
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):
@@ -388,16 +400,15 @@ def set_evaluation_tasks(
             f"two tasks to evaluate have the same name: {', '.join(names)}; give each a name of"
             " its own"
         )
-    trained = list(getattr(trainer.task, "tasks", {}).values())
-    sets = []
+
+    trained_tasks = list(getattr(trainer.task, "tasks", {}).values())
+    validation_sets = []
     with trainer.strategy.scope():
         for number, task in enumerate(tasks):
-            section = (
-                f"{'task.task_routines' if task in trained else 'eval_tasks'}.{number}.task_config"
-            )
+            list_name = "task.task_routines" if task in trained_tasks else "eval_tasks"
             path = trainer.inputs.validation_section(task.name)
-            trainer.inputs.section_paths[path] = f"{section}.validation_data"
-            feed = trainer.inputs.create_validation_data(
+            trainer.inputs.section_paths[path] = f"{list_name}.{number}.task_config.validation_data"
+            data = trainer.inputs.create_validation_data(
                 task.name, task.task_config.validation_data, task
             )
             metrics = MetricSet("validation_loss", task_metrics(task, False), exact=True)
@@ -405,27 +416,29 @@ def set_evaluation_tasks(
 
             # A number of steps in the config, an option of trainer_kit, comes before Model
             # Garden's.
-            options = (
-                getattr(trainer.config.trainer, "validation_sets", {}).get(task.name)
-                or ValidationSetConfig()
-            )
-            if steps and options.steps is None:
-                options = options.replace(steps=steps.get(task.name) or None)
-            sets.append(ValidationSet(task.name, feed, options, task, model, metrics))
-        trainer.set_validation_sets(ValidationSets(sets))
+            set_configs = getattr(trainer.config.trainer, "validation_sets", {})
+            set_config = set_configs.get(task.name) or ValidationSetConfig()
+            if steps and set_config.steps is None:
+                set_config = set_config.replace(steps=steps.get(task.name) or None)
+            validation_sets.append(ValidationSet(task.name, data, set_config, task, model, metrics))
+        trainer.set_validation_sets(ValidationSets(validation_sets))
     trainer.checkpoint_exporter = checkpoint_exporter
 
 
 def _build_trainer_sections(
     config: Any, tasks: Mapping[str, Any], trainer_options: Any = None
 ) -> TrainerSections:
-    """Returns the config sections for a trainer of `tasks`; without a config they have the defaults."""
+    """Returns the config sections for a trainer of `tasks`.
+
+    Without a config they have the defaults.
+    """
     config = ExperimentConfig() if config is None else convert(config)
-    trainer = config.trainer
+    trainer_section = config.trainer
     if trainer_options is not None:
-        loop = trainer_options.use_tf_while_loop and trainer_options.use_tf_function
-        trainer = trainer.replace(
-            train_tf_function=trainer_options.use_tf_function, train_tf_while_loop=loop
+        # A while loop needs a tf.function around it.
+        has_loop = trainer_options.use_tf_while_loop and trainer_options.use_tf_function
+        trainer_section = trainer_section.replace(
+            train_tf_function=trainer_options.use_tf_function, train_tf_while_loop=has_loop
         )
     data = {name: getattr(task.task_config, "train_data", None) for name, task in tasks.items()}
-    return TrainerSections(SimpleNamespace(train_data=data), trainer, config.runtime)
+    return TrainerSections(SimpleNamespace(train_data=data), trainer_section, config.runtime)
