@@ -162,11 +162,11 @@ class RunDirectory:
             )
 
     @contextlib.contextmanager
-    def explain_move(self) -> Iterator[None]:
-        """Raises the error of `check_run_id` in place of another StorageError, whose cause is the move.
+    def explain_storage_errors(self) -> Iterator[None]:
+        """Explains a StorageError whose cause is that the folder was moved, and leaves no empty folder behind.
 
         Raises:
-          StorageError: when a write failed in this context.
+          StorageError: when a write failed in this context: that of `check_run_id`, or else the one of the write.
         """
         try:
             yield

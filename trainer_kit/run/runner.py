@@ -142,7 +142,7 @@ def run_experiment(
         run.enter_context(only_run_of_process())
         run.enter_context(TimeLimit(plan.config.trainer.max_time, signals))
         lock = run.enter_context(plan.lock(progress))
-        run.enter_context(plan.directory.explain_move())
+        run.enter_context(plan.directory.explain_storage_errors())
         run.enter_context(peers_needed())
         run.enter_context(exits_as_errors())
         check_agreement(plan)
