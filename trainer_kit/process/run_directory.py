@@ -196,13 +196,14 @@ class RunDirectory:
             )
 
     @contextlib.contextmanager
-    def explain_move(self) -> Iterator[None]:
-        """Explains a StorageError in this context by a move of the folder, where that is its cause.
+    def explain_storage_errors(self) -> Iterator[None]:
+        """Explains a StorageError whose cause is that the folder was moved.
 
-        The error of `check_run_id` then takes its place.
+        It also removes an empty folder that the failed write left at the old place.
 
         Raises:
-          StorageError: when a write failed in this context.
+          StorageError: when a write failed in this context. It is the error of `check_run_id`
+            where that has one, or else the error of the write.
         """
         try:
             yield

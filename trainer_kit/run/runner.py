@@ -161,7 +161,7 @@ def run_experiment(
         run.enter_context(forbid_concurrent_runs())
         run.enter_context(TimeLimit(plan.config.trainer.max_time, signals))
         lock = run.enter_context(plan.create_lock(progress))
-        run.enter_context(plan.directory.explain_move())
+        run.enter_context(plan.directory.explain_storage_errors())
         run.enter_context(convert_lost_worker_errors())
         run.enter_context(convert_system_exit())
         check_agreement(plan)
