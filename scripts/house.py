@@ -27,6 +27,7 @@ FLOORS = (
     "checkpoint_names",
     "config",
     "process",
+    "typing",
     "runtime",
     "telemetry",
     "checkpoints",

@@ -118,6 +118,8 @@ class EarlyStopping(Callback):
             config_hash="",
         )
         # The records of the last reading, and the evaluations that count among them.
+        self._cached_evaluations: tuple[list[dict[str, Any]] | None, list[tuple[int, float]]]
+        self._cached_evaluations = (None, [])
 
     def train_begin(self, run: Run) -> None:
         """Ends the run at once if its recorded evaluations already ask for a stop."""

@@ -125,8 +125,8 @@ class RunDirectory:
             if newest:
                 commit_record = files.read_json(newest + RECORD_SUFFIX) or {}
             adopted_id = commit_record.get("run_id")
-            has_id = adopted_id and isinstance(adopted_id, str)
-            run_id = adopted_id if has_id else uuid.uuid4().hex
+            run_id = adopted_id if isinstance(adopted_id, str) else ""
+            run_id = run_id or uuid.uuid4().hex
 
         starts = before.get("starts")
         earlier_starts = starts if isinstance(starts, list) else []
