@@ -55,9 +55,8 @@ ONLY_IN = {
 }
 LIGHT_FLOORS = FLOORS[:5]
 LIGHT_LIBRARIES = {"gin", "pydantic", "pydantic_core", "typing_extensions", "yaml"}
-RECOGNISER_LINES = (
-    60  # of the one small module that may import tf_keras, to tell its objects from others
-)
+# The length of the one module that may import tf_keras, to tell its objects from others.
+RECOGNISER_LINES = 60
 
 # Where names may be used that a library does not publish: one module for each library, and the
 # doors, which translate programs of other frameworks that use private names.
@@ -82,7 +81,10 @@ class Import:
 
 
 def get_floor(module: str) -> str | None:
-    """Returns the floor of a module, or of a name in it; None for the package itself and for other packages."""
+    """Returns the floor of a module, or of a name in it.
+
+    Returns None for the package itself, and for other packages.
+    """
     return next((floor for floor in FLOORS if is_within(module, f"{PACKAGE}.{floor}")), None)
 
 
@@ -91,52 +93,63 @@ def is_within(name: str, module: str) -> bool:
     return name == module or name.startswith(module + ".")
 
 
-@functools.cache  # several rules ask
+# Several rules need the imports of a module.
+@functools.cache
 def list_imports(source: SourceFile) -> list[Import]:
-    """Returns all imports, those inside functions, for type checkers only, or by import_module("...") included."""
+    """Returns all imports of a module.
+
+    They include those inside functions, for type checkers only, and by `import_module("...")`.
+    """
     return [
         Import(target, getattr(node, "lineno", 0), at_start)
-        for node, at_start in _nodes(source.tree, at_start=True)
-        for target in _targets(node)
+        for node, at_start in _iterate_nodes(source.tree, at_start=True)
+        for target in _list_targets(node)
     ]
 
 
 def lower_floors_only(sources: Sequence[SourceFile]) -> list[str]:
-    """A module imports from its own folder and from lower ones, and by module, not from the package's front door."""
+    """A module imports from its own folder and from lower ones.
+
+    It names the module, and does not import from the front door of the package.
+    """
     breaches = []
     for source in _select_package_sources(sources):
         floor = get_floor(source.module)
         if floor is None:
-            breaches += [
-                f"{source.module} is on no floor; put it into a folder of FLOORS in scripts/house.py"
-            ]
+            breaches.append(
+                f"{source.module} is on no floor; put it into a folder of FLOORS in"
+                " scripts/house.py"
+            )
             continue
+
         for item in list_imports(source):
             if not is_within(item.target, PACKAGE) or item.target == f"{PACKAGE}.__version__":
                 continue
-            other = get_floor(item.target)
-            if other is None:
-                breaches += [
-                    f"{source.module}:{item.line} imports {item.target}, which is on no floor"
-                ]
-            elif FLOORS.index(other) > FLOORS.index(floor):
-                breaches += [
-                    f"{source.module}:{item.line} imports {item.target}, which is on a higher floor"
-                ]
+            place = f"{source.module}:{item.line}"
+            other_floor = get_floor(item.target)
+            if other_floor is None:
+                breaches.append(f"{place} imports {item.target}, which is on no floor")
+            elif FLOORS.index(other_floor) > FLOORS.index(floor):
+                breaches.append(f"{place} imports {item.target}, which is on a higher floor")
     return breaches
 
 
 def no_cycles(sources: Sequence[SourceFile]) -> list[str]:
-    """No module imports itself, directly or through others; in config, imports inside functions count too."""
-    known = {source.module for source in sources}
+    """No module imports itself, directly or through others.
+
+    In config, imports inside functions count, too.
+    """
+    modules = {source.module for source in sources}
     graph = {}
     for source in sources:
         all_count = get_floor(source.module) == "config"
-        targets = [item.target for item in list_imports(source) if item.at_start or all_count]
-        found = [
-            next((name for name in _prefixes(target) if name in known), "") for target in targets
-        ]
-        graph[source.module] = {module for module in found if module and module != source.module}
+        imported_modules = set()
+        for item in list_imports(source):
+            if item.at_start or all_count:
+                prefixes = _iterate_prefixes(item.target)
+                imported_modules.add(next((name for name in prefixes if name in modules), ""))
+        graph[source.module] = imported_modules - {"", source.module}
+
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -145,14 +158,18 @@ def no_cycles(sources: Sequence[SourceFile]) -> list[str]:
 
 
 def light_lower_floors(sources: Sequence[SourceFile]) -> list[str]:
-    """The lowest floors import the standard library and a few quick libraries: no TensorFlow, no NumPy."""
+    """The lowest floors import the standard library and a few libraries that load quickly.
+
+    TensorFlow and NumPy are not among them.
+    """
+    allowed = sys.stdlib_module_names | LIGHT_LIBRARIES | {PACKAGE}
     return [
         f"{source.module}:{item.line} imports {item.target}; its floor may use"
         f" {sorted(LIGHT_LIBRARIES)}"
         for source in _select_package_sources(sources)
         if get_floor(source.module) in LIGHT_FLOORS
         for item in list_imports(source)
-        if item.target.split(".")[0] not in sys.stdlib_module_names | LIGHT_LIBRARIES | {PACKAGE}
+        if item.target.split(".")[0] not in allowed
     ]
 
 
@@ -185,7 +202,7 @@ def single_tf_keras_importer(sources: Sequence[SourceFile]) -> list[str]:
 
 
 def experiments_use_public_names(sources: Sequence[SourceFile]) -> list[str]:
-    """An experiment imports no other experiment, and of trainer_kit only the names of its __all__."""
+    """An experiment imports no other one, and of trainer_kit only the names of its __all__."""
     public = set(trainer_kit.__all__)
     breaches = []
     for source in sources:
@@ -193,25 +210,21 @@ def experiments_use_public_names(sources: Sequence[SourceFile]) -> list[str]:
         if parts[0] != "experiments" or len(parts) < 2:
             continue
         own = ".".join(parts[:2])
+
         for item in list_imports(source):
+            place = f"{source.module}:{item.line}"
             if is_within(item.target, "experiments") and not is_within(item.target, own):
-                breaches += [
-                    f"{source.module}:{item.line} imports {item.target}, another experiment"
-                ]
-            if is_within(item.target, PACKAGE) and item.target.removeprefix(PACKAGE).removeprefix(
-                "."
-            ) not in {
-                "",
-                *public,
-            }:
-                breaches += [
-                    f"{source.module}:{item.line} imports {item.target}, which is not a public name"
-                ]
+                breaches.append(f"{place} imports {item.target}, another experiment")
+            if is_within(item.target, PACKAGE):
+                name = item.target.removeprefix(PACKAGE).removeprefix(".")
+                if name and name not in public:
+                    breaches.append(f"{place} imports {item.target}, which is not a public name")
+
         for name, line in _iterate_package_attributes(source):
             if name not in public:
-                breaches += [
+                breaches.append(
                     f"{source.module}:{line} uses {PACKAGE}.{name}, which is not a public name"
-                ]
+                )
     return breaches
 
 
@@ -227,7 +240,7 @@ def package_knows_no_experiment(sources: Sequence[SourceFile]) -> list[str]:
 
 
 def private_names_in_their_modules(sources: Sequence[SourceFile]) -> list[str]:
-    """Unpublished names of libraries, and other modules' private names, are used in INTERNALS only."""
+    """Unpublished names of libraries and of other modules are used in INTERNALS only."""
     users: dict[str, str] = {}
     for use in find_private_uses(sources):
         if not any(is_within(use.module, f"{PACKAGE}.{room}") for room in INTERNALS):
@@ -239,44 +252,14 @@ def private_names_in_their_modules(sources: Sequence[SourceFile]) -> list[str]:
 
 
 def safe_yaml(sources: Sequence[SourceFile]) -> list[str]:
-    """YAML is read by safe loaders only: yaml.load needs one, or a class made from one, by name."""
+    """YAML is read by safe loaders only.
+
+    `yaml.load` needs one, or a class made from one, by name.
+    """
     breaches = []
-    for source in (one for one in sources if "yaml" in one.text):
-        safe = {"yaml.SafeLoader", "yaml.CSafeLoader"}
-        for node in source.nodes:
-            if isinstance(node, ast.ClassDef) and any(
-                ast.unparse(base) in safe for base in node.bases
-            ):
-                safe.add(node.name)
-        for node in source.nodes:
-            if isinstance(node, ast.ImportFrom) and node.module == "yaml":
-                breaches += [f"{source.module}:{node.lineno} imports from yaml; use `import yaml`"]
-            if isinstance(node, ast.Import) and any(
-                alias.name == "yaml" and alias.asname for alias in node.names
-            ):
-                breaches += [
-                    f"{source.module}:{node.lineno} gives yaml another name; use `import yaml`"
-                ]
-            if (
-                isinstance(node, ast.Attribute)
-                and ast.unparse(node.value) == "yaml"
-                and _is_unsafe(node.attr)
-            ):
-                breaches += [
-                    f"{source.module}:{node.lineno} uses yaml.{node.attr}, which is not safe"
-                ]
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
-                "yaml.load",
-                "yaml.load_all",
-            ):
-                loaders = [
-                    *node.args[1:2],
-                    *(word.value for word in node.keywords if word.arg == "Loader"),
-                ]
-                if not loaders or ast.unparse(loaders[0]) not in safe:
-                    breaches += [
-                        f"{source.module}:{node.lineno} calls yaml.load without a safe loader"
-                    ]
+    for source in sources:
+        if "yaml" in source.text:
+            breaches += _list_yaml_breaches(source)
     return breaches
 
 
@@ -335,21 +318,19 @@ def _select_package_sources(sources: Sequence[SourceFile]) -> Iterator[SourceFil
     return (source for source in sources if source.module.startswith(PACKAGE + "."))
 
 
-def _nodes(node: ast.AST, at_start: bool) -> Iterator[tuple[ast.AST, bool]]:
+def _iterate_nodes(node: ast.AST, at_start: bool) -> Iterator[tuple[ast.AST, bool]]:
     """Yields each node of a tree, and whether it runs when the module is imported."""
-    left = [(node, at_start)]
-    while left:
-        parent, runs = left.pop()
+    pending = [(node, at_start)]
+    while pending:
+        parent, parent_runs = pending.pop()
         for child in ast.iter_child_nodes(parent):
-            later = isinstance(
-                child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-            ) or _is_for_types(child)
-            found = (child, runs and not later)
-            left.append(found)
-            yield found
+            is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            child_runs = parent_runs and not is_function and not _is_for_types(child)
+            pending.append((child, child_runs))
+            yield child, child_runs
 
 
-def _prefixes(name: str) -> Iterator[str]:
+def _iterate_prefixes(name: str) -> Iterator[str]:
     """Yields a dotted name and the names that it is in, the longest first."""
     while name:
         yield name
@@ -363,23 +344,18 @@ def _is_for_types(node: ast.AST) -> bool:
     )
 
 
-def _targets(node: ast.AST) -> list[str]:
+def _list_targets(node: ast.AST) -> list[str]:
+    """Returns the dotted names that a node imports; empty for a node that imports nothing."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
         return [f"{node.module}.{alias.name}" for alias in node.names]
-    if isinstance(node, ast.Call) and _last_name(node.func) in ("import_module", "__import__"):
-        return [
-            a.value
-            for a in node.args[:1]
-            if isinstance(a, ast.Constant) and isinstance(a.value, str)
-        ]
+    if isinstance(node, ast.Call):
+        function_name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
+        if function_name in ("import_module", "__import__"):
+            names = [a.value for a in node.args[:1] if isinstance(a, ast.Constant)]
+            return [name for name in names if isinstance(name, str)]
     return []
-
-
-def _last_name(function: ast.expr) -> str:
-    """Returns the name of a function that is called by its name or as an attribute."""
-    return getattr(function, "attr", "") or getattr(function, "id", "")
 
 
 def _iterate_package_attributes(source: SourceFile) -> Iterator[tuple[str, int]]:
@@ -399,7 +375,37 @@ def _iterate_package_attributes(source: SourceFile) -> Iterator[tuple[str, int]]
             yield node.attr, node.lineno
 
 
+def _list_yaml_breaches(source: SourceFile) -> list[str]:
+    safe_loaders = {"yaml.SafeLoader", "yaml.CSafeLoader"}
+    for node in source.nodes:
+        if isinstance(node, ast.ClassDef):
+            bases = {ast.unparse(base) for base in node.bases}
+            if bases & safe_loaders:
+                safe_loaders.add(node.name)
+
+    breaches = []
+    for node in source.nodes:
+        place = f"{source.module}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.ImportFrom) and node.module == "yaml":
+            breaches.append(f"{place} imports from yaml; use `import yaml`")
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == "yaml" and alias.asname:
+                    breaches.append(f"{place} gives yaml another name; use `import yaml`")
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "yaml":
+            if _is_unsafe(node.attr):
+                breaches.append(f"{place} uses yaml.{node.attr}, which is not safe")
+        if isinstance(node, ast.Call):
+            if ast.unparse(node.func) in ("yaml.load", "yaml.load_all"):
+                named_loaders = [word.value for word in node.keywords if word.arg == "Loader"]
+                loaders = [*node.args[1:2], *named_loaders]
+                if not loaders or ast.unparse(loaders[0]) not in safe_loaders:
+                    breaches.append(f"{place} calls yaml.load without a safe loader")
+    return breaches
+
+
 def _is_unsafe(name: str) -> bool:
+    """Whether a name of the yaml module reads or makes more than plain values."""
     if name in ("load", "load_all"):
         return False
     return (
