@@ -10,7 +10,7 @@ import importlib
 
 TYPE_CHECKING = False  # as in typing, which takes time to import
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Config": "config.schema.configclass",
