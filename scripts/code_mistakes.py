@@ -1,4 +1,7 @@
-"""Mistakes in a user's code, and what a command prints for each. scripts/mistakes.py runs them with its own list."""
+"""Mistakes in a user's code, and what a command prints for each.
+
+scripts/mistakes.py runs them with its own list.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,13 @@ _METHODS = {
 """,
     "build_inputs": """
     def build_inputs(self, params, input_context=None):
-        return tf.data.Dataset.from_tensor_slices(points()).batch(20, drop_remainder=True).repeat(10)
+        dataset = tf.data.Dataset.from_tensor_slices(points())
+        return dataset.batch(20, drop_remainder=True).repeat(10)
 """,
     "build_losses": """
     def build_losses(self, labels, model_outputs, aux_losses=None):
-        losses = keras.losses.sparse_categorical_crossentropy(labels, model_outputs, from_logits=True)
-        return tf.reduce_mean(losses)
+        cross_entropy = keras.losses.sparse_categorical_crossentropy
+        return tf.reduce_mean(cross_entropy(labels, model_outputs, from_logits=True))
 """,
     "build_metrics": """
     def build_metrics(self, training=True):
@@ -55,8 +59,14 @@ def points():
 def mine():
     data = {name: {"global_batch_size": 20, "is_training": name == "train_data"} for name in SETS}
     adam = {"optimizer": {"type": "adam"}, "learning_rate": {"type": "constant"}}
-    trainer = {"train_steps": 4, "steps_per_loop": 2, "validation_interval": 4, "summary_interval": 2}
-    return tk.ExperimentConfig(task=MineConfig()).replace(task=data, trainer={**trainer, "optimizer_config": adam})
+    trainer = {
+        "train_steps": 4,
+        "steps_per_loop": 2,
+        "validation_interval": 4,
+        "summary_interval": 2,
+        "optimizer_config": adam,
+    }
+    return tk.ExperimentConfig(task=MineConfig()).replace(task=data, trainer=trainer)
 
 
 SETS = ("train_data", "validation_data")
@@ -108,7 +118,8 @@ _STEP = """
         with tf.GradientTape() as tape:
             outputs = model(features, training=True)
             loss = {}
-        tk.apply_gradients(optimizer, zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        tk.apply_gradients(optimizer, zip(gradients, model.trainable_variables))
         {}
 """
 _DIFFERENCE = "return tf.reduce_mean(tf.square(tf.cast(labels, tf.float32) - model_outputs))"
@@ -243,7 +254,9 @@ CODE_MISTAKES = [
         "names of metrics",
         ("build_metrics returned a list with 'accuracy', which is not a metric",),
         {
-            "build_metrics": "\n    def build_metrics(self, training=True):\n        return ['accuracy']\n"
+            "build_metrics": (
+                "\n    def build_metrics(self, training=True):\n        return ['accuracy']\n"
+            )
         },
         2,
     ),
@@ -251,7 +264,9 @@ CODE_MISTAKES = [
         "no call of super().__init__",
         ("MineTask.__init__ has to call super().__init__(params",),
         {
-            "__init__": "\n    def __init__(self, params, logging_dir=None):\n        self.width = 3\n"
+            "__init__": (
+                "\n    def __init__(self, params, logging_dir=None):\n        self.width = 3\n"
+            )
         },
         2,
     ),
@@ -260,8 +275,10 @@ CODE_MISTAKES = [
         ("the learning rate is 0 after 2 steps, so the last 2 of 4",),
         {},
         0,
-        overrides="trainer.optimizer_config.learning_rate={type: cosine, cosine: {initial_learning_rate: 0.1, "
-        "decay_steps: 2}}",
+        overrides=(
+            "trainer.optimizer_config.learning_rate={type: cosine, cosine:"
+            " {initial_learning_rate: 0.1, decay_steps: 2}}"
+        ),
     ),
     CodeMistake(
         "a Keras callback",
@@ -290,7 +307,8 @@ CODE_MISTAKES = [
         ("cannot be read: StringToNumber", "{line:tf.strings.to_number}, in <lambda>"),
         {
             "build_inputs": _INPUTS.format(
-                "return tf.data.Dataset.range(40).map(lambda i: (tf.fill([8], tf.strings.to_number('x')), i)).batch(20)"
+                "numbers = tf.data.Dataset.range(40)\n        return numbers.map("
+                "lambda i: (tf.fill([8], tf.strings.to_number('x')), i)).batch(20)"
             )
         },
         5,
@@ -300,7 +318,8 @@ CODE_MISTAKES = [
         ("the data cannot be read: nowhere; No such file or directory",),
         {
             "build_inputs": _INPUTS.format(
-                "return tf.data.TFRecordDataset('nowhere').map(lambda r: (tf.zeros([8]), 1)).batch(20)"
+                "records = tf.data.TFRecordDataset('nowhere')\n        return records.map("
+                "lambda r: (tf.zeros([8]), 1)).batch(20)"
             )
         },
         5,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-_MADE = "<!-- Made from the code. Do not edit: change the code, then run `python -m scripts.reference`. -->"
+_ORIGIN = (
+    "<!-- Made from the code. Do not edit: change the code, then run `python -m scripts.reference`."
+    " -->"
+)
 
 
 def page(title: str, lines: Iterable[str]) -> str:
     """Returns a page: its title, a note that it is made from the code, and the lines."""
-    return "\n".join([f"# {title}", "", _MADE, "", *lines]) + "\n"
+    return "\n".join([f"# {title}", "", _ORIGIN, "", *lines]) + "\n"
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs user mistakes as real commands: prints each message, its exit code, and how long the command took.
+"""Runs user mistakes as real commands, and prints the message, exit code and time of each.
 
     .venv/bin/python -m scripts.mistakes
 
@@ -49,7 +49,10 @@ class CommandMistake:
 
 
 def _format_experiment_module(name: str, method: str) -> str:
-    """Returns the text of a module that registers a tiny experiment whose task overrides a method by `method`."""
+    """Returns the text of a module that registers a tiny experiment.
+
+    Its task overrides a method by `method`.
+    """
     return f"""
 import tensorflow as tf, trainer_kit
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
@@ -240,7 +243,8 @@ MISTAKES = [
     CommandMistake(
         "module that ends the program",
         {"import_module": "{folder}/my.py"},
-        "my.py ends the program when it is imported: {folder}/my.py:2: SystemExit: 0; guard that call",
+        "my.py ends the program when it is imported: {folder}/my.py:2: SystemExit: 0; guard that"
+        " call",
         files=(("my.py", "import sys\nsys.exit(0)\n"),),
     ),
     _override(
@@ -304,7 +308,8 @@ def wrong():
     CommandMistake(
         "wrong key in config.replace",
         {"import_module": "{folder}/my.py"},
-        "trainer.train_step: there is no such key; did you mean trainer.train_steps?\n  given in {folder}/my.py:3",
+        "trainer.train_step: there is no such key; did you mean trainer.train_steps?\n  given in"
+        " {folder}/my.py:3",
         files=(
             (
                 "my.py",
@@ -422,7 +427,9 @@ CONFIG = trainer_kit.ExperimentConfig().replace(trainer={"train_step": 5})
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a mistake: exit code, error text, seconds, written files, whether TensorFlow was imported.
+    """The outcome of a mistake.
+
+    It has the exit code, error text, seconds, written files, and whether TensorFlow was imported.
 
     Event files, which TensorFlow opens with the first loop, do not count as written.
     """
@@ -435,7 +442,10 @@ class Outcome:
 
 
 def run_command(arguments: list[str]) -> tuple[int, str]:
-    """Runs the command, in a process, from the checkout; returns its exit code and what it wrote to standard error."""
+    """Runs the command, in a process, from the checkout.
+
+    Returns its exit code and what it wrote to standard error.
+    """
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "trainer_kit.train", *arguments],
         cwd=ROOT,
@@ -487,7 +497,11 @@ def run_mistake(
 
 
 def is_reported(mistake: CommandMistake, outcome: Outcome, folder: Path) -> bool:
-    """Whether the outcome is as expected: message, exit code, no files written, TensorFlow imported only if needed."""
+    """Whether the outcome is as expected.
+
+    The message and the exit code are, no files are written, and TensorFlow is imported only if
+    needed.
+    """
     expected = mistake.expected.replace("{folder}", str(folder))
     told = (
         outcome.code == mistake.code
@@ -500,7 +514,10 @@ def is_reported(mistake: CommandMistake, outcome: Outcome, folder: Path) -> bool
 def run_module(
     mistake: CodeMistake, folder: Path, run: Callable[[list[str]], tuple[int, str]] = run_command
 ) -> tuple[int, str]:
-    """Writes the module of the mistake into `folder` and trains with it; returns the exit code and the last message."""
+    """Writes the module of the mistake into `folder` and trains with it.
+
+    Returns the exit code and the last message.
+    """
     path = folder / "mine.py"
     path.write_text(mistake.format_module())
     flags = {**BASE, "experiment": "mine", "model_dir": f"{folder}/run", "import_module": str(path)}
@@ -514,7 +531,10 @@ def run_module(
 
 
 def find_missing_parts(mistake: CodeMistake, code: int, text: str, folder: Path) -> list[str]:
-    """Returns what is wrong with the outcome of a mistake in a module; [] when it is reported as expected."""
+    """Returns what is wrong with the outcome of a mistake in a module.
+
+    [] when it is reported as expected.
+    """
     lines, path = mistake.format_module().splitlines(), folder / "mine.py"
 
     def place(match: re.Match[str]) -> str:
@@ -545,13 +565,11 @@ def main() -> int:
             outcome = run_mistake(mistake, Path(folder))
             good = is_reported(mistake, outcome, Path(folder))
         wrong += not good
-        marks = ("" if good else "  <-- WRONG") + (
-            "  (needs TensorFlow)" if mistake.needs_tensorflow else ""
-        )
-        print(
-            f"{mistake.name}: exit {outcome.code}, {outcome.seconds:.2f} s{marks}\n    {outcome.text}",
-            flush=True,
-        )
+        marks = "" if good else "  <-- WRONG"
+        if mistake.needs_tensorflow:
+            marks += "  (needs TensorFlow)"
+        print(f"{mistake.name}: exit {outcome.code}, {outcome.seconds:.2f} s{marks}")
+        print(f"    {outcome.text}", flush=True)
     print(f"{len(MISTAKES) + len(CODE_MISTAKES)} mistakes, {wrong} not reported as expected")
     return wrong
 

@@ -1,4 +1,4 @@
-"""Model Garden's own tests, run with Model Garden's modules and with those of trainer_kit in their place.
+"""Model Garden's own tests, run with its modules and with those of trainer_kit in their place.
 
     .venv/bin/python -m scripts.model_garden_tests [FILE ...] [--theirs] [--jobs=N] [--logs=FOLDER]
 
@@ -108,7 +108,10 @@ class Row:
 
     @property
     def expected_differences(self) -> list[str]:
-        """The differing tests that the docs list; a listed name stands for all parameters of a test."""
+        """The differing tests that the docs list.
+
+        A listed name stands for all parameters of a test.
+        """
         return [
             name
             for name in self.differing_tests
@@ -150,14 +153,17 @@ def _matches_listed_test(name: str, test: str) -> bool:
 
 @dataclass(frozen=True)
 class ModuleNames:
-    """The public names of a Model Garden module: those that were replaced, and those that are still its own."""
+    """The public names of a Model Garden module: the replaced ones, and those that are its own."""
 
     ours: list[str]
     theirs: list[str]
 
 
 def replace_modules() -> dict[str, ModuleNames]:
-    """Puts trainer_kit's names into Model Garden's modules in this process; returns module -> Replaced."""
+    """Puts trainer_kit's names into Model Garden's modules in this process.
+
+    Returns module -> Replaced.
+    """
     found = {}
     for theirs, ours in REPLACED.items():
         module, door = importlib.import_module(theirs), importlib.import_module(ours)
@@ -171,14 +177,16 @@ def replace_modules() -> dict[str, ModuleNames]:
 
 
 def print_names() -> None:
-    """Prints, for each module, which names are trainer_kit's and which are Model Garden's when the tests run."""
+    """Prints, for each module, which names are trainer_kit's when the tests run."""
     for module, names in replace_modules().items():
         left = f"; still Model Garden's: {', '.join(names.theirs)}" if names.theirs else ""
         print(f"{module}: trainer_kit's {', '.join(names.ours)}{left}")
 
 
 def run_file(file: str, replaced: bool, results: str) -> None:
-    """Runs the tests of one file in this process, and appends a line of JSON for each to the file `results`.
+    """Runs the tests of one file in this process.
+
+    Appends a line of JSON for each test to the file `results`.
 
     A test that `results` already has is not run again.
     """
@@ -321,13 +329,15 @@ def table(rows: Sequence[Row]) -> list[str]:
     )
     cells = [row.format_cells() for row in rows]
     sums = [str(sum(int(one[column]) for one in cells)) for column in range(1, 6)]
-    seconds = f"{sum(row.theirs.seconds for row in rows):.0f} + {sum(row.ours.seconds for row in rows):.0f}"
+    their_seconds = sum(row.theirs.seconds for row in rows)
+    our_seconds = sum(row.ours.seconds for row in rows)
+    seconds = f"{their_seconds:.0f} + {our_seconds:.0f}"
     lines = [head, ("---", *["---:"] * 6), *cells, ("all", *sums, seconds)]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def describe_problems(row: Row) -> list[str]:
-    """Returns lines about a file's problems, unexpected differences and outdated entries in the docs."""
+    """Returns lines about a file's problems and differences, and outdated entries in the docs."""
     lines = [
         f"{row.file}: {kind}: {one.problem}"
         for kind, one in (("Model Garden", row.theirs), ("trainer_kit", row.ours))

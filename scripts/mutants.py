@@ -69,7 +69,9 @@ class Mutant:
     after: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {' '.join(self.before.split())[:90]}  ->  {' '.join(self.after.split())[:90]}"
+        before = " ".join(self.before.split())[:90]
+        after = " ".join(self.after.split())[:90]
+        return f"{self.path}:{self.line}: {before}  ->  {after}"
 
     def apply(self, text: str) -> str:
         """Returns the text of the file with the change."""
@@ -136,7 +138,10 @@ def _mutate_node(node: ast.expr | ast.stmt) -> str | None:
 
 
 def draw_mutants(count: int, seed: int) -> list[Mutant]:
-    """Returns `count` mutants of trainer_kit; the same ones for the same seed and the same source."""
+    """Returns `count` mutants of trainer_kit.
+
+    The same ones for the same seed and the same source.
+    """
     everything = []
     for path in sorted((ROOT / "trainer_kit").rglob("*.py")):
         everything += list(generate_mutants(path.relative_to(ROOT), path.read_text()))
@@ -144,7 +149,10 @@ def draw_mutants(count: int, seed: int) -> list[Mutant]:
 
 
 def find_tests(path: Path) -> list[str]:
-    """Returns the test files of a module: its own one, else those that import it, else all of its folder."""
+    """Returns the test files of a module.
+
+    That is its own one, else those that import it, else all of its folder.
+    """
     inside = path.relative_to("trainer_kit")
     module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     own = sorted((ROOT / "tests").glob(f"*/{inside.with_name(f'test_{inside.stem}.py')}"))
@@ -158,7 +166,10 @@ def find_tests(path: Path) -> list[str]:
 
 
 def try_mutant(mutant: Mutant | None, tests: Sequence[str], limit: float) -> str:
-    """Returns how `tests` end within `limit` seconds on a copy of the checkout with the mutant, if there is one."""
+    """Returns how `tests` end within `limit` seconds on a copy of the checkout.
+
+    The copy has the mutant, if there is one.
+    """
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         for name in _COPIED:
             shutil.copytree(
@@ -174,7 +185,10 @@ def try_mutant(mutant: Mutant | None, tests: Sequence[str], limit: float) -> str
 
 
 def run_tests(folder: str, tests: Sequence[str], limit: float) -> str:
-    """Returns how `tests` of `folder` end: "survives", "killed", "timeout", or "exit" and pytest's other exit code."""
+    """Returns how `tests` of `folder` end.
+
+    It is "survives", "killed", "timeout", or "exit" and pytest's other exit code.
+    """
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
     nothing = subprocess.DEVNULL
@@ -198,7 +212,10 @@ def run_tests(folder: str, tests: Sequence[str], limit: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draws mutants, runs their tests two at a time, and prints how each ends; returns 1 if one survives."""
+    """Draws mutants, runs their tests two at a time, and prints how each ends.
+
+    Returns 1 if one survives.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m scripts.mutants", description=(__doc__ or "").partition("\n\n")[0]
     )
@@ -220,7 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unchanged = try_mutant(None, sorted({test for one in tests for test in one}), _LIMITS[True])
     if unchanged != _SURVIVES:
         parser.error(
-            f"the chosen tests do not pass on the source as it is ({unchanged}), so they can judge no mutant"
+            f"the chosen tests do not pass on the source as it is ({unchanged}), so they can judge"
+            " no mutant"
         )
     counts: Counter[str] = Counter()
     with ThreadPoolExecutor(2) as pool:
@@ -232,9 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{number:3d} {found.upper() if found == _SURVIVES else found:8} {mutant}",
                 flush=True,
             )
-    print(
-        f"{len(chosen)} mutants: {', '.join(f'{count} {name}' for name, count in counts.most_common())}"
-    )
+    summary = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    print(f"{len(chosen)} mutants: {summary}")
     return 1 if counts[_SURVIVES] else 0
 
 

@@ -1,4 +1,6 @@
-"""Finds uses of names that are not public, in the text of modules; `python -m scripts.private_names` counts them.
+"""Finds uses of names that are not public, in the text of modules.
+
+`python -m scripts.private_names` counts them.
 
 A name with a leading underscore is one's own in the module that defines it and, on `self`, in
 subclasses that are part of the same code. Everywhere else it belongs to somebody who may change it.
@@ -151,7 +153,10 @@ def _collect_class_names(
 
 
 def _collect_defined_names(node: ast.AST) -> set[str]:
-    """Returns the names defined below a node: functions, classes, variables, and attributes of `self`."""
+    """Returns the names defined below a node.
+
+    They are functions, classes, variables, and attributes of `self`.
+    """
     found = set()
     for child in ast.walk(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

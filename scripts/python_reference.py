@@ -1,4 +1,4 @@
-"""The page of the public Python names: signatures and docstrings, read from the source without importing it."""
+"""The page of the public Python names, read from the source without importing it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from scripts.source_files import ROOT, Function
 
 PACKAGES = {
     "trainer_kit": "What most programs use. `import trainer_kit as tk`.",
-    "trainer_kit.compat.keras": "Keras's `fit` and loops by hand; see [Coming from Keras](../guides/from_keras.md).",
-    "trainer_kit.compat.pipelines": "Components of a pipeline; see [the guide](../guides/from_pipelines.md).",
+    "trainer_kit.compat.keras": (
+        "Keras's `fit` and loops by hand; see [Coming from Keras](../guides/from_keras.md)."
+    ),
+    "trainer_kit.compat.pipelines": (
+        "Components of a pipeline; see [the guide](../guides/from_pipelines.md)."
+    ),
     "trainer_kit.testing": "For tests of your own tasks and callbacks.",
 }
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises):$")
@@ -28,9 +32,13 @@ _WIDTH = 100
 
 
 def render_python_page(config_page: str) -> str:
-    """Returns the page of the public names, package by package; it links to the fields on the page of the config."""
+    """Returns the page of the public names, package by package.
+
+    It links to the fields on the page of the config.
+    """
     lines = [
-        "The names that programs may rely on. Task, Trainer and Callback are for subclasses of your own."
+        "The names that programs may rely on. Task, Trainer and Callback are for subclasses of"
+        " your own."
     ]
     for package, about in PACKAGES.items():
         lines += ["", f"## {package}", "", about]
@@ -169,7 +177,10 @@ def _section(title: str, lines: list[str]) -> Iterator[str]:
 
 
 def _entries(lines: list[str]) -> list[tuple[str, str]]:
-    """Returns the entries of a section, each with its text in one line; a long list of names may go on in the next."""
+    """Returns the entries of a section, each with its text in one line.
+
+    A long list of names may go on in the next.
+    """
     joined = re.sub(r"\n {4,}", " ", "\n".join(line for line in lines if line.strip())).split("\n")
     found = [match for line in joined if (match := _ENTRY.match(line))]
     return [(", ".join(f"`{name}`" for name in match[1].split(", ")), match[2]) for match in found]

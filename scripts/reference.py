@@ -1,4 +1,6 @@
-"""Writes the reference pages of the documentation, docs/reference/*.md, from the code; all but run_directory.md.
+"""Writes the reference pages of the documentation, docs/reference/*.md, from the code.
+
+It writes all of them but run_directory.md.
 
     python -m scripts.reference
 
@@ -32,9 +34,10 @@ FOLDER = ROOT / "docs" / "reference"
 def render_config_page() -> str:
     """Returns the page of the config: each section with its fields, outer sections first."""
     lines = [
-        "Values are written with their path, such as `trainer.train_steps=500` in `--params_override`, or nested in a "
-        'YAML file. "Unset" is `null` in YAML and `None` in Python. A task may have a config class of its own, with '
-        "further fields: `trainer-kit show EXPERIMENT` lists those of an experiment.",
+        "Values are written with their path, such as `trainer.train_steps=500` in"
+        " `--params_override`, or nested in a YAML file. "
+        '"Unset" is `null` in YAML and `None` in Python. A task may have a config class of its own,'
+        " with further fields: `trainer-kit show EXPERIMENT` lists those of an experiment.",
     ]
     known: dict[type[Section], str] = {}
     for path, config_class, value in _sections("", ExperimentConfig, ExperimentConfig()):
@@ -52,7 +55,7 @@ def render_config_page() -> str:
 
 
 def render_command_line_page() -> str:
-    """Returns the page of the commands: the flags of the training command, then the verbs of trainer-kit."""
+    """Returns the page of the commands: flags of training, then verbs of trainer-kit."""
     lines = ["## python -m trainer_kit.train", "", "```bash"]
     lines += [
         "\n\n".join(f"# {comment}\n{command}" for comment, command in EXAMPLES.items()),
@@ -114,7 +117,10 @@ def write_pages(folder: Path = FOLDER) -> None:
 def _sections(
     path: str, config_class: type[Section], value: Any
 ) -> Iterator[tuple[str, type[Section], Any]]:
-    """Yields path, class and default of a section and of all sections inside it, except a task's model section."""
+    """Yields path, class and default of a section and of all sections inside it.
+
+    The model section of a task is left out.
+    """
     yield path, config_class, value
     for name, doc in read_field_docs(config_class).items():
         if doc.section is not None and doc.section is not Config:
@@ -126,7 +132,10 @@ def _sections(
 
 
 def _describe_repeated_section(path: str, config_class: type[Section], value: Any) -> str:
-    """Returns the text for a section whose class the page has already, with the defaults that differ."""
+    """Returns the text for a section whose class the page has already.
+
+    The text has the defaults that differ.
+    """
     others = {
         name: format_value(getattr(value, name))
         for name, doc in read_field_docs(config_class).items()
@@ -137,7 +146,10 @@ def _describe_repeated_section(path: str, config_class: type[Section], value: An
     differing = "".join(
         f" Here the default of `{name}` is `{other}`." for name, other in others.items()
     )
-    return f"The fields are those of [`{path}`](#{_anchor(path)}). Class: `{config_class.__name__}`.{differing}"
+    return (
+        f"The fields are those of [`{path}`](#{_anchor(path)}). Class:"
+        f" `{config_class.__name__}`.{differing}"
+    )
 
 
 def _get_placeholder(doc: FieldDoc) -> str:

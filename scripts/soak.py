@@ -69,7 +69,10 @@ def main() -> int:
 
 
 def _run_with_faults(soak: Soak, seconds: float) -> int | None:
-    """Trains to the end, with faults in the first `seconds`; returns the supervisor's exit code, None if it hangs."""
+    """Trains to the end, with faults in the first `seconds`.
+
+    Returns the supervisor's exit code, None if it hangs.
+    """
     try:
         while time.monotonic() - soak.begin < seconds and _wait_for_progress(soak):
             _cause_fault(soak)
@@ -84,7 +87,10 @@ def _run_with_faults(soak: Soak, seconds: float) -> int | None:
 
 
 def _wait_for_progress(soak: Soak) -> bool:
-    """Returns True once the trainer is alive and beyond its current heartbeat; False if the run has ended or hangs."""
+    """Returns True once the trainer is alive and beyond its current heartbeat.
+
+    False if the run has ended or hangs.
+    """
     begin, known = time.monotonic(), (read_heartbeat(soak.run) or {}).get("step", 0)
     told: object = None
     while soak.supervisor.poll() is None:
@@ -131,7 +137,10 @@ def _cause_fault(soak: Soak) -> None:
 
 
 def _check_stop(soak: Soak, name: str, attempts: int) -> None:
-    """Waits for the end of a trainer that was asked to stop; its exit code has to say that it saved."""
+    """Waits for the end of a trainer that was asked to stop.
+
+    Its exit code has to say that it saved.
+    """
     begin = time.monotonic()
     while len(soak.read_attempts()) == attempts:
         if time.monotonic() - begin > PATIENCE:
@@ -144,7 +153,10 @@ def _check_stop(soak: Soak, name: str, attempts: int) -> None:
 
 
 def _damage(soak: Soak, pid: int) -> None:
-    """Damages the files of the killed trainer while holding its lock, so that no trainer starts meanwhile."""
+    """Damages the files of the killed trainer.
+
+    It holds the lock of the run, so that no trainer starts meanwhile.
+    """
     while _is_alive(pid):
         time.sleep(_POLL_SECONDS / 10)
     with open(soak.run / LOCK, "ab") as lock:
@@ -181,7 +193,10 @@ def _wait_for_end(soak: Soak) -> int | None:
 
 
 def _judge(soak: Soak, code: int | None) -> bool:
-    """Compares the run with an uninterrupted one, and prints the table; returns whether the test passes."""
+    """Compares the run with an uninterrupted one, and prints the table.
+
+    Returns whether the test passes.
+    """
     from trainer_kit.evals.run_comparison import compare_runs
 
     whole = soak.base / "uninterrupted"
@@ -216,7 +231,10 @@ def _judge(soak: Soak, code: int | None) -> bool:
 
 
 def _find_sidecar_differences(run: Path) -> list[str]:
-    """Returns the steps for which the sidecar and the trainer have different metrics, or that the sidecar has twice."""
+    """Returns the steps at which the metrics of the sidecar are wrong.
+
+    They differ from the trainer's, or the sidecar has them twice.
+    """
     validation = files.read_json_lines(run / "evals" / "validation.jsonl")
     expected = {record["step"]: record["metrics"] for record in validation}
     records = list(files.read_json_lines(run / "evals" / "continuous_eval.jsonl"))

@@ -1,4 +1,6 @@
-"""Damages that the soak test causes in a run's files while its trainer is down; a restart survives all of them.
+"""Damages that the soak test causes in a run's files while its trainer is down.
+
+A restart survives all of them.
 
 Each function takes the run's folder and a random generator, and returns a description of the
 damage, or "" if it could not damage anything: at least one other complete checkpoint is always
@@ -114,7 +116,10 @@ def tear_ledger(run: Path, chance: random.Random) -> str:
 
 
 def tear_history(run: Path, chance: random.Random) -> str:
-    """Cuts the last line of metrics.jsonl, if its step is after the newest checkpoint, so that it comes again."""
+    """Cuts the last line of metrics.jsonl, if its step is after the newest checkpoint.
+
+    The line comes again.
+    """
     path, newest = run / "metrics.jsonl", _find_newest_checkpoint(run)
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     if (
@@ -144,7 +149,10 @@ def leave_debris(run: Path, chance: random.Random) -> str:
 
 
 def leave_foreign(run: Path, chance: random.Random) -> str:
-    """Adds a foreign checkpoint without a record; `has_foreign_checkpoint` looks for it at the end."""
+    """Adds a foreign checkpoint without a record.
+
+    `has_foreign_checkpoint` looks for it at the end.
+    """
     del chance
     prefix = _find_newest_checkpoint(run)
     if prefix is None or (run / "ckpt-7.index").exists():

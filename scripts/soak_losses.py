@@ -1,4 +1,6 @@
-"""Two losses that the soak test causes while the trainer is down: it empties metrics.jsonl or the ledger.
+"""Two losses that the soak test causes while the trainer is down.
+
+It empties metrics.jsonl or the ledger.
 
 The run continues after such a loss, and has to print what is missing. The lost lines are kept
 outside the run and put back before the comparison, so that everything else can be compared as
@@ -28,7 +30,9 @@ def empty_history(run: Path, chance: random.Random) -> str:
 
 
 def empty_ledger(run: Path, chance: random.Random) -> str:
-    """Empties the ledger, if the newest checkpoint records that it had content, and info.json has the best.
+    """Empties the ledger, if the newest checkpoint records that it had content.
+
+    info.json has the best, too.
 
     The best has to be of an early step: the run continues from info.json alone, and would repeat a
     later evaluation.
@@ -45,7 +49,10 @@ def empty_ledger(run: Path, chance: random.Random) -> str:
 
 
 def restore_lines(run: Path) -> None:
-    """Puts the removed lines back into their files, in the order of their steps; later lines stay."""
+    """Puts the removed lines back into their files, in the order of their steps.
+
+    Later lines stay.
+    """
     for name in (HISTORY, LEDGER):
         lines = {}
         for path in [
@@ -60,7 +67,7 @@ def restore_lines(run: Path) -> None:
 
 
 def _is_recorded(run: Path, what: str) -> bool:
-    """Whether the newest complete checkpoint records that `what`, reports or evaluations, existed."""
+    """Whether the newest complete checkpoint records that reports or evaluations existed."""
     newest = _find_newest_checkpoint(run)
     record = (read_commit_record(newest) or {}) if newest else {}
     return max(record.get("recorded", {}).get(what, [0])) > 0

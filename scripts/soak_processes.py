@@ -1,4 +1,4 @@
-"""The processes of the soak test, a supervised trainer and a sidecar, and the move of the run's folder under them."""
+"""The processes of the soak test: a supervised trainer and a sidecar, whose folder is moved."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ import logging, sys
 import trainer_kit
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 folder, *command = sys.argv[1:]
-sys.exit(trainer_kit.supervise(command, max_restarts=10**6, log_dir=folder, max_backoff_seconds=1.0))
+sys.exit(
+    trainer_kit.supervise(command, max_restarts=10**6, log_dir=folder, max_backoff_seconds=1.0)
+)
 """
 _Kind = TypeVar("_Kind")
 PATIENCE = 300.0  # seconds without progress after which the soak gives up
@@ -159,7 +161,9 @@ def read_last_step(run: Path) -> int:
 
 
 def move_folder(soak: Soak) -> None:
-    """Moves the run's folder while it is in use, moves it back when all processes have ended, and restarts the run.
+    """Moves the run's folder while it is in use, and back when all processes have ended.
+
+    Then it restarts the run.
 
     The supervisor, and the sidecar if it has begun, have to end with exit code 6 and the reason,
     and must not leave anything at the old path.
@@ -200,7 +204,10 @@ def _wait_for_exit(soak: Soak, what: str, process: subprocess.Popen[bytes]) -> i
 
 
 def find_oddities(soak: Soak) -> list[str]:
-    """Returns events in logs and attempts.jsonl that no fault explains, and expected warnings that are missing."""
+    """Returns events in logs and attempts.jsonl that no fault explains.
+
+    It also returns expected warnings that are missing.
+    """
     text = (soak.base / _RUN_LOG).read_bytes()
     places = [*(place for place, _ in soak.expected), len(text)]
     odd = [

@@ -1,4 +1,4 @@
-"""Kills one or the other of two supervised workers repeatedly, then compares with an uninterrupted run.
+"""Kills either of two supervised workers repeatedly, then compares with an uninterrupted run.
 
     python -m scripts.soak_workers [KILLS=5] [SEED=0]
 
@@ -127,7 +127,10 @@ def _find_worker_pid(supervisor: subprocess.Popen[bytes]) -> int | None:
 def _wait_for_exit_codes(
     folder: Path, supervisors: Sequence[subprocess.Popen[bytes]]
 ) -> list[int | None]:
-    """Waits for both supervisors and returns their exit codes; one that makes no progress is terminated."""
+    """Waits for both supervisors and returns their exit codes.
+
+    One that makes no progress is terminated.
+    """
     _wait_for_step(folder, supervisors, sys.maxsize)
     for supervisor in supervisors:
         try:

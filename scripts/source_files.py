@@ -41,7 +41,7 @@ class SourceFile:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """All nodes of the tree, which several rules look at: walking it takes most of their time."""
+        """All nodes of the tree, which several rules look at. To walk it takes most of the time."""
         return list(ast.walk(self.tree))
 
     @cached_property
@@ -65,7 +65,10 @@ class SourceFile:
 
 
 def read_source_files(*folders: str, root: Path = ROOT) -> list[SourceFile]:
-    """Returns every Python file below `folders` of `root`; a folder that does not exist has none."""
+    """Returns every Python file below `folders` of `root`.
+
+    A folder that does not exist has none.
+    """
     paths = [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
     return [
         SourceFile(_module_name(path.relative_to(root)), path.read_text(encoding="utf-8"))
@@ -74,7 +77,10 @@ def read_source_files(*folders: str, root: Path = ROOT) -> list[SourceFile]:
 
 
 def is_annotated(function: Function) -> bool:
-    """Whether all parameters (self and cls excused) and the return value (of `__init__` excused) have a type."""
+    """Whether all parameters and the return value have a type.
+
+    self, cls and the return value of `__init__` need none.
+    """
     arguments = function.args
     ordered = [*arguments.posonlyargs, *arguments.args]
     if ordered and ordered[0].arg in ("self", "cls", "mcs"):
@@ -85,7 +91,7 @@ def is_annotated(function: Function) -> bool:
 
 
 def find_undocumented(sources: Sequence[SourceFile]) -> tuple[int, list[str]]:
-    """Returns how many public modules, classes and functions there are, and the names of those without a docstring."""
+    """Returns the number of public modules, classes and functions, and the undocumented ones."""
     names = [(name, node) for source in sources for name, node in _iterate_public_names(source)]
     return len(names), [name for name, node in names if not ast.get_docstring(node)]
 

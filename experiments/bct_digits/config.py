@@ -80,7 +80,10 @@ trainer_kit.register_task(BctDigitsConfig, "experiments.bct_digits.task:BctDigit
 def bct_digits(
     learning_rate: float = 3e-3, train_steps: int = 600, seed: int = 0
 ) -> ExperimentConfig:
-    """Returns the config of `bct_digits`: Adam, with a cosine from `learning_rate` to a hundredth."""
+    """Returns the config of `bct_digits`.
+
+    Adam, with a cosine from `learning_rate` to a hundredth of it.
+    """
     cosine = {"initial_learning_rate": learning_rate, "decay_steps": train_steps, "alpha": 0.01}
     return ExperimentConfig(
         task=BctDigitsConfig(),

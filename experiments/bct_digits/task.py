@@ -1,4 +1,4 @@
-"""The task of `bct_digits`: the nets, the classification and the influence loss, and the cross-test."""
+"""The task of `bct_digits`: nets, classification loss, influence loss, and the cross-test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ HELD_OUT = 360  # a fifth of the 1,797 images
 
 
 class BctDigitsTask(trainer_kit.Task):
-    """Learns embeddings of digits; if there is an old model, embeddings that its classifier understands.
+    """Learns embeddings of digits.
+
+    If there is an old model, its classifier understands the embeddings.
 
     Backward-compatible training (Shen et al. 2020, arXiv 2003.11942): the loss is the cross entropy
     of the new classifier plus, times `influence_weight`, the influence loss: the cross entropy of
@@ -65,7 +67,10 @@ class BctDigitsTask(trainer_kit.Task):
     def build_inputs(
         self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
     ) -> trainer_kit.ArraySource:
-        """Returns images and digits: of `net.digits` in the training part or, to evaluate, all of the held-out part."""
+        """Returns images and digits.
+
+        They are of the digits `net.digits` of the training part or, to evaluate, all of the other.
+        """
         del input_context  # the source gets it when it is asked for its dataset
         images, digits = split_digits()[0 if params.is_training else 1]
         learned = (
@@ -88,7 +93,7 @@ class BctDigitsTask(trainer_kit.Task):
     def validation_step(
         self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None
     ) -> dict[str, Any]:
-        """Returns the loss, and the embeddings and digits of the batch, which `aggregate_logs` collects."""
+        """Returns the loss, and the embeddings and digits that `aggregate_logs` collects."""
         images, digits = inputs
         outputs = self.inference_step(images, model)
         loss = self.batch_loss(model, images, digits, outputs)
@@ -155,7 +160,9 @@ def build_encoder_and_classifier(
 
 
 def masked_cross_entropy(digits: Any, classes: Sequence[int], logits: Any) -> tf.Tensor:
-    """Returns the mean cross entropy, in nats, to which examples of other digits than `classes` add 0.
+    """Returns the mean cross entropy, in nats.
+
+    Examples of other digits than `classes` add 0.
 
     In graph, on a replica. TensorFlow's softmax cross entropy is not used: it takes the targets of
     each example for a distribution, and gives an example without a target, a row of zeros, the
@@ -171,7 +178,9 @@ def masked_cross_entropy(digits: Any, classes: Sequence[int], logits: Any) -> tf
 
 
 def compute_retrieval(queries: np.ndarray, gallery: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the share of queries whose most similar example in the gallery has their label; the same one is left out.
+    """Returns the share of queries whose most similar example in the gallery has their label.
+
+    The query itself is left out.
 
     Args:
       queries: The embeddings of all examples by one model, float [examples, size].
@@ -188,7 +197,9 @@ def compute_retrieval(queries: np.ndarray, gallery: np.ndarray, labels: np.ndarr
 
 
 def split_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Returns ((images, digits) to train on, (images, digits) held out): 1,437 and 360, always the same ones.
+    """Returns ((images, digits) to train on, (images, digits) held out).
+
+    They are 1,437 and 360 examples, always the same ones.
 
     Every digit has the same share in both, and no image is in both. Images are float32 [n, 8, 8, 1]
     in 0..1, digits int32 [n].

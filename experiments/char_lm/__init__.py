@@ -1,5 +1,6 @@
-"""Python's own library, character by character, and a small transformer. Importing this registers it, without
-TensorFlow.
+"""Python's own library, character by character, and a small transformer.
+
+Importing this registers it, without TensorFlow.
 """
 
 from experiments.char_lm.config import CharLmConfig, char_lm

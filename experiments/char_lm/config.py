@@ -41,7 +41,8 @@ class CharLmModelConfig(trainer_kit.Config):
         if self.width % self.heads:
             yield (
                 "heads",
-                f"{self.heads} heads cannot share a width of {self.width} equally; change one of them",
+                f"{self.heads} heads cannot share a width of {self.width} equally; change one of"
+                " them",
             )
 
 
@@ -74,7 +75,10 @@ def char_lm(
     width: int = 128,
     heads: int = 4,
 ) -> ExperimentConfig:
-    """Returns the config of `char_lm`: AdamW, with a short warm-up and a cosine from `learning_rate` to a tenth."""
+    """Returns the config of `char_lm`.
+
+    AdamW, with a short warm-up and a cosine from `learning_rate` to a tenth of it.
+    """
     cosine = {"initial_learning_rate": learning_rate, "decay_steps": train_steps, "alpha": 0.1}
     return ExperimentConfig(
         task=CharLmConfig(model=CharLmModelConfig(layers=layers, width=width, heads=heads)),

@@ -25,7 +25,9 @@ class Positions(keras.layers.Layer):
 
 
 def build_transformer(config: CharLmModelConfig, vocabulary: int) -> keras.Model:
-    """Returns the model: characters [batch, context] of int32 to logits [batch, context, vocabulary] of float32.
+    """Returns the model.
+
+    It maps characters, int32 [batch, context], to logits, float32 [batch, context, vocabulary].
 
     The logits at a position are for the next character, and depend on no later one. The convolution
     in front joins each character with those just before it: without it the attention has to learn

@@ -17,16 +17,24 @@ from trainer_kit import DataConfig
 
 
 class CharLmTask(trainer_kit.Task):
-    """Predicts each character from those before it, by cross entropy; the metric is `bits_per_character`."""
+    """Predicts each character from those before it, by cross entropy.
+
+    The metric is `bits_per_character`.
+    """
 
     def build_model(self) -> keras.Model:
-        """Returns the transformer: characters [batch, context] of int32 to logits [batch, context, VOCABULARY]."""
+        """Returns the transformer.
+
+        It maps characters, int32 [batch, context], to logits [batch, context, VOCABULARY].
+        """
         return build_transformer(self.task_config.model, VOCABULARY)
 
     def build_inputs(
         self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
     ) -> trainer_kit.ArraySource:
-        """Returns (characters, next characters), int32 [batch, context] each, of the training or the held-out files.
+        """Returns (characters, next characters), int32 [batch, context] each.
+
+        They are of the training or the held-out files.
 
         Raises:
           DataError: when there are no sources to read.
@@ -54,11 +62,17 @@ class CharLmTask(trainer_kit.Task):
 
 
 def split_targets(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (characters, next characters), int32 [batch, length] each, of windows [batch, length + 1]; in graph."""
+    """Returns (characters, next characters), int32 [batch, length] each.
+
+    Runs in a graph, on windows [batch, length + 1].
+    """
     characters = tf.cast(batch, tf.int32)
     return characters[:, :-1], characters[:, 1:]
 
 
 def compute_bits(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Returns the cross entropy of each character in bits: float [batch, length], for logits [batch, length, n]."""
+    """Returns the cross entropy of each character in bits, float [batch, length].
+
+    The logits are [batch, length, n].
+    """
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits) / math.log(2)

@@ -58,12 +58,17 @@ def list_source_files(folder: Path) -> list[str]:
 
 
 def is_held_out(name: str) -> bool:
-    """Whether the file of this name is for evaluation. A hash of the name decides, so that it never changes sides."""
+    """Whether the file of this name is for evaluation.
+
+    A hash of the name decides, so that a file never changes sides.
+    """
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % HELD_OUT == 0
 
 
 def read_text(folder: Path, held_out: bool) -> np.ndarray:
-    """Returns the sources of one part, one after another: uint8 [characters], each below VOCABULARY.
+    """Returns the sources of one part, one after another.
+
+    They are uint8 [characters], each below VOCABULARY.
 
     Characters outside ASCII, and bytes that are no UTF-8, become a question mark.
 
@@ -72,8 +77,9 @@ def read_text(folder: Path, held_out: bool) -> np.ndarray:
     """
     names = [name for name in list_source_files(folder) if is_held_out(name) == held_out]
     if not names:
+        purpose = "evaluation" if held_out else "training"
         raise DataError(
-            f"char_lm: none of the files in {folder} is for {'evaluation' if held_out else 'training'}; "
+            f"char_lm: none of the files in {folder} is for {purpose}; "
             f"one in {HELD_OUT} is held out, so give a folder with more files"
         )
     texts = [
@@ -84,7 +90,9 @@ def read_text(folder: Path, held_out: bool) -> np.ndarray:
 
 
 def cut_windows(text: np.ndarray, length: int, most: int = 0) -> np.ndarray:
-    """Returns windows of `text`, uint8 [windows, length + 1]: each predicts `length` characters, none of them twice.
+    """Returns windows of `text`, uint8 [windows, length + 1].
+
+    Each predicts `length` characters, and no character is predicted twice.
 
     Args:
       text: uint8 [characters].

@@ -1,4 +1,7 @@
-"""Scanned handwritten digits and a small convolutional net. Importing this registers it, without TensorFlow."""
+"""Scanned handwritten digits and a small convolutional net.
+
+Importing this registers it, without TensorFlow.
+"""
 
 from experiments.digits.config import DigitsConfig, digits
 

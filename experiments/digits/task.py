@@ -40,7 +40,7 @@ class DigitsTask(trainer_kit.Task):
     def build_inputs(
         self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
     ) -> trainer_kit.ArraySource:
-        """Returns the images and labels of the training part or, if not `params.is_training`, of the held-out part."""
+        """Returns the images and labels of the training part or, to evaluate, the held-out part."""
         del input_context  # the source gets it when it is asked for its dataset
         return trainer_kit.ArraySource(split_digits()[0 if params.is_training else 1], params)
 
@@ -57,7 +57,9 @@ class DigitsTask(trainer_kit.Task):
 
 
 def split_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Returns ((images, labels) to train on, (images, labels) held out): 1,437 and 360, always the same ones.
+    """Returns ((images, labels) to train on, (images, labels) held out).
+
+    They are 1,437 and 360 examples, always the same ones.
 
     Every digit has the same share in both. No image is in both; the 13 people who wrote them are
     (the data does not say who wrote what). Images are float32 [n, 8, 8, 1] in 0..1, labels int32

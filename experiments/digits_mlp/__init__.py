@@ -1,4 +1,7 @@
-"""Scanned handwritten digits and a small dense net. Importing this registers it, without TensorFlow."""
+"""Scanned handwritten digits and a small dense net.
+
+Importing this registers it, without TensorFlow.
+"""
 
 from experiments.digits_mlp.config import DigitsMlpConfig, digits_mlp
 

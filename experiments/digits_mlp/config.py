@@ -41,7 +41,10 @@ trainer_kit.register_task(DigitsMlpConfig, "experiments.digits_mlp.task:DigitsMl
 def digits_mlp(
     learning_rate: float = 3e-3, train_steps: int = 3000, hidden: int = 32, dropout: float = 0.0
 ) -> ExperimentConfig:
-    """Returns the config of `digits_mlp`: Adam, with a cosine from `learning_rate` to a hundredth."""
+    """Returns the config of `digits_mlp`.
+
+    Adam, with a cosine from `learning_rate` to a hundredth of it.
+    """
     cosine = {"initial_learning_rate": learning_rate, "decay_steps": train_steps, "alpha": 0.01}
     return ExperimentConfig(
         task=DigitsMlpConfig(model=DigitsMlpModelConfig(hidden=hidden, dropout=dropout)),

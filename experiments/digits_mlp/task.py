@@ -37,7 +37,7 @@ class DigitsMlpTask(trainer_kit.Task):
     def build_inputs(
         self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
     ) -> trainer_kit.ArraySource:
-        """Returns the pixels and labels of the training part or, if not `params.is_training`, of the held-out part."""
+        """Returns the pixels and labels of the training part or, to evaluate, the held-out part."""
         del input_context  # the source gets it when it is asked for its dataset
         return trainer_kit.ArraySource(split_digits()[0 if params.is_training else 1], params)
 
@@ -54,7 +54,9 @@ class DigitsMlpTask(trainer_kit.Task):
 
 
 def split_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Returns ((pixels, labels) to train on, (pixels, labels) held out): 1,437 and 360, always the same ones.
+    """Returns ((pixels, labels) to train on, (pixels, labels) held out).
+
+    They are 1,437 and 360 examples, always the same ones.
 
     Every digit has the same share in both, and no image is in both. Pixels are float32 [n, 64] in
     0..1, labels int32 [n].

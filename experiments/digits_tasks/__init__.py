@@ -1,4 +1,7 @@
-"""Two tasks on images of digits that share a net. Importing this registers it, without TensorFlow."""
+"""Two tasks on images of digits that share a net.
+
+Importing this registers it, without TensorFlow.
+"""
 
 from experiments.digits_tasks.config import DigitsTasksConfig, LabelConfig, digits_tasks
 

@@ -57,7 +57,10 @@ trainer_kit.register_task(DigitsTasksConfig, "experiments.digits_tasks.task:Digi
 def digits_tasks(
     learning_rate: float = 3e-3, train_steps: int = 3000, hidden: int = 64
 ) -> ExperimentConfig:
-    """Returns the config of `digits_tasks`: Adam, with a cosine from `learning_rate` to a hundredth."""
+    """Returns the config of `digits_tasks`.
+
+    Adam, with a cosine from `learning_rate` to a hundredth of it.
+    """
     cosine = {"initial_learning_rate": learning_rate, "decay_steps": train_steps, "alpha": 0.01}
     return ExperimentConfig(
         task=DigitsTasksConfig(model=SharedNetConfig(hidden=hidden)),

@@ -23,13 +23,16 @@ class LabelTask(trainer_kit.Task):
     """Tells digits, or even digits from odd ones, by cross entropy; the metric is `accuracy`."""
 
     def build_model(self) -> keras.Model:
-        """Returns a net for this task alone: pixels [batch, 64] of float32 in 0..1 to logits [batch, classes]."""
+        """Returns a net for this task alone.
+
+        It maps pixels, float32 [batch, 64] in 0..1, to logits [batch, classes].
+        """
         return build_shared_nets({"alone": self.task_config.label}, hidden=64)["alone"]
 
     def build_inputs(
         self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
     ) -> trainer_kit.ArraySource:
-        """Returns the pixels and labels of the training part or, if not `params.is_training`, of the held-out part."""
+        """Returns the pixels and labels of the training part or, to evaluate, the held-out part."""
         del input_context  # the source gets it when it is asked for its dataset
         pixels, digits = split_digits()[0 if params.is_training else 1]
         return trainer_kit.ArraySource((pixels, digits % CLASSES[self.task_config.label]), params)
@@ -73,7 +76,9 @@ def build_shared_nets(labels: Mapping[str, str], hidden: int) -> dict[str, keras
 
 
 def split_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Returns ((pixels, digits) to train on, (pixels, digits) held out): 1,437 and 360, always the same ones.
+    """Returns ((pixels, digits) to train on, (pixels, digits) held out).
+
+    They are 1,437 and 360 examples, always the same ones.
 
     Every digit has the same share in both, and no image is in both. Pixels are float32 [n, 64] in
     0..1, digits int32 [n].

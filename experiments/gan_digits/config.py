@@ -34,7 +34,10 @@ trainer_kit.register_task(GanDigitsConfig, "experiments.gan_digits.task:GanDigit
 def gan_digits(
     learning_rate: float = 5e-4, train_steps: int = 6000, seed: int = 0
 ) -> ExperimentConfig:
-    """Returns the config of `gan_digits`: Adam for both nets, and a moving average of the generator."""
+    """Returns the config of `gan_digits`.
+
+    Adam for both nets, and a moving average of the generator.
+    """
     return ExperimentConfig(
         task=GanDigitsConfig(),
         runtime=RuntimeConfig(random_seed=seed),

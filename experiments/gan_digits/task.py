@@ -84,7 +84,10 @@ class FidelityDistance(keras.metrics.Mean):
         super().__init__("fidelity_distance")
 
     def update_state(self, real: Any, generated: Any, sample_weight: Any = None) -> None:
-        """Adds a batch of real and one of generated images, [batch, 8, 8, 1]; in graph, on a replica."""
+        """Adds a batch of real and one of generated images, [batch, 8, 8, 1].
+
+        Runs in a graph, on a replica.
+        """
         super().update_state(tf.reduce_min(_distances(generated, real), axis=1), sample_weight)
 
 
@@ -95,7 +98,10 @@ class CoverageDistance(keras.metrics.Mean):
         super().__init__("coverage_distance")
 
     def update_state(self, real: Any, generated: Any, sample_weight: Any = None) -> None:
-        """Adds a batch of real and one of generated images, [batch, 8, 8, 1]; in graph, on a replica."""
+        """Adds a batch of real and one of generated images, [batch, 8, 8, 1].
+
+        Runs in a graph, on a replica.
+        """
         super().update_state(tf.reduce_min(_distances(real, generated), axis=1), sample_weight)
 
 
@@ -105,6 +111,9 @@ def _distances(images: Any, others: Any) -> tf.Tensor:
 
 
 def load_digit_images() -> np.ndarray:
-    """Returns the images in an order that does not depend on the digit, float32 [1797, 8, 8, 1] in -1..1."""
+    """Returns the images, float32 [1797, 8, 8, 1] in -1..1.
+
+    Their order does not depend on the digit.
+    """
     images = (load_digits().images / 8 - 1).astype(np.float32)[..., None]
     return images[np.random.default_rng(0).permutation(len(images))]

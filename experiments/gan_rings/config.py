@@ -14,7 +14,9 @@ LOOP = 500
 
 @trainer_kit.configclass
 class GanRingsConfig(trainer_kit.GanConfig):
-    """Points in the plane: a mixture of Gaussians with equal shares, whose centers lie on a circle around 0.
+    """Points in the plane: a mixture of Gaussians with equal shares.
+
+    The centers lie on a circle around 0.
 
     Attributes:
       centers: The number of Gaussians.
@@ -40,7 +42,10 @@ trainer_kit.register_task(GanRingsConfig, "experiments.gan_rings.task:GanRingsTa
 def gan_rings(
     learning_rate: float = 1e-3, train_steps: int = 6000, seed: int = 0
 ) -> ExperimentConfig:
-    """Returns the config of `gan_rings`: Adam for both nets, and a moving average of the generator."""
+    """Returns the config of `gan_rings`.
+
+    Adam for both nets, and a moving average of the generator.
+    """
     return ExperimentConfig(
         task=GanRingsConfig(),
         runtime=RuntimeConfig(random_seed=seed),

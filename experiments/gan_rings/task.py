@@ -37,7 +37,7 @@ class GanRingsTask(trainer_kit.GanTask):
     def build_inputs(
         self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
     ) -> trainer_kit.ArraySource:
-        """Returns the points to train on or, if not `params.is_training`, those to evaluate with."""
+        """Returns the points to train on or, to evaluate, those to compare with."""
         del input_context  # the source gets it when it is asked for its dataset
         count, seed = (TRAIN_POINTS, 1) if params.is_training else (VALIDATION_POINTS, 2)
         return trainer_kit.ArraySource(
@@ -45,7 +45,10 @@ class GanRingsTask(trainer_kit.GanTask):
         )
 
     def build_metrics(self, training: bool = True) -> list[Any]:
-        """Returns the metrics of generated points; none for training, whose batches are too small."""
+        """Returns the metrics of generated points.
+
+        Training has none, since its batches are too small.
+        """
         if training:
             return []
         centers, sigma = self.compute_centers(), self.task_config.sigma
@@ -59,7 +62,10 @@ class GanRingsTask(trainer_kit.GanTask):
         ).astype(np.float32)
 
     def picture(self, samples: np.ndarray) -> np.ndarray:
-        """Returns a scatter plot of the points and a circle of three standard deviations around each center."""
+        """Returns a scatter plot of the points.
+
+        A circle of three standard deviations is around each center.
+        """
         figure = Figure(figsize=(4, 4), dpi=100, layout="tight")
         canvas, axes = FigureCanvasAgg(figure), figure.add_subplot(aspect="equal")
         limit = 1.5 * self.task_config.radius
@@ -100,7 +106,10 @@ class _NearCenters(keras.metrics.Metric):
         self.points = self.add_weight(shape=(), initializer="zeros", name="points")
 
     def update_state(self, real: Any, generated: Any, sample_weight: Any = None) -> None:
-        """Adds generated points, float32 [batch, 2]; the real ones are not used. In graph, on a replica."""
+        """Adds generated points, float32 [batch, 2]; the real ones are not used.
+
+        Runs in a graph, on a replica.
+        """
         del real, sample_weight
         near = tf.norm(generated[:, None] - self._centers[None], axis=-1) <= self._near
         self.counts.assign_add(tf.reduce_sum(tf.cast(near, tf.float32), axis=0))
@@ -132,7 +141,9 @@ class NearShare(_NearCenters):
 
 
 class EnergyDistance(keras.metrics.Mean):
-    """The energy distance of generated points from real ones (Szekely and Rizzo 2013), the mean over batches.
+    """The energy distance of generated points from real ones, the mean over batches.
+
+    The source is Szekely and Rizzo 2013.
 
     With distances d it is 2 E d(real, generated) - E d(real, real) - E d(generated, generated),
     within the batch of a replica.
@@ -142,7 +153,10 @@ class EnergyDistance(keras.metrics.Mean):
         super().__init__("distance")
 
     def update_state(self, real: Any, generated: Any, sample_weight: Any = None) -> None:
-        """Adds a batch of real and one of generated points, float32 [batch, 2]; in graph, on a replica."""
+        """Adds a batch of real and one of generated points, float32 [batch, 2].
+
+        Runs in a graph, on a replica.
+        """
         del sample_weight
         apart = 2.0 * _mean_distance(real, generated) - _mean_distance(real, real)
         examples = tf.shape(real)[0]
@@ -157,7 +171,10 @@ def _mean_distance(points: Any, others: Any) -> tf.Tensor:
 
 
 def sample_ring_points(centers: np.ndarray, sigma: float, count: int, seed: int) -> np.ndarray:
-    """Returns points around the centers in equal shares, float32 [count, 2]; one seed gives the same points."""
+    """Returns points around the centers in equal shares, float32 [count, 2].
+
+    One seed gives the same points.
+    """
     random = np.random.default_rng(seed)
     places = centers[np.arange(count) % len(centers)]
     return (places + random.normal(0, sigma, (count, 2))).astype(np.float32)

@@ -20,7 +20,7 @@ STEP_LINE = re.compile(r"train \| step:? +[1-9]")
 
 
 def reach_first_step(pacer: Pacer, folder: str, *, program: Sequence[str]) -> None:
-    """Repeatedly runs Python with the arguments `model_description` until it has done its first step."""
+    """Runs Python with the arguments `model_description` until its first step, repeatedly."""
     for number in range(sys.maxsize):
         begin = time.perf_counter()
         process = _start([sys.executable, *program, f"--model_dir={folder}/{number}"])

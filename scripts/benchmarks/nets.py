@@ -1,4 +1,7 @@
-"""The nets, the data and the optimizers that all contenders share; used in the measured processes."""
+"""The nets, the data and the optimizers that all contenders share.
+
+Used in the measured processes.
+"""
 
 from __future__ import annotations
 

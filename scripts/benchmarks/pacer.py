@@ -14,7 +14,9 @@ SETTLES_WITHIN = 0.3
 
 
 class Pacer:
-    """Runs a process window by window; the process waits in `report_steps` while others have their turn.
+    """Runs a process window by window.
+
+    The process waits in `report_steps` while others have their turn.
 
     Whether a loop counts depends on its beginning only. If its end decided, then of two processes
     that are almost equally fast only the slower one would count its first loop.

@@ -107,7 +107,10 @@ class Measurement:
         return statistics.median(map(statistics.median, rounds)) if rounds else None
 
     def ratios(self, name: str, to: str) -> list[float]:
-        """Returns the ratio of one row to another in each round, a median over pairs of readings."""
+        """Returns the ratio of one row to another in each round.
+
+        It is a median over pairs of readings.
+        """
         rounds = zip(self.values.get(name, []), self.values.get(to, []), strict=False)
         return [
             statistics.median(a / b for a, b in zip(readings, base, strict=True))
@@ -184,4 +187,5 @@ def goal_lines(measurement: Measurement) -> Iterator[str]:
             ratios = measurement.ratios(contender.name, to)
             figure = f"{statistics.median(ratios):.2f}" if ratios else "-"
             verdict = measurement.verdict(contender.name, to, bound)
-            yield f"{verdict:<14}{figure:>6} {sign} {bound:<6g}{section.name}/{contender.name} to {to}"
+            comparison = f"{section.name}/{contender.name} to {to}"
+            yield f"{verdict:<14}{figure:>6} {sign} {bound:<6g}{comparison}"
