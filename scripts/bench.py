@@ -99,10 +99,10 @@ def select_sections(
       ValueError: when a name of `only` does not exist.
     """
     names = [] if only is None else only.split(",")
-    known = [name for section in available for name in _names(section)]
+    all_names = [name for section in available for name in _names(section)]
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
+        if name not in all_names:
+            near = difflib.get_close_matches(name, all_names, 1)
             hint = f"did you mean {near[0]}?" if near else "see --list, or --list --growth"
             raise ValueError(f"--only: there is no {name!r}; {hint}")
 

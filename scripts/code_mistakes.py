@@ -140,10 +140,8 @@ class WithCallback(tk.Trainer):
 
 
 @tk.register_task(MineConfig, trainer=WithCallback)"""
-_EAGER, _TWO = (
-    "runtime.run_eagerly=true",
-    "runtime.virtual_cpus=2,runtime.distribution_strategy=mirrored",
-)
+_EAGER = "runtime.run_eagerly=true"
+_TWO = "runtime.virtual_cpus=2,runtime.distribution_strategy=mirrored"
 
 CODE_MISTAKES = [
     CodeMistake(

@@ -466,10 +466,10 @@ def run_mistake(
         (folder / name).write_text(text)
     before = {str(path) for path in folder.rglob("*")}
     flags = {**BASE, **mistake.flags}
-    given = [
+    command_arguments = [
         f"--{name}={value}" if name else value for name, value in flags.items() if value is not None
     ]
-    arguments = [argument.replace("{folder}", str(folder)) for argument in given]
+    arguments = [argument.replace("{folder}", str(folder)) for argument in command_arguments]
     start = time.perf_counter()
     code, output = run(arguments)
     seconds = time.perf_counter() - start
@@ -535,16 +535,17 @@ def find_missing_parts(mistake: CodeMistake, code: int, text: str, folder: Path)
 
     [] when it is reported as expected.
     """
-    lines, path = mistake.format_module().splitlines(), folder / "mine.py"
+    lines = mistake.format_module().splitlines()
+    path = folder / "mine.py"
 
     def place(match: re.Match[str]) -> str:
         return f"{path}:{next(number for number, line in enumerate(lines, 1) if match[1] in line)}"
 
     expected = [re.sub(r"\{line:(.+?)\}(?=[,:])", place, part) for part in mistake.expected]
-    found = [f"exit {mistake.code}, not {code}"] if code != mistake.code else []
-    found += [f"the message lacks: {part}" for part in expected if part not in text]
-    found += ["a traceback"] if "Traceback" in text else []
-    return found + ([f"more than {LINES} lines"] if text.count("\n") > LINES else [])
+    problems = [f"exit {mistake.code}, not {code}"] if code != mistake.code else []
+    problems += [f"the message lacks: {part}" for part in expected if part not in text]
+    problems += ["a traceback"] if "Traceback" in text else []
+    return problems + ([f"more than {LINES} lines"] if text.count("\n") > LINES else [])
 
 
 def main() -> int:

@@ -70,7 +70,9 @@ NEEDS = (
 _DOCS = Path(__file__).parents[1] / "docs" / "guides" / "porting_differences.md"
 _LISTED = re.compile(r"^\| `(\S+_test\.py)` \| `(\w+\.\w+)` \|")
 TIME_LIMIT = 300.0  # seconds for one process
-PASSED, SKIPPED, CRASHED = "passed", "skipped", "its process ended"
+PASSED = "passed"
+SKIPPED = "skipped"
+CRASHED = "its process ended"
 
 
 @dataclass
@@ -115,7 +117,7 @@ class Row:
         return [
             name
             for name in self.differing_tests
-            if any(_matches_listed_test(name, one) for one in self.listed)
+            if any(_matches_listed_test(name, listed_name) for listed_name in self.listed)
         ]
 
     @property
@@ -127,9 +129,9 @@ class Row:
     def outdated_entries(self) -> list[str]:
         """The names listed in the docs for which no test differs."""
         return [
-            one
-            for one in sorted(self.listed)
-            if not any(_matches_listed_test(name, one) for name in self.differing_tests)
+            listed_name
+            for listed_name in sorted(self.listed)
+            if not any(_matches_listed_test(name, listed_name) for name in self.differing_tests)
         ]
 
     def format_cells(self) -> tuple[str, ...]:
@@ -164,16 +166,17 @@ def replace_modules() -> dict[str, ModuleNames]:
 
     Returns module -> Replaced.
     """
-    found = {}
+    replacements = {}
     for theirs, ours in REPLACED.items():
-        module, door = importlib.import_module(theirs), importlib.import_module(ours)
+        module = importlib.import_module(theirs)
+        door = importlib.import_module(ours)
         public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
         offered = {name: getattr(door, name) for name in public if name in door.__all__}
         replaced = [name for name, value in offered.items() if value is not public[name]]
         own = [name for name, value in public.items() if getattr(value, "__module__", "") == theirs]
-        found[theirs] = ModuleNames(replaced, [name for name in own if name not in replaced])
+        replacements[theirs] = ModuleNames(replaced, [name for name in own if name not in replaced])
         vars(module).update(offered)
-    return found
+    return replacements
 
 
 def print_names() -> None:
@@ -205,9 +208,9 @@ def run_file(file: str, replaced: bool, results: str) -> None:
     done = read_results(results)
     with open(results, "a", encoding="utf-8", buffering=1) as stream:
         tests = [
-            one
-            for one in _iterate_tests(unittest.defaultTestLoader.loadTestsFromModule(module))
-            if _name(one) not in done
+            test
+            for test in _iterate_tests(unittest.defaultTestLoader.loadTestsFromModule(module))
+            if _name(test) not in done
         ]
         runner = unittest.TextTestRunner(
             sys.stdout, verbosity=2, resultclass=functools.partial(_Result, stream)
@@ -226,8 +229,8 @@ def read_results(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def _iterate_tests(suite: Any) -> Iterator[unittest.TestCase]:
-    for one in suite:
-        yield from _iterate_tests(one) if isinstance(one, unittest.TestSuite) else [one]
+    for item in suite:
+        yield from _iterate_tests(item) if isinstance(item, unittest.TestSuite) else [item]
 
 
 def _name(test: unittest.TestCase) -> str:
@@ -288,17 +291,21 @@ def run_in_processes(server: ForkServer, file: str, replaced: bool, folder: Path
     """
     results = folder / f"{file.replace('/', '.')}.{'ours' if replaced else 'theirs'}.jsonl"
     results.unlink(missing_ok=True)
-    log, begin, found = results.with_suffix(".log"), time.monotonic(), Outcomes()
+    log = results.with_suffix(".log")
+    begin = time.monotonic()
+    outcomes = Outcomes()
     log.write_text("", encoding="utf-8")
     while True:
         problem, text = _run_in_process(server, file, replaced, str(results))
         with log.open("a", encoding="utf-8") as stream:
             stream.write(text)
-        known, found.tests = len(found.tests), read_results(results)
-        if not problem or len(found.tests) == known:
+        known_count = len(outcomes.tests)
+        outcomes.tests = read_results(results)
+        if not problem or len(outcomes.tests) == known_count:
             break
-    found.seconds, found.problem = time.monotonic() - begin, problem and f"{problem}; see {log}"
-    return found
+    outcomes.seconds = time.monotonic() - begin
+    outcomes.problem = problem and f"{problem}; see {log}"
+    return outcomes
 
 
 def _run_in_process(server: ForkServer, *arguments: Any) -> tuple[str, str]:
@@ -312,8 +319,10 @@ def _run_in_process(server: ForkServer, *arguments: Any) -> tuple[str, str]:
 
 def parse_listed_tests(text: str) -> dict[str, frozenset[str]]:
     """Returns the tests that are meant to differ, by file, as Class.method."""
-    found = [match.groups() for line in text.splitlines() if (match := _LISTED.match(line))]
-    return {file: frozenset(test for other, test in found if other == file) for file, _ in found}
+    matches = [match.groups() for line in text.splitlines() if (match := _LISTED.match(line))]
+    return {
+        file: frozenset(test for other, test in matches if other == file) for file, _ in matches
+    }
 
 
 def table(rows: Sequence[Row]) -> list[str]:
@@ -328,7 +337,7 @@ def table(rows: Sequence[Row]) -> list[str]:
         "seconds",
     )
     cells = [row.format_cells() for row in rows]
-    sums = [str(sum(int(one[column]) for one in cells)) for column in range(1, 6)]
+    sums = [str(sum(int(row_cells[column]) for row_cells in cells)) for column in range(1, 6)]
     their_seconds = sum(row.theirs.seconds for row in rows)
     our_seconds = sum(row.ours.seconds for row in rows)
     seconds = f"{their_seconds:.0f} + {our_seconds:.0f}"
@@ -339,9 +348,9 @@ def table(rows: Sequence[Row]) -> list[str]:
 def describe_problems(row: Row) -> list[str]:
     """Returns lines about a file's problems and differences, and outdated entries in the docs."""
     lines = [
-        f"{row.file}: {kind}: {one.problem}"
-        for kind, one in (("Model Garden", row.theirs), ("trainer_kit", row.ours))
-        if one.problem
+        f"{row.file}: {kind}: {outcomes.problem}"
+        for kind, outcomes in (("Model Garden", row.theirs), ("trainer_kit", row.ours))
+        if outcomes.problem
     ]
     lines += [
         f"{row.file}: {name}: {row.ours.tests.get(name, 'did not run')}"
@@ -375,7 +384,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--logs", default=None, help="folder for the logs; default: a new one")
     options = parser.parse_args(arguments)
-    files = [one.partition("official/")[2] or one for one in options.files] or list(FILES)
+    files = [path.partition("official/")[2] or path for path in options.files] or list(FILES)
     folder = Path(options.logs or tempfile.mkdtemp(prefix="model_garden_tests_"))
     folder.mkdir(parents=True, exist_ok=True)
     listed = parse_listed_tests(_DOCS.read_text(encoding="utf-8"))

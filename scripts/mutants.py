@@ -54,7 +54,9 @@ _LIMITS = {
     False: 300,
     True: 3600,
 }  # seconds for the tests of a mutant, which may hang; with --tests
-_SURVIVES, _KILLED, _TIMEOUT = "survives", "killed", "timeout"
+_SURVIVES = "survives"
+_KILLED = "killed"
+_TIMEOUT = "timeout"
 
 
 @dataclass(frozen=True)
@@ -157,12 +159,12 @@ def find_tests(path: Path) -> list[str]:
     module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     own = sorted((ROOT / "tests").glob(f"*/{inside.with_name(f'test_{inside.stem}.py')}"))
     users = [
-        one
-        for one in sorted((ROOT / "tests").rglob("test_*.py"))
-        if f"from {module} import" in one.read_text()
+        test_path
+        for test_path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if f"from {module} import" in test_path.read_text()
     ]
-    found = own or users or sorted((ROOT / "tests").glob(f"*/{inside.parent}/test_*.py"))
-    return [str(one.relative_to(ROOT)) for one in found or [ROOT / "tests"]]
+    paths = own or users or sorted((ROOT / "tests").glob(f"*/{inside.parent}/test_*.py"))
+    return [str(test_path.relative_to(ROOT)) for test_path in paths or [ROOT / "tests"]]
 
 
 def try_mutant(mutant: Mutant | None, tests: Sequence[str], limit: float) -> str:
@@ -175,9 +177,9 @@ def try_mutant(mutant: Mutant | None, tests: Sequence[str], limit: float) -> str
             shutil.copytree(
                 ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__")
             )
-        for one in ROOT.glob("*.*"):
-            if one.is_file():
-                shutil.copy(one, folder)
+        for path in ROOT.glob("*.*"):
+            if path.is_file():
+                shutil.copy(path, folder)
         if mutant is not None:
             changed = Path(folder, mutant.path)
             changed.write_text(mutant.apply(changed.read_text()))
@@ -233,8 +235,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = list(enumerate(draw_mutants(options.count, options.seed), 1))
     if options.only:
         chosen = [(number, one) for number, one in chosen if str(number) in options.only.split(",")]
-    tests = [options.tests.split() if options.tests else find_tests(one.path) for _, one in chosen]
-    unchanged = try_mutant(None, sorted({test for one in tests for test in one}), _LIMITS[True])
+    tests = [
+        options.tests.split() if options.tests else find_tests(mutant.path) for _, mutant in chosen
+    ]
+    unchanged = try_mutant(None, sorted({test for group in tests for test in group}), _LIMITS[True])
     if unchanged != _SURVIVES:
         parser.error(
             f"the chosen tests do not pass on the source as it is ({unchanged}), so they can judge"
@@ -244,10 +248,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ThreadPoolExecutor(2) as pool:
         limits = [_LIMITS[bool(options.tests)]] * len(chosen)
         results = pool.map(try_mutant, [one for _, one in chosen], tests, limits)
-        for (number, mutant), found in zip(chosen, results, strict=True):
-            counts[found] += 1
+        for (number, mutant), outcome in zip(chosen, results, strict=True):
+            counts[outcome] += 1
             print(
-                f"{number:3d} {found.upper() if found == _SURVIVES else found:8} {mutant}",
+                f"{number:3d} {outcome.upper() if outcome == _SURVIVES else outcome:8} {mutant}",
                 flush=True,
             )
     summary = ", ".join(f"{count} {name}" for name, count in counts.most_common())

@@ -60,19 +60,23 @@ class _ModuleNames:
 
     @cached_property
     def classes(self) -> dict[str, _ClassNames]:
-        found = [node for node in self.source.nodes if isinstance(node, ast.ClassDef)]
+        nodes = [node for node in self.source.nodes if isinstance(node, ast.ClassDef)]
         return {
             node.name: _ClassNames(
                 _collect_defined_names(node), [ast.unparse(base) for base in node.bases]
             )
-            for node in found
+            for node in nodes
         }
 
 
 def find_private_uses(sources: Sequence[SourceFile]) -> list[Use]:
     """Returns all uses of names that are not public, in the order of the sources."""
-    known = {source.module: _ModuleNames(source, _imports(source)) for source in sources}
-    return [use for names in known.values() for use in _uses(names.source.tree, names, known, "")]
+    names_by_module = {source.module: _ModuleNames(source, _imports(source)) for source in sources}
+    return [
+        use
+        for names in names_by_module.values()
+        for use in _uses(names.source.tree, names, names_by_module, "")
+    ]
 
 
 def _uses(
@@ -146,9 +150,9 @@ def _collect_class_names(
         if module not in known or name not in known[module].classes:
             return set()
         names = known[module]
-    one = names.classes[name]
-    return one.names.union(
-        *(_collect_class_names(base, names, known) for base in one.bases if base != name)
+    class_names = names.classes[name]
+    return class_names.names.union(
+        *(_collect_class_names(base, names, known) for base in class_names.bases if base != name)
     )
 
 
@@ -157,15 +161,15 @@ def _collect_defined_names(node: ast.AST) -> set[str]:
 
     They are functions, classes, variables, and attributes of `self`.
     """
-    found = set()
+    defined_names = set()
     for child in ast.walk(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(child.name)
+            defined_names.add(child.name)
         elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
-            found.add(child.id)
+            defined_names.add(child.id)
         elif isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store):
-            found |= {child.attr} if ast.unparse(child.value) in _ONESELF else set()
-    return found
+            defined_names |= {child.attr} if ast.unparse(child.value) in _ONESELF else set()
+    return defined_names
 
 
 def _imports(source: SourceFile) -> dict[str, str]:
@@ -183,8 +187,8 @@ if __name__ == "__main__":
         for use in find_private_uses(read_source_files("trainer_kit"))
         if ".compat." not in use.module
     ]
-    for one in outside:
-        print(f"{one.module}:{one.line}: {one.name}   {one.text[:80]}")
+    for use in outside:
+        print(f"{use.module}:{use.line}: {use.name}   {use.text[:80]}")
     print(
         f"{len({use.name for use in outside})} distinct names, {len(outside)} uses, outside compat"
     )

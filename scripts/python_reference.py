@@ -73,7 +73,12 @@ def _targets(node: ast.stmt) -> list[str]:
         if isinstance(node, ast.AnnAssign)
         else []
     )
-    return [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+    return [
+        name_node.id
+        for target in targets
+        for name_node in ast.walk(target)
+        if isinstance(name_node, ast.Name)
+    ]
 
 
 def _describe_name(name: str, module: str, is_linked: bool) -> Iterator[str]:
@@ -90,12 +95,17 @@ def _describe_name(name: str, module: str, is_linked: bool) -> Iterator[str]:
 
 
 def _class(node: ast.ClassDef, is_linked: bool) -> Iterator[str]:
-    made = next(
-        (one for one in node.body if isinstance(one, Function) and one.name == "__init__"), None
+    constructor = next(
+        (
+            member
+            for member in node.body
+            if isinstance(member, Function) and member.name == "__init__"
+        ),
+        None,
     )
     yield from (f"### `{node.name}`", "")
-    if made is not None:
-        yield from ("```python", _signature(node.name, made, returns=False), "```", "")
+    if constructor is not None:
+        yield from ("```python", _signature(node.name, constructor, returns=False), "```", "")
     elif node.bases:
         yield from (
             f"A subclass of {', '.join(f'`{ast.unparse(base)}`' for base in node.bases)}.",
@@ -107,14 +117,18 @@ def _class(node: ast.ClassDef, is_linked: bool) -> Iterator[str]:
         yield from ("", "Its fields are on the page of [the config](config.md).")
         return
     yield from _docstring(doc)
-    for one in node.body:
-        if isinstance(one, Function) and not one.name.startswith("_") and ast.get_docstring(one):
+    for member in node.body:
+        if (
+            isinstance(member, Function)
+            and not member.name.startswith("_")
+            and ast.get_docstring(member)
+        ):
             yield ""
-            yield from _function(f"#### `{node.name}.{one.name}`", one)
+            yield from _function(f"#### `{node.name}.{member.name}`", member)
 
 
 def _function(heading: str, node: Function) -> Iterator[str]:
-    decorators = {ast.unparse(one).rpartition(".")[2] for one in node.decorator_list}
+    decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in node.decorator_list}
     yield from (heading, "")
     if not decorators & {"property", "setter", "cached_property"}:
         yield from ("```python", _signature(node.name, node), "```", "")
@@ -126,7 +140,9 @@ def _signature(name: str, node: Function, *, returns: bool = True) -> str:
     whole = node.args
     first = [*whole.posonlyargs, *whole.args]
     defaults = [None] * (len(first) - len(whole.defaults)) + [*whole.defaults]
-    parts = [_argument(one, default) for one, default in zip(first, defaults, strict=True)]
+    parts = [
+        _argument(argument, default) for argument, default in zip(first, defaults, strict=True)
+    ]
     parts = (
         parts[1:] if parts[:1] in (["self"], ["cls"]) else parts
     )  # without a type: that of a method
@@ -134,8 +150,8 @@ def _signature(name: str, node: Function, *, returns: bool = True) -> str:
         [f"*{_argument(whole.vararg, None)}"] if whole.vararg else ["*"] if whole.kwonlyargs else []
     )
     parts += [
-        _argument(one, default)
-        for one, default in zip(whole.kwonlyargs, whole.kw_defaults, strict=True)
+        _argument(argument, default)
+        for argument, default in zip(whole.kwonlyargs, whole.kw_defaults, strict=True)
     ]
     parts += [f"**{_argument(whole.kwarg, None)}"] if whole.kwarg else []
     end = f" -> {ast.unparse(node.returns)}" if returns and node.returns else ""
@@ -143,7 +159,7 @@ def _signature(name: str, node: Function, *, returns: bool = True) -> str:
     return (
         line
         if len(line) <= _WIDTH
-        else f"{name}(\n" + "".join(f"    {one},\n" for one in parts) + f"){end}"
+        else f"{name}(\n" + "".join(f"    {argument},\n" for argument in parts) + f"){end}"
     )
 
 
@@ -155,16 +171,18 @@ def _argument(argument: ast.arg, default: ast.expr | None) -> str:
 
 def _docstring(text: str) -> Iterator[str]:
     """Yields a docstring as Markdown: its paragraphs, and its sections as tables."""
-    title, lines = "", list[str]()
+    title = ""
+    lines = list[str]()
     for line in [
         *inspect.cleandoc(text).splitlines(),
         "Returns:",
     ]:  # the heading of another section ends the last one
-        if not (found := _SECTION.match(line)):
+        if not (heading := _SECTION.match(line)):
             lines.append(line)
             continue
         yield from _section(title, "\n".join(lines).rstrip().split("\n"))
-        title, lines = found[1], []
+        title = heading[1]
+        lines = []
 
 
 def _section(title: str, lines: list[str]) -> Iterator[str]:
@@ -182,8 +200,10 @@ def _entries(lines: list[str]) -> list[tuple[str, str]]:
     A long list of names may go on in the next.
     """
     joined = re.sub(r"\n {4,}", " ", "\n".join(line for line in lines if line.strip())).split("\n")
-    found = [match for line in joined if (match := _ENTRY.match(line))]
-    return [(", ".join(f"`{name}`" for name in match[1].split(", ")), match[2]) for match in found]
+    matches = [match for line in joined if (match := _ENTRY.match(line))]
+    return [
+        (", ".join(f"`{name}`" for name in match[1].split(", ")), match[2]) for match in matches
+    ]
 
 
 def _prose(lines: list[str]) -> Iterator[str]:

@@ -39,18 +39,18 @@ def render_config_page() -> str:
         '"Unset" is `null` in YAML and `None` in Python. A task may have a config class of its own,'
         " with further fields: `trainer-kit show EXPERIMENT` lists those of an experiment.",
     ]
-    known: dict[type[Section], str] = {}
+    paths: dict[type[Section], str] = {}
     for path, config_class, value in _sections("", ExperimentConfig, ExperimentConfig()):
         lines += ["", f"## `{path}`" if path else "## The whole config", ""]
-        if config_class in known:
-            lines += [_describe_repeated_section(known[config_class], config_class, value)]
+        if config_class in paths:
+            lines += [_describe_repeated_section(paths[config_class], config_class, value)]
         else:
             lines += [
                 f"{read_class_summary(config_class)} Class: `{config_class.__name__}`.",
                 "",
                 *_fields(path, config_class),
             ]
-        known.setdefault(config_class, path)
+        paths.setdefault(config_class, path)
     return page("Config", lines)
 
 
@@ -110,8 +110,8 @@ PAGES = {
 def write_pages(folder: Path = FOLDER) -> None:
     """Writes all pages into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, made in PAGES.items():
-        (folder / name).write_text(made(), encoding="utf-8")
+    for name, render in PAGES.items():
+        (folder / name).write_text(render(), encoding="utf-8")
 
 
 def _sections(

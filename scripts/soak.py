@@ -91,21 +91,23 @@ def _wait_for_progress(soak: Soak) -> bool:
 
     False if the run has ended or hangs.
     """
-    begin, known = time.monotonic(), (read_heartbeat(soak.run) or {}).get("step", 0)
-    told: object = None
+    begin = time.monotonic()
+    known_step = (read_heartbeat(soak.run) or {}).get("step", 0)
+    stop_step: object = None
     while soak.supervisor.poll() is None:
         soak.ensure_sidecar()
         heartbeat = read_heartbeat(soak.run) or {}
         if (
-            heartbeat.get("step", 0) > known
+            heartbeat.get("step", 0) > known_step
             and not heartbeat.get("ended")
             and _is_alive(heartbeat["pid"])
         ):
             return True
-        if heartbeat.get("step", 0) != told:
-            told, begin = heartbeat.get("step", 0), time.monotonic()
+        if heartbeat.get("step", 0) != stop_step:
+            stop_step = heartbeat.get("step", 0)
+            begin = time.monotonic()
         if time.monotonic() - begin > PATIENCE:
-            soak.oddities.append(f"no progress for {PATIENCE:g} s at step {known}")
+            soak.oddities.append(f"no progress for {PATIENCE:g} s at step {known_step}")
             return False
         time.sleep(_POLL_SECONDS)
     return False
@@ -174,11 +176,13 @@ def _damage(soak: Soak, pid: int) -> None:
 
 def _wait_for_end(soak: Soak) -> int | None:
     print(f"{time.monotonic() - soak.begin:7.1f} s  no more faults", flush=True)
-    last, begin = -1, time.monotonic()
+    last = -1
+    begin = time.monotonic()
     while soak.supervisor.poll() is None:
         soak.ensure_sidecar()
         if (now := read_last_step(soak.run)) != last:
-            last, begin = now, time.monotonic()
+            last = now
+            begin = time.monotonic()
         if time.monotonic() - begin > PATIENCE:
             soak.oddities.append(f"the run hangs at step {last}")
             return None

@@ -120,7 +120,8 @@ def tear_history(run: Path, chance: random.Random) -> str:
 
     The line comes again.
     """
-    path, newest = run / "metrics.jsonl", _find_newest_checkpoint(run)
+    path = run / "metrics.jsonl"
+    newest = _find_newest_checkpoint(run)
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     if (
         not lines

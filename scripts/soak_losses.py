@@ -18,7 +18,8 @@ from trainer_kit.checkpoint_names import complete_checkpoints, parse_step
 from trainer_kit.checkpoints.commit import describe_damage, read_commit_record
 from trainer_kit.evals.best.info_json import read_info
 
-HISTORY, LEDGER = "metrics.jsonl", "evals/validation.jsonl"
+HISTORY = "metrics.jsonl"
+LEDGER = "evals/validation.jsonl"
 WARNINGS = {"history emptied": "has lost reports", "ledger emptied": "has lost evaluations"}
 LONG_AGO = 1000  # steps; damaged checkpoints never set the run back further
 
@@ -38,7 +39,8 @@ def empty_ledger(run: Path, chance: random.Random) -> str:
     later evaluation.
     """
     del chance
-    info, newest = read_info(str(run / "best_ckpt"), quiet=True), _find_newest_checkpoint(run)
+    info = read_info(str(run / "best_ckpt"), quiet=True)
+    newest = _find_newest_checkpoint(run)
     if (
         not _is_recorded(run, "evaluations")
         or info is None

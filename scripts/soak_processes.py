@@ -38,7 +38,8 @@ sys.exit(
 _Kind = TypeVar("_Kind")
 PATIENCE = 300.0  # seconds without progress after which the soak gives up
 MOVED = "was moved or removed during the run"
-_RUN_LOG, _SIDECAR_LOG = "run.log", "sidecar.log"
+_RUN_LOG = "run.log"
+_SIDECAR_LOG = "sidecar.log"
 _EXPLAINED = (
     ExitCode.DONE,
     ExitCode.PREEMPTED,
@@ -191,7 +192,8 @@ def move_folder(soak: Soak) -> None:
         soak.oddities.append(
             f"after the folder was moved, the exit code was {code}, and the sidecar's {beside}"
         )
-    soak.sidecar, soak.supervisor = None, soak.start_supervisor()
+    soak.sidecar = None
+    soak.supervisor = soak.start_supervisor()
 
 
 def _wait_for_exit(soak: Soak, what: str, process: subprocess.Popen[bytes]) -> int | None:
@@ -219,5 +221,9 @@ def find_oddities(soak: Soak) -> list[str]:
         for sign in (b"Traceback (most recent call last)", b"gave other metrics", b"left at once"):
             if sign in (soak.base / name).read_bytes():
                 odd.append(f"{name} has a line with {sign.decode()!r}")
-    wrong = [one["exit_code"] for one in soak.read_attempts() if one["exit_code"] not in _EXPLAINED]
+    wrong = [
+        attempt["exit_code"]
+        for attempt in soak.read_attempts()
+        if attempt["exit_code"] not in _EXPLAINED
+    ]
     return odd + [f"an attempt of the trainer ended with exit code {code}" for code in wrong]

@@ -25,7 +25,8 @@ from pathlib import Path
 from scripts.soak_processes import read_last_step
 from trainer_kit.testing import compare_runs
 
-STEPS_PER_KILL, SPARE_STEPS = 400, 600
+STEPS_PER_KILL = 400
+SPARE_STEPS = 600
 OVERRIDES = (
     "trainer.steps_per_loop=20,trainer.summary_interval=100,trainer.checkpoint_interval=50,trainer.max_to_keep=4,"
     "trainer.validation_interval=100,task.model.dropout=0.2,runtime.distribution_strategy=multi_worker_mirrored"
@@ -40,7 +41,8 @@ def main() -> int:
     parser.add_argument("kills", type=int, nargs="?", default=5)
     parser.add_argument("seed", type=int, nargs="?", default=0)
     arguments = parser.parse_args()
-    base, hosts = Path(tempfile.mkdtemp(prefix="trainer_kit_soak_workers_")), _free_hosts()
+    base = Path(tempfile.mkdtemp(prefix="trainer_kit_soak_workers_"))
+    hosts = _free_hosts()
     steps = arguments.kills * STEPS_PER_KILL + SPARE_STEPS
     print(f"{steps} steps in {base}; {arguments.kills} kills, seed {arguments.seed}", flush=True)
     supervisors = _start_all(base / "hit", hosts, steps)
@@ -107,12 +109,16 @@ def _kill_workers(
 
 def _wait_for_step(folder: Path, supervisors: Sequence[subprocess.Popen[bytes]], step: int) -> bool:
     """Waits for `step`; returns False when the run ends earlier or makes no progress."""
-    seen, since = read_last_step(folder), time.monotonic()
-    while seen < step and time.monotonic() - since < _PATIENCE and supervisors[0].poll() is None:
+    last_step = read_last_step(folder)
+    since = time.monotonic()
+    while (
+        last_step < step and time.monotonic() - since < _PATIENCE and supervisors[0].poll() is None
+    ):
         time.sleep(_POLL_SECONDS)
-        if (now := read_last_step(folder)) != seen:
-            seen, since = now, time.monotonic()
-    return seen >= step
+        if (now := read_last_step(folder)) != last_step:
+            last_step = now
+            since = time.monotonic()
+    return last_step >= step
 
 
 def _find_worker_pid(supervisor: subprocess.Popen[bytes]) -> int | None:
@@ -142,9 +148,9 @@ def _wait_for_exit_codes(
 
 def _free_hosts() -> str:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    hosts = ",".join(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
-    for one in sockets:
-        one.close()
+    hosts = ",".join(f"127.0.0.1:{listener.getsockname()[1]}" for listener in sockets)
+    for listener in sockets:
+        listener.close()
     return hosts
 
 

@@ -56,10 +56,10 @@ class SourceFile:
     @cached_property
     def functions(self) -> list[Function]:
         """All functions and methods, inner ones included; overload declarations are left out."""
-        found = [node for node in self.nodes if isinstance(node, Function)]
+        nodes = [node for node in self.nodes if isinstance(node, Function)]
         return [
             node
-            for node in found
+            for node in nodes
             if not any("overload" in ast.unparse(d) for d in node.decorator_list)
         ]
 

@@ -106,7 +106,9 @@ class BctDigitsTask(trainer_kit.Task):
         """Adds the embeddings and digits of a batch, of all replicas. Eager, on the host."""
         state = state or {}
         for name in ("digits", "embedding", "old_embedding"):
-            state.setdefault(name, []).extend(np.asarray(one) for one in step_logs.get(name, ()))
+            state.setdefault(name, []).extend(
+                np.asarray(values) for values in step_logs.get(name, ())
+            )
         return state
 
     def reduce_aggregated_logs(
@@ -118,14 +120,16 @@ class BctDigitsTask(trainer_kit.Task):
         pairs = {"retrieval": (new, new)}
         if old:
             pairs |= {"cross_retrieval": (new, old[0]), "old_retrieval": (old[0], old[0])}
-        known = np.isin(
+        is_known = np.isin(
             digits, self.task_config.old_model.net.digits if old else self.task_config.net.digits
         )
-        found = {}
+        results = {}
         for name, (queries, gallery) in pairs.items():
-            found[name] = compute_retrieval(queries[known], gallery[known], digits[known])
-            found[f"{name}_all"] = compute_retrieval(queries, gallery, digits)
-        return found
+            results[name] = compute_retrieval(
+                queries[is_known], gallery[is_known], digits[is_known]
+            )
+            results[f"{name}_all"] = compute_retrieval(queries, gallery, digits)
+        return results
 
     def _build_old_layers(self) -> list[keras.Layer]:
         params = self.task_config
@@ -188,8 +192,8 @@ def compute_retrieval(queries: np.ndarray, gallery: np.ndarray, labels: np.ndarr
       labels: Their labels, int [examples].
     """
     unit = [
-        one / np.maximum(np.linalg.norm(one, axis=1, keepdims=True), 1e-12)
-        for one in (queries, gallery)
+        embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
+        for embeddings in (queries, gallery)
     ]
     similarity = unit[0] @ unit[1].T  # the cosine
     np.fill_diagonal(similarity, -np.inf)
@@ -205,6 +209,7 @@ def split_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.
     in 0..1, digits int32 [n].
     """
     data = load_digits()
-    images, digits = (data.images[..., None] / 16).astype(np.float32), data.target.astype(np.int32)
+    images = (data.images[..., None] / 16).astype(np.float32)
+    digits = data.target.astype(np.int32)
     parts = train_test_split(images, digits, test_size=HELD_OUT, stratify=digits, random_state=0)
     return (parts[0], parts[2]), (parts[1], parts[3])

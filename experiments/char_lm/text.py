@@ -42,12 +42,12 @@ def list_source_files(folder: Path) -> list[str]:
     names = []
     for here, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in LEFT_OUT]
-        found = [
+        paths = [
             Path(here, name)
             for name in files
             if name.endswith(".py") and not name.startswith(GENERATED)
         ]
-        names += [path.relative_to(folder).as_posix() for path in found]
+        names += [path.relative_to(folder).as_posix() for path in paths]
     if not names:
         raise DataError(
             f"char_lm: there is no .py file in {folder}; "

@@ -22,7 +22,8 @@ class DigitsTask(trainer_kit.Task):
 
     def build_model(self) -> keras.Model:
         """Returns the net: images [batch, 8, 8, 1] of float32 in 0..1 to logits [batch, 10]."""
-        layers, width = keras.layers, self.task_config.model.width
+        layers = keras.layers
+        width = self.task_config.model.width
         return keras.Sequential(
             [
                 keras.Input((8, 8, 1)),

@@ -15,7 +15,8 @@ import trainer_kit
 from trainer_kit import DataConfig
 
 HELD_OUT = 360  # a fifth of the 1,797 images
-PIXELS, CLASSES = 64, 10
+PIXELS = 64
+CLASSES = 10
 
 
 class DigitsMlpTask(trainer_kit.Task):
@@ -23,7 +24,8 @@ class DigitsMlpTask(trainer_kit.Task):
 
     def build_model(self) -> keras.Model:
         """Returns the net: pixels [batch, 64] of float32 in 0..1 to logits [batch, 10]."""
-        layers, config = keras.layers, self.task_config.model
+        layers = keras.layers
+        config = self.task_config.model
         return keras.Sequential(
             [
                 keras.Input((PIXELS,)),
@@ -62,6 +64,7 @@ def split_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.
     0..1, labels int32 [n].
     """
     data = load_digits()
-    pixels, labels = (data.data / 16).astype(np.float32), data.target.astype(np.int32)
+    pixels = (data.data / 16).astype(np.float32)
+    labels = data.target.astype(np.int32)
     parts = train_test_split(pixels, labels, test_size=HELD_OUT, stratify=labels, random_state=0)
     return (parts[0], parts[2]), (parts[1], parts[3])

@@ -84,6 +84,7 @@ def split_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.
     0..1, digits int32 [n].
     """
     data = load_digits()
-    pixels, digits = (data.data / 16).astype(np.float32), data.target.astype(np.int32)
+    pixels = (data.data / 16).astype(np.float32)
+    digits = data.target.astype(np.int32)
     parts = train_test_split(pixels, digits, test_size=HELD_OUT, stratify=digits, random_state=0)
     return (parts[0], parts[2]), (parts[1], parts[3])

@@ -27,7 +27,8 @@ class GanDigitsTask(trainer_kit.GanTask):
 
     def build_generator(self) -> keras.Model:
         """Returns the net from latents to images, float32 [batch, 8, 8, 1] in -1..1."""
-        layers, channels = keras.layers, self.task_config.channels
+        layers = keras.layers
+        channels = self.task_config.channels
         return keras.Sequential(
             [
                 keras.Input((self.task_config.latent_size,)),
@@ -48,7 +49,8 @@ class GanDigitsTask(trainer_kit.GanTask):
 
     def build_discriminator(self) -> keras.Model:
         """Returns the net from images to logits, float32 [batch, 1]."""
-        layers, channels = keras.layers, self.task_config.channels
+        layers = keras.layers
+        channels = self.task_config.channels
         return keras.Sequential(
             [
                 keras.Input((SIDE, SIDE, 1)),

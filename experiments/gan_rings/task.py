@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 import trainer_kit
 from trainer_kit import DataConfig
 
-TRAIN_POINTS, VALIDATION_POINTS = 20_000, 4_000
+TRAIN_POINTS = 20_000
+VALIDATION_POINTS = 4_000
 NEAR = 3.0  # a point belongs to a center within this number of standard deviations
 LEAST_SHARE = 0.01  # a center is covered if this share of all generated points belongs to it
 
@@ -51,7 +52,8 @@ class GanRingsTask(trainer_kit.GanTask):
         """
         if training:
             return []
-        centers, sigma = self.compute_centers(), self.task_config.sigma
+        centers = self.compute_centers()
+        sigma = self.task_config.sigma
         return [CoveredCenters(centers, sigma), NearShare(centers, sigma), EnergyDistance()]
 
     def compute_centers(self) -> np.ndarray:
@@ -67,7 +69,8 @@ class GanRingsTask(trainer_kit.GanTask):
         A circle of three standard deviations is around each center.
         """
         figure = Figure(figsize=(4, 4), dpi=100, layout="tight")
-        canvas, axes = FigureCanvasAgg(figure), figure.add_subplot(aspect="equal")
+        canvas = FigureCanvasAgg(figure)
+        axes = figure.add_subplot(aspect="equal")
         limit = 1.5 * self.task_config.radius
         axes.set(xlim=(-limit, limit), ylim=(-limit, limit))
         near = NEAR * self.task_config.sigma
@@ -101,7 +104,8 @@ class _NearCenters(keras.metrics.Metric):
 
     def __init__(self, centers: np.ndarray, sigma: float, name: str) -> None:
         super().__init__(name=name)
-        self._centers, self._near = centers, NEAR * sigma
+        self._centers = centers
+        self._near = NEAR * sigma
         self.counts = self.add_weight(shape=(len(centers),), initializer="zeros", name="counts")
         self.points = self.add_weight(shape=(), initializer="zeros", name="points")
 
