@@ -40,8 +40,10 @@ _METHODS = {
 """,
     "build_losses": """
     def build_losses(self, labels, model_outputs, aux_losses=None):
-        cross_entropy = keras.losses.sparse_categorical_crossentropy
-        return tf.reduce_mean(cross_entropy(labels, model_outputs, from_logits=True))
+        losses = keras.losses.sparse_categorical_crossentropy(
+            labels, model_outputs, from_logits=True
+        )
+        return tf.reduce_mean(losses)
 """,
     "build_metrics": """
     def build_metrics(self, training=True):
