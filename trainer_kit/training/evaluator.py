@@ -899,6 +899,7 @@ class Evaluator(BaseTrainer):
         if sets:
             set_name, _, name = name.partition("|")
             groups.append(set_name)
+        if weights != self._weights.main:
             groups.append(weights)
         return groups, name
 

@@ -432,9 +432,10 @@ def step_loss(task: Any, logs: Any) -> tf.Tensor:
     """
     method = f"{type(task).__name__}.train_step"
     if not isinstance(logs, Mapping) or task.loss not in logs:
-        description = repr(logs)
         if isinstance(logs, Mapping):
             description = f"a dict of {', '.join(map(str, logs)) or 'nothing'}"
+        else:
+            description = repr(logs)
         raise TrainerKitError(
             f"{method} has to return a dict with the loss, {{self.loss: loss}}; "
             f"it returned {description}"
