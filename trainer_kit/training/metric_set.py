@@ -270,7 +270,7 @@ class MetricSet:
     def update(
         self,
         task: TaskLike,
-        logs: Mapping[str, Any],
+        logs: Mapping[Any, Any],
         inputs: Any,
         weight: FloatLike | None = None,
     ) -> None:
