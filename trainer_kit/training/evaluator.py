@@ -920,7 +920,7 @@ class Evaluator(BaseTrainer):
         """
         if self.validation.has_names:
             states = dict(aggregated_logs or {})
-            logs = {}
+            logs: dict[str, Any] = {}
             for name in self._results:
                 logs[name] = self._with_others(name, states.get(name))
         else:

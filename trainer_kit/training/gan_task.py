@@ -120,7 +120,9 @@ class GanTask(Task):
 
     def build_model(self) -> Gan:
         """Returns both nets as one model. Called on latents, it generates examples."""
-        return Gan(self.build_generator(), self.build_discriminator(), self.task_config.latent_size)
+        generator = self.build_generator()
+        discriminator = self.build_discriminator()
+        return Gan(generator, discriminator, self.task_config.latent_size)
 
     def optimizer_variables(self, model: Gan) -> Mapping[str, Sequence[Variable]]:
         """Returns the trainable variables of the two nets."""
@@ -139,7 +141,8 @@ class GanTask(Task):
           real_logits: The logits of the real examples.
           fake_logits: The logits of the generated examples.
         """
-        return DISCRIMINATOR_LOSSES[self.task_config.loss](real_logits, fake_logits)
+        compute_loss = DISCRIMINATOR_LOSSES[self.task_config.loss]
+        return compute_loss(real_logits, fake_logits)
 
     @tf.autograph.experimental.do_not_convert
     def generator_loss(self, fake_logits: tf.Tensor) -> tf.Tensor:
@@ -150,7 +153,8 @@ class GanTask(Task):
         Args:
           fake_logits: The logits of the generated examples.
         """
-        return GENERATOR_LOSSES[self.task_config.loss](fake_logits)
+        compute_loss = GENERATOR_LOSSES[self.task_config.loss]
+        return compute_loss(fake_logits)
 
     @tf.autograph.experimental.do_not_convert
     def discriminator_penalty(
@@ -167,7 +171,10 @@ class GanTask(Task):
         """
         del fake
         weight = self.task_config.r1_penalty
-        return 0.5 * weight * squared_gradient(discriminator, real) if weight else 0.0
+        # The second gradient is computed only if it counts.
+        if not weight:
+            return 0.0
+        return 0.5 * weight * squared_gradient(discriminator, real)
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
@@ -202,7 +209,9 @@ class GanTask(Task):
         step = self._step_in_turns
         if self.task_config.updates == "joint":
             step = self._joint_step
-        losses, fake = step(real, model, optimizers[GENERATOR], optimizers[DISCRIMINATOR])
+        generator = optimizers[GENERATOR]
+        discriminator = optimizers[DISCRIMINATOR]
+        losses, fake = step(real, model, generator, discriminator)
         if metrics:
             apply_autograph(self.process_metrics)(metrics, real, fake)
         return self._logs(*losses)
@@ -217,8 +226,10 @@ class GanTask(Task):
         metrics.
         """
         real, _ = split_batch(inputs)
-        latents = model.latents(tf.shape(real)[0])
-        fake = full_precision(apply_autograph(self.inference_step)(latents, model))
+        example_count = tf.shape(real)[0]
+        latents = model.latents(example_count)
+        fake = apply_autograph(self.inference_step)(latents, model)
+        fake = full_precision(fake)
         losses = self._losses(model.discriminator, real, fake, training=False)
         if metrics:
             apply_autograph(self.process_metrics)(metrics, real, fake)

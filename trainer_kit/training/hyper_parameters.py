@@ -193,7 +193,8 @@ class HyperParameters:
           UsageError: when the hyper-parameter does not exist, or its variable cannot contain the
             value.
         """
-        dtype = tf.as_dtype(self.variable(name).dtype)
+        variable = self.variable(name)
+        dtype = tf.as_dtype(variable.dtype)
         lowest = np.asarray(dtype.min).item()
         highest = np.asarray(dtype.max).item()
         # The comparison is never true of NaN.
@@ -217,7 +218,8 @@ class HyperParameters:
     def set(self, name: str, value: float) -> None:
         """Sets a hyper-parameter without a report."""
         variable = self.variable(name)
-        variable.assign(tf.cast(value, variable.dtype))
+        new_value = tf.cast(value, variable.dtype)
+        variable.assign(new_value)
 
     def take_changes(self) -> dict[str, tuple[float, str]]:
         """Returns the changes that are not reported yet, and forgets them.
@@ -235,11 +237,11 @@ class HyperParameters:
         A single optimizer has the name "".
         """
         by_name = self._optimizer if isinstance(self._optimizer, Mapping) else {"": self._optimizer}
-        return {
-            name: unwrap_optimizer(optimizer)
-            for name, optimizer in by_name.items()
-            if optimizer is not None
-        }
+        optimizers = {}
+        for name, optimizer in by_name.items():
+            if optimizer is not None:
+                optimizers[name] = unwrap_optimizer(optimizer)
+        return optimizers
 
     def _get_task_variables(self) -> dict[str, Variable]:
         """Returns the variables of the task by name.

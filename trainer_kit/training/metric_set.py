@@ -120,7 +120,9 @@ class ScalarMeans(keras.metrics.Metric):
         sums = tf.convert_to_tensor(self._sums)
         means = {}
         for row, name in enumerate(self._scalars):
-            mean = sums[row, 0] / sums[row, 1]
+            total = sums[row, 0]
+            count = sums[row, 1]
+            mean = total / count
             means[name] = tf.cast(mean, tf.float32)
         return means
 
@@ -152,8 +154,8 @@ class MetricSet:
         self.loss = StepMean(loss_name, dtype=dtype)
         self.metrics = list(metrics)
 
-        names = [metric.name for metric in [*self.metrics, self.loss]]
-        counts = Counter(names)
+        all_metrics = [*self.metrics, self.loss]
+        counts = Counter(metric.name for metric in all_metrics)
         if duplicates := [name for name, count in counts.items() if count > 1]:
             raise UsageError(
                 f"several metrics are called {', '.join(duplicates)}; "
@@ -191,7 +193,8 @@ class MetricSet:
         Raises:
           UsageError: when a metric, or another result, has the name.
         """
-        if name in self._reserved or any(metric.name == name for metric in self.metrics):
+        metric_names = [metric.name for metric in self.metrics]
+        if name in self._reserved or name in metric_names:
             raise UsageError(
                 f"{field}: another metric is called {name!r} too; give each metric a different name"
             )
@@ -232,9 +235,11 @@ class MetricSet:
         attributes = [*vars(task).values(), getattr(model, "metrics", None)]
         candidates: list[Any] = []
         for value in attributes:
-            candidates += value if isinstance(value, (list, tuple)) else [value]
+            is_list = isinstance(value, (list, tuple))
+            candidates += value if is_list else [value]
         names = {candidate.name for candidate in candidates if _is_metric(candidate)}
-        unreset_names = (names & scalars.keys()) - self._names - self._warned
+        reported_names = names & scalars.keys()
+        unreset_names = reported_names - self._names - self._warned
         for name in sorted(unreset_names):
             self._warned.add(name)
             _LOG.warning(
@@ -264,7 +269,8 @@ class MetricSet:
         """
         loss = step_loss(task, logs)
         weight = None if isinstance(task, Task) else share
-        self.update(task, {**logs, task.loss: loss}, inputs, weight)
+        checked_logs = {**logs, task.loss: loss}
+        self.update(task, checked_logs, inputs, weight)
 
     @tf.autograph.experimental.do_not_convert
     def update(
@@ -539,7 +545,11 @@ def check_metric(metric: object, where: str) -> None:
 
 def remove_engine_results(results: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the results of a loop without those that the engine reads itself."""
-    return {name: value for name, value in results.items() if not name.startswith("trainer_kit/")}
+    reported_results = {}
+    for name, value in results.items():
+        if not name.startswith("trainer_kit/"):
+            reported_results[name] = value
+    return reported_results
 
 
 def to_numpy(values: Any) -> Any:
@@ -573,13 +583,22 @@ def _count_examples(inputs: Any) -> tf.Tensor | float:
     known beforehand and not 0, else a float32 scalar. If tensors that count differ in their first
     dimension, the step fails when it runs.
     """
-    has_labels = isinstance(inputs, tuple) and len(inputs) in (2, 3)
-    labels = inputs[1] if has_labels else None
+    labels = None
+    if isinstance(inputs, tuple) and len(inputs) in (2, 3):
+        labels = inputs[1]
     leaves = _with_axes(labels) or _with_axes(inputs)
-    sizes = [tf.shape(leaf)[0] for leaf in leaves if not leaf.shape[0]]
+    if not leaves:
+        return 1.0
+
+    # A size that is unknown or 0 is counted when the step runs.
+    sizes = []
+    for leaf in leaves:
+        if not leaf.shape[0]:
+            size = tf.shape(leaf)[0]
+            sizes.append(size)
     if not sizes:
         # Each batch has the same size, so that any weight is right.
-        return float(leaves[0].shape[0]) if leaves else 1.0
+        return float(leaves[0].shape[0])
 
     if len(sizes) > 1:
         message = (
@@ -587,10 +606,15 @@ def _count_examples(inputs: Any) -> tf.Tensor | float:
             f"counted: {describe_structure(inputs)}; "
             "return (features, labels) from build_inputs: the labels are then counted"
         )
-        tf.debugging.assert_equal(tf.stack(sizes), sizes[0], message)
+        all_sizes = tf.stack(sizes)
+        tf.debugging.assert_equal(all_sizes, sizes[0], message)
     return tf.cast(sizes[0], tf.float32)
 
 
 def _with_axes(values: Any) -> list[Any]:
     """Returns the tensors among nested values that have a first dimension."""
-    return [leaf for leaf in tf.nest.flatten(values) if hasattr(leaf, "shape") and leaf.shape.rank]
+    leaves = []
+    for leaf in tf.nest.flatten(values):
+        if hasattr(leaf, "shape") and leaf.shape.rank:
+            leaves.append(leaf)
+    return leaves

@@ -45,6 +45,7 @@ def check_micro_batch_support(
       UsageError: when the trainer, its strategy or its optimizer cannot split batches.
     """
     strategy = tf.distribute.get_strategy()
+    optimizers = tf.nest.flatten(optimizer)
     problem = ""
     if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
         problem = (
@@ -61,7 +62,7 @@ def check_micro_batch_support(
             f"{class_name} has a training step of its own on each replica, "
             "which is not split into micro-batches; set it to 1"
         )
-    elif any(hasattr(part, "get_scaled_loss") for part in tf.nest.flatten(optimizer)):
+    elif any(hasattr(part, "get_scaled_loss") for part in optimizers):
         # Tasks recognise such an optimizer by its class, and would not scale.
         problem = (
             "an optimizer of tf_keras scales the loss, which cannot be split; "
@@ -165,7 +166,10 @@ class MicroBatches:
         replica_count = max((len(values) for values in local_values), default=1)
         replicas = []
         for replica in range(replica_count):
-            tensors = [values[min(replica, len(values) - 1)] for values in local_values]
+            tensors = []
+            for values in local_values:
+                place = min(replica, len(values) - 1)
+                tensors.append(values[place])
             replicas.append(tensors)
 
         sizes = {find_static_batch_size(tensors) for tensors in replicas}
@@ -177,7 +181,8 @@ class MicroBatches:
             # Several replicas have to take the same number of parts.
             count = self._parts
             if self._strategy.num_replicas_in_sync == 1:
-                count = tf.clip_by_value(batch_size(replicas[0]), 1, self._parts)
+                example_count = batch_size(replicas[0])
+                count = tf.clip_by_value(example_count, 1, self._parts)
             step = functools.partial(self._run_dynamic_part, count=count)
 
         def is_left(number: tf.Tensor) -> tf.Tensor:
@@ -200,8 +205,11 @@ class MicroBatches:
         XLA needs one static shape for all parts.
         """
         if isinstance(n, int):
-            sizes = (n // count for count in range(self._parts, n) if n % count == 0)
-            return next(sizes, 1)
+            # The parts are as large as possible.
+            for count in range(self._parts, n):
+                if n % count == 0:
+                    return n // count
+            return 1
 
         size = tf.maximum(n // self._parts, 1)
         return tf.where(n % self._parts == 0, size, 1)
@@ -226,7 +234,8 @@ class MicroBatches:
         start = number * example_count // count
         end = (number + 1) * example_count // count
         # At least one example, if there is any.
-        size = tf.maximum(end - start, tf.minimum(example_count, 1))
+        smallest_size = tf.minimum(example_count, 1)
+        size = tf.maximum(end - start, smallest_size)
         part = slice_batch(inputs, start, size)
         share = _share(end - start, example_count)
         is_first = tf.equal(number, 0)
@@ -297,13 +306,15 @@ def slice_batch(inputs: Any, start: IntLike, size: IntLike) -> Any:
             begin, sizes = _bounds(sparse_start, sparse_size, value.dense_shape[1:])
             return tf.sparse.slice(value, begin, sizes)
 
-        begin, sizes = _bounds(start, size, tf.shape(value)[1:])
+        shape = tf.shape(value)
+        begin, sizes = _bounds(start, size, shape[1:])
         part = tf.slice(value, begin, sizes)
         if value.shape.rank is None:
             return part
         # A slice by tensors has lost the static shape.
         static_size = size if isinstance(size, int) else None
-        return tf.ensure_shape(part, [static_size, *value.shape[1:]])
+        static_shape = [static_size, *value.shape[1:]]
+        return tf.ensure_shape(part, static_shape)
 
     return tf.nest.map_structure(slice_value, inputs)
 
@@ -349,7 +360,8 @@ def _share(size: IntLike, n: IntLike) -> FloatLike:
         return size / n
     # A replica may have no examples.
     count = tf.maximum(n, 1)
-    return tf.cast(size, tf.float32) / tf.cast(count, tf.float32)
+    part_size = tf.cast(size, tf.float32)
+    return part_size / tf.cast(count, tf.float32)
 
 
 def _has_examples(value: Any) -> bool:
@@ -426,7 +438,8 @@ class Accumulation:
         @tf.autograph.experimental.do_not_convert
         def run_part(part: Any, share: FloatLike, is_first: tf.Tensor) -> None:
             if not isinstance(optimizer, Mapping):
-                step(part, GradientAccumulator(self._sums, optimizer, share, is_first), share)
+                accumulator = GradientAccumulator(self._sums, optimizer, share, is_first)
+                step(part, accumulator, share)
                 return
 
             accumulators = {
