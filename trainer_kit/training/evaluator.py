@@ -664,6 +664,8 @@ class Evaluator(BaseTrainer):
             start = time.perf_counter()
             validation_set = self.select_validation_set(name)
             state = self.eval_begin()
+
+            # All replicas evaluate the averages of batch normalization that a checkpoint contains.
             with self.state.variables_lock:
                 self.state.model_replicas.share_values()
             states[name] = self._evaluate_set(validation_set, num_steps, state)
@@ -722,6 +724,7 @@ class Evaluator(BaseTrainer):
             self._eval_loops[loop_key] = self.create_eval_loop_fn(has_state)
         loop = self._eval_loops[loop_key]
 
+        # An evaluation that draws random numbers would change those of later training.
         self.state.remember_generators()
         section = f"task.{validation_set.data.name}"
         model = self._get_model(validation_set)

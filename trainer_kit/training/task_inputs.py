@@ -154,6 +154,7 @@ class ValidationSets:
         Args:
           dataset: The dataset. If the sets have names, a dict of datasets by name.
         """
+        # A single set without a name is passed without a dict.
         datasets = dataset if self.has_names else {"": dataset}
         for name, new_dataset in datasets.items():
             self._sets[name].data.replace(new_dataset)
@@ -185,6 +186,7 @@ class ValidationSets:
         total = 0
         for name in self.evaluated_names:
             batches = self._sets[name].batches(default, replicas)
+            # One set of unknown length makes the sum unknown.
             if batches is None:
                 return None
             total += batches

@@ -85,6 +85,7 @@ def create_exporter(
       The exporter. None when the config names no metric.
     """
     options = config.trainer
+    # A subclass of Trainer may bring its own class of exporters.
     metric = options.best_checkpoint_eval_metric
     primary = None
     if metric:
