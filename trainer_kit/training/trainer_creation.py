@@ -85,12 +85,12 @@ def create_exporter(
       The exporter. None when the config names no metric.
     """
     options = config.trainer
-    # A subclass of Trainer may bring its own class of exporters.
     metric = options.best_checkpoint_eval_metric
     primary = None
     if metric:
         comparison = options.best_checkpoint_metric_comp
         _warn_of_other_comparison("trainer.best_checkpoint_metric_comp", metric, comparison)
+        # A subclass of Trainer may have its own class of exporters.
         exporter_class = get_trainer_class(config).best_checkpoint_class
         primary = exporter_class(
             directory.output_best_dir,
