@@ -183,7 +183,7 @@ class Task(abc.ABC):
         del labels, model_outputs
         return tf.add_n(list(aux_losses)) if aux_losses else tf.constant(0.0)
 
-    def build_metrics(self, training: bool = True) -> list[Metric]:
+    def build_metrics(self, training: bool = True) -> list[Any]:
         """Returns new Keras metrics, for training or for validation. By default there are none.
 
         Called in strategy scope.
