@@ -463,7 +463,7 @@ def task_metrics(task: TaskLike, training: bool) -> list[Metric]:
     Raises:
       UsageError: when it does not return a list of metrics.
     """
-    metrics = task.build_metrics(training=training)
+    metrics: object = task.build_metrics(training=training)
     if not isinstance(metrics, (list, tuple)):
         kind = "None" if metrics is None else f"a {type(metrics).__name__}"
         raise UsageError(

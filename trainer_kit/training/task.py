@@ -11,7 +11,7 @@ import abc
 import contextlib
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import keras
 import tensorflow as tf
@@ -28,6 +28,16 @@ from trainer_kit.process.error_report import describe_values
 from trainer_kit.runtime.keras_internals import skip_replica_loss_scaling
 from trainer_kit.training.initial_weights.weight_loading import load_initial_weights
 from trainer_kit.typing import Metric, Model, TaskLike, Variable
+
+
+class StatefulTask(Protocol):
+    """A task that saves plain values in checkpoints."""
+
+    def state(self) -> Any:
+        """Returns the values, in JSON types."""
+
+    def restore(self, state: Any) -> None:
+        """Restores the values that `state` returned."""
 
 
 class Task(abc.ABC):
@@ -515,7 +525,7 @@ def is_compiled(model: Model) -> bool:
     return getattr(model, "compiled_loss", None) is not None
 
 
-def has_state_methods(task: object) -> bool:
+def has_state_methods(task: object) -> TypeGuard[StatefulTask]:
     """Whether a task has methods `state()` and `restore(state)`.
 
     They save its plain values in checkpoints.

@@ -56,7 +56,7 @@ def get_trainer_class(config: ExperimentConfig) -> Any:
     """
     name = getattr(config.trainer, "trainer_class", "")
     if not name:
-        default_class = Trainer
+        default_class: type[Trainer] = Trainer
         if isinstance(config.task, MultiTaskConfig):
             default_class = MultiTaskTrainer
         return find_trainer_class(config.task) or default_class
