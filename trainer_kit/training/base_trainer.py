@@ -87,6 +87,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     should_continue_metrics: bool = False
     is_at_step_boundary: bool = False
     input_seconds: float | None = None
+    # An evaluation replaces this dict, which all trainers share.
     eval_seconds: dict[str, float] = {}  # noqa: RUF012
     batch_spec: Any = None
 

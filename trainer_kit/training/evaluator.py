@@ -739,6 +739,8 @@ class Evaluator(BaseTrainer):
                 state = loop(iterator, num_steps, state, self.eval_reduce)
             else:
                 loop(iterator, num_steps)
+
+        # Asynchronous workers may still run steps.
         self._workers.join()
         with self.state.variables_lock:
             self.state.restore_generators()
@@ -747,6 +749,7 @@ class Evaluator(BaseTrainer):
         if validation_set.name not in self._results:
             self._results[validation_set.name] = to_numpy(metrics.results())
         self.eval_tensors.read_values(validation_set.name)
+        # The loop resets its metrics before it knows those that steps return.
         metrics.reset_returned_metrics()
         return state
 

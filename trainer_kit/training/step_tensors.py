@@ -407,7 +407,7 @@ class StepTensors:
         Raises:
           UsageError: when a subclass of the trainer has its own step, which captures no tensors.
         """
-        values = {}
+        values: dict[str, Any] = {}
         for name, field in self._fields.items():
             last_value = self._last_values.get((validation_set, name))
             if last_value is not None:
@@ -417,7 +417,11 @@ class StepTensors:
                     f"{field}: the tensor {name!r} has no value, because the trainer's "
                     f"{self._phase} step is its own; call the method of the superclass there"
                 )
-        self.values = {**self.values, validation_set: values} if validation_set else values
+
+        # The values of other validation sets stay.
+        if validation_set:
+            values = {**self.values, validation_set: values}
+        self.values = values
 
     @contextlib.contextmanager
     def capture_tensors(self, model: Model) -> Iterator[Mapping[str, tf.Tensor]]:
