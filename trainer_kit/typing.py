@@ -47,6 +47,10 @@ class Metric(Protocol):
 
     name: str
 
+    @property
+    def variables(self) -> Sequence[Variable]:
+        """The variables that contain its state."""
+
     def update_state(self, *args: Any, **kwargs: Any) -> Any:
         """Adds a batch. Runs in a replica, in a graph."""
 
@@ -74,6 +78,7 @@ class TaskLike(Protocol):
     """A Task of trainer_kit or of TF Model Garden. See trainer_kit.Task for the meanings."""
 
     name: str
+    loss: str
 
     @property
     def task_config(self) -> Any:
@@ -119,3 +124,22 @@ class TaskLike(Protocol):
         self, aggregated_logs: Any, global_step: tf.Tensor | None = None
     ) -> dict[str, Any]:
         """Returns the results of an evaluation from its last state."""
+
+
+class CheckpointExporter(Protocol):
+    """Keeps the best checkpoint of a run: one of trainer_kit, of the caller or of Model Garden."""
+
+    @property
+    def best_ckpt_logs(self) -> Mapping[str, Any] | None:
+        """The metrics of the best evaluation so far."""
+
+    def maybe_export_checkpoint(
+        self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], step: int, /
+    ) -> Any:
+        """Writes the checkpoint if the logs are the best so far."""
+
+
+# The optimizer of a task, or several optimizers by name.
+Optimizers: TypeAlias = Optimizer | Mapping[str, Optimizer]
+# An iterator over a Dataset. Loops wrap it in iterators that act like it.
+DataIterator: TypeAlias = tf.data.Iterator | tf.distribute.DistributedIterator

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orbit
 
 from trainer_kit.training.loops.iterators import StopFlag
+from trainer_kit.typing import CheckpointExporter
+
+if TYPE_CHECKING:
+    from trainer_kit.checkpoints.manager import CheckpointManager
+    from trainer_kit.config.schema.experiment import ExperimentConfig
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
     should_continue_metrics: bool = False
     is_at_step_boundary: bool = False
     input_seconds: float | None = None
+    # An evaluation replaces this dict, which all trainers share.
     eval_seconds: dict[str, float] = {}  # noqa: RUF012
     batch_spec: Any = None
 
@@ -121,12 +127,12 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         return 1
 
     @property
-    def checkpoint_exporter(self) -> Any:
+    def checkpoint_exporter(self) -> CheckpointExporter | None:
         """The exporter with which `evaluate` exports the best weights. None: it exports nothing."""
         return None
 
     def register_state(
-        self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]
+        self, name: str, get_state: Callable[[], object], restore_state: Callable[[Any], None]
     ) -> None:
         """Adds what `get_state` returns to checkpoints. The default adds nothing.
 
@@ -159,7 +165,9 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """
         return [], metric
 
-    def build_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
+    def build_train_actions(
+        self, params: ExperimentConfig, model_dir: str, manager: CheckpointManager
+    ) -> list[Any]:
         """Returns the trainer's actions after training loops, in addition to the run's.
 
         Args:
@@ -169,7 +177,7 @@ class BaseTrainer(orbit.AbstractTrainer, orbit.AbstractEvaluator):
         """
         return []
 
-    def build_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
+    def build_eval_actions(self, params: ExperimentConfig, model_dir: str) -> list[Any]:
         """Returns the trainer's actions after evaluations, in addition to the run's.
 
         Args:

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
 
@@ -42,10 +42,42 @@ from trainer_kit.training.loops.loop_function import control_dependencies_for_wr
 from trainer_kit.training.loops.train_loop import TrainLoop
 from trainer_kit.training.metric_set import MetricSet, create_validation_metrics, to_numpy
 from trainer_kit.training.step_tensors import StepTensors
-from trainer_kit.training.task import preserve_task_states
+from trainer_kit.training.task import Task, preserve_task_states
 from trainer_kit.training.task_inputs import ValidationSet, ValidationSets
+from trainer_kit.typing import (
+    CheckpointExporter,
+    DataIterator,
+    Dataset,
+    IntLike,
+    Metric,
+    Model,
+    TaskLike,
+    Variable,
+)
+
+if TYPE_CHECKING:
+    from trainer_kit.config.schema.experiment import ExperimentConfig
 
 _LOG = logging.getLogger(__name__)
+
+
+class Average(Protocol):
+    """The moving average of the weights: a MovingAverage, or one of another framework."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all averages."""
+
+    @property
+    def active_average(self) -> str:
+        """The name of the average that the model has instead of the weights. "" if none."""
+
+    @property
+    def weights_to_evaluate(self) -> tuple[str, ...]:
+        """What evaluations use: names of averages, or "weights". The first are the main ones."""
+
+    def swap(self, name: str) -> None:
+        """Exchanges the weights and the average of this name."""
 
 
 class AsyncWorkers:
@@ -87,7 +119,7 @@ class AsyncWorkers:
         if self._coordinator is not None:
             self._coordinator.join()
 
-    def create_scheduled_loop(self, loop: TrainLoop) -> Callable[[Any, Any], Any]:
+    def create_scheduled_loop(self, loop: TrainLoop) -> Callable[[DataIterator, IntLike], Any]:
         """Returns `loop_fn(iterator, num_steps)`, which schedules a training loop on a worker.
 
         Args:
@@ -105,10 +137,11 @@ class AsyncWorkers:
                 "workers run whole loops"
             )
 
-        # The tensor tells the loop to reset the metrics first.
-        return lambda iterator, num_steps: self.coordinator.schedule(
-            function, args=(iterator, num_steps, tf.constant(True))
-        )
+        def schedule(iterator: DataIterator, num_steps: IntLike) -> Any:
+            reset_metrics = tf.constant(True)
+            return self.coordinator.schedule(function, args=(iterator, num_steps, reset_metrics))
+
+        return schedule
 
 
 class WeightSelector:
@@ -118,15 +151,14 @@ class WeightSelector:
 
     Args:
       state: The TrainState of the run.
-      average: A MovingAverage, or an object with `swap`, `active_average`, `names` and
-        `weights_to_evaluate`. None: the weights themselves are evaluated.
+      average: The moving average. None: the weights themselves are evaluated.
 
     Attributes:
       main: What evaluations use: the name of an average, or "weights".
       others: What is evaluated in addition, in order.
     """
 
-    def __init__(self, state: TrainState, average: Any) -> None:
+    def __init__(self, state: TrainState, average: Average | None) -> None:
         self._state = state
         self._average = average
         evaluated: tuple[str, ...] = (WEIGHTS,)
@@ -295,16 +327,16 @@ class Evaluator(BaseTrainer):
 
     def __init__(
         self,
-        config: Any,
-        task: Any,
-        model: Any,
+        config: ExperimentConfig,
+        task: TaskLike,
+        model: Model,
         *,
         global_step: tf.Variable,
         state: TrainState,
-        average: Any,
+        average: Average | None,
         sets: ValidationSets,
         metrics: MetricSet,
-        checkpoint_exporter: Any,
+        checkpoint_exporter: CheckpointExporter | None,
     ) -> None:
         self._strategy = tf.distribute.get_strategy()
         self._config = config
@@ -445,17 +477,17 @@ class Evaluator(BaseTrainer):
         return int(self.global_step.numpy())
 
     @property
-    def validation_loss(self) -> Any:
+    def validation_loss(self) -> Metric:
         """The metric of the validation loss, a mean over examples."""
         return self._get_metrics(self.validation.current).loss
 
     @property
-    def validation_metrics(self) -> list[Any]:
+    def validation_metrics(self) -> list[Metric]:
         """All validation metrics but the loss."""
         return self._get_metrics(self.validation.current).metrics
 
     @property
-    def checkpoint_exporter(self) -> Any:
+    def checkpoint_exporter(self) -> CheckpointExporter | None:
         """Exports the best of all evaluations.
 
         None: `evaluate` exports nothing. The run may do so itself.
@@ -463,7 +495,7 @@ class Evaluator(BaseTrainer):
         return self._checkpoint_exporter
 
     @checkpoint_exporter.setter
-    def checkpoint_exporter(self, exporter: Any) -> None:
+    def checkpoint_exporter(self, exporter: CheckpointExporter | None) -> None:
         self._checkpoint_exporter = exporter
 
     @property
@@ -472,7 +504,7 @@ class Evaluator(BaseTrainer):
         return self.validation.names
 
     @property
-    def eval_dataset(self) -> Any:
+    def eval_dataset(self) -> Dataset | dict[str, Dataset]:
         """The validation dataset, created when it is first needed.
 
         With several sets, it is a dict of datasets by name. Setting it, or some of the sets by
@@ -481,11 +513,11 @@ class Evaluator(BaseTrainer):
         return self.validation.dataset
 
     @eval_dataset.setter
-    def eval_dataset(self, dataset: Any) -> None:
+    def eval_dataset(self, dataset: Dataset | Mapping[str, Dataset]) -> None:
         self.validation.replace(dataset)
 
     def register_state(
-        self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]
+        self, name: str, get_state: Callable[[], object], restore_state: Callable[[Any], None]
     ) -> None:
         """Adds what `get_state` returns to checkpoints.
 
@@ -496,7 +528,12 @@ class Evaluator(BaseTrainer):
         """
         self.state.python_state.add(name, get_state, restore_state)
 
-    def distribute_dataset(self, dataset_or_fn: Any, *args: Any, **kwargs: Any) -> Any:
+    def distribute_dataset(
+        self,
+        dataset_or_fn: tf.data.Dataset | Callable[..., tf.data.Dataset],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Dataset:
         """Returns a dataset distributed over the replicas.
 
         Args:
@@ -533,10 +570,10 @@ class Evaluator(BaseTrainer):
         Args:
           default: The interval of sets without their own.
         """
-        return {
-            validation_set.name: validation_set.interval(default)
-            for validation_set in self.validation
-        }
+        intervals = {}
+        for validation_set in self.validation:
+            intervals[validation_set.name] = validation_set.interval(default)
+        return intervals
 
     def evaluation_batches(self) -> int | None:
         """Returns the number of batches that this process evaluates. None if it is not known.
@@ -565,14 +602,14 @@ class Evaluator(BaseTrainer):
             if metrics is None or type(self).eval_end is not Evaluator.eval_end:
                 return None
 
-            # The main weights add no part to a name.
+            # A single set and the main weights add no part to a name.
             for weights in ("", *self._weights.others):
                 for metric in metrics:
-                    parts = (validation_set.name, weights, metric)
-                    names.append("|".join(filter(None, parts)))
+                    parts = filter(None, (validation_set.name, weights, metric))
+                    names.append("|".join(parts))
         return names
 
-    def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
+    def evaluate(self, num_steps: IntLike, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates and returns the logs of `eval_end`. Runs eagerly, on the host.
 
         With a `checkpoint_exporter` it exports the best weights, unless a stop was requested.
@@ -592,7 +629,8 @@ class Evaluator(BaseTrainer):
         self.eval_seconds = {}
         self.eval_tensors.values = {}
         try:
-            self.validation.evaluated_names = self.validation.names if sets is None else tuple(sets)
+            evaluated_names = self.validation.names if sets is None else tuple(sets)
+            self.validation.evaluated_names = evaluated_names
             self._other_logs = {}
             if self._weights.others:
                 self._other_logs = self._evaluate_other_weights(num_steps)
@@ -613,7 +651,7 @@ class Evaluator(BaseTrainer):
             for validation_set in self.validation:
                 validation_set.data.end_pass()
 
-    def _evaluate_sets(self, num_steps: Any) -> dict[str, Any]:
+    def _evaluate_sets(self, num_steps: IntLike) -> dict[str, Any]:
         """Evaluates each validation set with the selected weights.
 
         Returns:
@@ -626,6 +664,8 @@ class Evaluator(BaseTrainer):
             start = time.perf_counter()
             validation_set = self.select_validation_set(name)
             state = self.eval_begin()
+
+            # All replicas evaluate the averages of batch normalization that a checkpoint contains.
             with self.state.variables_lock:
                 self.state.model_replicas.share_values()
             states[name] = self._evaluate_set(validation_set, num_steps, state)
@@ -636,7 +676,7 @@ class Evaluator(BaseTrainer):
 
         return states
 
-    def _evaluate_other_weights(self, num_steps: Any) -> dict[str, dict[str, Any]]:
+    def _evaluate_other_weights(self, num_steps: IntLike) -> dict[str, dict[str, Any]]:
         """Evaluates with the weights that `ema.evaluate` names after the first.
 
         The state of the task and of all random generators is then as before. Summaries that
@@ -647,10 +687,8 @@ class Evaluator(BaseTrainer):
           The logs by set and by weights.
         """
         logs_by_set: dict[str, dict[str, Any]] = {}
-        with (
-            self.state.preserve_variables(),
-            preserve_task_states(map(self._get_task, self.validation)),
-        ):
+        tasks = map(self._get_task, self.validation)
+        with self.state.preserve_variables(), preserve_task_states(tasks):
             for weights in self._weights.others:
                 with self._weights.select_weights(weights):
                     states = self._evaluate_sets(num_steps)
@@ -662,7 +700,7 @@ class Evaluator(BaseTrainer):
                             logs_by_set.setdefault(name, {})[weights] = logs
         return logs_by_set
 
-    def _evaluate_set(self, validation_set: ValidationSet, num_steps: Any, state: Any) -> Any:
+    def _evaluate_set(self, validation_set: ValidationSet, num_steps: IntLike, state: Any) -> Any:
         """Runs the loop of a validation set.
 
         Args:
@@ -686,6 +724,7 @@ class Evaluator(BaseTrainer):
             self._eval_loops[loop_key] = self.create_eval_loop_fn(has_state)
         loop = self._eval_loops[loop_key]
 
+        # An evaluation that draws random numbers would change those of later training.
         self.state.remember_generators()
         section = f"task.{validation_set.data.name}"
         model = self._get_model(validation_set)
@@ -700,6 +739,8 @@ class Evaluator(BaseTrainer):
                 state = loop(iterator, num_steps, state, self.eval_reduce)
             else:
                 loop(iterator, num_steps)
+
+        # Asynchronous workers may still run steps.
         self._workers.join()
         with self.state.variables_lock:
             self.state.restore_generators()
@@ -708,6 +749,7 @@ class Evaluator(BaseTrainer):
         if validation_set.name not in self._results:
             self._results[validation_set.name] = to_numpy(metrics.results())
         self.eval_tensors.read_values(validation_set.name)
+        # The loop resets its metrics before it knows those that steps return.
         metrics.reset_returned_metrics()
         return state
 
@@ -749,7 +791,12 @@ class Evaluator(BaseTrainer):
                 watched=(self, self._get_task(validation_set)),
             )
 
-            def stateful_loop_fn(iterator: Any, num_steps: Any, state: Any, reduce_fn: Any) -> Any:
+            def stateful_loop_fn(
+                iterator: DataIterator,
+                num_steps: IntLike,
+                state: Any,
+                reduce_fn: Callable[[Any, Any], Any],
+            ) -> Any:
                 done, state = stateful_loop(iterator, num_steps, state, reduce_fn)
                 graph = stateful_loop.newest_graph
                 self._check_evaluation_loop(done, num_steps, graph, steps.metrics)
@@ -761,14 +808,15 @@ class Evaluator(BaseTrainer):
         loop: EvalLoop | EagerEvalLoop | SplitEvalLoop
         resets_metrics = hooks is None
         if options.eval_tf_function:
-            one_thread = getattr(self.config.runtime, "executor", "default") == SINGLE_THREADED
+            executor = getattr(self.config.runtime, "executor", "default")
+            one_thread = executor == SINGLE_THREADED
             loop = EvalLoop(steps, stop, reset_metrics=resets_metrics, one_thread=one_thread)
         else:
             loop = EagerEvalLoop(steps, stop, reset_metrics=resets_metrics)
         if hooks is not None:
             loop = SplitEvalLoop(loop, hooks, validation_set.data)
 
-        def loop_fn(iterator: Any, num_steps: Any) -> None:
+        def loop_fn(iterator: DataIterator, num_steps: IntLike) -> None:
             done, results = loop(iterator, num_steps)
             self._results[validation_set.name] = results
             self._check_evaluation_loop(done, num_steps, loop.newest_graph, steps.metrics)
@@ -776,7 +824,7 @@ class Evaluator(BaseTrainer):
         return loop_fn
 
     def _check_evaluation_loop(
-        self, done: int, num_steps: Any, graph: tf.Graph | None, metrics: MetricSet
+        self, done: int, num_steps: IntLike, graph: tf.Graph | None, metrics: MetricSet
     ) -> None:
         """Checks after a loop the number of its batches, and what its graph writes."""
         check_evaluated_batches(done, int(num_steps), self.is_stop_requested)
@@ -792,7 +840,7 @@ class Evaluator(BaseTrainer):
         self._weights.apply_selected_weights()
 
     @tf.autograph.experimental.do_not_convert
-    def next_eval_inputs(self, iterator: Any) -> tuple[Any, dict[str, Any]]:
+    def next_eval_inputs(self, iterator: DataIterator) -> tuple[Any, dict[str, Any]]:
         """Returns the next batch for the model, and logs that do not go through the model.
 
         Runs in graph. These logs stay on the host, and are merged with the logs of validation_step
@@ -801,7 +849,7 @@ class Evaluator(BaseTrainer):
         return next(iterator), {}
 
     @tf.autograph.experimental.do_not_convert
-    def eval_step(self, iterator: Any) -> dict[str, Any]:
+    def eval_step(self, iterator: DataIterator) -> dict[str, Any]:
         """Evaluates one element of the iterator on every replica.
 
         Runs in graph, in cross-replica context.
@@ -820,7 +868,8 @@ class Evaluator(BaseTrainer):
             outputs = self._strategy.run(self._replica_eval_step, args=(inputs,))
 
         logs = tf.nest.map_structure(self._strategy.experimental_local_results, outputs)
-        if conflicts := ", ".join(sorted(passthrough.keys() & logs.keys())):
+        common_names = passthrough.keys() & logs.keys()
+        if conflicts := ", ".join(sorted(common_names)):
             _LOG.warning(
                 "the task's logs replace the passed-through logs of the same names: %s", conflicts
             )
@@ -877,7 +926,9 @@ class Evaluator(BaseTrainer):
         """
         if self.validation.has_names:
             states = dict(aggregated_logs or {})
-            logs = {name: self._with_others(name, states.get(name)) for name in self._results}
+            logs: dict[str, Any] = {}
+            for name in self._results:
+                logs[name] = self._with_others(name, states.get(name))
         else:
             logs = self._with_others("", aggregated_logs)
         self.restore_trained_weights()
@@ -895,10 +946,12 @@ class Evaluator(BaseTrainer):
         sets = self.validation.names if self.validation.has_names else ()
         weights, name = self._weights.split_metric_name(metric, sets)
 
+        # The logs of the main weights are next to the names of the others, not under a name.
         groups = []
         if sets:
             set_name, _, name = name.partition("|")
             groups.append(set_name)
+        if weights != self._weights.main:
             groups.append(weights)
         return groups, name
 
@@ -912,7 +965,8 @@ class Evaluator(BaseTrainer):
         """
         logs = self._compute_set_logs(name, state)
         others = self._other_logs.get(name, {})
-        if conflicts := ", ".join(sorted(logs.keys() & others.keys())):
+        common_names = logs.keys() & others.keys()
+        if conflicts := ", ".join(sorted(common_names)):
             raise UsageError(
                 f"the evaluation reports a metric called {conflicts}, "
                 "and ema.evaluate has weights of this name; "
@@ -937,20 +991,23 @@ class Evaluator(BaseTrainer):
             logs.update(task.reduce_aggregated_logs(state, global_step=self.global_step))
         return logs
 
-    def _get_transient_variables(self) -> list[Any]:
+    def _get_transient_variables(self) -> list[Variable]:
         """Returns the variables that steps write and no checkpoint needs.
 
         Those of metrics are an example: each evaluation resets them.
         """
-        model_metrics = getattr(self.model, "metrics", None) or []
-        variables = [variable for metric in model_metrics for variable in metric.variables]
+        variables: list[Variable] = []
+        for metric in getattr(self.model, "metrics", None) or []:
+            variables += metric.variables
         variables += self._validation_metric_set.variables()
         variables += self.validation.metric_variables()
         variables += [*self.stop_flag.variables, self.evaluated_batches]
         variables += self.eval_tensors.value_variables
         return variables
 
-    def _evaluation_metrics(self, config: Any, task: Any, model: Any, enabled: bool) -> Any:
+    def _evaluation_metrics(
+        self, config: ExperimentConfig, task: TaskLike, model: Model, enabled: bool
+    ) -> MetricSet:
         return create_validation_metrics(task, model, config, enabled=enabled)
 
     def select_validation_set(self, name: str) -> ValidationSet:
@@ -993,6 +1050,7 @@ class Evaluator(BaseTrainer):
                     "which count the examples of all workers"
                 )
 
-    def _aggregates(self, task: Any) -> bool:
+    def _aggregates(self, task: Task) -> bool:
         """Whether the outputs of the steps of a task are reduced to a state."""
-        return task.aggregates() or type(self).eval_reduce is not Evaluator.eval_reduce
+        has_own_reduce = type(self).eval_reduce is not Evaluator.eval_reduce
+        return task.aggregates() or has_own_reduce

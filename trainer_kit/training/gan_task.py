@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -14,6 +14,10 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.optimizers.gradients import apply_gradients, needs_gradients, scale_loss
 from trainer_kit.training.task import Task, full_precision, scalar_loss, split_batch
+from trainer_kit.typing import IntLike, Metric, Optimizer, Variable
+
+# The losses of the discriminator and the generator, float32 scalars.
+LossPair: TypeAlias = tuple[tf.Tensor, tf.Tensor]
 
 # The names of the optimizers.
 GENERATOR = "generator"
@@ -69,7 +73,7 @@ class Gan(keras.Model):
         return tf.TensorSpec([None, self.latent_size], tf.float32)
 
     @tf.autograph.experimental.do_not_convert
-    def latents(self, count: Any) -> tf.Tensor:
+    def latents(self, count: IntLike) -> tf.Tensor:
         """Returns new random numbers, float32 [count, latent_size], different ones on each replica.
 
         Runs eagerly or in graph.
@@ -101,14 +105,14 @@ class GanTask(Task):
     """
 
     @abc.abstractmethod
-    def build_generator(self) -> Any:
+    def build_generator(self) -> keras.Model:
         """Returns the Keras 3 model from latents, float32 [batch, latent_size], to examples.
 
         Called in strategy scope.
         """
 
     @abc.abstractmethod
-    def build_discriminator(self) -> Any:
+    def build_discriminator(self) -> keras.Model:
         """Returns the Keras 3 model from examples to logits, [batch] or [batch, 1].
 
         Called in strategy scope.
@@ -116,9 +120,11 @@ class GanTask(Task):
 
     def build_model(self) -> Gan:
         """Returns both nets as one model. Called on latents, it generates examples."""
-        return Gan(self.build_generator(), self.build_discriminator(), self.task_config.latent_size)
+        generator = self.build_generator()
+        discriminator = self.build_discriminator()
+        return Gan(generator, discriminator, self.task_config.latent_size)
 
-    def optimizer_variables(self, model: Any) -> Mapping[str, Sequence[Any]]:
+    def optimizer_variables(self, model: Gan) -> Mapping[str, Sequence[Variable]]:
         """Returns the trainable variables of the two nets."""
         return {
             GENERATOR: model.generator.trainable_variables,
@@ -135,7 +141,8 @@ class GanTask(Task):
           real_logits: The logits of the real examples.
           fake_logits: The logits of the generated examples.
         """
-        return DISCRIMINATOR_LOSSES[self.task_config.loss](real_logits, fake_logits)
+        compute_loss = DISCRIMINATOR_LOSSES[self.task_config.loss]
+        return compute_loss(real_logits, fake_logits)
 
     @tf.autograph.experimental.do_not_convert
     def generator_loss(self, fake_logits: tf.Tensor) -> tf.Tensor:
@@ -146,11 +153,12 @@ class GanTask(Task):
         Args:
           fake_logits: The logits of the generated examples.
         """
-        return GENERATOR_LOSSES[self.task_config.loss](fake_logits)
+        compute_loss = GENERATOR_LOSSES[self.task_config.loss]
+        return compute_loss(fake_logits)
 
     @tf.autograph.experimental.do_not_convert
     def discriminator_penalty(
-        self, discriminator: Any, real: tf.Tensor, fake: tf.Tensor
+        self, discriminator: keras.Model, real: tf.Tensor, fake: tf.Tensor
     ) -> tf.Tensor | float:
         """Returns what is added to the discriminator's loss in training.
 
@@ -163,11 +171,18 @@ class GanTask(Task):
         """
         del fake
         weight = self.task_config.r1_penalty
-        return 0.5 * weight * squared_gradient(discriminator, real) if weight else 0.0
+        # The second gradient is computed only if it counts.
+        if not weight:
+            return 0.0
+        return 0.5 * weight * squared_gradient(discriminator, real)
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
-        self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
+        self,
+        inputs: Any,
+        model: Gan,
+        optimizer: Optimizer | Mapping[str, Optimizer],
+        metrics: Sequence[Metric] | None = None,
     ) -> dict[str, Any]:
         """Updates the discriminator and the generator. Runs in graph, on a replica.
 
@@ -183,23 +198,27 @@ class GanTask(Task):
         Raises:
           UsageError: when the config has no optimizers of these names.
         """
-        names = optimizer if isinstance(optimizer, Mapping) else ["one optimizer"]
-        if not {GENERATOR, DISCRIMINATOR} <= {*names}:
+        optimizers = optimizer if isinstance(optimizer, Mapping) else {"one optimizer": optimizer}
+        if not {GENERATOR, DISCRIMINATOR} <= {*optimizers}:
             raise UsageError(
                 f"{type(self).__name__} needs the optimizers generator and discriminator, "
-                f"and it has {', '.join(names)}; configure both in trainer.optimizers"
+                f"and it has {', '.join(optimizers)}; configure both in trainer.optimizers"
             )
 
         real, _ = split_batch(inputs)
-        step = self._joint_step if self.task_config.updates == "joint" else self._step_in_turns
-        losses, fake = step(real, model, optimizer[GENERATOR], optimizer[DISCRIMINATOR])
+        step = self._step_in_turns
+        if self.task_config.updates == "joint":
+            step = self._joint_step
+        generator = optimizers[GENERATOR]
+        discriminator = optimizers[DISCRIMINATOR]
+        losses, fake = step(real, model, generator, discriminator)
         if metrics:
             apply_autograph(self.process_metrics)(metrics, real, fake)
         return self._logs(*losses)
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(
-        self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None
+        self, inputs: Any, model: Gan, metrics: Sequence[Metric] | None = None
     ) -> dict[str, Any]:
         """Generates as many examples as the batch has, and updates the metrics with both.
 
@@ -207,8 +226,10 @@ class GanTask(Task):
         metrics.
         """
         real, _ = split_batch(inputs)
-        latents = model.latents(tf.shape(real)[0])
-        fake = full_precision(apply_autograph(self.inference_step)(latents, model))
+        example_count = tf.shape(real)[0]
+        latents = model.latents(example_count)
+        fake = apply_autograph(self.inference_step)(latents, model)
+        fake = full_precision(fake)
         losses = self._losses(model.discriminator, real, fake, training=False)
         if metrics:
             apply_autograph(self.process_metrics)(metrics, real, fake)
@@ -216,28 +237,33 @@ class GanTask(Task):
 
     @tf.autograph.experimental.do_not_convert
     def _step_in_turns(
-        self, real: Any, model: Gan, generator: Any, discriminator: Any
-    ) -> tuple[Any, Any]:
+        self, real: tf.Tensor, model: Gan, generator: Optimizer, discriminator: Optimizer
+    ) -> tuple[LossPair, tf.Tensor]:
         """Updates the discriminator, then the generator with new examples.
 
         Returns:
           Both losses, and the examples that the discriminator was updated with.
         """
         # One draw for both nets: each reads and writes the state of the random generator.
-        latents, new_latents = tf.split(model.latents(2 * tf.shape(real)[0]), 2)
+        example_count = tf.shape(real)[0]
+        all_latents = model.latents(2 * example_count)
+        latents, new_latents = tf.split(all_latents, 2)
         with preserve_moving_averages(model.generator):
             fake = apply_autograph(model.generator)(latents, training=True)
 
-        def compute_discriminator_losses() -> tuple[Any, Any, Any]:
+        def compute_discriminator_losses() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             losses = self._losses(model.discriminator, real, fake, training=True)
+            discriminator_loss, generator_loss = losses
             added_loss = self._compute_added_discriminator_loss(model, real, fake)
-            return *losses, losses[0] + added_loss
+            return discriminator_loss, generator_loss, discriminator_loss + added_loss
 
-        def compute_generator_loss() -> tuple[Any]:
+        def compute_generator_loss() -> tuple[tf.Tensor]:
             new_fake = apply_autograph(model.generator)(new_latents, training=True)
+            # The update of one net leaves the averages of the other as they are.
             with preserve_moving_averages(model.discriminator):
                 logits = _logits(model.discriminator, new_fake, training=True)
-            return (self._loss_of_generator(logits) + _layer_losses(model.generator),)
+            loss = self._loss_of_generator(logits)
+            return (loss + _layer_losses(model.generator),)
 
         # The reported losses are those before both updates.
         discriminator_loss, generator_loss, _ = _minimize(
@@ -248,15 +274,17 @@ class GanTask(Task):
 
     @tf.autograph.experimental.do_not_convert
     def _joint_step(
-        self, real: Any, model: Gan, generator: Any, discriminator: Any
-    ) -> tuple[Any, Any]:
+        self, real: tf.Tensor, model: Gan, generator: Optimizer, discriminator: Optimizer
+    ) -> tuple[LossPair, tf.Tensor]:
         """Updates both nets by the gradients at the same weights.
 
         Returns:
           Both losses, and the generated examples.
         """
+        # The tape computes a gradient for each of the nets.
         with tf.GradientTape(persistent=True) as tape:
-            latents = model.latents(tf.shape(real)[0])
+            example_count = tf.shape(real)[0]
+            latents = model.latents(example_count)
             fake = apply_autograph(model.generator)(latents, training=True)
             discriminator_loss, generator_loss = self._losses(
                 model.discriminator, real, fake, training=True
@@ -265,7 +293,8 @@ class GanTask(Task):
             generator_total = generator_loss + _layer_losses(model.generator)
             generator_share = _loss_share(generator, generator_total)
             added_loss = self._compute_added_discriminator_loss(model, real, fake)
-            discriminator_share = _loss_share(discriminator, discriminator_loss + added_loss)
+            discriminator_total = discriminator_loss + added_loss
+            discriminator_share = _loss_share(discriminator, discriminator_total)
 
         # All gradients come before the first update.
         generator_variables = model.generator.trainable_variables
@@ -273,36 +302,40 @@ class GanTask(Task):
         generator_gradients = tape.gradient(generator_share, generator_variables)
         discriminator_gradients = tape.gradient(discriminator_share, discriminator_variables)
 
-        apply_gradients(generator, zip(generator_gradients, generator_variables, strict=True))
-        apply_gradients(
-            discriminator, zip(discriminator_gradients, discriminator_variables, strict=True)
-        )
+        generator_pairs = zip(generator_gradients, generator_variables, strict=True)
+        discriminator_pairs = zip(discriminator_gradients, discriminator_variables, strict=True)
+        apply_gradients(generator, generator_pairs)
+        apply_gradients(discriminator, discriminator_pairs)
         return (discriminator_loss, generator_loss), full_precision(fake)
 
     @tf.autograph.experimental.do_not_convert
     def _losses(
-        self, discriminator: Any, real: Any, fake: Any, training: bool
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+        self, discriminator: keras.Model, real: tf.Tensor, fake: tf.Tensor, training: bool
+    ) -> LossPair:
         """Returns the losses of discriminator and generator, float32 scalars."""
         real_logits = _logits(discriminator, real, training)
         fake_logits = _logits(discriminator, fake, training)
         loss = apply_autograph(self.discriminator_loss)(real_logits, fake_logits)
-        name = f"{type(self).__name__}.discriminator_loss"
-        discriminator_loss = tf.cast(scalar_loss(loss, name), tf.float32)
+        loss = scalar_loss(loss, f"{type(self).__name__}.discriminator_loss")
+        discriminator_loss = tf.cast(loss, tf.float32)
         return discriminator_loss, self._loss_of_generator(fake_logits)
 
     @tf.autograph.experimental.do_not_convert
     def _loss_of_generator(self, fake_logits: tf.Tensor) -> tf.Tensor:
         """Returns the loss of the generator, a float32 scalar."""
         loss = apply_autograph(self.generator_loss)(fake_logits)
-        name = f"{type(self).__name__}.generator_loss"
-        return tf.cast(scalar_loss(loss, name), tf.float32)
+        loss = scalar_loss(loss, f"{type(self).__name__}.generator_loss")
+        return tf.cast(loss, tf.float32)
 
     @tf.autograph.experimental.do_not_convert
-    def _compute_added_discriminator_loss(self, model: Gan, real: Any, fake: Any) -> Any:
+    def _compute_added_discriminator_loss(
+        self, model: Gan, real: tf.Tensor, fake: tf.Tensor
+    ) -> tf.Tensor:
         """Returns the penalty and the losses of layers, which only training adds."""
-        penalty = apply_autograph(self.discriminator_penalty)(model.discriminator, real, fake)
-        return tf.cast(penalty, tf.float32) + _layer_losses(model.discriminator)
+        compute_penalty = apply_autograph(self.discriminator_penalty)
+        penalty = compute_penalty(model.discriminator, real, fake)
+        penalty = tf.cast(penalty, tf.float32)
+        return penalty + _layer_losses(model.discriminator)
 
     def _logs(self, discriminator: tf.Tensor, generator: tf.Tensor) -> dict[str, tf.Tensor]:
         return {
@@ -312,7 +345,7 @@ class GanTask(Task):
         }
 
 
-def squared_gradient(discriminator: Any, examples: tf.Tensor) -> tf.Tensor:
+def squared_gradient(discriminator: keras.Model, examples: tf.Tensor) -> tf.Tensor:
     """Returns the mean of the discriminator's squared gradient norm at `examples`.
 
     It is R1 (arXiv 1801.04406) without the factor 1/2. Runs in graph, on a replica. Averages of
@@ -324,16 +357,19 @@ def squared_gradient(discriminator: Any, examples: tf.Tensor) -> tf.Tensor:
     """
     with tf.GradientTape() as tape, preserve_moving_averages(discriminator):
         tape.watch(examples)
-        total = tf.reduce_sum(discriminator(examples, training=True))
+        logits = discriminator(examples, training=True)
+        # An example changes only its own logit, so the gradient of the sum has one row for each.
+        total = tf.reduce_sum(logits)
 
     gradient = tape.gradient(total, examples)
-    flat_gradient = tf.reshape(gradient, [tf.shape(gradient)[0], -1])
+    example_count = tf.shape(gradient)[0]
+    flat_gradient = tf.reshape(gradient, [example_count, -1])
     squared_norms = tf.reduce_sum(flat_gradient**2, axis=1)
     return tf.reduce_mean(squared_norms)
 
 
 @contextlib.contextmanager
-def preserve_moving_averages(net: Any) -> Iterator[None]:
+def preserve_moving_averages(net: keras.Model) -> Iterator[None]:
     """Preserves the averages of a net's batch normalization inside this context.
 
     They have their earlier values at its end, whatever is computed inside. Runs in graph.
@@ -342,11 +378,10 @@ def preserve_moving_averages(net: Any) -> Iterator[None]:
       net: A Keras model. Its variables that are not trained and are of floating point keep their
         values.
     """
-    variables = [
-        variable
-        for variable in net.non_trainable_variables
-        if tf.as_dtype(variable.dtype).is_floating
-    ]
+    variables = []
+    for variable in net.non_trainable_variables:
+        if tf.as_dtype(variable.dtype).is_floating:
+            variables.append(variable)
     values = [tf.identity(variable) for variable in variables]
     yield
     for variable, value in zip(variables, values, strict=True):
@@ -354,7 +389,9 @@ def preserve_moving_averages(net: Any) -> Iterator[None]:
 
 
 @tf.autograph.experimental.do_not_convert
-def _minimize(losses: Callable[[], tuple[Any, ...]], optimizer: Any, net: Any) -> tuple[Any, ...]:
+def _minimize(
+    losses: Callable[[], tuple[tf.Tensor, ...]], optimizer: Optimizer, net: keras.Model
+) -> tuple[tf.Tensor, ...]:
     """Calls `losses`, and updates a net by the gradient of the last one.
 
     In a step whose gradients the optimizer leaves out, only the forward pass runs, and nothing of
@@ -367,11 +404,12 @@ def _minimize(losses: Callable[[], tuple[Any, ...]], optimizer: Any, net: Any) -
 
     def with_gradients(
         unconnected: tf.UnconnectedGradients,
-    ) -> tuple[tuple[Any, ...], Sequence[Any]]:
+    ) -> tuple[tuple[tf.Tensor, ...], Sequence[tf.Tensor | None]]:
         with tf.GradientTape() as tape:
             values = losses()
             share = _loss_share(optimizer, values[-1])
-        return values, tape.gradient(share, variables, unconnected_gradients=unconnected)
+        gradients = tape.gradient(share, variables, unconnected_gradients=unconnected)
+        return values, gradients
 
     def with_dense_gradients() -> Any:
         # Both branches of a condition return tensors.
@@ -379,21 +417,21 @@ def _minimize(losses: Callable[[], tuple[Any, ...]], optimizer: Any, net: Any) -
         return tf.nest.map_structure(tf.convert_to_tensor, outputs)
 
     def without_gradients() -> Any:
+        zeros = [tf.zeros_like(variable) for variable in variables]
         with preserve_moving_averages(net):
-            return losses(), [tf.zeros_like(variable) for variable in variables]
+            return losses(), zeros
 
     if getattr(optimizer, "uses_every_gradient", True):
         values, gradients = with_gradients(tf.UnconnectedGradients.NONE)
     else:
-        values, gradients = tf.cond(
-            needs_gradients(optimizer), with_dense_gradients, without_gradients
-        )
+        is_needed = needs_gradients(optimizer)
+        values, gradients = tf.cond(is_needed, with_dense_gradients, without_gradients)
     apply_gradients(optimizer, zip(gradients, variables, strict=True))
     return values
 
 
 @tf.autograph.experimental.do_not_convert
-def _loss_share(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
+def _loss_share(optimizer: Optimizer, loss: tf.Tensor) -> tf.Tensor:
     """Returns what a replica differentiates.
 
     It is the loss divided by the number of replicas, times the loss scale.
@@ -404,12 +442,13 @@ def _loss_share(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:
 
 
 @tf.autograph.experimental.do_not_convert
-def _logits(discriminator: Any, examples: Any, training: bool) -> tf.Tensor:
-    return full_precision(apply_autograph(discriminator)(examples, training=training))
+def _logits(discriminator: keras.Model, examples: tf.Tensor, training: bool) -> tf.Tensor:
+    logits = apply_autograph(discriminator)(examples, training=training)
+    return full_precision(logits)
 
 
 @tf.autograph.experimental.do_not_convert
-def _layer_losses(net: Any) -> tf.Tensor:
+def _layer_losses(net: keras.Model) -> tf.Tensor:
     """Returns the sum of the losses that the layers of a net have added."""
     losses = [tf.cast(loss, tf.float32) for loss in net.losses]
     return tf.add_n(losses) if losses else tf.constant(0.0)

@@ -6,7 +6,7 @@ The setting is trainer.report_gradient_norm.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -15,6 +15,11 @@ from trainer_kit.optimizers.gradient_processing import GradientProcessing
 from trainer_kit.optimizers.gradients import Gradient, global_norm
 from trainer_kit.optimizers.learning_rate import unwrap_optimizer
 from trainer_kit.training.metric_set import MetricSet, StepMean
+from trainer_kit.typing import Optimizers, TaskLike
+
+if TYPE_CHECKING:
+    from trainer_kit.config.schema.experiment import TrainerConfig
+    from trainer_kit.config.schema.optimization import OptimizationConfig
 
 _NAME = "gradient_norm"
 _FIELD = "trainer.report_gradient_norm"
@@ -45,7 +50,8 @@ class GradientNorms:
 
         Runs in graph, on a replica.
         """
-        self._mean.update_state(global_norm(gradients))
+        norm = global_norm(gradients)
+        self._mean.update_state(norm)
 
 
 class GradientReports:
@@ -66,7 +72,12 @@ class GradientReports:
     """
 
     def __init__(
-        self, options: Any, optimizer: Any, global_step: tf.Variable, metrics: MetricSet, task: Any
+        self,
+        options: TrainerConfig,
+        optimizer: Optimizers | None,
+        global_step: tf.Variable,
+        metrics: MetricSet,
+        task: TaskLike,
     ) -> None:
         # A single optimizer has the name "".
         by_name = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
@@ -76,12 +87,14 @@ class GradientReports:
         self._is_traced: bool = getattr(options, "train_tf_function", True)
 
         self._means: dict[str, StepMean] = {}
-        if optimizers and getattr(options, "report_gradient_norm", False):
+        reports_norms = getattr(options, "report_gradient_norm", False)
+        if optimizers and reports_norms:
             metrics.reserve(_NAME, _FIELD)
             for name, inner in optimizers.items():
-                self._means[name] = StepMean(f"{_KEY}/{name}")
-                metrics.add_metric(self._means[name], _FIELD)
-                inner.gradient_norms = GradientNorms(self._means[name])
+                mean = StepMean(f"{_KEY}/{name}")
+                metrics.add_metric(mean, _FIELD)
+                inner.gradient_norms = GradientNorms(mean)
+                self._means[name] = mean
 
         self._processings: dict[str, GradientProcessing] = {}
         for name, inner in optimizers.items():
@@ -90,24 +103,28 @@ class GradientReports:
                 processing.optimizer_name = name
                 self._processings[name] = processing
 
-        # The processors that each field of the config asks for.
-        named_sections: Mapping[str, Any] = getattr(options, "optimizers", None) or {}
-        sections = {
-            f"optimizers.{name}": (section, [name]) for name, section in named_sections.items()
-        }
+        # The sections of optimizers, each with the names of the optimizers that it configures.
+        named_sections: Mapping[str, OptimizationConfig] = (
+            getattr(options, "optimizers", None) or {}
+        )
+        sections: dict[str, tuple[OptimizationConfig | None, list[str]]] = {}
+        for name, section in named_sections.items():
+            sections[f"optimizers.{name}"] = (section, [name])
         if not sections:
-            section = getattr(options, "optimizer_config", None)
-            sections["optimizer_config"] = (section, list(optimizers))
+            common_section = getattr(options, "optimizer_config", None)
+            sections["optimizer_config"] = (common_section, list(optimizers))
 
+        # The processors that each field of the config asks for.
         self._required: dict[str, list[GradientProcessing]] = {}
-        for path, (section, names) in sections.items():
-            if not optimizers or not getattr(section, "gradient_processors", ()):
+        for path, (optimizer_section, names) in sections.items():
+            processors = getattr(optimizer_section, "gradient_processors", ())
+            if not optimizers or not processors:
                 continue
+
             field = f"trainer.{path}.gradient_processors"
-            self._required[field] = [
-                self._processings[name] for name in names if name in self._processings
-            ]
-            if not self._required[field]:
+            processings = [self._processings[name] for name in names if name in self._processings]
+            self._required[field] = processings
+            if not processings:
                 raise UsageError(
                     f"{field}: create_optimizer of {type(task).__name__} makes an optimizer "
                     "without them; call super().create_optimizer, or remove the processors"
@@ -138,14 +155,16 @@ class GradientReports:
         Raises:
           UsageError: when the step does not call `apply_gradients`.
         """
-        if self._means and not any(mean.is_updated for mean in self._means.values()):
+        are_updated = [mean.is_updated for mean in self._means.values()]
+        if self._means and not any(are_updated):
             raise UsageError(f"{_FIELD}: {_ADVICE}, or unset it")
 
         # An eager step traces nothing: in the first step of its period an optimizer does not
         # process gradients yet.
         is_traced = self._is_traced and not tf.config.functions_run_eagerly()
         for field, processings in self._required.items():
-            expected = processings if is_traced else self._processings.values()
+            expected = processings if is_traced else list(self._processings.values())
             are_used = [processing.is_used for processing in expected]
-            if not (all(are_used) if is_traced else any(are_used)):
+            is_sound = all(are_used) if is_traced else any(are_used)
+            if not is_sound:
                 raise UsageError(f"{field}: {_ADVICE}, or remove the processors")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import keras
 import numpy as np
@@ -18,12 +18,25 @@ from trainer_kit.optimizers.learning_rate import (
     learning_rate_factors,
     unwrap_optimizer,
 )
+from trainer_kit.typing import Optimizer, Optimizers, TaskLike, Variable
 
 _LOG = logging.getLogger(__name__)
 # The last parts of the names of a learning rate and its factors.
 RATE = "learning_rate"
 FACTOR = "learning_rate_factor"
 RECOVERY_FACTOR = "recovery_learning_rate_factor"
+
+
+class HyperParameterState(TypedDict):
+    """The hyper-parameters in the Python state of a checkpoint.
+
+    Attributes:
+      factors: The values of the factors that exist, by name.
+      unreported: The new value and the reason of each change since the last report, by name.
+    """
+
+    factors: dict[str, float]
+    unreported: dict[str, tuple[float, str]]
 
 
 class HyperParameters:
@@ -52,7 +65,9 @@ class HyperParameters:
         that traces the step again sets it to False.
     """
 
-    def __init__(self, task: Any, optimizer: Any, python_state: PythonState) -> None:
+    def __init__(
+        self, task: TaskLike, optimizer: Optimizers | None, python_state: PythonState
+    ) -> None:
         self._task = task
         self._optimizer = optimizer
         self._strategy = tf.distribute.get_strategy()
@@ -71,9 +86,11 @@ class HyperParameters:
             if isinstance(optimizer, keras.Optimizer):
                 names.append(_join_name(name, FACTOR))
 
+            place = name or "optimizer"
             for attribute, value in vars(optimizer).items():
-                if not attribute.startswith("_") and _is_float(value):
-                    names.append(f"{name or 'optimizer'}.{attribute}")
+                is_public = not attribute.startswith("_")
+                if is_public and _is_float(value):
+                    names.append(f"{place}.{attribute}")
         return names
 
     @property
@@ -81,10 +98,11 @@ class HyperParameters:
         """The factors of all learning rates."""
         variables: list[tf.Variable] = []
         for optimizer in self._get_optimizers().values():
-            variables += learning_rate_factors(optimizer).values()
+            factors = learning_rate_factors(optimizer)
+            variables += factors.values()
         return variables
 
-    def variable(self, name: str) -> Any:
+    def variable(self, name: str) -> Variable:
         """Returns the variable of a hyper-parameter, a scalar.
 
         Adds the factor of a learning rate when it is first requested.
@@ -97,8 +115,10 @@ class HyperParameters:
             return task_variables[name]
 
         place, _, attribute = name.rpartition(".")
+        # A single optimizer has no name, and its attributes have the place "optimizer".
+        optimizer_name = "" if place == "optimizer" else place
         optimizers = self._get_optimizers()
-        optimizer = optimizers.get("" if place == "optimizer" else place)
+        optimizer = optimizers.get(optimizer_name)
         if optimizer is None:
             raise UsageError(
                 f"there is no hyper-parameter {name!r}; {suggest_names(name, self.names)}"
@@ -111,14 +131,14 @@ class HyperParameters:
                 self.has_new_factor = True
             return learning_rate_factors(optimizer)[attribute]
 
-        value = (
-            get_base_rate(optimizer) if attribute == RATE else getattr(optimizer, attribute, None)
-        )
+        # The factors around a rate are separate hyper-parameters.
+        is_rate = attribute == RATE
+        value = get_base_rate(optimizer) if is_rate else getattr(optimizer, attribute, None)
         if _is_float(value):
             return value
 
         # A name that exists gets a message with the reason why it cannot be changed.
-        if attribute == RATE and callable(value):
+        if is_rate and callable(value):
             raise UsageError(
                 f"{name} is a schedule, which the training step computes; "
                 f"change {_join_name(place, FACTOR)}, which multiplies it"
@@ -137,7 +157,8 @@ class HyperParameters:
 
     def value(self, name: str) -> float:
         """Returns the current value of a hyper-parameter."""
-        return float(tf.convert_to_tensor(self.variable(name)))
+        tensor = tf.convert_to_tensor(self.variable(name))
+        return float(tensor)
 
     def change(self, name: str, value: float, step: int, reason: str) -> None:
         """Sets a hyper-parameter, and logs the change and notes it for the next report.
@@ -172,7 +193,8 @@ class HyperParameters:
           UsageError: when the hyper-parameter does not exist, or its variable cannot contain the
             value.
         """
-        dtype = tf.as_dtype(self.variable(name).dtype)
+        variable = self.variable(name)
+        dtype = tf.as_dtype(variable.dtype)
         lowest = np.asarray(dtype.min).item()
         highest = np.asarray(dtype.max).item()
         # The comparison is never true of NaN.
@@ -181,7 +203,9 @@ class HyperParameters:
                 f"{name}: {value!r:.60} is not a finite number of the dtype {dtype.name}"
             )
 
-        is_rate = name.rpartition(".")[2] in (RATE, FACTOR, RECOVERY_FACTOR)
+        _, _, attribute = name.rpartition(".")
+        is_rate = attribute in (RATE, FACTOR, RECOVERY_FACTOR)
+        # A variable of the task may have any name and any sign.
         if value < 0 and is_rate and name not in self._get_task_variables():
             raise UsageError(
                 f"{name}: {value!r} is below 0; a learning rate and its factor are 0 or more"
@@ -194,7 +218,8 @@ class HyperParameters:
     def set(self, name: str, value: float) -> None:
         """Sets a hyper-parameter without a report."""
         variable = self.variable(name)
-        variable.assign(tf.cast(value, variable.dtype))
+        new_value = tf.cast(value, variable.dtype)
+        variable.assign(new_value)
 
     def take_changes(self) -> dict[str, tuple[float, str]]:
         """Returns the changes that are not reported yet, and forgets them.
@@ -206,19 +231,19 @@ class HyperParameters:
         self._unreported = {}
         return changes
 
-    def _get_optimizers(self) -> dict[str, Any]:
+    def _get_optimizers(self) -> dict[str, Optimizer]:
         """Returns the optimizers by name, without those around them.
 
         A single optimizer has the name "".
         """
         by_name = self._optimizer if isinstance(self._optimizer, Mapping) else {"": self._optimizer}
-        return {
-            name: unwrap_optimizer(optimizer)
-            for name, optimizer in by_name.items()
-            if optimizer is not None
-        }
+        optimizers = {}
+        for name, optimizer in by_name.items():
+            if optimizer is not None:
+                optimizers[name] = unwrap_optimizer(optimizer)
+        return optimizers
 
-    def _get_task_variables(self) -> dict[str, Any]:
+    def _get_task_variables(self) -> dict[str, Variable]:
         """Returns the variables of the task by name.
 
         Raises:
@@ -241,25 +266,31 @@ class HyperParameters:
         for name, optimizer in self._get_optimizers().items():
             factors = learning_rate_factors(optimizer)
             if FACTOR in factors:
-                values[_join_name(name, FACTOR)] = float(tf.convert_to_tensor(factors[FACTOR]))
+                factor = tf.convert_to_tensor(factors[FACTOR])
+                values[_join_name(name, FACTOR)] = float(factor)
         return values
 
-    def _state(self) -> dict[str, Any] | None:
+    def _state(self) -> HyperParameterState | None:
         factors = self._changed_factors()
         if not factors and not self._unreported:
             return None
         return {"factors": factors, "unreported": self._unreported}
 
-    def _restore(self, state: Mapping[str, Any] | None) -> None:
-        saved = state or {"factors": {}, "unreported": {}}
+    def _restore(self, state: HyperParameterState | None) -> None:
+        saved = state or HyperParameterState(factors={}, unreported={})
         self._unreported = {}
-        for name, change in saved["unreported"].items():
-            # Earlier versions saved the value alone.
-            is_pair = isinstance(change, list)
-            self._unreported[name] = (change[0], change[1]) if is_pair else (change, "")
+        changes: dict[str, Any] = dict(saved["unreported"])
+        for name, change in changes.items():
+            # Earlier versions saved the value alone. JSON has lists instead of tuples.
+            if isinstance(change, list):
+                value, reason = change
+                self._unreported[name] = value, reason
+            else:
+                self._unreported[name] = change, ""
 
         # A factor that the checkpoint lacks had no effect when it was saved.
-        factors = {**dict.fromkeys(self._changed_factors(), 1.0), **saved["factors"]}
+        unused_factors = dict.fromkeys(self._changed_factors(), 1.0)
+        factors = {**unused_factors, **saved["factors"]}
         for name, value in factors.items():
             self.set(name, value)
 
@@ -268,9 +299,11 @@ def _join_name(optimizer: str, attribute: str) -> str:
     return f"{optimizer}.{attribute}" if optimizer else attribute
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> bool:
     """Whether a value is a variable of one number."""
-    return isinstance(value, (keras.Variable, tf.Variable)) and tuple(value.shape) == ()
+    if not isinstance(value, (keras.Variable, tf.Variable)):
+        return False
+    return tuple(value.shape) == ()
 
 
 def _is_float(value: Any) -> bool:
@@ -278,4 +311,7 @@ def _is_float(value: Any) -> bool:
 
     Integers of an optimizer, such as iterations, are its state.
     """
-    return _is_scalar(value) and tf.as_dtype(value.dtype).is_floating
+    if not _is_scalar(value):
+        return False
+    dtype = tf.as_dtype(value.dtype)
+    return bool(dtype.is_floating)

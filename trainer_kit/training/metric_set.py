@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -23,6 +23,10 @@ from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.process.error_report import describe_structure
 from trainer_kit.telemetry.scalars import flatten_scalars
 from trainer_kit.training.task import Task, step_loss
+from trainer_kit.typing import FloatLike, Metric, Model, TaskLike, Variable
+
+if TYPE_CHECKING:
+    from trainer_kit.config.schema.experiment import ExperimentConfig
 
 _LOG = logging.getLogger(__name__)
 # The number of scalars that steps may return, in addition to the loss.
@@ -43,7 +47,7 @@ class StepMean(keras.metrics.Mean):
     reset_states = keras.metrics.Metric.reset_state
 
     @tf.autograph.experimental.do_not_convert
-    def update_state(self, values: Any, sample_weight: Any = None) -> Any:
+    def update_state(self, values: FloatLike, sample_weight: FloatLike | None = None) -> None:
         """Adds values to the mean. Runs in graph, on a replica.
 
         A sum is added to the variable by one operation, and not as Keras adds it. TensorFlow may
@@ -52,14 +56,18 @@ class StepMean(keras.metrics.Mean):
         """
         self.is_updated = True
         weight = 1.0 if sample_weight is None else sample_weight
+        # Keras also computes means with a weight for each value.
         if tf.convert_to_tensor(weight).shape.rank != 0:
-            return super().update_state(values, weight)
+            super().update_state(values, weight)
+            return
 
-        values = _without_nan_of_no_examples(tf.cast(values, self.dtype), weight)
+        values = tf.cast(values, self.dtype)
+        values = _without_nan_of_no_examples(values, weight)
         weight = tf.cast(weight, self.dtype)
-        self.total.value.assign_add(weight * tf.reduce_sum(values))
-        self.count.value.assign_add(weight * tf.cast(tf.size(values), self.dtype))
-        return None
+        total = tf.reduce_sum(values)
+        count = tf.cast(tf.size(values), self.dtype)
+        self.total.value.assign_add(weight * total)
+        self.count.value.assign_add(weight * count)
 
 
 class ScalarMeans(keras.metrics.Metric):
@@ -80,13 +88,14 @@ class ScalarMeans(keras.metrics.Metric):
         self._sums = self.add_variable([_MOST_SCALARS, 2], "zeros", dtype, name="step_values")
 
     @tf.autograph.experimental.do_not_convert
-    def update_state(self, scalars: Mapping[str, tf.Tensor], weight: Any) -> None:
+    def update_state(self, scalars: Mapping[str, tf.Tensor], weight: FloatLike) -> None:
         """Adds scalars by name. Runs in graph, on a replica.
 
         Raises:
           UsageError: when steps have returned more than 64 different scalars.
         """
-        self._scalars += [name for name in scalars if name not in self._scalars]
+        new_names = [name for name in scalars if name not in self._scalars]
+        self._scalars += new_names
         if len(self._scalars) > _MOST_SCALARS:
             raise UsageError(
                 f"the steps return more than {_MOST_SCALARS} scalars in addition to the loss; "
@@ -94,23 +103,28 @@ class ScalarMeans(keras.metrics.Metric):
                 "return tensors with an axis for values that need no curve"
             )
 
+        # One row for each scalar. Rows of scalars that this step does not return stay as they are.
         rows = [[self._scalars.index(name)] for name in scalars]
-        values = tf.stack([tf.cast(value, self.dtype) for value in scalars.values()])
-        values = _without_nan_of_no_examples(values, weight)
+        values = [tf.cast(value, self.dtype) for value in scalars.values()]
+        values = _without_nan_of_no_examples(tf.stack(values), weight)
         weight = tf.cast(weight, self.dtype)
         sums = values * weight
         counts = tf.fill([len(rows)], weight)
-        increments = tf.stack([sums, counts], axis=1)
-        self._sums.value.assign_add(tf.scatter_nd(rows, increments, self._sums.shape))
+        row_increments = tf.stack([sums, counts], axis=1)
+        increments = tf.scatter_nd(rows, row_increments, self._sums.shape)
+        self._sums.value.assign_add(increments)
 
     @tf.autograph.experimental.do_not_convert
     def result(self) -> dict[str, tf.Tensor]:
         """Returns the means by name, as float32 scalars. Called in cross-replica context."""
         sums = tf.convert_to_tensor(self._sums)
-        return {
-            name: tf.cast(sums[row, 0] / sums[row, 1], tf.float32)
-            for row, name in enumerate(self._scalars)
-        }
+        means = {}
+        for row, name in enumerate(self._scalars):
+            total = sums[row, 0]
+            count = sums[row, 1]
+            mean = total / count
+            means[name] = tf.cast(mean, tf.float32)
+        return means
 
 
 class MetricSet:
@@ -135,12 +149,13 @@ class MetricSet:
       UsageError: when two metrics have the same name.
     """
 
-    def __init__(self, loss_name: str, metrics: Sequence[Any], *, exact: bool = False) -> None:
+    def __init__(self, loss_name: str, metrics: Sequence[Metric], *, exact: bool = False) -> None:
         dtype = "float64" if exact else "float32"
         self.loss = StepMean(loss_name, dtype=dtype)
         self.metrics = list(metrics)
 
-        counts = Counter(metric.name for metric in [*self.metrics, self.loss])
+        all_metrics = [*self.metrics, self.loss]
+        counts = Counter(metric.name for metric in all_metrics)
         if duplicates := [name for name, count in counts.items() if count > 1]:
             raise UsageError(
                 f"several metrics are called {', '.join(duplicates)}; "
@@ -151,11 +166,11 @@ class MetricSet:
         self._reserved: dict[str, str] = {}
         self._scalar_means = ScalarMeans(dtype)
         # The metrics of the engine, which the task's steps do not see.
-        self._engine_metrics: list[Any] = [self._scalar_means]
-        self.returned_metrics: dict[str, Any] = {}
+        self._engine_metrics: list[Metric] = [self._scalar_means]
+        self.returned_metrics: dict[str, Metric] = {}
         self._warned: set[str] = set()
 
-    def add_metric(self, metric: Any, field: str) -> None:
+    def add_metric(self, metric: Metric, field: str) -> None:
         """Adds a metric that the engine updates, and not the task's step.
 
         Args:
@@ -178,14 +193,15 @@ class MetricSet:
         Raises:
           UsageError: when a metric, or another result, has the name.
         """
-        if name in self._reserved or any(metric.name == name for metric in self.metrics):
+        metric_names = [metric.name for metric in self.metrics]
+        if name in self._reserved or name in metric_names:
             raise UsageError(
                 f"{field}: another metric is called {name!r} too; give each metric a different name"
             )
         self._reserved[name] = field
 
     @tf.autograph.experimental.do_not_convert
-    def extract_metrics(self, task: Any, logs: Any, model: Any = None) -> Any:
+    def extract_metrics(self, task: TaskLike, logs: object, model: Model | None = None) -> Any:
         """Records the metrics that a step returned, and returns what else it returned.
 
         Runs in graph, on a replica. Warns of a scalar that has the name of a metric in an attribute
@@ -219,9 +235,12 @@ class MetricSet:
         attributes = [*vars(task).values(), getattr(model, "metrics", None)]
         candidates: list[Any] = []
         for value in attributes:
-            candidates += value if isinstance(value, (list, tuple)) else [value]
+            is_list = isinstance(value, (list, tuple))
+            candidates += value if is_list else [value]
         names = {candidate.name for candidate in candidates if _is_metric(candidate)}
-        for name in sorted((names & scalars.keys()) - self._names - self._warned):
+        reported_names = names & scalars.keys()
+        unreset_names = reported_names - self._names - self._warned
+        for name in sorted(unreset_names):
             self._warned.add(name)
             _LOG.warning(
                 "the step returns the scalar %r, and the task or the model holds a metric of this "
@@ -234,7 +253,7 @@ class MetricSet:
 
     @tf.autograph.experimental.do_not_convert
     def update_with_step(
-        self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0
+        self, task: TaskLike, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0
     ) -> None:
         """Adds what a training step returned. Runs in graph, on a replica.
 
@@ -250,10 +269,17 @@ class MetricSet:
         """
         loss = step_loss(task, logs)
         weight = None if isinstance(task, Task) else share
-        self.update(task, {**logs, task.loss: loss}, inputs, weight)
+        checked_logs = {**logs, task.loss: loss}
+        self.update(task, checked_logs, inputs, weight)
 
     @tf.autograph.experimental.do_not_convert
-    def update(self, task: Any, logs: Mapping[Any, Any], inputs: Any, weight: Any = None) -> None:
+    def update(
+        self,
+        task: TaskLike,
+        logs: Mapping[Any, Any],
+        inputs: Any,
+        weight: FloatLike | None = None,
+    ) -> None:
         """Adds the loss and the other scalars that a step returned. Runs in graph, on a replica.
 
         Args:
@@ -274,9 +300,15 @@ class MetricSet:
         for name, value in logs.items() if isinstance(task, Task) else ():
             if name == task.loss or str(name) in self._names:
                 continue
-            number = _number(value)
-            if number is not None:
-                scalars[str(name)] = number
+            # Only a single real number is a scalar. A log may also be text or None.
+            try:
+                tensor = tf.convert_to_tensor(value)
+            except (TypeError, ValueError):
+                continue
+            dtype = tensor.dtype
+            is_number = dtype.is_floating or dtype.is_integer or dtype == tf.bool
+            if is_number and tensor.shape.rank == 0:
+                scalars[str(name)] = tensor
 
         for name in scalars.keys() & self._reserved.keys():
             raise UsageError(
@@ -288,9 +320,10 @@ class MetricSet:
         if weight is None and (scalars or task.loss in logs):
             weight = _count_examples(inputs)
         if task.loss in logs:
-            # A loss for each example has no common weight: each counts as one.
             loss = tf.convert_to_tensor(logs[task.loss])
-            self.loss.update_state(loss, None if loss.shape.rank else weight)
+            # A loss for each example has no common weight: each counts as one.
+            loss_weight = None if loss.shape.rank else weight
+            self.loss.update_state(loss, loss_weight)
         if scalars:
             self._scalar_means.update_state(scalars, weight)
 
@@ -320,11 +353,18 @@ class MetricSet:
         logs: dict[str, Any] = {}
         own_metrics = [*self._engine_metrics, *self.metrics]
         metrics = [(metric.name, metric) for metric in own_metrics]
-        for name, metric in [*metrics, *self.returned_metrics.items()]:
+        # A metric that a step returns has the name under which it is returned.
+        metrics += self.returned_metrics.items()
+        for name, metric in metrics:
             result = apply_autograph(metric.result)()
-            logs.update(result if isinstance(result, Mapping) else {name: result})
+            if isinstance(result, Mapping):
+                logs.update(result)
+            else:
+                logs[name] = result
+
         if self.loss.is_updated:
-            logs[self.loss.name] = tf.cast(self.loss.result(), tf.float32)
+            loss = self.loss.result()
+            logs[self.loss.name] = tf.cast(loss, tf.float32)
         return logs
 
     def convert_to_logs(self, results: Mapping[str, Any]) -> dict[str, Any]:
@@ -334,22 +374,26 @@ class MetricSet:
         """
         return dict(results)
 
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[Variable]:
         """Returns the variables of all metrics but those that steps return.
 
         They are always in the same order.
         """
-        metrics = [*self._engine_metrics, *self.metrics, self.loss]
-        return [variable for metric in metrics for variable in metric.variables]
+        variables: list[Variable] = []
+        for metric in [*self._engine_metrics, *self.metrics, self.loss]:
+            variables += metric.variables
+        return variables
 
     @property
-    def returned_variables(self) -> list[Any]:
+    def returned_variables(self) -> list[Variable]:
         """The variables of the metrics that steps return.
 
         A checkpoint contains them as other state of the step.
         """
-        metrics = self.returned_metrics.values()
-        return [variable for metric in metrics for variable in metric.variables]
+        variables: list[Variable] = []
+        for metric in self.returned_metrics.values():
+            variables += metric.variables
+        return variables
 
     def names(self) -> list[str] | None:
         """Returns the names of the scalars in `results`, nested names joined by `|`.
@@ -357,15 +401,19 @@ class MetricSet:
         Runs eagerly, on the host. Returns None if they are not known yet: the first batch builds
         the metrics of a compiled model.
         """
-        if any(getattr(metric, "built", True) is False for metric in self.metrics):
+        are_built = [getattr(metric, "built", True) is not False for metric in self.metrics]
+        if not all(are_built):
             return None
 
-        scalars = flatten_scalars(to_numpy(self.results()), "|")
+        results = to_numpy(self.results())
+        scalars = flatten_scalars(results, "|")
         names = [name for name in scalars if name != self.loss.name]
         return [*names, self.loss.name]
 
 
-def create_training_metrics(task: Any, model: Any, config: Any, *, enabled: bool) -> MetricSet:
+def create_training_metrics(
+    task: TaskLike, model: Model, config: ExperimentConfig, *, enabled: bool
+) -> MetricSet:
     """Returns the metrics of training: the task's, the config's, and those of a compiled model.
 
     Called in strategy scope.
@@ -380,7 +428,9 @@ def create_training_metrics(task: Any, model: Any, config: Any, *, enabled: bool
     return MetricSet("training_loss", metrics)
 
 
-def create_validation_metrics(task: Any, model: Any, config: Any, *, enabled: bool) -> MetricSet:
+def create_validation_metrics(
+    task: TaskLike, model: Model, config: ExperimentConfig, *, enabled: bool
+) -> MetricSet:
     """Returns the metrics of evaluation, with the loss summed in float64.
 
     The arguments are those of `create_training_metrics`.
@@ -389,35 +439,45 @@ def create_validation_metrics(task: Any, model: Any, config: Any, *, enabled: bo
     return MetricSet("validation_loss", metrics, exact=True)
 
 
-def _metrics(task: Any, model: Any, config: Any, training: bool) -> list[Any]:
-    config_part = [metric for metric, _, _ in create_configured_metrics(config)]
-    return [*task_metrics(task, training), *config_part, *model_metrics(model)]
+def _metrics(
+    task: TaskLike, model: Model, config: ExperimentConfig, training: bool
+) -> list[Metric]:
+    """Returns the metrics of the task, of the config and of the model, in this order."""
+    metrics = task_metrics(task, training)
+    for metric, _, _ in create_configured_metrics(config):
+        metrics.append(metric)
+    metrics += model_metrics(model)
+    return metrics
 
 
-def model_metrics(model: Any) -> list[Any]:
+def model_metrics(model: Model) -> list[Metric]:
     """Returns the metrics of a compiled model, without the tracker of its loss."""
+    # A tf.Module has none.
     metrics = getattr(model, "metrics", None) or []
     return [metric for metric in metrics if metric.name != "loss"]
 
 
-def task_metrics(task: Any, training: bool) -> list[Any]:
+def task_metrics(task: TaskLike, training: bool) -> list[Metric]:
     """Returns the metrics that `task.build_metrics` creates. Called in strategy scope.
 
     Raises:
       UsageError: when it does not return a list of metrics.
     """
-    metrics = task.build_metrics(training=training)
+    metrics: object = task.build_metrics(training=training)
     if not isinstance(metrics, (list, tuple)):
         kind = "None" if metrics is None else f"a {type(metrics).__name__}"
         raise UsageError(
             f"{type(task).__name__}.build_metrics returned {kind}; return a list of metrics"
         )
+    origin = f"{type(task).__name__}.build_metrics returned a list with"
     for metric in metrics:
-        check_metric(metric, f"{type(task).__name__}.build_metrics returned a list with")
+        check_metric(metric, origin)
     return list(metrics)
 
 
-def create_configured_metrics(config: Any, for_tensors: bool = False) -> list[tuple[Any, str, str]]:
+def create_configured_metrics(
+    config: ExperimentConfig, for_tensors: bool = False
+) -> list[tuple[Metric, str, str]]:
     """Returns new metrics for entries of `trainer.metrics`, each with its tensor and its field.
 
     Called in strategy scope.
@@ -431,12 +491,14 @@ def create_configured_metrics(config: Any, for_tensors: bool = False) -> list[tu
       UsageError: when a metric cannot be created.
     """
     metrics = []
-    for place, section in enumerate(getattr(config.trainer, "metrics", ())):
+    sections = getattr(config.trainer, "metrics", ())
+    for place, section in enumerate(sections):
         if bool(section.tensor) != for_tensors:
             continue
         field = f"trainer.metrics[{place}]"
         if section.type in MetricConfig.registry:
-            metric = MetricConfig.registry.lookup(str(section.type)).build(section.get())
+            branch = MetricConfig.registry.lookup(str(section.type))
+            metric = branch.build(section.get())
         else:
             metric = _keras_metric(section.get())
         check_metric(metric, f"{field}: {section.type} built")
@@ -444,13 +506,12 @@ def create_configured_metrics(config: Any, for_tensors: bool = False) -> list[tu
     return metrics
 
 
-def _keras_metric(config: KerasMetricConfig) -> Any:
+def _keras_metric(config: KerasMetricConfig) -> keras.metrics.Metric:
     """Returns a new metric of keras.metrics, by the name of its class."""
     kind = getattr(keras.metrics, config.metric, None)
     if not (isinstance(kind, type) and issubclass(kind, keras.metrics.Metric)):
-        class_names = [
-            name for name in dir(keras.metrics) if isinstance(getattr(keras.metrics, name), type)
-        ]
+        members = {name: getattr(keras.metrics, name) for name in dir(keras.metrics)}
+        class_names = [name for name, member in members.items() if isinstance(member, type)]
         raise UsageError(
             f"trainer.metrics: keras.metrics has no {config.metric!r}; "
             f"{suggest_names(config.metric, class_names)}"
@@ -464,7 +525,7 @@ def _keras_metric(config: KerasMetricConfig) -> Any:
         ) from error
 
 
-def check_metric(metric: Any, where: str) -> None:
+def check_metric(metric: object, where: str) -> None:
     """Checks that an object is a metric.
 
     Args:
@@ -484,37 +545,34 @@ def check_metric(metric: Any, where: str) -> None:
 
 def remove_engine_results(results: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the results of a loop without those that the engine reads itself."""
-    return {name: value for name, value in results.items() if not name.startswith("trainer_kit/")}
+    reported_results = {}
+    for name, value in results.items():
+        if not name.startswith("trainer_kit/"):
+            reported_results[name] = value
+    return reported_results
 
 
 def to_numpy(values: Any) -> Any:
     """Returns nested dicts of tensors as nested dicts of NumPy values."""
     if isinstance(values, Mapping):
         return {name: to_numpy(value) for name, value in values.items()}
-    return values.numpy() if hasattr(values, "numpy") else values
+    # NumPy values and Python numbers stay as they are.
+    if not hasattr(values, "numpy"):
+        return values
+    return values.numpy()
 
 
-def _is_metric(value: Any) -> bool:
+def _is_metric(value: object) -> bool:
     return hasattr(value, "update_state") and hasattr(value, "result")
 
 
-def _number(value: Any) -> tf.Tensor | None:
-    """Returns a value as a tensor if it is a single real number, else None."""
-    try:
-        tensor = tf.convert_to_tensor(value)
-    except (TypeError, ValueError):
-        return None
-    dtype = tensor.dtype
-    is_number = dtype.is_floating or dtype.is_integer or dtype == tf.bool
-    return tensor if is_number and tensor.shape.rank == 0 else None
-
-
-def _without_nan_of_no_examples(values: tf.Tensor, weight: Any) -> tf.Tensor:
+def _without_nan_of_no_examples(values: tf.Tensor, weight: FloatLike) -> tf.Tensor:
     """Returns `values`, or zeros if the weight is 0: the mean of no examples is NaN."""
     # A float is never 0.
     if isinstance(weight, float):
         return values
-    return tf.where(weight > 0, values, tf.zeros_like(values))
+    zeros = tf.zeros_like(values)
+    return tf.where(weight > 0, values, zeros)
 
 
 def _count_examples(inputs: Any) -> tf.Tensor | float:
@@ -525,12 +583,22 @@ def _count_examples(inputs: Any) -> tf.Tensor | float:
     known beforehand and not 0, else a float32 scalar. If tensors that count differ in their first
     dimension, the step fails when it runs.
     """
-    labels = inputs[1] if isinstance(inputs, tuple) and len(inputs) in (2, 3) else None
+    labels = None
+    if isinstance(inputs, tuple) and len(inputs) in (2, 3):
+        labels = inputs[1]
     leaves = _with_axes(labels) or _with_axes(inputs)
-    sizes = [tf.shape(leaf)[0] for leaf in leaves if not leaf.shape[0]]
+    if not leaves:
+        return 1.0
+
+    # A size that is unknown or 0 is counted when the step runs.
+    sizes = []
+    for leaf in leaves:
+        if not leaf.shape[0]:
+            size = tf.shape(leaf)[0]
+            sizes.append(size)
     if not sizes:
         # Each batch has the same size, so that any weight is right.
-        return float(leaves[0].shape[0]) if leaves else 1.0
+        return float(leaves[0].shape[0])
 
     if len(sizes) > 1:
         message = (
@@ -538,10 +606,15 @@ def _count_examples(inputs: Any) -> tf.Tensor | float:
             f"counted: {describe_structure(inputs)}; "
             "return (features, labels) from build_inputs: the labels are then counted"
         )
-        tf.debugging.assert_equal(tf.stack(sizes), sizes[0], message)
+        all_sizes = tf.stack(sizes)
+        tf.debugging.assert_equal(all_sizes, sizes[0], message)
     return tf.cast(sizes[0], tf.float32)
 
 
 def _with_axes(values: Any) -> list[Any]:
     """Returns the tensors among nested values that have a first dimension."""
-    return [leaf for leaf in tf.nest.flatten(values) if hasattr(leaf, "shape") and leaf.shape.rank]
+    leaves = []
+    for leaf in tf.nest.flatten(values):
+        if hasattr(leaf, "shape") and leaf.shape.rank:
+            leaves.append(leaf)
+    return leaves

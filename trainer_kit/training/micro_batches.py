@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -24,15 +24,14 @@ from trainer_kit.process.error_report import describe_structure
 from trainer_kit.training.base_trainer import CustomParts
 from trainer_kit.training.metric_set import MetricSet
 from trainer_kit.training.trained_variables import layers_below
+from trainer_kit.typing import FloatLike, IntLike, Model, Optimizers, TaskLike, Variable
 
 _LOG = logging.getLogger(__name__)
 _PATH = "trainer.accumulate_steps"
-# An int, or an int32 scalar.
-Size: TypeAlias = Any
 
 
 def check_micro_batch_support(
-    class_name: str, custom_parts: CustomParts, optimizer: Any, steps: int
+    class_name: str, custom_parts: CustomParts, optimizer: Optimizers | None, steps: int
 ) -> None:
     """Checks that a trainer can split its batches. Called in strategy scope.
 
@@ -45,8 +44,10 @@ def check_micro_batch_support(
     Raises:
       UsageError: when the trainer, its strategy or its optimizer cannot split batches.
     """
+    strategy = tf.distribute.get_strategy()
+    optimizers = tf.nest.flatten(optimizer)
     problem = ""
-    if isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.ParameterServerStrategy):
+    if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
         problem = (
             "workers of a ParameterServerStrategy update by themselves; "
             "set it to 1, or take another strategy"
@@ -61,7 +62,7 @@ def check_micro_batch_support(
             f"{class_name} has a training step of its own on each replica, "
             "which is not split into micro-batches; set it to 1"
         )
-    elif any(hasattr(part, "get_scaled_loss") for part in tf.nest.flatten(optimizer)):
+    elif any(hasattr(part, "get_scaled_loss") for part in optimizers):
         # Tasks recognise such an optimizer by its class, and would not scale.
         problem = (
             "an optimizer of tf_keras scales the loss, which cannot be split; "
@@ -90,10 +91,11 @@ def less_memory_advice(steps: int, examples: int) -> str:
     )
 
 
-def warn_of_batch_normalization(model: Any, steps: int) -> None:
+def warn_of_batch_normalization(model: Model, steps: int) -> None:
     """Warns when a model has batch normalization, whose layers see micro-batches."""
     names = []
     for layer in (model, *layers_below(model)):
+        # A subclass may have any name, so the names of its base classes count too.
         class_names = [kind.__name__ for kind in type(layer).__mro__]
         if any("BatchNormalization" in class_name for class_name in class_names):
             names.append(getattr(layer, "name", type(layer).__name__))
@@ -133,10 +135,10 @@ class MicroBatches:
         self,
         parts: int,
         strategy: tf.distribute.Strategy,
-        step: Callable[[Any, Any, Any], None],
-        update: Callable[[], Any],
-        get_metric_variables: Callable[[], Sequence[Any]] = list,
-        options: Any = None,
+        step: Callable[[Any, FloatLike, tf.Tensor], None],
+        update: Callable[[], None],
+        get_metric_variables: Callable[[], Sequence[Variable]] = list,
+        options: tf.distribute.RunOptions | None = None,
         uses_xla: bool = False,
     ) -> None:
         self._parts = parts
@@ -158,8 +160,19 @@ class MicroBatches:
         Raises:
           UsageError: when the batch cannot be split.
         """
-        replicas = _by_replica(inputs, self._strategy)
-        sizes = {find_static_batch_size(leaves) for leaves in replicas}
+        # The tensors of the batch by replica. What is not distributed has one value for all.
+        leaves = tf.nest.flatten(inputs)
+        local_values = [self._strategy.experimental_local_results(leaf) for leaf in leaves]
+        replica_count = max((len(values) for values in local_values), default=1)
+        replicas = []
+        for replica in range(replica_count):
+            tensors = []
+            for values in local_values:
+                place = min(replica, len(values) - 1)
+                tensors.append(values[place])
+            replicas.append(tensors)
+
+        sizes = {find_static_batch_size(tensors) for tensors in replicas}
         if self._uses_xla or (len(sizes) == 1 and None not in sizes):
             example_count = batch_size(replicas[0])
             count = example_count // self._equal_size(example_count)
@@ -168,41 +181,50 @@ class MicroBatches:
             # Several replicas have to take the same number of parts.
             count = self._parts
             if self._strategy.num_replicas_in_sync == 1:
-                count = tf.clip_by_value(batch_size(replicas[0]), 1, self._parts)
+                example_count = batch_size(replicas[0])
+                count = tf.clip_by_value(example_count, 1, self._parts)
             step = functools.partial(self._run_dynamic_part, count=count)
 
-        def run_part(number: Any) -> tuple[Any]:
+        def is_left(number: tf.Tensor) -> tf.Tensor:
+            return number < count
+
+        def run_part(number: tf.Tensor) -> tuple[tf.Tensor]:
             # Otherwise "while/" would stand before the names of the task's summaries.
             with tf.name_scope(""):
                 self._strategy.run(step, args=(inputs, number), options=self._options)
             return (number + 1,)
 
         # More than one iteration at a time would keep the activations of several parts in memory.
-        tf.while_loop(
-            lambda number: number < count, run_part, (tf.constant(0),), parallel_iterations=1
-        )
+        first_number = tf.constant(0)
+        tf.while_loop(is_left, run_part, (first_number,), parallel_iterations=1)
         self._strategy.run(self._update, options=self._options)
 
-    def _equal_size(self, n: Size) -> Size:
+    def _equal_size(self, n: IntLike) -> IntLike:
         """Returns the size of the parts of n examples, a divisor of n.
 
         XLA needs one static shape for all parts.
         """
         if isinstance(n, int):
-            sizes = (n // count for count in range(self._parts, n) if n % count == 0)
-            return next(sizes, 1)
-        return tf.where(n % self._parts == 0, tf.maximum(n // self._parts, 1), 1)
+            # The parts are as large as possible.
+            for count in range(self._parts, n):
+                if n % count == 0:
+                    return n // count
+            return 1
+
+        size = tf.maximum(n // self._parts, 1)
+        return tf.where(n % self._parts == 0, size, 1)
 
     @tf.autograph.experimental.do_not_convert
-    def _run_equal_part(self, inputs: Any, number: Any) -> None:
+    def _run_equal_part(self, inputs: Any, number: tf.Tensor) -> None:
         """Runs the step on a part of a batch whose parts are all of one size."""
         example_count = batch_size(tf.nest.flatten(inputs))
         size = self._equal_size(example_count)
         part = slice_batch(inputs, number * size, size)
-        self._step(part, _share(size, example_count), tf.equal(number, 0))
+        is_first = tf.equal(number, 0)
+        self._step(part, _share(size, example_count), is_first)
 
     @tf.autograph.experimental.do_not_convert
-    def _run_dynamic_part(self, inputs: Any, number: Any, count: Size) -> None:
+    def _run_dynamic_part(self, inputs: Any, number: tf.Tensor, count: IntLike) -> None:
         """Runs the step on a part of a batch whose size is known only when it runs.
 
         Replicas take the same number of parts. A replica with fewer examples repeats some of them,
@@ -211,8 +233,12 @@ class MicroBatches:
         example_count = batch_size(tf.nest.flatten(inputs))
         start = number * example_count // count
         end = (number + 1) * example_count // count
-        size = tf.maximum(end - start, tf.minimum(example_count, 1))
+        # At least one example, if there is any.
+        smallest_size = tf.minimum(example_count, 1)
+        size = tf.maximum(end - start, smallest_size)
         part = slice_batch(inputs, start, size)
+        share = _share(end - start, example_count)
+        is_first = tf.equal(number, 0)
 
         # The metrics of a repeated example keep their values.
         context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -220,7 +246,7 @@ class MicroBatches:
             is_repeated = tf.equal(start, end)
             context = restore_variables_where(is_repeated, self._get_metric_variables())
         with context:
-            self._step(part, _share(end - start, example_count), tf.equal(number, 0))
+            self._step(part, share, is_first)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -248,7 +274,7 @@ def find_static_batch_size(leaves: Sequence[Any]) -> int | None:
 
 
 @tf.autograph.experimental.do_not_convert
-def batch_size(leaves: Sequence[Any]) -> Size:
+def batch_size(leaves: Sequence[Any]) -> IntLike:
     """Returns the number of examples in a replica's batch.
 
     It is an int if it is static, else an int32 scalar.
@@ -256,58 +282,62 @@ def batch_size(leaves: Sequence[Any]) -> Size:
     size = find_static_batch_size(leaves)
     if size is not None:
         return size
-    first = next(leaf for leaf in leaves if _has_examples(leaf))
-    return tf.cast(tf.shape(first)[0], tf.int32)
+    first_leaf = next(leaf for leaf in leaves if _has_examples(leaf))
+    size = tf.shape(first_leaf)[0]
+    return tf.cast(size, tf.int32)
 
 
 @tf.autograph.experimental.do_not_convert
-def slice_batch(inputs: Any, start: Size, size: Size) -> Any:
+def slice_batch(inputs: Any, start: IntLike, size: IntLike) -> Any:
     """Returns `size` examples of a nested batch from `start` on.
 
     What has no first axis stays as it is.
     """
 
     def slice_value(value: Any) -> Any:
-        return _slice_tensor(value, start, size) if _has_examples(value) else value
+        if not _has_examples(value):
+            return value
+        if isinstance(value, tf.RaggedTensor):
+            return value[start : start + size]
+        if isinstance(value, tf.SparseTensor):
+            # The shape of a sparse tensor is int64.
+            sparse_start = tf.cast(start, tf.int64)
+            sparse_size = tf.cast(size, tf.int64)
+            begin, sizes = _bounds(sparse_start, sparse_size, value.dense_shape[1:])
+            return tf.sparse.slice(value, begin, sizes)
+
+        shape = tf.shape(value)
+        begin, sizes = _bounds(start, size, shape[1:])
+        part = tf.slice(value, begin, sizes)
+        if value.shape.rank is None:
+            return part
+        # A slice by tensors has lost the static shape.
+        static_size = size if isinstance(size, int) else None
+        static_shape = [static_size, *value.shape[1:]]
+        return tf.ensure_shape(part, static_shape)
 
     return tf.nest.map_structure(slice_value, inputs)
 
 
 @contextlib.contextmanager
-def restore_variables_where(condition: tf.Tensor, variables: Sequence[Any]) -> Iterator[None]:
+def restore_variables_where(condition: tf.Tensor, variables: Sequence[Variable]) -> Iterator[None]:
     """A context after which variables have their earlier values if `condition` is true.
 
     Runs in graph, on a replica.
     """
-    native_variables = [
-        variable.value if isinstance(variable, keras.Variable) else variable
-        for variable in variables
-    ]
+    native_variables: list[tf.Variable] = []
+    for variable in variables:
+        is_keras = isinstance(variable, keras.Variable)
+        native_variables.append(variable.value if is_keras else variable)
+
     values = [tf.identity(variable.read_value()) for variable in native_variables]
     yield
-    for variable, value in zip(native_variables, values, strict=True):
-        variable.assign(tf.where(condition, value, variable.read_value()))
+    for variable, old_value in zip(native_variables, values, strict=True):
+        new_value = variable.read_value()
+        variable.assign(tf.where(condition, old_value, new_value))
 
 
-def _slice_tensor(value: Any, start: Size, size: Size) -> Any:
-    if isinstance(value, tf.RaggedTensor):
-        return value[start : start + size]
-    if isinstance(value, tf.SparseTensor):
-        # The shape of a sparse tensor is int64.
-        sparse_start = tf.cast(start, tf.int64)
-        sparse_size = tf.cast(size, tf.int64)
-        begin, sizes = _bounds(sparse_start, sparse_size, value.dense_shape[1:])
-        return tf.sparse.slice(value, begin, sizes)
-
-    begin, sizes = _bounds(start, size, tf.shape(value)[1:])
-    part = tf.slice(value, begin, sizes)
-    if value.shape.rank is None:
-        return part
-    static_size = size if isinstance(size, int) else None
-    return tf.ensure_shape(part, [static_size, *value.shape[1:]])
-
-
-def _bounds(start: Size, size: Size, others: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _bounds(start: IntLike, size: IntLike, others: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns begin and sizes of a slice of the first axis that takes all of the other axes.
 
     Args:
@@ -315,36 +345,28 @@ def _bounds(start: Size, size: Size, others: tf.Tensor) -> tuple[tf.Tensor, tf.T
       size: The number of examples.
       others: The sizes of the other axes, an int vector.
     """
-    begin = tf.concat([[start], tf.zeros_like(others)], 0)
+    zeros = tf.zeros_like(others)
+    begin = tf.concat([[start], zeros], 0)
     sizes = tf.concat([[size], others], 0)
     return begin, sizes
 
 
-def _share(size: Size, n: Size) -> Any:
+def _share(size: IntLike, n: IntLike) -> FloatLike:
     """Returns a part's share of a batch of n examples.
 
     It is a float if it is known now, else a float32 scalar.
     """
     if isinstance(n, int):
         return size / n
-    return tf.cast(size, tf.float32) / tf.cast(tf.maximum(n, 1), tf.float32)
+    # A replica may have no examples.
+    count = tf.maximum(n, 1)
+    part_size = tf.cast(size, tf.float32)
+    return part_size / tf.cast(count, tf.float32)
 
 
 def _has_examples(value: Any) -> bool:
     """Whether a part of a batch has a first axis: any tensor that is no scalar."""
     return tf.is_tensor(value) and value.shape.rank != 0
-
-
-def _by_replica(inputs: Any, strategy: tf.distribute.Strategy) -> list[list[Any]]:
-    """Returns the tensors of a distributed batch, for each replica of this worker."""
-    local_values = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(inputs)]
-    count = max((len(values) for values in local_values), default=1)
-
-    # What is not distributed has one value for all replicas.
-    return [
-        [values[min(replica, len(values) - 1)] for values in local_values]
-        for replica in range(count)
-    ]
 
 
 class Accumulation:
@@ -362,7 +384,7 @@ class Accumulation:
     """
 
     def __init__(
-        self, steps: int, class_name: str, task: Any, metrics: MetricSet, *, is_fused: bool
+        self, steps: int, class_name: str, task: TaskLike, metrics: MetricSet, *, is_fused: bool
     ) -> None:
         self.steps = steps
         self._class_name = class_name
@@ -394,7 +416,13 @@ class Accumulation:
             )
 
     @tf.autograph.experimental.do_not_convert
-    def train(self, step: Callable[..., None], optimizer: Any, inputs: Any, options: Any) -> None:
+    def train(
+        self,
+        step: Callable[..., None],
+        optimizer: Optimizers,
+        inputs: Any,
+        options: tf.distribute.RunOptions,
+    ) -> None:
         """Trains on a batch, with one update. Runs in graph, in cross-replica context.
 
         Args:
@@ -406,33 +434,33 @@ class Accumulation:
         """
         self._is_used = True
         self._sums.calls = {}
+
+        @tf.autograph.experimental.do_not_convert
+        def run_part(part: Any, share: FloatLike, is_first: tf.Tensor) -> None:
+            if not isinstance(optimizer, Mapping):
+                accumulator = GradientAccumulator(self._sums, optimizer, share, is_first)
+                step(part, accumulator, share)
+                return
+
+            accumulators = {
+                name: GradientAccumulator(self._sums, named_optimizer, share, is_first)
+                for name, named_optimizer in optimizer.items()
+            }
+            if isinstance(optimizer, NamedOptimizers):
+                step(part, optimizer.with_optimizers(accumulators), share)
+            else:
+                step(part, accumulators, share)
+
         batches = MicroBatches(
             self.steps,
             self._strategy,
-            functools.partial(self._part_step, step, optimizer),
+            run_part,
             self._update,
             get_metric_variables=self._metrics.variables,
             options=options,
             uses_xla=self._is_fused,
         )
         batches(inputs)
-
-    @tf.autograph.experimental.do_not_convert
-    def _part_step(
-        self, step: Callable[..., None], optimizer: Any, part: Any, share: Any, is_first: Any
-    ) -> None:
-        if not isinstance(optimizer, Mapping):
-            step(part, GradientAccumulator(self._sums, optimizer, share, is_first), share)
-            return
-
-        accumulators = {
-            name: GradientAccumulator(self._sums, named_optimizer, share, is_first)
-            for name, named_optimizer in optimizer.items()
-        }
-        if isinstance(optimizer, NamedOptimizers):
-            step(part, optimizer.with_optimizers(accumulators), share)
-        else:
-            step(part, accumulators, share)
 
     @tf.autograph.experimental.do_not_convert
     def _update(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +18,9 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import DataError, DivergedError, UsageError
 from trainer_kit.optimizers.learning_rate import current_learning_rate
 from trainer_kit.telemetry.scalars import get_training_loss
+
+if TYPE_CHECKING:
+    from trainer_kit.training.trainer import Trainer
 
 # The number of steps that show a curve.
 _FEWEST = 20
@@ -46,11 +49,13 @@ class RateRange:
     @property
     def smoothed_losses(self) -> np.ndarray:
         """The mean loss of the steps around each step, which are a twentieth of all steps or 5."""
+        count = len(self.losses)
         sums = np.concatenate([[0.0], np.cumsum(self.losses)])
-        places = np.arange(len(self.losses))
-        reach = _window(len(self.losses)) // 2
+        places = np.arange(count)
+        reach = _window(count) // 2
+        # The window is smaller at both ends of the curve.
         begins = np.maximum(places - reach, 0)
-        ends = np.minimum(places + reach + 1, len(self.losses))
+        ends = np.minimum(places + reach + 1, count)
         return (sums[ends] - sums[begins]) / (ends - begins)
 
     @property
@@ -61,12 +66,10 @@ class RateRange:
     @property
     def is_still_falling(self) -> bool:
         """Whether the loss is lowest at the highest rate, so that a higher rate may be better."""
-        last = len(self.losses) - 1 - _window(len(self.losses)) // 2
-        return (
-            self.is_falling
-            and self.ended_by != DIVERGED
-            and int(np.argmin(self.smoothed_losses)) >= last
-        )
+        count = len(self.losses)
+        last = count - 1 - _window(count) // 2
+        lowest = int(np.argmin(self.smoothed_losses))
+        return self.is_falling and self.ended_by != DIVERGED and lowest >= last
 
     @property
     def is_falling(self) -> bool:
@@ -129,7 +132,7 @@ def range_test_config(
     return config.replace(trainer={"optimizer_config": rate, "fuse_steps": 1})
 
 
-def run_range_test(trainer: Any, lowest: float, steps: int) -> RateRange:
+def run_range_test(trainer: Trainer, lowest: float, steps: int) -> RateRange:
     """Trains for up to `steps` steps and returns the measured curve.
 
     Runs eagerly, on the host, in strategy scope. It stops when the loss is not finite, or its mean
@@ -146,7 +149,18 @@ def run_range_test(trainer: Any, lowest: float, steps: int) -> RateRange:
       DivergedError: when training diverges in fewer than 20 steps.
     """
     trainer.initialize()
-    rate = _read_initial_rate(trainer, lowest)
+
+    # The rate before the first step has to be that of the config.
+    optimizer = trainer.optimizer
+    _refuse_several(optimizer if isinstance(optimizer, Mapping) else ())
+    rate = float(current_learning_rate(optimizer))
+    if not math.isclose(rate, lowest, rel_tol=1e-3):
+        raise UsageError(
+            f"{type(trainer.task).__name__}.create_optimizer returns an optimizer with the "
+            f"learning rate {rate:g}, not with that of trainer.optimizer_config; "
+            "a range test changes only the latter"
+        )
+
     rates: list[float] = []
     losses: list[float] = []
     ended_by = ""
@@ -180,20 +194,6 @@ def run_range_test(trainer: Any, lowest: float, steps: int) -> RateRange:
             "begin at a lower rate (--lowest), and look at the data and the loss"
         )
     return RateRange(np.array(rates), np.array(losses), ended_by)
-
-
-def _read_initial_rate(trainer: Any, lowest: float) -> float:
-    """Returns the learning rate before the first step, which has to be that of the config."""
-    optimizer = trainer.optimizer
-    _refuse_several(optimizer if isinstance(optimizer, Mapping) else ())
-    rate = float(current_learning_rate(optimizer))
-    if not math.isclose(rate, lowest, rel_tol=1e-3):
-        raise UsageError(
-            f"{type(trainer.task).__name__}.create_optimizer returns an optimizer with the "
-            f"learning rate {rate:g}, not with that of trainer.optimizer_config; "
-            "a range test changes only the latter"
-        )
-    return rate
 
 
 def _refuse_several(names: Collection[str]) -> None:

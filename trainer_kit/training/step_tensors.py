@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import keras
 import numpy as np
@@ -20,12 +20,20 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.training.metric_set import MetricSet, create_configured_metrics
+from trainer_kit.typing import Metric, Model
 
+if TYPE_CHECKING:
+    from trainer_kit.config.schema.experiment import ExperimentConfig
+    from trainer_kit.training.base_trainer import BaseTrainer
+    from trainer_kit.training.evaluator import Evaluator
+
+# A tensor or a variable. An output of a layer may be a structure of them.
+Exposed = TypeVar("Exposed")
 _collector: ContextVar[TensorCollector | None] = ContextVar("collector", default=None)
 
 
 @tf.autograph.experimental.do_not_convert
-def expose(name: Any, tensor: Any) -> Any:
+def expose(name: object, tensor: Exposed) -> Exposed:
     """Gives a tensor of a model or a step a name.
 
     Summaries, metrics, callbacks and predictors request the tensor by this name. Runs in graph or
@@ -76,7 +84,7 @@ class TensorCollector:
         self.exposed_names: set[str] = set()
         self.problem = ""
 
-    def add(self, name: str, tensor: Any) -> None:
+    def add(self, name: str, tensor: object) -> None:
         """Records a tensor if its name is requested, or the problem if it is not available."""
         self.exposed_names.add(name)
         if name not in self._requested_names:
@@ -112,9 +120,9 @@ class LayerOutputs:
       model: The argument of this name.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
-        self._layers: dict[str, list[Any]] = {}
+        self._layers: dict[str, list[keras.layers.Layer]] = {}
         # The contexts of replicas overlap, because replicas are traced in turns.
         self._open_contexts = 0
 
@@ -122,14 +130,19 @@ class LayerOutputs:
         unnamed: set[int] = set()
         for part in tf.train.TrackableView(model).descendants():
             if isinstance(part, keras.Sequential):
-                children = tf.train.TrackableView(part).children(part).values()
-                unnamed |= {id(child) for child in children} - {id(layer) for layer in part.layers}
+                view = tf.train.TrackableView(part)
+                child_ids = {id(child) for child in view.children(part).values()}
+                unnamed |= child_ids - {id(layer) for layer in part.layers}
 
+            # An input layer has a method `call`, which nothing calls.
             is_input = type(part).__name__ == "InputLayer"
             is_called = callable(getattr(part, "call", None)) and not is_input
-            if is_called and id(part) not in unnamed:
-                if isinstance(getattr(part, "name", None), str):
-                    self._layers.setdefault(part.name, []).append(part)
+            if not is_called or id(part) in unnamed:
+                continue
+            name = getattr(part, "name", None)
+            if isinstance(name, str):
+                namesakes = self._layers.setdefault(name, [])
+                namesakes.append(part)
 
     @property
     def names(self) -> list[str]:
@@ -192,7 +205,7 @@ def unknown_tensor(
     )
 
 
-def check_evaluation_tensors(trainer: Any) -> None:
+def check_evaluation_tensors(trainer: BaseTrainer) -> None:
     """Traces the evaluation step if tensors of it are requested by name.
 
     A missing tensor then ends a run before it trains. Runs eagerly, on the host.
@@ -204,15 +217,19 @@ def check_evaluation_tensors(trainer: Any) -> None:
     Raises:
       UsageError: when the step exposes no tensor of such a name.
     """
-    if trainer.custom_parts.has_steps or not trainer.eval_tensors.has_requests:
+    if trainer.custom_parts.has_steps:
         return
-    if not (trainer.can_evaluate and trainer.config.trainer.eval_tf_function):
+    # Only an Evaluator has steps that are not its own.
+    evaluator = cast("Evaluator", trainer)
+    if not evaluator.eval_tensors.has_requests:
+        return
+    if not (evaluator.can_evaluate and evaluator.config.trainer.eval_tf_function):
         return
 
-    for validation_set in trainer.validation:
-        selected_set = trainer.select_validation_set(validation_set.name)
+    for validation_set in evaluator.validation:
+        selected_set = evaluator.select_validation_set(validation_set.name)
         iterator = selected_set.data.iterator(fresh=False)
-        eval_step = tf.function(trainer.eval_step, autograph=False)
+        eval_step = tf.function(evaluator.eval_step, autograph=False)
         eval_step.get_concrete_function(iterator)
 
 
@@ -244,7 +261,7 @@ class LastValue:
         tf.distribute.get_replica_context().merge_call(self._store, args=(value,))
 
     @tf.autograph.experimental.do_not_convert
-    def _store(self, strategy: tf.distribute.Strategy, value: Any) -> None:
+    def _store(self, strategy: tf.distribute.Strategy, value: tf.Tensor) -> None:
         parts = strategy.experimental_local_results(value)
         self._dtype = parts[0].dtype
         shape = parts[0].shape if self._is_fused else tf.TensorShape(None)
@@ -264,9 +281,11 @@ class LastValue:
             or variable.dtype != dtype
             or not variable.shape.is_compatible_with(shape)
         ):
+            # A variable of any shape begins as a scalar.
+            first_shape = shape if self._is_fused else []
             with tf.init_scope(), strategy.scope():
                 self.variable = tf.Variable(
-                    tf.zeros(shape if self._is_fused else [], dtype),
+                    tf.zeros(first_shape, dtype),
                     trainable=False,
                     shape=shape,
                     name="exposed",
@@ -276,7 +295,8 @@ class LastValue:
 
         local_variables = strategy.experimental_local_results(self.variable)
         for local_variable, part in zip(local_variables, parts, strict=True):
-            local_variable.assign(tf.cast(part, local_variable.dtype))
+            new_value = tf.cast(part, local_variable.dtype)
+            local_variable.assign(new_value)
 
     def read_value(self, strategy: tf.distribute.Strategy) -> np.ndarray:
         """Returns the value over the replicas of this worker, as a NumPy array.
@@ -286,13 +306,17 @@ class LastValue:
         Args:
           strategy: The strategy of the trainer.
         """
+        dtype = self._dtype.as_numpy_dtype
         replicas = strategy.experimental_local_results(self.variable)
-        parts = [np.asarray(replica.numpy(), self._dtype.as_numpy_dtype) for replica in replicas]
+        parts = [np.asarray(replica.numpy(), dtype) for replica in replicas]
         if len(parts) == 1:
             return parts[0]
         if parts[0].ndim:
             return np.concatenate(parts)
-        return np.asarray(np.mean(parts, dtype=np.result_type(parts[0], np.float32)))
+
+        # The mean of integers is a float.
+        mean_dtype = np.result_type(parts[0], np.float32)
+        return np.asarray(np.mean(parts, dtype=mean_dtype))
 
 
 class StepTensors:
@@ -315,13 +339,15 @@ class StepTensors:
       UsageError: when two of its metrics have the same name.
     """
 
-    def __init__(self, phase: str, config: Any, metrics: MetricSet) -> None:
+    def __init__(self, phase: str, config: ExperimentConfig, metrics: MetricSet) -> None:
         self._phase = phase
         self._metric_set = metrics
         self._strategy = tf.distribute.get_strategy()
-        self._is_fused = phase == "training" and getattr(config.trainer, "fuse_steps", 1) > 1
+        # Only training steps are fused.
+        fuse_steps = getattr(config.trainer, "fuse_steps", 1)
+        self._is_fused = phase == "training" and fuse_steps > 1
         # Each metric with its tensor, and with who requests it.
-        self._tensor_metrics: list[tuple[Any, str, str]] = []
+        self._tensor_metrics: list[tuple[Metric, str, str]] = []
         # Who requests the last value of a tensor, by the name of the tensor.
         self._fields: dict[str, str] = {}
         # By validation set and tensor: steps of other sets may expose another dtype by the same
@@ -381,7 +407,7 @@ class StepTensors:
         Raises:
           UsageError: when a subclass of the trainer has its own step, which captures no tensors.
         """
-        values = {}
+        values: dict[str, Any] = {}
         for name, field in self._fields.items():
             last_value = self._last_values.get((validation_set, name))
             if last_value is not None:
@@ -391,10 +417,14 @@ class StepTensors:
                     f"{field}: the tensor {name!r} has no value, because the trainer's "
                     f"{self._phase} step is its own; call the method of the superclass there"
                 )
-        self.values = {**self.values, validation_set: values} if validation_set else values
+
+        # The values of other validation sets stay.
+        if validation_set:
+            values = {**self.values, validation_set: values}
+        self.values = values
 
     @contextlib.contextmanager
-    def capture_tensors(self, model: Any) -> Iterator[Mapping[str, tf.Tensor]]:
+    def capture_tensors(self, model: Model) -> Iterator[Mapping[str, tf.Tensor]]:
         """A context of a step on a replica, which yields a mapping for `update_metrics`.
 
         After the context, the mapping contains the requested tensors by name.
@@ -418,15 +448,16 @@ class StepTensors:
             yield collector.tensors
 
         for name, field in requested_fields.items():
-            if name not in collector.tensors:
-                advice = ""
-                if self._phase == "evaluation":
-                    advice = (
-                        "; a tensor of train_step has to be exposed in validation_step, too, "
-                        "for evaluations"
-                    )
-                names = {*collector.exposed_names, *layers.names}
-                raise unknown_tensor(name, names, f"{field}: the {self._phase} step", advice)
+            if name in collector.tensors:
+                continue
+            advice = ""
+            if self._phase == "evaluation":
+                advice = (
+                    "; a tensor of train_step has to be exposed in validation_step, too, "
+                    "for evaluations"
+                )
+            names = {*collector.exposed_names, *layers.names}
+            raise unknown_tensor(name, names, f"{field}: the {self._phase} step", advice)
 
     @tf.autograph.experimental.do_not_convert
     def update_metrics(self, tensors: Mapping[str, tf.Tensor], validation_set: str = "") -> None:
@@ -459,6 +490,7 @@ def _wrap_layer_call(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(call)
     def exposing(*args: Any, **kwargs: Any) -> Any:
-        return expose(name, apply_autograph(call)(*args, **kwargs))
+        output = apply_autograph(call)(*args, **kwargs)
+        return expose(name, output)
 
     return exposing

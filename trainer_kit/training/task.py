@@ -11,11 +11,12 @@ import abc
 import contextlib
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
+import keras
 import tensorflow as tf
 
-from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.config.schema.experiment import DataConfig, TaskConfig
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import TrainerKitError, UsageError, add_note
@@ -26,6 +27,17 @@ from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
 from trainer_kit.process.error_report import describe_values
 from trainer_kit.runtime.keras_internals import skip_replica_loss_scaling
 from trainer_kit.training.initial_weights.weight_loading import load_initial_weights
+from trainer_kit.typing import Metric, Model, TaskLike, Variable
+
+
+class StatefulTask(Protocol):
+    """A task that saves plain values in checkpoints."""
+
+    def state(self) -> Any:
+        """Returns the values, in JSON types."""
+
+    def restore(self, state: Any) -> None:
+        """Restores the values that `state` returned."""
 
 
 class Task(abc.ABC):
@@ -43,7 +55,7 @@ class Task(abc.ABC):
     validation_set = ""
 
     def __init__(
-        self, params: Any, logging_dir: str | None = None, name: str | None = None
+        self, params: TaskConfig, logging_dir: str | None = None, name: str | None = None
     ) -> None:
         self._task_config = params
         self._logging_dir = logging_dir or ""
@@ -91,7 +103,9 @@ class Task(abc.ABC):
             random_seed=getattr(runtime_config, "random_seed", 0),
         )
 
-    def optimizer_variables(self, model: Any) -> Mapping[str, Sequence[Any]]:
+    def optimizer_variables(
+        self, model: keras.Model | tf.Module
+    ) -> Mapping[str, Sequence[Variable]]:
         """Returns the variables that each of several optimizers updates, by the optimizer's name.
 
         By default it returns none. The optimizers are those of `trainer.optimizers`, or those of
@@ -118,7 +132,7 @@ class Task(abc.ABC):
         """
         return ()
 
-    def initialize(self, model: Any) -> None:
+    def initialize(self, model: keras.Model | tf.Module) -> None:
         """Loads `task_config.init_checkpoint` into `model`.
 
         The field is a path or a list of sections. Does nothing if it is empty. Called eagerly, on
@@ -133,7 +147,7 @@ class Task(abc.ABC):
             load_initial_weights(model, init_checkpoint)
 
     @abc.abstractmethod
-    def build_model(self) -> Any:
+    def build_model(self) -> keras.Model | tf.Module:
         """Returns the model, of Keras 3 or tf_keras, or a tf.Module. Called in strategy scope.
 
         A model without variables is built afterwards: the task calls it in a graph on the specs of
@@ -189,7 +203,7 @@ class Task(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def process_metrics(
-        self, metrics: Sequence[Any], labels: Any, model_outputs: Any, **kwargs: Any
+        self, metrics: Sequence[Metric], labels: Any, model_outputs: Any, **kwargs: Any
     ) -> None:
         """Updates the metrics of `build_metrics` with one batch. Runs in graph, on a replica."""
         del kwargs
@@ -204,7 +218,12 @@ class Task(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def process_compiled_metrics(
-        self, model: Any, features: Any, labels: Any, model_outputs: Any, sample_weight: Any = None
+        self,
+        model: keras.Model,
+        features: Any,
+        labels: Any,
+        model_outputs: Any,
+        sample_weight: tf.Tensor | None = None,
     ) -> None:
         """Updates the metrics of the model's `compile` with one batch.
 
@@ -216,7 +235,11 @@ class Task(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
-        self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
+        self,
+        inputs: Any,
+        model: keras.Model | tf.Module,
+        optimizer: Any,
+        metrics: Sequence[Metric] | None = None,
     ) -> dict[str, Any]:
         """Runs one forward and backward pass and updates the weights.
 
@@ -257,7 +280,10 @@ class Task(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(
-        self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None
+        self,
+        inputs: Any,
+        model: keras.Model | tf.Module,
+        metrics: Sequence[Metric] | None = None,
     ) -> dict[str, Any]:
         """Runs one forward pass and updates the metrics.
 
@@ -275,7 +301,7 @@ class Task(abc.ABC):
         return {self.loss: loss}
 
     @tf.autograph.experimental.do_not_convert
-    def inference_step(self, inputs: Any, model: Any) -> Any:
+    def inference_step(self, inputs: Any, model: keras.Model | tf.Module) -> Any:
         """Returns the model's outputs for `inputs` in inference mode.
 
         Runs in graph, on a replica.
@@ -315,7 +341,12 @@ class Task(abc.ABC):
 
     @tf.autograph.experimental.do_not_convert
     def batch_loss(
-        self, model: Any, features: Any, labels: Any, outputs: Any, sample_weight: Any = None
+        self,
+        model: keras.Model | tf.Module,
+        features: Any,
+        labels: Any,
+        outputs: Any,
+        sample_weight: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Returns the loss of one batch, a float32 scalar.
 
@@ -354,12 +385,12 @@ class Task(abc.ABC):
     @tf.autograph.experimental.do_not_convert
     def update_metrics(
         self,
-        metrics: Sequence[Any] | None,
-        model: Any,
+        metrics: Sequence[Metric] | None,
+        model: keras.Model | tf.Module,
         features: Any,
         labels: Any,
         outputs: Any,
-        **weights: Any,
+        **weights: tf.Tensor,
     ) -> None:
         """Updates the metrics of build_metrics and of the model's `compile` with one batch.
 
@@ -393,7 +424,7 @@ class Task(abc.ABC):
 
 
 @tf.autograph.experimental.do_not_convert
-def scalar_loss(loss: Any, method: str) -> tf.Tensor:
+def scalar_loss(loss: object, method: str) -> tf.Tensor:
     """Returns the loss, which has to be a scalar, as a tensor.
 
     Args:
@@ -420,7 +451,7 @@ def scalar_loss(loss: Any, method: str) -> tf.Tensor:
 
 
 @tf.autograph.experimental.do_not_convert
-def step_loss(task: Any, logs: Any) -> tf.Tensor:
+def step_loss(task: TaskLike, logs: object) -> tf.Tensor:
     """Returns the loss from the logs of a training step. Runs in graph, on a replica.
 
     A `Task` has to return a scalar. Tasks of Model Garden may return a loss per example, whose mean
@@ -432,9 +463,11 @@ def step_loss(task: Any, logs: Any) -> tf.Tensor:
     """
     method = f"{type(task).__name__}.train_step"
     if not isinstance(logs, Mapping) or task.loss not in logs:
-        description = repr(logs)
         if isinstance(logs, Mapping):
-            description = f"a dict of {', '.join(map(str, logs)) or 'nothing'}"
+            names = ", ".join(map(str, logs)) or "nothing"
+            description = f"a dict of {names}"
+        else:
+            description = repr(logs)
         raise TrainerKitError(
             f"{method} has to return a dict with the loss, {{self.loss: loss}}; "
             f"it returned {description}"
@@ -455,7 +488,7 @@ def split_batch(inputs: Any) -> tuple[Any, Any]:
 
 
 @tf.autograph.experimental.do_not_convert
-def _split_weighted(inputs: Any, model: Any) -> tuple[Any, Any, dict[str, Any]]:
+def _split_weighted(inputs: Any, model: Model) -> tuple[Any, Any, dict[str, tf.Tensor]]:
     """Returns the features and labels of a batch, and its weights as keyword arguments.
 
     Only a compiled model gets weights. They have the name `sample_weight`.
@@ -473,15 +506,17 @@ def full_precision(outputs: Any) -> Any:
     """
     low_precision = (tf.float16, tf.bfloat16)
 
-    def cast_output(output: Any) -> Any:
-        is_low = getattr(output, "dtype", None) in low_precision
-        return tf.cast(output, tf.float32) if is_low else output
+    def cast_output(output: object) -> object:
+        # An output may be anything, such as a ragged tensor, a text or None.
+        if getattr(output, "dtype", None) in low_precision:
+            return tf.cast(output, tf.float32)
+        return output
 
     return tf.nest.map_structure(cast_output, outputs)
 
 
 @tf.autograph.experimental.do_not_convert
-def is_compiled(model: Any) -> bool:
+def is_compiled(model: Model) -> bool:
     """Whether `model` is a Keras model, of either version, that has a loss from `compile`."""
     # Keras 3.
     if hasattr(model, "compiled"):
@@ -490,7 +525,7 @@ def is_compiled(model: Any) -> bool:
     return getattr(model, "compiled_loss", None) is not None
 
 
-def has_state_methods(task: Any) -> bool:
+def has_state_methods(task: object) -> TypeGuard[StatefulTask]:
     """Whether a task has methods `state()` and `restore(state)`.
 
     They save its plain values in checkpoints.
@@ -499,7 +534,7 @@ def has_state_methods(task: Any) -> bool:
 
 
 @contextlib.contextmanager
-def preserve_task_states(tasks: Iterable[Any]) -> Iterator[None]:
+def preserve_task_states(tasks: Iterable[TaskLike]) -> Iterator[None]:
     """Restores the own state of tasks at the end of this context.
 
     Tasks without methods for it stay as they are.

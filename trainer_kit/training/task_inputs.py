@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -21,6 +21,10 @@ from trainer_kit.inputs.worker_pipeline import DataSection, OnePassPipeline, Wor
 from trainer_kit.runtime.datasets import distribute_dataset, has_plain_iterator
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
 from trainer_kit.training.metric_set import MetricSet
+from trainer_kit.typing import Dataset, Model, TaskLike, Variable
+
+if TYPE_CHECKING:
+    from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ class ValidationSet:
     name: str
     data: ValidationData
     options: ValidationSetConfig | None = None
-    task: Any = None
-    model: Any = None
+    task: TaskLike | None = None
+    model: Model | None = None
     metrics: MetricSet | None = None
 
     @property
@@ -55,8 +59,9 @@ class ValidationSet:
         Args:
           default: The number of batches if the config sets none for this set.
         """
-        steps = self.options.steps if self.options is not None else None
-        return default if steps is None else steps
+        if self.options is None or self.options.steps is None:
+            return default
+        return self.options.steps
 
     def interval(self, default: int | None) -> int | None:
         """Returns the training steps between two evaluations.
@@ -64,8 +69,9 @@ class ValidationSet:
         Args:
           default: The interval if the config sets none for this set.
         """
-        interval = self.options.interval if self.options is not None else None
-        return default if interval is None else interval
+        if self.options is None or self.options.interval is None:
+            return default
+        return self.options.interval
 
     def check_ends(self, default: int) -> None:
         """Checks that the data is not known to be endless if all batches are to be evaluated.
@@ -98,7 +104,9 @@ class ValidationSet:
 
         # The last batch may have elements for some of the replicas only.
         batches = -(-elements // replicas)
-        return min(steps, batches) if steps > 0 else batches
+        if steps > 0:
+            return min(steps, batches)
+        return batches
 
 
 class ValidationSets:
@@ -132,7 +140,7 @@ class ValidationSets:
         return "" not in self._sets
 
     @property
-    def dataset(self) -> Any:
+    def dataset(self) -> Dataset | dict[str, Dataset]:
         """The dataset, created when it is first needed.
 
         If the sets have names, it is a dict of datasets by name.
@@ -140,12 +148,13 @@ class ValidationSets:
         datasets = {validation_set.name: validation_set.data.dataset for validation_set in self}
         return datasets if self.has_names else datasets[""]
 
-    def replace(self, dataset: Any) -> None:
+    def replace(self, dataset: Dataset | Mapping[str, Dataset]) -> None:
         """Replaces the data from the next evaluation on.
 
         Args:
           dataset: The dataset. If the sets have names, a dict of datasets by name.
         """
+        # A single set without a name is passed without a dict.
         datasets = dataset if self.has_names else {"": dataset}
         for name, new_dataset in datasets.items():
             self._sets[name].data.replace(new_dataset)
@@ -174,14 +183,18 @@ class ValidationSets:
 
         The arguments are those of ValidationSet.batches.
         """
-        counts = [self._sets[name].batches(default, replicas) for name in self.evaluated_names]
-        if None in counts:
-            return None
-        return sum(count for count in counts if count is not None)
+        total = 0
+        for name in self.evaluated_names:
+            batches = self._sets[name].batches(default, replicas)
+            # One set of unknown length makes the sum unknown.
+            if batches is None:
+                return None
+            total += batches
+        return total
 
-    def metric_variables(self) -> list[Any]:
+    def metric_variables(self) -> list[Variable]:
         """Returns the variables of the metrics that belong to single sets."""
-        variables: list[Any] = []
+        variables: list[Variable] = []
         for validation_set in self:
             if validation_set.metrics is not None:
                 variables += validation_set.metrics.variables()
@@ -189,7 +202,7 @@ class ValidationSets:
 
 
 def create_validation_sets(
-    data_by_name: Mapping[str, ValidationData], options: Any
+    data_by_name: Mapping[str, ValidationData], options: TrainerConfig
 ) -> ValidationSets:
     """Returns validation sets that differ only in their data.
 
@@ -201,9 +214,10 @@ def create_validation_sets(
         for each set.
     """
     set_options = getattr(options, "validation_sets", {})
-    return ValidationSets(
-        ValidationSet(name, data, set_options.get(name)) for name, data in data_by_name.items()
-    )
+    sets = []
+    for name, data in data_by_name.items():
+        sets.append(ValidationSet(name, data, set_options.get(name)))
+    return ValidationSets(sets)
 
 
 class TaskInputs:
@@ -219,7 +233,7 @@ class TaskInputs:
 
     pass_pipeline_class: type[OnePassPipeline] = OnePassPipeline
 
-    def __init__(self, config: Any, task: Any) -> None:
+    def __init__(self, config: ExperimentConfig, task: TaskLike) -> None:
         self._config = config
         self._task = task
         self._strategy = tf.distribute.get_strategy()
@@ -229,13 +243,15 @@ class TaskInputs:
     @property
     def opened_validation_data(self) -> dict[str, Any]:
         """What build_inputs has returned for each opened validation set, by its section."""
-        return {
-            pipeline.section.path: pipeline.source
-            for pipeline in self._validation_pipelines
-            if pipeline.source is not None
-        }
+        sources = {}
+        for pipeline in self._validation_pipelines:
+            if pipeline.source is not None:
+                sources[pipeline.section.path] = pipeline.source
+        return sources
 
-    def create_train_data(self, global_step: tf.Variable, ready_made_dataset: Any) -> TrainData:
+    def create_train_data(
+        self, global_step: tf.Variable, ready_made_dataset: Dataset | None
+    ) -> TrainData:
         """Returns the training data of the trainer's task. It is not opened yet.
 
         Args:
@@ -246,24 +262,28 @@ class TaskInputs:
           UsageError: when the config asks to overfit batches of a ready-made dataset.
         """
         config = self._config
-        params = getattr(config.task, "train_data", None)
-        deterministic_ops = (
-            getattr(config.runtime, "deterministic_ops", False) or is_op_determinism_enabled()
-        )
+        # The program may have turned op determinism on itself.
+        asks_for_determinism = getattr(config.runtime, "deterministic_ops", False)
+        is_deterministic = asks_for_determinism or is_op_determinism_enabled()
+        # Data begins again where the length of the run is a duration, such as "3 epochs".
+        train_steps = config.trainer.train_steps
         policy = ResumePolicy(
             require_exact=getattr(config.trainer, "require_exact_resume", False),
             has_single_iterator=has_plain_iterator(self._strategy),
-            deterministic_ops=deterministic_ops,
-            repeats_datasets=isinstance(config.trainer.train_steps, (Duration, RoundedSteps)),
+            deterministic_ops=is_deterministic,
+            repeats_datasets=isinstance(train_steps, (Duration, RoundedSteps)),
         )
 
+        params = getattr(config.task, "train_data", None)
         section = self._section("train_data", params, self._task, ready_made_dataset)
         batch_size = getattr(params, "global_batch_size", 0)
         return TrainData(
             self, section, policy, global_step, ready_made_dataset, batch_size=batch_size
         )
 
-    def create_all_validation_data(self, ready_made_dataset: Any) -> dict[str, ValidationData]:
+    def create_all_validation_data(
+        self, ready_made_dataset: Dataset | Mapping[str, Dataset] | None
+    ) -> dict[str, ValidationData]:
         """Returns the data of each validation set, by name. None of it is opened yet.
 
         Args:
@@ -277,13 +297,19 @@ class TaskInputs:
             named_sets = {name: data for name, data in sets.items() if name}
             sets = {**dict.fromkeys(ready_made_dataset), **named_sets}
             datasets = dict(ready_made_dataset)
-        return {
-            name: self.create_validation_data(name, data, self._task, datasets.get(name))
-            for name, data in sets.items()
-        }
+
+        validation_data = {}
+        for name, params in sets.items():
+            dataset = datasets.get(name)
+            validation_data[name] = self.create_validation_data(name, params, self._task, dataset)
+        return validation_data
 
     def create_validation_data(
-        self, name: str, params: Any, task: Any, ready_made_dataset: Any = None
+        self,
+        name: str,
+        params: DataConfig | None,
+        task: TaskLike,
+        ready_made_dataset: Dataset | None = None,
     ) -> ValidationData:
         """Returns the data of one validation set. See `create_all_validation_data`.
 
@@ -298,7 +324,8 @@ class TaskInputs:
         """
         path = self.validation_section(name)
         # With overfit_batches, the evaluation sees the batches that are trained on.
-        params = self._config.task.train_data if self._overfit_batches else params
+        if self._overfit_batches:
+            params = self._config.task.train_data
         section = self._section(path, params, task, ready_made_dataset)
         pipeline = self.pass_pipeline_class(section)
         self._validation_pipelines.append(pipeline)
@@ -308,11 +335,17 @@ class TaskInputs:
         """Returns the dotted path of a validation set's data below the section `task`."""
         return f"validation_data.{name}".rstrip(".")
 
-    def distribute(self, pipeline: WorkerPipeline) -> Any:
+    def distribute(self, pipeline: WorkerPipeline) -> Dataset:
         """Returns the dataset of a pipeline over the replicas. Runs eagerly, on the host."""
         return distribute_dataset(self._strategy, pipeline)
 
-    def _section(self, path: str, params: Any, task: Any, ready_made_dataset: Any) -> DataSection:
+    def _section(
+        self,
+        path: str,
+        params: DataConfig | None,
+        task: TaskLike,
+        ready_made_dataset: Dataset | None,
+    ) -> DataSection:
         """Returns the description of a dataset, which its pipeline opens."""
         if ready_made_dataset is not None and self._overfit_batches:
             raise UsageError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -29,13 +29,19 @@ from trainer_kit.optimizers.named_optimizers import (
 from trainer_kit.optimizers.per_variable import check_patterns, native_variable
 from trainer_kit.optimizers.periodic import PeriodicOptimizer
 from trainer_kit.training.initial_weights.variable_matching import get_child_layers, weights_by_path
+from trainer_kit.typing import Model, Optimizer, Optimizers, TaskLike, Variable
+
+if TYPE_CHECKING:
+    from trainer_kit.config.schema.experiment import TrainerConfig
+    from trainer_kit.config.schema.optimization import NamedOptimizerConfig
+    from trainer_kit.config.schema.runtime import RuntimeConfig
 
 _LOG = logging.getLogger(__name__)
 # The number of names in a message.
 _LISTED = 4
 
 
-def freeze(model: Any, patterns: Sequence[str]) -> list[Any]:
+def freeze(model: Model, patterns: Sequence[str]) -> list[Variable]:
     """Freezes the variables of a built model whose path a pattern is found in.
 
     Runs eagerly, in strategy scope. The variables are no longer trainable variables of the model. A
@@ -61,11 +67,10 @@ def freeze(model: Any, patterns: Sequence[str]) -> list[Any]:
     weights = weights_by_path(model)
     check_patterns("trainer.freeze", patterns, list(weights))
     trainable_before = list(model.trainable_variables)
-    frozen_ids = {
-        id(variable)
-        for path, variable in weights.items()
-        if any(re.search(pattern, path) for pattern in patterns)
-    }
+    frozen_ids = set()
+    for path, variable in weights.items():
+        if any(re.search(pattern, path) for pattern in patterns):
+            frozen_ids.add(id(variable))
 
     # A layer whose weights are all frozen is frozen as a whole, so that batch normalization uses
     # its moving averages.
@@ -76,6 +81,8 @@ def freeze(model: Any, patterns: Sequence[str]) -> list[Any]:
             frozen_layers.append(layer)
     for layer in frozen_layers:
         layer.trainable = False
+
+    # Only Keras 3 has variables that can be frozen by themselves.
     for variable in model.variables if isinstance(model, keras.Layer) else ():
         if id(native_variable(variable)) in frozen_ids:
             variable.trainable = False
@@ -98,7 +105,7 @@ def freeze(model: Any, patterns: Sequence[str]) -> list[Any]:
     return trainable_before
 
 
-def layers_below(model: Any) -> Iterator[Any]:
+def layers_below(model: Model) -> Iterator[keras.layers.Layer]:
     """Yields a model's layers, and those inside of them, each once."""
     # A model of tf_keras.
     if isinstance(model, tf.Module):
@@ -107,7 +114,7 @@ def layers_below(model: Any) -> Iterator[Any]:
                 yield module
         return
 
-    pending = [model]
+    pending: list[Any] = [model]
     visited_ids = {id(model)}
     while pending:
         children = get_child_layers(pending.pop())
@@ -117,11 +124,12 @@ def layers_below(model: Any) -> Iterator[Any]:
         yield from new_layers
 
 
-def _ids(variables: Sequence[Any]) -> set[int]:
+def _ids(variables: Sequence[Variable]) -> set[int]:
+    # A Keras variable and its TensorFlow variable count as the same one.
     return {id(native_variable(variable)) for variable in variables}
 
 
-def _check(model: Any, patterns: Sequence[str], frozen: set[int]) -> None:
+def _check(model: Model, patterns: Sequence[str], frozen: set[int]) -> None:
     """Checks that the model has variables to train, and that no matched variable is among them."""
     trainable_ids = _ids(model.trainable_variables)
     if not trainable_ids:
@@ -131,18 +139,15 @@ def _check(model: Any, patterns: Sequence[str], frozen: set[int]) -> None:
         )
 
     if not_frozen_ids := trainable_ids & frozen:
-        names = [
-            path
-            for path, variable in weights_by_path(model).items()
-            if id(variable) in not_frozen_ids
-        ]
+        weights = weights_by_path(model)
+        names = [path for path, variable in weights.items() if id(variable) in not_frozen_ids]
         raise UsageError(
             f"trainer.freeze: {names[0]} of a {type(model).__name__} cannot be frozen by itself; "
             "only whole layers of a tf_keras model can, and any variable of a Keras 3 model"
         )
 
 
-def _check_statistics(model: Any, untrained: set[int]) -> None:
+def _check_statistics(model: Model, untrained: set[int]) -> None:
     """Checks that no trained layer may update one of the matched statistics."""
     constant_ids: set[int] = set()
     for layer in layers_below(model):
@@ -150,9 +155,8 @@ def _check_statistics(model: Any, untrained: set[int]) -> None:
             constant_ids |= _ids(layer.weights)
 
     changing_ids = untrained - constant_ids
-    names = [
-        path for path, variable in weights_by_path(model).items() if id(variable) in changing_ids
-    ]
+    weights = weights_by_path(model)
+    names = [path for path, variable in weights.items() if id(variable) in changing_ids]
     if names:
         raise UsageError(
             f"trainer.freeze: the statistics {', '.join(names[:_LISTED])} could change: "
@@ -161,7 +165,7 @@ def _check_statistics(model: Any, untrained: set[int]) -> None:
         )
 
 
-def create_optimizers(task: Any, options: Any, runtime: Any) -> Any:
+def create_optimizers(task: TaskLike, options: TrainerConfig, runtime: RuntimeConfig) -> Optimizers:
     """Returns the task's optimizer, or a dict of those that `trainer.optimizers` names.
 
     Called in strategy scope.
@@ -178,7 +182,7 @@ def create_optimizers(task: Any, options: Any, runtime: Any) -> Any:
     if not sections:
         return task.create_optimizer(options.optimizer_config, runtime)
 
-    optimizers = {}
+    optimizers: dict[str, Optimizer] = {}
     for name, section in sections.items():
         section_runtime = runtime
         if section.loss_scale is not None:
@@ -196,7 +200,9 @@ def create_optimizers(task: Any, options: Any, runtime: Any) -> Any:
     return optimizers
 
 
-def build_task_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -> Any:
+def build_task_optimizers(
+    optimizer: Optimizers | None, options: TrainerConfig, task: TaskLike, model: Model
+) -> Optimizers | None:
     """Creates the slots of an optimizer, or of several, each for its own variables.
 
     Called in strategy scope. Several optimizers get their own variables if the config or the task's
@@ -234,7 +240,7 @@ def build_task_optimizers(optimizer: Any, options: Any, task: Any, model: Any) -
 
 
 def moving_average(
-    options: Any, task: Any, model: Any, trainable: Sequence[Any] = ()
+    options: TrainerConfig, task: TaskLike, model: Model, trainable: Sequence[Variable] = ()
 ) -> MovingAverage | None:
     """Returns the moving average of the weights, or of each of several optimizers' variables.
 
@@ -258,20 +264,25 @@ def moving_average(
     # Each variable is averaged by the settings of its optimizer.
     task_variables = _get_optimizer_variables(task, model)
     owned = partition_variables(sections, sections, task_variables, model)
-    configs = {
-        id(native_variable(variable)): ema
-        for name, ema in averages.items()
-        for variable in owned[name]
-    }
+    configs: dict[int, EMAConfig] = {}
+    for name, ema in averages.items():
+        for variable in owned[name]:
+            configs[id(native_variable(variable))] = ema
+
+    # Variables of optimizers without an average have no config.
     variables = select_averaged_variables(model, EMAConfig(), trainable)
     variable_configs = [configs.get(id(native_variable(variable))) for variable in variables]
     return MovingAverage(variables, variable_configs)
 
 
-def _sections(options: Any) -> dict[str, Any]:
-    return dict(getattr(options, "optimizers", None) or {})
+def _sections(options: TrainerConfig) -> dict[str, NamedOptimizerConfig]:
+    sections: Mapping[str, NamedOptimizerConfig] | None = getattr(options, "optimizers", None)
+    return dict(sections or {})
 
 
-def _get_optimizer_variables(task: Any, model: Any) -> dict[str, Any]:
+def _get_optimizer_variables(task: TaskLike, model: Model) -> dict[str, Sequence[Variable]]:
+    # A task of Model Garden has no such method.
     method = getattr(task, "optimizer_variables", None)
-    return {} if method is None else dict(method(model))
+    if method is None:
+        return {}
+    return dict(method(model))

@@ -11,8 +11,8 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import orbit
 import tensorflow as tf
@@ -90,6 +90,20 @@ from trainer_kit.training.trained_variables import (
     freeze,
     moving_average,
 )
+from trainer_kit.typing import (
+    CheckpointExporter,
+    DataIterator,
+    Dataset,
+    IntLike,
+    Metric,
+    Model,
+    Optimizers,
+    TaskLike,
+    Variable,
+)
+
+if TYPE_CHECKING:
+    from trainer_kit.config.schema.experiment import ExperimentConfig
 
 _LOG = logging.getLogger(__name__)
 _UNNAMED = (
@@ -114,7 +128,7 @@ class TrainingSteps:
         self._trainer = trainer
 
     @property
-    def step(self) -> Callable[[Any], Any]:
+    def step(self) -> Callable[[DataIterator], None]:
         """The method `train_step` of the trainer.
 
         It is read at each use, because a subclass may replace it after the constructor of Trainer
@@ -143,11 +157,10 @@ class TrainingSteps:
         # A float64 is exact up to 2**53. An int64 would need a separate transfer.
         results[_STEP_KEY] = tf.cast(trainer.global_step, tf.float64)
 
-        if trainer._finite_weights_check is not None:
-            results |= trainer._finite_weights_check.result(
-                is_segmented=trainer.segmented_loop.hooks is not None
-            )
-
+        check = trainer._finite_weights_check
+        if check is not None:
+            is_segmented = trainer.segmented_loop.hooks is not None
+            results |= check.result(is_segmented=is_segmented)
         return results
 
 
@@ -164,7 +177,7 @@ class LoopFactory:
       stack: The batches of fused steps that a loop has not used, for the next loop.
     """
 
-    def __init__(self, config: Any, stop_flag: StopFlag, fuse_steps: int) -> None:
+    def __init__(self, config: ExperimentConfig, stop_flag: StopFlag, fuse_steps: int) -> None:
         self._config = config
         self._stop_flag = stop_flag
         self._executor: str = getattr(config.runtime, "executor", "default")
@@ -217,40 +230,31 @@ class LoopFactory:
     def use_executor(self) -> Iterator[None]:
         """A context in which a loop is traced or runs on the executor of the config.
 
-        Adds notes to errors that name their cause. Runs eagerly, on the host.
+        Adds notes to errors of TensorFlow operations. They name the setting that needs less memory,
+        and how to see which operation has failed. Runs eagerly, on the host.
         """
-        with (
-            explain_xla_errors(self.fuse_steps),
-            explain_gradient_errors(),
-            self._explain_errors(),
-            use_executor(self._executor),
-        ):
-            yield
+        with explain_xla_errors(self.fuse_steps), explain_gradient_errors():
+            try:
+                with use_executor(self._executor):
+                    yield
+            except tf.errors.OutOfRangeError:
+                # The end of the data, which the trainer handles.
+                raise
+            except tf.errors.OpError as error:
+                if isinstance(error, tf.errors.ResourceExhaustedError):
+                    training_sets = get_training_sets(self._config.task).values()
+                    batch_sizes = [
+                        int(getattr(data, "global_batch_size", 0)) for data in training_sets
+                    ]
+                    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+                    examples = max(batch_sizes) // replicas
+                    steps = self._config.trainer.accumulate_steps
+                    add_note(error, less_memory_advice(steps, examples))
 
-    @contextlib.contextmanager
-    def _explain_errors(self) -> Iterator[None]:
-        """Adds notes to errors of TensorFlow operations.
-
-        The notes name the setting that needs less memory, and how to see which operation has
-        failed.
-        """
-        try:
-            yield
-        except tf.errors.OutOfRangeError:
-            # The end of the data, which the trainer handles.
-            raise
-        except tf.errors.OpError as error:
-            if isinstance(error, tf.errors.ResourceExhaustedError):
-                training_sets = get_training_sets(self._config.task).values()
-                batch_sizes = [int(getattr(data, "global_batch_size", 0)) for data in training_sets]
-                replicas = tf.distribute.get_strategy().num_replicas_in_sync
-                examples = max(batch_sizes) // replicas
-                add_note(error, less_memory_advice(self._config.trainer.accumulate_steps, examples))
-
-            # An error of a non-finite gradient contains the variable and the step.
-            if self._executor == SINGLE_THREADED and not parse_non_finite_gradient(error):
-                add_note(error, _UNNAMED)
-            raise
+                # An error of a non-finite gradient contains the variable and the step.
+                if self._executor == SINGLE_THREADED and not parse_non_finite_gradient(error):
+                    add_note(error, _UNNAMED)
+                raise
 
 
 class Trainer(Evaluator):
@@ -295,15 +299,15 @@ class Trainer(Evaluator):
 
     def __init__(
         self,
-        config: Any,
-        task: Any,
-        model: Any,
-        optimizer: Any,
+        config: ExperimentConfig,
+        task: TaskLike,
+        model: Model,
+        optimizer: Optimizers | None,
         train: bool = True,
         evaluate: bool = True,
-        train_dataset: Any = None,
-        validation_dataset: Any = None,
-        checkpoint_exporter: Any = None,
+        train_dataset: Dataset | None = None,
+        validation_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        checkpoint_exporter: CheckpointExporter | None = None,
     ) -> None:
         needs_train_data = train and train_dataset is None
         needs_validation_data = evaluate and validation_dataset is None
@@ -400,7 +404,12 @@ class Trainer(Evaluator):
 
     @classmethod
     def create(
-        cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
+        cls,
+        config: ExperimentConfig,
+        task: TaskLike,
+        train: bool,
+        evaluate: bool,
+        checkpoint_exporter: CheckpointExporter | None = None,
     ) -> Any:
         """Returns a trainer with the task's model and, to train, its optimizer.
 
@@ -420,17 +429,17 @@ class Trainer(Evaluator):
         return self._optimizer
 
     @property
-    def train_loss(self) -> Any:
+    def train_loss(self) -> Metric:
         """The metric of the training loss, a mean over the loop."""
         return self._train_metric_set.loss
 
     @property
-    def train_metrics(self) -> list[Any]:
+    def train_metrics(self) -> list[Metric]:
         """All training metrics but the loss."""
         return self._train_metric_set.metrics
 
     @property
-    def train_dataset(self) -> Any:
+    def train_dataset(self) -> Dataset:
         """The training dataset, created when it is first needed.
 
         Setting it takes effect with the next loop. With fused steps, an element is (number of
@@ -440,7 +449,7 @@ class Trainer(Evaluator):
         return self.data.dataset
 
     @train_dataset.setter
-    def train_dataset(self, dataset: Any) -> None:
+    def train_dataset(self, dataset: Dataset) -> None:
         self.data.replace(dataset)
         check_fusing(self.fuse_steps, self.find_fusing_problem())
 
@@ -549,7 +558,7 @@ class Trainer(Evaluator):
 
     # ---- Training.
 
-    def train(self, num_steps: Any) -> dict[str, Any]:
+    def train(self, num_steps: IntLike) -> dict[str, Any]:
         """Runs `num_steps` training steps and returns what `train_loop_end` returns.
 
         Runs eagerly, on the host. The attribute `loop_steps` is the number of steps done. It is
@@ -625,7 +634,7 @@ class Trainer(Evaluator):
                     graph = loop.loop_function.trace_graph(iterator)
             self._track_loop_state(graph)
 
-    def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
+    def evaluate(self, num_steps: IntLike, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Evaluates and returns the logs. See Evaluator. Runs eagerly, on the host."""
         if self.state.step_state.has_unrestored_writes:
             self.trace_training()
@@ -649,7 +658,7 @@ class Trainer(Evaluator):
         self.loop_factory.check(graph)
 
     @contextlib.contextmanager
-    def _enter_loop(self, iterator: Any) -> Iterator[None]:
+    def _enter_loop(self, iterator: DataIterator) -> Iterator[None]:
         """A context in which a loop is traced or runs.
 
         An error inside it may come from the middle of a step.
@@ -737,7 +746,8 @@ class Trainer(Evaluator):
         Args:
           results: The results that the loop returns or that hooks get.
         """
-        return dict(self._train_metric_set.convert_to_logs(remove_engine_results(results)))
+        reported_results = remove_engine_results(results)
+        return dict(self._train_metric_set.convert_to_logs(reported_results))
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the logs of the loop: metrics, training_loss, learning_rate.
@@ -764,7 +774,7 @@ class Trainer(Evaluator):
         return self.convert_to_logs(results)
 
     @tf.autograph.experimental.do_not_convert
-    def next_train_inputs(self, iterator: Any) -> Any:
+    def next_train_inputs(self, iterator: DataIterator) -> Any:
         """Returns the next batch for the model.
 
         Runs in graph, on the host. Override it to change the model's input.
@@ -772,7 +782,7 @@ class Trainer(Evaluator):
         return next(iterator)
 
     @tf.autograph.experimental.do_not_convert
-    def train_step(self, iterator: Any) -> None:
+    def train_step(self, iterator: DataIterator) -> None:
         """Runs one training step on every replica with the next element of the iterator.
 
         Runs in graph, in cross-replica context.
@@ -795,12 +805,15 @@ class Trainer(Evaluator):
 
     @tf.autograph.experimental.do_not_convert
     def _replica_train_step(
-        self, inputs: Any, optimizer: Any = None, share: float | tf.Tensor = 1.0
+        self,
+        inputs: Any,
+        optimizer: Optimizers | None = None,
+        share: float | tf.Tensor = 1.0,
     ) -> None:
         self.batch_spec = tf.nest.map_structure(tf.type_spec_from_value, inputs)
 
         # A tf.function would copy mappings in its arguments, so the batch is its only argument.
-        def step(batch: Any) -> tuple[Any, Any]:
+        def step(batch: Any) -> tuple[Any, Mapping[str, tf.Tensor]]:
             with self.train_tensors.capture_tensors(self.model) as tensors:
                 logs = apply_autograph(self.task.train_step)(
                     batch,
@@ -851,16 +864,22 @@ class Trainer(Evaluator):
 
     # ---- What it is built from. A subclass may have other parts.
 
-    def _new_global_step(self) -> Any:
+    def _new_global_step(self) -> tf.Variable:
         return orbit.utils.create_global_step()
 
-    def _build_optimizers(self, config: Any, task: Any, model: Any, optimizer: Any) -> Any:
+    def _build_optimizers(
+        self,
+        config: ExperimentConfig,
+        task: TaskLike,
+        model: Model,
+        optimizer: Optimizers | None,
+    ) -> Any:
         return build_task_optimizers(optimizer, config.trainer, task, model)
 
-    def _moving_average(self, config: Any, task: Any, model: Any) -> Any:
+    def _moving_average(self, config: ExperimentConfig, task: TaskLike, model: Model) -> Any:
         return moving_average(config.trainer, task, model, self._trainable)
 
-    def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
+    def _training_metrics(self, config: ExperimentConfig, task: TaskLike, model: Model) -> Any:
         return create_training_metrics(task, model, config, enabled=self.can_train)
 
     # ---- State that is not in variables.
@@ -908,12 +927,14 @@ class Trainer(Evaluator):
                 "so the first training metrics leave out a few steps"
             )
 
-    def _get_transient_variables(self) -> list[Any]:
+    def _get_transient_variables(self) -> list[Variable]:
         """Returns the variables that steps write and no checkpoint needs. See Evaluator."""
-        metric_variables = self._train_metric_set.variables()
-        training_variables = [*metric_variables, *self.train_tensors.value_variables]
-        training_variables += [*self.hyper_parameters.factors, *self.accumulation.variables]
-        return [*super()._get_transient_variables(), *training_variables]
+        variables = super()._get_transient_variables()
+        variables += self._train_metric_set.variables()
+        variables += self.train_tensors.value_variables
+        variables += self.hyper_parameters.factors
+        variables += self.accumulation.variables
+        return variables
 
 
 def get_custom_parts(kind: type[Trainer]) -> CustomParts:

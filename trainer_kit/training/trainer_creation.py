@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer_kit.config.experiment_registry import find_trainer_class
 from trainer_kit.config.imported_names import import_object
-from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
@@ -25,22 +25,24 @@ from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.multitask.multi_task_trainer import MultiTaskTrainer
 from trainer_kit.training.task import Task
 from trainer_kit.training.trainer import Trainer
+from trainer_kit.typing import CheckpointExporter, TaskLike
 
 _LOG = logging.getLogger(__name__)
 
 
 def create_trainer(
     config: ExperimentConfig,
-    task: Any,
+    task: TaskLike,
     train: bool = True,
     evaluate: bool = True,
-    checkpoint_exporter: Any = None,
+    checkpoint_exporter: CheckpointExporter | None = None,
 ) -> Any:
     """Returns a trainer of the class registered with the task, with model and optimizer.
 
     Called in strategy scope.
     """
-    return get_trainer_class(config).create(config, task, train, evaluate, checkpoint_exporter)
+    trainer_class = get_trainer_class(config)
+    return trainer_class.create(config, task, train, evaluate, checkpoint_exporter)
 
 
 def get_trainer_class(config: ExperimentConfig) -> Any:
@@ -54,17 +56,19 @@ def get_trainer_class(config: ExperimentConfig) -> Any:
     """
     name = getattr(config.trainer, "trainer_class", "")
     if not name:
-        default_class = Trainer
+        default_class: type[Trainer] = Trainer
         if isinstance(config.task, MultiTaskConfig):
             default_class = MultiTaskTrainer
         return find_trainer_class(config.task) or default_class
+
+    # A BaseTrainer of the user's own has to be created as a Trainer is.
+    def is_trainer_class(value: object) -> bool:
+        is_trainer = isinstance(value, type) and issubclass(value, BaseTrainer)
+        return is_trainer and hasattr(value, "create")
+
     return import_object(
-        "trainer.trainer_class", name, _is_trainer_class, "subclass of trainer_kit.Trainer"
+        "trainer.trainer_class", name, is_trainer_class, "subclass of trainer_kit.Trainer"
     )
-
-
-def _is_trainer_class(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, BaseTrainer) and hasattr(value, "create")
 
 
 def create_exporter(
@@ -86,15 +90,18 @@ def create_exporter(
     if metric:
         comparison = options.best_checkpoint_metric_comp
         _warn_of_other_comparison("trainer.best_checkpoint_metric_comp", metric, comparison)
-        primary = get_trainer_class(config).best_checkpoint_class(
+        # A subclass of Trainer may have its own class of exporters.
+        exporter_class = get_trainer_class(config).best_checkpoint_class
+        primary = exporter_class(
             directory.output_best_dir,
             metric,
             comparison,
             is_chief=is_chief,
         )
 
-    named = {
-        name: BestWeightsExporter(
+    named = {}
+    for name, section in options.best_checkpoints.items():
+        named[name] = BestWeightsExporter(
             os.path.join(directory.output_named_bests_dir, name),
             section.metric,
             section.metric_comp,
@@ -103,8 +110,6 @@ def create_exporter(
             is_chief=is_chief,
             option=f"trainer.best_checkpoints.{name}.metric",
         )
-        for name, section in options.best_checkpoints.items()
-    }
     for name, section in options.best_checkpoints.items():
         field = f"trainer.best_checkpoints.{name}.metric_comp"
         _warn_of_other_comparison(field, section.metric, section.metric_comp)
@@ -130,7 +135,7 @@ def _warn_of_other_comparison(field: str, metric: str, comparison: str) -> None:
         )
 
 
-def check_optimizer_choice(config: ExperimentConfig, task_type: Any) -> None:
+def check_optimizer_choice(config: ExperimentConfig, task_type: type[TaskLike]) -> None:
     """Checks that the config or the user's code creates an optimizer, which training needs.
 
     It is no rule of the config, since only the classes of task and trainer indicate whether they
@@ -142,7 +147,7 @@ def check_optimizer_choice(config: ExperimentConfig, task_type: Any) -> None:
     """
     options = config.trainer
     # The section of a Model Garden task has another class.
-    section: Any = options.optimizer_config
+    section: object = options.optimizer_config
     if not isinstance(section, OptimizationConfig) or options.optimizers or section.optimizer.type:
         return
 
@@ -173,7 +178,7 @@ def check_optimizer_choice(config: ExperimentConfig, task_type: Any) -> None:
     raise ConfigError(mistakes)
 
 
-def check_trainer(trainer: Any) -> None:
+def check_trainer(trainer: object) -> None:
     """Checks that the engine can drive a ready-made trainer.
 
     Raises:
@@ -204,7 +209,7 @@ def check_accumulation(trainer: BaseTrainer, steps: int) -> None:
         )
 
 
-def check_overfit_batches(trainer: BaseTrainer, options: Any) -> None:
+def check_overfit_batches(trainer: BaseTrainer, options: TrainerConfig) -> None:
     """Checks that the data can be cut, if the config requests it.
 
     Raises:
@@ -230,7 +235,7 @@ def check_freeze(trainer: BaseTrainer, patterns: Sequence[str]) -> None:
         )
 
 
-def check_best_metric(trainer: Any, best: BestCheckpoints | None) -> None:
+def check_best_metric(trainer: BaseTrainer, best: BestCheckpoints | None) -> None:
     """Checks that evaluations report the metrics of the best checkpoints.
 
     Only a run can tell where the trainer does not know the names of its metrics. Nothing is checked
