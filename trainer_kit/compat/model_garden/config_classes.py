@@ -101,10 +101,11 @@ def prefix_mistakes(name: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(
-            dataclasses.replace(mistake, path=join_keys(name, mistake.path))
-            for mistake in error.mistakes
-        ) from None
+        mistakes = []
+        for mistake in error.mistakes:
+            path = join_keys(name, mistake.path)
+            mistakes.append(dataclasses.replace(mistake, path=path))
+        raise ConfigError(mistakes) from None
 
 
 def _create_mirror(
@@ -130,9 +131,10 @@ def _create_mirror(
     except FieldError as error:
         garden_class = type(garden_config)
         origin = f"{garden_class.__module__}.{garden_class.__name__}"
-        raise ConfigError(
-            dataclasses.replace(mistake, origin=origin) for mistake in error.relative_mistakes
-        ) from None
+        mistakes = []
+        for mistake in error.relative_mistakes:
+            mistakes.append(dataclasses.replace(mistake, origin=origin))
+        raise ConfigError(mistakes) from None
 
     # A class whose defaults are refused is not cached.
     if key not in _mirror_class_cache:
@@ -224,7 +226,8 @@ def _build_field(
         if base is OneOfConfig:
             # OneOfConfig creates the section that is chosen.
             return type(section) | None, None
-        return Union[(type(section), *get_section_alternatives(hint))], section
+        alternatives = get_section_alternatives(hint)
+        return Union[(type(section), *alternatives)], section
 
     section_class = optional_section(hint)
     if value is None and section_class is not None and section_class not in enclosing_classes:
@@ -245,7 +248,9 @@ def _build_field(
     # Model Garden does not check its annotations: some defaults do not match them.
     value = _convert_to_plain(value)
     annotation = _WIDER.get(name) or translate_annotation(hint)
-    return (annotation if matches_annotation(value, annotation) else Any), value
+    if not matches_annotation(value, annotation):
+        annotation = Any
+    return annotation, value
 
 
 def _type_annotation(garden_config: TheirConfig, value: object) -> object:
@@ -278,7 +283,8 @@ def _mirror_unset_section(
         section = section_class()
     except TypeError:
         return None
-    return _create_mirror(section, Config, {}, (*enclosing_classes, section_class))
+    section_classes = (*enclosing_classes, section_class)
+    return _create_mirror(section, Config, {}, section_classes)
 
 
 def _unlock(garden_config: TheirConfig | list[Any] | tuple[Any, ...]) -> None:
@@ -301,9 +307,11 @@ def _build_cache_key(value: object) -> Hashable:
         fields.pop("_locked", None)
         return type(value), _build_cache_key(fields)
     if isinstance(value, dict):
-        return tuple((name, _build_cache_key(entry)) for name, entry in value.items())
+        entries = [(name, _build_cache_key(entry)) for name, entry in value.items()]
+        return tuple(entries)
     if isinstance(value, (list, tuple)):
-        return type(value), tuple(_build_cache_key(item) for item in value)
+        items = [_build_cache_key(item) for item in value]
+        return type(value), tuple(items)
     if isinstance(value, (Config, *TheirConfig.IMMUTABLE_TYPES)):
         return type(value), repr(value)
     # A new object is equal to no other: such a value has no text by which it can be compared.
@@ -344,8 +352,10 @@ def _changes(
         # True == 1, but a field may take both.
         is_other_type = isinstance(value, bool) != isinstance(old, bool)
         if name not in before or value != old or is_other_type:
-            is_tuple = isinstance(value, list) and isinstance(original_value, tuple)
-            changes[name] = tuple(value) if is_tuple else value
+            # A mirror has lists in place of tuples.
+            if isinstance(value, list) and isinstance(original_value, tuple):
+                value = tuple(value)
+            changes[name] = value
     return changes
 
 
@@ -384,7 +394,8 @@ def get_section_alternatives(hint: object) -> list[Any]:
     """Returns the annotations that `hint` allows in place of a section, None included."""
     if not _is_union(hint):
         return []
-    return [translate_annotation(member) for member in get_args(hint) if not _is_section(member)]
+    others = [member for member in get_args(hint) if not _is_section(member)]
+    return [translate_annotation(member) for member in others]
 
 
 def translate_annotation(hint: object) -> Any:
@@ -397,10 +408,13 @@ def translate_annotation(hint: object) -> Any:
     if _is_union(hint):
         return Union[tuple(translate_annotation(arg) for arg in args)]  # noqa: UP007
     if origin is tuple:
-        items = tuple(arg if arg is Ellipsis else translate_annotation(arg) for arg in args)
-        return types.GenericAlias(tuple, items)
+        items = []
+        for arg in args:
+            items.append(arg if arg is Ellipsis else translate_annotation(arg))
+        return types.GenericAlias(tuple, tuple(items))
     if origin in (list, collections.abc.Sequence):
-        return types.GenericAlias(list, (translate_annotation(args[0]),))
+        item = translate_annotation(args[0])
+        return types.GenericAlias(list, (item,))
     if _is_section(hint):
         return dict[str, Any]
     return hint if hint in _SCALARS else Any
