@@ -352,7 +352,6 @@ def _changes(
         # True == 1, but a field may take both.
         is_other_type = isinstance(value, bool) != isinstance(old, bool)
         if name not in before or value != old or is_other_type:
-            # A mirror has lists in place of tuples.
             if isinstance(value, list) and isinstance(original_value, tuple):
                 value = tuple(value)
             changes[name] = value

@@ -34,12 +34,14 @@ class JobFolder:
 
         None if no checkpoint exists.
         """
-        pattern = os.path.join(glob.escape(self.checkpoints_dir), f"ckpt-*{RECORD_SUFFIX}")
-        prefixes = (
-            record.removesuffix(RECORD_SUFFIX)
-            for record in glob.glob(pattern)
-            if parse_checkpoint_name(os.path.basename(record))
-        )
+        # The record is written last: without it a checkpoint is not complete.
+        folder = glob.escape(self.checkpoints_dir)
+        pattern = os.path.join(folder, f"ckpt-*{RECORD_SUFFIX}")
+        prefixes = []
+        for record_path in glob.glob(pattern):
+            name = os.path.basename(record_path)
+            if parse_checkpoint_name(name):
+                prefixes.append(record_path.removesuffix(RECORD_SUFFIX))
         return max(prefixes, key=parse_step, default=None)
 
     def last_epoch(self) -> int:
