@@ -129,25 +129,29 @@ class BCTModel(keras.Model):
     ) -> None:
         super().__init__(*args, **kwargs)
         # A model that is not a functional one has no outputs.
-        ends = list(getattr(self, "outputs", None) or ())
-        if len(ends) != 2 or len(ends[1].shape) != 2 or ends[1].shape[1] is None:
-            shapes = ", ".join(str(tuple(end.shape)) for end in ends) or "none"
+        ends = getattr(self, "outputs", None) or ()
+        shapes = [tuple(end.shape) for end in ends]
+        if len(shapes) != 2 or len(shapes[1]) != 2 or shapes[1][1] is None:
+            listing = ", ".join(map(str, shapes)) or "none"
             raise UsageError(
                 "BCTModel has the outputs [predictions, embedding], [batch, classes] and [batch,"
-                f" size]; {shapes} were given; call BCTModel(inputs=inputs, outputs=[predictions,"
+                f" size]; {listing} were given; call BCTModel(inputs=inputs, outputs=[predictions,"
                 " embedding], old_classifier=...)"
             )
 
         self.old_classifier = load_frozen_classifier(old_classifier)
-        size = int(ends[1].shape[1])
-        count = count_classes(self.old_classifier, size, old_from_logits)
-        self.old_classes = _check_classes(old_classes, count, self.outputs[0].shape[-1])
+        _, size = shapes[1]
+        count = count_classes(self.old_classifier, int(size), old_from_logits)
+        new_count = shapes[0][-1]
+        self.old_classes = _check_classes(old_classes, count, new_count)
 
         self.influence_weight = influence_weight
         self.old_from_logits = old_from_logits
         self.influence_tracker = keras.metrics.Mean(name="influence_loss")
         self.old_accuracy = keras.metrics.CategoricalAccuracy(name="old_accuracy")
-        self.cross_retrieval = None if gallery is None else RetrievalAccuracy(*gallery)
+        self.cross_retrieval = None
+        if gallery is not None:
+            self.cross_retrieval = RetrievalAccuracy(*gallery)
 
     def compute_loss(
         self,
@@ -181,9 +185,11 @@ class BCTModel(keras.Model):
 
         # Keras adds up the losses of all replicas. The count is 0 on a replica that a small batch
         # leaves empty.
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        count = tf.cast(tf.size(losses) * replicas, losses.dtype)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(losses), count)
+        strategy = tf.distribute.get_strategy()
+        count = tf.size(losses) * strategy.num_replicas_in_sync
+        count = tf.cast(count, losses.dtype)
+        total = tf.reduce_sum(losses)
+        mean = tf.math.divide_no_nan(total, count)
         return loss + self.influence_weight * tf.cast(mean, loss.dtype)
 
     def influence_loss(self, y_old: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
@@ -201,10 +207,11 @@ class BCTModel(keras.Model):
         # softmax(logits) and not 0, nor by that of Keras, whose gradient is 0 where a probability
         # is below 1e-7: at first, new embeddings are far off.
         if self.old_from_logits:
-            logs = tf.nn.log_softmax(outputs)
+            log_probabilities = tf.nn.log_softmax(outputs)
         else:
-            logs = tf.math.log(tf.maximum(outputs, _LEAST_PROBABILITY))
-        return -tf.reduce_sum(y_old * logs, axis=1)
+            probabilities = tf.maximum(outputs, _LEAST_PROBABILITY)
+            log_probabilities = tf.math.log(probabilities)
+        return -tf.reduce_sum(y_old * log_probabilities, axis=1)
 
     def compute_metrics(
         self,
@@ -254,16 +261,21 @@ class BCTModel(keras.Model):
         The targets are float32 [batch, old classes].
         """
         count = len(self.old_classes)
+        old_numbers = range(count)
         if isinstance(y, (tuple, list)):
             new_labels, old_labels = y
-            return new_labels, _build_target_rows(old_labels, range(count)), sample_weight
+            targets = _build_target_rows(old_labels, old_numbers)
+            return new_labels, targets, sample_weight
 
         # Such rows are no weights of examples: programs of this method give the old labels as the
         # third part.
         if sample_weight is not None and sample_weight.shape.rank == 2:
             if sample_weight.shape[1] == count:
-                return y, _build_target_rows(sample_weight, range(count)), None
-        return y, _build_target_rows(y, self.old_classes), sample_weight
+                targets = _build_target_rows(sample_weight, old_numbers)
+                return y, targets, None
+
+        targets = _build_target_rows(y, self.old_classes)
+        return y, targets, sample_weight
 
 
 def _build_target_rows(labels: tf.Tensor, classes: Sequence[int]) -> tf.Tensor:
@@ -273,7 +285,8 @@ def _build_target_rows(labels: tf.Tensor, classes: Sequence[int]) -> tf.Tensor:
     """
     labels = tf.convert_to_tensor(labels)
     if labels.shape.rank == 2 and labels.shape[1] != 1:
-        return tf.gather(tf.cast(labels, tf.float32), list(classes), axis=1)
+        rows = tf.cast(labels, tf.float32)
+        return tf.gather(rows, list(classes), axis=1)
 
     # [batch, 1] and [classes] are compared as [batch, classes].
     numbers = tf.cast(tf.reshape(labels, [-1, 1]), tf.int64)
@@ -367,7 +380,8 @@ def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
       UsageError: When it does not take embeddings of this size, or returns the other kind of
         numbers.
     """
-    embeddings = np.random.RandomState(0).normal(size=(4, size)).astype(np.float32)
+    random = np.random.RandomState(0)
+    embeddings = random.normal(size=(4, size)).astype(np.float32)
     # A TFSMLayer raises a TypeError.
     try:
         outputs = get_single_output(classifier(embeddings, training=False))

@@ -51,7 +51,10 @@ class JobFolder:
         epoch_length = directory.read_steps_per_epoch()
         if not checkpoint or not epoch_length:
             return 0
-        return parse_step(checkpoint) // epoch_length
+
+        # A checkpoint may be one inside an epoch.
+        step = parse_step(checkpoint)
+        return step // epoch_length
 
     def read_meta(self) -> dict[str, Any]:
         """Returns the content of job_meta.json. An empty dict if there is no such file."""

@@ -139,14 +139,27 @@ class KFPVisualization:
                 " columns"
             )
 
-        storage, source = _inline_local_file(storage, source)
+        # Kubeflow itself reads remote files and other storages.
+        text = os.fspath(source)
+        if storage == "gcs" and not files.is_remote(text):
+            try:
+                text = Path(text).read_text(encoding="utf-8")
+                storage = "inline"
+            except (OSError, ValueError) as error:
+                _LOG.warning(
+                    "Kubeflow gets the path %s of a local file, which it cannot read, nor this"
+                    " process: %s",
+                    text,
+                    error,
+                )
+
         columns = [str(column) for column in header]
         output = {
             "type": "table",
             "storage": storage,
             "format": f,
             "header": columns,
-            "source": source,
+            "source": text,
         }
         self.metadata_outputs.append(output)
 
@@ -162,27 +175,6 @@ class KFPVisualization:
           StorageError: When the file cannot be written.
         """
         _write(path, UI_METADATA_FILE, {"outputs": self.metadata_outputs})
-
-
-def _inline_local_file(storage: str, source: str | os.PathLike[str]) -> tuple[str, str]:
-    """Returns the storage and the source of an output.
-
-    The content of a local file replaces its path.
-    """
-    text = os.fspath(source)
-    # Kubeflow reads these itself.
-    if files.is_remote(text) or storage != "gcs":
-        return storage, text
-
-    try:
-        return "inline", Path(text).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        _LOG.warning(
-            "Kubeflow gets the path %s of a local file, which it cannot read, nor this process: %s",
-            text,
-            error,
-        )
-        return storage, text
 
 
 def _write(path: str | os.PathLike[str] | None, name: str, content: Mapping[str, object]) -> None:
