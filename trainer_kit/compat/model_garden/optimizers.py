@@ -15,21 +15,19 @@ from official.modeling.optimization.ema_optimizer import maybe_merge_call
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
 from trainer_kit.compat.model_garden.config_classes import build_original
 from trainer_kit.compat.model_garden.conversion import find_broken_rules
-from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.optimization import AVERAGE, EMAConfig
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.optimizers.moving_average import exchange
 from trainer_kit.typing import IntLike, Model, Optimizer
 
 if TYPE_CHECKING:
-    from official.modeling.hyperparams.base_config import Config as GardenConfig
-
     from trainer_kit.compat.model_garden.garden_types import (
         ExperimentParams,
+        GardenConfig,
         GardenOptimizer,
         OptimizedTask,
     )
-    from trainer_kit.config.schema.experiment import TrainerConfig
 
 
 def check_values(task: OptimizedTask, params: ExperimentParams) -> None:
@@ -68,6 +66,7 @@ def create_optimizer(task: OptimizedTask, params: ExperimentParams) -> GardenOpt
     optimizer_config = params.trainer.optimizer_config
     if isinstance(params, ExperimentConfig):
         optimizer_config = build_original(optimizer_config)
+
     # Model Garden's function reads no other values.
     trainer = SimpleNamespace(optimizer_config=optimizer_config)
     sections = SimpleNamespace(task=params.task, trainer=trainer, runtime=params.runtime)

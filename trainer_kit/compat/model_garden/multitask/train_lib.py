@@ -153,6 +153,7 @@ class MultiTaskTrainerFactory:
                 strategy = tf.distribute.get_strategy()
                 trainer = get_trainer(strategy, config, train_task.multi_task, model)
             else:
+                # If the optimizer averages the weights, the averages are evaluated.
                 optimizer = create_optimizer(train_task.multi_task, config)
                 trainer = MultiTaskEvaluator(
                     train_task.tasks.values(), model, config=config, optimizer=optimizer
