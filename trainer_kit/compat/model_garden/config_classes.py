@@ -419,7 +419,7 @@ def translate_annotation(hint: object) -> Any:
     return hint if hint in _SCALARS else Any
 
 
-def matches_annotation(value: object, hint: object) -> bool:
+def matches_annotation(value: object, hint: Any) -> bool:
     """Whether `value` matches a translated annotation."""
     try:
         TypeAdapter(hint, config=_ARBITRARY).validate_python(value)

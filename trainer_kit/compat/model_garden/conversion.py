@@ -28,7 +28,7 @@ from trainer_kit.errors import ConfigError, Mistake
 if TYPE_CHECKING:
     from types import SimpleNamespace
 
-    from trainer_kit.compat.model_garden.garden_types import ExperimentParams, TrainableTask
+    from trainer_kit.compat.model_garden.garden_types import ExperimentParams, GardenTask
 
 _PACKAGE = "trainer_kit.compat.model_garden"
 
@@ -169,7 +169,7 @@ def _runtime_changes(runtime: TheirConfig) -> dict[str, object]:
 
 
 def get_trainer_sections(
-    config: ExperimentParams | TrainerSections, task: TrainableTask
+    config: ExperimentParams | TrainerSections, task: GardenTask
 ) -> TrainerSections:
     """Returns the sections of `config` that a Trainer of `task` reads.
 

@@ -216,7 +216,7 @@ class Trainer(GardenActionsTrainer, engine.Trainer):
         check_single_average(config.trainer)
         return OptimizerAverages(optimizer, model)
 
-    def _aggregates(self, task: TrainableTask) -> bool:
+    def _aggregates(self, task: GardenTask) -> bool:
         # Tasks of Model Garden inherit a method that aggregates nothing.
         own_reduce = type(self).eval_reduce is not engine.Trainer.eval_reduce
         return own_reduce or type(task).aggregate_logs is not base_task.Task.aggregate_logs

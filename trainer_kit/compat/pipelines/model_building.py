@@ -131,7 +131,7 @@ def get_input_size(model: keras.Model | tf.keras.Model) -> int | tuple[int, ...]
     # A model may take other inputs beside its images.
     image_shapes = [shape for shape in shapes if len(shape) == 4]
     has_images = bool(image_shapes)
-    shape: tuple[int | None, ...] = ()
+    shape: tuple[Any, ...] = ()
     if has_images:
         shape = image_shapes[0]
     elif shapes:

@@ -70,7 +70,7 @@ class MultiTaskAdapter:
         model: Model | None = None,
         task_sampler: OriginalTaskSampler | None = None,
     ) -> None:
-        self.multi_task = multi_task
+        self.multi_task: MultiTask = multi_task
         self._model = model
         self.sampler: GardenTaskSampler | None = None
         self.step_counters: dict[str, tf.Variable] = {}
