@@ -66,7 +66,8 @@ class RetrievalAccuracy(keras.metrics.Mean):
           embeddings: Their embeddings, float [batch, size].
           sample_weight: The weight of each query, [batch]. None: all count alike.
         """
-        queries = tf.math.l2_normalize(tf.cast(embeddings, tf.float32), axis=1)
+        queries = tf.cast(embeddings, tf.float32)
+        queries = tf.math.l2_normalize(queries, axis=1)
         similarities = tf.matmul(queries, self._gallery, transpose_b=True)
         nearest = tf.argmax(similarities, axis=1)
         nearest_labels = tf.gather(self._labels, nearest)
@@ -131,7 +132,8 @@ class BCTModel(keras.Model):
         # A model that is not a functional one has no outputs.
         ends = getattr(self, "outputs", None) or ()
         shapes = [tuple(end.shape) for end in ends]
-        if len(shapes) != 2 or len(shapes[1]) != 2 or shapes[1][1] is None:
+        embedding_shape = shapes[1] if len(shapes) == 2 else ()
+        if len(embedding_shape) != 2 or embedding_shape[1] is None:
             listing = ", ".join(map(str, shapes)) or "none"
             raise UsageError(
                 "BCTModel has the outputs [predictions, embedding], [batch, classes] and [batch,"
@@ -140,8 +142,8 @@ class BCTModel(keras.Model):
             )
 
         self.old_classifier = load_frozen_classifier(old_classifier)
-        _, size = shapes[1]
-        count = count_classes(self.old_classifier, int(size), old_from_logits)
+        size = int(embedding_shape[1])
+        count = count_classes(self.old_classifier, size, old_from_logits)
         new_count = shapes[0][-1]
         self.old_classes = _check_classes(old_classes, count, new_count)
 
@@ -190,7 +192,8 @@ class BCTModel(keras.Model):
         count = tf.cast(count, losses.dtype)
         total = tf.reduce_sum(losses)
         mean = tf.math.divide_no_nan(total, count)
-        return loss + self.influence_weight * tf.cast(mean, loss.dtype)
+        influence = tf.cast(mean, loss.dtype)
+        return loss + self.influence_weight * influence
 
     def influence_loss(self, y_old: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the influence loss of each example, float [batch].
@@ -289,7 +292,8 @@ def _build_target_rows(labels: tf.Tensor, classes: Sequence[int]) -> tf.Tensor:
         return tf.gather(rows, list(classes), axis=1)
 
     # [batch, 1] and [classes] are compared as [batch, classes].
-    numbers = tf.cast(tf.reshape(labels, [-1, 1]), tf.int64)
+    numbers = tf.reshape(labels, [-1, 1])
+    numbers = tf.cast(numbers, tf.int64)
     class_numbers = tf.constant(list(classes), tf.int64)
     matches = tf.equal(numbers, class_numbers)
     return tf.cast(matches, tf.float32)
@@ -381,7 +385,8 @@ def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
         numbers.
     """
     random = np.random.RandomState(0)
-    embeddings = random.normal(size=(4, size)).astype(np.float32)
+    embeddings = random.normal(size=(4, size))
+    embeddings = embeddings.astype(np.float32)
     # A TFSMLayer raises a TypeError.
     try:
         outputs = get_single_output(classifier(embeddings, training=False))

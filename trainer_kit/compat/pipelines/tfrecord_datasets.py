@@ -351,7 +351,9 @@ def _count_elements(dataset: tf.data.Dataset, name: str) -> int:
       DataError: When they cannot be read. Its message begins with `name`.
     """
     try:
-        return int(dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
+        zero = tf.constant(0, tf.int64)
+        number = dataset.reduce(zero, lambda count, _: count + 1)
+        return int(number)
     except tf.errors.OpError as error:
         raise DataError(f"{name} cannot be read: {format_reason(error)[0]}") from error
 
