@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import orbit
@@ -26,9 +25,14 @@ from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.metric_set import to_numpy
 from trainer_kit.training.trainer import Trainer
 
+if TYPE_CHECKING:
+    from trainer_kit.compat.model_garden.garden_types import AdaptableTrainer, ExperimentParams
+
 
 @accept_gin_bindings("official.core.actions.get_eval_actions")
-def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
+def get_eval_actions(
+    params: ExperimentParams, trainer: AdaptableTrainer, model_dir: str
+) -> list[orbit.Action]:
     """Returns the actions that run after each evaluation.
 
     If weights are averaged, one saves the averages.
@@ -47,8 +51,11 @@ def get_eval_actions(params: Any, trainer: Any, model_dir: str) -> list[Any]:
 
 @accept_gin_bindings("official.core.actions.get_train_actions")
 def get_train_actions(
-    params: Any, trainer: Any, model_dir: str, checkpoint_manager: tf.train.CheckpointManager
-) -> list[Any]:
+    params: ExperimentParams,
+    trainer: AdaptableTrainer,
+    model_dir: str,
+    checkpoint_manager: tf.train.CheckpointManager,
+) -> list[orbit.Action]:
     """Returns the actions that run after each training loop.
 
     A Trainer of trainer_kit needs only pruning: its run recovers from divergence, and saves when
@@ -61,7 +68,7 @@ def get_train_actions(
       model_dir: The run's folder.
       checkpoint_manager: The run's checkpoint manager.
     """
-    actions: list[Any] = []
+    actions: list[orbit.Action] = []
     if getattr(params.task, "pruning", None):
         # The package of pruning may be missing.
         with explain_config_errors("task.pruning"):
@@ -101,11 +108,13 @@ def get_train_actions(
 class GardenActionsTrainer(BaseTrainer):
     """A trainer whose own actions are those of Model Garden's factories, which gin can bind."""
 
-    def build_train_actions(self, params: Any, model_dir: str, manager: Any) -> list[Any]:
+    def build_train_actions(
+        self, params: ExperimentParams, model_dir: str, manager: tf.train.CheckpointManager
+    ) -> list[orbit.Action]:
         """Returns the actions that run after each training loop."""
         return get_train_actions(params, self, model_dir, checkpoint_manager=manager)
 
-    def build_eval_actions(self, params: Any, model_dir: str) -> list[Any]:
+    def build_eval_actions(self, params: ExperimentParams, model_dir: str) -> list[orbit.Action]:
         """Returns the actions that run after each evaluation."""
         return get_eval_actions(params, self, model_dir)
 
@@ -117,7 +126,7 @@ class RecoveryCondition(model_garden_actions.RecoveryCondition):
     trial is left, a DivergedError determines the exit code.
     """
 
-    def __call__(self, outputs: Mapping[str, Any]) -> bool:
+    def __call__(self, outputs: orbit.runner.Output) -> bool:
         """Returns whether the run has to be restored. Runs eagerly, on the host.
 
         Args:
@@ -134,6 +143,8 @@ class RecoveryCondition(model_garden_actions.RecoveryCondition):
                 "trainer.recovery_max_trials=-1"
             )
 
+        # Model Garden recognises NaN only, at every step. It compares an infinite loss with its
+        # bound, from recovery_begin_steps on.
         loss = float(np.asarray(to_numpy(outputs["training_loss"])).item())
         if not math.isfinite(loss):
             outputs = {"training_loss": math.nan}
@@ -154,7 +165,7 @@ class RecoveryAction(model_garden_actions.RecoveryAction):
     trainer_kit's manager passes over checkpoints that are not finite.
     """
 
-    def __call__(self, _: Any) -> None:
+    def __call__(self, _: orbit.runner.Output) -> None:
         """Restores the checkpoint. Runs eagerly, in strategy scope.
 
         Raises:
@@ -183,9 +194,11 @@ class AveragesSaver:
       max_to_keep: The number of newest checkpoints to keep.
     """
 
-    def __init__(self, trainer: Any, export_dir: str, max_to_keep: int = 1) -> None:
+    def __init__(self, trainer: BaseTrainer, export_dir: str, max_to_keep: int = 1) -> None:
         folder = os.path.join(export_dir, "ema_checkpoints")
-        self._temporary_folder: Any = None
+
+        # All workers take part in a save. The files of the others go with this object.
+        self._temporary_folder: tempfile.TemporaryDirectory[str] | None = None
         if not trainer.strategy.extended.should_checkpoint:
             self._temporary_folder = tempfile.TemporaryDirectory(prefix="trainer_kit_worker_")
             folder = self._temporary_folder.name
@@ -194,7 +207,8 @@ class AveragesSaver:
             trainer.checkpoint, folder, max_to_keep, checkpoint_name="average_weights"
         )
 
-    def __call__(self, _: Any) -> None:
+    def __call__(self, _: orbit.runner.Output) -> None:
         """Saves the averages. Runs eagerly, in strategy scope, on every worker."""
+        step = int(to_numpy(self._trainer.global_step))
         with self._trainer.use_weights(AVERAGE):
-            self._manager.save(checkpoint_number=int(to_numpy(self._trainer.global_step)))
+            self._manager.save(checkpoint_number=step)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from absl import app
 
 from trainer_kit.errors import find_trainer_kit_error
 
 
-def run(main: Callable[[list[str]], Any], argv: Sequence[str] | None = None) -> NoReturn:
+def run(main: Callable[[list[str]], object], argv: Sequence[str] | None = None) -> NoReturn:
     """Parses the flags, calls `main`, and ends the process, as absl.app.run does.
 
     Only errors of trainer_kit differ: they end the process with one line and their exit code, which
@@ -23,7 +23,7 @@ def run(main: Callable[[list[str]], Any], argv: Sequence[str] | None = None) -> 
       argv: The command line. None: sys.argv.
     """
 
-    def explained_main(arguments: list[str]) -> Any:
+    def explained_main(arguments: list[str]) -> object:
         try:
             return main(arguments)
         except Exception as error:
@@ -31,6 +31,7 @@ def run(main: Callable[[list[str]], Any], argv: Sequence[str] | None = None) -> 
             if mistake is None:
                 raise
             print(f"error: {mistake}", file=sys.stderr)
+            # absl ends the process with what main returns.
             return int(mistake.exit_code)
 
     sys.exit(app.run(explained_main, argv))

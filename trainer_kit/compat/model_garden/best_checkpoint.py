@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -29,6 +29,10 @@ from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.evals.best.info_json import GARDEN_STEP, INFO, build_info, read_info
 from trainer_kit.telemetry.scalars import flatten_scalars
 from trainer_kit.training.metric_set import to_numpy
+from trainer_kit.typing import IntLike
+
+if TYPE_CHECKING:
+    from trainer_kit.compat.model_garden.garden_types import ExperimentParams
 
 _LOG = logging.getLogger(__name__)
 _LINK_NAME = "best_ckpt-1"
@@ -81,7 +85,7 @@ class BestCheckpointExporter(BestWeightsExporter):
         self,
         checkpoint: tf.train.Checkpoint,
         eval_logs: Mapping[str, Any],
-        global_step: Any,
+        global_step: IntLike,
         write_logs: bool = True,
     ) -> bool:
         """Exports `checkpoint` if its evaluation is the best so far.
@@ -114,12 +118,13 @@ class BestCheckpointExporter(BestWeightsExporter):
         if exported and write_logs and is_overridden:
             self.export_best_eval_metric(logs, step)
 
+        # Model Garden's Trainer looks the metric up by its joined name.
         value = flatten_scalars(logs, "|").get(self.metric_name)
         if value is not None:
             self._last_logs = {**logs, GARDEN_STEP: float(step), self.metric_name: value}
         return exported
 
-    def export_best_eval_metric(self, eval_logs: Mapping[str, Any], global_step: Any) -> None:
+    def export_best_eval_metric(self, eval_logs: Mapping[str, Any], global_step: IntLike) -> None:
         """Writes info.json: the step, and the metrics that are single numbers.
 
         If a subclass overrides this method, the override is called after each export. Runs eagerly,
@@ -128,9 +133,12 @@ class BestCheckpointExporter(BestWeightsExporter):
         Raises:
           StorageError: When info.json cannot be written.
         """
-        if self._folder.is_writer:
-            content = {**extract_scalars(eval_logs), GARDEN_STEP: float(to_numpy(global_step))}
-            files.write_json(self.best_ckpt_logs_path, content, point="best.info")
+        if not self._folder.is_writer:
+            return
+
+        content = extract_scalars(eval_logs)
+        content[GARDEN_STEP] = float(to_numpy(global_step))
+        files.write_json(self.best_ckpt_logs_path, content, point="best.info")
 
     @property
     def best_ckpt_logs(self) -> dict[str, Any] | None:
@@ -162,7 +170,9 @@ class BestCheckpointExporter(BestWeightsExporter):
         super()._save(checkpoint, prefix)
 
 
-def maybe_create_best_ckpt_exporter(params: Any, data_dir: str) -> Any:
+def maybe_create_best_ckpt_exporter(
+    params: ExperimentParams, data_dir: str
+) -> BestCheckpointExporter | None:
     """Returns an exporter of the best checkpoint.
 
     None when the config names no metric or no folder.
@@ -214,7 +224,13 @@ class GardenBestFolder(BestFolder):
         target = self.prefix(info["step"])
         try:
             if source != target:
-                _copy_checkpoint(source, target)
+                _remove_checkpoint(target)
+                # The index comes last, so that a reader finds complete weights or none.
+                for suffix in _suffixes(source):
+                    shutil.copyfile(source + suffix, target + suffix)
+                    with open(target + suffix, "rb+") as stream:
+                        os.fsync(stream.fileno())
+                files.flush_folder(os.path.dirname(target))
         except OSError as error:
             raise create_write_error(
                 f"{source} cannot be copied to {target}", self.path, error
@@ -236,8 +252,16 @@ class GardenBestFolder(BestFolder):
         On workers it includes the weights that the chief is going to take over.
         """
         infos = super().read_infos(metric)
-        info = None if self.is_writer else self._read_garden_info(metric)
-        return infos if info is None else dict(sorted({info["step"]: info, **infos}.items()))
+        if self.is_writer:
+            return infos
+
+        info = self._read_garden_info(metric)
+        if info is None:
+            return infos
+
+        # A record of trainer_kit for the same step counts.
+        all_infos = {info["step"]: info, **infos}
+        return dict(sorted(all_infos.items()))
 
     def read_best_info(self) -> dict[str, Any] | None:
         """Returns the noted info of the weights that info.json names."""
@@ -261,16 +285,21 @@ class GardenBestFolder(BestFolder):
 
         Errors are ignored: the links are not essential.
         """
+        if not self.is_writer:
+            return
+
         link_prefix = os.path.join(self.path, _LINK_NAME)
         with contextlib.suppress(OSError):
-            if self.is_writer:
-                _remove_checkpoint(link_prefix)
-                for suffix in _suffixes(prefix) if prefix else ():
-                    os.link(prefix + suffix, link_prefix + suffix)
+            _remove_checkpoint(link_prefix)
+            suffixes = _suffixes(prefix) if prefix else []
+            for suffix in suffixes:
+                os.link(prefix + suffix, link_prefix + suffix)
 
     def format_info(self, info: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of info.json for weights with the noted `info`."""
-        return {**nest_metrics(info["metrics"]), GARDEN_STEP: float(info["step"])}
+        content = nest_metrics(info["metrics"])
+        content[GARDEN_STEP] = float(info["step"])
+        return content
 
     def _read_garden_info(self, metric: str) -> dict[str, Any] | None:
         """Returns the info of best weights that Model Garden left here.
@@ -279,9 +308,12 @@ class GardenBestFolder(BestFolder):
         """
         content = files.read_json(self.info_path) or {}
         step = content.get(GARDEN_STEP)
+        if not isinstance(step, float):
+            return None
+
+        # This class writes the same file for its own weights.
         own_info = self.read_best_info()
-        is_own = own_info is not None and self.format_info(own_info) == content
-        if not isinstance(step, float) or is_own:
+        if own_info is not None and self.format_info(own_info) == content:
             return None
 
         metrics = {name: value for name, value in content.items() if name != GARDEN_STEP}
@@ -299,7 +331,10 @@ class GardenBestFolder(BestFolder):
         # Model Garden writes info.json before the weights, so that a killed run leaves older
         # weights.
         reader = tf.train.load_checkpoint(prefix)
-        if reader.has_tensor(_COUNTER) and int(reader.get_tensor(_COUNTER)) != int(step):
+        saved_step = int(step)
+        if reader.has_tensor(_COUNTER):
+            saved_step = int(reader.get_tensor(_COUNTER))
+        if saved_step != int(step):
             _LOG.warning(
                 "Model Garden's best checkpoint in %s was not taken over: it is not of step %d",
                 prefix,
@@ -332,18 +367,15 @@ def nest_metrics(flat: Mapping[str, float]) -> dict[str, Any]:
 def _suffixes(prefix: str) -> list[str]:
     """Returns the suffixes of a checkpoint's files, that of the index last."""
     folder, name = os.path.split(prefix)
-    matches = (re.fullmatch(re.escape(name) + _SUFFIX, file) for file in os.listdir(folder))
-    return sorted(match.group(1) for match in matches if match)
+    pattern = re.compile(re.escape(name) + _SUFFIX)
+    suffixes = []
+    for file in os.listdir(folder):
+        match = pattern.fullmatch(file)
+        if match:
+            suffixes.append(match.group(1))
 
-
-def _copy_checkpoint(source: str, target: str) -> None:
-    """Copies a checkpoint. The index is last, so that a reader finds complete weights or none."""
-    _remove_checkpoint(target)
-    for suffix in _suffixes(source):
-        shutil.copyfile(source + suffix, target + suffix)
-        with open(target + suffix, "rb+") as stream:
-            os.fsync(stream.fileno())
-    files.flush_folder(os.path.dirname(target))
+    # ".index" sorts after ".data-...".
+    return sorted(suffixes)
 
 
 def _remove_checkpoint(prefix: str) -> None:

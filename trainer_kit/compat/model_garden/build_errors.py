@@ -44,7 +44,8 @@ def explain_config_errors(path: str) -> Iterator[None]:
     except Exception as error:
         frames = find_user_frames(error)
         file = frames[-1].file if frames else ""
-        if any(package in file for package in _DOWNLOADERS) or _NO_FILES in str(error):
+        is_of_downloader = any(package in file for package in _DOWNLOADERS)
+        if is_of_downloader or _NO_FILES in str(error):
             raise DataError(f"{path}: {format_reason(error)[0]}") from error
 
         # Without code of the user, an error in Model Garden is nearly always about a value.

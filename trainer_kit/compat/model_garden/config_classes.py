@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from official.modeling.hyperparams.base_config import Config as TheirConfig
@@ -101,18 +101,19 @@ def prefix_mistakes(name: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(
-            dataclasses.replace(mistake, path=join_keys(name, mistake.path))
-            for mistake in error.mistakes
-        ) from None
+        mistakes = []
+        for mistake in error.mistakes:
+            path = join_keys(name, mistake.path)
+            mistakes.append(dataclasses.replace(mistake, path=path))
+        raise ConfigError(mistakes) from None
 
 
 def _create_mirror(
     garden_config: TheirConfig,
     base: type[Config],
-    changes: dict[str, Any],
+    changes: dict[str, object],
     enclosing_classes: tuple[type, ...],
-) -> Any:
+) -> Config:
     """Mirrors `garden_config`. See `mirror`.
 
     Args:
@@ -128,11 +129,14 @@ def _create_mirror(
     try:
         mirrored = cls()
     except FieldError as error:
-        origin = f"{type(garden_config).__module__}.{type(garden_config).__name__}"
-        raise ConfigError(
-            dataclasses.replace(mistake, origin=origin) for mistake in error.relative_mistakes
-        ) from None
+        garden_class = type(garden_config)
+        origin = f"{garden_class.__module__}.{garden_class.__name__}"
+        mistakes = []
+        for mistake in error.relative_mistakes:
+            mistakes.append(dataclasses.replace(mistake, origin=origin))
+        raise ConfigError(mistakes) from None
 
+    # A class whose defaults are refused is not cached.
     if key not in _mirror_class_cache:
         cls.garden_config = copy.deepcopy(garden_config)  # type: ignore[attr-defined]
         cls.original_values = mirrored.as_dict()  # type: ignore[attr-defined]
@@ -143,24 +147,31 @@ def _create_mirror(
 def _create_mirror_class(
     garden_config: TheirConfig,
     base: type[Config],
-    changes: dict[str, Any],
+    changes: dict[str, object],
     enclosing_classes: tuple[type, ...],
 ) -> type[Config]:
     """Creates the class of a mirror, with the values of `garden_config` as defaults."""
-    values = {**dict(_iterate_fields(garden_config)), **changes}
+    values = dict(_iterate_fields(garden_config))
+    values.update(changes)
     if base is Config and isinstance(garden_config, TheirOneOfConfig):
         base = OneOfConfig
-    fields = {
-        name: _build_field(garden_config, base, name, value, enclosing_classes)
-        for name, value in values.items()
-    }
 
-    body = {
-        "__annotations__": {name: hint for name, (hint, _) in fields.items()},
+    annotations: dict[str, object] = {}
+    body: dict[str, object] = {
+        "__annotations__": annotations,
         "__module__": __name__,
         "__doc__": type(garden_config).__doc__,
-        **{name: _build_default(value) for name, (_, value) in fields.items()},
     }
+    for name, value in values.items():
+        annotation, default = _build_field(garden_config, base, name, value, enclosing_classes)
+        annotations[name] = annotation
+        if isinstance(default, (list, dict)):
+            # Each object gets a copy of its own.
+            factory = functools.partial(copy.deepcopy, default)
+            body[name] = Field(default_factory=factory, validate_default=True)
+        else:
+            body[name] = Field(default=default, validate_default=True)
+
     cls = types.new_class(
         type(garden_config).__name__,
         (MirrorMixin, base),
@@ -169,7 +180,7 @@ def _create_mirror_class(
     return configclass(cls)
 
 
-def _iterate_fields(garden_config: TheirConfig) -> Iterator[tuple[str, Any]]:
+def _iterate_fields(garden_config: TheirConfig) -> Iterator[tuple[str, object]]:
     """Yields the names and values of the fields."""
     for name, value in vars(garden_config).items():
         if name not in garden_config.RESERVED_ATTR:
@@ -180,9 +191,9 @@ def _build_field(
     garden_config: TheirConfig,
     base: type[Config],
     name: str,
-    value: Any,
+    value: object,
     enclosing_classes: tuple[type, ...],
-) -> tuple[Any, Any]:
+) -> tuple[object, object]:
     """Returns the annotation and the default value of a field in the mirror of `garden_config`."""
     hints = get_field_hints(garden_config.__class__)
     base_fields = get_fields(base)
@@ -207,50 +218,63 @@ def _build_field(
     if base is OneOfConfig and name == "type":
         return _type_annotation(garden_config, value), value
 
-    with prefix_mistakes(name):
-        section = (
-            _create_mirror(value, Config, {}, enclosing_classes)
-            if isinstance(value, TheirConfig)
-            else value
-        )
+    section = value
+    if isinstance(value, TheirConfig):
+        with prefix_mistakes(name):
+            section = _create_mirror(value, Config, {}, enclosing_classes)
     if isinstance(section, Config):
         if base is OneOfConfig:
             # OneOfConfig creates the section that is chosen.
             return type(section) | None, None
-        return Union[(type(section), *get_section_alternatives(hint))], section
+        alternatives = get_section_alternatives(hint)
+        return Union[(type(section), *alternatives)], section
 
     section_class = optional_section(hint)
-    if value is None and section_class not in (None, *enclosing_classes):
+    if value is None and section_class is not None and section_class not in enclosing_classes:
         unset_section = _mirror_unset_section(section_class, enclosing_classes)
         if unset_section:
             return type(unset_section) | None, None
 
-    if isinstance(value, (list, tuple)) and (item_class := find_list_section(hint)) is not None:
-        mirror_class = type(
-            _create_mirror(item_class(), Config, {}, (*enclosing_classes, item_class))
-        )
-        # Items may have further fields, such as those of a task's config.
-        with contextlib.suppress(FieldError):
-            return list[mirror_class], [mirror_class(**item.as_dict()) for item in value]  # type: ignore[valid-type]
+    if isinstance(value, (list, tuple)):
+        item_class = find_list_section(hint)
+        if item_class is not None:
+            item_classes = (*enclosing_classes, item_class)
+            mirror_class = type(_create_mirror(item_class(), Config, {}, item_classes))
+            # Items may have further fields, such as those of a task's config.
+            with contextlib.suppress(FieldError):
+                items = [mirror_class(**item.as_dict()) for item in value]
+                return list[mirror_class], items  # type: ignore[valid-type]
 
+    # Model Garden does not check its annotations: some defaults do not match them.
     value = _convert_to_plain(value)
     annotation = _WIDER.get(name) or translate_annotation(hint)
-    return (annotation if matches_annotation(value, annotation) else Any), value
+    if not matches_annotation(value, annotation):
+        annotation = Any
+    return annotation, value
 
 
-def _type_annotation(garden_config: TheirConfig, value: Any) -> Any:
+def _type_annotation(garden_config: TheirConfig, value: object) -> object:
     """Returns the annotation of a OneOfConfig's `type`.
 
     These are the names of its sections, if it chooses between sections.
     """
-    branches = tuple(
-        name for name, section in _iterate_fields(garden_config) if isinstance(section, TheirConfig)
-    )
-    others = {name for name, _ in _iterate_fields(garden_config)} - {"type", *branches}
-    return Literal[branches] | None if branches and value not in others else Any
+    branches = []
+    others = []
+    for name, field in _iterate_fields(garden_config):
+        if isinstance(field, TheirConfig):
+            branches.append(name)
+        elif name != "type":
+            others.append(name)
+
+    # The chosen field may be one without a section.
+    if not branches or value in others:
+        return Any
+    return Literal[tuple(branches)] | None
 
 
-def _mirror_unset_section(section_class: Any, enclosing_classes: tuple[type, ...]) -> Config | None:
+def _mirror_unset_section(
+    section_class: type[TheirConfig], enclosing_classes: tuple[type, ...]
+) -> Config | None:
     """Returns the mirror of an optional section that is not set.
 
     None when its class has no defaults.
@@ -259,14 +283,15 @@ def _mirror_unset_section(section_class: Any, enclosing_classes: tuple[type, ...
         section = section_class()
     except TypeError:
         return None
-    mirrored: Config = _create_mirror(section, Config, {}, (*enclosing_classes, section_class))
-    return mirrored
+    section_classes = (*enclosing_classes, section_class)
+    return _create_mirror(section, Config, {}, section_classes)
 
 
-def _unlock(garden_config: Any) -> None:
+def _unlock(garden_config: TheirConfig | list[Any] | tuple[Any, ...]) -> None:
     """Unlocks a config, or a list of configs, with all sections."""
-    is_list = isinstance(garden_config, (list, tuple))
-    values = garden_config if is_list else vars(garden_config).values()
+    values: Iterable[object] = garden_config
+    if isinstance(garden_config, TheirConfig):
+        values = vars(garden_config).values()
     for value in values:
         if isinstance(value, (list, tuple, TheirConfig)):
             _unlock(value)
@@ -274,25 +299,26 @@ def _unlock(garden_config: Any) -> None:
         garden_config._locked = False
 
 
-def _build_cache_key(value: Any) -> Any:
+def _build_cache_key(value: object) -> Hashable:
     """Returns a cache key, equal for values that give the same mirror."""
     if isinstance(value, TheirConfig):
-        return type(value), tuple(
-            (name, _build_cache_key(field))
-            for name, field in vars(value).items()
-            if name != "_locked"
-        )
+        fields = dict(vars(value))
+        # Whether a config is locked does not matter for its mirror.
+        fields.pop("_locked", None)
+        return type(value), _build_cache_key(fields)
     if isinstance(value, dict):
-        return tuple((name, _build_cache_key(entry)) for name, entry in value.items())
+        entries = [(name, _build_cache_key(entry)) for name, entry in value.items()]
+        return tuple(entries)
     if isinstance(value, (list, tuple)):
-        return type(value), tuple(_build_cache_key(item) for item in value)
+        items = [_build_cache_key(item) for item in value]
+        return type(value), tuple(items)
     if isinstance(value, (Config, *TheirConfig.IMMUTABLE_TYPES)):
         return type(value), repr(value)
     # A new object is equal to no other: such a value has no text by which it can be compared.
     return id(value), object()
 
 
-def _convert_to_plain(value: Any) -> Any:
+def _convert_to_plain(value: object) -> object:
     if isinstance(value, TheirConfig):
         return value.as_dict()
     if isinstance(value, (list, tuple)):
@@ -300,13 +326,9 @@ def _convert_to_plain(value: Any) -> Any:
     return value
 
 
-def _build_default(value: Any) -> Any:
-    if isinstance(value, (list, dict)):
-        return Field(default_factory=functools.partial(copy.deepcopy, value), validate_default=True)
-    return Field(default=value, validate_default=True)
-
-
-def _changes(before: dict[str, Any], after: dict[str, Any], garden_config: Any) -> dict[str, Any]:
+def _changes(
+    before: dict[str, Any], after: dict[str, Any], garden_config: object
+) -> dict[str, Any]:
     """Returns the values of a section that differ, as a nested dict.
 
     They have tuples where the original has tuples.
@@ -330,8 +352,9 @@ def _changes(before: dict[str, Any], after: dict[str, Any], garden_config: Any) 
         # True == 1, but a field may take both.
         is_other_type = isinstance(value, bool) != isinstance(old, bool)
         if name not in before or value != old or is_other_type:
-            is_tuple = isinstance(value, list) and isinstance(original_value, tuple)
-            changes[name] = tuple(value) if is_tuple else value
+            if isinstance(value, list) and isinstance(original_value, tuple):
+                value = tuple(value)
+            changes[name] = value
     return changes
 
 
@@ -344,34 +367,37 @@ def get_field_hints(section_class: type[TheirConfig]) -> dict[str, Any]:
     return get_type_hints(section_class)
 
 
-def optional_section(hint: Any) -> type[TheirConfig] | None:
+def optional_section(hint: object) -> type[TheirConfig] | None:
     """Returns the class of a section that may be None.
 
     None for any other field, and for a class without fields.
     """
     members = [member for member in _get_union_members(hint) if member is not type(None)]
-    is_optional = len(members) == 1 and _is_section(members[0])
-    return members[0] if is_optional and members[0] is not TheirConfig else None
+    if len(members) != 1 or members[0] is TheirConfig:
+        return None
+    return members[0] if _is_section(members[0]) else None
 
 
-def find_list_section(hint: Any) -> type[TheirConfig] | None:
+def find_list_section(hint: object) -> type[TheirConfig] | None:
     """Returns the class of the sections in a list. None if `hint` is not a list of sections."""
-    item_types = [
-        get_args(member)[0]
-        for member in _get_union_members(hint)
-        if get_origin(member) in (list, tuple, collections.abc.Sequence)
-    ]
-    return item_types[0] if len(item_types) == 1 and _is_section(item_types[0]) else None
+    item_types = []
+    for member in _get_union_members(hint):
+        if get_origin(member) in (list, tuple, collections.abc.Sequence):
+            item_types.append(get_args(member)[0])
+    if len(item_types) != 1:
+        return None
+    return item_types[0] if _is_section(item_types[0]) else None
 
 
-def get_section_alternatives(hint: Any) -> list[Any]:
+def get_section_alternatives(hint: object) -> list[Any]:
     """Returns the annotations that `hint` allows in place of a section, None included."""
     if not _is_union(hint):
         return []
-    return [translate_annotation(member) for member in get_args(hint) if not _is_section(member)]
+    others = [member for member in get_args(hint) if not _is_section(member)]
+    return [translate_annotation(member) for member in others]
 
 
-def translate_annotation(hint: Any) -> Any:
+def translate_annotation(hint: object) -> Any:
     """Returns `hint` without Model Garden's own types.
 
     A section becomes a mapping, any other object becomes Any.
@@ -381,16 +407,19 @@ def translate_annotation(hint: Any) -> Any:
     if _is_union(hint):
         return Union[tuple(translate_annotation(arg) for arg in args)]  # noqa: UP007
     if origin is tuple:
-        items = tuple(arg if arg is Ellipsis else translate_annotation(arg) for arg in args)
-        return types.GenericAlias(tuple, items)
+        items = []
+        for arg in args:
+            items.append(arg if arg is Ellipsis else translate_annotation(arg))
+        return types.GenericAlias(tuple, tuple(items))
     if origin in (list, collections.abc.Sequence):
-        return types.GenericAlias(list, (translate_annotation(args[0]),))
+        item = translate_annotation(args[0])
+        return types.GenericAlias(list, (item,))
     if _is_section(hint):
         return dict[str, Any]
     return hint if hint in _SCALARS else Any
 
 
-def matches_annotation(value: Any, hint: Any) -> bool:
+def matches_annotation(value: object, hint: Any) -> bool:
     """Whether `value` matches a translated annotation."""
     try:
         TypeAdapter(hint, config=_ARBITRARY).validate_python(value)
@@ -399,14 +428,14 @@ def matches_annotation(value: Any, hint: Any) -> bool:
     return True
 
 
-def _get_union_members(hint: Any) -> tuple[Any, ...]:
+def _get_union_members(hint: object) -> tuple[Any, ...]:
     """Returns the alternatives of a union, or only `hint`."""
     return get_args(hint) if _is_union(hint) else (hint,)
 
 
-def _is_union(hint: Any) -> bool:
+def _is_union(hint: object) -> bool:
     return get_origin(hint) in (Union, types.UnionType)
 
 
-def _is_section(hint: Any) -> bool:
+def _is_section(hint: object) -> bool:
     return isinstance(hint, type) and issubclass(hint, TheirConfig)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from official.modeling.hyperparams.base_config import Config as TheirConfig
 from official.modeling.multitask.configs import MultiTaskConfig
@@ -25,6 +25,11 @@ from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake
 
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from trainer_kit.compat.model_garden.garden_types import ExperimentParams, GardenTask
+
 _PACKAGE = "trainer_kit.compat.model_garden"
 
 # Of experiments with one task, and of those with several.
@@ -39,11 +44,12 @@ class TrainerSections:
     """The config sections that a Trainer reads.
 
     Attributes:
-      task: Model Garden's section, like `Task.task_config`.
+      task: Model Garden's section, like `Task.task_config`. For several tasks, an object with the
+        section of the training data of each.
       trainer, runtime: trainer_kit's sections.
     """
 
-    task: Any
+    task: TheirConfig | SimpleNamespace
     trainer: TrainerConfig
     runtime: RuntimeConfig
 
@@ -57,7 +63,7 @@ class _SeparateEvalTaskConfig(Config):
     """
 
 
-def find_broken_rules(config: Any) -> list[Mistake]:
+def find_broken_rules(config: ExperimentParams) -> list[Mistake]:
     """Returns a mistake for each Model Garden restriction that `config` breaks.
 
     A restriction is a text such as `task.model.num_classes > 0`.
@@ -68,8 +74,12 @@ def find_broken_rules(config: Any) -> list[Mistake]:
     is_mirror = isinstance(config, ExperimentConfig) and isinstance(config, MirrorMixin)
     original = build_original(config) if is_mirror else config
 
+    if not isinstance(original, TheirConfig):
+        return []
+
+    # Model Garden's method stops at the first broken restriction.
     mistakes = []
-    for restriction in original._restrictions if isinstance(original, TheirConfig) else ():
+    for restriction in original._restrictions:
         restricted = copy.copy(original)
         restricted._restrictions = [restriction]
         try:
@@ -80,7 +90,7 @@ def find_broken_rules(config: Any) -> list[Mistake]:
     return mistakes
 
 
-def convert(config: Any) -> ExperimentConfig:
+def convert(config: ExperimentParams) -> ExperimentConfig:
     """Returns a Model Garden ExperimentConfig as a checked config of trainer_kit.
 
     A trainer_kit config is returned unchanged. Missing sections and values have trainer_kit's
@@ -114,12 +124,14 @@ def convert(config: Any) -> ExperimentConfig:
                 elif name == "trainer" and section is not None:
                     sections[name] = _mirror_trainer_section(section)
                 elif section is not None:
-                    sections[name] = mirror(section, RuntimeConfig, **_runtime_changes(section))
+                    changes = _runtime_changes(section)
+                    sections[name] = mirror(section, RuntimeConfig, **changes)
         except ConfigError as error:
             mistakes += error.mistakes
     if mistakes:
         raise ConfigError(mistakes)
 
+    # The run finds its task and its trainer by the class of the section.
     task = _TASKS if trains_several else _TASK
     trainer = _TRAINERS if trains_several or has_eval_tasks else _TRAINER
     register_task(type(sections["task"]), task, trainer=trainer)
@@ -127,12 +139,13 @@ def convert(config: Any) -> ExperimentConfig:
     return converted
 
 
-def _mirror_trainer_section(trainer: Any) -> Config:
+def _mirror_trainer_section(trainer: TheirConfig) -> Config:
     """Returns the mirror of a trainer section, with the changes of `convert`."""
+    changes: dict[str, object] = {}
     subfolder = getattr(trainer, "best_checkpoint_export_subdir", "")
-    changes: dict[str, Any] = {
-        "best_checkpoint_export_subdir": subfolder or TrainerConfig().best_checkpoint_export_subdir
-    }
+    subfolder = subfolder or TrainerConfig().best_checkpoint_export_subdir
+    changes["best_checkpoint_export_subdir"] = subfolder
+
     optimizer = getattr(trainer, "optimizer_config", None)
     if optimizer is not None:
         with prefix_mistakes("optimizer_config"):
@@ -141,9 +154,9 @@ def _mirror_trainer_section(trainer: Any) -> Config:
     return mirrored
 
 
-def _runtime_changes(runtime: Any) -> dict[str, Any]:
+def _runtime_changes(runtime: TheirConfig) -> dict[str, object]:
     """Returns the values of a runtime section that `convert` changes."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     default = getattr(type(runtime)(), "distribution_strategy", None)
     if getattr(runtime, "distribution_strategy", None) == default:
         changes["distribution_strategy"] = "auto"
@@ -155,12 +168,13 @@ def _runtime_changes(runtime: Any) -> dict[str, Any]:
     return changes
 
 
-def get_trainer_sections(config: Any, task: Any) -> Any:
+def get_trainer_sections(
+    config: ExperimentParams | TrainerSections, task: GardenTask
+) -> TrainerSections:
     """Returns the sections of `config` that a Trainer of `task` reads.
 
     Args:
-      config: An ExperimentConfig of either framework, or an object with trainer_kit's sections
-        trainer and runtime.
+      config: An ExperimentConfig of either framework, or the sections themselves.
       task: A Model Garden task, which has its own section.
     """
     if isinstance(config, ExperimentConfig):

@@ -50,16 +50,28 @@ def get_distribution_strategy(
     # YAML reads off as False.
     name: Any = distribution_strategy
     name = name.lower() if isinstance(name, str) else name
+    # Programs pass all arguments, also those that the strategy ignores and RuntimeConfig refuses.
+    if all_reduce_alg not in ALL_REDUCE_ALGORITHMS["mirrored"]:
+        num_packs = 1
+    if name not in ("auto", "tpu"):
+        tpu_address = None
     try:
         config = RuntimeConfig(
             distribution_strategy=name,
             num_gpus=num_gpus,
             all_reduce_alg=all_reduce_alg,
-            num_packs=num_packs if all_reduce_alg in ALL_REDUCE_ALGORITHMS["mirrored"] else 1,
-            tpu=tpu_address if name in ("auto", "tpu") else None,
+            num_packs=num_packs,
+            tpu=tpu_address,
         )
     except FieldError as error:
-        raise _build_refusal_error(error, name, num_gpus, all_reduce_alg) from None
+        # The error begins with Model Garden's words, if it has any. Model Garden is not asked about
+        # auto, which it does not know, or tpu, for which it would connect to a TPU.
+        if name not in ("auto", "tpu") and type(num_gpus) is int:
+            try:
+                model_gardens(name, num_gpus, all_reduce_alg)
+            except ValueError as garden_error:
+                raise UsageError(f"{garden_error}: {error}") from None
+        raise error from None
 
     if name == "multi_worker_mirrored" and read_cluster() is None:
         _LOG.warning(
@@ -77,19 +89,3 @@ def get_distribution_strategy(
         )
         return tf.distribute.OneDeviceStrategy("CPU:0")
     return create_strategy(config)
-
-
-def _build_refusal_error(
-    error: FieldError, name: Any, num_gpus: Any, all_reduce_alg: str | None
-) -> UsageError:
-    """Returns the error for arguments that RuntimeConfig refuses.
-
-    It begins with Model Garden's words, if it has any. Model Garden is not asked about auto, which
-    it does not know, or tpu, for which it would connect to a TPU.
-    """
-    if name not in ("auto", "tpu") and type(num_gpus) is int:
-        try:
-            model_gardens(name, num_gpus, all_reduce_alg)
-        except ValueError as garden_error:
-            return UsageError(f"{garden_error}: {error}")
-    return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orbit
 import tensorflow as tf
@@ -23,6 +23,16 @@ from trainer_kit.run.controller import Controller
 from trainer_kit.runtime.collectives import is_chief
 from trainer_kit.telemetry.summary_manager import SummaryManager
 from trainer_kit.training.trainer_creation import create_exporter
+from trainer_kit.typing import Model
+
+if TYPE_CHECKING:
+    from trainer_kit.compat.model_garden.garden_types import (
+        AdaptableTrainer,
+        CheckpointExporter,
+        ExperimentParams,
+        GardenTask,
+    )
+    from trainer_kit.compat.model_garden.multitask.train_lib import RunTasks
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,19 +75,19 @@ class OrbitExperimentRunner:
 
     def __init__(
         self,
-        distribution_strategy: tf.distribute.Strategy,
-        task: Any,
+        distribution_strategy: tf.distribute.Strategy | None,
+        task: GardenTask | RunTasks,
         mode: str,
-        params: Any,
+        params: ExperimentParams,
         model_dir: str,
         run_post_eval: bool = False,
         save_summary: bool = True,
         train_actions: list[orbit.Action] | None = None,
         eval_actions: list[orbit.Action] | None = None,
-        trainer: Any = None,
+        trainer: AdaptableTrainer | None = None,
         controller_cls: type[orbit.Controller] = orbit.Controller,
-        summary_manager: Any = None,
-        eval_summary_manager: Any = None,
+        summary_manager: SummaryManager | orbit.utils.SummaryManager | None = None,
+        eval_summary_manager: SummaryManager | orbit.utils.SummaryManager | None = None,
         enable_async_checkpointing: bool = False,
         **options: Any,
     ) -> None:
@@ -101,7 +111,7 @@ class OrbitExperimentRunner:
         self._directory = RunDirectory(model_dir, self._config.trainer)
 
         self._trainer = trainer
-        self._controller: Any = None
+        self._controller: Controller | orbit.Controller | None = None
         self._controller_cls = Controller if controller_cls is orbit.Controller else controller_cls
         self._options: dict[str, Any] = {
             "run_post_eval": run_post_eval,
@@ -114,15 +124,14 @@ class OrbitExperimentRunner:
             **options,
         }
 
-        overrides_hook = any(
-            getattr(type(self), name) is not getattr(OrbitExperimentRunner, name)
-            for name in self._overridable_hooks
-        )
-        if overrides_hook:
-            self._ensure_trainer()
+        # Model Garden's constructor always creates the trainer.
+        for name in self._overridable_hooks:
+            if getattr(type(self), name) is not getattr(OrbitExperimentRunner, name):
+                self._ensure_trainer()
+                break
 
     @property
-    def params(self) -> Any:
+    def params(self) -> ExperimentParams:
         """The experiment's config that was passed in."""
         return self._params
 
@@ -132,14 +141,14 @@ class OrbitExperimentRunner:
         return self._model_dir
 
     @property
-    def trainer(self) -> Any:
+    def trainer(self) -> AdaptableTrainer:
         """The trainer that was passed in or created. Created now if it is used before `run`."""
         if self._trainer is None:
-            self._ensure_trainer()
+            return self._ensure_trainer()
         return self._trainer
 
     @property
-    def controller(self) -> Any:
+    def controller(self) -> Controller | orbit.Controller:
         """The controller of the run.
 
         Raises:
@@ -152,7 +161,7 @@ class OrbitExperimentRunner:
         return self._controller
 
     @property
-    def checkpoint_manager(self) -> Any:
+    def checkpoint_manager(self) -> tf.train.CheckpointManager:
         """The manager of the run's checkpoints.
 
         Raises:
@@ -160,7 +169,7 @@ class OrbitExperimentRunner:
         """
         return self.controller.checkpoint_manager
 
-    def run(self) -> tuple[Any, Mapping[str, Any]]:
+    def run(self) -> tuple[Model, Mapping[str, Any]]:
         """Runs the experiment. Runs eagerly, on the host.
 
         Returns:
@@ -198,7 +207,7 @@ class OrbitExperimentRunner:
         evaluates_at_end = options["run_post_eval"] or self._mode == "train_and_post_eval"
         return model, (logs if evaluates_at_end else {})
 
-    def _observed_controller_class(self) -> type[Any]:
+    def _observed_controller_class(self) -> type[Controller] | type[orbit.Controller]:
         """Returns a subclass of the controller's class.
 
         Its object becomes `controller` when it is created.
@@ -216,19 +225,23 @@ class OrbitExperimentRunner:
         ObservedController.__qualname__ = self._controller_cls.__qualname__
         return ObservedController
 
-    def _ensure_trainer(self) -> None:
-        """Creates the trainer, unless it exists."""
+    def _ensure_trainer(self) -> AdaptableTrainer:
+        """Returns the trainer, and creates it unless it exists."""
         # A config that does not fit the run is refused before an exporter changes the run's files.
         if self._trains:
             allowed_changes = self._options.get("allow_config_change", ())
             check_model_dir(
                 self._directory, self._config, self._options.get("experiment", ""), allowed_changes
             )
-        self._trainer = self._trainer or self._build_trainer(
-            self._task, self._trains, self._evaluates
-        )
+        trainer = self._trainer
+        if not trainer:
+            trainer = self._build_trainer(self._task, self._trains, self._evaluates)
+        self._trainer = trainer
+        return trainer
 
-    def _build_trainer(self, task: Any, train: bool, evaluate: bool) -> Any:
+    def _build_trainer(
+        self, task: GardenTask | RunTasks, train: bool, evaluate: bool
+    ) -> AdaptableTrainer:
         """Returns the trainer. Override it to create another one."""
         with self.strategy.scope():
             exporter = None
@@ -236,7 +249,7 @@ class OrbitExperimentRunner:
                 exporter = self._build_best_checkpoint_exporter()
             return Trainer.create(self._config, task, train, evaluate, exporter)
 
-    def _build_best_checkpoint_exporter(self) -> Any:
+    def _build_best_checkpoint_exporter(self) -> CheckpointExporter | None:
         """Returns the exporter of the best checkpoint, None in mode eval.
 
         Override it to create another one.
@@ -253,7 +266,7 @@ class OrbitExperimentRunner:
 # The 15 parameters are not repeated here, so that the two lists cannot drift apart.
 # inspect.signature and help() show them, type checkers do not.
 @functools.wraps(OrbitExperimentRunner, assigned=(), updated=())
-def run_experiment(*arguments: Any, **options: Any) -> tuple[Any, Mapping[str, Any]]:
+def run_experiment(*arguments: Any, **options: Any) -> tuple[Model, Mapping[str, Any]]:
     """Runs an experiment of Model Garden in one mode.
 
     Arguments and errors are those of OrbitExperimentRunner. Runs eagerly, on the host.

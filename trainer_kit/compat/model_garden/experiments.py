@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainer_kit.config.schema.experiment import ExperimentConfig
 
 PREFIX = "tfm/"
 _VISION = ("official.vision",)
@@ -89,10 +92,10 @@ def find(name: str) -> None:
                 experiments.register(full_name)(_factory(garden_name, modules))
 
 
-def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], Any]:
+def _factory(name: str, modules: tuple[str, ...]) -> Callable[[], ExperimentConfig]:
     """Returns the function that creates the config of an experiment, after its modules' import."""
 
-    def factory() -> Any:
+    def factory() -> ExperimentConfig:
         try:
             for module in modules:
                 importlib.import_module(module)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import official.core.train_lib  # noqa: F401
@@ -22,7 +22,7 @@ from trainer_kit.compat.model_garden.actions import GardenActionsTrainer
 from trainer_kit.compat.model_garden.best_checkpoint import BestCheckpointExporter
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
 from trainer_kit.compat.model_garden.config_classes import build_original
-from trainer_kit.compat.model_garden.conversion import get_trainer_sections
+from trainer_kit.compat.model_garden.conversion import TrainerSections, get_trainer_sections
 from trainer_kit.compat.model_garden.gin_bindings import accept_gin_bindings, get_gin_bindings
 from trainer_kit.compat.model_garden.optimizers import (
     OptimizerAverages,
@@ -36,10 +36,23 @@ from trainer_kit.compat.model_garden.trainer_adapter import adapt_trainer
 from trainer_kit.config.schema.configclass import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.files import is_remote
+from trainer_kit.inputs.sources.source_protocol import Source
 from trainer_kit.inputs.worker_pipeline import OnePassPipeline, WorkerPipeline
 from trainer_kit.runtime.datasets import drop_partial_steps
 from trainer_kit.training import trainer as engine
+from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.task_inputs import TaskInputs
+from trainer_kit.typing import Dataset, Model
+
+if TYPE_CHECKING:
+    from trainer_kit.compat.model_garden.garden_types import (
+        AdaptableTrainer,
+        CheckpointExporter,
+        ExperimentParams,
+        GardenOptimizer,
+        GardenTask,
+        TrainableTask,
+    )
 
 # Model Garden's own classes, looked up at import: a program may later replace them with
 # trainer_kit's. _AsyncTrainer is the base of trainers with separate loops.
@@ -51,10 +64,11 @@ class EqualStepsPipeline(OnePassPipeline):
     """One pass over the data of a section, with equally many steps for all replicas."""
 
     def build_dataset(
-        self, data: Any, input_context: tf.distribute.InputContext | None
+        self, data: tf.data.Dataset | Source, input_context: tf.distribute.InputContext | None
     ) -> tf.data.Dataset:
         """Returns one pass over the data of one worker."""
-        return drop_partial_steps(super().build_dataset(data, input_context), input_context)
+        dataset = super().build_dataset(data, input_context)
+        return drop_partial_steps(dataset, input_context)
 
 
 class ModelGardenInputs(TaskInputs):
@@ -72,14 +86,15 @@ class ModelGardenInputs(TaskInputs):
 
     pass_pipeline_class = EqualStepsPipeline
 
-    def __init__(self, config: Any, task: Any) -> None:
+    def __init__(self, config: TrainerSections, task: TrainableTask) -> None:
         super().__init__(config, task)
         self.section_paths: dict[str, str] = {}
 
-    def distribute(self, pipeline: WorkerPipeline) -> Any:
+    def distribute(self, pipeline: WorkerPipeline) -> Dataset:
         """Returns the dataset of a pipeline over the replicas. Runs eagerly."""
         section = pipeline.section.path
-        with explain_config_errors(self.section_paths.get(section, f"task.{section}")):
+        path = self.section_paths.get(section, f"task.{section}")
+        with explain_config_errors(path):
             return super().distribute(pipeline)
 
 
@@ -108,16 +123,17 @@ class Trainer(GardenActionsTrainer, engine.Trainer):
 
     def __init__(
         self,
-        config: Any,
-        task: Any,
-        model: Any,
-        optimizer: Any,
+        config: ExperimentParams | TrainerSections,
+        task: TrainableTask,
+        model: Model,
+        optimizer: GardenOptimizer | None,
         train: bool = True,
         evaluate: bool = True,
-        train_dataset: Any = None,
-        validation_dataset: Any = None,
-        checkpoint_exporter: Any = None,
+        train_dataset: Dataset | None = None,
+        validation_dataset: Dataset | None = None,
+        checkpoint_exporter: CheckpointExporter | None = None,
     ) -> None:
+        # An evaluator has no optimizer, but evaluates the averages that one keeps.
         self._constructor_optimizer = optimizer
         with explain_config_errors("task"):
             super().__init__(
@@ -138,6 +154,7 @@ class Trainer(GardenActionsTrainer, engine.Trainer):
         """Returns a trainer of the class that the current strategy needs."""
         strategy = tf.distribute.get_strategy()
         is_asynchronous = isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
+        # Python does not call __init__ of this class for an object of another class.
         if cls is Trainer and is_asynchronous and _GardenTrainer is not None:
             return _GardenTrainer(*arguments, **named)
         return super().__new__(cls)
@@ -146,11 +163,11 @@ class Trainer(GardenActionsTrainer, engine.Trainer):
     def create(
         cls,
         config: ExperimentConfig,
-        task: Any,
+        task: GardenTask,
         train: bool,
         evaluate: bool,
-        checkpoint_exporter: Any = None,
-    ) -> Any:
+        checkpoint_exporter: CheckpointExporter | None = None,
+    ) -> BaseTrainer:
         """Returns a trainer of this class with the task's model and optimizer.
 
         Called in strategy scope. The optimizer keeps the moving average. For Trainer itself, gin
@@ -159,7 +176,8 @@ class Trainer(GardenActionsTrainer, engine.Trainer):
         # An argument overrides gin's binding.
         own_class = {} if cls is Trainer else {"trainer_cls": cls}
         trainer = create_trainer(config, task, train, evaluate, checkpoint_exporter, **own_class)
-        return adapt_trainer(trainer, config.runtime.random_seed)
+        adapted: BaseTrainer = adapt_trainer(trainer, config.runtime.random_seed)
+        return adapted
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the loop's logs: metrics, training_loss, learning_rate.
@@ -179,30 +197,40 @@ class Trainer(GardenActionsTrainer, engine.Trainer):
     def _compute_set_logs(self, name: str, state: Any) -> dict[str, Any]:
         return add_numpy_method(super()._compute_set_logs(name, state))
 
-    def _build_optimizers(self, config: Any, task: Any, model: Any, optimizer: Any) -> Any:
+    def _build_optimizers(
+        self,
+        config: ExperimentConfig | TrainerSections,
+        task: TrainableTask,
+        model: Model,
+        optimizer: GardenOptimizer,
+    ) -> GardenOptimizer:
         create_optimizer_variables(optimizer, model.trainable_variables)
         return optimizer
 
-    def _moving_average(self, config: Any, task: Any, model: Any) -> Any:
-        if find_averaging_optimizer(self._constructor_optimizer) is None:
+    def _moving_average(
+        self, config: ExperimentConfig | TrainerSections, task: TrainableTask, model: Model
+    ) -> OptimizerAverages | None:
+        optimizer = self._constructor_optimizer
+        if find_averaging_optimizer(optimizer) is None:
             return None
         check_single_average(config.trainer)
-        return OptimizerAverages(self._constructor_optimizer, model)
+        return OptimizerAverages(optimizer, model)
 
-    def _aggregates(self, task: Any) -> bool:
+    def _aggregates(self, task: GardenTask) -> bool:
+        # Tasks of Model Garden inherit a method that aggregates nothing.
         own_reduce = type(self).eval_reduce is not engine.Trainer.eval_reduce
         return own_reduce or type(task).aggregate_logs is not base_task.Task.aggregate_logs
 
 
 @accept_gin_bindings("official.core.train_utils.create_trainer")
 def create_trainer(
-    params: Any,
-    task: Any,
+    params: ExperimentParams,
+    task: GardenTask,
     train: bool,
     evaluate: bool,
-    checkpoint_exporter: Any = None,
-    trainer_cls: Any = Trainer,
-) -> Any:
+    checkpoint_exporter: CheckpointExporter | None = None,
+    trainer_cls: Callable[..., AdaptableTrainer] = Trainer,
+) -> AdaptableTrainer:
     """Returns a trainer with the task's model and optimizer.
 
     Called in strategy scope. gin can bind `trainer_cls`, and the arguments of Model Garden's
@@ -234,7 +262,7 @@ def create_trainer(
     return trainer_cls(params, task, **arguments, **bindings)
 
 
-def create_task(config: Config, logging_dir: str | None = None) -> Any:
+def create_task(config: Config, logging_dir: str | None = None) -> GardenTask:
     """Returns the Model Garden task for a task's section that `convert` has created.
 
     Called in strategy scope. `logging_dir` exists during the call, because some tasks write to it
@@ -281,7 +309,7 @@ def add_numpy_method(logs: Any) -> Any:
     return logs if scalar_class is None else scalar_class(logs)
 
 
-def _create_scalar_class(scalar_type: Any) -> Any:
+def _create_scalar_class(scalar_type: type[np.generic]) -> type[np.generic]:
     """Returns a subclass of a NumPy scalar type with a method `numpy()`.
 
     An object of it is pickled as the NumPy type.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 import tf_keras
@@ -15,13 +15,22 @@ from official.modeling.optimization.ema_optimizer import maybe_merge_call
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
 from trainer_kit.compat.model_garden.config_classes import build_original
 from trainer_kit.compat.model_garden.conversion import find_broken_rules
-from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.config.schema.optimization import AVERAGE, EMAConfig
 from trainer_kit.errors import ConfigError, Mistake, UsageError
 from trainer_kit.optimizers.moving_average import exchange
+from trainer_kit.typing import IntLike, Model, Optimizer
+
+if TYPE_CHECKING:
+    from trainer_kit.compat.model_garden.garden_types import (
+        ExperimentParams,
+        GardenConfig,
+        GardenOptimizer,
+        OptimizedTask,
+    )
 
 
-def check_values(task: Any, params: Any) -> None:
+def check_values(task: OptimizedTask, params: ExperimentParams) -> None:
     """Checks the restrictions, and the number of classes of Model Garden's own tasks.
 
     Called before anything is built. With zero classes Keras would build a layer that ends the
@@ -35,15 +44,16 @@ def check_values(task: Any, params: Any) -> None:
       ConfigError: Names every value that is missing or wrong.
     """
     mistakes = find_broken_rules(params)
-    section = getattr(getattr(task, "task_config", None), "model", None)
+    task_config = getattr(task, "task_config", None)
+    model_config = getattr(task_config, "model", None)
     is_of_garden = type(task).__module__.startswith("official.")
-    if is_of_garden and getattr(section, "num_classes", None) == 0:
+    if is_of_garden and getattr(model_config, "num_classes", None) == 0:
         mistakes.append(Mistake("task.model.num_classes", "is 0", "give the number of classes"))
     if mistakes:
         raise ConfigError(mistakes)
 
 
-def create_optimizer(task: Any, params: Any) -> Any:
+def create_optimizer(task: OptimizedTask, params: ExperimentParams) -> GardenOptimizer:
     """Returns the optimizer that `task` creates. Called in strategy scope.
 
     Args:
@@ -56,13 +66,17 @@ def create_optimizer(task: Any, params: Any) -> Any:
     optimizer_config = params.trainer.optimizer_config
     if isinstance(params, ExperimentConfig):
         optimizer_config = build_original(optimizer_config)
+
+    # Model Garden's function reads no other values.
     trainer = SimpleNamespace(optimizer_config=optimizer_config)
     sections = SimpleNamespace(task=params.task, trainer=trainer, runtime=params.runtime)
     with explain_config_errors("trainer.optimizer_config"):
         return model_gardens(task, sections)
 
 
-def create_optimizer_variables(optimizer: Any, variables: Sequence[Any]) -> None:
+def create_optimizer_variables(
+    optimizer: GardenOptimizer | Optimizer | None, variables: Sequence[tf.Variable]
+) -> None:
     """Creates all variables of a Keras 2 optimizer, which would else come in the first step.
 
     A checkpoint is restored strictly into existing variables, before the first step. Runs eagerly,
@@ -80,7 +94,9 @@ def create_optimizer_variables(optimizer: Any, variables: Sequence[Any]) -> None
         inner.build(variables)
 
 
-def find_averaging_optimizer(optimizer: Any) -> Any:
+def find_averaging_optimizer(
+    optimizer: GardenOptimizer | Optimizer | None,
+) -> ExponentialMovingAverage | None:
     """Returns the ExponentialMovingAverage that `optimizer` is or, for float16, wraps.
 
     None for other optimizers.
@@ -89,17 +105,21 @@ def find_averaging_optimizer(optimizer: Any) -> Any:
     return inner if isinstance(inner, ExponentialMovingAverage) else None
 
 
-def check_single_average(options: Any) -> None:
+def check_single_average(section: TrainerConfig | GardenConfig) -> None:
     """Checks that a config asks for one average, since Model Garden's optimizer keeps one.
 
     Args:
-      options: The section trainer of a config of either framework.
+      section: The section trainer of a config of either framework.
 
     Raises:
       UsageError: When it asks for several averages.
     """
-    ema = getattr(getattr(options, "optimizer_config", None), "ema", None)
-    if isinstance(ema, EMAConfig) and (ema.more_decays or ema.evaluate != (AVERAGE,)):
+    optimizer_config = getattr(section, "optimizer_config", None)
+    ema = getattr(optimizer_config, "ema", None)
+    if not isinstance(ema, EMAConfig):
+        return
+
+    if ema.more_decays or ema.evaluate != (AVERAGE,):
         raise UsageError(
             "trainer.optimizer_config.ema: the optimizer of a Model Garden task keeps one average,"
             " which evaluations use; remove more_decays and evaluate"
@@ -111,10 +131,10 @@ class _LossScaledMovingAverage(ExponentialMovingAverage):
 
     def apply_gradients(
         self,
-        grads_and_vars: Any,
+        grads_and_vars: Iterable[tuple[tf.Tensor, tf.Variable]],
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
-    ) -> Any:
+    ) -> tf.Operation:
         """Applies gradients and moves the averages. Called in replica context."""
         result = self._optimizer.apply_gradients(
             grads_and_vars,
@@ -138,13 +158,15 @@ class OptimizerAverages:
 
     names = (AVERAGE,)
     weights_to_evaluate = (AVERAGE,)
-    more_variables = MappingProxyType[str, Any]({})
+    more_variables = MappingProxyType[str, tf.Variable]({})
 
     # The section of a checkpoint that contains the averages. They are slots of the optimizer.
     section = "optimizer"
 
-    def __init__(self, optimizer: Any, model: Any) -> None:
+    def __init__(self, optimizer: GardenOptimizer, model: Model) -> None:
         inner = find_averaging_optimizer(optimizer)
+        assert inner is not None, "the optimizer does not average"
+        # A loss-scale wrapper passes an argument that Model Garden's method does not take.
         if type(inner) is ExponentialMovingAverage and inner is not optimizer:
             inner.__class__ = _LossScaledMovingAverage
         if not inner.has_shadow_copy:
@@ -166,7 +188,7 @@ class OptimizerAverages:
         """
         return self._swapped
 
-    def update(self, step: Any) -> None:
+    def update(self, step: IntLike) -> None:
         """Does nothing: the optimizer averages as it applies gradients."""
 
     def initialize(self) -> None:
@@ -191,8 +213,7 @@ class OptimizerAverages:
         exchange(self._strategy, self._averages, self._weights)
 
     def _copy_each(self) -> None:
+        update = self._strategy.extended.update
         with self._strategy.scope():
             for average, weight in zip(self._averages, self._weights, strict=True):
-                self._strategy.extended.update(
-                    average, lambda target, value: target.assign(value), args=(weight,)
-                )
+                update(average, lambda target, value: target.assign(value), args=(weight,))

@@ -6,7 +6,7 @@ import logging
 import os
 import pprint
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from official.core import exp_factory
 from official.modeling.hyperparams import ParamsDict
@@ -21,6 +21,12 @@ from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.process.run_directory import RunDirectory, check_model_dir
 
+if TYPE_CHECKING:
+    from absl.flags import FlagValues
+    from official.core.train_utils import ParseConfigOptions
+
+    from trainer_kit.compat.model_garden.garden_types import ExperimentParams, GardenConfig
+
 _LOG = logging.getLogger(__name__)
 
 # The values that `convert` chooses where a Model Garden config leaves them at the default.
@@ -30,7 +36,11 @@ _CONVERTED_FIELDS = (
 )
 
 
-def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: bool = True) -> Any:
+def parse_configuration(
+    flags_obj: FlagValues | ParseConfigOptions,
+    lock_return: bool = True,
+    print_return: bool = True,
+) -> GardenConfig:
     """Returns the Model Garden config that the flags describe.
 
     The experiment's defaults come first, then config files in order, flags and overrides. The last
@@ -59,16 +69,26 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
 
     # All at once: a later source may repair what an earlier one breaks, and one report has all
     # mistakes.
-    layers = [_layer(path, read_config_file, "config_file") for path in flags_obj.config_file or ()]
-    layers.append(ConfigLayer({"runtime": {"tpu": flags_obj.tpu}}, {"runtime.tpu": "--tpu"}))
+    layers = []
+    for path in flags_obj.config_file or ():
+        layers.append(_layer(path, read_config_file, "config_file"))
+
+    tpu_values = {"runtime": {"tpu": flags_obj.tpu}}
+    layers.append(ConfigLayer(tpu_values, {"runtime.tpu": "--tpu"}))
+
+    # Not every program defines this flag.
     if "tf_data_service" in flags_obj and flags_obj.tf_data_service:
         address = {"tf_data_service_address": flags_obj.tf_data_service}
-        names = [name for name in ("train_data", "validation_data") if hasattr(params.task, name)]
-        layers.append(
-            ConfigLayer({"task": dict.fromkeys(names, address)}, {"task": "--tf_data_service"})
-        )
+        sections = {}
+        for section in ("train_data", "validation_data"):
+            if hasattr(params.task, section):
+                sections[section] = address
+        layers.append(ConfigLayer({"task": sections}, {"task": "--tf_data_service"}))
+
     overrides = flags_obj.params_override or ()
-    for override in overrides if isinstance(overrides, (list, tuple)) else [overrides]:
+    if not isinstance(overrides, (list, tuple)):
+        overrides = [overrides]
+    for override in overrides:
         layers.append(_layer(override, read_params_override, "params_override"))
 
     resolved = apply_layers(convert(params), layers)
@@ -76,8 +96,10 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
 
     # An explicit value counts, even if it equals the one that `convert` chooses.
     for section, field in _CONVERTED_FIELDS:
-        if not resolved.origins[f"{section}.{field}"].startswith(DEFAULT_ORIGIN):
-            value = getattr(getattr(resolved.config, section), field)
+        origin = resolved.origins[f"{section}.{field}"]
+        if not origin.startswith(DEFAULT_ORIGIN):
+            resolved_section = getattr(resolved.config, section)
+            value = getattr(resolved_section, field)
             setattr(getattr(params, section), field, value)
 
     params.validate()
@@ -88,7 +110,7 @@ def parse_configuration(flags_obj: Any, lock_return: bool = True, print_return: 
     return params
 
 
-def serialize_config(params: Any, model_dir: str) -> None:
+def serialize_config(params: ExperimentParams, model_dir: str) -> None:
     """Writes `params`, a config of either framework, to `model_dir/params.yaml`.
 
     run_experiment does this, too.
@@ -105,7 +127,11 @@ def serialize_config(params: Any, model_dir: str) -> None:
     write_params(directory.params_path, config)
 
 
-def _layer(flag_value: Any, read: Callable[[str], ConfigLayer], origin: str) -> ConfigLayer:
+def _layer(
+    flag_value: str | Mapping[str, object] | ParamsDict,
+    read: Callable[[str], ConfigLayer],
+    origin: str,
+) -> ConfigLayer:
     """Returns the values of a flag. Programs may set a mapping instead of text."""
     values = flag_value.as_dict() if isinstance(flag_value, ParamsDict) else flag_value
     if isinstance(values, Mapping):

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import orbit
 import tensorflow as tf
 
 from trainer_kit.checkpoint_names import ITERATOR_SUFFIX
@@ -31,12 +32,16 @@ from trainer_kit.optimizers.learning_rate import ConfiguredRates
 from trainer_kit.runtime.datasets import has_plain_iterator
 from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.trainer import Trainer
+from trainer_kit.typing import Dataset, IntLike
+
+if TYPE_CHECKING:
+    from trainer_kit.compat.model_garden.garden_types import AdaptableTrainer, CheckpointExporter
 
 _REQUIRED_ATTRIBUTES = ("strategy", "config", "model", "optimizer", "global_step", "checkpoint")
 _STANDARD_CHECKPOINT_ITEMS = ("global_step", "model", "optimizer", "save_counter")
 
 
-def adapt_trainer(trainer: Any, seed: int = 0) -> Any:
+def adapt_trainer(trainer: AdaptableTrainer | None, seed: int = 0) -> Any:
     """Returns a trainer that trainer_kit's runner can use.
 
     This is `trainer` itself, or a TrainerAdapter around it. Called in strategy scope.
@@ -87,7 +92,7 @@ class TrainerAdapter(GardenActionsTrainer):
       stop_flag: The workers' agreement whether to stop.
     """
 
-    def __init__(self, inner: Any, seed: int) -> None:
+    def __init__(self, inner: orbit.StandardTrainer, seed: int) -> None:
         self._inner = inner
         self._dataset = getattr(inner, "_train_dataset", None)
         self.can_train = self._dataset is not None
@@ -96,7 +101,8 @@ class TrainerAdapter(GardenActionsTrainer):
             create_optimizer_variables(optimizer, inner.model.trainable_variables)
 
         self._average: OptimizerAverages | None = None
-        if (averaging_optimizer := find_averaging_optimizer(optimizer)) is not None:
+        averaging_optimizer = find_averaging_optimizer(optimizer)
+        if averaging_optimizer is not None:
             # Model Garden's own exchange, which the trainer's evaluations call, changes last bits
             # of the weights.
             self._average = OptimizerAverages(optimizer, inner.model)
@@ -104,10 +110,8 @@ class TrainerAdapter(GardenActionsTrainer):
 
         # Checkpoints also contain what the trainer's own checkpoint contains beyond the parts that
         # every run has.
-        saved_elsewhere = {
-            *_STANDARD_CHECKPOINT_ITEMS,
-            *(getattr(inner.model, "checkpoint_items", None) or ()),
-        }
+        model_items = getattr(inner.model, "checkpoint_items", None) or ()
+        saved_elsewhere = {*_STANDARD_CHECKPOINT_ITEMS, *model_items}
         own_items = {
             name: item
             for name, item in inner.checkpoint._trackable_children().items()
@@ -119,16 +123,9 @@ class TrainerAdapter(GardenActionsTrainer):
             inner.global_step, inner.model, trained_optimizer, self._average, task, seed, own_items
         )
 
-        self.data = TrainData(
-            None,
-            None,
-            ResumePolicy(has_single_iterator=has_plain_iterator(inner.strategy)),
-            inner.global_step,
-            self._dataset,
-            advice=(
-                f"have {type(inner).__name__} inherit from trainer_kit.compat.model_garden.Trainer"
-            ),
-        )
+        policy = ResumePolicy(has_single_iterator=has_plain_iterator(inner.strategy))
+        advice = f"have {type(inner).__name__} inherit from trainer_kit.compat.model_garden.Trainer"
+        self.data = TrainData(None, None, policy, inner.global_step, self._dataset, advice=advice)
 
         rates = ConfiguredRates(trained_optimizer)
         self.state.add_root("trainer", inner)
@@ -138,6 +135,7 @@ class TrainerAdapter(GardenActionsTrainer):
         self.stop_flag: StopFlag = StopFlag(inner.strategy)
 
     def __getattr__(self, name: str) -> Any:
+        # Before __init__, such as in copy.copy, there is no _inner.
         if name.startswith("__") or name == "_inner":
             raise AttributeError(name)
         return getattr(self._inner, name)
@@ -153,17 +151,17 @@ class TrainerAdapter(GardenActionsTrainer):
         return self.state.checkpoint
 
     @property
-    def checkpoint_exporter(self) -> Any:
+    def checkpoint_exporter(self) -> CheckpointExporter | None:
         """The exporter of the best checkpoint, or None."""
         return getattr(self._inner, "checkpoint_exporter", None)
 
     @property
-    def train_dataset(self) -> Any:
+    def train_dataset(self) -> Dataset:
         """The training data. Setting it takes effect with the next loop."""
         return self._inner.train_dataset
 
     @train_dataset.setter
-    def train_dataset(self, dataset: Any) -> None:
+    def train_dataset(self, dataset: Dataset) -> None:
         self._inner.train_dataset = dataset
 
     @contextlib.contextmanager
@@ -183,7 +181,7 @@ class TrainerAdapter(GardenActionsTrainer):
         finally:
             self.restore_trained_weights()
 
-    def train(self, num_steps: Any) -> Any:
+    def train(self, num_steps: IntLike) -> orbit.runner.Output | None:
         """Runs the trainer's own loop from the run's position in the data, eagerly, on the host.
 
         Raises:
@@ -201,13 +199,14 @@ class TrainerAdapter(GardenActionsTrainer):
         if self._inner._train_dataset is not self._dataset:
             self._dataset = self._inner._train_dataset
             self.data.replace(self._dataset)
+        # Orbit creates an iterator only where there is none.
         self._inner._train_iter = self.data.iterator()
         self.weights_finite = None
         logs = self._inner.train(num_steps)
         self.stop_flag.sync_workers_between_loops()
         return logs
 
-    def evaluate(self, num_steps: Any) -> Any:
+    def evaluate(self, num_steps: IntLike) -> orbit.runner.Output | None:
         """Runs the trainer's own evaluation, eagerly, on the host."""
         try:
             return self._inner.evaluate(num_steps)
@@ -271,16 +270,20 @@ class TrainerAdapter(GardenActionsTrainer):
         self.weights_finite = None
         self.has_data_ended = False
 
-    def _metric_variables(self) -> list[Any]:
+    def _metric_variables(self) -> list[tf.Variable]:
         """Returns the variables of the trainer's metrics.
 
         They are not saved, because each loop resets them.
         """
-        values = [item for value in vars(self._inner).values() for item in tf.nest.flatten(value)]
-        metrics = [
-            value
-            for value in values
-            if hasattr(value, "update_state") and hasattr(value, "variables")
-        ]
+        metrics = []
+        for attribute in vars(self._inner).values():
+            # An attribute may be a list or a dict of metrics.
+            for value in tf.nest.flatten(attribute):
+                if hasattr(value, "update_state") and hasattr(value, "variables"):
+                    metrics.append(value)
         metrics += getattr(self._inner.model, "metrics", None) or []
-        return [variable for metric in metrics for variable in metric.variables]
+
+        variables: list[tf.Variable] = []
+        for metric in metrics:
+            variables += metric.variables
+        return variables

@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -18,8 +18,12 @@ from trainer_kit import files
 from trainer_kit.errors import StorageError
 from trainer_kit.runtime.keras_internals import is_keras_2_model
 
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
 
-def write_history_csv(path: str, history: Mapping[str, Sequence[Any]]) -> None:
+
+def write_history_csv(path: str, history: Mapping[str, Sequence[object]]) -> None:
     """Writes the values of a history by name, as `pandas.DataFrame(history).to_csv(path)` does.
 
     A log that began later than others, such as one of a callback that was added for a restart, has
@@ -29,13 +33,17 @@ def write_history_csv(path: str, history: Mapping[str, Sequence[Any]]) -> None:
       StorageError: When the file cannot be written.
     """
     epochs = max(map(len, history.values()), default=0)
-    columns = {
-        name: [*[math.nan] * (epochs - len(values)), *values] for name, values in history.items()
-    }
-    files.write_text(path, pd.DataFrame(columns).to_csv())
+    columns: dict[str, list[object]] = {}
+    for name, values in history.items():
+        cells: list[object] = [math.nan] * (epochs - len(values))
+        cells.extend(values)
+        columns[name] = cells
+
+    table = pd.DataFrame(columns)
+    files.write_text(path, table.to_csv())
 
 
-def export_saved_model(model: Any, path: str) -> None:
+def export_saved_model(model: keras.Model | tf.keras.Model, path: str) -> None:
     """Exports a model for inference, so that `tf.saved_model.load` reads it without trainer_kit.
 
     Runs eagerly, on the host.
@@ -48,22 +56,30 @@ def export_saved_model(model: Any, path: str) -> None:
     Raises:
       StorageError: When the folder cannot be written.
     """
+    parent = os.path.dirname(path)
     temporary_path = f"{path}.tmp"
     old_path = f"{path}.old"
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.makedirs(parent, exist_ok=True)
         # A start that was killed here has left them.
         _remove(temporary_path, old_path)
         if is_keras_2_model(model):
             model.save(temporary_path, save_format="tf")
         else:
             model.export(temporary_path, verbose=False)
-        _flush(temporary_path)
 
+        # The files have to be on the disk before the folder gets its name.
+        for folder, _, names in os.walk(temporary_path):
+            for name in names:
+                with open(os.path.join(folder, name), "rb") as stream:
+                    os.fsync(stream.fileno())
+            files.flush_folder(folder)
+
+        # A folder that is not empty cannot be replaced by a rename.
         with contextlib.suppress(FileNotFoundError):
             os.rename(path, old_path)
         os.rename(temporary_path, path)
-        files.flush_folder(os.path.dirname(path))
+        files.flush_folder(parent)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
@@ -73,12 +89,3 @@ def export_saved_model(model: Any, path: str) -> None:
 def _remove(*folders: str) -> None:
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _flush(folder: str) -> None:
-    """Flushes all files and folders in a folder to the disk."""
-    for subfolder, _, names in os.walk(folder):
-        for name in names:
-            with open(os.path.join(subfolder, name), "rb") as stream:
-                os.fsync(stream.fileno())
-        files.flush_folder(subfolder)

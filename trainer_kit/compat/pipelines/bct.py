@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
@@ -35,11 +36,14 @@ class RetrievalAccuracy(keras.metrics.Mean):
       UsageError: When the gallery is empty, or has another number of labels.
     """
 
-    def __init__(self, gallery: Any, labels: Any, name: str = "cross_retrieval") -> None:
+    def __init__(
+        self, gallery: npt.ArrayLike, labels: npt.ArrayLike, name: str = "cross_retrieval"
+    ) -> None:
         super().__init__(name=name)
         embeddings = np.asarray(gallery, np.float32)
         classes = np.asarray(labels)
-        if embeddings.ndim != 2 or not len(embeddings) or len(embeddings) != len(classes):
+        are_embeddings = embeddings.ndim == 2 and len(embeddings) > 0
+        if not are_embeddings or len(embeddings) != len(classes):
             raise UsageError(
                 f"gallery: embeddings of shape {embeddings.shape} and labels of shape"
                 f" {classes.shape} are no gallery; give embeddings [examples, size] and one label"
@@ -49,7 +53,12 @@ class RetrievalAccuracy(keras.metrics.Mean):
         self._gallery = tf.math.l2_normalize(tf.constant(embeddings), axis=1)
         self._labels = _class_numbers(tf.constant(classes))
 
-    def update_state(self, y_true: Any, embeddings: Any, sample_weight: Any = None) -> None:
+    def update_state(
+        self,
+        y_true: tf.Tensor,
+        embeddings: tf.Tensor,
+        sample_weight: tf.Tensor | None = None,
+    ) -> None:
         """Adds queries, in graph or eagerly, on a replica.
 
         Args:
@@ -57,11 +66,13 @@ class RetrievalAccuracy(keras.metrics.Mean):
           embeddings: Their embeddings, float [batch, size].
           sample_weight: The weight of each query, [batch]. None: all count alike.
         """
-        queries = tf.math.l2_normalize(tf.cast(embeddings, tf.float32), axis=1)
+        queries = tf.cast(embeddings, tf.float32)
+        queries = tf.math.l2_normalize(queries, axis=1)
         similarities = tf.matmul(queries, self._gallery, transpose_b=True)
         nearest = tf.argmax(similarities, axis=1)
         nearest_labels = tf.gather(self._labels, nearest)
-        hits = tf.equal(nearest_labels, _class_numbers(tf.convert_to_tensor(y_true)))
+        labels = _class_numbers(tf.convert_to_tensor(y_true))
+        hits = tf.equal(nearest_labels, labels)
         super().update_state(tf.cast(hits, tf.float32), sample_weight)
 
 
@@ -110,33 +121,48 @@ class BCTModel(keras.Model):
     def __init__(
         self,
         *args: Any,
-        old_classifier: Any,
+        old_classifier: keras.Layer | str | os.PathLike[str],
         old_classes: Sequence[int] | None = None,
         influence_weight: float = 1.0,
         old_from_logits: bool = False,
-        gallery: tuple[Any, Any] | None = None,
+        gallery: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        size = _embedding_size(self)
+        # A model that is not a functional one has no outputs.
+        ends = getattr(self, "outputs", None) or ()
+        shapes = [tuple(end.shape) for end in ends]
+        embedding_shape = shapes[1] if len(shapes) == 2 else ()
+        if len(embedding_shape) != 2 or embedding_shape[1] is None:
+            listing = ", ".join(map(str, shapes)) or "none"
+            raise UsageError(
+                "BCTModel has the outputs [predictions, embedding], [batch, classes] and [batch,"
+                f" size]; {listing} were given; call BCTModel(inputs=inputs, outputs=[predictions,"
+                " embedding], old_classifier=...)"
+            )
+
         self.old_classifier = load_frozen_classifier(old_classifier)
+        size = int(embedding_shape[1])
         count = count_classes(self.old_classifier, size, old_from_logits)
-        self.old_classes = _check_classes(old_classes, count, self.outputs[0].shape[-1])
+        new_count = shapes[0][-1]
+        self.old_classes = _check_classes(old_classes, count, new_count)
 
         self.influence_weight = influence_weight
         self.old_from_logits = old_from_logits
         self.influence_tracker = keras.metrics.Mean(name="influence_loss")
         self.old_accuracy = keras.metrics.CategoricalAccuracy(name="old_accuracy")
-        self.cross_retrieval = None if gallery is None else RetrievalAccuracy(*gallery)
+        self.cross_retrieval = None
+        if gallery is not None:
+            self.cross_retrieval = RetrievalAccuracy(*gallery)
 
     def compute_loss(
         self,
         x: Any = None,
-        y: Any = None,
+        y: tf.Tensor | Sequence[tf.Tensor] | None = None,
         y_pred: Any = None,
-        sample_weight: Any = None,
+        sample_weight: tf.Tensor | None = None,
         training: bool = True,
-    ) -> Any:
+    ) -> tf.Tensor:
         """Returns the loss with the term of the old classifier, and updates its metrics.
 
         Called on a replica.
@@ -147,23 +173,29 @@ class BCTModel(keras.Model):
             x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=training
         )
 
-        outputs = get_single_output(self.old_classifier(embedding, training=False))
-        outputs = tf.cast(outputs, tf.float32)
+        raw_outputs = self.old_classifier(embedding, training=False)
+        outputs = tf.cast(get_single_output(raw_outputs), tf.float32)
         losses = self.influence_loss(y_old, outputs)
         if sample_weight is not None:
-            losses *= tf.cast(tf.reshape(sample_weight, [-1]), losses.dtype)
+            weights = tf.reshape(sample_weight, [-1])
+            losses *= tf.cast(weights, losses.dtype)
         self.influence_tracker.update_state(losses)
+
         # The sum of a row is 0 for an example whose class the old classifier lacks.
-        self.old_accuracy.update_state(y_old, outputs, sample_weight=tf.reduce_sum(y_old, axis=1))
+        row_sums = tf.reduce_sum(y_old, axis=1)
+        self.old_accuracy.update_state(y_old, outputs, sample_weight=row_sums)
 
         # Keras adds up the losses of all replicas. The count is 0 on a replica that a small batch
         # leaves empty.
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        count = tf.cast(tf.size(losses) * replicas, losses.dtype)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(losses), count)
-        return loss + self.influence_weight * tf.cast(mean, loss.dtype)
+        strategy = tf.distribute.get_strategy()
+        count = tf.size(losses) * strategy.num_replicas_in_sync
+        count = tf.cast(count, losses.dtype)
+        total = tf.reduce_sum(losses)
+        mean = tf.math.divide_no_nan(total, count)
+        influence = tf.cast(mean, loss.dtype)
+        return loss + self.influence_weight * influence
 
-    def influence_loss(self, y_old: Any, outputs: Any) -> Any:
+    def influence_loss(self, y_old: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the influence loss of each example, float [batch].
 
         Override it for a loss with a margin, or for others. Called on a replica.
@@ -178,13 +210,18 @@ class BCTModel(keras.Model):
         # softmax(logits) and not 0, nor by that of Keras, whose gradient is 0 where a probability
         # is below 1e-7: at first, new embeddings are far off.
         if self.old_from_logits:
-            logs = tf.nn.log_softmax(outputs)
+            log_probabilities = tf.nn.log_softmax(outputs)
         else:
-            logs = tf.math.log(tf.maximum(outputs, _LEAST_PROBABILITY))
-        return -tf.reduce_sum(y_old * logs, axis=1)
+            probabilities = tf.maximum(outputs, _LEAST_PROBABILITY)
+            log_probabilities = tf.math.log(probabilities)
+        return -tf.reduce_sum(y_old * log_probabilities, axis=1)
 
     def compute_metrics(
-        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+        self,
+        x: Any,
+        y: tf.Tensor | Sequence[tf.Tensor],
+        y_pred: Sequence[tf.Tensor],
+        sample_weight: tf.Tensor | None = None,
     ) -> dict[str, Any]:
         """Updates the metrics of `compile` and the cross-test, and returns all results.
 
@@ -207,7 +244,9 @@ class BCTModel(keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, object] | None = None
+    ) -> BCTModel:
         """Returns the model of a config."""
         old_classifier = keras.saving.deserialize_keras_object(
             config["old_classifier"], custom_objects=custom_objects
@@ -215,47 +254,49 @@ class BCTModel(keras.Model):
         arguments = {**config, "old_classifier": old_classifier}
         return super().from_config(arguments, custom_objects=custom_objects)
 
-    def _split_labels(self, y: Any, sample_weight: Any) -> tuple[Any, tf.Tensor, Any]:
+    def _split_labels(
+        self,
+        y: tf.Tensor | Sequence[tf.Tensor] | None,
+        sample_weight: tf.Tensor | None,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """Returns y, the targets of the old classifier, and the weights of examples.
 
         The targets are float32 [batch, old classes].
         """
         count = len(self.old_classes)
+        old_numbers = range(count)
         if isinstance(y, (tuple, list)):
-            y, y_old = y
-            return y, _build_target_rows(y_old, range(count)), sample_weight
+            new_labels, old_labels = y
+            targets = _build_target_rows(old_labels, old_numbers)
+            return new_labels, targets, sample_weight
 
         # Such rows are no weights of examples: programs of this method give the old labels as the
         # third part.
-        has_rows = sample_weight is not None and sample_weight.shape.rank == 2
-        if has_rows and sample_weight.shape[1] == count:
-            return y, _build_target_rows(sample_weight, range(count)), None
-        return y, _build_target_rows(y, self.old_classes), sample_weight
+        if sample_weight is not None and sample_weight.shape.rank == 2:
+            if sample_weight.shape[1] == count:
+                targets = _build_target_rows(sample_weight, old_numbers)
+                return y, targets, None
+
+        targets = _build_target_rows(y, self.old_classes)
+        return y, targets, sample_weight
 
 
-def _build_target_rows(labels: Any, classes: Sequence[int]) -> tf.Tensor:
+def _build_target_rows(labels: tf.Tensor, classes: Sequence[int]) -> tf.Tensor:
     """Returns a row of targets for each label, float32 [batch, classes].
 
     A row is zeros where the label is none of `classes`.
     """
     labels = tf.convert_to_tensor(labels)
     if labels.shape.rank == 2 and labels.shape[1] != 1:
-        return tf.gather(tf.cast(labels, tf.float32), list(classes), axis=1)
-    numbers = tf.cast(tf.reshape(labels, [-1, 1]), tf.int64)
-    return tf.cast(tf.equal(numbers, tf.constant(list(classes), tf.int64)), tf.float32)
+        rows = tf.cast(labels, tf.float32)
+        return tf.gather(rows, list(classes), axis=1)
 
-
-def _embedding_size(model: Any) -> int:
-    """Returns the number of values in an embedding. Raises UsageError for other outputs."""
-    outputs = list(getattr(model, "outputs", None) or ())
-    if len(outputs) != 2 or len(outputs[1].shape) != 2 or outputs[1].shape[1] is None:
-        shapes = ", ".join(str(tuple(output.shape)) for output in outputs) or "none"
-        raise UsageError(
-            "BCTModel has the outputs [predictions, embedding], [batch, classes] and [batch,"
-            f" size]; {shapes} were given; call BCTModel(inputs=inputs, outputs=[predictions,"
-            " embedding], old_classifier=...)"
-        )
-    return int(outputs[1].shape[1])
+    # [batch, 1] and [classes] are compared as [batch, classes].
+    numbers = tf.reshape(labels, [-1, 1])
+    numbers = tf.cast(numbers, tf.int64)
+    class_numbers = tf.constant(list(classes), tf.int64)
+    matches = tf.equal(numbers, class_numbers)
+    return tf.cast(matches, tf.float32)
 
 
 def _check_classes(
@@ -266,9 +307,14 @@ def _check_classes(
     Raises:
       UsageError: When they are not different labels of the new model.
     """
-    classes = tuple(range(count) if labels is None else (int(label) for label in labels))
-    all_new = new_count is None or set(classes) <= set(range(new_count))
-    if len(classes) != count or len(set(classes)) != count or not all_new:
+    classes = tuple(range(count))
+    if labels is not None:
+        classes = tuple(int(label) for label in labels)
+
+    # The number of new classes is None where the shape of the predictions is not known.
+    are_new_classes = new_count is None or set(classes) <= set(range(new_count))
+    are_distinct = len(set(classes)) == len(classes)
+    if len(classes) != count or not are_distinct or not are_new_classes:
         raise UsageError(
             f"old_classes: {list(classes)} are not the labels of the {count} classes of the old"
             f" classifier among the {new_count} of the new model; give one label for each of its"
@@ -277,7 +323,7 @@ def _check_classes(
     return classes
 
 
-def load_frozen_classifier(classifier: Any) -> keras.Layer:
+def load_frozen_classifier(classifier: keras.Layer | str | os.PathLike[str]) -> keras.Layer:
     """Returns an old classifier as a layer that is not trained.
 
     Runs eagerly, in the scope of the strategy.
@@ -288,8 +334,23 @@ def load_frozen_classifier(classifier: Any) -> keras.Layer:
     Raises:
       UsageError: When it is none of these.
     """
-    is_path = isinstance(classifier, (str, os.PathLike))
-    layer = _load_classifier(os.fspath(classifier)) if is_path else classifier
+    layer = classifier
+    if isinstance(classifier, (str, os.PathLike)):
+        path = os.fspath(classifier)
+        try:
+            if path.endswith((".keras", ".h5")):
+                layer = keras.saving.load_model(path, compile=False)
+            else:
+                # Keras 3 exports an endpoint `serve`, older programs a signature.
+                is_export = hasattr(tf.saved_model.load(path), "serve")
+                endpoint = "serve" if is_export else "serving_default"
+                layer = keras.layers.TFSMLayer(path, call_endpoint=endpoint, trainable=False)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"old_classifier: {path} cannot be loaded; give a .keras file, or a SavedModel by"
+                f" model.export: {error}"
+            ) from error
+
     if not isinstance(layer, keras.Layer):
         raise UsageError(
             f"old_classifier: {type(classifier).__name__} is no model or layer of Keras 3; give"
@@ -299,22 +360,7 @@ def load_frozen_classifier(classifier: Any) -> keras.Layer:
     return layer
 
 
-def _load_classifier(path: str) -> keras.Layer:
-    try:
-        if path.endswith((".keras", ".h5")):
-            return keras.saving.load_model(path, compile=False)
-        # Keras 3 exports an endpoint `serve`, older programs a signature.
-        is_export = hasattr(tf.saved_model.load(path), "serve")
-        endpoint = "serve" if is_export else "serving_default"
-        return keras.layers.TFSMLayer(path, call_endpoint=endpoint, trainable=False)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"old_classifier: {path} cannot be loaded; give a .keras file, or a SavedModel by"
-            f" model.export: {error}"
-        ) from error
-
-
-def get_single_output(outputs: Any) -> Any:
+def get_single_output(outputs: tf.Tensor | Mapping[str, tf.Tensor]) -> tf.Tensor:
     """Returns the output of a classifier. A signature of a SavedModel has its output in a dict."""
     flat = tf.nest.flatten(outputs)
     if len(flat) == 1:
@@ -338,7 +384,9 @@ def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
       UsageError: When it does not take embeddings of this size, or returns the other kind of
         numbers.
     """
-    embeddings = np.random.RandomState(0).normal(size=(4, size)).astype(np.float32)
+    random = np.random.RandomState(0)
+    embeddings = random.normal(size=(4, size))
+    embeddings = embeddings.astype(np.float32)
     # A TFSMLayer raises a TypeError.
     try:
         outputs = get_single_output(classifier(embeddings, training=False))
@@ -350,7 +398,9 @@ def count_classes(classifier: keras.Layer, size: int, from_logits: bool) -> int:
         ) from error
 
     values = np.asarray(outputs, np.float64)
-    are_probabilities = bool((values >= 0).all() and np.allclose(values.sum(axis=1), 1, atol=1e-2))
+    are_probabilities = bool((values >= 0).all())
+    if are_probabilities:
+        are_probabilities = np.allclose(values.sum(axis=1), 1, atol=1e-2)
     if are_probabilities == from_logits:
         kind = "probabilities" if are_probabilities else "logits, which do not sum to 1"
         raise UsageError(

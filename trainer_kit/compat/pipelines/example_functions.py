@@ -14,7 +14,9 @@ from trainer_kit.inputs.dataset_resume import examine_dataset
 from trainer_kit.inputs.sources.batch_function import describe_function
 
 
-def apply_preprocessing(records: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
+def apply_preprocessing(
+    records: tf.data.Dataset, function: Callable[..., object]
+) -> tf.data.Dataset:
     """Returns `records` with `function(example=record)` called for each.
 
     Runs eagerly, on the host. The function runs in graph.
@@ -32,10 +34,16 @@ def apply_preprocessing(records: tf.data.Dataset, function: Callable[..., Any]) 
             " read_tfrecord(example, size):` and bind all other parameters,"
             " `functools.partial(read_tfrecord, size=112)`"
         ) from error
-    return _map_examples(records, lambda record: apply_autograph(function)(example=record), label)
+
+    def preprocess(record: tf.Tensor) -> Any:
+        return apply_autograph(function)(example=record)
+
+    return _map_examples(records, preprocess, label)
 
 
-def apply_augmentation(examples: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
+def apply_augmentation(
+    examples: tf.data.Dataset, function: Callable[..., object]
+) -> tf.data.Dataset:
     """Returns `examples` with `function` called for the parts of each.
 
     A function that needs one argument of several parts, such as a Keras layer, gets the first one,
@@ -45,22 +53,30 @@ def apply_augmentation(examples: tf.data.Dataset, function: Callable[..., Any]) 
       UsageError: When the function cannot be called so.
     """
     label = f"data_augmentation {describe_function(function)}"
-    parts = len(examples.element_spec) if isinstance(examples.element_spec, tuple) else 1
+    spec = examples.element_spec
+    parts = len(spec) if isinstance(spec, tuple) else 1
     required = _count_required_arguments(function)
+
+    def augment_all(*example: Any) -> Any:
+        return apply_autograph(function)(*example)
+
+    def augment_first(first: Any, *others: Any) -> tuple[Any, ...]:
+        return (apply_autograph(function)(first), *others)
+
     if required is None or required == parts:
-        return _map_examples(examples, lambda *example: apply_autograph(function)(*example), label)
+        return _map_examples(examples, augment_all, label)
     if required == 1:
-        return _map_examples(
-            examples, lambda first, *others: (apply_autograph(function)(first), *others), label
-        )
+        return _map_examples(examples, augment_first, label)
+
+    plural = "s" if parts > 1 else ""
     raise UsageError(
         f"{label}: it needs {required} arguments, but preprocessing returns {parts}"
-        f" part{'s' * (parts > 1)}; let it take all parts, or the first one alone"
+        f" part{plural}; let it take all parts, or the first one alone"
     )
 
 
 def _map_examples(
-    dataset: tf.data.Dataset, call: Callable[..., Any], label: str
+    dataset: tf.data.Dataset, call: Callable[..., object], label: str
 ) -> tf.data.Dataset:
     """Returns `dataset` with a function applied to each element, in order.
 
@@ -93,14 +109,20 @@ def _count_required_arguments(function: Any) -> int | None:
       UsageError: For what is no function.
     """
     is_layer = hasattr(function, "get_config") and hasattr(function, "call")
+    method = function.call if is_layer else function
     try:
-        parameters = inspect.signature(function.call if is_layer else function).parameters.values()
+        signature = inspect.signature(method)
     except (TypeError, ValueError) as error:
         raise UsageError(f"data_augmentation: {error}") from error
-    kinds = [parameter.kind for parameter in parameters if parameter.default is parameter.empty]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return None
-    return sum(
-        kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        for kind in kinds
-    )
+
+    count = 0
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return None
+        is_positional = parameter.kind in (
+            parameter.POSITIONAL_ONLY,
+            parameter.POSITIONAL_OR_KEYWORD,
+        )
+        if is_positional and parameter.default is parameter.empty:
+            count += 1
+    return count

@@ -34,12 +34,14 @@ class JobFolder:
 
         None if no checkpoint exists.
         """
-        pattern = os.path.join(glob.escape(self.checkpoints_dir), f"ckpt-*{RECORD_SUFFIX}")
-        prefixes = (
-            record.removesuffix(RECORD_SUFFIX)
-            for record in glob.glob(pattern)
-            if parse_checkpoint_name(os.path.basename(record))
-        )
+        # The record is written last: without it a checkpoint is not complete.
+        folder = glob.escape(self.checkpoints_dir)
+        pattern = os.path.join(folder, f"ckpt-*{RECORD_SUFFIX}")
+        prefixes = []
+        for record_path in glob.glob(pattern):
+            name = os.path.basename(record_path)
+            if parse_checkpoint_name(name):
+                prefixes.append(record_path.removesuffix(RECORD_SUFFIX))
         return max(prefixes, key=parse_step, default=None)
 
     def last_epoch(self) -> int:
@@ -49,7 +51,10 @@ class JobFolder:
         epoch_length = directory.read_steps_per_epoch()
         if not checkpoint or not epoch_length:
             return 0
-        return parse_step(checkpoint) // epoch_length
+
+        # A checkpoint may be one inside an epoch.
+        step = parse_step(checkpoint)
+        return step // epoch_length
 
     def read_meta(self) -> dict[str, Any]:
         """Returns the content of job_meta.json. An empty dict if there is no such file."""

@@ -9,13 +9,18 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_kit import files
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.telemetry.scalars import as_scalar
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from trainer_kit.typing import FloatLike
 
 METRICS_FILE = "mlpipeline-metrics.json"
 UI_METADATA_FILE = "mlpipeline-ui-metadata.json"
@@ -53,7 +58,9 @@ class KFPVisualization:
         self.metrics: list[dict[str, Any]] = []
         self.metadata_outputs: list[dict[str, Any]] = []
 
-    def produce_metrics(self, name: str, value: Any, f: str = "PERCENTAGE") -> None:
+    def produce_metrics(
+        self, name: str, value: FloatLike | np.number, f: str = "PERCENTAGE"
+    ) -> None:
         """Adds a metric, which replaces one of the same name.
 
         Kubeflow cannot read NaN or infinity, and ignores the whole file because of one. Such a
@@ -107,7 +114,7 @@ class KFPVisualization:
     def produce_ui_metadata_table(
         self,
         source: str | os.PathLike[str],
-        header: Iterable[Any],
+        header: Iterable[object],
         storage: str = "gcs",
         f: str = "csv",
     ) -> None:
@@ -132,14 +139,27 @@ class KFPVisualization:
                 " columns"
             )
 
-        storage, source = _inline_local_file(storage, source)
+        # Kubeflow itself reads remote files and other storages.
+        text = os.fspath(source)
+        if storage == "gcs" and not files.is_remote(text):
+            try:
+                text = Path(text).read_text(encoding="utf-8")
+                storage = "inline"
+            except (OSError, ValueError) as error:
+                _LOG.warning(
+                    "Kubeflow gets the path %s of a local file, which it cannot read, nor this"
+                    " process: %s",
+                    text,
+                    error,
+                )
+
         columns = [str(column) for column in header]
         output = {
             "type": "table",
             "storage": storage,
             "format": f,
             "header": columns,
-            "source": source,
+            "source": text,
         }
         self.metadata_outputs.append(output)
 
@@ -157,27 +177,7 @@ class KFPVisualization:
         _write(path, UI_METADATA_FILE, {"outputs": self.metadata_outputs})
 
 
-def _inline_local_file(storage: str, source: str | os.PathLike[str]) -> tuple[str, str]:
-    """Returns the storage and the source of an output.
-
-    The content of a local file replaces its path.
-    """
-    text = os.fspath(source)
-    if files.is_remote(text) or storage != "gcs":
-        return storage, text
-
-    try:
-        return "inline", Path(text).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        _LOG.warning(
-            "Kubeflow gets the path %s of a local file, which it cannot read, nor this process: %s",
-            text,
-            error,
-        )
-        return storage, text
-
-
-def _write(path: str | os.PathLike[str] | None, name: str, content: dict[str, Any]) -> None:
+def _write(path: str | os.PathLike[str] | None, name: str, content: Mapping[str, object]) -> None:
     """Writes the content as JSON to `path`, or to the file `name` in the folder of Kubeflow."""
     if path is None:
         folder = os.environ.get(FOLDER_VARIABLE) or "/"

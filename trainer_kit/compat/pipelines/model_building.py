@@ -23,6 +23,7 @@ from trainer_kit.runtime.strategy import create_strategy
 from trainer_kit.runtime.strategy_choice import TPU_ENV_VARS
 from trainer_kit.runtime.tensorflow_internals import has_global_seed
 from trainer_kit.training.task import is_compiled
+from trainer_kit.typing import Optimizer
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,13 +54,13 @@ def job_strategy(use_tpu: bool) -> tf.distribute.Strategy:
 
 
 def build_model(
-    build_model_func: Callable[..., Any],
+    build_model_func: Callable[..., keras.Model | tf.keras.Model],
     custom_model_class: type | None = None,
     *,
-    optimizer: Any = None,
+    optimizer: Optimizer | str | None = None,
     loss: Any = None,
     metrics: Any = None,
-) -> Any:
+) -> keras.Model | tf.keras.Model:
     """Returns the model of a job.
 
     It is compiled if the arguments of Training or build_model_func say how. Runs eagerly, in the
@@ -80,7 +81,8 @@ def build_model(
         )
 
     model = _wrap_in_custom_class(built_model, custom_model_class)
-    _compile(model, built_model, {"optimizer": optimizer, "loss": loss, "metrics": metrics})
+    arguments = {"optimizer": optimizer, "loss": loss, "metrics": metrics}
+    _compile(model, built_model, arguments)
     return model
 
 
@@ -95,24 +97,27 @@ def seed_keras() -> None:
         return
 
     numpy_state = np.random.get_state()
-    seed_everything(tf.compat.v1.get_seed(0)[0])
+    # Of an operation's two seeds, the first one is that of the program.
+    global_seed, _ = tf.compat.v1.get_seed(0)
+    seed_everything(global_seed)
     np.random.set_state(numpy_state)
 
 
 @contextlib.contextmanager
-def use_custom_objects(custom_objects: Mapping[str, Any] | None) -> Iterator[None]:
+def use_custom_objects(custom_objects: Mapping[str, object] | None) -> Iterator[None]:
     """A context in which Keras 3 and tf_keras find objects by name.
 
     It is for `load_model` and `compile`.
     """
     with contextlib.ExitStack() as stack:
+        # A program that has not imported tf_keras has no models of it.
         for library in (keras, sys.modules.get("tf_keras")):
             if custom_objects and library is not None:
                 stack.enter_context(library.utils.custom_object_scope(dict(custom_objects)))
         yield
 
 
-def get_input_size(model: Any) -> Any:
+def get_input_size(model: keras.Model | tf.keras.Model) -> int | tuple[int, ...]:
     """Returns the height of the images that a model takes.
 
     It is (height, width) if they differ. For a model of vectors it is their length.
@@ -122,10 +127,16 @@ def get_input_size(model: Any) -> Any:
     """
     inputs = getattr(model, "inputs", None) or ()
     shapes = [tuple(tensor.shape) for tensor in inputs]
-    first_shape = shapes[0] if shapes else ()
-    shape = next((shape for shape in shapes if len(shape) == 4), first_shape)
 
-    has_images = len(shape) == 4
+    # A model may take other inputs beside its images.
+    image_shapes = [shape for shape in shapes if len(shape) == 4]
+    has_images = bool(image_shapes)
+    shape: tuple[Any, ...] = ()
+    if has_images:
+        shape = image_shapes[0]
+    elif shapes:
+        shape = shapes[0]
+
     if has_images and keras.config.image_data_format() == "channels_first":
         sizes = shape[2:]
     else:
@@ -135,10 +146,14 @@ def get_input_size(model: Any) -> Any:
             f"the model {model.name!r} does not tell the size of its inputs; give input_shape a"
             " size"
         )
-    return sizes[0] if len(set(sizes)) == 1 else tuple(sizes)
+
+    is_square = len(set(sizes)) == 1
+    return sizes[0] if is_square else tuple(sizes)
 
 
-def _call(build_model_func: Callable[..., Any]) -> Any:
+def _call(
+    build_model_func: Callable[..., keras.Model | tf.keras.Model],
+) -> keras.Model | tf.keras.Model:
     """Calls the function.
 
     An argument `checkpoint` gets no checkpoint, since the engine restores it.
@@ -157,7 +172,9 @@ def _call(build_model_func: Callable[..., Any]) -> Any:
     return build_model_func(**arguments)
 
 
-def _wrap_in_custom_class(model: Any, custom_model_class: type | None) -> Any:
+def _wrap_in_custom_class(
+    model: keras.Model | tf.keras.Model, custom_model_class: type | None
+) -> keras.Model | tf.keras.Model:
     """Returns the model as one of the custom class, with the same layers."""
     if custom_model_class is None or isinstance(model, custom_model_class):
         return model
@@ -165,9 +182,9 @@ def _wrap_in_custom_class(model: Any, custom_model_class: type | None) -> Any:
     try:
         # The property `input` of a Sequential is that of a layer, which was not called.
         if isinstance(model, keras.Sequential):
-            ends = model.inputs[0], model.outputs[0]
+            ends = (model.inputs[0], model.outputs[0])
         else:
-            ends = model.input, model.output
+            ends = (model.input, model.output)
     except (AttributeError, ValueError, TypeError):
         name = custom_model_class.__name__
         raise UsageError(
@@ -178,7 +195,11 @@ def _wrap_in_custom_class(model: Any, custom_model_class: type | None) -> Any:
     return custom_model_class(*ends)
 
 
-def _compile(model: Any, built_model: Any, arguments: dict[str, Any]) -> None:
+def _compile(
+    model: keras.Model | tf.keras.Model,
+    built_model: keras.Model | tf.keras.Model,
+    arguments: dict[str, object],
+) -> None:
     """Compiles the model with the arguments of Training.
 
     Where they are None, it is compiled as build_model_func has done.

@@ -29,7 +29,7 @@ _READ_AT_ONCE = 16
 _FILES_SEED = 1
 _RECORDS_SEED = 2
 
-TFRECORD_FEATURES: dict[str, Any] = {
+TFRECORD_FEATURES: dict[str, tf.io.FixedLenFeature] = {
     "image": tf.io.FixedLenFeature([], tf.string),
     "label": tf.io.FixedLenFeature([], tf.string),
 }
@@ -79,8 +79,8 @@ def get_labels(
 
     labels = [line for line in lines if line]
     repeated = sorted({label for label in labels if labels.count(label) > 1})
+    problem = f"has the label {repeated[0]!r} twice" if repeated else "has no label"
     if not labels or repeated:
-        problem = f"has the label {repeated[0]!r} twice" if repeated else "has no label"
         raise DataError(f"{path} {problem}; write one label a line, and each class once")
 
     count = max(1, int(len(labels) * share / 100))
@@ -90,10 +90,10 @@ def get_labels(
 
 def get_tfrecord_dataset(
     dataset_path: str | os.PathLike[str],
-    preprocessing: Callable[..., Any],
+    preprocessing: Callable[..., object],
     global_batch_size: int,
     split: str | None = None,
-    data_augmentation: Callable[..., Any] | None = None,
+    data_augmentation: Callable[..., object] | None = None,
     *,
     is_train: bool | None = None,
     percentage: float = 100,
@@ -137,8 +137,10 @@ def get_tfrecord_dataset(
     """
     split = _resolve_split_name(split, is_train)
     is_training = split == _TRAIN
+    # The program may pass anything. A bool is an int for Python.
     size: Any = global_batch_size
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+    is_number = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+    if not is_number or size < 1:
         raise UsageError(
             f"global_batch_size={size!r} is not a number of examples; give a whole number above 0"
         )
@@ -166,10 +168,10 @@ def get_tfrecord_dataset(
 
 def get_train_ds(
     dataset_path: str | os.PathLike[str],
-    preprocessing: Callable[..., Any],
+    preprocessing: Callable[..., object],
     global_batch_size: int,
     percentage: float = 100,
-    data_augmentation: Callable[..., Any] | None = None,
+    data_augmentation: Callable[..., object] | None = None,
     *,
     shuffle_buffer: int = 2048,
 ) -> tf.data.Dataset:
@@ -187,7 +189,7 @@ def get_train_ds(
 
 def get_valid_ds(
     dataset_path: str | os.PathLike[str],
-    preprocessing: Callable[..., Any],
+    preprocessing: Callable[..., object],
     global_batch_size: int,
     percentage: float = 100,
 ) -> tf.data.Dataset:
@@ -197,7 +199,7 @@ def get_valid_ds(
     )
 
 
-def preprocess_image(image: Any, size: int | tuple[int, int]) -> tf.Tensor:
+def preprocess_image(image: tf.Tensor | np.ndarray, size: int | tuple[int, int]) -> tf.Tensor:
     """Returns a decoded image as the input of a model.
 
     The image is scaled to [0, 1], cropped at its centre and resized: the largest part in the middle
@@ -216,7 +218,8 @@ def preprocess_image(image: Any, size: int | tuple[int, int]) -> tf.Tensor:
       UsageError: When `size` is neither a positive number nor two.
     """
     target: Any = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
-    if len(target) != 2 or not all(isinstance(pixels, int) and pixels > 0 for pixels in target):
+    are_numbers = all(isinstance(pixels, int) and pixels > 0 for pixels in target)
+    if len(target) != 2 or not are_numbers:
         raise UsageError(
             f"preprocess_image: size={size!r}; give a positive number of pixels, or (height,"
             " width); a model whose input has no fixed size does not tell it by"
@@ -231,7 +234,10 @@ def preprocess_image(image: Any, size: int | tuple[int, int]) -> tf.Tensor:
     elif not tf.executing_eagerly() and image.op.type == "DecodeImage":
         channels = image.op.get_attr("channels") or None
     image = tf.ensure_shape(image, [None, None, channels])
-    image = smart_resize(tf.image.convert_image_dtype(image, tf.float32), target)
+
+    # smart_resize crops to the proportions of the target before it resizes.
+    image = tf.image.convert_image_dtype(image, tf.float32)
+    image = smart_resize(image, target)
     return tf.ensure_shape(image, [*target, channels])
 
 
@@ -251,8 +257,11 @@ class _SplitFiles:
 
     def __init__(self, dataset_path: str | os.PathLike[str], split: str) -> None:
         folder = _check_local_folder(dataset_path)
-        self.pattern = os.path.join(folder, f"{split}-*.tfrec")
-        matches = sorted(glob.glob(os.path.join(glob.escape(folder), f"{split}-*.tfrec")))
+        names = f"{split}-*.tfrec"
+        self.pattern = os.path.join(folder, names)
+        # The folder itself may contain characters that are wildcards.
+        pattern = os.path.join(glob.escape(folder), names)
+        matches = sorted(glob.glob(pattern))
         if not matches:
             advice = _describe_folder(folder, f"{split}-00000.tfrec")
             raise MissingFilesError(f"no file matches {self.pattern}; {advice}")
@@ -322,15 +331,17 @@ def _read_class_records(
 
     @tf.autograph.experimental.do_not_convert
     def is_used(record: tf.Tensor) -> tf.Tensor:
-        parsed = tf.io.parse_single_example(record, {"label": TFRECORD_FEATURES["label"]})
+        features = {"label": TFRECORD_FEATURES["label"]}
+        parsed = tf.io.parse_single_example(record, features)
         return tf.reduce_any(labels == parsed["label"])
 
     name = (
         f"{files.pattern} with percentage={percentage:g}, which needs the feature 'label' (a"
         " string) in each record,"
     )
-    count = _count_elements(files.records().filter(is_used), name)
-    return records.filter(is_used), count
+    used_records = records.filter(is_used)
+    ordered_records = files.records().filter(is_used)
+    return used_records, _count_elements(ordered_records, name)
 
 
 def _count_elements(dataset: tf.data.Dataset, name: str) -> int:
@@ -340,12 +351,14 @@ def _count_elements(dataset: tf.data.Dataset, name: str) -> int:
       DataError: When they cannot be read. Its message begins with `name`.
     """
     try:
-        return int(dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
+        zero = tf.constant(0, tf.int64)
+        number = dataset.reduce(zero, lambda count, _: count + 1)
+        return int(number)
     except tf.errors.OpError as error:
         raise DataError(f"{name} cannot be read: {format_reason(error)[0]}") from error
 
 
-def _check_local_folder(dataset_path: Any) -> str:
+def _check_local_folder(dataset_path: str | os.PathLike[str]) -> str:
     """Returns the path of a data set's folder. Raises UsageError for a remote one."""
     if is_remote(dataset_path):
         raise UsageError(
@@ -362,7 +375,7 @@ def _describe_folder(folder: str, missing_file: str) -> str:
     return f"in {folder} {suggest_names(missing_file, os.listdir(folder))}"
 
 
-def _resolve_split_name(split: Any, is_train: Any) -> str:
+def _resolve_split_name(split: str | None, is_train: bool | None) -> str:
     """Returns the name of the split.
 
     Raises:
@@ -374,6 +387,7 @@ def _resolve_split_name(split: Any, is_train: Any) -> str:
         )
     if is_train is not None:
         return _TRAIN if is_train else _VALID
+    # A wildcard would match the files of several splits.
     if not isinstance(split, str) or not split or os.sep in split or glob.escape(split) != split:
         raise UsageError(
             f"split={split!r} is not the first part of the names of files, such as 'train' or"
@@ -382,7 +396,7 @@ def _resolve_split_name(split: Any, is_train: Any) -> str:
     return split
 
 
-def _check_percentage(percentage: Any) -> float:
+def _check_percentage(percentage: object) -> float:
     """Returns a percentage as a float.
 
     Raises:

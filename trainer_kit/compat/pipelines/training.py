@@ -7,8 +7,8 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -27,6 +27,11 @@ from trainer_kit.compat.pipelines.model_building import (
 )
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.runtime.keras_internals import is_keras_2_model
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from trainer_kit.typing import Optimizer
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,14 +80,14 @@ class Training:
 
     def __init__(
         self,
-        build_model_func: Callable[..., Any],
+        build_model_func: Callable[..., keras.Model | tf.keras.Model],
         job_dir: str | os.PathLike[str] = "",
         artifacts_dir: str | os.PathLike[str] = "",
         use_tpu: bool = True,
         *,
         custom_model_class: type | None = None,
-        custom_objects: Mapping[str, Any] | None = None,
-        optimizer: Any = None,
+        custom_objects: Mapping[str, object] | None = None,
+        optimizer: Optimizer | str | None = None,
         loss: Any = None,
         metrics: Any = None,
     ) -> None:
@@ -90,10 +95,20 @@ class Training:
         self.artifacts_dir = files.follow_links(os.fspath(artifacts_dir or ""))
         self.use_tpu = use_tpu
         self.custom_objects = custom_objects
-        self.history: Any = None
+        self.history: keras.callbacks.History | None = None
 
         with exit_codes():
-            _check_folders(job_dir=self.job_dir, artifacts_dir=self.artifacts_dir)
+            folders = {"job_dir": self.job_dir, "artifacts_dir": self.artifacts_dir}
+            for name, folder in folders.items():
+                if files.is_remote(folder):
+                    raise UsageError(
+                        f"{name}={folder!r} is a remote folder; mount it (gcsfuse, s3fs, ...) and"
+                        " give the path of the mount"
+                    )
+                # The error comes before the training, and not after it.
+                if folder:
+                    files.check_writable(folder)
+
             self.distribute_strategy = job_strategy(use_tpu)
             with self.distribute_strategy.scope(), use_custom_objects(custom_objects):
                 self.model = build_model(
@@ -113,8 +128,11 @@ class Training:
 
         self.last_epoch = self._folder.last_epoch()
         self.last_checkpoint = self._folder.last_checkpoint()
+
+        # A model takes callbacks of its own library.
         library = sys.modules["tf_keras"] if is_keras_2_model(self.model) else keras
-        self.callbacks: list[Any] = [library.callbacks.TensorBoard(self._folder.logs_dir)]
+        tensorboard = library.callbacks.TensorBoard(self._folder.logs_dir)
+        self.callbacks: list[Callback | keras.callbacks.Callback] = [tensorboard]
 
     @property
     def checkpoints_dir(self) -> str:
@@ -132,7 +150,7 @@ class Training:
         """Prints the layers of the model."""
         self.model.summary()
 
-    def get_model_input_size(self) -> Any:
+    def get_model_input_size(self) -> int | tuple[int, ...]:
         """Returns the height of the images that the model takes.
 
         It is (height, width) if they differ. For a model of vectors it is the number of features.
@@ -142,15 +160,17 @@ class Training:
         """
         return get_input_size(self.model)
 
-    def add_callback(self, callback: Any) -> None:
+    def add_callback(self, callback: Callback | keras.callbacks.Callback) -> None:
         """Adds a callback of Keras or of trainer_kit."""
         self.callbacks.append(callback)
 
-    def add_callbacks(self, callbacks: Iterable[Any]) -> None:
+    def add_callbacks(self, callbacks: Iterable[Callback | keras.callbacks.Callback]) -> None:
         """Adds callbacks of Keras or of trainer_kit."""
         self.callbacks.extend(callbacks)
 
-    def run_train(self, train_ds: Any, valid_ds: Any, epochs: int, **options: Any) -> Any:
+    def run_train(
+        self, train_ds: Any, valid_ds: Any, epochs: int, **options: Any
+    ) -> keras.callbacks.History:
         """Trains up to the end of epoch `epochs` and writes the artifacts.
 
         A finished job trains nothing and leaves its artifacts alone.
@@ -175,7 +195,9 @@ class Training:
             self._write_artifacts()
         return self.history
 
-    def save_history(self, history: Any = None) -> None:
+    def save_history(
+        self, history: keras.callbacks.History | Mapping[str, Sequence[object]] | None = None
+    ) -> None:
         """Writes the history to artifacts_dir/history.csv, as a DataFrame of pandas is written.
 
         Args:
@@ -202,7 +224,9 @@ class Training:
             raise UsageError("save_model: artifacts_dir is not given")
         export_saved_model(self.model, os.path.join(self.artifacts_dir, _MODEL))
 
-    def _train(self, train_ds: Any, valid_ds: Any, epochs: int, options: dict[str, Any]) -> Any:
+    def _train(
+        self, train_ds: Any, valid_ds: Any, epochs: int, options: dict[str, Any]
+    ) -> keras.callbacks.History:
         """Trains up to the end of an epoch, and returns the History of all epochs."""
         if train_ds is None:
             raise UsageError("train_ds is None; give the training data")
@@ -210,7 +234,8 @@ class Training:
         # A job whose loss is not finite ends with an error. Keras would continue, and the artifact
         # would contain NaN.
         trainer = {"recovery_max_trials": 0, **options.pop("trainer", {})}
-        callbacks = [*self.callbacks, *(options.pop("callbacks", None) or ()), _Progress(self)]
+        more_callbacks = options.pop("callbacks", None) or ()
+        callbacks = [*self.callbacks, *more_callbacks, _Progress(self)]
         try:
             history = fit(
                 self.model,
@@ -242,10 +267,8 @@ class Training:
         self.last_epoch = self._folder.last_epoch()
         self.last_checkpoint = self._folder.last_checkpoint()
         if self.last_checkpoint:
-            self._folder.update_meta(
-                last_epoch=self.last_epoch,
-                last_checkpoint=os.path.relpath(self.last_checkpoint, self.job_dir),
-            )
+            checkpoint = os.path.relpath(self.last_checkpoint, self.job_dir)
+            self._folder.update_meta(last_epoch=self.last_epoch, last_checkpoint=checkpoint)
 
     def _write_artifacts(self) -> None:
         """Writes the artifacts, unless those of the newest checkpoint exist."""
@@ -253,12 +276,12 @@ class Training:
             return
 
         checkpoint = os.path.basename(self.last_checkpoint or "")
-        are_complete = all(
-            os.path.exists(os.path.join(self.artifacts_dir, name)) for name in (_HISTORY, _MODEL)
-        )
+        paths = [os.path.join(self.artifacts_dir, name) for name in (_HISTORY, _MODEL)]
+        are_complete = all(os.path.exists(path) for path in paths)
         if are_complete and self._folder.read_meta().get("artifacts_of") == checkpoint:
             return
 
+        # The note comes last: a job that is killed before writes the artifacts again.
         self.save_history()
         self.save_model()
         self._folder.update_meta(artifacts_of=checkpoint)
@@ -273,16 +296,3 @@ class _Progress(Callback):
     def checkpoint_saved(self, run: Run, path: str, step: int) -> None:
         """Notes how many epochs the job has trained."""
         self._job.note_progress()
-
-
-def _check_folders(**folders: str) -> None:
-    """Raises UsageError for a remote folder, and StorageError for one that cannot be written."""
-    for name, folder in folders.items():
-        if files.is_remote(folder):
-            raise UsageError(
-                f"{name}={folder!r} is a remote folder; mount it (gcsfuse, s3fs, ...) and give the"
-                " path of the mount"
-            )
-        # The error comes before the training, and not after it.
-        if folder:
-            files.check_writable(folder)

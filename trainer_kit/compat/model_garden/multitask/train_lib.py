@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from official.core import task_factory
@@ -30,8 +30,21 @@ from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.schema.configclass import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError, suggest_names
+from trainer_kit.typing import Model
 
-TRAINERS: dict[str, Any] = {
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trainer_kit.compat.model_garden.garden_types import (
+        AdaptableTrainer,
+        CheckpointExporter,
+        ExperimentParams,
+        GardenTask,
+        TrainableTask,
+    )
+    from trainer_kit.training.base_trainer import BaseTrainer
+
+TRAINERS: dict[str, Callable[..., MultiTaskBaseTrainer]] = {
     "interleaving": MultiTaskInterleavingTrainer,
     "joint": MultiTaskBaseTrainer,
 }
@@ -48,22 +61,22 @@ class RunTasks:
       trainer: A ready-made trainer of the trained task, or None.
     """
 
-    train_task: Any
-    eval_tasks: list[Any]
+    train_task: TrainableTask
+    eval_tasks: list[GardenTask]
     eval_steps: Mapping[str, int | None]
-    trainer: Any = None
+    trainer: AdaptableTrainer | None = None
 
     @property
-    def build_inputs(self) -> Any:
+    def build_inputs(self) -> Callable[..., Any]:
         """The method of the trained task, by which a run finds the length of an epoch."""
         return self.train_task.build_inputs
 
 
 def create_run_tasks(
     config: ExperimentConfig,
-    train_task: Any,
-    eval_tasks: list[Any] | None = None,
-    trainer: Any = None,
+    train_task: TrainableTask | MultiTask,
+    eval_tasks: list[GardenTask] | None = None,
+    trainer: AdaptableTrainer | None = None,
 ) -> RunTasks:
     """Returns the tasks of a run. Called in strategy scope.
 
@@ -109,11 +122,11 @@ class MultiTaskTrainerFactory:
     def create(
         cls,
         config: ExperimentConfig,
-        task: Any,
+        task: RunTasks | TrainableTask,
         train: bool,
         evaluate: bool,
-        checkpoint_exporter: Any = None,
-    ) -> Any:
+        checkpoint_exporter: CheckpointExporter | None = None,
+    ) -> BaseTrainer:
         """Returns the trainer or the evaluator of a run.
 
         This is the ready-made trainer, one of the kind in trainer.trainer_type, one of one task, or
@@ -128,6 +141,7 @@ class MultiTaskTrainerFactory:
         """
         tasks = task if isinstance(task, RunTasks) else create_run_tasks(config, task)
         train_task = tasks.train_task
+        trainer: AdaptableTrainer
         if tasks.trainer is not None:
             trainer = tasks.trainer
         elif not isinstance(train_task, MultiTaskAdapter):
@@ -139,6 +153,7 @@ class MultiTaskTrainerFactory:
                 strategy = tf.distribute.get_strategy()
                 trainer = get_trainer(strategy, config, train_task.multi_task, model)
             else:
+                # If the optimizer averages the weights, the averages are evaluated.
                 optimizer = create_optimizer(train_task.multi_task, config)
                 trainer = MultiTaskEvaluator(
                     train_task.tasks.values(), model, config=config, optimizer=optimizer
@@ -146,12 +161,16 @@ class MultiTaskTrainerFactory:
 
         if evaluate:
             set_evaluation_tasks(trainer, tasks.eval_tasks, tasks.eval_steps, checkpoint_exporter)
-        return adapt_trainer(trainer, config.runtime.random_seed)
+        adapted: BaseTrainer = adapt_trainer(trainer, config.runtime.random_seed)
+        return adapted
 
 
 def get_trainer(
-    distribution_strategy: tf.distribute.Strategy, params: Any, task: Any, model: Any
-) -> Any:
+    distribution_strategy: tf.distribute.Strategy,
+    params: ExperimentParams,
+    task: MultiTask,
+    model: Model,
+) -> MultiTaskBaseTrainer:
     """Returns a trainer of several tasks, of the kind in trainer.trainer_type, with its optimizer.
 
     Args:
@@ -177,7 +196,8 @@ def get_trainer(
         sampling = build_original(section.task_sampler)
         arguments["task_sampler"] = task_sampler.get_task_sampler(sampling, task.task_weights)
     with distribution_strategy.scope():
-        return TRAINERS[trainer_type](task, model, create_optimizer(task, config), **arguments)
+        optimizer = create_optimizer(task, config)
+        return TRAINERS[trainer_type](task, model, optimizer, **arguments)
 
 
 def create_task(config: Config, logging_dir: str | None = None) -> MultiTaskAdapter:
@@ -196,15 +216,15 @@ def create_task(config: Config, logging_dir: str | None = None) -> MultiTaskAdap
 def run_experiment(
     *,
     distribution_strategy: tf.distribute.Strategy,
-    task: Any,
-    model: Any,
+    task: MultiTask,
+    model: Model,
     mode: str,
-    params: Any,
+    params: ExperimentParams,
     model_dir: str,
     run_post_eval: bool = False,
-    trainer: Any = None,
+    trainer: AdaptableTrainer | None = None,
     **options: Any,
-) -> Any:
+) -> Model | tuple[Model, Mapping[str, Any]]:
     """Trains or evaluates several tasks in one mode of trainer_kit.run_experiment.
 
     Args:
@@ -225,7 +245,8 @@ def run_experiment(
       UsageError, DataError, StorageError, DivergedError: As trainer_kit.run_experiment.
     """
     config = convert(params)
-    tasks = create_run_tasks(config, MultiTaskAdapter(task, model), trainer=trainer)
+    train_task = MultiTaskAdapter(task, model)
+    tasks = create_run_tasks(config, train_task, trainer=trainer)
     model, logs = runner.run_experiment(
         distribution_strategy, tasks, mode, config, model_dir, run_post_eval, **options
     )
@@ -235,15 +256,15 @@ def run_experiment(
 def run_experiment_with_multitask_eval(
     *,
     distribution_strategy: tf.distribute.Strategy,
-    train_task: Any,
-    eval_tasks: list[Any],
+    train_task: GardenTask,
+    eval_tasks: list[GardenTask],
     mode: str,
-    params: Any,
+    params: ExperimentParams,
     model_dir: str,
     run_post_eval: bool = False,
-    trainer: Any = None,
+    trainer: AdaptableTrainer | None = None,
     **options: Any,
-) -> tuple[Any, Any]:
+) -> tuple[Model, Mapping[str, Any]]:
     """Trains one task and evaluates others on its model, in one mode of trainer_kit.run_experiment.
 
     Args:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orbit
 import tensorflow as tf
 from official.modeling.multitask.multitask import MultiTask
+from official.modeling.multitask.task_sampler import TaskSampler as OriginalTaskSampler
 
 from trainer_kit.compat.model_garden.build_errors import explain_config_errors
 from trainer_kit.compat.model_garden.conversion import TrainerSections, convert
@@ -30,6 +31,18 @@ from trainer_kit.training.metric_set import MetricSet, task_metrics
 from trainer_kit.training.multitask.multi_task import model_of_task
 from trainer_kit.training.multitask.multi_task_trainer import MultiTaskMetrics, MultiTaskTrainer
 from trainer_kit.training.task_inputs import ValidationSet, ValidationSets
+from trainer_kit.typing import Metric, Model
+
+if TYPE_CHECKING:
+    from trainer_kit.compat.model_garden.garden_types import (
+        AdaptableTrainer,
+        CheckpointExporter,
+        ExperimentParams,
+        GardenConfig,
+        GardenOptimizer,
+        GardenTask,
+    )
+    from trainer_kit.inputs.sources.source_protocol import Source
 
 TOTAL_LOSS = "total_loss"
 
@@ -38,7 +51,7 @@ class MultiTaskAdapter:
     """Presents a MultiTask of Model Garden to the engine as one task. Created in strategy scope.
 
     Args:
-      multi_task: A MultiTask of Model Garden.
+      multi_task: A MultiTask of Model Garden. For evaluations alone, an object with `tasks`.
       model: The model of all tasks. None: `multi_task.build_multitask_model` builds it.
       task_sampler: A task sampler of Model Garden, which draws the task of each step. None: each
         step trains all tasks.
@@ -51,17 +64,22 @@ class MultiTaskAdapter:
 
     loss = "loss"
 
-    def __init__(self, multi_task: Any, model: Any = None, task_sampler: Any = None) -> None:
-        self.multi_task = multi_task
+    def __init__(
+        self,
+        multi_task: MultiTask | SimpleNamespace,
+        model: Model | None = None,
+        task_sampler: OriginalTaskSampler | None = None,
+    ) -> None:
+        self.multi_task: MultiTask = multi_task
         self._model = model
         self.sampler: GardenTaskSampler | None = None
-        self.step_counters: dict[str, Any] = {}
+        self.step_counters: dict[str, tf.Variable] = {}
         if task_sampler is not None:
             self.sampler = GardenTaskSampler(task_sampler, len(self.tasks))
             self.step_counters = {name: orbit.utils.create_global_step() for name in self.tasks}
 
     @property
-    def tasks(self) -> dict[str, Any]:
+    def tasks(self) -> dict[str, GardenTask]:
         """The tasks of Model Garden by name."""
         return dict(self.multi_task.tasks)
 
@@ -70,7 +88,7 @@ class MultiTaskAdapter:
         """Whether each step trains all tasks."""
         return self.sampler is None
 
-    def build_model(self) -> Any:
+    def build_model(self) -> Model:
         """Returns the model of all tasks. Called in strategy scope.
 
         Raises:
@@ -88,14 +106,18 @@ class MultiTaskAdapter:
             )
         return self.multi_task.build_multitask_model()
 
-    def build_inputs(self, params: Mapping[str, Any], input_context: Any = None) -> Any:
+    def build_inputs(
+        self,
+        params: Mapping[str, GardenConfig],
+        input_context: tf.distribute.InputContext | None = None,
+    ) -> tf.data.Dataset | Source:
         """Returns the training data of all tasks as one stream. See trainer_kit.MultiTask.
 
         Args:
           params: A dict from task name to the section of its training data.
           input_context: The worker's place among the others.
         """
-        datasets = {}
+        datasets: dict[str, tf.data.Dataset | Source] = {}
         for number, (name, task) in enumerate(self.tasks.items()):
             with explain_config_errors(f"task.task_routines.{number}.task_config.train_data"):
                 datasets[name] = call_build_inputs(task.build_inputs, params[name], input_context)
@@ -103,7 +125,11 @@ class MultiTaskAdapter:
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
-        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+        self,
+        inputs: Any,
+        model: Model,
+        optimizer: GardenOptimizer,
+        metrics: Mapping[str, list[Metric]] | None = None,
     ) -> dict[str, Any]:
         """Trains all tasks by `joint_train_step`. Runs in graph, on a replica.
 
@@ -114,9 +140,10 @@ class MultiTaskAdapter:
           UsageError: When the step returns a loss of an unknown name.
         """
         step = apply_autograph(self.multi_task.joint_train_step)
-        losses = dict(
-            step(inputs, multi_task_model=model, optimizer=optimizer, task_metrics=metrics)
+        step_losses = step(
+            inputs, multi_task_model=model, optimizer=optimizer, task_metrics=metrics
         )
+        losses = dict(step_losses)
         total = losses.pop(TOTAL_LOSS, None)
         unknown_names = losses.keys() - self.tasks.keys()
         if unknown_names:
@@ -128,17 +155,19 @@ class MultiTaskAdapter:
 
         if total is None or type(self.multi_task).joint_train_step is MultiTask.joint_train_step:
             # In float64, so that the order of the sum does not matter.
-            weights = {name: self.multi_task.task_weight(name) for name in losses}
-            total = tf.add_n(
-                [tf.cast(loss, tf.float64) * weights[name] for name, loss in losses.items()]
-            )
+            weighted_losses = []
+            for name, loss in losses.items():
+                weight = self.multi_task.task_weight(name)
+                weighted_losses.append(tf.cast(loss, tf.float64) * weight)
+            total = tf.add_n(weighted_losses)
 
-        return {
-            self.loss: total,
-            **{name: {self.tasks[name].loss: loss} for name, loss in losses.items()},
-        }
+        logs = {self.loss: total}
+        for name, loss in losses.items():
+            task = self.tasks[name]
+            logs[name] = {task.loss: loss}
+        return logs
 
-    def initialize(self, model: Any) -> None:
+    def initialize(self, model: Model) -> None:
         """Calls the model's `initialize`, if it has one, to load initial weights."""
         if hasattr(model, "initialize"):
             model.initialize()
@@ -152,18 +181,15 @@ class GardenTaskSampler(TaskSampler):
       number_of_tasks: The number of tasks.
     """
 
-    def __init__(self, sampler: Any, number_of_tasks: int) -> None:
+    def __init__(self, sampler: OriginalTaskSampler, number_of_tasks: int) -> None:
         self._sampler = sampler
         self.number_of_tasks = number_of_tasks
 
     @tf.autograph.experimental.do_not_convert
     def _block(self, block: tf.Tensor) -> tf.Tensor:
         """Returns the numbers of the tasks of a block of steps, int64 [BLOCK]. Runs in graph."""
-        return tf.map_fn(
-            self._draw_task_at,
-            block * BLOCK + tf.range(BLOCK, dtype=tf.int64),
-            fn_output_signature=tf.int64,
-        )
+        steps = block * BLOCK + tf.range(BLOCK, dtype=tf.int64)
+        return tf.map_fn(self._draw_task_at, steps, fn_output_signature=tf.int64)
 
     @tf.autograph.experimental.do_not_convert
     def _draw_task_at(self, step: tf.Tensor) -> tf.Tensor:
@@ -172,9 +198,12 @@ class GardenTaskSampler(TaskSampler):
         Runs in graph. A draw beyond the last bound gives the last task: rounded sums of
         probabilities may stay below 1.
         """
+        # The seed of Model Garden's trainer.
         draw = tf.random.stateless_uniform(shape=[], seed=(0, step))
-        bounds = apply_autograph(self._sampler.task_cumulative_distribution)(step)
-        return tf.reduce_sum(tf.cast(draw >= bounds[:-1], tf.int64))
+        get_bounds = apply_autograph(self._sampler.task_cumulative_distribution)
+        bounds = get_bounds(step)
+        are_passed = draw >= bounds[:-1]
+        return tf.reduce_sum(tf.cast(are_passed, tf.int64))
 
 
 class TaskMetrics(MultiTaskMetrics):
@@ -185,21 +214,25 @@ class TaskMetrics(MultiTaskMetrics):
     """
 
     def __init__(self, task: MultiTaskAdapter) -> None:
-        metric_sets = {
-            name: MetricSet(LOSS, task_metrics(garden_task, True))
-            for name, garden_task in task.tasks.items()
-        }
+        metric_sets = {}
+        for name, garden_task in task.tasks.items():
+            metrics = task_metrics(garden_task, True)
+            metric_sets[name] = MetricSet(LOSS, metrics)
         super().__init__(metric_sets, count_steps=False)
         self._task = task
 
     @property
-    def losses(self) -> dict[str, Any]:
+    def losses(self) -> dict[str, Metric]:
         """The metrics of the losses by task.
 
         If each step trains all tasks, `total_loss` is the metric of their sum.
         """
-        total = {TOTAL_LOSS: self.loss} if self._task.is_joint else {}
-        return total | {name: metrics.loss for name, metrics in self.sets.items()}
+        losses: dict[str, Metric] = {}
+        if self._task.is_joint:
+            losses[TOTAL_LOSS] = self.loss
+        for name, metrics in self.sets.items():
+            losses[name] = metrics.loss
+        return losses
 
     @tf.autograph.experimental.do_not_convert
     def count_step(self, name: str) -> None:
@@ -211,7 +244,10 @@ class TaskMetrics(MultiTaskMetrics):
         """Returns a dict from task name to results. Called in cross-replica context."""
         results = super().results()
         task_results = {name: results.pop(name) for name in self.sets}
-        return {TOTAL_LOSS: results, **task_results} if self._task.is_joint else task_results
+        if not self._task.is_joint:
+            return task_results
+        # What is left is the loss of all tasks.
+        return {TOTAL_LOSS: results, **task_results}
 
 
 class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
@@ -229,42 +265,44 @@ class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
     """
 
     # None: each step trains all tasks.
-    _task_sampler: Any = None
+    _task_sampler: OriginalTaskSampler | None = None
 
     def __init__(
         self,
-        multi_task: Any,
-        multi_task_model: Any,
-        optimizer: Any,
-        trainer_options: Any = None,
+        multi_task: MultiTask,
+        multi_task_model: Model,
+        optimizer: GardenOptimizer,
+        trainer_options: orbit.StandardTrainerOptions | None = None,
         *,
-        config: Any = None,
+        config: ExperimentParams | None = None,
     ) -> None:
         task = MultiTaskAdapter(multi_task, task_sampler=self._task_sampler)
         sections = _build_trainer_sections(config, task.tasks, trainer_options)
         super().__init__(sections, task, multi_task_model, optimizer, evaluate=False)
 
     @property
-    def multi_task(self) -> Any:
+    def multi_task(self) -> MultiTask:
         """The MultiTask of Model Garden."""
         return self.task.multi_task
 
     @property
-    def multi_task_model(self) -> Any:
+    def multi_task_model(self) -> Model:
         """The model of all tasks."""
         return self.model
 
     @property
-    def training_losses(self) -> dict[str, Any]:
+    def training_losses(self) -> dict[str, Metric]:
         """The metrics of the training losses by task, and of their sum as `total_loss`."""
         return dict(self._train_metric_set.losses)
 
     @property
-    def training_metrics(self) -> dict[str, list[Any]]:
+    def training_metrics(self) -> dict[str, list[Metric]]:
         """The training metrics by task, without the losses."""
         return dict(self.train_metrics)
 
-    def _training_metrics(self, config: Any, task: Any, model: Any) -> TaskMetrics:
+    def _training_metrics(
+        self, config: ExperimentConfig | TrainerSections, task: MultiTaskAdapter, model: Model
+    ) -> TaskMetrics:
         return TaskMetrics(task)
 
 
@@ -285,18 +323,19 @@ class MultiTaskInterleavingTrainer(MultiTaskBaseTrainer):
 
     def __init__(
         self,
-        multi_task: Any,
-        multi_task_model: Any,
-        optimizer: Any,
-        task_sampler: Any,
-        trainer_options: Any = None,
+        multi_task: MultiTask,
+        multi_task_model: Model,
+        optimizer: GardenOptimizer,
+        task_sampler: OriginalTaskSampler,
+        trainer_options: orbit.StandardTrainerOptions | None = None,
         *,
-        config: Any = None,
+        config: ExperimentParams | None = None,
     ) -> None:
+        # The base class reads it.
         self._task_sampler = task_sampler
         super().__init__(multi_task, multi_task_model, optimizer, trainer_options, config=config)
 
-    def task_step_counter(self, name: str) -> Any:
+    def task_step_counter(self, name: str) -> tf.Variable:
         """Returns the int64 scalar variable that counts a task's steps.
 
         Checkpoints contain it.
@@ -320,21 +359,22 @@ class MultiTaskEvaluator(Trainer):
 
     def __init__(
         self,
-        eval_tasks: Iterable[Any],
-        model: Any,
-        global_step: Any = None,
+        eval_tasks: Iterable[GardenTask],
+        model: Model,
+        global_step: tf.Variable | None = None,
         eval_steps: Mapping[str, int | None] | None = None,
-        checkpoint_exporter: Any = None,
+        checkpoint_exporter: CheckpointExporter | None = None,
         *,
-        config: Any = None,
-        optimizer: Any = None,
+        config: ExperimentParams | None = None,
+        optimizer: GardenOptimizer | None = None,
     ) -> None:
         self._shared_global_step = global_step
         self._eval_tasks = list(eval_tasks)
         tasks = {task.name: task for task in self._eval_tasks}
         for number, (name, task) in enumerate(tasks.items()):
             with explain_config_errors(f"task.task_routines.{number}.task_config"):
-                build_model(task.task_config, task, model_of_task(model, name), train=False)
+                task_model = model_of_task(model, name)
+                build_model(task.task_config, task, task_model, train=False)
 
         adapter = MultiTaskAdapter(SimpleNamespace(tasks=tasks))
         sections = _build_trainer_sections(config, tasks)
@@ -342,31 +382,39 @@ class MultiTaskEvaluator(Trainer):
         set_evaluation_tasks(self, self._eval_tasks, eval_steps, checkpoint_exporter)
 
     @property
-    def tasks(self) -> list[Any]:
+    def tasks(self) -> list[GardenTask]:
         """The tasks that are evaluated."""
         return self._eval_tasks
 
     @property
-    def validation_losses(self) -> dict[str, Any]:
+    def validation_losses(self) -> dict[str, Metric]:
         """The metrics of the validation losses by task."""
-        return {part.name: self._get_metrics(part).loss for part in self.validation}
+        losses: dict[str, Metric] = {}
+        for validation_set in self.validation:
+            metrics = self._get_metrics(validation_set)
+            losses[validation_set.name] = metrics.loss
+        return losses
 
     @property
     def validation_metrics(self) -> Any:
         """The validation metrics by task, without the losses."""
-        return {part.name: self._get_metrics(part).metrics for part in self.validation}
+        metrics_by_task = {}
+        for validation_set in self.validation:
+            metrics = self._get_metrics(validation_set)
+            metrics_by_task[validation_set.name] = metrics.metrics
+        return metrics_by_task
 
-    def _new_global_step(self) -> Any:
+    def _new_global_step(self) -> tf.Variable:
         if self._shared_global_step is None:
             return super()._new_global_step()
         return self._shared_global_step
 
 
 def set_evaluation_tasks(
-    trainer: Any,
-    tasks: Iterable[Any],
+    trainer: AdaptableTrainer,
+    tasks: Iterable[GardenTask],
     steps: Mapping[str, int | None] | None = None,
-    checkpoint_exporter: Any = None,
+    checkpoint_exporter: CheckpointExporter | None = None,
 ) -> None:
     """Makes the trainer evaluate `tasks` from now on, in place of its validation sets.
 
@@ -401,16 +449,18 @@ def set_evaluation_tasks(
             " its own"
         )
 
+    inputs = trainer.inputs
     trained_tasks = list(getattr(trainer.task, "tasks", {}).values())
     validation_sets = []
     with trainer.strategy.scope():
         for number, task in enumerate(tasks):
+            # Messages about the data name its place in the config.
             list_name = "task.task_routines" if task in trained_tasks else "eval_tasks"
-            path = trainer.inputs.validation_section(task.name)
-            trainer.inputs.section_paths[path] = f"{list_name}.{number}.task_config.validation_data"
-            data = trainer.inputs.create_validation_data(
-                task.name, task.task_config.validation_data, task
-            )
+            section_path = f"{list_name}.{number}.task_config.validation_data"
+            inputs.section_paths[inputs.validation_section(task.name)] = section_path
+
+            section = task.task_config.validation_data
+            data = inputs.create_validation_data(task.name, section, task)
             metrics = MetricSet("validation_loss", task_metrics(task, False), exact=True)
             model = model_of_task(trainer.model, task.name)
 
@@ -426,19 +476,26 @@ def set_evaluation_tasks(
 
 
 def _build_trainer_sections(
-    config: Any, tasks: Mapping[str, Any], trainer_options: Any = None
+    config: ExperimentParams | None,
+    tasks: Mapping[str, GardenTask],
+    trainer_options: orbit.StandardTrainerOptions | None = None,
 ) -> TrainerSections:
     """Returns the config sections for a trainer of `tasks`.
 
     Without a config they have the defaults.
     """
-    config = ExperimentConfig() if config is None else convert(config)
-    trainer_section = config.trainer
+    converted = ExperimentConfig() if config is None else convert(config)
+    trainer_section = converted.trainer
     if trainer_options is not None:
         # A while loop needs a tf.function around it.
         has_loop = trainer_options.use_tf_while_loop and trainer_options.use_tf_function
         trainer_section = trainer_section.replace(
             train_tf_function=trainer_options.use_tf_function, train_tf_while_loop=has_loop
         )
-    data = {name: getattr(task.task_config, "train_data", None) for name, task in tasks.items()}
-    return TrainerSections(SimpleNamespace(train_data=data), trainer_section, config.runtime)
+
+    # The engine passes them to MultiTaskAdapter.build_inputs.
+    data = {}
+    for name, task in tasks.items():
+        data[name] = getattr(task.task_config, "train_data", None)
+    task_section = SimpleNamespace(train_data=data)
+    return TrainerSections(task_section, trainer_section, converted.runtime)

@@ -1,0 +1,49 @@
+"""The types of objects of TF Model Garden, and of those that come from either framework.
+
+They serve readers and type checkers. Other modules import them under TYPE_CHECKING, so that none of
+them has to import all of Model Garden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
+
+import orbit
+import tensorflow as tf
+import tf_keras
+from official.core import base_task
+from official.modeling.hyperparams import base_config
+from official.modeling.multitask.multitask import MultiTask
+
+from trainer_kit.compat.model_garden.multitask.trainers import MultiTaskAdapter
+from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.training.base_trainer import BaseTrainer
+
+# Every config object of Model Garden, also a section.
+GardenConfig: TypeAlias = base_config.Config
+GardenTask: TypeAlias = base_task.Task
+# The config of an experiment. Those of Model Garden that train several tasks have no common base
+# but the class of all its configs.
+ExperimentParams: TypeAlias = ExperimentConfig | GardenConfig
+# What a Trainer trains.
+TrainableTask: TypeAlias = GardenTask | MultiTaskAdapter
+# What can create an optimizer from a config.
+OptimizedTask: TypeAlias = GardenTask | MultiTask
+# A trainer that the engine can drive, by itself or in a TrainerAdapter.
+AdaptableTrainer: TypeAlias = BaseTrainer | orbit.StandardTrainer
+# Model Garden's own optimizers and loss-scale wrappers are subclasses of these.
+GardenOptimizer: TypeAlias = tf_keras.optimizers.Optimizer | tf_keras.optimizers.legacy.Optimizer
+
+
+class CheckpointExporter(Protocol):
+    """An exporter of the best checkpoint: trainer_kit's, Model Garden's or one of the program."""
+
+    @property
+    def best_ckpt_logs(self) -> Mapping[str, Any] | None:
+        """The metrics of the best evaluation so far."""
+
+    def maybe_export_checkpoint(
+        self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], global_step: int, /
+    ) -> bool | None:
+        """Exports the checkpoint of an evaluation if it is the best one so far."""
