@@ -47,6 +47,7 @@ def write_pointer(
         if text:
             os.remove(path)
         return
+    # The newest is named once more, in the first line.
     if text.endswith("\n") and _LISTED.findall(text) == [names[-1], *names]:
         return
 

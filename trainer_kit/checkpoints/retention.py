@@ -68,13 +68,13 @@ def remove_old_checkpoints(
     """
     checkpoints = complete_checkpoints(folder)
     own_steps = [step for step, prefix in checkpoints.items() if is_saved_by_run(prefix, run_id)]
-    old_steps = [
-        step
-        for step in own_steps[: max(0, len(own_steps) - keep)]
-        if not os.path.exists(f"{checkpoints[step]}.pin")
-    ]
-    protected_steps = retention.protected_steps(old_steps) if retention is not None else set()
+    old_steps = own_steps[: max(0, len(own_steps) - keep)]
+    old_steps = [step for step in old_steps if not os.path.exists(f"{checkpoints[step]}.pin")]
+    protected_steps: set[int] = set()
+    if retention is not None:
+        protected_steps = retention.protected_steps(old_steps)
 
+    # The pointer file first, since a missing file of a listed checkpoint counts as damage.
     remaining = {
         step: prefix
         for step, prefix in checkpoints.items()

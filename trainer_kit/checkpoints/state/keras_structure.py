@@ -17,12 +17,13 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.variable_names import model_variables
 from trainer_kit.runtime.tensorflow_internals import get_auto_trackable_class
+from trainer_kit.typing import Model
 
 _Node = get_auto_trackable_class()
 _LOG = logging.getLogger(__name__)
 
 
-def build_model_trackable(model: Any) -> Any:
+def build_model_trackable(model: Model) -> Any:
     """Returns the trackable to save for a built `model`.
 
     It contains the variables by our names and, for Keras 3, by structure too. The structure is a
@@ -66,7 +67,7 @@ def build_model_trackable(model: Any) -> Any:
     return root
 
 
-def _format_load_warning(model: Any, reason: str) -> str:
+def _format_load_warning(model: Model, reason: str) -> str:
     return (
         "best weights: tf.train.Checkpoint(model=...) cannot load all of "
         f"the model {model.name}: {reason}; "
@@ -74,7 +75,7 @@ def _format_load_warning(model: Any, reason: str) -> str:
     )
 
 
-def _copy_structure(item: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
+def _copy_structure(item: object, copies: dict[int, tuple[object, object]]) -> Any:
     """Returns a plain node for a layer or container, with copies of its children.
 
     It returns the tf.Variable of a Keras variable, and other items unchanged.
