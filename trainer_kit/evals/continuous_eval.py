@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import tensorflow as tf
+
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.evaluation import get_validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -23,6 +25,7 @@ from trainer_kit.evals.ledger import Ledger
 from trainer_kit.process.run_directory import RunDirectory, has_begun
 from trainer_kit.process.run_lock import is_process_alive, read_heartbeat
 from trainer_kit.process.sidecar_lease import Lease
+from trainer_kit.telemetry.summary_manager import SummaryManager
 
 _LOG = logging.getLogger(__name__)
 # The time of four beats
@@ -93,10 +96,10 @@ class Sidecar:
         directory: RunDirectory,
         ledger: Ledger,
         best: BestCheckpoints | None,
-        summaries: Any,
+        summaries: SummaryManager,
         lease: Lease,
         train_steps: int | str,
-        global_step: Any = None,
+        global_step: tf.Variable | None = None,
     ) -> None:
         self._directory = directory
         self._ledger = ledger
@@ -206,7 +209,7 @@ class Sidecar:
     def record(
         self,
         step: int,
-        logs: Mapping[str, Any],
+        logs: Mapping[str, object],
         seconds: float | Mapping[str, float],
         checkpoint: str,
     ) -> None:

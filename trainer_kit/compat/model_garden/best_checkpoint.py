@@ -26,7 +26,7 @@ from trainer_kit.checkpoints.commit import create_write_error, describe_damage
 from trainer_kit.errors import ConfigError, Mistake, UsageError, suggest_names
 from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.exporter import BestWeightsExporter
-from trainer_kit.evals.best.info_json import GARDEN_STEP, INFO, build_info, read_info
+from trainer_kit.evals.best.info_json import GARDEN_STEP, INFO, BestInfo, build_info, read_info
 from trainer_kit.telemetry.scalars import flatten_scalars
 from trainer_kit.training.metric_set import to_numpy
 
@@ -230,7 +230,7 @@ class GardenBestFolder(BestFolder):
             info["step"],
         )
 
-    def read_infos(self, metric: str) -> dict[int, dict[str, Any]]:
+    def read_infos(self, metric: str) -> dict[int, BestInfo]:
         """Returns the noted info of complete weights by step.
 
         On workers it includes the weights that the chief is going to take over.
@@ -239,11 +239,11 @@ class GardenBestFolder(BestFolder):
         info = None if self.is_writer else self._read_garden_info(metric)
         return infos if info is None else dict(sorted({info["step"]: info, **infos}.items()))
 
-    def read_best_info(self) -> dict[str, Any] | None:
+    def read_best_info(self) -> BestInfo | None:
         """Returns the noted info of the weights that info.json names."""
         return read_info(self.path, quiet=True)
 
-    def write_best(self, info: dict[str, Any]) -> None:
+    def write_best(self, info: BestInfo) -> None:
         """Makes info.json, the pointer file and the links name weights that exist.
 
         See BestFolder.
@@ -268,11 +268,11 @@ class GardenBestFolder(BestFolder):
                 for suffix in _suffixes(prefix) if prefix else ():
                     os.link(prefix + suffix, link_prefix + suffix)
 
-    def format_info(self, info: dict[str, Any]) -> dict[str, Any]:
+    def format_info(self, info: BestInfo) -> dict[str, Any]:
         """Returns the content of info.json for weights with the noted `info`."""
         return {**nest_metrics(info["metrics"]), GARDEN_STEP: float(info["step"])}
 
-    def _read_garden_info(self, metric: str) -> dict[str, Any] | None:
+    def _read_garden_info(self, metric: str) -> BestInfo | None:
         """Returns the info of best weights that Model Garden left here.
 
         None if there are none, or if their metric is not finite.
