@@ -6,17 +6,15 @@ These are the primary one and the named ones of the config.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import tensorflow as tf
 
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.evals.ledger import Evaluation
 from trainer_kit.telemetry.scalars import flatten_scalars
-
-if TYPE_CHECKING:
-    from trainer_kit.training.base_trainer import BaseTrainer
-    from trainer_kit.training.evaluator import Evaluator
 
 
 class CheckpointExporter(Protocol):
@@ -30,6 +28,28 @@ class CheckpointExporter(Protocol):
         self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, object], step: int, /
     ) -> object:
         """Exports `checkpoint` if its evaluation is among the best."""
+
+
+class EvaluatedTrainer(Protocol):
+    """What an export needs of the trainer that has evaluated. See Evaluator."""
+
+    @property
+    def config(self) -> ExperimentConfig:
+        """The config of the run."""
+
+    @property
+    def global_step(self) -> tf.Variable:
+        """The step of the evaluated weights."""
+
+    @property
+    def validation_set_names(self) -> tuple[str, ...]:
+        """The names of all validation sets."""
+
+    def use_metric_weights(self, metric: str) -> AbstractContextManager[tf.train.Checkpoint]:
+        """Yields the checkpoint of the weights that had this value of `metric`."""
+
+    def locate_metric(self, metric: str) -> tuple[list[str], str]:
+        """Returns the groups of the logs that lead to `metric`, and its name in the last one."""
 
 
 class BestCheckpoints:
@@ -90,7 +110,9 @@ class BestCheckpoints:
         for exporter in self:
             exporter.rewind(step, records)
 
-    def export(self, trainer: Evaluator, logs: Mapping[str, object], sets: Collection[str]) -> None:
+    def export(
+        self, trainer: EvaluatedTrainer, logs: Mapping[str, object], sets: Collection[str]
+    ) -> None:
         """Exports the weights that a trainer has evaluated, if they are among the best.
 
         They are exported for each metric by which they are.
@@ -124,7 +146,7 @@ class BestCheckpoints:
         for exporter in self:
             exporter.maybe_export_checkpoint(checkpoint, eval_logs, step)
 
-    def add_best(self, trainer: BaseTrainer, logs: dict[str, Any]) -> None:
+    def add_best(self, trainer: EvaluatedTrainer, logs: dict[str, Any]) -> None:
         """Adds the primary best value so far to the logs of an evaluation, as `best_<metric>`.
 
         Logs without the metric's group are unchanged.
@@ -148,7 +170,7 @@ class BestCheckpoints:
             group_logs[f"best_{name}"] = value
 
 
-def _get_metric_name(exporter: CheckpointExporter, trainer: Evaluator | BaseTrainer) -> str:
+def _get_metric_name(exporter: CheckpointExporter, trainer: EvaluatedTrainer) -> str:
     """Returns the metric that decides, which is the one of the config if the exporter has none."""
     if hasattr(exporter, "metric_name"):
         return str(exporter.metric_name)
