@@ -1,4 +1,4 @@
-"""Averages checkpoints or files of weights with the same variables, and writes the result as a new one."""
+"""Averages checkpoints or files of weights with the same variables into a new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares two checkpoints or files of weights, of any program: names, shapes, dtypes and values."""
+"""Compares two checkpoints or files of weights of any program: names, shapes, dtypes, values."""
 
 from __future__ import annotations
 

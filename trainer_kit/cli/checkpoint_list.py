@@ -1,4 +1,4 @@
-"""Lists the variables of a checkpoint or a file of weights, of any program: names, shapes and dtypes."""
+"""Lists the variables of a checkpoint or a file of weights of any program."""
 
 from __future__ import annotations
 

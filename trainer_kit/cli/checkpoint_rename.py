@@ -1,4 +1,4 @@
-"""Writes the variables of a checkpoint or a file of weights, of any program, as a checkpoint with other names."""
+"""Writes the variables of a checkpoint or a file of weights as a checkpoint with other names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Trains your experiment while the learning rate rises, prints the curve of the loss, and suggests a rate.
+"""Trains your experiment while the learning rate rises, and suggests a learning rate.
 
-It is the range test of Smith, https://arxiv.org/abs/1506.01186. A new model trains on the
-experiment's own data; no files of a run are read or written.
+It also prints the curve of the loss. It is the range test of Smith,
+https://arxiv.org/abs/1506.01186. A new model trains on the experiment's own data. No files of a run
+are read or written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shows an experiment's config: every value and its source, and the meaning of the values that you name.
+"""Shows an experiment's config: each value and its source, and the meaning of values you name.
 
 On a terminal each value is followed by a sentence about it. In a pipe there is one line for each
 value.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
@@ -67,7 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
                     f"It takes {doc.allowed_values}; the default here is {default or 'not set'}.",
                 ]
             text_width = min(console.width, 100) if console else 100
-            for line in _wrap_texts(texts, text_width):
+            lines: list[str] = []
+            for text in texts:
+                lines += textwrap.wrap(
+                    text, text_width, initial_indent="    ", subsequent_indent="    "
+                )
+            for line in lines:
                 if console:
                     console.print(line, style="dim", markup=False)
                 else:
@@ -92,9 +97,3 @@ def _select_values(values: Sequence[Value], paths: Sequence[str]) -> list[Value]
     return [
         value for value in values if any(f"{value[0]}.".startswith(f"{path}.") for path in paths)
     ]
-
-
-def _wrap_texts(texts: Sequence[str], width: int) -> Iterator[str]:
-    """Yields texts as indented lines."""
-    for text in texts:
-        yield from textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="    ")

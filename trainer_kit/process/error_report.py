@@ -15,7 +15,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from trainer_kit import files
 from trainer_kit.errors import ConfigError, ExitCode, StorageError, find_trainer_kit_error
@@ -109,7 +108,11 @@ def format_reason(error: BaseException) -> list[str]:
     """
     message = _COLOURS.sub("", get_error_message(error))
     text = _END.split(message, maxsplit=1)[0]
-    lines = [_remove_noise(line) for line in _remove_stacks(text.splitlines())]
+    lines = []
+    for line in _remove_stacks(text.splitlines()):
+        for pattern, replacement in _NOISE:
+            line = pattern.sub(replacement, line)
+        lines.append(line.strip())
     error_name = type(error).__name__
     if not lines:
         return [error_name]
@@ -135,37 +138,44 @@ def _describe(error: BaseException) -> Iterator[str]:
         yield "no line of your code is in this traceback; trainer_kit called the code that failed"
 
     # The reason.
-    yield from (f"  {line}"[:_WIDTH] for line in format_reason(error))
+    for line in format_reason(error):
+        yield f"  {line}"[:_WIDTH]
     message = get_error_message(error)
-    yield from (f"  {advice}" for words, advice in _ADVICE.items() if words in message)
+    for words, advice in _ADVICE.items():
+        if words in message:
+            yield f"  {advice}"
 
     # The shapes, and the calls that led there.
     if frames:
         if values := describe_values(get_frame_locals(error, frames[-1])):
             yield f"  where {values}"[:_WIDTH]
         # The user's functions that called the deepest one.
-        callers = [
-            frame for frame in dict.fromkeys(frames[:-1]) if frame.function != frames[-1].function
-        ]
-        yield from (
-            f"  called from {frame}: {frame.code}"[:_WIDTH] for frame in reversed(callers[-2:])
-        )
+        function = frames[-1].function
+        callers = [frame for frame in dict.fromkeys(frames[:-1]) if frame.function != function]
+        for frame in reversed(callers[-2:]):
+            yield f"  called from {frame}: {frame.code}"[:_WIDTH]
     else:
-        yield from (f"  {frame}: {frame.code}"[:_WIDTH] for frame in package_frames[-3:])
+        for frame in package_frames[-3:]:
+            yield f"  {frame}: {frame.code}"[:_WIDTH]
+
     for note in getattr(error, "__notes__", ()):
-        yield from (f"  {line}"[:_WIDTH] for line in note.splitlines())
+        for line in note.splitlines():
+            yield f"  {line}"[:_WIDTH]
 
 
-def describe_values(values: Mapping[str, Any]) -> str:
+def describe_values(values: Mapping[str, object]) -> str:
     """Returns names, dtypes and shapes of the values that contain arrays or tensors.
 
     The text looks like "x is float32 [20, 8], y is ...". It covers the first eight values.
     """
-    texts = {name: describe_structure(value) for name, value in values.items()}
-    return ", ".join(f"{name} is {text}" for name, text in list(texts.items())[:8] if text)
+    phrases = []
+    for name, value in list(values.items())[:8]:
+        if text := describe_structure(value):
+            phrases.append(f"{name} is {text}")
+    return ", ".join(phrases)
 
 
-def describe_structure(value: Any, depth: int = 0) -> str:
+def describe_structure(value: object, depth: int = 0) -> str:
     """Returns structure, dtypes and shapes of nested tensors, arrays or their specs.
 
     Returns "" for any other value.
@@ -179,7 +189,10 @@ def describe_structure(value: Any, depth: int = 0) -> str:
         return f"{{{joined_parts}}}"
     if isinstance(value, (tuple, list)) and value and depth < 4:
         texts = [describe_structure(part, depth + 1) for part in value[:12]]
-        return f"({', '.join(texts)})" if all(texts) else ""
+        if not all(texts):
+            return ""
+        joined_texts = ", ".join(texts)
+        return f"({joined_texts})"
 
     dtype = getattr(value, "dtype", None)
     shape = getattr(value, "shape", None)
@@ -197,19 +210,15 @@ def _remove_stacks(lines: list[str]) -> Iterator[str]:
     # The indentation of the current frame, whose code follows.
     frame_indentation: int | None = None
     for line in lines:
+        text = line.lstrip()
+        indentation = len(line) - len(text)
         if match := _FRAME.match(line):
             frame_indentation = len(match[1])
-        elif _NO_REASON.match(line.lstrip()):
+        elif _NO_REASON.match(text):
             continue
-        elif frame_indentation is None or len(line) - len(line.lstrip()) <= frame_indentation:
+        elif frame_indentation is None or indentation <= frame_indentation:
             frame_indentation = None
             yield line
-
-
-def _remove_noise(line: str) -> str:
-    for pattern, replacement in _NOISE:
-        line = pattern.sub(replacement, line)
-    return line.strip()
 
 
 def _save_traceback(error: BaseException, model_dir: str | None) -> str:
@@ -217,8 +226,10 @@ def _save_traceback(error: BaseException, model_dir: str | None) -> str:
 
     Prints the traceback if no file can be written.
     """
-    text = "".join([f"command: {' '.join(sys.argv)}\n\n", *traceback.format_exception(error)])
-    name = f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{os.getpid()}.txt"
+    command = " ".join(sys.argv)
+    text = "".join([f"command: {command}\n\n", *traceback.format_exception(error)])
+    now = time.strftime("%Y-%m-%dT%H-%M-%S")
+    name = f"{now}-{os.getpid()}.txt"
     paths = [os.path.join(tempfile.gettempdir(), f"trainer_kit-error-{name}")]
     if model_dir and os.path.exists(os.path.join(model_dir, "params.yaml")):
         paths.insert(0, os.path.join(model_dir, "errors", name))

@@ -14,12 +14,13 @@ from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.serving.model_loading import check_built, load_model
 from trainer_kit.training.step_tensors import LayerOutputs, unknown_tensor
+from trainer_kit.typing import Model
 
 Predictor = Callable[..., dict[str, np.ndarray]]
 
 
 def get_predictor(
-    model: Any,
+    model: Model | str | os.PathLike[str],
     inputs: Sequence[str],
     outputs: Sequence[str],
     which: str | int | None = None,
@@ -86,13 +87,16 @@ def get_predictor(
 
     def predict(*positional: Any, **named: Any) -> dict[str, np.ndarray]:
         values = {**dict(zip(inputs, positional, strict=False)), **named}
-        if len(positional) + len(named) != len(inputs) or values.keys() != set(inputs):
+        # A name that is also a position, or one value too many, changes the count.
+        count = len(positional) + len(named)
+        if count != len(inputs) or values.keys() != set(inputs):
             call = ", ".join(["..."] * len(positional) + [f"{name}=..." for name in named])
             raise UsageError(
                 f"the predictor takes the inputs ({', '.join(inputs)}); it was called with ({call})"
             )
 
-        tensors = traced({name: tf.convert_to_tensor(value) for name, value in values.items()})
+        arguments = {name: tf.convert_to_tensor(value) for name, value in values.items()}
+        tensors = traced(arguments)
         return {name: tensor.numpy() for name, tensor in tensors.items()}
 
     return predict
@@ -116,18 +120,23 @@ def _load_run_model(
 
 
 def _make_argument_builder(
-    model: Any, names: list[str]
+    model: Model, names: list[str]
 ) -> Callable[[Mapping[str, tf.Tensor]], Any]:
     """Returns a function that builds the argument of the model's call from values by name."""
-    structure = getattr(model, "input", None) if getattr(model, "inputs", None) else None
-
     # Only a functional model has names for its inputs.
+    structure = None
+    if getattr(model, "inputs", None):
+        structure = getattr(model, "input", None)
     if structure is None:
         return dict if len(names) > 1 else lambda values: values[names[0]]
 
-    nested_names = tf.nest.map_structure(lambda tensor: tensor.name.partition(":")[0], structure)
+    # The keys of a dict are the names, or else those of the symbolic tensors.
     if isinstance(structure, Mapping):
         nested_names = {key: key for key in structure}
+    else:
+        nested_names = tf.nest.map_structure(
+            lambda tensor: tensor.name.partition(":")[0], structure
+        )
     input_names = tf.nest.flatten(nested_names)
 
     # A single input may have any name.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
@@ -19,7 +18,10 @@ _BEST_PREFIX = "best:"
 
 
 def resolve_run_checkpoint(
-    run_dir: Path, which: Any, trainer_config: TrainerConfig, resolve_path: Callable[[str], str]
+    run_dir: Path,
+    which: str | int | os.PathLike[str],
+    trainer_config: TrainerConfig,
+    resolve_path: Callable[[str], str],
 ) -> str:
     """Returns the prefix of a run's checkpoint.
 
