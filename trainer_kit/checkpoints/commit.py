@@ -88,7 +88,8 @@ def fail_save(prefix: str, error: Exception | None) -> StorageError:
     """
     folder = _temporary_folder(prefix)
     outcome = "was not written"
-    if not os.path.isdir(folder) and os.path.exists(prefix + RECORD_SUFFIX):
+    is_in_place = os.path.exists(prefix + RECORD_SUFFIX)
+    if is_in_place and not os.path.isdir(folder):
         outcome = (
             "was written, but the file that names it was not, "
             "or an older checkpoint was not removed"
@@ -227,7 +228,9 @@ def is_saved_by_run(prefix: str, run_id: str) -> bool:
 def is_foreign(prefix: str, run_id: str) -> bool:
     """Whether a record says that another run saved the checkpoint at `prefix`."""
     record = read_commit_record(prefix)
-    return record is not None and bool(run_id) and record.get("run_id", run_id) != run_id
+    if record is None or not run_id:
+        return False
+    return record.get("run_id", run_id) != run_id
 
 
 def describe_foreign_checkpoint(prefix: str, run_id: str) -> str:
@@ -304,8 +307,9 @@ def _move_into_place(prefix: str) -> None:
     names = [name for name in os.listdir(folder) if name in file_names]
     names.sort(key=lambda name: (name == f"{checkpoint}.index", name))
     for name in names:
-        files.report_write_point("checkpoint.move", os.path.join(directory, name))
-        os.replace(os.path.join(folder, name), os.path.join(directory, name))
+        target = os.path.join(directory, name)
+        files.report_write_point("checkpoint.move", target)
+        os.replace(os.path.join(folder, name), target)
     # The names are on the disk before the record is.
     files.flush_folder(directory)
 
@@ -321,7 +325,9 @@ def _is_half_written(name: str) -> bool:
     if match := re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name):
         # With the id of this process only files of checkpoints count, since another thread may be
         # writing the heartbeat.
-        return int(match[2]) != os.getpid() or parse_checkpoint_name(match[1]) is not None
+        if int(match[2]) != os.getpid():
+            return True
+        return parse_checkpoint_name(match[1]) is not None
     return re.fullmatch(POINTER_FILE + r"\.tmp[0-9a-f]{32}", name) is not None
 
 

@@ -48,7 +48,8 @@ def write_pointer(
             os.remove(path)
         return
     # The newest is named once more, in the first line.
-    if text.endswith("\n") and _LISTED.findall(text) == [names[-1], *names]:
+    listed_names = [names[-1], *names]
+    if text.endswith("\n") and _LISTED.findall(text) == listed_names:
         return
 
     # TensorFlow's manager removes only checkpoints that were saved after the preserved time.

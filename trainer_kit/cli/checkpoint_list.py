@@ -31,7 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
       StorageError: when it is damaged.
     """
     file = open_file(arguments.path)
-    rows = [[name, str(list(shape)), file.dtypes[name]] for name, shape in file.shapes.items()]
+    rows = []
+    for name, shape in file.shapes.items():
+        rows.append([name, str(list(shape)), file.dtypes[name]])
     headers = ["name", "shape", "dtype"]
     left_aligned = frozenset(["name", "dtype"])
     table = Table(f"{file.path}, {file.kind}", headers, rows, left_aligned=left_aligned)

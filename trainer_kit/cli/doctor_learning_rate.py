@@ -101,9 +101,13 @@ def _print(rate_range: RateRange) -> None:
     low = losses.min()
     high = losses.max()
     print(f"{'learning_rate':>13}  {'loss':>8}")
-    for step in range(0, len(losses), -(-len(losses) // _LINES)):
-        bar = "#" * round(_WIDTH * float((losses[step] - low) / (high - low or 1.0)))
-        print(f"{rate_range.rates[step]:>13.2g}  {losses[step]:>8.4g}  {bar}".rstrip())
+    interval = math.ceil(len(losses) / _LINES)
+    for step in range(0, len(losses), interval):
+        rate = rate_range.rates[step]
+        loss = losses[step]
+        share = float((loss - low) / (high - low or 1.0))
+        bar = "#" * round(_WIDTH * share)
+        print(f"{rate:>13.2g}  {loss:>8.4g}  {bar}".rstrip())
 
     last_rate = f"{rate_range.rates[-1]:.2g}"
     if rate_range.ended_by:

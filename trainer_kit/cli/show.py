@@ -53,10 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     selected_values = _select_values(values, arguments.paths)
     console = find_console(sys.stdout)
     docs = read_docs_by_path(resolved.config) if arguments.paths or console else {}
-    width = max((len(f"{path} = {value!r}") for path, value, _ in selected_values), default=0)
-    for path, value, origin in selected_values:
-        assignment = f"{path} = {value!r}"
-        print(f"{assignment:<{min(width, 72)}}  # {origin}")
+    assignments = [f"{path} = {value!r}" for path, value, _ in selected_values]
+    # A longer assignment does not push all origins to the right.
+    width = min(max(map(len, assignments), default=0), 72)
+    for assignment, (path, _, origin) in zip(assignments, selected_values, strict=True):
+        print(f"{assignment:<{width}}  # {origin}")
         if path in docs:
             doc = docs[path]
             texts = [doc.first_sentence]

@@ -46,7 +46,9 @@ def find_newest_checkpoint(directory: str) -> str | None:
         pointer = tf.train.latest_checkpoint(directory)
     except (tf.errors.OpError, ValueError):
         pointer = None
-    if pointer and os.path.basename(pointer) not in map(os.path.basename, prefixes):
+    # A checkpoint that the pointer file names may have a name that only TensorFlow knows.
+    names = [os.path.basename(prefix) for prefix in prefixes]
+    if pointer and os.path.basename(pointer) not in names:
         return str(pointer)
     if prefixes:
         raise StorageError(
@@ -155,6 +157,9 @@ def resolve_weights_path(path: str) -> str:
     if _FILE.search(path) and tf.io.gfile.exists(path):
         return _FILE.sub("", path)
 
-    siblings = sorted({_FILE.sub("", sibling.name) for sibling in Path(path).parent.glob("*")})
-    advice = "" if "://" in path else f"; {suggest_paths(Path(path), siblings, 'files')}"
+    # A remote folder is not searched for similar names.
+    advice = ""
+    if "://" not in path:
+        siblings = {_FILE.sub("", sibling.name) for sibling in Path(path).parent.glob("*")}
+        advice = f"; {suggest_paths(Path(path), sorted(siblings), 'files')}"
     raise UsageError(f"there is no checkpoint {path}{advice}")

@@ -92,7 +92,8 @@ class Ledger:
         self._hashes = self.sets or {dataset: config_hash}
         self._cached_records: tuple[Any, list[dict[str, Any]]] = (None, [])
         self._followed_signature: Any = None
-        self.lineage = max([lineage, *(record["lineage"] for record in self.records())])
+        recorded_lineages = [record["lineage"] for record in self.records()]
+        self.lineage = max([lineage, *recorded_lineages])
         self._recorded_metrics: dict[tuple[Any, ...], dict[str, Any]] | None = None
         self._has_warned = False
         self._size = 0
@@ -412,7 +413,7 @@ def merge_validation_sets(evaluations: Iterable[Evaluation]) -> list[Evaluation]
         # The metrics of one of several sets are grouped by its name.
         if list(metrics) != [record.get("dataset")]:
             merged.append(record)
-        elif step in newest and not metrics.keys() & newest[step].keys():
+        elif step in newest and newest[step].keys().isdisjoint(metrics):
             newest[step].update(metrics)
         else:
             newest[step] = dict(metrics)
@@ -467,12 +468,13 @@ def _first_metrics(records: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...]
 
 
 def _is_record(record: Mapping[str, object]) -> bool:
-    numbers = (record.get("step"), record.get("lineage", 0))
-    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
-        return False
-    texts = (record.get("dataset", ""), record.get("config_hash", ""))
-    if not all(isinstance(text, (str, type(None))) for text in texts):
-        return False
+    for number in (record.get("step"), record.get("lineage", 0)):
+        # A bool is an int for Python.
+        if not isinstance(number, int) or isinstance(number, bool):
+            return False
+    for text in (record.get("dataset", ""), record.get("config_hash", "")):
+        if not isinstance(text, (str, type(None))):
+            return False
 
     if record.get("kind") == REWIND:
         return True

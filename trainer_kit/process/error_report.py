@@ -84,13 +84,16 @@ def print_error(
 
     if mistake is not None:
         # The notes of a config error name the code that set the wrong values.
-        causes = [cause for cause in (mistake, mistake.__cause__) if isinstance(cause, ConfigError)]
-        notes = [note for cause in causes for note in getattr(cause, "__notes__", ())]
+        notes: list[str] = []
+        for cause in (mistake, mistake.__cause__):
+            if isinstance(cause, ConfigError):
+                notes += getattr(cause, "__notes__", ())
         print_to_stderr("\n  ".join([f"error: {mistake}", *notes]))
         return mistake.exit_code
 
     place = "above" if debug else _save_traceback(error, model_dir)
-    lines = [*list(_describe(error))[: LINES - 1], f"  the whole traceback: {place}"]
+    lines = list(_describe(error))[: LINES - 1]
+    lines.append(f"  the whole traceback: {place}")
     print_to_stderr("error: " + "\n".join(lines))
     return ExitCode.BUG
 
@@ -127,12 +130,15 @@ def _describe(error: BaseException) -> Iterator[str]:
     frames = find_user_frames(error)
     package_frames = find_package_frames(error)
     last_frames = traceback.extract_tb(error.__traceback__)[-1:]
+    is_raised_here = False
+    if package_frames and last_frames:
+        is_raised_here = package_frames[-1].file == last_frames[0].filename
 
     # Where the error came from.
     if frames:
         yield str(frames[-1])
         yield f"    {frames[-1].code}"
-    elif package_frames and last_frames and package_frames[-1].file == last_frames[0].filename:
+    elif is_raised_here:
         yield "no line of your code is in this traceback, so it may be a bug in trainer_kit"
     else:
         yield "no line of your code is in this traceback; trainer_kit called the code that failed"

@@ -390,7 +390,8 @@ def check_model_dir(
         directory.ledger_path,
     ):
         # To read a FIFO or a device may never end.
-        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        is_readable = os.path.isfile(path) or os.path.isdir(path)
+        if os.path.exists(path) and not is_readable:
             raise StorageError(f"{path} is not a file; remove it, or give another model_dir")
     files.check_writable(directory.path)
     files.check_writable(directory.best_dir)
@@ -524,9 +525,11 @@ def compute_config_hash(config: ExperimentConfig, validation_set: str = "") -> s
         values.append({"overfit_batches": overfit})
 
     # Further sections, such as tasks that are only evaluated.
-    sections = config.as_dict()
-    if more := {name: value for name, value in sections.items() if name not in _SECTIONS}:
-        values.append(more)
+    more_sections = config.as_dict()
+    for name in _SECTIONS:
+        more_sections.pop(name, None)
+    if more_sections:
+        values.append(more_sections)
     text = yaml_loader.dump({"evaluation": values})
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -41,7 +41,8 @@ def load_keras_file(model: Model, path: str) -> tuple[int, int]:
             variable.assign(value)
         if not isinstance(error, Exception):
             raise
-        reason = "\n".join(f"  {line}" for line in str(error).splitlines()[:24])
+        lines = str(error).splitlines()[:24]
+        reason = "\n".join(f"  {line}" for line in lines)
         if isinstance(error, OSError):
             raise StorageError(f"{path} cannot be read as a Keras file:\n{reason}") from error
         raise UsageError(
@@ -49,7 +50,8 @@ def load_keras_file(model: Model, path: str) -> tuple[int, int]:
             f" the file was saved; no weight was changed:\n{reason}"
         ) from error
 
-    return len(variables), sum(int(value.size) for value in old_values)
+    parameter_count = sum(int(value.size) for value in old_values)
+    return len(variables), parameter_count
 
 
 def _load_strictly(

@@ -62,7 +62,8 @@ class CheckpointGraph:
         self._keys: list[str | None] = []
         for node in graph.nodes:
             keys = [attribute.checkpoint_key for attribute in node.attributes]
-            self._keys.append(next((key for key in keys if key in self.shapes), None))
+            value_keys = [key for key in keys if key in self.shapes]
+            self._keys.append(value_keys[0] if value_keys else None)
 
     def children(self, node: int | None) -> dict[str, int]:
         """Returns the children of `node` by the name of their attribute.
@@ -117,7 +118,8 @@ class CheckpointGraph:
 
     def has_section(self, section: str) -> bool:
         """Whether the checkpoint contains anything of a section, or of a part of one, "a/b"."""
-        return any(f"{parse_attribute_path(key)}/".startswith(f"{section}/") for key in self.shapes)
+        prefix = f"{section}/"
+        return any(f"{parse_attribute_path(key)}/".startswith(prefix) for key in self.shapes)
 
     def shapes_by_name(self, depth: int = 0) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the values by the paths of attributes that they are saved under.
@@ -150,10 +152,13 @@ class CheckpointGraph:
         visited = {node}
         waiting = [node]
         while waiting:
-            children = set(self._edges[waiting.pop()].values()) - visited
+            edges = self._edges[waiting.pop()]
+            children = set(edges.values()) - visited
             visited |= children
             waiting += children
-        return {key for descendant in visited if (key := self._keys[descendant]) is not None}
+
+        keys = {self._keys[descendant] for descendant in visited}
+        return {key for key in keys if key is not None}
 
 
 def parse_message(name: str, serialized: bytes) -> Any:
@@ -237,7 +242,9 @@ def has_object_graph(reader: CheckpointReader) -> bool:
 
 def is_bookkeeping(key: str) -> bool:
     """Whether a key belongs to no variable but to what TensorFlow needs to save and restore."""
-    return key.startswith(_BOOKKEEPING) or (_ATTRIBUTES in key and not key.endswith(_SUFFIX))
+    if key.startswith(_BOOKKEEPING):
+        return True
+    return _ATTRIBUTES in key and not key.endswith(_SUFFIX)
 
 
 def create_read_error(prefix: str, error: Exception) -> StorageError:
@@ -245,5 +252,6 @@ def create_read_error(prefix: str, error: Exception) -> StorageError:
     condition = "is gone or incomplete"
     if os.path.exists(f"{prefix}.index"):
         condition = "is damaged and cannot be read"
-    reason = str(getattr(error, "message", None) or error).splitlines()[0]
+    message = str(getattr(error, "message", None) or error)
+    reason = message.splitlines()[0]
     return StorageError(f"{prefix} {condition}: {reason}")

@@ -72,7 +72,10 @@ class PythonState:
         Raises:
           UsageError: when a part returns a value that cannot be saved.
         """
-        values = {name: get_state() for name, (get_state, _) in self._parts.items()}
+        values = {}
+        for name, (get_state, _) in self._parts.items():
+            values[name] = get_state()
+
         arrays: list[np.ndarray] = []
         try:
             text = json.dumps(values, sort_keys=True, default=functools.partial(_encode, arrays))

@@ -51,7 +51,8 @@ def prepare_process_generators(seed: int) -> dict[str, tf.Variable]:
 
     generator = _global_generator()
     if generator is None or _is_of_another_strategy(generator.state):
-        tf.random.set_global_generator(tf.random.Generator.from_seed(tf.compat.v1.get_seed(seed)))
+        process_seed = tf.compat.v1.get_seed(seed)
+        tf.random.set_global_generator(tf.random.Generator.from_seed(process_seed))
 
     return {
         "keras": keras_generator.state.value,
@@ -170,7 +171,9 @@ def variables_below(
         children.sort(
             key=lambda pair: (pair[0].startswith("_"), pair[0]), reverse=not nearest_first
         )
-        waiting.extend((f"{path}/{name}".lstrip("/"), child) for name, child in children)
+        for name, child in children:
+            child_path = f"{path}/{name}".lstrip("/")
+            waiting.append((child_path, child))
     return variables
 
 

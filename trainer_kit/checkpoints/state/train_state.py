@@ -127,7 +127,9 @@ class TrainState:
         self._require_exact = require_exact
         self.variables_lock = threading.RLock()
         self.python_state = PythonState()
-        optimizers = list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
+        optimizers: list[Optimizer | None] = [optimizer]
+        if isinstance(optimizer, Mapping):
+            optimizers = list(optimizer.values())
         self.step_state = StepState({"model": model, "task": task}, exclude=optimizers)
 
         # The sections that an evaluation restores, and best weights contain
@@ -471,7 +473,8 @@ class TrainState:
             if not isinstance(item, tf.Variable) and hasattr(item, "get_slot_names"):
                 optimizers.append(item)
         slots = [slot for owner in optimizers for slot in _get_optimizer_variables(owner)]
-        return get_handle_ids([*variables, *_native([*slots, *exclude])])
+        others = _native([*slots, *exclude])
+        return get_handle_ids([*variables, *others])
 
     def _after_variables_added(self, grown: bool) -> None:
         self._generators = None
@@ -522,10 +525,11 @@ class TrainState:
 
         Runs eagerly, on the host.
         """
-        sections = [
-            section for section in self._average_section().values() if isinstance(section, Mapping)
-        ]
-        others = [*_get_optimizer_variables(self._optimizer), *tf.nest.flatten(sections)]
+        others = _get_optimizer_variables(self._optimizer)
+        for section in self._average_section().values():
+            # The averages of an optimizer that averages are among its variables.
+            if isinstance(section, Mapping):
+                others += tf.nest.flatten(section)
 
         # Some optimizers create their variables in the first step.
         if self._others_finite_fn[0] != len(others):
@@ -618,4 +622,6 @@ def _all_finite(variables: Iterable[Variable]) -> tf.Tensor:
     for group in groups.values():
         values = tf.stack(group) if len(group) > 1 else group[0]
         sums.append(tf.reduce_sum(tf.cast(values, tf.float32)))
-    return tf.reduce_all(tf.math.is_finite(tf.stack(sums))) if sums else tf.constant(True)
+    if not sums:
+        return tf.constant(True)
+    return tf.reduce_all(tf.math.is_finite(tf.stack(sums)))

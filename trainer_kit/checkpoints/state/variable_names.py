@@ -206,7 +206,8 @@ def make_distinct(names: Iterable[str]) -> list[str]:
     counts: dict[str, int] = defaultdict(int)
     distinct_names = []
     for name in names:
-        distinct_names.append(f"{name}#{counts[name]}" if counts[name] else name)
+        count = counts[name]
+        distinct_names.append(f"{name}#{count}" if count else name)
         counts[name] += 1
     return distinct_names
 

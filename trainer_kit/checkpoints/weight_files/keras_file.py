@@ -84,9 +84,14 @@ class KerasFile(WeightFile):
             dataset_paths = [dataset_path for _, dataset_path in variables]
             self.dataset_paths = dict(zip(names, dataset_paths, strict=True))
 
-            datasets = {name: self._file[key] for name, key in self.dataset_paths.items()}
-            self.shapes = {name: tuple(dataset.shape) for name, dataset in datasets.items()}
-            self.dtypes = {name: _dtype(dataset) for name, dataset in datasets.items()}
+            shapes: dict[str, tuple[int, ...]] = {}
+            dtypes: dict[str, str] = {}
+            for name, dataset_path in self.dataset_paths.items():
+                dataset = self._file[dataset_path]
+                shapes[name] = tuple(dataset.shape)
+                dtypes[name] = _dtype(dataset)
+            self.shapes = shapes
+            self.dtypes = dtypes
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise StorageError(f"{path} cannot be read as a Keras file: {error}") from error
 

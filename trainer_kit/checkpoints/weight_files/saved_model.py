@@ -55,4 +55,6 @@ def read_variable_keys(graph: CheckpointGraph) -> dict[str, str]:
 
 
 def _definition(prefix: str) -> str:
-    return os.path.join(os.path.dirname(os.path.dirname(prefix)), _FILE)
+    # The prefix is <folder>/variables/variables.
+    folder = os.path.dirname(os.path.dirname(prefix))
+    return os.path.join(folder, _FILE)

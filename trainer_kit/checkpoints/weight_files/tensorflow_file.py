@@ -64,8 +64,14 @@ class TensorFlowFile(WeightFile):
         else:
             keys = [key for key in sorted(shapes) if not is_bookkeeping(key)]
             self.keys = {self._name(key): key for key in keys}
-        self.shapes = {name: tuple(shapes[key]) for name, key in self.keys.items()}
-        self.dtypes = {name: dtypes[key].name for name, key in self.keys.items()}
+
+        shapes_by_name: dict[str, tuple[int, ...]] = {}
+        dtypes_by_name: dict[str, str] = {}
+        for name, key in self.keys.items():
+            shapes_by_name[name] = tuple(shapes[key])
+            dtypes_by_name[name] = dtypes[key].name
+        self.shapes = shapes_by_name
+        self.dtypes = dtypes_by_name
 
     def _name(self, key: str) -> str:
         name = parse_attribute_path(key) if self.has_graph else key

@@ -44,12 +44,14 @@ def write_average(files: Sequence[WeightFile], output: str) -> int:
     for file in files:
         rows, _ = compare_weights(file, last, values=False)
         if rows:
-            raise UsageError(f"{file.path} and {last.path} cannot be averaged: {' '.join(rows[0])}")
+            difference = " ".join(rows[0])
+            raise UsageError(f"{file.path} and {last.path} cannot be averaged: {difference}")
         file_names, last_names = common_names(file, last)
         # From the name in the last file to the name in this one
         names_by_file.append({last_names[name]: file_names[name] for name in last_names})
 
-    if (is_keras_file(last.path) or is_keras_file(output)) and ending(output) != ending(last.path):
+    has_keras_file = is_keras_file(last.path) or is_keras_file(output)
+    if has_keras_file and ending(output) != ending(last.path):
         raise UsageError(f"--output: {output} has to end as {last.path} does")
 
     means: dict[str, np.ndarray] = {}
