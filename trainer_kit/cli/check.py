@@ -90,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             "machine: the devices and the strategy can be used, and the batch sizes divide among"
             " the replicas"
         )
+        # This imports TensorFlow, after the config was checked.
         from trainer_kit.run.launcher import prepare_runtime
 
         strategy = prepare_runtime(config)

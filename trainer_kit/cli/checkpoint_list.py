@@ -49,6 +49,7 @@ def open_file(path: str) -> Any:
 
     Imports TensorFlow. Raises what `run` raises.
     """
+    # These import TensorFlow, which other verbs do not need.
     from trainer_kit.checkpoints.weight_files.open_file import open_weights
     from trainer_kit.evals.checkpoint_selection import resolve_weights_path
 

@@ -53,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     _check(arguments)
     config, task_type = resolve_task(arguments)
+
+    # These import TensorFlow, after mistakes in the arguments were reported.
     from trainer_kit.run.launcher import prepare_runtime
     from trainer_kit.run.lengths import resolve_lengths
     from trainer_kit.training.rate_range import range_test_config, run_range_test

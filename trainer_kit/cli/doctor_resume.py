@@ -259,6 +259,7 @@ def _report_verdict(
     starts: list[int],
     has_warnings: bool,
 ) -> int:
+    # This imports TensorFlow, which the runs do in their own processes.
     from trainer_kit.evals.run_comparison import compare_runs, find_first_different_step
 
     differences = compare_runs(uninterrupted_dir, killed_dir)

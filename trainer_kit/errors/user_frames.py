@@ -189,10 +189,10 @@ def _walk(error: BaseException) -> Iterable[tuple[FrameType, int]]:
 
 
 def _is_installed(file: str) -> bool:
-    part = next((part for part in _SITE_PACKAGES if part in file), None)
-    if part is None or file.startswith(_PACKAGE) or not os.path.isfile(file):
+    parts = [part for part in _SITE_PACKAGES if part in file]
+    if not parts or file.startswith(_PACKAGE) or not os.path.isfile(file):
         return False
 
-    path_in_packages = file.rsplit(part, 1)[1]
+    path_in_packages = file.rsplit(parts[0], 1)[1]
     package = re.split(r"[/.]", path_in_packages, maxsplit=1)[0]
     return package not in _FRAMEWORKS

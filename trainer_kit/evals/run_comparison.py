@@ -41,8 +41,11 @@ def compare_runs(
     """
     folders = (os.fspath(first_run), os.fspath(second_run))
     differences = _compare_lines("metrics.jsonl", *map(_history, folders))
-    newest = [next(reversed(complete_checkpoints(folder).values()), None) for folder in folders]
-    differences += _compare_variables("newest checkpoint", *newest)
+    newest_prefixes = []
+    for folder in folders:
+        prefixes = complete_checkpoints(folder).values()
+        newest_prefixes.append(next(reversed(prefixes), None))
+    differences += _compare_variables("newest checkpoint", *newest_prefixes)
 
     best_infos = [_read_json(_find_best_info_path(folder)) for folder in folders]
     differences += _compare_values("best info", *best_infos)
@@ -103,18 +106,19 @@ def _find_best_info_path(folder: str) -> str:
 def _best_weights(folder: str) -> str | None:
     best_folder = os.path.dirname(_find_best_info_path(folder))
     info = read_info(best_folder, quiet=True)
-    return os.path.join(best_folder, str(info["checkpoint"])) if info is not None else None
+    if info is None:
+        return None
+    return os.path.join(best_folder, info["checkpoint"])
 
 
 def _compare_named_best_checkpoint(name: str, first_folder: str, second_folder: str) -> list[str]:
     """Returns the differences of a named best checkpoint: weights, steps and info.json."""
     first_checkpoints = complete_checkpoints(first_folder)
     second_checkpoints = complete_checkpoints(second_folder)
-    differences = _compare_values(
-        f"best {name} info",
-        _read_json(os.path.join(first_folder, INFO)),
-        _read_json(os.path.join(second_folder, INFO)),
-    )
+    first_info = _read_json(os.path.join(first_folder, INFO))
+    second_info = _read_json(os.path.join(second_folder, INFO))
+    differences = _compare_values(f"best {name} info", first_info, second_info)
+
     differences += _compare_values(
         f"best {name} steps", list(first_checkpoints), list(second_checkpoints)
     )
@@ -131,7 +135,9 @@ def _compare_variables(what: str, first_path: str | None, second_path: str | Non
     The list is empty if none does.
     """
     if first_path is None or second_path is None:
-        return [] if first_path == second_path else [f"{what}: {first_path}, {second_path}"]
+        if first_path == second_path:
+            return []
+        return [f"{what}: {first_path}, {second_path}"]
 
     try:
         first_reader = tf.train.load_checkpoint(first_path)
@@ -141,8 +147,10 @@ def _compare_variables(what: str, first_path: str | None, second_path: str | Non
         compared = {
             name for name in first_names | second_names if name.split("/")[0] not in _NOT_COMPARED
         }
-        if unmatched := sorted((first_names ^ second_names) & compared):
-            return [f"{what}: only one run has {unmatched[0]} (and {len(unmatched) - 1} more)"]
+        unmatched = sorted((first_names ^ second_names) & compared)
+        if unmatched:
+            more = len(unmatched) - 1
+            return [f"{what}: only one run has {unmatched[0]} (and {more} more)"]
 
         different = []
         for name in sorted(compared):
@@ -160,6 +168,7 @@ def _compare_variables(what: str, first_path: str | None, second_path: str | Non
     second = np.asarray(second_reader.get_tensor(different[0]))
     difference = f"{first!r:.200} and {second!r:.200}"
     if first.shape == second.shape and first.dtype.kind in "fiu":
+        # The difference of unsigned integers would overflow.
         distances = np.abs(first.astype(np.float64) - second.astype(np.float64))
         difference = f"by up to {np.max(distances):g}"
     return [

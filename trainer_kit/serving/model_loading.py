@@ -160,6 +160,7 @@ def load_weights(
 def check_built(model: Model) -> None:
     """Raises UsageError unless `model` has created its variables."""
     try:
+        # A tf.Module has no `built`.
         built = bool(model.variables) and (getattr(model, "built", True) or is_built(model))
     except ValueError:
         # A Sequential of Keras 2 without variables raises it.
@@ -186,10 +187,14 @@ def _load_checkpoint(
     for (variable, _), value in zip(match.pairs, values, strict=True):
         variable.assign(tf.cast(value, variable.dtype))
 
-    unused = [parse_attribute_path(key) for key in graph.shapes.keys() - used_keys]
-    parameters = sum(int(tf.size(value)) for value in values)
+    unused = sorted(parse_attribute_path(key) for key in graph.shapes.keys() - used_keys)
     return LoadedWeights(
-        prefix, match.part, len(values), parameters, match.is_averaged, tuple(sorted(unused))
+        path=prefix,
+        part=match.part,
+        variables=len(values),
+        parameters=sum(int(tf.size(value)) for value in values),
+        averaged=match.is_averaged,
+        unused=tuple(unused),
     )
 
 

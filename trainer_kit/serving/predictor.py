@@ -108,15 +108,15 @@ def _load_run_model(
     """Returns the model of a run's folder, or of a checkpoint in it."""
     if (path / "params.yaml").is_file():
         return load_model(path, "best" if which is None else which, import_modules)
-    folder = next((parent for parent in path.parents if (parent / "params.yaml").is_file()), None)
-    if folder is None:
+    folders = [parent for parent in path.parents if (parent / "params.yaml").is_file()]
+    if not folders:
         # The error message of load_model says what the path is.
         return load_model(path)
     if which is not None:
         raise UsageError(
             f"get_predictor: {path} is a checkpoint; which={which!r} is for the folder of a run"
         )
-    return load_model(folder, os.fspath(path), import_modules)
+    return load_model(folders[0], os.fspath(path), import_modules)
 
 
 def _make_argument_builder(
@@ -128,7 +128,9 @@ def _make_argument_builder(
     if getattr(model, "inputs", None):
         structure = getattr(model, "input", None)
     if structure is None:
-        return dict if len(names) > 1 else lambda values: values[names[0]]
+        if len(names) > 1:
+            return dict
+        return lambda values: values[names[0]]
 
     # The keys of a dict are the names, or else those of the symbolic tensors.
     if isinstance(structure, Mapping):

@@ -35,7 +35,8 @@ def resolve_run_checkpoint(
       UsageError: when the checkpoint does not exist. The message lists the existing ones.
       StorageError: when all checkpoints are damaged.
     """
-    which = which.removeprefix("ckpt-") if isinstance(which, str) else which
+    if isinstance(which, str):
+        which = which.removeprefix("ckpt-")
     checkpoints = complete_checkpoints(os.fspath(run_dir))
     listed = f"{run_dir} holds no checkpoint"
     if checkpoints:

@@ -238,7 +238,8 @@ class BestWeightsExporter:
         info = build_info(int(step), logs, self.metric_name)
         candidate = ScoredEvaluation(int(step), value, info)
         # The first evaluation of a step counts.
-        was_evaluated = any(evaluation.step == candidate.step for evaluation in self._best_so_far)
+        evaluated_steps = {evaluation.step for evaluation in self._best_so_far}
+        was_evaluated = candidate.step in evaluated_steps
         self._best_so_far = self.criterion.select_after(self._best_so_far, candidate)
         exported_steps = {evaluation.step for evaluation in self._exported_evaluations}
         self._warn_of_lost(exported_steps - set(self._folder.steps()))

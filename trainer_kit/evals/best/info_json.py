@@ -92,11 +92,12 @@ def build_info(step: int, metrics: Mapping[str, object], metric: str) -> BestInf
 
 def is_info(value: object) -> TypeGuard[BestInfo]:
     """Whether `value` has the content that trainer_kit writes to info.json."""
-    kinds: dict[str, Any] = {"step": int, "value": (int, float), "metric": str, "metrics": dict}
     if not isinstance(value, dict):
         return False
-    if not all(isinstance(value.get(key), kind) for key, kind in kinds.items()):
-        return False
+    kinds: dict[str, Any] = {"step": int, "value": (int, float), "metric": str, "metrics": dict}
+    for key, kind in kinds.items():
+        if not isinstance(value.get(key), kind):
+            return False
 
     for number in (value["step"], value["value"], *value["metrics"].values()):
         # A bool is an int for Python.
