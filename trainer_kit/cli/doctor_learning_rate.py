@@ -94,7 +94,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError(
             f"--picture={arguments.picture}: matplotlib writes no file {suffix}; {formats}"
         )
-    if not os.path.isdir(folder := os.path.dirname(arguments.picture) or "."):
+    folder = os.path.dirname(arguments.picture) or "."
+    if not os.path.isdir(folder):
         raise UsageError(f"--picture={arguments.picture}: there is no folder {folder}; create it")
 
 

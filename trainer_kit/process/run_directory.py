@@ -476,7 +476,9 @@ def describe_differences(before: Mapping[str, object], now: Mapping[str, object]
     names = ("python", "platform", "packages", "threads", "replicas", "workers", "device")
     differences = []
     for name in names:
-        if name in before and name in now and before[name] != now[name]:
+        if name not in before or name not in now:
+            continue
+        if before[name] != now[name]:
             differences.append(f"{name}: {before[name]} when the run was started, {now[name]} now")
     return differences
 

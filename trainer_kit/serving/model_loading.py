@@ -187,7 +187,8 @@ def _load_checkpoint(
     for (variable, _), value in zip(match.pairs, values, strict=True):
         variable.assign(tf.cast(value, variable.dtype))
 
-    unused = sorted(parse_attribute_path(key) for key in graph.shapes.keys() - used_keys)
+    unused_keys = graph.shapes.keys() - used_keys
+    unused = sorted(parse_attribute_path(key) for key in unused_keys)
     return LoadedWeights(
         path=prefix,
         part=match.part,

@@ -186,18 +186,23 @@ def canonical_paths(
 
 def _owner_names(variables: Sequence[Variable]) -> list[tuple[str, str]]:
     """Returns (flattened path as in Keras' slot names, our name) of each variable."""
+    # A tf.Variable has only a name.
     paths = [getattr(variable, "path", None) or variable.name for variable in variables]
-    names = list(_map_distinct_names(canonical_paths(paths), variables))
-    flattened = [re.sub(r"[/:]", "_", path) for path in paths]
-    return list(zip(flattened, names, strict=True))
+    names = make_distinct(canonical_paths(paths))
+    owners = []
+    for path, name in zip(paths, names, strict=True):
+        flattened = re.sub(r"[/:]", "_", path)
+        owners.append((flattened, name))
+    return owners
 
 
 def _slot_name(path: str, owners: Iterable[tuple[str, str]]) -> str:
     # A LossScaleOptimizer has the names of two optimizers in its paths.
     optimizer, _, slot = path.rpartition("/")
     for flattened, name in owners:
-        if slot.startswith(flattened + "_"):
-            return f"{optimizer}/{name}/{slot[len(flattened) + 1 :]}"
+        prefix = f"{flattened}_"
+        if slot.startswith(prefix):
+            return f"{optimizer}/{name}/{slot.removeprefix(prefix)}"
     return path
 
 
