@@ -25,7 +25,6 @@ from trainer_kit.evals.ledger import Ledger
 from trainer_kit.process.run_directory import RunDirectory, has_begun
 from trainer_kit.process.run_lock import is_process_alive, read_heartbeat
 from trainer_kit.process.sidecar_lease import Lease
-from trainer_kit.telemetry.summary_manager import SummaryManager
 
 _LOG = logging.getLogger(__name__)
 # The time of four beats
@@ -83,7 +82,8 @@ class Sidecar:
       directory: The run's folder.
       ledger: The sidecar's ledger.
       best: The owner of the sidecar's best checkpoints, or None if it keeps none.
-      summaries: The manager of the sidecar's TensorBoard folder.
+      summaries: The manager of the sidecar's TensorBoard folder. One without a method `resume` is
+        left alone.
       lease: The sidecar's lease.
       train_steps: The value of trainer.train_steps that counts if the run's folder does not name
         it.
@@ -96,7 +96,7 @@ class Sidecar:
         directory: RunDirectory,
         ledger: Ledger,
         best: BestCheckpoints | None,
-        summaries: SummaryManager,
+        summaries: object,
         lease: Lease,
         train_steps: int | str,
         global_step: tf.Variable | None = None,
@@ -150,6 +150,7 @@ class Sidecar:
 
     def get_reached_step(self) -> int:
         """Returns the step of the checkpoint that was restored last."""
+        assert self._global_step is not None
         return int(self._global_step.numpy())
 
     def is_alive(self) -> bool:

@@ -48,7 +48,7 @@ class Lease(RunLock):
         **options: Any,
     ) -> None:
         lease_name = f"{name}{LEASE}"
-        previous_lease = read_heartbeat(evals_dir, lease_name) or {}
+        previous_lease: Mapping[str, object] = read_heartbeat(evals_dir, lease_name) or {}
         self.name = name
         # The needs of the previous process, until this one knows its own.
         after = previous_lease.get("after", -1)

@@ -59,24 +59,27 @@ def get_predictor(
                 f"get_predictor: {field} is {names!r}; give a list of names, such as"
                 f" {[names or 'name']}"
             )
+    live_model: Model
     if isinstance(model, (str, os.PathLike)):
-        model = _load_run_model(Path(model), which, import_modules)
-    elif which is not None:
+        live_model = _load_run_model(Path(model), which, import_modules)
+    elif which is None:
+        live_model = model
+    else:
         raise UsageError(
             f"get_predictor: which={which!r} is for the folder of a run; leave it out for a live"
             " model"
         )
 
-    check_built(model)
-    build_argument = _make_argument_builder(model, list(inputs))
-    layers = LayerOutputs(model)
+    check_built(live_model)
+    build_argument = _make_argument_builder(live_model, list(inputs))
+    layers = LayerOutputs(live_model)
 
     @tf.function(reduce_retracing=True, autograph=False)
     def traced(values: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         with layers.collect(outputs) as collected:
-            returned = apply_autograph(model)(build_argument(values), training=False)
+            returned = apply_autograph(live_model)(build_argument(values), training=False)
         if not isinstance(returned, Mapping):
-            returned = {getattr(model, "name", ""): returned}
+            returned = {getattr(live_model, "name", ""): returned}
 
         tensors = {**returned, **collected.tensors}
         for name in outputs:

@@ -183,13 +183,14 @@ def _decode(text: bytes, path: str) -> dict[str, Any]:
         if value.keys() != {_ARRAY}:
             return value
         # An earlier version wrote the array into the JSON itself.
-        if isinstance(value[_ARRAY], dict):
-            return decode_array(value[_ARRAY])
+        number = value[_ARRAY]
+        if isinstance(number, dict):
+            return decode_array(number)
         if not arrays:
             graph = CheckpointGraph(path)
             for name, key in graph.get_section_keys(ARRAYS).items():
                 arrays[name] = graph.value(key)
-        return arrays[str(value[_ARRAY])]
+        return arrays[str(number)]
 
     values: dict[str, Any] = json.loads(text, object_hook=find_array) if text else {}
     return values

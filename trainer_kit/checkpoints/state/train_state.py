@@ -7,7 +7,7 @@ import functools
 import logging
 import re
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -67,9 +67,7 @@ class WeightsAverage(Protocol):
     def initialize(self) -> None:
         """Sets the averages to the weights, for a run that starts from step 0."""
 
-    def reset(
-        self, names: Collection[str] | None = None, keys: Collection[str] | None = None
-    ) -> None:
+    def reset(self, names: Sequence[str] | None = None, keys: Sequence[str] | None = None) -> None:
         """Sets averages to the weights, those of `names` and `keys` or all."""
 
 
@@ -84,7 +82,7 @@ class TrainState:
       optimizer: A built optimizer or a dict of them. None for evaluation, which has no run state
         either.
       average: A MovingAverage, or an object with the same methods. None if there is none.
-      task: The task, whose own variables and generators belong to the run.
+      task: The task, whose own variables and generators belong to the run. None if there is none.
       seed: The seed of the process's random generators.
       items: Further parts of every checkpoint, the best included, by name. They are restored as far
         as both sides have them.
@@ -114,7 +112,7 @@ class TrainState:
         model: Model,
         optimizer: Optimizer | Mapping[str, Optimizer] | None,
         average: WeightsAverage | None,
-        task: TaskLike,
+        task: TaskLike | None,
         seed: int,
         items: Mapping[str, object] | None = None,
         trainable: Sequence[Variable] = (),
@@ -127,9 +125,7 @@ class TrainState:
         self._require_exact = require_exact
         self.variables_lock = threading.RLock()
         self.python_state = PythonState()
-        optimizers: list[Optimizer | None] = [optimizer]
-        if isinstance(optimizer, Mapping):
-            optimizers = list(optimizer.values())
+        optimizers = list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
         self.step_state = StepState({"model": model, "task": task}, exclude=optimizers)
 
         # The sections that an evaluation restores, and best weights contain
@@ -300,9 +296,11 @@ class TrainState:
             return
 
         saved_shapes = CheckpointGraph(path).shapes_by_name(NAME_DEPTH)
-        sections = {AVERAGE: (self._average.section, self._average.variables)}
-        for name, averages in self._average.more_variables.items():
-            sections[name] = (f"{self._average.more_section}/{name}", averages)
+        sections: dict[str, tuple[str, Mapping[str, tf.Variable] | Optimizer]] = {
+            AVERAGE: (self._average.section, self._average.variables)
+        }
+        for name, more_averages in self._average.more_variables.items():
+            sections[name] = (f"{self._average.more_section}/{name}", more_averages)
 
         for name, (section, averages) in sections.items():
             # The averages of an optimizer that averages are restored with it.
@@ -570,7 +568,7 @@ def _get_optimizer_variables(
 
 def _get_replica_variables(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
     """Returns the variable of each replica for mirrored variables, and other variables as is."""
-    replica_variables = []
+    replica_variables: list[tf.Variable] = []
     for variable in variables:
         replica_variables += getattr(variable, "values", None) or [variable]
     return replica_variables

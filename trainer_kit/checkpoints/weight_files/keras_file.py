@@ -71,7 +71,7 @@ class KerasFile(WeightFile):
             # Keras 2 keeps the weights of a whole model in a group.
             top = self._file.get("model_weights", self._file)
             self.has_numbered_variables = not _names(top, "layer_names")
-            variables = []
+            variables: list[tuple[str, str]] = []
             if self.has_numbered_variables:
                 variables += _iterate_keras3_variables(self._file, "")
             else:
