@@ -97,7 +97,8 @@ def fail_save(prefix: str, error: Exception | None) -> StorageError:
 
     if not is_commit_pending(prefix):
         shutil.rmtree(folder, ignore_errors=True)
-    return create_write_error(f"the checkpoint {prefix} {outcome}", os.path.dirname(prefix), error)
+    directory = os.path.dirname(prefix)
+    return create_write_error(f"the checkpoint {prefix} {outcome}", directory, error)
 
 
 def create_write_error(what: str, folder: str, error: Exception | None) -> StorageError:
@@ -295,7 +296,7 @@ def _move_into_place(prefix: str) -> None:
     """
     directory, checkpoint = os.path.split(prefix)
     folder = _temporary_folder(prefix)
-    record = read_commit_record(os.path.join(folder, checkpoint)) or {}
+    record = read_commit_record(_temporary_prefix(prefix)) or {}
     file_names = set(record.get("files", ()))
 
     # These files belong to an earlier save of this step.

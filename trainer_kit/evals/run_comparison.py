@@ -47,9 +47,22 @@ def compare_runs(
         newest_prefixes.append(next(reversed(prefixes), None))
     differences += _compare_variables("newest checkpoint", *newest_prefixes)
 
-    best_infos = [_read_json(_find_best_info_path(folder)) for folder in folders]
+    best_infos = []
+    best_prefixes = []
+    for folder in folders:
+        # The config names the folder of the best weights.
+        info_paths = sorted(glob.glob(f"{glob.escape(folder)}/*/{INFO}"))
+        info_path = info_paths[0] if info_paths else os.path.join(folder, "best_ckpt", INFO)
+        best_infos.append(_read_json(info_path))
+
+        best_folder = os.path.dirname(info_path)
+        info = read_info(best_folder, quiet=True)
+        best_prefix = None
+        if info is not None:
+            best_prefix = os.path.join(best_folder, info["checkpoint"])
+        best_prefixes.append(best_prefix)
     differences += _compare_values("best info", *best_infos)
-    differences += _compare_variables("best checkpoint", *map(_best_weights, folders))
+    differences += _compare_variables("best checkpoint", *best_prefixes)
 
     names: set[str] = set()
     parents = [os.path.join(folder, BEST_CHECKPOINTS) for folder in folders]
@@ -96,19 +109,6 @@ def find_leftover_files(folder: str | os.PathLike[str]) -> list[str]:
     return sorted(
         path for pattern in _LEFT_OVER for path in glob.glob(pattern, root_dir=root, recursive=True)
     )
-
-
-def _find_best_info_path(folder: str) -> str:
-    paths = sorted(glob.glob(f"{glob.escape(folder)}/*/{INFO}"))
-    return paths[0] if paths else os.path.join(folder, "best_ckpt", INFO)
-
-
-def _best_weights(folder: str) -> str | None:
-    best_folder = os.path.dirname(_find_best_info_path(folder))
-    info = read_info(best_folder, quiet=True)
-    if info is None:
-        return None
-    return os.path.join(best_folder, info["checkpoint"])
 
 
 def _compare_named_best_checkpoint(name: str, first_folder: str, second_folder: str) -> list[str]:
@@ -169,7 +169,9 @@ def _compare_variables(what: str, first_path: str | None, second_path: str | Non
     difference = f"{first!r:.200} and {second!r:.200}"
     if first.shape == second.shape and first.dtype.kind in "fiu":
         # The difference of unsigned integers would overflow.
-        distances = np.abs(first.astype(np.float64) - second.astype(np.float64))
+        first_values = first.astype(np.float64)
+        second_values = second.astype(np.float64)
+        distances = np.abs(first_values - second_values)
         difference = f"by up to {np.max(distances):g}"
     return [
         f"{what}: {different[0]} differs, {difference} "
@@ -228,12 +230,12 @@ def _read_json(path: str) -> Any:
 def _compare_lines(
     what: str, first_lines: Sequence[object], second_lines: Sequence[object]
 ) -> list[str]:
-    for number, (first, second) in enumerate(zip(first_lines, second_lines, strict=False)):
+    for number, (first, second) in enumerate(zip(first_lines, second_lines, strict=False), 1):
         # Lines are compared as text, since NaN has to equal NaN.
         first_text = json.dumps(first)
         second_text = json.dumps(second)
         if first_text != second_text:
-            return [f"{what}: line {number + 1}: {first_text} in one, {second_text} in the other"]
+            return [f"{what}: line {number}: {first_text} in one, {second_text} in the other"]
     if len(first_lines) != len(second_lines):
         return [f"{what}: {len(first_lines)} lines, {len(second_lines)}"]
     return []

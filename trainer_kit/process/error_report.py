@@ -122,8 +122,9 @@ def format_reason(error: BaseException) -> list[str]:
 
     # The message of a wrapped error may begin with a type already.
     is_named = re.match(r"[\w.]+(Error|Exception|Warning|Interrupt|Stop): ", lines[0])
-    first_line = lines[0] if is_named else f"{error_name}: {lines[0]}"
-    return [first_line, *lines[1:2]]
+    if not is_named:
+        lines[0] = f"{error_name}: {lines[0]}"
+    return lines[:2]
 
 
 def _describe(error: BaseException) -> Iterator[str]:
@@ -187,11 +188,13 @@ def describe_structure(value: object, depth: int = 0) -> str:
     Returns "" for any other value.
     """
     if isinstance(value, Mapping) and value and depth < 4:
-        entries = list(value.items())[:12]
-        parts = {key: describe_structure(part, depth + 1) for key, part in entries}
-        if not all(parts.values()):
-            return ""
-        joined_parts = ", ".join(f"{key}: {text}" for key, text in parts.items())
+        parts = []
+        for key, part in list(value.items())[:12]:
+            text = describe_structure(part, depth + 1)
+            if not text:
+                return ""
+            parts.append(f"{key}: {text}")
+        joined_parts = ", ".join(parts)
         return f"{{{joined_parts}}}"
     if isinstance(value, (tuple, list)) and value and depth < 4:
         texts = [describe_structure(part, depth + 1) for part in value[:12]]
@@ -233,7 +236,8 @@ def _save_traceback(error: BaseException, model_dir: str | None) -> str:
     Prints the traceback if no file can be written.
     """
     command = " ".join(sys.argv)
-    text = "".join([f"command: {command}\n\n", *traceback.format_exception(error)])
+    lines = "".join(traceback.format_exception(error))
+    text = f"command: {command}\n\n{lines}"
     now = time.strftime("%Y-%m-%dT%H-%M-%S")
     name = f"{now}-{os.getpid()}.txt"
     paths = [os.path.join(tempfile.gettempdir(), f"trainer_kit-error-{name}")]

@@ -128,10 +128,10 @@ class RunDirectory:
         run_id = read_run_id(self.path)
         if not run_id:
             # A run that resumes from copied checkpoints in another folder owns these checkpoints.
-            newest = next(reversed(complete_checkpoints(self.path).values()), "")
             commit_record: dict[str, Any] = {}
-            if newest:
-                commit_record = files.read_json(newest + RECORD_SUFFIX) or {}
+            prefixes = list(complete_checkpoints(self.path).values())
+            if prefixes:
+                commit_record = files.read_json(prefixes[-1] + RECORD_SUFFIX) or {}
             adopted_id = commit_record.get("run_id")
             run_id = adopted_id if isinstance(adopted_id, str) else ""
             run_id = run_id or uuid.uuid4().hex
@@ -410,7 +410,9 @@ def read_manifest(model_dir: str | os.PathLike[str]) -> dict[str, Any]:
 def read_run_id(model_dir: str) -> str:
     """Returns the identity of the run in `model_dir`, from its manifest, or "" without one."""
     run_id = read_manifest(model_dir).get("run_id")
-    return run_id if isinstance(run_id, str) and re.fullmatch(r"\w+", run_id) else ""
+    if not isinstance(run_id, str):
+        return ""
+    return run_id if re.fullmatch(r"\w+", run_id) else ""
 
 
 def read_layer_names(prefix: str) -> dict[str, str] | None:

@@ -184,9 +184,12 @@ class RunLock:
         self._uses_flock = False
         self._stop_event = threading.Event()
         self._release_lock = threading.Lock()
-        self._reader = ProgressReader(
-            lambda: _convert_progress(*progress()), min(1.0, beat_seconds)
-        )
+
+        def read_progress() -> tuple[str, int]:
+            phase, step = progress()
+            return str(phase), int(step)
+
+        self._reader = ProgressReader(read_progress, min(1.0, beat_seconds))
         self._thread = threading.Thread(target=self._serve, name="heartbeat", daemon=True)
 
     @property
@@ -482,10 +485,6 @@ def _get_end_state(error: BaseException | None) -> EndState:
     if isinstance(error, (PreemptedError, InterruptedRunError, KeyboardInterrupt)):
         return "stopped"
     return "failed"
-
-
-def _convert_progress(phase: str, step: int) -> tuple[str, int]:
-    return str(phase), int(step)
 
 
 def _now() -> str:

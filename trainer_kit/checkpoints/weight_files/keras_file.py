@@ -77,8 +77,10 @@ class KerasFile(WeightFile):
             else:
                 # The variables' own names end with an output number, as in dense/kernel:0.
                 for layer in _names(top, "layer_names"):
-                    for name in _names(top[layer], "weight_names"):
-                        variables.append((name.partition(":")[0], top[layer][name].name))
+                    group = top[layer]
+                    for name in _names(group, "weight_names"):
+                        variable_name = name.partition(":")[0]
+                        variables.append((variable_name, group[name].name))
 
             names = make_distinct(name for name, _ in variables)
             dataset_paths = [dataset_path for _, dataset_path in variables]
@@ -103,7 +105,8 @@ class KerasFile(WeightFile):
         """
         try:
             dataset = self._file[self.dataset_paths[name]]
-            return np.array(dataset, dtype=tf.as_dtype(_dtype(dataset)).as_numpy_dtype)
+            dtype = tf.as_dtype(_dtype(dataset))
+            return np.array(dataset, dtype=dtype.as_numpy_dtype)
         except OSError as error:
             raise StorageError(f"{self.path} is damaged: {name} cannot be read: {error}") from error
 
@@ -157,8 +160,11 @@ def _names(group: h5py.Group, attribute: str) -> list[str]:
         numbered = (f"{attribute}{number}" for number in itertools.count())
         pieces = list(itertools.takewhile(group.attrs.__contains__, numbered))
 
-    values = [value for piece in pieces for value in group.attrs[piece]]
-    return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+    names = []
+    for piece in pieces:
+        for value in group.attrs[piece]:
+            names.append(value.decode() if isinstance(value, bytes) else str(value))
+    return names
 
 
 def _dtype(dataset: h5py.Dataset) -> str:

@@ -86,7 +86,9 @@ def write_renamed(file: WeightFile, names: Mapping[str, str], output: str) -> No
       UsageError: when the output exists.
       StorageError: when a file cannot be read or written.
     """
-    has_sections = isinstance(file, TensorFlowFile) and file.kind != SAVED_MODEL and file.has_graph
+    has_sections = False
+    if isinstance(file, TensorFlowFile):
+        has_sections = file.has_graph and file.kind != SAVED_MODEL
     sections: dict[str, Any] = {}
     for new_name, name in names.items():
         target = new_name
@@ -119,7 +121,9 @@ def create_output_file(output: str) -> Iterator[str]:
       UsageError: when it exists already.
       StorageError: when it cannot be written.
     """
-    if os.path.exists(output) or glob.glob(f"{glob.escape(output)}.*"):
+    # The output is a file, or the prefix of the files of a checkpoint.
+    pattern = f"{glob.escape(output)}.*"
+    if os.path.exists(output) or glob.glob(pattern):
         raise UsageError(
             f"--output: {output} exists, and no file is overwritten; give another path"
         )
