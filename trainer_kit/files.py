@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 def follow_links(folder: str) -> str:
     """Returns the absolute path of `folder` without symbolic links.
 
-    A leading `~` is the home of the user. Neither a link that is redirected
-    during a run, such as `runs/latest`, nor os.chdir in the user's code then redirects the run. A
-    remote folder is unchanged.
+    A leading `~` is the home of the user. Neither a link that is redirected during a run, such as
+    `runs/latest`, nor os.chdir in the user's code then redirects the run. A remote folder is
+    unchanged.
 
     Raises:
       UsageError: when the path is not ASCII and the locale is.
@@ -75,7 +75,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, point: str = "file
         raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
-def write_json(path: str | os.PathLike[str], value: Any, point: str = "file") -> None:
+def write_json(path: str | os.PathLike[str], value: object, point: str = "file") -> None:
     """Replaces the file at `path` by `value` as indented JSON, atomically; see `write_bytes`.
 
     NaN and infinity are written as in JavaScript.
@@ -160,16 +160,16 @@ def parse_json(text: str | bytes) -> Any:
     # Each pass replaces the values of a level by those of the next level.
     level = [value]
     for _ in range(_MAX_JSON_DEPTH):
-        level = [item for container in level for item in _items(container)]
-        if not level:
+        items: list[Any] = []
+        for container in level:
+            if isinstance(container, dict):
+                items.extend(container.values())
+            elif isinstance(container, list):
+                items.extend(container)
+        if not items:
             return value
+        level = items
     raise ValueError("it is nested too deeply")
-
-
-def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:

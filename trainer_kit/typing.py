@@ -41,6 +41,9 @@ class Model(Protocol):
     def trainable_variables(self) -> Sequence[Variable]:
         """The variables that the optimizer updates."""
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the outputs for a batch."""
+
 
 class Metric(Protocol):
     """A metric of Keras 3 or tf_keras, or a class with the same methods."""

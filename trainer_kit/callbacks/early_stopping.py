@@ -226,7 +226,7 @@ class EarlyStopping(Callback):
             )
 
 
-def _select_set(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
+def _select_set(records: Sequence[Mapping[str, Any]], metric: str) -> Sequence[Mapping[str, Any]]:
     """Returns the records of the metric's validation set if there are several sets, else all."""
     set_records = [
         record for record in records if list(record["metrics"]) == [record.get("dataset")]

@@ -49,15 +49,16 @@ def begin_save(prefix: str) -> str:
       OSError: when the temporary folder cannot be created, or when an earlier save of this step
         cannot be moved into place.
     """
-    folder = _temporary_folder(prefix)
     files.report_write_point("checkpoint.begin", prefix)
     # Otherwise a kill during this save would leave no complete checkpoint of the step.
     if is_commit_pending(prefix):
         _move_into_place(prefix)
 
+    # A save that was not recorded leaves nothing that is needed.
+    folder = _temporary_folder(prefix)
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
-    return os.path.join(folder, os.path.basename(prefix))
+    return _temporary_prefix(prefix)
 
 
 def finish_save(prefix: str, point: str = "checkpoint", **entries: Any) -> None:
@@ -74,8 +75,7 @@ def finish_save(prefix: str, point: str = "checkpoint", **entries: Any) -> None:
       StorageError: when the record cannot be written.
       OSError: when a file cannot be read back or moved.
     """
-    temporary_prefix = os.path.join(_temporary_folder(prefix), os.path.basename(prefix))
-    write_commit_record(temporary_prefix, point=f"{point}.record", **entries)
+    write_commit_record(_temporary_prefix(prefix), point=f"{point}.record", **entries)
     _move_into_place(prefix)
 
 
@@ -88,7 +88,8 @@ def fail_save(prefix: str, error: Exception | None) -> StorageError:
     """
     folder = _temporary_folder(prefix)
     outcome = "was not written"
-    if not os.path.isdir(folder) and os.path.exists(prefix + RECORD_SUFFIX):
+    is_in_place = os.path.exists(prefix + RECORD_SUFFIX)
+    if is_in_place and not os.path.isdir(folder):
         outcome = (
             "was written, but the file that names it was not, "
             "or an older checkpoint was not removed"
@@ -96,14 +97,18 @@ def fail_save(prefix: str, error: Exception | None) -> StorageError:
 
     if not is_commit_pending(prefix):
         shutil.rmtree(folder, ignore_errors=True)
-    return create_write_error(f"the checkpoint {prefix} {outcome}", os.path.dirname(prefix), error)
+    directory = os.path.dirname(prefix)
+    return create_write_error(f"the checkpoint {prefix} {outcome}", directory, error)
 
 
 def create_write_error(what: str, folder: str, error: Exception | None) -> StorageError:
     """Returns the error for a failed write: `what` failed, why, and how much space `folder` has."""
-    text = str(getattr(error, "message", None) or getattr(error, "strerror", None) or error or "")
+    # Errors of TensorFlow have a message, those of the operating system a text.
+    message = getattr(error, "message", None) or getattr(error, "strerror", None)
+    text = str(message or error or "")
     # TensorFlow's messages contain the names of nodes and operations.
-    reason = re.sub(r"\{\{.*?\}\} ?|\[Op:\w+\]", "", text).strip().partition("\n")[0]
+    text = re.sub(r"\{\{.*?\}\} ?|\[Op:\w+\]", "", text)
+    reason = text.strip().partition("\n")[0]
     reason = reason or "the reason is not known; is the disk full?"
 
     if not os.path.isdir(folder) or "Permission denied" in reason:
@@ -118,8 +123,7 @@ def create_write_error(what: str, folder: str, error: Exception | None) -> Stora
 
 def is_commit_pending(prefix: str) -> bool:
     """Whether a save of the checkpoint `prefix` is recorded and not yet in place."""
-    temporary_prefix = os.path.join(_temporary_folder(prefix), os.path.basename(prefix))
-    return read_commit_record(temporary_prefix) is not None
+    return read_commit_record(_temporary_prefix(prefix)) is not None
 
 
 def write_commit_record(prefix: str, point: str = "checkpoint.record", **entries: Any) -> None:
@@ -131,11 +135,12 @@ def write_commit_record(prefix: str, point: str = "checkpoint.record", **entries
     """
     file_entries = {}
     for path in list_checkpoint_files(prefix):
-        if not path.endswith(RECORD_SUFFIX):
-            file_entries[os.path.basename(path)] = {
-                "bytes": os.path.getsize(path),
-                "crc32": _checksum(path, flush=True),
-            }
+        if path.endswith(RECORD_SUFFIX):
+            continue
+        file_entries[os.path.basename(path)] = {
+            "bytes": os.path.getsize(path),
+            "crc32": _checksum(path, flush=True),
+        }
 
     files.flush_folder(os.path.dirname(prefix))
     files.write_json(prefix + RECORD_SUFFIX, {"files": file_entries, **entries}, point=point)
@@ -224,7 +229,9 @@ def is_saved_by_run(prefix: str, run_id: str) -> bool:
 def is_foreign(prefix: str, run_id: str) -> bool:
     """Whether a record says that another run saved the checkpoint at `prefix`."""
     record = read_commit_record(prefix)
-    return record is not None and bool(run_id) and record.get("run_id", run_id) != run_id
+    if record is None or not run_id:
+        return False
+    return record.get("run_id", run_id) != run_id
 
 
 def describe_foreign_checkpoint(prefix: str, run_id: str) -> str:
@@ -260,10 +267,13 @@ def describe_damage(prefix: str) -> str:
             path = os.path.join(os.path.dirname(prefix), name)
             if not os.path.exists(path):
                 return f"{name} is missing"
+
+            # The size first, since a checksum reads the whole file.
+            entry = file_entries[name]
             size = os.path.getsize(path)
-            if size != file_entries[name]["bytes"]:
-                return f"{name} has {size} bytes instead of {file_entries[name]['bytes']}"
-            if _checksum(path) != file_entries[name]["crc32"]:
+            if size != entry["bytes"]:
+                return f"{name} has {size} bytes instead of {entry['bytes']}"
+            if _checksum(path) != entry["crc32"]:
                 return f"{name} has a wrong checksum"
         return ""
     except (OSError, ValueError, TypeError, KeyError):
@@ -275,6 +285,10 @@ def _temporary_folder(prefix: str) -> str:
     return os.path.join(directory, f"{_SAVING}{name}")
 
 
+def _temporary_prefix(prefix: str) -> str:
+    return os.path.join(_temporary_folder(prefix), os.path.basename(prefix))
+
+
 def _move_into_place(prefix: str) -> None:
     """Moves a recorded save into place.
 
@@ -282,23 +296,27 @@ def _move_into_place(prefix: str) -> None:
     """
     directory, checkpoint = os.path.split(prefix)
     folder = _temporary_folder(prefix)
-    record = read_commit_record(os.path.join(folder, checkpoint)) or {"files": {}}
-    file_entries = record["files"]
+    record = read_commit_record(_temporary_prefix(prefix)) or {}
+    file_names = set(record.get("files", ()))
 
     # These files belong to an earlier save of this step.
     for path in list_checkpoint_files(prefix):
-        if path.endswith(RECORD_SUFFIX) or os.path.basename(path) not in file_entries:
+        if path.endswith(RECORD_SUFFIX) or os.path.basename(path) not in file_names:
             os.remove(path)
 
     # The index follows the other files, and the record comes last: it completes the checkpoint.
-    names = [name for name in os.listdir(folder) if name in file_entries]
-    for name in sorted(names, key=lambda name: (name == f"{checkpoint}.index", name)):
-        files.report_write_point("checkpoint.move", os.path.join(directory, name))
-        os.replace(os.path.join(folder, name), os.path.join(directory, name))
+    names = [name for name in os.listdir(folder) if name in file_names]
+    names.sort(key=lambda name: (name == f"{checkpoint}.index", name))
+    for name in names:
+        target = os.path.join(directory, name)
+        files.report_write_point("checkpoint.move", target)
+        os.replace(os.path.join(folder, name), target)
+    # The names are on the disk before the record is.
     files.flush_folder(directory)
 
-    files.report_write_point("checkpoint.move", prefix + RECORD_SUFFIX)
-    os.replace(os.path.join(folder, checkpoint + RECORD_SUFFIX), prefix + RECORD_SUFFIX)
+    record_path = prefix + RECORD_SUFFIX
+    files.report_write_point("checkpoint.move", record_path)
+    os.replace(os.path.join(folder, checkpoint + RECORD_SUFFIX), record_path)
     files.flush_folder(directory)
     shutil.rmtree(folder)
 
@@ -308,7 +326,9 @@ def _is_half_written(name: str) -> bool:
     if match := re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name):
         # With the id of this process only files of checkpoints count, since another thread may be
         # writing the heartbeat.
-        return int(match[2]) != os.getpid() or parse_checkpoint_name(match[1]) is not None
+        if int(match[2]) != os.getpid():
+            return True
+        return parse_checkpoint_name(match[1]) is not None
     return re.fullmatch(POINTER_FILE + r"\.tmp[0-9a-f]{32}", name) is not None
 
 
@@ -341,8 +361,9 @@ def _describe_read_failure(prefix: str) -> str:
                 with contextlib.suppress(*expected_errors):
                     reader.get_tensor(name)
     except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
-        lines = str(getattr(error, "message", None) or error).splitlines()
-        return f"it cannot be read ({lines[0] if lines else type(error).__name__})"
+        message = str(getattr(error, "message", None) or error)
+        lines = message.splitlines() or [type(error).__name__]
+        return f"it cannot be read ({lines[0]})"
     return ""
 
 

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import time
+from types import TracebackType
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -39,12 +40,14 @@ from trainer_kit.checkpoints.startup_scan import (
     set_aside,
 )
 from trainer_kit.checkpoints.state.strict_restore import restore
+from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.config.schema.durations import get_seconds, is_due
 from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.errors import DivergedError, StorageError
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.runtime.collectives import broadcast_int, is_chief, worker_index
 from trainer_kit.runtime.tensorflow_internals import stop_async_saver
+from trainer_kit.typing import IntLike
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,7 +59,7 @@ class SavedTrainer(Protocol):
     global_step: tf.Variable
     strategy: tf.distribute.Strategy
     can_train: bool
-    state: Any
+    state: TrainState
 
     def initialize(self) -> None:
         """Called when there is no checkpoint to restore."""
@@ -245,7 +248,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     def save(
         self,
-        checkpoint_number: Any = None,
+        checkpoint_number: IntLike | None = None,
         check_interval: bool = True,
         options: tf.train.CheckpointOptions | None = None,
         overwrite: bool = False,
@@ -308,9 +311,10 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._in_flight = prefix
             self.checkpoint.save_counter.assign_add(1)
 
-            write_options = tf.train.CheckpointOptions(enable_async=self._asynchronous)
             if options:
                 write_options = copy.copy(options)
+            else:
+                write_options = tf.train.CheckpointOptions(enable_async=self._asynchronous)
             write_options.experimental_write_callbacks = [
                 *(write_options.experimental_write_callbacks or []),
                 self._commit,
@@ -381,7 +385,12 @@ class CheckpointManager(tf.train.CheckpointManager):
     def __enter__(self) -> CheckpointManager:
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Waits for the save in flight.
 
         If the run ended with an error, a failed save is only logged.

@@ -47,7 +47,9 @@ def write_pointer(
         if text:
             os.remove(path)
         return
-    if text.endswith("\n") and _LISTED.findall(text) == [names[-1], *names]:
+    # The newest is named once more, in the first line.
+    listed_names = [names[-1], *names]
+    if text.endswith("\n") and _LISTED.findall(text) == listed_names:
         return
 
     # TensorFlow's manager removes only checkpoints that were saved after the preserved time.

@@ -68,13 +68,13 @@ def remove_old_checkpoints(
     """
     checkpoints = complete_checkpoints(folder)
     own_steps = [step for step, prefix in checkpoints.items() if is_saved_by_run(prefix, run_id)]
-    old_steps = [
-        step
-        for step in own_steps[: max(0, len(own_steps) - keep)]
-        if not os.path.exists(f"{checkpoints[step]}.pin")
-    ]
-    protected_steps = retention.protected_steps(old_steps) if retention is not None else set()
+    old_steps = own_steps[: max(0, len(own_steps) - keep)]
+    old_steps = [step for step in old_steps if not os.path.exists(f"{checkpoints[step]}.pin")]
+    protected_steps: set[int] = set()
+    if retention is not None:
+        protected_steps = retention.protected_steps(old_steps)
 
+    # The pointer file first, since a missing file of a listed checkpoint counts as damage.
     remaining = {
         step: prefix
         for step, prefix in checkpoints.items()
@@ -104,9 +104,11 @@ def remove_checkpoints_except(folder: str, keep: Collection[int], run_id: str = 
         if parse_checkpoint_name(name) and name.endswith(RECORD_SUFFIX)
     ]
     for checkpoint in sorted(checkpoints, key=parse_step):
+        if parse_step(checkpoint) in keep:
+            continue
         prefix = os.path.join(folder, checkpoint)
-        is_kept = parse_step(checkpoint) in keep or os.path.exists(f"{prefix}.pin")
-        if not is_kept and is_saved_by_run(prefix, run_id):
+        is_pinned = os.path.exists(f"{prefix}.pin")
+        if not is_pinned and is_saved_by_run(prefix, run_id):
             remove_checkpoint(prefix)
 
 
@@ -138,11 +140,12 @@ def first_of_each_period(folder: str, seconds: float, steps: Sequence[int]) -> s
     last_time = -float("inf")
     for step in sorted(steps):
         prefix = os.path.join(folder, f"ckpt-{step}")
-        if not os.path.exists(f"{prefix}.index"):
+        index_path = f"{prefix}.index"
+        if not os.path.exists(index_path):
             continue
         # A copy of the folder keeps the time in the record.
         record = read_commit_record(prefix) or {}
-        save_time = record.get("time") or os.path.getmtime(f"{prefix}.index")
+        save_time = record.get("time") or os.path.getmtime(index_path)
         if save_time >= last_time + seconds:
             selected_steps.add(step)
             last_time = save_time

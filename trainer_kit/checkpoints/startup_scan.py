@@ -212,9 +212,12 @@ def _list_saved_checkpoints(directory: str) -> list[str]:
     checkpoints = {checkpoint for name in file_names if (checkpoint := parse_checkpoint_name(name))}
     checkpoints |= set(read_checkpoint_names(directory))
 
-    escaped_directory = glob.escape(directory)
-    patterns = (f"{escaped_directory}/{folder}/**/ckpt-*" for folder in (DIVERGED, ARCHIVED))
-    if not checkpoints and any(glob.glob(pattern, recursive=True) for pattern in patterns):
+    are_moved = False
+    if not checkpoints:
+        parent = glob.escape(directory)
+        patterns = (f"{parent}/{folder}/**/ckpt-*" for folder in (DIVERGED, ARCHIVED))
+        are_moved = any(glob.glob(pattern, recursive=True) for pattern in patterns)
+    if are_moved:
         _LOG.warning(
             "%s holds no checkpoint, so there is none to resume from: "
             "all of them were moved to %s/ or %s/",
@@ -222,7 +225,8 @@ def _list_saved_checkpoints(directory: str) -> list[str]:
             DIVERGED,
             ARCHIVED,
         )
-    return [os.path.join(directory, name) for name in sorted(checkpoints, key=parse_step)]
+    names = sorted(checkpoints, key=parse_step)
+    return [os.path.join(directory, name) for name in names]
 
 
 def _repair_pointer(directory: str, without: Collection[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Shows the best evaluations in a run's ledger, where their weights are, and whether info.json agrees."""
+"""Shows the best evaluations in a run's ledger, their weights, and whether info.json agrees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks an experiment: a run of a few steps with evaluation, callbacks and checkpoint; leaves no files."""
+"""Checks an experiment by a run of a few steps, which leaves no files.
+
+The run trains, evaluates, calls the callbacks, and saves and restores a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,16 @@ import io
 import tempfile
 import time
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.gin_source import run_gin_second_pass
 from trainer_kit.errors import ExitCode
+
+if TYPE_CHECKING:
+    from trainer_kit.training.task import Task
+    from trainer_kit.training.trainer import Trainer
 
 # The length of the training, and of the evaluation of a validation set.
 _STEPS = 3
@@ -83,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             "machine: the devices and the strategy can be used, and the batch sizes divide among"
             " the replicas"
         )
+        # This imports TensorFlow, after the config was checked.
         from trainer_kit.run.launcher import prepare_runtime
 
         strategy = prepare_runtime(config)
@@ -138,10 +146,10 @@ def shorten_config(config: ExperimentConfig) -> ExperimentConfig:
 def _build_trainer(
     config: ExperimentConfig,
     short_config: ExperimentConfig,
-    task: Any,
+    task: Task,
     folder: str,
     checks: Checklist,
-) -> Any:
+) -> Trainer:
     """Returns the trainer of the short run.
 
     First checks the names and the data that `config` asks for.
@@ -186,8 +194,8 @@ def _build_trainer(
 def _run(
     config: ExperimentConfig,
     short_config: ExperimentConfig,
-    task: Any,
-    trainer: Any,
+    task: Task,
+    trainer: Trainer,
     folder: str,
     checks: Checklist,
 ) -> None:

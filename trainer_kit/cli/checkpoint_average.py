@@ -1,4 +1,4 @@
-"""Averages checkpoints or files of weights with the same variables, and writes the result as a new one."""
+"""Averages checkpoints or files of weights with the same variables into a new one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
         for a checkpoint of a run.
       StorageError: when a file cannot be read or written.
     """
-    from trainer_kit.checkpoints.weight_files.write import write_average  # imports TensorFlow
+    # This imports TensorFlow, which other verbs do not need.
+    from trainer_kit.checkpoints.weight_files.write import write_average
 
     # Best weights are in a folder of the run.
     folder, name = os.path.split(arguments.output)

@@ -1,4 +1,4 @@
-"""Compares two checkpoints or files of weights, of any program: names, shapes, dtypes and values."""
+"""Compares two checkpoints or files of weights of any program: names, shapes, dtypes, values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
       UsageError: when there is no such file.
       StorageError: when a file is damaged.
     """
-    from trainer_kit.checkpoints.weight_files.compare import compare_weights  # imports TensorFlow
+    # This imports TensorFlow, which other verbs do not need.
+    from trainer_kit.checkpoints.weight_files.compare import compare_weights
 
     first = open_file(arguments.first)
     second = open_file(arguments.second)

@@ -1,4 +1,4 @@
-"""Lists the variables of a checkpoint or a file of weights, of any program: names, shapes and dtypes."""
+"""Lists the variables of a checkpoint or a file of weights of any program."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
       StorageError: when it is damaged.
     """
     file = open_file(arguments.path)
-    rows = [[name, str(list(shape)), file.dtypes[name]] for name, shape in file.shapes.items()]
+    rows = []
+    for name, shape in file.shapes.items():
+        rows.append([name, str(list(shape)), file.dtypes[name]])
     headers = ["name", "shape", "dtype"]
     left_aligned = frozenset(["name", "dtype"])
     table = Table(f"{file.path}, {file.kind}", headers, rows, left_aligned=left_aligned)
@@ -47,6 +49,7 @@ def open_file(path: str) -> Any:
 
     Imports TensorFlow. Raises what `run` raises.
     """
+    # These import TensorFlow, which other verbs do not need.
     from trainer_kit.checkpoints.weight_files.open_file import open_weights
     from trainer_kit.evals.checkpoint_selection import resolve_weights_path
 

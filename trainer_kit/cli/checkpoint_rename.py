@@ -1,4 +1,4 @@
-"""Writes the variables of a checkpoint or a file of weights, of any program, as a checkpoint with other names."""
+"""Writes the variables of a checkpoint or a file of weights as a checkpoint with other names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
         output exists.
       StorageError: when a file cannot be read or written.
     """
-    from trainer_kit.checkpoints.weight_files.write import write_renamed  # imports TensorFlow
+    # These import TensorFlow, which other verbs do not need.
+    from trainer_kit.checkpoints.weight_files.write import write_renamed
     from trainer_kit.training.initial_weights.variable_matching import apply_renames
 
     file = open_file(arguments.path)

@@ -1,7 +1,8 @@
-"""Trains your experiment while the learning rate rises, prints the curve of the loss, and suggests a rate.
+"""Trains your experiment while the learning rate rises, and suggests a learning rate.
 
-It is the range test of Smith, https://arxiv.org/abs/1506.01186. A new model trains on the
-experiment's own data; no files of a run are read or written.
+It also prints the curve of the loss. It is the range test of Smith,
+https://arxiv.org/abs/1506.01186. A new model trains on the experiment's own data. No files of a run
+are read or written.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     _check(arguments)
     config, task_type = resolve_task(arguments)
+
+    # These import TensorFlow, after mistakes in the arguments were reported.
     from trainer_kit.run.launcher import prepare_runtime
     from trainer_kit.run.lengths import resolve_lengths
     from trainer_kit.training.rate_range import range_test_config, run_range_test
@@ -91,7 +94,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError(
             f"--picture={arguments.picture}: matplotlib writes no file {suffix}; {formats}"
         )
-    if not os.path.isdir(folder := os.path.dirname(arguments.picture) or "."):
+    folder = os.path.dirname(arguments.picture) or "."
+    if not os.path.isdir(folder):
         raise UsageError(f"--picture={arguments.picture}: there is no folder {folder}; create it")
 
 
@@ -100,9 +104,13 @@ def _print(rate_range: RateRange) -> None:
     low = losses.min()
     high = losses.max()
     print(f"{'learning_rate':>13}  {'loss':>8}")
-    for step in range(0, len(losses), -(-len(losses) // _LINES)):
-        bar = "#" * round(_WIDTH * float((losses[step] - low) / (high - low or 1.0)))
-        print(f"{rate_range.rates[step]:>13.2g}  {losses[step]:>8.4g}  {bar}".rstrip())
+    interval = math.ceil(len(losses) / _LINES)
+    for step in range(0, len(losses), interval):
+        rate = rate_range.rates[step]
+        loss = losses[step]
+        share = float((loss - low) / (high - low or 1.0))
+        bar = "#" * round(_WIDTH * share)
+        print(f"{rate:>13.2g}  {loss:>8.4g}  {bar}".rstrip())
 
     last_rate = f"{rate_range.rates[-1]:.2g}"
     if rate_range.ended_by:

@@ -1,4 +1,4 @@
-"""Proves on your experiment that a killed run ends with the same bits as a run that was never stopped.
+"""Proves on your experiment that a killed run ends with the same bits as an uninterrupted one.
 
 The experiment runs once without faults and once with kills, in real processes, in a temporary
 folder.
@@ -117,9 +117,14 @@ def _run_with_kills(arguments: argparse.Namespace, base: Path) -> int:
     uninterrupted_dir = base / "uninterrupted"
     killed_dir = base / "killed"
     seconds = _run_to_end(_command(arguments, uninterrupted_dir), uninterrupted_dir)
-    warnings = _read_inexact_warnings(uninterrupted_dir)
     steps = _last_step(uninterrupted_dir)
-    reports = len(_REPORT.findall(_get_log_path(uninterrupted_dir).read_bytes()))
+    log = _get_log_path(uninterrupted_dir)
+    reports = len(_REPORT.findall(log.read_bytes()))
+    # The run's own warnings about data or steps whose resume may not be exact
+    lines = log.read_text(errors="replace").splitlines()
+    warnings = [
+        line for line in lines if line.startswith(("task.train_data: ", "the training step uses "))
+    ]
     print(
         f"uninterrupted: {steps} steps, {seconds:.1f} s from the first report to the end",
         flush=True,
@@ -246,14 +251,6 @@ def _print_last_kill(kills: list[Kill], folder: Path) -> list[int]:
     return [start]
 
 
-def _read_inexact_warnings(folder: Path) -> list[str]:
-    """Returns the run's own warnings about data or steps whose resume may not be exact."""
-    lines = _get_log_path(folder).read_text(errors="replace").splitlines()
-    return [
-        line for line in lines if line.startswith(("task.train_data: ", "the training step uses "))
-    ]
-
-
 def _report_verdict(
     arguments: argparse.Namespace,
     uninterrupted_dir: Path,
@@ -262,6 +259,7 @@ def _report_verdict(
     starts: list[int],
     has_warnings: bool,
 ) -> int:
+    # This imports TensorFlow, which the runs do in their own processes.
     from trainer_kit.evals.run_comparison import compare_runs, find_first_different_step
 
     differences = compare_runs(uninterrupted_dir, killed_dir)

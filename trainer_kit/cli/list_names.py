@@ -1,8 +1,9 @@
-"""Lists what a config can name: experiments, optimizers, schedules, gradient processors, datasets, metrics, callbacks.
+"""Lists what a config can name, such as experiments, optimizers, metrics and callbacks.
 
-Experiments are those in ./experiments, in modules named by --import_module, and in entry points;
-with --all also those of other frameworks. Registered names are listed if their modules are
-imported: with --import_module, or by ./experiments.
+It also lists schedules, gradient processors and datasets. Experiments are those in ./experiments, in
+modules named by --import_module, and in entry points, with --all also those of other frameworks.
+Registered names are listed if their modules are imported: with --import_module, or by
+./experiments.
 """
 
 from __future__ import annotations

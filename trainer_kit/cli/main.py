@@ -85,7 +85,8 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command."""
-    codes = "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
+    lines = [f"  {code.value:>3}  {meaning}" for code, meaning in EXIT_CODES.items()]
+    codes = "\n".join(lines)
     parser = _Parser(
         prog="trainer-kit",
         description=(
@@ -143,14 +144,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     # argparse itself takes the paths of `show` only before the flags.
     arguments, rest = build_parser().parse_known_args(argv)
-    if rest and (not hasattr(arguments, "paths") or any(text.startswith("-") for text in rest)):
-        arguments.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
+        has_flags = any(text.startswith("-") for text in rest)
+        if has_flags or not hasattr(arguments, "paths"):
+            arguments.parser.error(f"unrecognized arguments: {' '.join(rest)}")
         arguments.paths += rest
 
     with StopSignalHandler() as stops:
         try:
             code = int(arguments.run(arguments))
+            # A reader that is gone is noticed here, and not when Python ends.
             sys.stdout.flush()
             return code
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Shows an experiment's config: every value and its source, and the meaning of the values that you name.
+"""Shows an experiment's config: each value and its source, and the meaning of values you name.
 
 On a terminal each value is followed by a sentence about it. In a pipe there is one line for each
 value.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from trainer_kit.cli.config_arguments import add_config_arguments, resolve_arguments
@@ -53,10 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     selected_values = _select_values(values, arguments.paths)
     console = find_console(sys.stdout)
     docs = read_docs_by_path(resolved.config) if arguments.paths or console else {}
-    width = max((len(f"{path} = {value!r}") for path, value, _ in selected_values), default=0)
-    for path, value, origin in selected_values:
-        assignment = f"{path} = {value!r}"
-        print(f"{assignment:<{min(width, 72)}}  # {origin}")
+    assignments = [f"{path} = {value!r}" for path, value, _ in selected_values]
+    # A longer assignment does not push all origins to the right.
+    width = min(max(map(len, assignments), default=0), 72)
+    for assignment, (path, _, origin) in zip(assignments, selected_values, strict=True):
+        print(f"{assignment:<{width}}  # {origin}")
         if path in docs:
             doc = docs[path]
             texts = [doc.first_sentence]
@@ -67,7 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
                     f"It takes {doc.allowed_values}; the default here is {default or 'not set'}.",
                 ]
             text_width = min(console.width, 100) if console else 100
-            for line in _wrap_texts(texts, text_width):
+            lines: list[str] = []
+            for text in texts:
+                lines += textwrap.wrap(
+                    text, text_width, initial_indent="    ", subsequent_indent="    "
+                )
+            for line in lines:
                 if console:
                     console.print(line, style="dim", markup=False)
                 else:
@@ -92,9 +98,3 @@ def _select_values(values: Sequence[Value], paths: Sequence[str]) -> list[Value]
     return [
         value for value in values if any(f"{value[0]}.".startswith(f"{path}.") for path in paths)
     ]
-
-
-def _wrap_texts(texts: Sequence[str], width: int) -> Iterator[str]:
-    """Yields texts as indented lines."""
-    for text in texts:
-        yield from textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="    ")

@@ -68,7 +68,7 @@ class StopSignalHandler:
         if now - self._first_signal_time >= MIN_KEY_PRESS_SECONDS:
             os._exit(get_signal_exit_code(self.received_signal))
 
-    def _unraisable(self, unraisable: Any) -> None:
+    def _unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Handles an exception that Python would only print and drop, as in a destructor."""
         if self.received_signal is not None and issubclass(
             unraisable.exc_type, (KeyboardInterrupt, SystemExit)

@@ -100,8 +100,11 @@ def _table(folder: Path) -> Table:
     rows: list[list[str]] = []
     for path in find_runs(folder):
         heartbeat = read_trainer_heartbeat(path)
-        state = _describe_state(heartbeat) if heartbeat else "no heartbeat"
-        step = "" if heartbeat is None or heartbeat.step is None else str(heartbeat.step)
+        state = "no heartbeat"
+        step = ""
+        if heartbeat is not None:
+            state = _describe_state(heartbeat)
+            step = "" if heartbeat.step is None else str(heartbeat.step)
         rows.append([os.path.relpath(path, folder), state, step])
     if not rows:
         return Table(f"{folder} holds no run yet", (), ())

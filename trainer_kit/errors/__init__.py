@@ -237,9 +237,10 @@ def suggest_paths(missing: Path, names: Sequence[str], kind: str) -> str:
     if not folder.is_dir():
         return f"there is no folder {folder} either"
 
-    similar = [str(folder / name) for name in find_similar_names(missing.name, names)]
-    if similar:
-        return f"did you mean {' or '.join(similar)}?"
+    similar_names = find_similar_names(missing.name, names)
+    if similar_names:
+        similar_paths = [str(folder / name) for name in similar_names]
+        return f"did you mean {' or '.join(similar_paths)}?"
 
     place = "here" if folder == Path() else f"in {folder}"
     if not names:

@@ -18,8 +18,13 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_STANDARD = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
+_ERRORS_FOLDER = os.path.dirname(os.path.abspath(__file__))
+# The folders of this package and of Python's libraries, with a slash at the end
+_PACKAGE = os.path.dirname(_ERRORS_FOLDER) + os.sep
+_STANDARD = (
+    os.path.join(sysconfig.get_path("stdlib"), ""),
+    os.path.join(sysconfig.get_path("platstdlib"), ""),
+)
 _SITE_PACKAGES = ("/site-packages/", "/dist-packages/")
 _FRAMEWORKS = {
     "tensorflow",
@@ -85,13 +90,18 @@ def is_user_file(file: str) -> bool:
         or any(part in file for part in _SITE_PACKAGES)
     ):
         return False
+    if os.path.isfile(file):
+        return True
     # A notebook's cell has known lines without a file; "<string>" and compiled modules have none.
-    return os.path.isfile(file) or (file in linecache.cache and not file.startswith("<"))
+    return file in linecache.cache and not file.startswith("<")
 
 
 def parse_frames(text: str) -> list[Frame]:
     """Returns the frames in the text of an error, the deepest last."""
-    return [Frame(file, int(line), name) for file, line, name in _FRAME_PATTERN.findall(text)]
+    frames = []
+    for file, line, name in _FRAME_PATTERN.findall(text):
+        frames.append(Frame(file, int(line), name))
+    return frames
 
 
 def parse_user_frames(text: str) -> list[Frame]:
@@ -149,6 +159,7 @@ def get_frame_locals(error: BaseException, frame: Frame) -> dict[str, Any]:
     names = {frame.function, f"tf__{frame.function}"}
     local_variables: dict[str, Any] = {}
     for python_frame, _ in _walk(error):
+        # AutoGraph runs a translation of the function, from another file.
         code = python_frame.f_code
         is_same_file = code.co_filename == frame.file or _AUTOGRAPH_FILE in code.co_filename
         if code.co_name in names and is_same_file:
@@ -178,10 +189,10 @@ def _walk(error: BaseException) -> Iterable[tuple[FrameType, int]]:
 
 
 def _is_installed(file: str) -> bool:
-    part = next((part for part in _SITE_PACKAGES if part in file), None)
-    if part is None or file.startswith(_PACKAGE) or not os.path.isfile(file):
+    parts = [part for part in _SITE_PACKAGES if part in file]
+    if not parts or file.startswith(_PACKAGE) or not os.path.isfile(file):
         return False
 
-    path_in_packages = file.rsplit(part, 1)[1]
+    path_in_packages = file.rsplit(parts[0], 1)[1]
     package = re.split(r"[/.]", path_in_packages, maxsplit=1)[0]
     return package not in _FRAMEWORKS

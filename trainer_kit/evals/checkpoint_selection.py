@@ -46,7 +46,9 @@ def find_newest_checkpoint(directory: str) -> str | None:
         pointer = tf.train.latest_checkpoint(directory)
     except (tf.errors.OpError, ValueError):
         pointer = None
-    if pointer and os.path.basename(pointer) not in map(os.path.basename, prefixes):
+    # The pointer file may name a checkpoint without our names.
+    names = [os.path.basename(prefix) for prefix in prefixes]
+    if pointer and os.path.basename(pointer) not in names:
         return str(pointer)
     if prefixes:
         raise StorageError(
@@ -114,12 +116,14 @@ def select_checkpoint(model_dir: str, which: str, best_dir: str) -> str:
             raise UsageError(f"there is no best checkpoint: {best_dir} holds none; {description}")
         return os.path.join(best_dir, info["checkpoint"])
 
-    step = which if tf.io.gfile.exists(f"{which}.index") else which.removeprefix("ckpt-")
+    # A file of this name comes before a step.
+    is_prefix = tf.io.gfile.exists(f"{which}.index")
+    step = which if is_prefix else which.removeprefix("ckpt-")
     if step.isdigit():
         if int(step) not in checkpoints:
             raise UsageError(f"there is no checkpoint of step {step}: {description}")
         return checkpoints[int(step)]
-    if not tf.io.gfile.exists(f"{which}.index"):
+    if not is_prefix:
         raise UsageError(
             f"there is no checkpoint at {which}; "
             "give latest, best, a step or a path without .index, or initial; "
@@ -155,6 +159,9 @@ def resolve_weights_path(path: str) -> str:
     if _FILE.search(path) and tf.io.gfile.exists(path):
         return _FILE.sub("", path)
 
-    siblings = sorted({_FILE.sub("", sibling.name) for sibling in Path(path).parent.glob("*")})
-    advice = "" if "://" in path else f"; {suggest_paths(Path(path), siblings, 'files')}"
+    # A remote folder is not searched for similar names.
+    advice = ""
+    if "://" not in path:
+        siblings = {_FILE.sub("", sibling.name) for sibling in Path(path).parent.glob("*")}
+        advice = f"; {suggest_paths(Path(path), sorted(siblings), 'files')}"
     raise UsageError(f"there is no checkpoint {path}{advice}")

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import is_foreign
@@ -40,7 +40,7 @@ class WatchedRun(Protocol):
     def record(
         self,
         step: int,
-        logs: Mapping[str, Any],
+        logs: Mapping[str, object],
         seconds: float | Mapping[str, float],
         checkpoint: str,
     ) -> None:
@@ -83,7 +83,7 @@ class UnmonitoredRun:
     def record(
         self,
         step: int,
-        logs: Mapping[str, Any],
+        logs: Mapping[str, object],
         seconds: float | Mapping[str, float],
         checkpoint: str,
     ) -> None:

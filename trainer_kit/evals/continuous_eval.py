@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import tensorflow as tf
+
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.evaluation import get_validation_sets
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -80,7 +82,8 @@ class Sidecar:
       directory: The run's folder.
       ledger: The sidecar's ledger.
       best: The owner of the sidecar's best checkpoints, or None if it keeps none.
-      summaries: The manager of the sidecar's TensorBoard folder.
+      summaries: The manager of the sidecar's TensorBoard folder. One without a method `resume` is
+        left alone.
       lease: The sidecar's lease.
       train_steps: The value of trainer.train_steps that counts if the run's folder does not name
         it.
@@ -93,10 +96,10 @@ class Sidecar:
         directory: RunDirectory,
         ledger: Ledger,
         best: BestCheckpoints | None,
-        summaries: Any,
+        summaries: object,
         lease: Lease,
         train_steps: int | str,
-        global_step: Any = None,
+        global_step: tf.Variable | None = None,
     ) -> None:
         self._directory = directory
         self._ledger = ledger
@@ -147,6 +150,7 @@ class Sidecar:
 
     def get_reached_step(self) -> int:
         """Returns the step of the checkpoint that was restored last."""
+        assert self._global_step is not None
         return int(self._global_step.numpy())
 
     def is_alive(self) -> bool:
@@ -206,7 +210,7 @@ class Sidecar:
     def record(
         self,
         step: int,
-        logs: Mapping[str, Any],
+        logs: Mapping[str, object],
         seconds: float | Mapping[str, float],
         checkpoint: str,
     ) -> None:

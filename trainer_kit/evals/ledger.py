@@ -14,12 +14,13 @@ Lines are strict JSON. A metric that is NaN or infinite is written as the text "
 
 from __future__ import annotations
 
+import copy
 import glob
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict, TypeVar, cast
 
 from trainer_kit import files
 from trainer_kit.errors import StorageError
@@ -31,7 +32,35 @@ from trainer_kit.telemetry.scalars import (
 )
 
 REWIND = "rewind"
+# The steps that a warning lists one by one
+_MAX_LISTED_STEPS = 5
 _LOG = logging.getLogger(__name__)
+_Record = TypeVar("_Record", bound=Mapping[str, Any])
+
+
+class _Result(TypedDict):
+    step: int
+    metrics: dict[str, Any]
+
+
+class Evaluation(_Result, total=False):
+    """An evaluation in a ledger. A record may lack all but the first two keys.
+
+    Attributes:
+      step: The global step of the weights.
+      metrics: The metrics, possibly nested.
+      checkpoint: The checkpoint of the weights, relative to the model_dir.
+      dataset: The name of the evaluated data.
+      seconds: The duration of the evaluation.
+      config_hash: The hash of the config of the evaluation.
+      lineage: The number of rewinds of the run before the evaluation.
+    """
+
+    checkpoint: str | None
+    dataset: str | None
+    seconds: float
+    config_hash: str | None
+    lineage: int
 
 
 class Ledger:
@@ -63,7 +92,8 @@ class Ledger:
         self._hashes = self.sets or {dataset: config_hash}
         self._cached_records: tuple[Any, list[dict[str, Any]]] = (None, [])
         self._followed_signature: Any = None
-        self.lineage = max([lineage, *(record["lineage"] for record in self.records())])
+        recorded_lineages = [record["lineage"] for record in self.records()]
+        self.lineage = max([lineage, *recorded_lineages])
         self._recorded_metrics: dict[tuple[Any, ...], dict[str, Any]] | None = None
         self._has_warned = False
         self._size = 0
@@ -71,7 +101,7 @@ class Ledger:
     def append(
         self,
         step: int,
-        metrics: Mapping[str, Any],
+        metrics: Mapping[str, object],
         seconds: float | Mapping[str, float],
         checkpoint: str | None = None,
     ) -> bool:
@@ -145,11 +175,14 @@ class Ledger:
 
         recorded_steps = {key[1] for key in self._recorded_metrics or ()}
         lost_steps = sorted(recorded_steps - {record["step"] for record in self.records()})
+        listed_steps = ", ".join(map(str, lost_steps))
+        if len(lost_steps) > _MAX_LISTED_STEPS:
+            listed_steps = f"{lost_steps[0]} to {lost_steps[-1]}"
         _LOG.warning(
             "%s was cut or removed during the run: the evaluations of %d steps are lost (%s)",
             self.path,
             len(lost_steps),
-            _format_steps(lost_steps),
+            listed_steps,
         )
 
     def rewind(self, step: int) -> None:
@@ -243,7 +276,7 @@ class Ledger:
         )
         return min(steps, default=None)
 
-    def get_current_evaluations(self) -> list[dict[str, Any]]:
+    def get_current_evaluations(self) -> list[Evaluation]:
         """Returns the evaluations that count, on this data and with this config, in their order.
 
         A record without a `config_hash` counts too.
@@ -290,16 +323,17 @@ class Ledger:
             return {""} if datasets else set()
         return {name for name in self.sets if name in datasets}
 
-    def get_active_evaluations(self) -> list[dict[str, Any]]:
+    def get_active_evaluations(self) -> list[Evaluation]:
         """Returns the evaluations that count, on this data and with any config, in their order."""
-        return [
-            record
-            for record in active_records(self.records())
-            if record.get("dataset") in (None, *self._hashes)
+        datasets = (None, *self._hashes)
+        records = [
+            record for record in active_records(self.records()) if record.get("dataset") in datasets
         ]
+        # `read_records` has checked the keys.
+        return cast("list[Evaluation]", records)
 
     def _warn_of_other_metrics(
-        self, step: int, before: Mapping[str, Any], now: Mapping[str, Any]
+        self, step: int, before: Mapping[str, object], now: Mapping[str, object]
     ) -> None:
         # Values are compared as text, since NaN has to equal NaN.
         old_values = {name: str(value) for name, value in _flatten_metrics(before)}
@@ -340,28 +374,30 @@ def read_sidecar_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return [record for sidecar_path in sidecar_paths for record in read_records(sidecar_path)]
 
 
-def active_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def active_records(records: Iterable[_Record]) -> list[_Record]:
     """Returns the evaluations that no rewind has superseded, in their order.
 
     Args:
       records: The evaluations and rewinds that `read_records` returns.
     """
-    return [dict(record) for record in _iterate_active_records(list(records))]
+    return [copy.copy(record) for record in _iterate_active_records(list(records))]
 
 
-def _iterate_active_records(records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _iterate_active_records(records: Sequence[_Record]) -> Iterator[_Record]:
     rewinds = [
         (record["lineage"], record["step"]) for record in records if record.get("kind") == REWIND
     ]
     for record in records:
-        is_superseded = rewinds and any(
+        if record.get("kind") == REWIND:
+            continue
+        is_superseded = any(
             lineage > record["lineage"] and start < record["step"] for lineage, start in rewinds
         )
-        if record.get("kind") != REWIND and not is_superseded:
+        if not is_superseded:
             yield record
 
 
-def merge_validation_sets(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def merge_validation_sets(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
     """Merges the records of several validation sets at one step.
 
     A set that appears again at a step, because its config was changed, starts another evaluation.
@@ -369,7 +405,7 @@ def merge_validation_sets(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapp
     Returns:
       The evaluations in their order.
     """
-    merged: list[Mapping[str, Any]] = []
+    merged: list[Evaluation] = []
     newest: dict[int, dict[str, Any]] = {}
     for record in evaluations:
         step = record["step"]
@@ -377,7 +413,7 @@ def merge_validation_sets(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapp
         # The metrics of one of several sets are grouped by its name.
         if list(metrics) != [record.get("dataset")]:
             merged.append(record)
-        elif step in newest and not metrics.keys() & newest[step].keys():
+        elif step in newest and newest[step].keys().isdisjoint(metrics):
             newest[step].update(metrics)
         else:
             newest[step] = dict(metrics)
@@ -385,7 +421,7 @@ def merge_validation_sets(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapp
     return merged
 
 
-def extract_scalars(logs: Mapping[str, Any]) -> dict[str, Any]:
+def extract_scalars(logs: Mapping[str, object]) -> dict[str, Any]:
     """Returns logs as nested dicts of floats, without values that are not single numbers."""
     scalars: dict[str, Any] = {}
     for name, value in logs.items():
@@ -395,24 +431,17 @@ def extract_scalars(logs: Mapping[str, Any]) -> dict[str, Any]:
     return scalars
 
 
-def remove_best_values(logs: Mapping[str, Any]) -> dict[str, Any]:
+def remove_best_values(logs: Mapping[str, object]) -> dict[str, Any]:
     """Returns the logs of an evaluation without the best value so far.
 
     The best value, `best_<name>` beside `<name>`, is not a result of that evaluation.
     """
-    results = {
-        name: value
-        for name, value in logs.items()
-        if name.removeprefix("best_") not in logs.keys() - {name}
-    }
-    return {
-        name: remove_best_values(value) if isinstance(value, Mapping) else value
-        for name, value in results.items()
-    }
-
-
-def _format_steps(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps)) if len(steps) <= 5 else f"{steps[0]} to {steps[-1]}"
+    results = {}
+    for name, value in logs.items():
+        if name.removeprefix("best_") in logs.keys() - {name}:
+            continue
+        results[name] = remove_best_values(value) if isinstance(value, Mapping) else value
+    return results
 
 
 def _signature(path: str | os.PathLike[str]) -> Any:
@@ -438,16 +467,18 @@ def _first_metrics(records: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...]
     return metrics_by_key
 
 
-def _is_record(record: Mapping[str, Any]) -> bool:
-    numbers = (record.get("step"), record.get("lineage", 0))
-    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
-        return False
-    texts = (record.get("dataset", ""), record.get("config_hash", ""))
-    if not all(isinstance(text, (str, type(None))) for text in texts):
-        return False
+def _is_record(record: Mapping[str, object]) -> bool:
+    for number in (record.get("step"), record.get("lineage", 0)):
+        # A bool is an int for Python.
+        if not isinstance(number, int) or isinstance(number, bool):
+            return False
+    for text in (record.get("dataset", ""), record.get("config_hash", "")):
+        if not isinstance(text, (str, type(None))):
+            return False
 
-    is_evaluation = "kind" not in record and isinstance(record.get("metrics"), dict)
-    return record.get("kind") == REWIND or is_evaluation
+    if record.get("kind") == REWIND:
+        return True
+    return "kind" not in record and isinstance(record.get("metrics"), dict)
 
 
 def _decode_record(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -459,14 +490,14 @@ def _decode_record(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**decoded, "metrics": metrics}
 
 
-def _decode_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _decode_metrics(metrics: Mapping[str, object]) -> dict[str, Any]:
     return {
         name: _decode_metrics(value) if isinstance(value, Mapping) else from_json_number(value)
         for name, value in metrics.items()
     }
 
 
-def _flatten_metrics(metrics: Mapping[str, Any]) -> list[tuple[str, float]]:
+def _flatten_metrics(metrics: Mapping[str, object]) -> list[tuple[str, float]]:
     return list(flatten_scalars(_decode_metrics(metrics), "|").items())
 
 

@@ -41,14 +41,36 @@ def compare_runs(
     """
     folders = (os.fspath(first_run), os.fspath(second_run))
     differences = _compare_lines("metrics.jsonl", *map(_history, folders))
-    differences += _compare_variables("newest checkpoint", *map(_find_newest_checkpoint, folders))
+    newest_prefixes = []
+    for folder in folders:
+        prefixes = complete_checkpoints(folder).values()
+        newest_prefixes.append(next(reversed(prefixes), None))
+    differences += _compare_variables("newest checkpoint", *newest_prefixes)
 
-    best_infos = [_read_json(_find_best_info_path(folder)) for folder in folders]
+    best_infos = []
+    best_prefixes = []
+    for folder in folders:
+        # The config names the folder of the best weights.
+        info_paths = sorted(glob.glob(f"{glob.escape(folder)}/*/{INFO}"))
+        info_path = info_paths[0] if info_paths else os.path.join(folder, "best_ckpt", INFO)
+        best_infos.append(_read_json(info_path))
+
+        best_folder = os.path.dirname(info_path)
+        info = read_info(best_folder, quiet=True)
+        best_prefix = None
+        if info is not None:
+            best_prefix = os.path.join(best_folder, info["checkpoint"])
+        best_prefixes.append(best_prefix)
     differences += _compare_values("best info", *best_infos)
-    differences += _compare_variables("best checkpoint", *map(_best_weights, folders))
-    names = {name for folder in folders for name in _list_named_best_checkpoints(folder)}
+    differences += _compare_variables("best checkpoint", *best_prefixes)
+
+    names: set[str] = set()
+    parents = [os.path.join(folder, BEST_CHECKPOINTS) for folder in folders]
+    for parent in parents:
+        if os.path.isdir(parent):
+            names.update(os.listdir(parent))
     for name in sorted(names):
-        best_folders = [os.path.join(folder, BEST_CHECKPOINTS, name) for folder in folders]
+        best_folders = [os.path.join(parent, name) for parent in parents]
         differences += _compare_named_best_checkpoint(name, *best_folders)
 
     differences += _compare_lines("evals/validation.jsonl", *map(_evaluations, folders))
@@ -56,7 +78,9 @@ def compare_runs(
     finals = []
     for folder in folders:
         final = _read_json(os.path.join(folder, "final.json"))
-        finals.append(_omit_fields(final, ("time",)) if isinstance(final, dict) else final)
+        if isinstance(final, dict):
+            final = _omit_fields(final, ("time",))
+        finals.append(final)
     differences += _compare_values("final.json", *finals)
 
     for folder in folders:
@@ -87,35 +111,14 @@ def find_leftover_files(folder: str | os.PathLike[str]) -> list[str]:
     )
 
 
-def _find_newest_checkpoint(folder: str) -> str | None:
-    return next(reversed(complete_checkpoints(folder).values()), None)
-
-
-def _find_best_info_path(folder: str) -> str:
-    paths = sorted(glob.glob(f"{glob.escape(folder)}/*/{INFO}"))
-    return paths[0] if paths else os.path.join(folder, "best_ckpt", INFO)
-
-
-def _best_weights(folder: str) -> str | None:
-    best_folder = os.path.dirname(_find_best_info_path(folder))
-    info = read_info(best_folder, quiet=True)
-    return os.path.join(best_folder, str(info["checkpoint"])) if info is not None else None
-
-
-def _list_named_best_checkpoints(folder: str) -> list[str]:
-    best_folder = os.path.join(folder, BEST_CHECKPOINTS)
-    return os.listdir(best_folder) if os.path.isdir(best_folder) else []
-
-
 def _compare_named_best_checkpoint(name: str, first_folder: str, second_folder: str) -> list[str]:
     """Returns the differences of a named best checkpoint: weights, steps and info.json."""
     first_checkpoints = complete_checkpoints(first_folder)
     second_checkpoints = complete_checkpoints(second_folder)
-    differences = _compare_values(
-        f"best {name} info",
-        _read_json(os.path.join(first_folder, INFO)),
-        _read_json(os.path.join(second_folder, INFO)),
-    )
+    first_info = _read_json(os.path.join(first_folder, INFO))
+    second_info = _read_json(os.path.join(second_folder, INFO))
+    differences = _compare_values(f"best {name} info", first_info, second_info)
+
     differences += _compare_values(
         f"best {name} steps", list(first_checkpoints), list(second_checkpoints)
     )
@@ -132,42 +135,51 @@ def _compare_variables(what: str, first_path: str | None, second_path: str | Non
     The list is empty if none does.
     """
     if first_path is None or second_path is None:
-        return [] if first_path == second_path else [f"{what}: {first_path}, {second_path}"]
+        if first_path == second_path:
+            return []
+        return [f"{what}: {first_path}, {second_path}"]
 
     try:
-        readers = [tf.train.load_checkpoint(path) for path in (first_path, second_path)]
-        first_names, second_names = (
-            {
-                name
-                for name in reader.get_variable_to_shape_map()
-                if name.split("/")[0] not in _NOT_COMPARED
-            }
-            for reader in readers
-        )
-        if unmatched := sorted(first_names ^ second_names):
-            return [f"{what}: only one run has {unmatched[0]} (and {len(unmatched) - 1} more)"]
-        different = [
-            name
-            for name in sorted(first_names)
-            if not _are_identical(*(reader.get_tensor(name) for reader in readers))
-        ]
+        first_reader = tf.train.load_checkpoint(first_path)
+        second_reader = tf.train.load_checkpoint(second_path)
+        first_names = set(first_reader.get_variable_to_shape_map())
+        second_names = set(second_reader.get_variable_to_shape_map())
+        compared = {
+            name for name in first_names | second_names if name.split("/")[0] not in _NOT_COMPARED
+        }
+        unmatched = sorted((first_names ^ second_names) & compared)
+        if unmatched:
+            more = len(unmatched) - 1
+            return [f"{what}: only one run has {unmatched[0]} (and {more} more)"]
+
+        different = []
+        for name in sorted(compared):
+            first = first_reader.get_tensor(name)
+            second = second_reader.get_tensor(name)
+            if not _are_identical(first, second):
+                different.append(name)
     except (tf.errors.OpError, ValueError, IndexError) as error:
         return [f"{what}: one of {first_path} and {second_path} cannot be read ({error})"]
     if not different:
         return []
 
-    first, second = (np.asarray(reader.get_tensor(different[0])) for reader in readers)
+    # The values of the first variable that differs
+    first = np.asarray(first_reader.get_tensor(different[0]))
+    second = np.asarray(second_reader.get_tensor(different[0]))
     difference = f"{first!r:.200} and {second!r:.200}"
     if first.shape == second.shape and first.dtype.kind in "fiu":
-        distances = np.abs(first.astype(np.float64) - second.astype(np.float64))
+        # The difference of unsigned integers would overflow.
+        first_values = first.astype(np.float64)
+        second_values = second.astype(np.float64)
+        distances = np.abs(first_values - second_values)
         difference = f"by up to {np.max(distances):g}"
     return [
         f"{what}: {different[0]} differs, {difference} "
-        f"({len(different)} of {len(first_names)} variables differ)"
+        f"({len(different)} of {len(compared)} variables differ)"
     ]
 
 
-def _are_identical(first: Any, second: Any) -> bool:
+def _are_identical(first: np.ndarray | bytes, second: np.ndarray | bytes) -> bool:
     first = np.asarray(first)
     second = np.asarray(second)
     if (first.shape, first.dtype) != (second.shape, second.dtype):
@@ -197,7 +209,7 @@ def _history(folder: str) -> list[Any]:
     ]
 
 
-def _omit_fields(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _omit_fields(record: Mapping[str, object], names: Iterable[str]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name not in names}
 
 
@@ -215,19 +227,21 @@ def _read_json(path: str) -> Any:
         return str(error)
 
 
-def _compare_lines(what: str, first_lines: Sequence[Any], second_lines: Sequence[Any]) -> list[str]:
-    for number, (first, second) in enumerate(zip(first_lines, second_lines, strict=False)):
+def _compare_lines(
+    what: str, first_lines: Sequence[object], second_lines: Sequence[object]
+) -> list[str]:
+    for number, (first, second) in enumerate(zip(first_lines, second_lines, strict=False), 1):
         # Lines are compared as text, since NaN has to equal NaN.
         first_text = json.dumps(first)
         second_text = json.dumps(second)
         if first_text != second_text:
-            return [f"{what}: line {number + 1}: {first_text} in one, {second_text} in the other"]
+            return [f"{what}: line {number}: {first_text} in one, {second_text} in the other"]
     if len(first_lines) != len(second_lines):
         return [f"{what}: {len(first_lines)} lines, {len(second_lines)}"]
     return []
 
 
-def _compare_values(what: str, first_value: Any, second_value: Any) -> list[str]:
+def _compare_values(what: str, first_value: object, second_value: object) -> list[str]:
     first_text = json.dumps(first_value)
     second_text = json.dumps(second_value)
     if first_text == second_text:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from trainer_kit.checkpoints.commit import read_commit_record
 from trainer_kit.errors import StorageError
@@ -25,6 +25,9 @@ from trainer_kit.telemetry.metrics_jsonl import (
     read_active_history,
     read_extent,
 )
+
+if TYPE_CHECKING:
+    from trainer_kit.checkpoints.manager import CheckpointManager
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,7 +50,7 @@ class RunHistory:
         self,
         ledger: Ledger,
         history_writer: JsonLinesWriter | None,
-        summaries: Sequence[Any],
+        summaries: Sequence[object],
         best: BestCheckpoints | None,
         background_writer: BackgroundWriter | None = None,
         checkpoint_folder: str = "",
@@ -81,7 +84,7 @@ class RunHistory:
             "evaluations": list(self.ledger.read_extent(step)),
         }
 
-    def begin_or_rewind(self, step: int, manager: Any) -> None:
+    def begin_or_rewind(self, step: int, manager: CheckpointManager) -> None:
         """Rewinds all to the step that training resumes from.
 
         It does so permanently if the run goes back by request.
@@ -256,7 +259,7 @@ class RunHistory:
         return self.ledger.find_recorded_sets(step)
 
 
-def _parse_extent(extents: dict[str, Any], name: str) -> list[int]:
+def _parse_extent(extents: Mapping[str, object], name: str) -> list[int]:
     """Returns the two numbers of an extent.
 
     If the record is damaged, they are [0, 0], so that nothing seems lost.

@@ -15,7 +15,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from trainer_kit import files
 from trainer_kit.errors import ConfigError, ExitCode, StorageError, find_trainer_kit_error
@@ -85,13 +84,16 @@ def print_error(
 
     if mistake is not None:
         # The notes of a config error name the code that set the wrong values.
-        causes = [cause for cause in (mistake, mistake.__cause__) if isinstance(cause, ConfigError)]
-        notes = [note for cause in causes for note in getattr(cause, "__notes__", ())]
+        notes: list[str] = []
+        for cause in (mistake, mistake.__cause__):
+            if isinstance(cause, ConfigError):
+                notes += getattr(cause, "__notes__", ())
         print_to_stderr("\n  ".join([f"error: {mistake}", *notes]))
         return mistake.exit_code
 
     place = "above" if debug else _save_traceback(error, model_dir)
-    lines = [*list(_describe(error))[: LINES - 1], f"  the whole traceback: {place}"]
+    lines = list(_describe(error))[: LINES - 1]
+    lines.append(f"  the whole traceback: {place}")
     print_to_stderr("error: " + "\n".join(lines))
     return ExitCode.BUG
 
@@ -109,77 +111,97 @@ def format_reason(error: BaseException) -> list[str]:
     """
     message = _COLOURS.sub("", get_error_message(error))
     text = _END.split(message, maxsplit=1)[0]
-    lines = [_remove_noise(line) for line in _remove_stacks(text.splitlines())]
+    lines = []
+    for line in _remove_stacks(text.splitlines()):
+        for pattern, replacement in _NOISE:
+            line = pattern.sub(replacement, line)
+        lines.append(line.strip())
     error_name = type(error).__name__
     if not lines:
         return [error_name]
 
     # The message of a wrapped error may begin with a type already.
     is_named = re.match(r"[\w.]+(Error|Exception|Warning|Interrupt|Stop): ", lines[0])
-    first_line = lines[0] if is_named else f"{error_name}: {lines[0]}"
-    return [first_line, *lines[1:2]]
+    if not is_named:
+        lines[0] = f"{error_name}: {lines[0]}"
+    return lines[:2]
 
 
 def _describe(error: BaseException) -> Iterator[str]:
     frames = find_user_frames(error)
     package_frames = find_package_frames(error)
     last_frames = traceback.extract_tb(error.__traceback__)[-1:]
+    is_raised_here = False
+    if package_frames and last_frames:
+        is_raised_here = package_frames[-1].file == last_frames[0].filename
 
     # Where the error came from.
     if frames:
         yield str(frames[-1])
         yield f"    {frames[-1].code}"
-    elif package_frames and last_frames and package_frames[-1].file == last_frames[0].filename:
+    elif is_raised_here:
         yield "no line of your code is in this traceback, so it may be a bug in trainer_kit"
     else:
         yield "no line of your code is in this traceback; trainer_kit called the code that failed"
 
     # The reason.
-    yield from (f"  {line}"[:_WIDTH] for line in format_reason(error))
+    for line in format_reason(error):
+        yield f"  {line}"[:_WIDTH]
     message = get_error_message(error)
-    yield from (f"  {advice}" for words, advice in _ADVICE.items() if words in message)
+    for words, advice in _ADVICE.items():
+        if words in message:
+            yield f"  {advice}"
 
     # The shapes, and the calls that led there.
     if frames:
         if values := describe_values(get_frame_locals(error, frames[-1])):
             yield f"  where {values}"[:_WIDTH]
         # The user's functions that called the deepest one.
-        callers = [
-            frame for frame in dict.fromkeys(frames[:-1]) if frame.function != frames[-1].function
-        ]
-        yield from (
-            f"  called from {frame}: {frame.code}"[:_WIDTH] for frame in reversed(callers[-2:])
-        )
+        function = frames[-1].function
+        callers = [frame for frame in dict.fromkeys(frames[:-1]) if frame.function != function]
+        for frame in reversed(callers[-2:]):
+            yield f"  called from {frame}: {frame.code}"[:_WIDTH]
     else:
-        yield from (f"  {frame}: {frame.code}"[:_WIDTH] for frame in package_frames[-3:])
+        for frame in package_frames[-3:]:
+            yield f"  {frame}: {frame.code}"[:_WIDTH]
+
     for note in getattr(error, "__notes__", ()):
-        yield from (f"  {line}"[:_WIDTH] for line in note.splitlines())
+        for line in note.splitlines():
+            yield f"  {line}"[:_WIDTH]
 
 
-def describe_values(values: Mapping[str, Any]) -> str:
+def describe_values(values: Mapping[str, object]) -> str:
     """Returns names, dtypes and shapes of the values that contain arrays or tensors.
 
     The text looks like "x is float32 [20, 8], y is ...". It covers the first eight values.
     """
-    texts = {name: describe_structure(value) for name, value in values.items()}
-    return ", ".join(f"{name} is {text}" for name, text in list(texts.items())[:8] if text)
+    phrases = []
+    for name, value in list(values.items())[:8]:
+        if text := describe_structure(value):
+            phrases.append(f"{name} is {text}")
+    return ", ".join(phrases)
 
 
-def describe_structure(value: Any, depth: int = 0) -> str:
+def describe_structure(value: object, depth: int = 0) -> str:
     """Returns structure, dtypes and shapes of nested tensors, arrays or their specs.
 
     Returns "" for any other value.
     """
     if isinstance(value, Mapping) and value and depth < 4:
-        entries = list(value.items())[:12]
-        parts = {key: describe_structure(part, depth + 1) for key, part in entries}
-        if not all(parts.values()):
-            return ""
-        joined_parts = ", ".join(f"{key}: {text}" for key, text in parts.items())
+        parts = []
+        for key, part in list(value.items())[:12]:
+            text = describe_structure(part, depth + 1)
+            if not text:
+                return ""
+            parts.append(f"{key}: {text}")
+        joined_parts = ", ".join(parts)
         return f"{{{joined_parts}}}"
     if isinstance(value, (tuple, list)) and value and depth < 4:
         texts = [describe_structure(part, depth + 1) for part in value[:12]]
-        return f"({', '.join(texts)})" if all(texts) else ""
+        if not all(texts):
+            return ""
+        joined_texts = ", ".join(texts)
+        return f"({joined_texts})"
 
     dtype = getattr(value, "dtype", None)
     shape = getattr(value, "shape", None)
@@ -197,19 +219,15 @@ def _remove_stacks(lines: list[str]) -> Iterator[str]:
     # The indentation of the current frame, whose code follows.
     frame_indentation: int | None = None
     for line in lines:
+        text = line.lstrip()
+        indentation = len(line) - len(text)
         if match := _FRAME.match(line):
             frame_indentation = len(match[1])
-        elif _NO_REASON.match(line.lstrip()):
+        elif _NO_REASON.match(text):
             continue
-        elif frame_indentation is None or len(line) - len(line.lstrip()) <= frame_indentation:
+        elif frame_indentation is None or indentation <= frame_indentation:
             frame_indentation = None
             yield line
-
-
-def _remove_noise(line: str) -> str:
-    for pattern, replacement in _NOISE:
-        line = pattern.sub(replacement, line)
-    return line.strip()
 
 
 def _save_traceback(error: BaseException, model_dir: str | None) -> str:
@@ -217,8 +235,11 @@ def _save_traceback(error: BaseException, model_dir: str | None) -> str:
 
     Prints the traceback if no file can be written.
     """
-    text = "".join([f"command: {' '.join(sys.argv)}\n\n", *traceback.format_exception(error)])
-    name = f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{os.getpid()}.txt"
+    command = " ".join(sys.argv)
+    lines = "".join(traceback.format_exception(error))
+    text = f"command: {command}\n\n{lines}"
+    now = time.strftime("%Y-%m-%dT%H-%M-%S")
+    name = f"{now}-{os.getpid()}.txt"
     paths = [os.path.join(tempfile.gettempdir(), f"trainer_kit-error-{name}")]
     if model_dir and os.path.exists(os.path.join(model_dir, "params.yaml")):
         paths.insert(0, os.path.join(model_dir, "errors", name))

@@ -36,10 +36,15 @@ def list_finished_steps(model_dir: str) -> list[int]:
 
 def list_unfinished_steps(model_dir: str) -> list[int]:
     """Returns the steps whose runs have saved a checkpoint and are not finished, in order."""
-    steps = set(_steps(model_dir, rf"{FINETUNE}(\d+)")) - set(list_finished_steps(model_dir))
-    return [
-        step for step in sorted(steps) if complete_checkpoints(get_finetune_dir(model_dir, step))
-    ]
+    steps = set(_steps(model_dir, rf"{FINETUNE}(\d+)"))
+    steps -= set(list_finished_steps(model_dir))
+
+    unfinished_steps = []
+    for step in sorted(steps):
+        folder = get_finetune_dir(model_dir, step)
+        if complete_checkpoints(folder):
+            unfinished_steps.append(step)
+    return unfinished_steps
 
 
 def _steps(model_dir: str, pattern: str) -> list[int]:
@@ -63,7 +68,10 @@ def find_pretraining_mistakes(config: ExperimentConfig, model_dir: str) -> list[
         problem = f"{folder!r} is not a folder"
     elif os.path.realpath(folder) == os.path.realpath(model_dir):
         problem = f"{folder!r} is --model_dir itself"
+    if not problem:
+        return []
+
     advice = (
         "give the folder of the run whose checkpoints are to be fine-tuned; it need not exist yet"
     )
-    return [Mistake("task.init_checkpoint", problem, advice)] if problem else []
+    return [Mistake("task.init_checkpoint", problem, advice)]

@@ -14,14 +14,14 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from importlib import metadata
-from typing import Any
+from typing import Any, Protocol
 
 from trainer_kit import files
 from trainer_kit.checkpoint_names import RECORD_SUFFIX, complete_checkpoints
 from trainer_kit.config.resume_check import Change, check_resume
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
 from trainer_kit.config.schema.evaluation import get_validation_sets
-from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig, TaskConfig, TrainerConfig
 from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.config.schema.optimization import AVERAGE, OptimizationConfig
 from trainer_kit.config.serialize import write_params
@@ -36,6 +36,14 @@ PACKAGES = ("trainer_kit", "tensorflow", "keras", "tf-models-official", "numpy")
 _FOLDERS_UP = 4
 _SECTIONS = ("task", "trainer", "runtime")
 _LOG = logging.getLogger(__name__)
+
+
+class BestOwner(Protocol):
+    """What final.json needs of the owner of the best checkpoints. See BestCheckpoints."""
+
+    @property
+    def best(self) -> tuple[str, float, int] | None:
+        """(metric, value, step) of the primary best so far."""
 
 
 class RunDirectory:
@@ -95,7 +103,7 @@ class RunDirectory:
         mode: str,
         extra_files: Mapping[str, str],
         threads: Mapping[str, int] | None = None,
-        setup: Mapping[str, Any] | None = None,
+        setup: Mapping[str, object] | None = None,
     ) -> None:
         """Writes the records of the run, and removes an older final.json.
 
@@ -120,10 +128,10 @@ class RunDirectory:
         run_id = read_run_id(self.path)
         if not run_id:
             # A run that resumes from copied checkpoints in another folder owns these checkpoints.
-            newest = next(reversed(complete_checkpoints(self.path).values()), "")
             commit_record: dict[str, Any] = {}
-            if newest:
-                commit_record = files.read_json(newest + RECORD_SUFFIX) or {}
+            prefixes = list(complete_checkpoints(self.path).values())
+            if prefixes:
+                commit_record = files.read_json(prefixes[-1] + RECORD_SUFFIX) or {}
             adopted_id = commit_record.get("run_id")
             run_id = adopted_id if isinstance(adopted_id, str) else ""
             run_id = run_id or uuid.uuid4().hex
@@ -244,10 +252,10 @@ class RunDirectory:
         self,
         step: int,
         mode: str,
-        metrics: Mapping[str, Any],
-        best: Any,
+        metrics: Mapping[str, object],
+        best: BestOwner | None,
         stop_reason: str = "",
-        time_account: Mapping[str, Any] | None = None,
+        time_account: Mapping[str, object] | None = None,
     ) -> dict[str, Any]:
         """Writes final.json and returns it: the final metrics of a run, and the best value, if any.
 
@@ -281,8 +289,9 @@ class RunDirectory:
             with open(self.final_path, "rb") as stream:
                 final = files.parse_json(stream.read())
             required_values = {
-                key: kind(final[key])
-                for key, kind in (("step", int), ("mode", str), ("metrics", dict))
+                "step": int(final["step"]),
+                "mode": str(final["mode"]),
+                "metrics": dict(final["metrics"]),
             }
         except (OSError, ValueError, TypeError, KeyError) as error:
             _warn_once(
@@ -381,7 +390,8 @@ def check_model_dir(
         directory.ledger_path,
     ):
         # To read a FIFO or a device may never end.
-        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        is_readable = os.path.isfile(path) or os.path.isdir(path)
+        if os.path.exists(path) and not is_readable:
             raise StorageError(f"{path} is not a file; remove it, or give another model_dir")
     files.check_writable(directory.path)
     files.check_writable(directory.best_dir)
@@ -400,7 +410,9 @@ def read_manifest(model_dir: str | os.PathLike[str]) -> dict[str, Any]:
 def read_run_id(model_dir: str) -> str:
     """Returns the identity of the run in `model_dir`, from its manifest, or "" without one."""
     run_id = read_manifest(model_dir).get("run_id")
-    return run_id if isinstance(run_id, str) and re.fullmatch(r"\w+", run_id) else ""
+    if not isinstance(run_id, str):
+        return ""
+    return run_id if re.fullmatch(r"\w+", run_id) else ""
 
 
 def read_layer_names(prefix: str) -> dict[str, str] | None:
@@ -449,10 +461,8 @@ def count_starts(model_dir: str | os.PathLike[str]) -> int:
 def has_begun(model_dir: str) -> bool:
     """Whether `model_dir` contains a checkpoint, or the record of a fine-tuning."""
     folder = glob.escape(model_dir)
-    return any(
-        glob.glob(os.path.join(folder, pattern))
-        for pattern in ("ckpt-*.index", f"{FINETUNE}*/params.yaml")
-    )
+    patterns = ("ckpt-*.index", f"{FINETUNE}*/params.yaml")
+    return any(glob.glob(os.path.join(folder, pattern)) for pattern in patterns)
 
 
 def get_versions() -> dict[str, Any]:
@@ -463,14 +473,16 @@ def get_versions() -> dict[str, Any]:
     }
 
 
-def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def describe_differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """Returns a phrase for each difference of two manifests that may change a run's last bits."""
     names = ("python", "platform", "packages", "threads", "replicas", "workers", "device")
-    return [
-        f"{name}: {before[name]} when the run was started, {now[name]} now"
-        for name in names
-        if name in before and name in now and before[name] != now[name]
-    ]
+    differences = []
+    for name in names:
+        if name not in before or name not in now:
+            continue
+        if before[name] != now[name]:
+            differences.append(f"{name}: {before[name]} when the run was started, {now[name]} now")
+    return differences
 
 
 def compute_config_hash(config: ExperimentConfig, validation_set: str = "") -> str:
@@ -517,14 +529,16 @@ def compute_config_hash(config: ExperimentConfig, validation_set: str = "") -> s
         values.append({"overfit_batches": overfit})
 
     # Further sections, such as tasks that are only evaluated.
-    sections = config.as_dict()
-    if more := {name: value for name, value in sections.items() if name not in _SECTIONS}:
-        values.append(more)
+    more_sections = config.as_dict()
+    for name in _SECTIONS:
+        more_sections.pop(name, None)
+    if more_sections:
+        values.append(more_sections)
     text = yaml_loader.dump({"evaluation": values})
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _select_task_values(task: Any, validation_set: str) -> dict[str, Any]:
+def _select_task_values(task: TaskConfig, validation_set: str) -> dict[str, Any]:
     """Returns the section `task` as far as an evaluation depends on it."""
     if isinstance(task, MultiTaskConfig):
         return task.get_evaluation_values(validation_set)
@@ -548,23 +562,25 @@ def _select_average_values(options: OptimizationConfig) -> dict[str, Any] | None
     more_decays = average.pop("more_decays", {})
     evaluated = list(average.pop("evaluate", ()))
     if evaluated not in ([], [AVERAGE]):
-        average |= {
-            "evaluate": evaluated,
-            "more_decays": {name: more_decays[name] for name in evaluated if name in more_decays},
+        average["evaluate"] = evaluated
+        average["more_decays"] = {
+            name: more_decays[name] for name in evaluated if name in more_decays
         }
     return average
 
 
-def _remove_later_fields(values: dict[str, Any]) -> dict[str, Any]:
+def _remove_later_fields(values: Mapping[str, object]) -> dict[str, Any]:
     """Leaves out fields whose values mean the same as their absence in earlier releases.
 
     So the hash stays that of earlier releases.
     """
-    return {
-        name: _remove_later_fields(value) if isinstance(value, dict) else value
-        for name, value in values.items()
-        if (name, value) not in (("dataset", {"type": None}), ("data_is_sharded", False))
-    }
+    later_fields = (("dataset", {"type": None}), ("data_is_sharded", False))
+    remaining = {}
+    for name, value in values.items():
+        if (name, value) in later_fields:
+            continue
+        remaining[name] = _remove_later_fields(value) if isinstance(value, dict) else value
+    return remaining
 
 
 def _read_params(path: str) -> str:

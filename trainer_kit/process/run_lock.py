@@ -19,11 +19,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal, TypedDict, TypeGuard
 
 from trainer_kit import files
 from trainer_kit.errors import (
@@ -38,6 +38,30 @@ from trainer_kit.process.watchdog import ProgressReader, call_within
 LOCK = "trainer.lock"
 HEARTBEAT = "heartbeat.json"
 EndState = Literal["done", "stopped", "failed"]
+
+
+class Heartbeat(TypedDict):
+    """The content of a heartbeat file.
+
+    Attributes:
+      host: The machine of the process.
+      pid: The process.
+      started: The time of the start. Times are ISO times in UTC by the clock of the process. Only
+        compare them for change.
+      step: The step of the process.
+      phase: The phase of the process.
+      beat: The time of the heartbeat.
+      ended: How the run ended. None while the process lives, and after a kill.
+    """
+
+    host: str
+    pid: int
+    started: str
+    step: int
+    phase: str
+    beat: str
+    ended: EndState | None
+
 
 _LOG = logging.getLogger(__name__)
 _KINDS = {"host": str, "pid": int, "started": str, "step": int, "phase": str, "beat": str}
@@ -61,9 +85,7 @@ _RELEASE_SECONDS = 2.0
 _OPEN_TRIES = 3
 
 
-def read_heartbeat(
-    model_dir: str | os.PathLike[str], name: str = HEARTBEAT
-) -> dict[str, Any] | None:
+def read_heartbeat(model_dir: str | os.PathLike[str], name: str = HEARTBEAT) -> Heartbeat | None:
     """Returns the heartbeat of the process that trains or trained in `model_dir`.
 
     Args:
@@ -71,19 +93,19 @@ def read_heartbeat(
       name: The name of the file. Another lock has another one.
 
     Returns:
-      A dict, or None if the file is missing or damaged. It contains "host" and "pid" of the
-      process, its "phase" and "step", and "started" and "beat", which are ISO times in UTC by its
-      clock (only compare them for change). "ended" is None while the process lives, else "done",
-      "stopped" or "failed". A killed process leaves None.
+      The heartbeat, or None if the file is missing or damaged.
     """
     try:
         heartbeat = files.parse_json((Path(model_dir) / name).read_bytes())
     except (OSError, ValueError):
         return None
-    is_valid = isinstance(heartbeat, dict) and all(
-        isinstance(heartbeat.get(key), kind) for key, kind in _KINDS.items()
-    )
-    return heartbeat if is_valid and "ended" in heartbeat else None
+    return heartbeat if _is_heartbeat(heartbeat) else None
+
+
+def _is_heartbeat(value: object) -> TypeGuard[Heartbeat]:
+    if not isinstance(value, dict) or "ended" not in value:
+        return False
+    return all(isinstance(value.get(key), kind) for key, kind in _KINDS.items())
 
 
 def is_process_alive(pid: int) -> bool:
@@ -162,9 +184,12 @@ class RunLock:
         self._uses_flock = False
         self._stop_event = threading.Event()
         self._release_lock = threading.Lock()
-        self._reader = ProgressReader(
-            lambda: _convert_progress(*progress()), min(1.0, beat_seconds)
-        )
+
+        def read_progress() -> tuple[str, int]:
+            phase, step = progress()
+            return str(phase), int(step)
+
+        self._reader = ProgressReader(read_progress, min(1.0, beat_seconds))
         self._thread = threading.Thread(target=self._serve, name="heartbeat", daemon=True)
 
     @property
@@ -242,7 +267,7 @@ class RunLock:
                     self._remove()
             self._close()
 
-    def _read_heartbeat(self) -> dict[str, Any] | None:
+    def _read_heartbeat(self) -> Heartbeat | None:
         return read_heartbeat(self._folder, self._heartbeat_name)
 
     def _remove(self) -> None:
@@ -325,7 +350,7 @@ class RunLock:
             os.close(old_descriptor)
         return False
 
-    def _watch_for_silence(self, heartbeat: dict[str, Any], owner: str) -> bool:
+    def _watch_for_silence(self, heartbeat: Heartbeat, owner: str) -> bool:
         """Watches a heartbeat for four beats.
 
         Returns True if it has stopped, False if its run ends meanwhile. Raises if it beats.
@@ -347,7 +372,7 @@ class RunLock:
                 raise self._build_in_use_error(current)
         return True
 
-    def _build_in_use_error(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
+    def _build_in_use_error(self, holder: Heartbeat | None) -> ModelDirInUseError:
         if holder is None:
             return ModelDirInUseError(
                 f"{self._folder} is in use by another trainer, which {HEARTBEAT} does not name;"
@@ -388,7 +413,7 @@ class RunLock:
         with self._write_lock:
             files.write_json(path, self._entries(), point="heartbeat")
 
-    def _entries(self) -> dict[str, Any]:
+    def _entries(self) -> Mapping[str, object]:
         return {
             "host": self._host,
             "pid": os.getpid(),
@@ -460,10 +485,6 @@ def _get_end_state(error: BaseException | None) -> EndState:
     if isinstance(error, (PreemptedError, InterruptedRunError, KeyboardInterrupt)):
         return "stopped"
     return "failed"
-
-
-def _convert_progress(phase: str, step: int) -> tuple[str, int]:
-    return str(phase), int(step)
 
 
 def _now() -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainer_kit.errors import ModelDirInUseError
-from trainer_kit.process.run_lock import RunLock, read_heartbeat
+from trainer_kit.process.run_lock import Heartbeat, RunLock, read_heartbeat
 
 LEASE = ".lease.json"
 LEASE_SECONDS = 300.0
@@ -48,11 +48,12 @@ class Lease(RunLock):
         **options: Any,
     ) -> None:
         lease_name = f"{name}{LEASE}"
-        previous_lease = read_heartbeat(evals_dir, lease_name) or {}
+        previous_lease: Mapping[str, object] = read_heartbeat(evals_dir, lease_name) or {}
         self.name = name
         # The needs of the previous process, until this one knows its own.
-        self._needed_checkpoints = {
-            "after": previous_lease.get("after", -1),
+        after = previous_lease.get("after", -1)
+        self._needed_checkpoints: Mapping[str, object] = {
+            "after": after,
             "reads": None,
             "lineage": _lineage(previous_lease),
         }
@@ -74,7 +75,7 @@ class Lease(RunLock):
             self._needed_checkpoints = needs
             self.refresh_heartbeat()
 
-    def _entries(self) -> dict[str, Any]:
+    def _entries(self) -> Mapping[str, object]:
         return {**super()._entries(), **self._needed_checkpoints}
 
     def _remove(self) -> None:
@@ -83,7 +84,7 @@ class Lease(RunLock):
         if not self._folder.exists() and parent.is_dir() and not any(parent.iterdir()):
             parent.rmdir()
 
-    def _build_in_use_error(self, holder: dict[str, Any] | None) -> ModelDirInUseError:
+    def _build_in_use_error(self, holder: Heartbeat | None) -> ModelDirInUseError:
         owner = "another process"
         if holder:
             owner = f"{holder['host']} pid {holder['pid']}, since {holder['started']}"
@@ -122,7 +123,7 @@ class LeaseReader:
         self._max_wait_checkpoints = max_wait_checkpoints
         self._ledger = ledger
         # By the name of the lease, its last beat and the time since when it has not changed.
-        self._last_beats: dict[str, tuple[Any, float]] = {}
+        self._last_beats: dict[str, tuple[str | None, float]] = {}
         self._reported_leases: set[str] = set()
 
     def select_protected_steps(self, steps: Sequence[int]) -> set[int]:
@@ -138,10 +139,17 @@ class LeaseReader:
             lease = read_heartbeat(self._folder, path.name)
             if lease is None or not self._is_active(path, lease):
                 continue
-            after = self._compute_protected_after(lease)
             steps_in_evaluation |= {step for step in steps if step == lease.get("reads")}
-            if isinstance(after, int):
-                waiting_steps |= {step: path.name for step in steps if step > after}
+
+            after = lease.get("after")
+            if not isinstance(after, int):
+                continue
+            # After a rewind that the sidecar has not noticed yet, it needs earlier checkpoints too.
+            if self._ledger is not None:
+                rewind_step = self._ledger.find_rewind_step(_lineage(lease))
+                if rewind_step is not None:
+                    after = min(after, rewind_step - 1)
+            waiting_steps |= {step: path.name for step in steps if step > after}
 
         # Only the newest of the waiting ones stay.
         protected_steps: list[int] = []
@@ -165,18 +173,7 @@ class LeaseReader:
             )
         return steps_in_evaluation | set(protected_steps)
 
-    def _compute_protected_after(self, lease: Mapping[str, Any]) -> Any:
-        """Returns the step after which a sidecar needs all checkpoints.
-
-        It is an earlier one if the sidecar has not noticed a rewind yet.
-        """
-        after = lease.get("after")
-        rewind_step = self._ledger.find_rewind_step(_lineage(lease)) if self._ledger else None
-        if isinstance(after, int) and rewind_step is not None:
-            return min(after, rewind_step - 1)
-        return after
-
-    def _is_active(self, path: Path, lease: Mapping[str, Any]) -> bool:
+    def _is_active(self, path: Path, lease: Heartbeat) -> bool:
         """Whether the sidecar may still need its checkpoints.
 
         Its last beat and this machine's clock decide.
@@ -190,7 +187,8 @@ class LeaseReader:
             if beat is None:
                 # This process has not read the lease before. The file tells how old the beat is.
                 with contextlib.suppress(OSError):
-                    since = now - max(0.0, time.time() - path.stat().st_mtime)
+                    age = time.time() - path.stat().st_mtime
+                    since = now - max(0.0, age)
             self._last_beats[path.name] = (lease["beat"], since)
         return now - since < LEASE_SECONDS
 
@@ -200,12 +198,15 @@ def read_lineages_in_evaluation(evals_dir: str | os.PathLike[str]) -> list[int]:
 
     Those that a sidecar was reading when it was killed are among them.
     """
-    paths = Path(evals_dir).glob(f"*{LEASE}")
-    leases = [read_heartbeat(evals_dir, path.name) or {} for path in paths]
-    return [_lineage(lease) for lease in leases if isinstance(lease.get("reads"), int)]
+    lineages = []
+    for path in Path(evals_dir).glob(f"*{LEASE}"):
+        lease = read_heartbeat(evals_dir, path.name)
+        if lease is not None and isinstance(lease.get("reads"), int):
+            lineages.append(_lineage(lease))
+    return lineages
 
 
-def _lineage(lease: Mapping[str, Any]) -> int:
+def _lineage(lease: Mapping[str, object]) -> int:
     """Returns the run's lineage in a lease, 0 for a lease of an earlier version."""
     lineage = lease.get("lineage", 0)
     return lineage if isinstance(lineage, int) else 0

@@ -275,7 +275,8 @@ class StopSignals:
             return
 
         # The run has ended, but its process may not: threads, children or atexit handlers may hang.
-        time.sleep(max(0.0, begin + self._grace - _EXIT_SECONDS - time.monotonic()))
+        deadline = begin + self._grace - _EXIT_SECONDS
+        time.sleep(max(0.0, deadline - time.monotonic()))
         code = get_command_exit_code()
         if code is not None or not threading.main_thread().is_alive():
             with contextlib.suppress(OSError, ValueError):
@@ -297,7 +298,10 @@ class StopSignals:
             self._exit_process(f"stopped by {self._stop_cause} {BEFORE_FIRST_STEP}")
 
         # Any other run may end by itself in the first half of the grace time.
-        if self._grace is None or self._exit_event.wait(max(0.0, begin + half - time.monotonic())):
+        if self._grace is None:
+            return
+        remaining_seconds = max(0.0, begin + half - time.monotonic())
+        if self._exit_event.wait(remaining_seconds):
             return
 
         # After it a thread saves, since the main thread may hang.
@@ -308,7 +312,8 @@ class StopSignals:
                 save_done.set()
 
         threading.Thread(target=save, name="late-save", daemon=True).start()
-        while time.monotonic() < begin + self._grace - _EXIT_SECONDS and not save_done.is_set():
+        deadline = begin + self._grace - _EXIT_SECONDS
+        while time.monotonic() < deadline and not save_done.is_set():
             if self._exit_event.wait(_POLL_SECONDS):
                 return
         if self._exit_event.wait(_EXIT_SECONDS):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from trainer_kit.checkpoints.state.strict_restore import format_differences
 from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.optimizers.per_variable import variable_path
+from trainer_kit.typing import Model, Variable
 
 
-def load_keras_file(model: Any, path: str) -> tuple[int, int]:
+def load_keras_file(model: Model, path: str) -> tuple[int, int]:
     """Loads the weights in a Keras file into `model`.
 
     Runs eagerly, in cross-replica context.
@@ -33,14 +34,15 @@ def load_keras_file(model: Any, path: str) -> tuple[int, int]:
     old_values = [variable.numpy() for variable in variables]
 
     try:
-        _load_strictly(model, path, old_values)
+        _load_strictly(model.load_weights, path, variables, old_values)
     except BaseException as error:
         # After Ctrl-C the old values come back, too.
         for variable, value in zip(variables, old_values, strict=True):
             variable.assign(value)
         if not isinstance(error, Exception):
             raise
-        reason = "\n".join(f"  {line}" for line in str(error).splitlines()[:24])
+        lines = str(error).splitlines()[:24]
+        reason = "\n".join(f"  {line}" for line in lines)
         if isinstance(error, OSError):
             raise StorageError(f"{path} cannot be read as a Keras file:\n{reason}") from error
         raise UsageError(
@@ -48,34 +50,35 @@ def load_keras_file(model: Any, path: str) -> tuple[int, int]:
             f" the file was saved; no weight was changed:\n{reason}"
         ) from error
 
-    return len(variables), sum(int(value.size) for value in old_values)
+    parameter_count = sum(int(value.size) for value in old_values)
+    return len(variables), parameter_count
 
 
-def _load_strictly(model: Any, path: str, old_values: list[Any]) -> None:
+def _load_strictly(
+    load_weights: Callable[[str], object],
+    path: str,
+    variables: Sequence[Variable],
+    old_values: Sequence[np.ndarray],
+) -> None:
     """Loads a file with Keras, and raises ValueError for variables that Keras leaves out.
 
     Keras may leave them out with only a warning. Variables of floating point are set to NaN first.
     Those that are still NaN afterwards were left out.
     """
-    floats = [
-        (variable, old_value)
-        for variable, old_value in zip(model.variables, old_values, strict=True)
-        if old_value.dtype.kind == "f"
-    ]
-    for variable, old_value in floats:
-        variable.assign(np.full_like(old_value, np.nan))
+    floats = []
+    for variable, old_value in zip(variables, old_values, strict=True):
+        if old_value.dtype.kind == "f":
+            variable.assign(np.full_like(old_value, np.nan))
+            floats.append(variable)
 
-    model.load_weights(path)
+    load_weights(path)
 
-    missing = [
-        variable
-        for variable, old_value in floats
-        if old_value.size and np.isnan(variable.numpy()).all()
-    ]
-    if missing:
-        rows = [
-            (variable_path(variable), "missing in the file", None, tuple(variable.shape))
-            for variable in missing
-        ]
+    rows = []
+    for variable in floats:
+        value = variable.numpy()
+        if value.size and np.isnan(value).all():
+            shape = tuple(variable.shape)
+            rows.append((variable_path(variable), "missing in the file", None, shape))
+    if rows:
         rows.sort(key=lambda row: row[0].rpartition("/"))
         raise ValueError(format_differences(rows))

@@ -22,6 +22,7 @@ from trainer_kit.serving.run_config_loading import read_run_config, resolve_run_
 from trainer_kit.training.checks.batch_spec import is_built
 from trainer_kit.training.initial_weights.variable_matching import Match, find_best_match
 from trainer_kit.training.trainer_creation import get_trainer_class
+from trainer_kit.typing import Model
 
 # Names in a report.
 _MAX_LISTED_NAMES = 3
@@ -119,7 +120,7 @@ def load_model(
 
 
 def load_weights(
-    model: Any, path: str | os.PathLike[str], part: str | None = None, averaged: bool | str = True
+    model: Model, path: str | os.PathLike[str], part: str | None = None, averaged: bool | str = True
 ) -> LoadedWeights:
     """Loads weights of any program into a model; prints a summary and returns it.
 
@@ -156,9 +157,10 @@ def load_weights(
     return loaded
 
 
-def check_built(model: Any) -> None:
+def check_built(model: Model) -> None:
     """Raises UsageError unless `model` has created its variables."""
     try:
+        # A tf.Module has no `built`.
         built = bool(model.variables) and (getattr(model, "built", True) or is_built(model))
     except ValueError:
         # A Sequential of Keras 2 without variables raises it.
@@ -173,7 +175,7 @@ def check_built(model: Any) -> None:
 
 
 def _load_checkpoint(
-    model: Any, prefix: str, part: str | None, averaged: bool | str
+    model: Model, prefix: str, part: str | None, averaged: bool | str
 ) -> LoadedWeights:
     graph = CheckpointGraph(prefix)
     match = find_best_match(model, graph, part, averaged)
@@ -185,15 +187,20 @@ def _load_checkpoint(
     for (variable, _), value in zip(match.pairs, values, strict=True):
         variable.assign(tf.cast(value, variable.dtype))
 
-    unused = [parse_attribute_path(key) for key in graph.shapes.keys() - used_keys]
-    parameters = sum(int(tf.size(value)) for value in values)
+    unused_keys = graph.shapes.keys() - used_keys
+    unused = sorted(parse_attribute_path(key) for key in unused_keys)
     return LoadedWeights(
-        prefix, match.part, len(values), parameters, match.is_averaged, tuple(sorted(unused))
+        path=prefix,
+        part=match.part,
+        variables=len(values),
+        parameters=sum(int(tf.size(value)) for value in values),
+        averaged=match.is_averaged,
+        unused=tuple(unused),
     )
 
 
 def _check_match(
-    model: Any, graph: CheckpointGraph, variable_match: Match, used_keys: set[str]
+    model: Model, graph: CheckpointGraph, variable_match: Match, used_keys: set[str]
 ) -> None:
     if variable_match.misfits:
         reason = "nothing fits"
@@ -209,11 +216,11 @@ def _check_match(
         )
 
     # A layer has both attributes. Optimizers and metrics do not.
-    parts = {
-        id(part): part for part in tf.train.TrackableView(model).descendants() if part is not model
-    }
-    layers = [part for part in parts.values() if hasattr(part, "call") and hasattr(part, "built")]
-    unbuilt = [type(layer).__name__ for layer in layers if not layer.built]
+    unbuilt = []
+    for part in tf.train.TrackableView(model).descendants():
+        is_layer = part is not model and hasattr(part, "call") and hasattr(part, "built")
+        if is_layer and not part.built:
+            unbuilt.append(type(part).__name__)
 
     unused_keys = graph.collect_keys_below(variable_match.node) - used_keys
     unused = sorted(parse_attribute_path(key) for key in unused_keys)

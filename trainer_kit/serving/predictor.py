@@ -14,12 +14,13 @@ from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.serving.model_loading import check_built, load_model
 from trainer_kit.training.step_tensors import LayerOutputs, unknown_tensor
+from trainer_kit.typing import Model
 
 Predictor = Callable[..., dict[str, np.ndarray]]
 
 
 def get_predictor(
-    model: Any,
+    model: Model | str | os.PathLike[str],
     inputs: Sequence[str],
     outputs: Sequence[str],
     which: str | int | None = None,
@@ -58,24 +59,27 @@ def get_predictor(
                 f"get_predictor: {field} is {names!r}; give a list of names, such as"
                 f" {[names or 'name']}"
             )
+    live_model: Model
     if isinstance(model, (str, os.PathLike)):
-        model = _load_run_model(Path(model), which, import_modules)
-    elif which is not None:
+        live_model = _load_run_model(Path(model), which, import_modules)
+    elif which is None:
+        live_model = model
+    else:
         raise UsageError(
             f"get_predictor: which={which!r} is for the folder of a run; leave it out for a live"
             " model"
         )
 
-    check_built(model)
-    build_argument = _make_argument_builder(model, list(inputs))
-    layers = LayerOutputs(model)
+    check_built(live_model)
+    build_argument = _make_argument_builder(live_model, list(inputs))
+    layers = LayerOutputs(live_model)
 
     @tf.function(reduce_retracing=True, autograph=False)
     def traced(values: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         with layers.collect(outputs) as collected:
-            returned = apply_autograph(model)(build_argument(values), training=False)
+            returned = apply_autograph(live_model)(build_argument(values), training=False)
         if not isinstance(returned, Mapping):
-            returned = {getattr(model, "name", ""): returned}
+            returned = {getattr(live_model, "name", ""): returned}
 
         tensors = {**returned, **collected.tensors}
         for name in outputs:
@@ -86,13 +90,16 @@ def get_predictor(
 
     def predict(*positional: Any, **named: Any) -> dict[str, np.ndarray]:
         values = {**dict(zip(inputs, positional, strict=False)), **named}
-        if len(positional) + len(named) != len(inputs) or values.keys() != set(inputs):
+        # A name that is also a position, or one value too many, changes the count.
+        count = len(positional) + len(named)
+        if count != len(inputs) or values.keys() != set(inputs):
             call = ", ".join(["..."] * len(positional) + [f"{name}=..." for name in named])
             raise UsageError(
                 f"the predictor takes the inputs ({', '.join(inputs)}); it was called with ({call})"
             )
 
-        tensors = traced({name: tf.convert_to_tensor(value) for name, value in values.items()})
+        arguments = {name: tf.convert_to_tensor(value) for name, value in values.items()}
+        tensors = traced(arguments)
         return {name: tensor.numpy() for name, tensor in tensors.items()}
 
     return predict
@@ -104,30 +111,37 @@ def _load_run_model(
     """Returns the model of a run's folder, or of a checkpoint in it."""
     if (path / "params.yaml").is_file():
         return load_model(path, "best" if which is None else which, import_modules)
-    folder = next((parent for parent in path.parents if (parent / "params.yaml").is_file()), None)
-    if folder is None:
+    folders = [parent for parent in path.parents if (parent / "params.yaml").is_file()]
+    if not folders:
         # The error message of load_model says what the path is.
         return load_model(path)
     if which is not None:
         raise UsageError(
             f"get_predictor: {path} is a checkpoint; which={which!r} is for the folder of a run"
         )
-    return load_model(folder, os.fspath(path), import_modules)
+    return load_model(folders[0], os.fspath(path), import_modules)
 
 
 def _make_argument_builder(
-    model: Any, names: list[str]
+    model: Model, names: list[str]
 ) -> Callable[[Mapping[str, tf.Tensor]], Any]:
     """Returns a function that builds the argument of the model's call from values by name."""
-    structure = getattr(model, "input", None) if getattr(model, "inputs", None) else None
-
     # Only a functional model has names for its inputs.
+    structure = None
+    if getattr(model, "inputs", None):
+        structure = getattr(model, "input", None)
     if structure is None:
-        return dict if len(names) > 1 else lambda values: values[names[0]]
+        if len(names) > 1:
+            return dict
+        return lambda values: values[names[0]]
 
-    nested_names = tf.nest.map_structure(lambda tensor: tensor.name.partition(":")[0], structure)
+    # The keys of a dict are the names, or else those of the symbolic tensors.
     if isinstance(structure, Mapping):
         nested_names = {key: key for key in structure}
+    else:
+        nested_names = tf.nest.map_structure(
+            lambda tensor: tensor.name.partition(":")[0], structure
+        )
     input_names = tf.nest.flatten(nested_names)
 
     # A single input may have any name.

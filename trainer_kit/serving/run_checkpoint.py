@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.run_files import BEST_CHECKPOINTS
@@ -19,7 +18,10 @@ _BEST_PREFIX = "best:"
 
 
 def resolve_run_checkpoint(
-    run_dir: Path, which: Any, trainer_config: TrainerConfig, resolve_path: Callable[[str], str]
+    run_dir: Path,
+    which: str | int | os.PathLike[str],
+    trainer_config: TrainerConfig,
+    resolve_path: Callable[[str], str],
 ) -> str:
     """Returns the prefix of a run's checkpoint.
 
@@ -33,14 +35,17 @@ def resolve_run_checkpoint(
       UsageError: when the checkpoint does not exist. The message lists the existing ones.
       StorageError: when all checkpoints are damaged.
     """
-    which = which.removeprefix("ckpt-") if isinstance(which, str) else which
+    if isinstance(which, str):
+        which = which.removeprefix("ckpt-")
     checkpoints = complete_checkpoints(os.fspath(run_dir))
     listed = f"{run_dir} holds no checkpoint"
     if checkpoints:
         listed = f"there are {', '.join(map(str, checkpoints))}"
 
-    if isinstance(which, os.PathLike) or (isinstance(which, str) and os.sep in which):
+    if isinstance(which, os.PathLike):
         return resolve_path(os.fspath(which))
+    if isinstance(which, str) and os.sep in which:
+        return resolve_path(which)
 
     if which == "latest":
         newest = find_newest_checkpoint(os.fspath(run_dir))
@@ -55,11 +60,13 @@ def resolve_run_checkpoint(
         return _resolve_best(run_dir, str(which), trainer_config)
 
     # A bool is an int in Python, but no step.
-    if isinstance(which, bool) or not (isinstance(which, int) or str(which).isdigit()):
+    is_step = isinstance(which, int) or str(which).isdigit()
+    if isinstance(which, bool) or not is_step:
         named_bests = [f"{_BEST_PREFIX}{name}" for name in trainer_config.best_checkpoints]
         names = ["best", "latest", *named_bests]
         meanings = {**{name: name for name in names}, "newest": "latest"}
-        similar = dict.fromkeys(meanings[word] for word in find_similar_names(str(which), meanings))
+        words = find_similar_names(str(which), meanings)
+        similar = dict.fromkeys(meanings[word] for word in words)
         did_you_mean = f"did you mean {' or '.join(similar)}? " if similar else ""
         raise UsageError(
             f"which: {which!r} is not a checkpoint;"
@@ -80,7 +87,9 @@ def _resolve_best(run_dir: Path, which: str, trainer_config: TrainerConfig) -> s
         advice = suggest_names(name, list(trainer_config.best_checkpoints))
         raise UsageError(f"the run keeps no best checkpoint named {name!r}; {advice}")
 
-    folder = os.path.join(directory.output_named_bests_dir, name) if name else directory.best_dir
+    folder = directory.best_dir
+    if name:
+        folder = os.path.join(directory.output_named_bests_dir, name)
     checkpoint = find_folder_checkpoint(folder)
     if checkpoint is None:
         raise UsageError(
@@ -93,8 +102,12 @@ def _resolve_best(run_dir: Path, which: str, trainer_config: TrainerConfig) -> s
 def _describe_best_weights(run_dir: Path) -> str:
     """Lists the best weights that a run and its sidecars keep, for a message."""
     patterns = ("*", f"{BEST_CHECKPOINTS}/*", "evals/*/*", f"evals/*/{BEST_CHECKPOINTS}/*")
-    files = [path for pattern in patterns for path in run_dir.glob(f"{pattern}/{INFO}")]
-    folders = [path.parent for path in files if read_info(str(path.parent), quiet=True)]
+    folders: list[Path] = []
+    for pattern in patterns:
+        for path in run_dir.glob(f"{pattern}/{INFO}"):
+            # A damaged info.json, or one of another program, names no weights.
+            if read_info(str(path.parent), quiet=True):
+                folders.append(path.parent)
 
     names = []
     for folder in sorted(folders):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -60,13 +61,20 @@ class TinyTask(Task):
             ]
         )
 
-    def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
+    def build_inputs(
+        self, params: DataConfig, input_context: tf.distribute.InputContext | None = None
+    ) -> ArraySource:
         """Returns the training or the validation points."""
         arrays = tiny_arrays(bool(params.is_training), self.task_config.examples)
         return ArraySource(arrays, params)
 
     @tf.autograph.experimental.do_not_convert
-    def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
+    def build_losses(
+        self,
+        labels: tf.Tensor,
+        model_outputs: tf.Tensor,
+        aux_losses: Sequence[tf.Tensor] | None = None,
+    ) -> tf.Tensor:
         """Returns the mean cross-entropy and what layers added."""
         losses = keras.losses.sparse_categorical_crossentropy(
             labels, model_outputs, from_logits=True
@@ -76,7 +84,7 @@ class TinyTask(Task):
         return tf.reduce_mean(losses) + tf.add_n(layer_losses)
 
     @tf.autograph.experimental.do_not_convert
-    def build_metrics(self, training: bool = True) -> list[Any]:
+    def build_metrics(self, training: bool = True) -> list[keras.Metric]:
         """Returns the accuracy."""
         return [keras.metrics.SparseCategoricalAccuracy("accuracy")]
 

@@ -17,12 +17,13 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.variable_names import model_variables
 from trainer_kit.runtime.tensorflow_internals import get_auto_trackable_class
+from trainer_kit.typing import Model
 
 _Node = get_auto_trackable_class()
 _LOG = logging.getLogger(__name__)
 
 
-def build_model_trackable(model: Any) -> Any:
+def build_model_trackable(model: Model) -> Any:
     """Returns the trackable to save for a built `model`.
 
     It contains the variables by our names and, for Keras 3, by structure too. The structure is a
@@ -41,18 +42,20 @@ def build_model_trackable(model: Any) -> Any:
     structure = _copy_structure(model, {})
     children = tf.train.TrackableView.children(structure)
     shared_names = children.keys() & named.keys()
-    conflicts = sorted(name for name in shared_names if children[name] is not named[name])
+    conflicts = [name for name in shared_names if children[name] is not named[name]]
     if conflicts:
-        reason = f"{conflicts[0]} is the name of a variable and of another attribute"
+        reason = f"{min(conflicts)} is the name of a variable and of another attribute"
         _LOG.warning("%s", _format_load_warning(model, reason))
         return named
 
     # `model.weights` leaves out the states of random generators.
-    reached_ids = {id(item) for item in tf.train.TrackableView(structure).descendants()}
+    reached_items = tf.train.TrackableView(structure).descendants()
+    reached_ids = {id(item) for item in reached_items}
     hidden_ids = {id(variable.value) for variable in model.weights} - reached_ids
     hidden_names = [name for name, variable in named.items() if id(variable) in hidden_ids]
     if hidden_names:
-        more = f" and {len(hidden_names) - 1} more" if len(hidden_names) > 1 else ""
+        more_count = len(hidden_names) - 1
+        more = f" and {more_count} more" if more_count else ""
         reason = (
             f"it does not see {hidden_names[0]}{more}; "
             "Keras 3 hides layers in lists and dicts from it, so assign each to an attribute"
@@ -66,7 +69,7 @@ def build_model_trackable(model: Any) -> Any:
     return root
 
 
-def _format_load_warning(model: Any, reason: str) -> str:
+def _format_load_warning(model: Model, reason: str) -> str:
     return (
         "best weights: tf.train.Checkpoint(model=...) cannot load all of "
         f"the model {model.name}: {reason}; "
@@ -74,7 +77,7 @@ def _format_load_warning(model: Any, reason: str) -> str:
     )
 
 
-def _copy_structure(item: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
+def _copy_structure(item: object, copies: dict[int, tuple[object, object]]) -> Any:
     """Returns a plain node for a layer or container, with copies of its children.
 
     It returns the tf.Variable of a Keras variable, and other items unchanged.

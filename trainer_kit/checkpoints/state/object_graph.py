@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from google.protobuf import descriptor_pool, message_factory
@@ -62,7 +62,8 @@ class CheckpointGraph:
         self._keys: list[str | None] = []
         for node in graph.nodes:
             keys = [attribute.checkpoint_key for attribute in node.attributes]
-            self._keys.append(next((key for key in keys if key in self.shapes), None))
+            value_keys = [key for key in keys if key in self.shapes]
+            self._keys.append(value_keys[0] if value_keys else None)
 
     def children(self, node: int | None) -> dict[str, int]:
         """Returns the children of `node` by the name of their attribute.
@@ -97,25 +98,28 @@ class CheckpointGraph:
         layer = {"": ROOT}
         for _ in range(depth):
             children = self._children_by_path(layer)
-            layer = {
-                path: node
-                for path, node in children.items()
-                if self._edges[node] and node not in nodes_by_path.values()
-            }
+            layer = {}
+            for path, node in children.items():
+                # A node that a shorter path leads to is left out.
+                if self._edges[node] and node not in nodes_by_path.values():
+                    layer[path] = node
             nodes_by_path |= layer
         return nodes_by_path
 
     def get_section_keys(self, name: str) -> dict[str, str]:
         """Returns the keys of the values in a section, such as "random/model", by name."""
-        keys = {parse_attribute_path(key): key for key in self.shapes}
         prefix = f"{name}/"
-        return {
-            path.removeprefix(prefix): key for path, key in keys.items() if path.startswith(prefix)
-        }
+        keys = {}
+        for key in self.shapes:
+            path = parse_attribute_path(key)
+            if path.startswith(prefix):
+                keys[path.removeprefix(prefix)] = key
+        return keys
 
     def has_section(self, section: str) -> bool:
         """Whether the checkpoint contains anything of a section, or of a part of one, "a/b"."""
-        return any(f"{parse_attribute_path(key)}/".startswith(f"{section}/") for key in self.shapes)
+        prefix = f"{section}/"
+        return any(f"{parse_attribute_path(key)}/".startswith(prefix) for key in self.shapes)
 
     def shapes_by_name(self, depth: int = 0) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of the values by the paths of attributes that they are saved under.
@@ -128,9 +132,10 @@ class CheckpointGraph:
         layer = {"": ROOT}
         for _ in range(depth):
             layer = self._children_by_path(layer)
-            keys |= {
-                path: key for path, node in layer.items() if (key := self._keys[node]) is not None
-            }
+            for path, node in layer.items():
+                node_key = self._keys[node]
+                if node_key is not None:
+                    keys[path] = node_key
 
         keys |= {parse_attribute_path(key): key for key in self.shapes}
         return {path: self.shapes[key] for path, key in keys.items()}
@@ -147,10 +152,13 @@ class CheckpointGraph:
         visited = {node}
         waiting = [node]
         while waiting:
-            children = set(self._edges[waiting.pop()].values()) - visited
+            edges = self._edges[waiting.pop()]
+            children = set(edges.values()) - visited
             visited |= children
             waiting += children
-        return {key for descendant in visited if (key := self._keys[descendant]) is not None}
+
+        keys = {self._keys[descendant] for descendant in visited}
+        return {key for key in keys if key is not None}
 
 
 def parse_message(name: str, serialized: bytes) -> Any:
@@ -171,7 +179,7 @@ def parse_message(name: str, serialized: bytes) -> Any:
     return message_factory.GetMessageClass(descriptor).FromString(serialized)
 
 
-def find_missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
+def find_missing_objects(graph: CheckpointGraph, root: tf.train.Checkpoint) -> dict[str, object]:
     """Returns the paths of saved objects that this run does not have, with their owners.
 
     Runs eagerly, on the host.
@@ -185,9 +193,10 @@ def find_missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
       not a list or dict. Slots that TensorFlow saves with their variable, like those of
       tf_keras.optimizers.legacy, are left out.
     """
-    missing: dict[int, tuple[str, Any]] = {}
+    missing: dict[int, tuple[str, object]] = {}
     visited: set[int] = set()
-    waiting: list[tuple[int, str, Any, Any]] = [(ROOT, "", root, root)]
+    # The number of a node, its path, its object in this run, and the nearest owner of that
+    waiting: list[tuple[int, str, object, object]] = [(ROOT, "", root, root)]
     while waiting:
         node, path, item, owner = waiting.pop()
         if node in visited:
@@ -205,11 +214,11 @@ def find_missing_objects(graph: CheckpointGraph, root: Any) -> dict[str, Any]:
 
     # A value that another path leads to is not missing.
     visited_keys = {graph.key(node) for node in visited}
-    return {
-        path: owner
-        for node, (path, owner) in missing.items()
-        if graph.collect_keys_below(node) - visited_keys
-    }
+    owners = {}
+    for node, (path, owner) in missing.items():
+        if graph.collect_keys_below(node) - visited_keys:
+            owners[path] = owner
+    return owners
 
 
 def parse_attribute_path(key: str) -> str:
@@ -219,18 +228,23 @@ def parse_attribute_path(key: str) -> str:
     return re.sub(r"\.(.)", lambda escape: {"S": "/"}.get(escape[1], escape[1]), path)
 
 
-def has_object_graph(reader: Any) -> bool:
-    """Whether a checkpoint has a graph of objects. Those of TensorFlow 1 have none.
+class CheckpointReader(Protocol):
+    """The result of tf.train.load_checkpoint, whose class is not public."""
 
-    Args:
-      reader: The result of tf.train.load_checkpoint.
-    """
+    def has_tensor(self, name: str) -> bool:
+        """Whether the checkpoint contains a value with this key."""
+
+
+def has_object_graph(reader: CheckpointReader) -> bool:
+    """Whether a checkpoint has a graph of objects. Those of TensorFlow 1 have none."""
     return bool(reader.has_tensor(_GRAPH))
 
 
 def is_bookkeeping(key: str) -> bool:
     """Whether a key belongs to no variable but to what TensorFlow needs to save and restore."""
-    return key.startswith(_BOOKKEEPING) or (_ATTRIBUTES in key and not key.endswith(_SUFFIX))
+    if key.startswith(_BOOKKEEPING):
+        return True
+    return _ATTRIBUTES in key and not key.endswith(_SUFFIX)
 
 
 def create_read_error(prefix: str, error: Exception) -> StorageError:
@@ -238,5 +252,6 @@ def create_read_error(prefix: str, error: Exception) -> StorageError:
     condition = "is gone or incomplete"
     if os.path.exists(f"{prefix}.index"):
         condition = "is damaged and cannot be read"
-    reason = str(getattr(error, "message", None) or error).splitlines()[0]
+    message = str(getattr(error, "message", None) or error)
+    reason = message.splitlines()[0]
     return StorageError(f"{prefix} {condition}: {reason}")

@@ -13,7 +13,7 @@ import concurrent.futures
 import functools
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ ARRAYS = "run_arrays"
 _KEY = "run_state/.ATTRIBUTES/VARIABLE_VALUE"
 # The key of an array's number in the JSON
 _ARRAY = "trainer_kit/array"
+# The dtypes of the arrays that a variable can contain
 _DTYPES = {dtype.name for dtype in vars(tf.dtypes).values() if isinstance(dtype, tf.DType)}
 _DTYPES -= {"string", "resource", "variant"}
 _LOG = logging.getLogger(__name__)
@@ -46,10 +47,10 @@ class PythonState:
         self.variable = _create_on_host([""], "run_state")[0]
         self.arrays = tf.Module()
         self._array_variables: list[tf.Variable] = []
-        self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
+        self._parts: dict[str, tuple[Callable[[], object], Callable[[Any], None]]] = {}
 
     def add(
-        self, name: str, get_state: Callable[[], Any], restore_state: Callable[[Any], None]
+        self, name: str, get_state: Callable[[], object], restore_state: Callable[[Any], None]
     ) -> None:
         """Adds a part.
 
@@ -71,7 +72,10 @@ class PythonState:
         Raises:
           UsageError: when a part returns a value that cannot be saved.
         """
-        values = {name: get_state() for name, (get_state, _) in self._parts.items()}
+        values = {}
+        for name, (get_state, _) in self._parts.items():
+            values[name] = get_state()
+
         arrays: list[np.ndarray] = []
         try:
             text = json.dumps(values, sort_keys=True, default=functools.partial(_encode, arrays))
@@ -82,6 +86,7 @@ class PythonState:
             raise
         self.variable.assign(text)
 
+        # The variables stay if they fit, since the saver knows only those of its first save.
         array_specs = [(array.dtype, array.shape) for array in arrays]
         variable_specs = [
             (variable.dtype.as_numpy_dtype, tuple(variable.shape))
@@ -115,7 +120,7 @@ class PythonState:
         self.variable.assign("")
         self._restore_parts({})
 
-    def _restore_parts(self, values: dict[str, Any]) -> None:
+    def _restore_parts(self, values: Mapping[str, object]) -> None:
         if unused_names := sorted(values.keys() - self._parts.keys()):
             _LOG.warning(
                 "the checkpoint holds state of parts that this run does not have, "
@@ -150,7 +155,7 @@ class PythonState:
             restore_state(value)
 
 
-def _encode(arrays: list[np.ndarray], value: Any) -> Any:
+def _encode(arrays: list[np.ndarray], value: object) -> object:
     """Adds the value of an array or a variable to `arrays`.
 
     Returns its number, in a form for JSON. A NumPy scalar becomes a number of Python instead.
@@ -174,23 +179,24 @@ def _decode(text: bytes, path: str) -> dict[str, Any]:
     """
     arrays: dict[str, np.ndarray] = {}
 
-    def find_array(value: dict[str, Any]) -> Any:
+    def find_array(value: dict[str, object]) -> object:
         if value.keys() != {_ARRAY}:
             return value
         # An earlier version wrote the array into the JSON itself.
-        if isinstance(value[_ARRAY], dict):
-            return decode_array(value[_ARRAY])
+        number = value[_ARRAY]
+        if isinstance(number, dict):
+            return decode_array(number)
         if not arrays:
             graph = CheckpointGraph(path)
             for name, key in graph.get_section_keys(ARRAYS).items():
                 arrays[name] = graph.value(key)
-        return arrays[str(value[_ARRAY])]
+        return arrays[str(number)]
 
     values: dict[str, Any] = json.loads(text, object_hook=find_array) if text else {}
     return values
 
 
-def _create_on_host(values: Sequence[Any], name: str) -> list[tf.Variable]:
+def _create_on_host(values: Sequence[str | np.ndarray], name: str) -> list[tf.Variable]:
     """Returns variables on the host that belong to no strategy.
 
     They are created in a separate thread, since a strategy of several workers would broadcast the
@@ -205,7 +211,7 @@ def _create_on_host(values: Sequence[Any], name: str) -> list[tf.Variable]:
         return thread.submit(create).result()
 
 
-def check_state(name: str, value: Any) -> None:
+def check_state(name: str, value: object) -> None:
     """Checks that a checkpoint can contain `value`, the state of the part `name`.
 
     Raises:
@@ -219,7 +225,7 @@ def check_state(name: str, value: Any) -> None:
         raise UsageError(f"the state of {name} cannot be saved: {error}; {advice}") from None
 
 
-def _check_keys(value: Any) -> None:
+def _check_keys(value: object) -> None:
     """Raises TypeError for a dict with keys that are not strings.
 
     JSON would return strings.

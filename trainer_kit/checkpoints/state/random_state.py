@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from trainer_kit.runtime.keras_internals import get_global_seed_generator, set_global_seed_generator
 from trainer_kit.runtime.tensorflow_internals import get_auto_trackable_class
+from trainer_kit.typing import Model
 
 TRACKED_BY_TASKS = (
     tf.Variable,
@@ -50,7 +51,8 @@ def prepare_process_generators(seed: int) -> dict[str, tf.Variable]:
 
     generator = _global_generator()
     if generator is None or _is_of_another_strategy(generator.state):
-        tf.random.set_global_generator(tf.random.Generator.from_seed(tf.compat.v1.get_seed(seed)))
+        process_seed = tf.compat.v1.get_seed(seed)
+        tf.random.set_global_generator(tf.random.Generator.from_seed(process_seed))
 
     return {
         "keras": keras_generator.state.value,
@@ -75,7 +77,7 @@ def _global_generator() -> tf.random.Generator | None:
     return None if created else generator
 
 
-def _is_of_another_strategy(variable: Any) -> bool:
+def _is_of_another_strategy(variable: tf.Variable) -> bool:
     """Whether a variable lies on the replicas of a strategy that is not the current one.
 
     The current strategy cannot use such a variable.
@@ -86,7 +88,7 @@ def _is_of_another_strategy(variable: Any) -> bool:
     return not strategy.extended.variable_created_in_scope(variable)
 
 
-def untracked_model_state(model: Any) -> dict[str, tf.Variable]:
+def untracked_model_state(model: Model) -> dict[str, tf.Variable]:
     """Returns the variables, by path, that the section `model` of a checkpoint does not contain.
 
     For a Keras 3 model these are tf.Variables and tf.random.Generators of its layers. For a
@@ -98,15 +100,19 @@ def untracked_model_state(model: Any) -> dict[str, tf.Variable]:
     else:
         items = tf.train.TrackableView(model).descendants()
         tracked_ids = {id(item) for item in items if isinstance(item, tf.Variable)}
+        # `_state_var` is the state of a tf.random.Generator.
         variables = {
             path: variable for path, variable in variables.items() if path.endswith("/_state_var")
         }
-    return {
-        path: variable for path, variable in variables.items() if id(variable) not in tracked_ids
-    }
+
+    untracked = {}
+    for path, variable in variables.items():
+        if id(variable) not in tracked_ids:
+            untracked[path] = variable
+    return untracked
 
 
-def task_state(task: Any, model: Any = None) -> dict[str, tf.Variable]:
+def task_state(task: object, model: Model | None = None) -> dict[str, tf.Variable]:
     """Returns the tf.Variables and the random generators of a task, by path.
 
     Weights of Keras 3 layers are left out, since a task does not train its teacher or its
@@ -120,9 +126,9 @@ def task_state(task: Any, model: Any = None) -> dict[str, tf.Variable]:
 
 
 def variables_below(
-    root: Any,
+    root: object,
     *,
-    exclude: Iterable[Any] = (),
+    exclude: Iterable[object] = (),
     kinds: tuple[type, ...] = TRACKED_BY_TASKS,
     nearest_first: bool = False,
 ) -> dict[str, tf.Variable]:
@@ -157,17 +163,21 @@ def variables_below(
             variables[path] = item
             continue
 
-        children = [
-            (str(name), child) for name, child in _children(item, root) if isinstance(child, kinds)
-        ]
+        children = []
+        for name, child in _children(item, root):
+            if isinstance(child, kinds):
+                children.append((str(name), child))
+        # A stack returns the child that was added last, so the order is reversed there.
         children.sort(
             key=lambda pair: (pair[0].startswith("_"), pair[0]), reverse=not nearest_first
         )
-        waiting.extend((f"{path}/{name}".lstrip("/"), child) for name, child in children)
+        for name, child in children:
+            child_path = f"{path}/{name}".lstrip("/")
+            waiting.append((child_path, child))
     return variables
 
 
-def _children(item: Any, root: Any) -> Iterable[tuple[Any, Any]]:
+def _children(item: object, root: object) -> Iterable[tuple[str | int, object]]:
     if isinstance(item, (list, tuple)):
         return enumerate(item)
     # Another mapping may read a file for each key, or be a file that is closed.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -62,7 +61,7 @@ class StepState:
         another shape.
     """
 
-    def __init__(self, roots: Mapping[str, Any], exclude: Sequence[Any] = ()) -> None:
+    def __init__(self, roots: Mapping[str, object], exclude: Sequence[object] = ()) -> None:
         self.roots = dict(roots)
         self.variables: dict[str, tf.Variable] = {}
         self.section = tf.Module()
@@ -102,6 +101,7 @@ class StepState:
           StorageError: when the checkpoint cannot be read.
         """
         self._restore_path = path
+        # Values of an earlier checkpoint that no variable took
         for name in self._pending_variables:
             del self.variables[name]
             delattr(self.section, name)
@@ -147,7 +147,7 @@ class StepState:
         self._restore_variables(new)
         return bool(new)
 
-    def add_traced_writes(self, graph: Any, tracked_handles: set[int], required: bool) -> bool:
+    def add_traced_writes(self, graph: tf.Graph, tracked_handles: set[int], required: bool) -> bool:
         """Adds the variables that a training loop writes and no section contains.
 
         Args:
@@ -263,7 +263,7 @@ class StepState:
                 "keep it in an attribute of the task or the model, in the same shape"
             )
 
-    def report_evaluation(self, graph: Any, exclude: set[int], required: bool) -> None:
+    def report_evaluation(self, graph: tf.Graph, exclude: set[int], required: bool) -> None:
         """Reports what an evaluation changes and the training step uses.
 
         An example is the state of a recurrent layer. A resumed run does not repeat recorded
@@ -278,15 +278,19 @@ class StepState:
           UsageError: if `required`, when there is such a change.
         """
         variables = variables_by_handle(graph)
+        # Training uses these, and nothing restores them after the evaluation.
         shared_handles = self._used_handles - exclude
         changed_handles = [
             handle for handle in find_written_handles(graph) if id(handle) in shared_handles
         ]
-        if changed_handles:
-            names = sorted(
-                getattr(variables.get(id(handle)), "name", describe_handle(handle))
-                for handle in changed_handles
-            )
+        names = []
+        for handle in changed_handles:
+            # Tables, queues and iterators have no variable.
+            variable = variables.get(id(handle))
+            names.append(getattr(variable, "name", describe_handle(handle)))
+        names.sort()
+
+        if names:
             self._report(
                 f"the evaluation changes {', '.join(names)}, which training uses: "
                 "a resumed run does not repeat recorded evaluations, "
@@ -350,6 +354,7 @@ class StepState:
                 required,
             )
 
+        # A variable of another shape counts as not restored, which `end_restore` reports.
         matching = {
             name: variable
             for name, variable in variables.items()
@@ -372,18 +377,19 @@ class StepState:
             _LOG.warning("%s", text)
 
 
-def get_handle_ids(variables: Iterable[Any]) -> set[int]:
+def get_handle_ids(variables: Iterable[tf.Variable]) -> set[int]:
     """Returns the `id` of each resource handle of variables.
 
     A mirrored variable has one handle per replica.
     """
-    parts = [
-        part for variable in variables for part in getattr(variable, "values", None) or [variable]
-    ]
-    return {id(part.handle) for part in parts}
+    handle_ids = set()
+    for variable in variables:
+        for part in getattr(variable, "values", None) or [variable]:
+            handle_ids.add(id(part.handle))
+    return handle_ids
 
 
-def restore_section(path: str, section: str, items: Mapping[str, Any]) -> None:
+def restore_section(path: str, section: str, items: Mapping[str, tf.Variable]) -> None:
     """Restores items of a section. Runs eagerly, in strategy scope.
 
     Args:

@@ -16,7 +16,7 @@ import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -35,7 +35,11 @@ from trainer_kit.checkpoints.state.variable_names import (
     optimizer_variables,
 )
 from trainer_kit.errors import UsageError
+from trainer_kit.typing import Model, Optimizer, Variable
 
+Shape: TypeAlias = tuple[int, ...]
+# A row of a table: the name, the difference, the shape in the file and the shape in the run
+DifferenceRow: TypeAlias = tuple[str, str, Shape | None, Shape | None]
 _RESTORED_SEPARATELY = (f"{STEP_STATE}/", f"{ARRAYS}/")
 # The parts of a name: section, optimizer of several, variable
 NAME_DEPTH = 3
@@ -58,11 +62,11 @@ _LOG = logging.getLogger(__name__)
 def create_training_checkpoint(
     *,
     global_step: tf.Variable,
-    model: Any,
-    optimizer: Any = None,
+    model: Model,
+    optimizer: Optimizer | Mapping[str, Optimizer] | None = None,
     average: Mapping[str, tf.Variable] | None = None,
     more_averages: Mapping[str, Mapping[str, tf.Variable]] | None = None,
-    trainable: Sequence[Any] = (),
+    trainable: Sequence[Variable] = (),
     **others: Any,
 ) -> tf.train.Checkpoint:
     """Returns the checkpoint of a run.
@@ -91,15 +95,16 @@ def create_training_checkpoint(
         items["more_averages"] = {
             name: dict(variables) for name, variables in more_averages.items()
         }
-    items.update(
-        {name: item for name, item in others.items() if not isinstance(item, Mapping) or item}
-    )
+    for name, item in others.items():
+        # An empty dict leaves nothing in the file.
+        if not isinstance(item, Mapping) or item:
+            items[name] = item
     items.update(item_variables(getattr(model, "checkpoint_items", None) or {}))
     return tf.train.Checkpoint(**items)
 
 
 def create_weights_checkpoint(
-    *, global_step: tf.Variable, model: Any, **items: Any
+    *, global_step: tf.Variable, model: Model, **items: Any
 ) -> tf.train.Checkpoint:
     """Returns the checkpoint of the weights alone, as the best checkpoint contains them.
 
@@ -159,6 +164,7 @@ def restore(
 
         if optional_sections:
             items = _items(checkpoint)
+            # These are read first and without a check, and the rest is checked below.
             optional = {name: item for name, item in items.items() if name in optional_sections}
             missing = sorted(optional.keys() - _sections(saved_shapes))
             if missing:
@@ -275,13 +281,13 @@ def check_variables_created(
         raise _create_mismatch_error(path, format_differences(rows), allow_partial=True)
 
 
-def _select_optimizer_paths(missing: Mapping[str, Any]) -> list[str]:
+def _select_optimizer_paths(missing: Mapping[str, object]) -> list[str]:
     return [path for path, owner in missing.items() if hasattr(owner, "apply_gradients")]
 
 
 def _describe_differences(
     checkpoint: tf.train.Checkpoint,
-    saved: Mapping[str, tuple[int, ...]],
+    saved: Mapping[str, Shape],
     strict: bool,
     optional_sections: Collection[str],
     max_rows: int | None,
@@ -303,7 +309,7 @@ def _describe_differences(
     }
     run_shapes = collect_variable_shapes(items)
 
-    rows: list[tuple[str, str, Any, Any]] = []
+    rows: list[DifferenceRow] = []
     for name in run_shapes.keys() - saved.keys():
         rows.append((name, "missing in the checkpoint", None, run_shapes[name]))
     if strict:
@@ -319,7 +325,7 @@ def _describe_differences(
     return format_differences(rows, max_rows)
 
 
-def _saved_by_structure(items: Mapping[str, Any], path: str = "") -> Iterator[str]:
+def _saved_by_structure(items: Mapping[str, object], path: str = "") -> Iterator[str]:
     """Yields the paths, which end with "/", of what is saved by structure.
 
     An example is each of several optimizers of tf_keras.
@@ -331,10 +337,8 @@ def _saved_by_structure(items: Mapping[str, Any], path: str = "") -> Iterator[st
             yield f"{path}{name}/"
 
 
-def format_differences(
-    rows: Sequence[tuple[str, str, Any, Any]], max_rows: int | None = ROWS
-) -> str:
-    """Formats rows of (name, what, shape saved, shape here) under a line for each layer.
+def format_differences(rows: Sequence[DifferenceRow], max_rows: int | None = ROWS) -> str:
+    """Formats rows under a line for each layer.
 
     At most `max_rows` of them are shown. None means all.
     """
@@ -373,7 +377,7 @@ def _sections(names: Iterable[str]) -> set[str]:
 
 
 def _without_absent(
-    checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any], strict: bool
+    checkpoint: tf.train.Checkpoint, saved: Mapping[str, Shape], strict: bool
 ) -> dict[str, Any]:
     """Returns the items of `checkpoint` without optional ones that the file does not contain."""
     sections = _sections(saved)
@@ -387,14 +391,14 @@ def _without_absent(
 
 
 def _select_matching_items(
-    checkpoint: tf.train.Checkpoint, saved: Mapping[str, Any]
+    checkpoint: tf.train.Checkpoint, saved: Mapping[str, Shape]
 ) -> dict[str, Any]:
     """Returns the items of `checkpoint` without named variables that do not match the file.
 
     These are missing or have another shape in the file.
     """
 
-    def select(name: str, item: Any) -> Any:
+    def select(name: str, item: object) -> object:
         if isinstance(item, Mapping):
             children = {key: select(f"{name}/{key}", value) for key, value in item.items()}
             return {key: child for key, child in children.items() if child is not None}
@@ -406,11 +410,11 @@ def _select_matching_items(
     return {name: item for name, item in items.items() if item is not None}
 
 
-def collect_variable_shapes(items: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def collect_variable_shapes(items: Mapping[str, object]) -> dict[str, Shape]:
     """Returns the shapes, by name, of what a checkpoint of named variables would save."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, Shape] = {}
 
-    def collect(name: str, child: Any) -> None:
+    def collect(name: str, child: object) -> None:
         if isinstance(child, tf.Variable):
             shapes[name] = tuple(child.shape)
         elif isinstance(child, Mapping):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
@@ -25,7 +24,7 @@ _DESCRIPTIONS = {
 }
 
 
-def find_written_handles(graph: Any) -> list[Any]:
+def find_written_handles(graph: tf.Graph) -> list[tf.Tensor]:
     """Returns the handles that a traced graph changes, in its order.
 
     These are handles of outer variables, tables, queues and iterators. The search includes loops,
@@ -52,7 +51,7 @@ def find_written_handles(graph: Any) -> list[Any]:
     return written_handles
 
 
-def find_captured_handles(graph: Any) -> list[Any]:
+def find_captured_handles(graph: tf.Graph) -> list[tf.Tensor]:
     """Returns the handles that a traced graph uses, in its order.
 
     These are handles of outer variables, tables, queues and iterators.
@@ -64,24 +63,26 @@ def find_captured_handles(graph: Any) -> list[Any]:
     ]
 
 
-def variables_by_handle(graph: Any) -> dict[int, tf.Variable]:
+def variables_by_handle(graph: tf.Graph) -> dict[int, tf.Variable]:
     """Returns the variables that a graph uses by the `id` of their handles.
 
     Of a variable on several replicas, the variable of each replica is returned.
     """
-    variables = [variable for subgraph in _graphs(graph) for variable in subgraph.variables]
-    parts = [
-        part for variable in variables for part in getattr(variable, "values", None) or [variable]
-    ]
-    return {id(part.handle): part for part in parts}
+    variables = {}
+    for subgraph in _graphs(graph):
+        for variable in subgraph.variables:
+            # A distributed variable has one of its own on each replica.
+            for part in getattr(variable, "values", None) or [variable]:
+                variables[id(part.handle)] = part
+    return variables
 
 
-def describe_handle(handle: Any) -> str:
+def describe_handle(handle: tf.Tensor) -> str:
     """Returns the description of a handle of `find_captured_handles`, for messages."""
     return _DESCRIPTIONS[_kind(handle)]
 
 
-def _graphs(graph: Any) -> Iterator[Any]:
+def _graphs(graph: tf.Graph) -> Iterator[tf.Graph]:
     """Yields a graph and the graphs of all functions that it calls, each once."""
     visited: set[int] = set()
     waiting = [graph]
@@ -93,6 +94,6 @@ def _graphs(graph: Any) -> Iterator[Any]:
             waiting += get_called_functions(subgraph).values()
 
 
-def _kind(handle: Any) -> str:
+def _kind(handle: tf.Tensor) -> str:
     match = _KIND.search(str(handle))
     return match.group(1).rpartition("::")[2] if match else ""

@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -35,6 +35,7 @@ from trainer_kit.config.schema.optimization import AVERAGE
 from trainer_kit.errors import UsageError
 from trainer_kit.runtime.replica_values import ReplicaLocalState
 from trainer_kit.runtime.tensorflow_internals import stop_async_saver
+from trainer_kit.typing import Model, Optimizer, TaskLike, Variable
 
 # The elements of a variable that is summed together with others of its shape
 _SMALL = 4096
@@ -42,6 +43,32 @@ _SMALL = 4096
 _GENERATOR = re.compile(r"(^|/)(StateVar|seed_generator_state)\b")
 
 _LOG = logging.getLogger(__name__)
+
+
+class WeightsAverage(Protocol):
+    """The moving averages of the weights. See MovingAverage."""
+
+    @property
+    def section(self) -> str:
+        """The section of checkpoints with the average."""
+
+    @property
+    def more_section(self) -> str:
+        """The section of checkpoints with the averages of other decays."""
+
+    @property
+    def variables(self) -> Mapping[str, tf.Variable] | Optimizer:
+        """The average by key, or the optimizer that averages itself."""
+
+    @property
+    def more_variables(self) -> Mapping[str, Mapping[str, tf.Variable]]:
+        """The averages with other decays by name and key."""
+
+    def initialize(self) -> None:
+        """Sets the averages to the weights, for a run that starts from step 0."""
+
+    def reset(self, names: Sequence[str] | None = None, keys: Sequence[str] | None = None) -> None:
+        """Sets averages to the weights, those of `names` and `keys` or all."""
 
 
 class TrainState:
@@ -54,9 +81,8 @@ class TrainState:
       model: A built Keras 3 model, tf_keras model or tf.Module.
       optimizer: A built optimizer or a dict of them. None for evaluation, which has no run state
         either.
-      average: A MovingAverage, or an object with the same `initialize`, `reset`, `section`,
-        `variables`, `more_section` and `more_variables`. None if there is none.
-      task: The task, whose own variables and generators belong to the run.
+      average: A MovingAverage, or an object with the same methods. None if there is none.
+      task: The task, whose own variables and generators belong to the run. None if there is none.
       seed: The seed of the process's random generators.
       items: Further parts of every checkpoint, the best included, by name. They are restored as far
         as both sides have them.
@@ -83,13 +109,13 @@ class TrainState:
     def __init__(
         self,
         global_step: tf.Variable,
-        model: Any,
-        optimizer: Any,
-        average: Any,
-        task: Any,
+        model: Model,
+        optimizer: Optimizer | Mapping[str, Optimizer] | None,
+        average: WeightsAverage | None,
+        task: TaskLike | None,
         seed: int,
-        items: Mapping[str, Any] | None = None,
-        trainable: Sequence[Any] = (),
+        items: Mapping[str, object] | None = None,
+        trainable: Sequence[Variable] = (),
         require_exact: bool = False,
     ) -> None:
         self._global_step = global_step
@@ -126,7 +152,7 @@ class TrainState:
                 "random": generators,
             }
 
-        self._items = dict(items or {})
+        self._items: dict[str, Any] = dict(items or {})
         self.optional_sections = frozenset(items or ())
         reserved_names = {
             *OMITTABLE_SECTIONS,
@@ -155,15 +181,15 @@ class TrainState:
         self.step_is_known = False
         self._step_is_traced = False
         # The graphs of evaluations that are checked
-        self._checked_graphs: set[Any] = set()
+        self._checked_graphs: set[tf.Graph] = set()
         # The checkpoint that was restored except for what the first step creates
         self._partly_restored_path: str | None = None
         self._weights_finite_fn = tf.function(self.compute_weights_finite, autograph=False)
         # The number of variables that the function checks, and the function
         self._others_finite_fn: tuple[int, Any] = (0, None)
         # The states of random generators, collected at the first evaluation
-        self._generators: list[Any] | None = None
-        self._generator_snapshot: list[tuple[Any, tf.Tensor]] = []
+        self._generators: list[tf.Variable] | None = None
+        self._generator_snapshot: list[tuple[tf.Variable, tf.Tensor]] = []
 
     @property
     def other_variables(self) -> list[tf.Variable]:
@@ -185,7 +211,7 @@ class TrainState:
             **self._saved_with_weights,
         )
 
-    def add_root(self, name: str, owner: Any) -> None:
+    def add_root(self, name: str, owner: object) -> None:
         """Adds an object whose attributes are saved, under paths that begin with `name`.
 
         Call it before the restore.
@@ -270,9 +296,11 @@ class TrainState:
             return
 
         saved_shapes = CheckpointGraph(path).shapes_by_name(NAME_DEPTH)
-        sections = {AVERAGE: (self._average.section, self._average.variables)}
-        for name, averages in self._average.more_variables.items():
-            sections[name] = (f"{self._average.more_section}/{name}", averages)
+        sections: dict[str, tuple[str, Mapping[str, tf.Variable] | Optimizer]] = {
+            AVERAGE: (self._average.section, self._average.variables)
+        }
+        for name, more_averages in self._average.more_variables.items():
+            sections[name] = (f"{self._average.more_section}/{name}", more_averages)
 
         for name, (section, averages) in sections.items():
             # The averages of an optimizer that averages are restored with it.
@@ -293,7 +321,7 @@ class TrainState:
         """
         return self._average is None or CheckpointGraph(path).has_section(self._average.section)
 
-    def track_attributes(self, exclude: Iterable[Any]) -> None:
+    def track_attributes(self, exclude: Iterable[Variable]) -> None:
         """Adds the variables in attributes of the task and the model, and restores them.
 
         Called after each restore, also of nothing, and before weights are written. Runs eagerly,
@@ -306,7 +334,7 @@ class TrainState:
             handles = self._get_tracked_handles(exclude)
             self._after_variables_added(self.step_state.add_attributes(handles))
 
-    def before_save(self, exclude: Iterable[Any]) -> None:
+    def before_save(self, exclude: Iterable[Variable]) -> None:
         """Brings all state into variables that checkpoints contain, right before a save.
 
         Runs eagerly, on the host.
@@ -320,7 +348,7 @@ class TrainState:
         self.track_attributes(exclude)
         self._after_variables_added(self.python_state.store())
 
-    def track_step_state(self, graph: Any, exclude: Sequence[Any]) -> None:
+    def track_step_state(self, graph: tf.Graph | None, exclude: Sequence[Variable]) -> None:
         """Adds and restores all state of the training step, before the first step. Runs eagerly.
 
         Args:
@@ -365,7 +393,7 @@ class TrainState:
             self._partly_restored_path = None
             check_variables_created(self.checkpoint, path, self.optional_sections)
 
-    def check_evaluation(self, graph: Any, exclude: Iterable[Any]) -> None:
+    def check_evaluation(self, graph: tf.Graph | None, exclude: Iterable[Variable]) -> None:
         """Warns of variables that an evaluation changes and training uses.
 
         Generators are excepted, since they are restored. Called after each evaluation. It checks
@@ -394,10 +422,11 @@ class TrainState:
           everything: Whether to restore all variables of the checkpoint. Otherwise those of the
             task and the training step are restored.
         """
-        items: Iterable[Any] = self.other_variables
         if everything:
             items = tf.train.TrackableView(self.checkpoint).descendants()
-        variables = [item for item in items if isinstance(item, tf.Variable)]
+            variables = [item for item in items if isinstance(item, tf.Variable)]
+        else:
+            variables = self.other_variables
         snapshot = [(part, part.read_value()) for part in _get_replica_variables(variables)]
         try:
             yield
@@ -429,7 +458,7 @@ class TrainState:
         for state, value in snapshot:
             state.assign(value)
 
-    def _get_tracked_handles(self, exclude: Iterable[Any]) -> set[int]:
+    def _get_tracked_handles(self, exclude: Iterable[Variable]) -> set[int]:
         """Returns the handles of all variables in other sections, and of `exclude`."""
         items = list(tf.train.TrackableView(self.checkpoint).descendants())
         variables = [item for item in items if isinstance(item, tf.Variable)]
@@ -442,7 +471,8 @@ class TrainState:
             if not isinstance(item, tf.Variable) and hasattr(item, "get_slot_names"):
                 optimizers.append(item)
         slots = [slot for owner in optimizers for slot in _get_optimizer_variables(owner)]
-        return get_handle_ids([*variables, *_native([*slots, *exclude])])
+        others = _native([*slots, *exclude])
+        return get_handle_ids([*variables, *others])
 
     def _after_variables_added(self, grown: bool) -> None:
         self._generators = None
@@ -493,10 +523,11 @@ class TrainState:
 
         Runs eagerly, on the host.
         """
-        sections = [
-            section for section in self._average_section().values() if isinstance(section, Mapping)
-        ]
-        others = [*_get_optimizer_variables(self._optimizer), *tf.nest.flatten(sections)]
+        others = _get_optimizer_variables(self._optimizer)
+        for section in self._average_section().values():
+            # The averages of an optimizer that averages are among its variables.
+            if isinstance(section, Mapping):
+                others += tf.nest.flatten(section)
 
         # Some optimizers create their variables in the first step.
         if self._others_finite_fn[0] != len(others):
@@ -522,24 +553,28 @@ class TrainState:
         return _all_finite(self._model.variables)
 
 
-def _get_optimizer_variables(optimizer: Any) -> list[Any]:
+def _get_optimizer_variables(
+    optimizer: Optimizer | Mapping[str, Optimizer] | None,
+) -> list[Variable]:
     """Returns the variables of an optimizer of any kind, or of a dict of them."""
     if isinstance(optimizer, Mapping):
         return [
             variable for item in optimizer.values() for variable in _get_optimizer_variables(item)
         ]
+    # It is a method of the optimizers of tf_keras.optimizers.legacy.
     variables = getattr(optimizer, "variables", ())
     return list(variables() if callable(variables) else variables)
 
 
-def _get_replica_variables(variables: Iterable[Any]) -> list[Any]:
+def _get_replica_variables(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
     """Returns the variable of each replica for mirrored variables, and other variables as is."""
-    return [
-        part for variable in variables for part in getattr(variable, "values", None) or [variable]
-    ]
+    replica_variables: list[tf.Variable] = []
+    for variable in variables:
+        replica_variables += getattr(variable, "values", None) or [variable]
+    return replica_variables
 
 
-def _check_aggregations(items: Iterable[Any]) -> None:
+def _check_aggregations(items: Iterable[object]) -> None:
     """Raises UsageError for variables on several replicas that TensorFlow cannot save.
 
     They are synchronized ON_READ and have no aggregation.
@@ -561,7 +596,7 @@ def _check_aggregations(items: Iterable[Any]) -> None:
             )
 
 
-def _native(variables: Iterable[Any]) -> list[Any]:
+def _native(variables: Iterable[Variable]) -> list[tf.Variable]:
     """Returns TensorFlow's variables, those of Keras 3 included."""
     return [
         variable.value if isinstance(variable, keras.Variable) else variable
@@ -569,11 +604,11 @@ def _native(variables: Iterable[Any]) -> list[Any]:
     ]
 
 
-def _all_finite(variables: Iterable[Any]) -> tf.Tensor:
+def _all_finite(variables: Iterable[Variable]) -> tf.Tensor:
     """Returns whether all floating-point variables are finite, a bool scalar."""
     # Small variables of one shape and dtype are summed together, since each operation has to be
     # traced, which takes about a millisecond.
-    groups: dict[Any, list[Any]] = {}
+    groups: dict[Any, list[tf.Variable]] = {}
     floating = [variable for variable in _native(variables) if variable.dtype.is_floating]
     for number, variable in enumerate(floating):
         shape = variable.shape
@@ -585,4 +620,6 @@ def _all_finite(variables: Iterable[Any]) -> tf.Tensor:
     for group in groups.values():
         values = tf.stack(group) if len(group) > 1 else group[0]
         sums.append(tf.reduce_sum(tf.cast(values, tf.float32)))
-    return tf.reduce_all(tf.math.is_finite(tf.stack(sums))) if sums else tf.constant(True)
+    if not sums:
+        return tf.constant(True)
+    return tf.reduce_all(tf.math.is_finite(tf.stack(sums)))

@@ -19,12 +19,13 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.runtime.keras_internals import get_trained_variables
+from trainer_kit.typing import Model, Optimizer, Variable
 
 _NAMED_BY_KERAS = (keras.Layer, keras.Metric, keras.Variable, keras.random.SeedGenerator)
 _NUMBERED = re.compile(r"^(.*?)(?:_(\d+))?$")
 
 
-def model_variables(model: Any) -> dict[str, tf.Variable] | Any:
+def model_variables(model: Model) -> dict[str, tf.Variable] | Any:
     """Returns the variables of a Keras 3 model by name, seed generators included.
 
     Any other model is returned unchanged, since tf_keras models and tf.Module can be tracked
@@ -37,7 +38,7 @@ def model_variables(model: Any) -> dict[str, tf.Variable] | Any:
     return _map_distinct_names(names, variables)
 
 
-def layer_names(model: Any) -> dict[str, str] | None:
+def layer_names(model: Model) -> dict[str, str] | None:
     """Returns the names in `model_variables` with the user's own numbers of layers.
 
     Numbers that Keras gave stay ranks. They follow the name of a class.
@@ -51,15 +52,16 @@ def layer_names(model: Any) -> dict[str, str] | None:
 
     paths = [variable.path for variable in model.variables]
     class_names = _class_names(*_NAMED_BY_KERAS)
-    ranked_names = make_distinct(canonical_paths(paths))
-    user_names = make_distinct(
-        canonical_paths(paths, lambda stem: stem.replace("_", "") in class_names)
-    )
-    return {
-        ranked_name: user_name
-        for ranked_name, user_name in zip(ranked_names, user_names, strict=True)
-        if ranked_name != user_name
-    }
+    ranked_paths = canonical_paths(paths)
+    # Keras derives the name of a layer without one from its class, `dense_7` from Dense.
+    user_paths = canonical_paths(paths, lambda stem: stem.replace("_", "") in class_names)
+
+    names = {}
+    pairs = zip(make_distinct(ranked_paths), make_distinct(user_paths), strict=True)
+    for ranked_name, user_name in pairs:
+        if ranked_name != user_name:
+            names[ranked_name] = user_name
+    return names
 
 
 def _class_names(*classes: type) -> set[str]:
@@ -71,7 +73,7 @@ def _class_names(*classes: type) -> set[str]:
     return names
 
 
-def item_variables(item: Any) -> Any:
+def item_variables(item: object) -> Any:
     """Returns an item of `checkpoint_items` without Keras 3 objects.
 
     They are replaced by their tf.Variables, by name.
@@ -93,17 +95,18 @@ def item_variables(item: Any) -> Any:
     if isinstance(item, Mapping):
         return {name: item_variables(child) for name, child in item.items()}
     if type(item) is tf.train.Checkpoint:
-        children = {
-            name: item_variables(child)
-            for name, child in vars(item).items()
-            if name != "save_counter" and name[0] != "_"
-        }
+        children = {}
+        for name, child in vars(item).items():
+            if name != "save_counter" and name[0] != "_":
+                children[name] = item_variables(child)
         return tf.train.Checkpoint(**children)
     return item
 
 
 def optimizer_variables(
-    optimizer: Any, model: Any, trainable: Sequence[Any] = ()
+    optimizer: Optimizer | Mapping[str, Optimizer],
+    model: Model,
+    trainable: Sequence[Variable] = (),
 ) -> dict[str, tf.Variable] | Any:
     """Returns the variables of a Keras 3 optimizer, with slots named after the model's variables.
 
@@ -124,21 +127,23 @@ def optimizer_variables(
         return optimizer
 
     model_ids = {id(variable) for variable in [*trainable, *model.variables]}
-    other_variables = [
-        variable for variable in get_trained_variables(optimizer) if id(variable) not in model_ids
-    ]
+    trained_variables = get_trained_variables(optimizer)
+    other_variables = [variable for variable in trained_variables if id(variable) not in model_ids]
     owners = _owner_names(list(trainable or model.trainable_variables))
-    owners += [(flattened, f"others/{name}") for flattened, name in _owner_names(other_variables)]
+    for flattened, name in _owner_names(other_variables):
+        owners.append((flattened, f"others/{name}"))
     # Longer paths come first, since a path may begin with another one.
     owners.sort(key=lambda owner: -len(owner[0]))
 
     paths = [variable.path for variable in optimizer.variables]
     names = [_slot_name(path, owners) for path in paths]
     # Variables that were frozen have no slots, and still count in the ranks of those that have.
-    prefixes = {path.rpartition("/")[0] for path in paths}
-    counted_names = [f"{prefix}/{name}" for prefix in prefixes for _, name in owners if trainable]
-    canonical_names = canonical_paths([*names, *counted_names])[: len(names)]
-    return _map_distinct_names(canonical_names, optimizer.variables)
+    counted_names = []
+    if trainable:
+        prefixes = {path.rpartition("/")[0] for path in paths}
+        counted_names = [f"{prefix}/{name}" for prefix in prefixes for _, name in owners]
+    canonical_names = canonical_paths([*names, *counted_names])
+    return _map_distinct_names(canonical_names[: len(names)], optimizer.variables)
 
 
 def canonical_paths(
@@ -156,43 +161,48 @@ def canonical_paths(
     split_paths = [path.split("/") for path in paths]
     ranked_paths: list[list[str]] = [[] for _ in paths]
     for depth in range(max(map(len, split_paths), default=0)):
-        parts = {
-            index: _stem_and_number(path[depth], is_ranked)
-            for index, path in enumerate(split_paths)
-            if depth < len(path)
-        }
-        parents = {index: tuple(ranked_paths[index]) for index in parts}
+        # The parent, the stem and the number of the part at this depth, by the path's index
+        parts: dict[int, tuple[tuple[str, ...], str, int]] = {}
+        for index, path in enumerate(split_paths):
+            if depth >= len(path):
+                continue
+            stem = path[depth]
+            number = 0
+            match = _NUMBERED.match(stem)
+            if match and match[2] and is_ranked(match[1]):
+                stem = match[1]
+                number = int(match[2])
+            parts[index] = (tuple(ranked_paths[index]), stem, number)
 
         numbers: dict[tuple[tuple[str, ...], str], set[int]] = defaultdict(set)
-        for index, (stem, number) in parts.items():
-            numbers[parents[index], stem].add(number)
-        for index, (stem, number) in parts.items():
-            rank = sorted(numbers[parents[index], stem]).index(number)
+        for parent, stem, number in parts.values():
+            numbers[parent, stem].add(number)
+        for index, (parent, stem, number) in parts.items():
+            rank = sorted(numbers[parent, stem]).index(number)
             ranked_paths[index].append(f"{stem}_{rank}" if rank else stem)
 
     return ["/".join(ranked_path) for ranked_path in ranked_paths]
 
 
-def _stem_and_number(part: str, is_ranked: Callable[[str], bool]) -> tuple[str, int]:
-    match = _NUMBERED.match(part)
-    stem, number = match.groups() if match else (part, None)
-    return (stem, int(number)) if number and is_ranked(stem) else (part, 0)
-
-
-def _owner_names(variables: Sequence[Any]) -> list[tuple[str, str]]:
+def _owner_names(variables: Sequence[Variable]) -> list[tuple[str, str]]:
     """Returns (flattened path as in Keras' slot names, our name) of each variable."""
+    # A tf.Variable has only a name.
     paths = [getattr(variable, "path", None) or variable.name for variable in variables]
-    names = list(_map_distinct_names(canonical_paths(paths), variables))
-    flattened = [re.sub(r"[/:]", "_", path) for path in paths]
-    return list(zip(flattened, names, strict=True))
+    names = make_distinct(canonical_paths(paths))
+    owners = []
+    for path, name in zip(paths, names, strict=True):
+        flattened = re.sub(r"[/:]", "_", path)
+        owners.append((flattened, name))
+    return owners
 
 
 def _slot_name(path: str, owners: Iterable[tuple[str, str]]) -> str:
     # A LossScaleOptimizer has the names of two optimizers in its paths.
     optimizer, _, slot = path.rpartition("/")
     for flattened, name in owners:
-        if slot.startswith(flattened + "_"):
-            return f"{optimizer}/{name}/{slot[len(flattened) + 1 :]}"
+        prefix = f"{flattened}_"
+        if slot.startswith(prefix):
+            return f"{optimizer}/{name}/{slot.removeprefix(prefix)}"
     return path
 
 
@@ -201,14 +211,18 @@ def make_distinct(names: Iterable[str]) -> list[str]:
     counts: dict[str, int] = defaultdict(int)
     distinct_names = []
     for name in names:
-        distinct_names.append(f"{name}#{counts[name]}" if counts[name] else name)
+        count = counts[name]
+        distinct_names.append(f"{name}#{count}" if count else name)
         counts[name] += 1
     return distinct_names
 
 
-def _map_distinct_names(names: Sequence[str], variables: Sequence[Any]) -> dict[str, tf.Variable]:
+def _map_distinct_names(
+    names: Sequence[str], variables: Sequence[Variable]
+) -> dict[str, tf.Variable]:
     """Maps names, each distinct, to tf.Variables."""
-    return {
-        name: variable.value if isinstance(variable, keras.Variable) else variable
-        for name, variable in zip(make_distinct(names), variables, strict=True)
-    }
+    native_variables = {}
+    for name, variable in zip(make_distinct(names), variables, strict=True):
+        is_keras = isinstance(variable, keras.Variable)
+        native_variables[name] = variable.value if is_keras else variable
+    return native_variables

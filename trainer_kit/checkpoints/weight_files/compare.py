@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from trainer_kit.checkpoints.weight_files.weight_file import WeightFile, replace_numbers_by_ranks
@@ -27,6 +25,7 @@ def compare_weights(
     """
     first_names, second_names = common_names(first, second)
     names = first_names.keys() | second_names.keys()
+
     rows = []
     for name in sorted(names):
         first_shape = _shape(first, first_names.get(name))
@@ -58,20 +57,26 @@ def common_names(first: WeightFile, second: WeightFile) -> tuple[dict[str, str],
 
     equal_names = first_names.keys() & second_names.keys()
     equal_ranks = first_ranks.keys() & second_ranks.keys()
-    are_consistent = all(
-        second_ranks.get(rank) == name for rank, name in first_ranks.items() if name in equal_names
-    )
-    have_user_numbers = first.has_user_numbers and second.has_user_numbers
-    if are_consistent and not have_user_numbers and len(equal_ranks) > len(equal_names):
-        return first_ranks, second_ranks
-    return first_names, second_names
+    if len(equal_ranks) <= len(equal_names):
+        return first_names, second_names
+
+    # Numbers that the user gave mean the same in both files.
+    if first.has_user_numbers and second.has_user_numbers:
+        return first_names, second_names
+    for rank, name in first_ranks.items():
+        if name in equal_names and second_ranks.get(rank) != name:
+            return first_names, second_names
+    return first_ranks, second_ranks
 
 
 def _shape(file: WeightFile, name: str | None) -> str:
-    return "" if name is None else f"{file.dtypes[name]} {list(file.shapes[name])}"
+    if name is None:
+        return ""
+    shape = list(file.shapes[name])
+    return f"{file.dtypes[name]} {shape}"
 
 
-def _describe_difference(first: Any, second: Any) -> str:
+def _describe_difference(first: np.ndarray | bytes, second: np.ndarray | bytes) -> str:
     """Returns how two values of one shape and dtype differ.
 
     Returns "" if they are equal. NaN equals NaN.
@@ -80,9 +85,15 @@ def _describe_difference(first: Any, second: Any) -> str:
     second = np.asarray(second)
     if first.dtype.kind in "OSU":
         return "" if np.array_equal(first, second) else "text"
-    differ = (first != second) & ~(np.isnan(first) & np.isnan(second))
+
+    both_nan = np.isnan(first) & np.isnan(second)
+    differ = (first != second) & ~both_nan
     if not differ.any():
         return ""
+
     # Wide enough for 64-bit integers, and for complex numbers.
-    distances = np.abs(first[differ].astype(np.clongdouble) - second[differ].astype(np.clongdouble))
-    return f"{int(differ.sum())} of {first.size} values, by at most {np.max(distances):.3g}"
+    first_values = first[differ].astype(np.clongdouble)
+    second_values = second[differ].astype(np.clongdouble)
+    distance = np.max(np.abs(first_values - second_values))
+    count = int(differ.sum())
+    return f"{count} of {first.size} values, by at most {distance:.3g}"

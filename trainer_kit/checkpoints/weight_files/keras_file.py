@@ -12,7 +12,6 @@ import itertools
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import h5py
 import numpy as np
@@ -64,7 +63,7 @@ class KerasFile(WeightFile):
         self.path = path
         self.kind = f"a Keras file ({ending(path)})"
         try:
-            source: Any = path
+            source: str | io.BytesIO = path
             if path.endswith(".keras"):
                 source = io.BytesIO(zipfile.ZipFile(path).read(WEIGHTS))
             self._file = h5py.File(source)
@@ -72,18 +71,29 @@ class KerasFile(WeightFile):
             # Keras 2 keeps the weights of a whole model in a group.
             top = self._file.get("model_weights", self._file)
             self.has_numbered_variables = not _names(top, "layer_names")
-            variables = list(
-                _iterate_keras3_variables(self._file, "")
-                if self.has_numbered_variables
-                else _iterate_keras2_variables(top)
-            )
+            variables: list[tuple[str, str]] = []
+            if self.has_numbered_variables:
+                variables += _iterate_keras3_variables(self._file, "")
+            else:
+                # The variables' own names end with an output number, as in dense/kernel:0.
+                for layer in _names(top, "layer_names"):
+                    group = top[layer]
+                    for name in _names(group, "weight_names"):
+                        variable_name = name.partition(":")[0]
+                        variables.append((variable_name, group[name].name))
+
             names = make_distinct(name for name, _ in variables)
             dataset_paths = [dataset_path for _, dataset_path in variables]
             self.dataset_paths = dict(zip(names, dataset_paths, strict=True))
 
-            datasets = {name: self._file[key] for name, key in self.dataset_paths.items()}
-            self.shapes = {name: tuple(dataset.shape) for name, dataset in datasets.items()}
-            self.dtypes = {name: _dtype(dataset) for name, dataset in datasets.items()}
+            shapes: dict[str, tuple[int, ...]] = {}
+            dtypes: dict[str, str] = {}
+            for name, dataset_path in self.dataset_paths.items():
+                dataset = self._file[dataset_path]
+                shapes[name] = tuple(dataset.shape)
+                dtypes[name] = _dtype(dataset)
+            self.shapes = shapes
+            self.dtypes = dtypes
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise StorageError(f"{path} cannot be read as a Keras file: {error}") from error
 
@@ -95,11 +105,12 @@ class KerasFile(WeightFile):
         """
         try:
             dataset = self._file[self.dataset_paths[name]]
-            return np.array(dataset, dtype=tf.as_dtype(_dtype(dataset)).as_numpy_dtype)
+            dtype = tf.as_dtype(_dtype(dataset))
+            return np.array(dataset, dtype=dtype.as_numpy_dtype)
         except OSError as error:
             raise StorageError(f"{self.path} is damaged: {name} cannot be read: {error}") from error
 
-    def write_copy(self, path: str, values: Mapping[str, Any]) -> None:
+    def write_copy(self, path: str, values: Mapping[str, np.ndarray]) -> None:
         """Writes a copy of the file with other values of some variables, by name."""
         if not path.endswith(".keras"):
             with open(self.path, "rb") as original, open(path, "wb") as copy:
@@ -113,7 +124,7 @@ class KerasFile(WeightFile):
                     content = self._with_values(content, values)
                 archive_copy.writestr(item, content)
 
-    def _with_values(self, content: bytes, values: Mapping[str, Any]) -> bytes:
+    def _with_values(self, content: bytes, values: Mapping[str, np.ndarray]) -> bytes:
         stream = io.BytesIO(content)
         with h5py.File(stream, "r+") as weights:
             for name, value in values.items():
@@ -121,7 +132,7 @@ class KerasFile(WeightFile):
         return stream.getvalue()
 
 
-def _iterate_keras3_variables(group: Any, outer: str) -> Iterator[tuple[str, str]]:
+def _iterate_keras3_variables(group: h5py.Group, outer: str) -> Iterator[tuple[str, str]]:
     """Yields the variables in a group of Keras 3 and below it.
 
     Each is a pair of the names of layers with a number, and the path in the file.
@@ -135,17 +146,11 @@ def _iterate_keras3_variables(group: Any, outer: str) -> Iterator[tuple[str, str
             layer = ""
             if _VARIABLES in item:
                 layer = str(item[_VARIABLES].attrs.get("name", key))
-            yield from _iterate_keras3_variables(item, "/".join(filter(None, [outer, layer])))
+            path = "/".join(filter(None, [outer, layer]))
+            yield from _iterate_keras3_variables(item, path)
 
 
-def _iterate_keras2_variables(top: Any) -> Iterator[tuple[str, str]]:
-    """Yields (the variable's own name, path in the file) of the variables in a file of Keras 2."""
-    for layer in _names(top, "layer_names"):
-        for name in _names(top[layer], "weight_names"):
-            yield name.partition(":")[0], top[layer][name].name
-
-
-def _names(group: Any, attribute: str) -> list[str]:
+def _names(group: h5py.Group, attribute: str) -> list[str]:
     """Returns the names in an attribute.
 
     Keras 2 splits an attribute that is larger than 64 KB into numbered ones.
@@ -154,13 +159,14 @@ def _names(group: Any, attribute: str) -> list[str]:
     if attribute not in group.attrs:
         numbered = (f"{attribute}{number}" for number in itertools.count())
         pieces = list(itertools.takewhile(group.attrs.__contains__, numbered))
-    return [
-        value.decode() if isinstance(value, bytes) else str(value)
-        for piece in pieces
-        for value in group.attrs[piece]
-    ]
+
+    names = []
+    for piece in pieces:
+        for value in group.attrs[piece]:
+            names.append(value.decode() if isinstance(value, bytes) else str(value))
+    return names
 
 
-def _dtype(dataset: Any) -> str:
+def _dtype(dataset: h5py.Dataset) -> str:
     # The attribute is bfloat16, which HDF5 does not know.
     return str(dataset.attrs.get("dtype", dataset.dtype.name))

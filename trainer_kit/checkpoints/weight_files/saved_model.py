@@ -36,15 +36,16 @@ def read_variable_keys(graph: CheckpointGraph) -> dict[str, str]:
     nodes = saved_model.meta_graphs[0].object_graph_def.nodes
 
     keys: dict[str, str] = {}
+    # The two graphs have the same edges, not the same numbers. A pair is a node in both.
     waiting = deque([(ROOT, ROOT)])
     visited = {ROOT}
-    # The two graphs have the same edges, not the same numbers.
     while waiting:
         number, checkpoint_number = waiting.popleft()
         node = nodes[number]
         key = graph.key(checkpoint_number)
         if key is not None and node.HasField("variable"):
             keys.setdefault(node.variable.name, key)
+
         edges = graph.children(checkpoint_number)
         for child in node.children:
             if child.local_name in edges and child.node_id not in visited:
@@ -54,4 +55,6 @@ def read_variable_keys(graph: CheckpointGraph) -> dict[str, str]:
 
 
 def _definition(prefix: str) -> str:
-    return os.path.join(os.path.dirname(os.path.dirname(prefix)), _FILE)
+    # The prefix is <folder>/variables/variables.
+    folder = os.path.dirname(os.path.dirname(prefix))
+    return os.path.join(folder, _FILE)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import (
@@ -56,13 +57,21 @@ class TensorFlowFile(WeightFile):
         self.kind = "a TensorFlow 2 checkpoint" if self.has_graph else "a TensorFlow 1 checkpoint"
         self.layer_names = read_layer_names(prefix)
         self.has_user_numbers = self.layer_names is not None
-        keys = [key for key in sorted(shapes) if not is_bookkeeping(key)]
-        self.keys = {self._name(key): key for key in keys}
+
         if self.has_graph and is_in_saved_model(prefix):
             self.kind = SAVED_MODEL
             self.keys = read_variable_keys(self.graph)
-        self.shapes = {name: tuple(shapes[key]) for name, key in self.keys.items()}
-        self.dtypes = {name: dtypes[key].name for name, key in self.keys.items()}
+        else:
+            keys = [key for key in sorted(shapes) if not is_bookkeeping(key)]
+            self.keys = {self._name(key): key for key in keys}
+
+        shapes_by_name: dict[str, tuple[int, ...]] = {}
+        dtypes_by_name: dict[str, str] = {}
+        for name, key in self.keys.items():
+            shapes_by_name[name] = tuple(shapes[key])
+            dtypes_by_name[name] = dtypes[key].name
+        self.shapes = shapes_by_name
+        self.dtypes = dtypes_by_name
 
     def _name(self, key: str) -> str:
         name = parse_attribute_path(key) if self.has_graph else key
@@ -82,8 +91,11 @@ class TensorFlowFile(WeightFile):
 
         Its names then have ranks of layers.
         """
-        model = self.graph.children(ROOT).get("model") if self.has_graph else None
-        return model is not None and any("/" in name for name in self.graph.children(model))
+        if not self.has_graph:
+            return False
+        model = self.graph.children(ROOT).get("model")
+        # trainer_kit saves variables by their paths, so its names contain slashes.
+        return any("/" in name for name in self.graph.children(model))
 
     def read_tensor(self, name: str) -> Any:
         """Returns the value of a variable as a NumPy array, or bytes for text.
@@ -96,7 +108,7 @@ class TensorFlowFile(WeightFile):
         except (tf.errors.OpError, ValueError, IndexError, RuntimeError) as error:
             raise create_read_error(self.path, error) from error
 
-    def write_copy(self, path: str, values: Mapping[str, Any]) -> None:
+    def write_copy(self, path: str, values: Mapping[str, np.ndarray]) -> None:
         """Writes a copy of the checkpoint with other values of some variables.
 
         Runs eagerly.

@@ -6,6 +6,8 @@ import abc
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from trainer_kit.checkpoints.state.variable_names import canonical_paths
 
 # The section of the model in checkpoints of trainer_kit
@@ -39,7 +41,7 @@ class WeightFile(abc.ABC):
         """
 
     @abc.abstractmethod
-    def write_copy(self, path: str, values: Mapping[str, Any]) -> None:
+    def write_copy(self, path: str, values: Mapping[str, np.ndarray]) -> None:
         """Writes a copy of the file with other values of some variables. Runs eagerly.
 
         Args:

@@ -44,22 +44,27 @@ def write_average(files: Sequence[WeightFile], output: str) -> int:
     for file in files:
         rows, _ = compare_weights(file, last, values=False)
         if rows:
-            raise UsageError(f"{file.path} and {last.path} cannot be averaged: {' '.join(rows[0])}")
+            difference = " ".join(rows[0])
+            raise UsageError(f"{file.path} and {last.path} cannot be averaged: {difference}")
         file_names, last_names = common_names(file, last)
+        # From the name in the last file to the name in this one
         names_by_file.append({last_names[name]: file_names[name] for name in last_names})
 
-    if (is_keras_file(last.path) or is_keras_file(output)) and ending(output) != ending(last.path):
+    has_keras_file = is_keras_file(last.path) or is_keras_file(output)
+    if has_keras_file and ending(output) != ending(last.path):
         raise UsageError(f"--output: {output} has to end as {last.path} does")
 
-    means = {}
+    means: dict[str, np.ndarray] = {}
     for name, dtype in last.dtypes.items():
-        if tf.as_dtype(dtype).is_floating:
-            values = [
-                file.read_tensor(file_names[name])
-                for file, file_names in zip(files, names_by_file, strict=True)
-            ]
-            mean = np.mean([np.asarray(value, np.float64) for value in values], axis=0)
-            means[name] = mean.astype(values[-1].dtype)
+        if not tf.as_dtype(dtype).is_floating:
+            continue
+        values = [
+            file.read_tensor(file_names[name])
+            for file, file_names in zip(files, names_by_file, strict=True)
+        ]
+        wide_values = [np.asarray(value, np.float64) for value in values]
+        mean = np.mean(wide_values, axis=0)
+        means[name] = mean.astype(values[-1].dtype)
 
     with create_output_file(output) as path:
         last.write_copy(path, means)
@@ -81,13 +86,21 @@ def write_renamed(file: WeightFile, names: Mapping[str, str], output: str) -> No
       UsageError: when the output exists.
       StorageError: when a file cannot be read or written.
     """
-    has_sections = isinstance(file, TensorFlowFile) and file.kind != SAVED_MODEL and file.has_graph
+    has_sections = False
+    if isinstance(file, TensorFlowFile):
+        has_sections = file.has_graph and file.kind != SAVED_MODEL
     sections: dict[str, Any] = {}
     for new_name, name in names.items():
-        target = new_name if has_sections else f"{MODEL}{new_name.removeprefix(MODEL)}"
+        target = new_name
+        if not has_sections:
+            target = f"{MODEL}{new_name.removeprefix(MODEL)}"
+        variable = tf.Variable(file.read_tensor(name), trainable=False)
+
         section, _, inner = target.partition("/")
-        items = sections.setdefault(section, {}) if inner else sections
-        items[inner or section] = tf.Variable(file.read_tensor(name), trainable=False)
+        if inner:
+            sections.setdefault(section, {})[inner] = variable
+        else:
+            sections[section] = variable
 
     with create_output_file(output) as path:
         tf.train.Checkpoint(**sections).write(path)
@@ -108,7 +121,9 @@ def create_output_file(output: str) -> Iterator[str]:
       UsageError: when it exists already.
       StorageError: when it cannot be written.
     """
-    if os.path.exists(output) or glob.glob(f"{glob.escape(output)}.*"):
+    # The output is a file, or the prefix of the files of a checkpoint.
+    pattern = f"{glob.escape(output)}.*"
+    if os.path.exists(output) or glob.glob(pattern):
         raise UsageError(
             f"--output: {output} exists, and no file is overwritten; give another path"
         )
@@ -121,9 +136,9 @@ def create_output_file(output: str) -> Iterator[str]:
         ) as temporary_folder:
             yield os.path.join(temporary_folder, name)
             file_names = os.listdir(temporary_folder)
-            for file_name in sorted(file_names, key=lambda file_name: file_name.endswith(".index")):
-                os.rename(
-                    os.path.join(temporary_folder, file_name), os.path.join(folder, file_name)
-                )
+            file_names.sort(key=lambda file_name: file_name.endswith(".index"))
+            for file_name in file_names:
+                temporary_path = os.path.join(temporary_folder, file_name)
+                os.rename(temporary_path, os.path.join(folder, file_name))
     except OSError as error:
         raise StorageError(f"{output} cannot be written: {error.strerror or error}") from error

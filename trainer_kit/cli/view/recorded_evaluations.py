@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainer_kit.checkpoint_names import parse_checkpoint_name
 from trainer_kit.cli.view.run_status import Settings, explain_read_errors, format_names
@@ -150,13 +149,25 @@ def read_evaluations(folder: Path, name: str) -> list[RecordedEvaluation]:
     path = folder / "evals" / f"{name}.jsonl"
     with explain_read_errors(path):
         records = read_records(path)
+    # `active_records` returns copies. The numbers of the lines identify them.
     numbered_records = [{**record, "line": number} for number, record in enumerate(records)]
     active_lines = {record["line"] for record in active_records(numbered_records)}
-    return [
-        _parse_evaluation(record, record["line"] in active_lines)
-        for record in numbered_records
-        if record.get("kind") != REWIND
-    ]
+
+    evaluations = []
+    for record in numbered_records:
+        if record.get("kind") == REWIND:
+            continue
+        evaluation = RecordedEvaluation(
+            step=record["step"],
+            dataset=str(record.get("dataset") or ""),
+            metrics=flatten_scalars(record["metrics"], "|"),
+            seconds=as_scalar(record.get("seconds")),
+            checkpoint=str(record.get("checkpoint") or ""),
+            lineage=record["lineage"],
+            is_active=record["line"] in active_lines,
+        )
+        evaluations.append(evaluation)
+    return evaluations
 
 
 def metric_names(evaluations: Iterable[RecordedEvaluation]) -> list[str]:
@@ -296,19 +307,6 @@ def compare_with_info(
     if (info["step"], info["value"]) in best_values:
         return True, f"{INFO} agrees: {content}"
     return False, f"{INFO} differs: {content}"
-
-
-def _parse_evaluation(record: Mapping[str, Any], is_active: bool) -> RecordedEvaluation:
-    seconds = record.get("seconds")
-    return RecordedEvaluation(
-        step=record["step"],
-        dataset=str(record.get("dataset") or ""),
-        metrics=flatten_scalars(record["metrics"], "|"),
-        seconds=as_scalar(seconds),
-        checkpoint=str(record.get("checkpoint") or ""),
-        lineage=record["lineage"],
-        is_active=is_active,
-    )
 
 
 def _has_all_files(prefix: Path) -> bool:

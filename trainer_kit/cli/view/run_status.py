@@ -146,26 +146,23 @@ def read_settings(folder: Path) -> Settings:
     best_folder = section.get("best_checkpoint_export_subdir")
     if not isinstance(best_folder, str):
         best_folder = defaults.best_checkpoint_export_subdir
+
+    named_criteria: dict[str, Criterion] = {}
+    named_sections = section.get("best_checkpoints")
+    if isinstance(named_sections, dict):
+        for name, fields in named_sections.items():
+            # A FieldError is a ValueError.
+            with contextlib.suppress(ValueError, TypeError):
+                options = BestCheckpointConfig(**fields)
+                named_criteria[str(name)] = Criterion(
+                    options.metric, options.metric_comp, options.keep, options.min_delta
+                )
     return Settings(
         metric=metric,
         comparison=comparison,
         best_folder=best_folder,
-        named_criteria=_parse_named_criteria(section.get("best_checkpoints")),
+        named_criteria=named_criteria,
     )
-
-
-def _parse_named_criteria(section: Any) -> dict[str, Criterion]:
-    criteria: dict[str, Criterion] = {}
-    if not isinstance(section, dict):
-        return criteria
-    for name, values in section.items():
-        # A FieldError is a ValueError.
-        with contextlib.suppress(ValueError, TypeError):
-            options = BestCheckpointConfig(**values)
-            criteria[str(name)] = Criterion(
-                options.metric, options.metric_comp, options.keep, options.min_delta
-            )
-    return criteria
 
 
 def read_trainer_heartbeat(folder: Path) -> TrainerHeartbeat | None:

@@ -75,5 +75,7 @@ def format_table(table: Table) -> str:
             padded_columns.append([cell.rjust(width) for cell in column])
 
     gap = " " * _GAP
-    lines = [gap.join(row).rstrip() for row in zip(*padded_columns, strict=True)]
-    return "\n".join([replace_unprintable(table.title), *lines])
+    lines = [replace_unprintable(table.title)]
+    for row in zip(*padded_columns, strict=True):
+        lines.append(gap.join(row).rstrip())
+    return "\n".join(lines)

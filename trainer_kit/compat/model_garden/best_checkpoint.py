@@ -26,7 +26,7 @@ from trainer_kit.checkpoints.commit import create_write_error, describe_damage
 from trainer_kit.errors import ConfigError, Mistake, UsageError, suggest_names
 from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.exporter import BestWeightsExporter
-from trainer_kit.evals.best.info_json import GARDEN_STEP, INFO, build_info, read_info
+from trainer_kit.evals.best.info_json import GARDEN_STEP, INFO, BestInfo, build_info, read_info
 from trainer_kit.telemetry.scalars import flatten_scalars
 from trainer_kit.training.metric_set import to_numpy
 from trainer_kit.typing import IntLike
@@ -246,7 +246,7 @@ class GardenBestFolder(BestFolder):
             info["step"],
         )
 
-    def read_infos(self, metric: str) -> dict[int, dict[str, Any]]:
+    def read_infos(self, metric: str) -> dict[int, BestInfo]:
         """Returns the noted info of complete weights by step.
 
         On workers it includes the weights that the chief is going to take over.
@@ -263,11 +263,11 @@ class GardenBestFolder(BestFolder):
         all_infos = {info["step"]: info, **infos}
         return dict(sorted(all_infos.items()))
 
-    def read_best_info(self) -> dict[str, Any] | None:
+    def read_best_info(self) -> BestInfo | None:
         """Returns the noted info of the weights that info.json names."""
         return read_info(self.path, quiet=True)
 
-    def write_best(self, info: dict[str, Any]) -> None:
+    def write_best(self, info: BestInfo) -> None:
         """Makes info.json, the pointer file and the links name weights that exist.
 
         See BestFolder.
@@ -295,13 +295,13 @@ class GardenBestFolder(BestFolder):
             for suffix in suffixes:
                 os.link(prefix + suffix, link_prefix + suffix)
 
-    def format_info(self, info: dict[str, Any]) -> dict[str, Any]:
+    def format_info(self, info: BestInfo) -> dict[str, Any]:
         """Returns the content of info.json for weights with the noted `info`."""
         content = nest_metrics(info["metrics"])
         content[GARDEN_STEP] = float(info["step"])
         return content
 
-    def _read_garden_info(self, metric: str) -> dict[str, Any] | None:
+    def _read_garden_info(self, metric: str) -> BestInfo | None:
         """Returns the info of best weights that Model Garden left here.
 
         None if there are none, or if their metric is not finite.

@@ -162,6 +162,7 @@ class OptimizerAverages:
 
     # The section of a checkpoint that contains the averages. They are slots of the optimizer.
     section = "optimizer"
+    more_section = "more_averages"
 
     def __init__(self, optimizer: GardenOptimizer, model: Model) -> None:
         inner = find_averaging_optimizer(optimizer)
@@ -194,8 +195,8 @@ class OptimizerAverages:
     def initialize(self) -> None:
         """Does nothing: Model Garden's average begins at zero."""
 
-    def reset(self) -> None:
-        """Sets the averages to the weights, for example after only weights were restored.
+    def reset(self, names: Sequence[str] | None = None, keys: Sequence[str] | None = None) -> None:
+        """Sets all averages to the weights, for example after only weights were restored.
 
         Runs eagerly, on the host.
         """

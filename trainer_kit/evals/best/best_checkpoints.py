@@ -6,12 +6,50 @@ These are the primary one and the named ones of the config.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import tensorflow as tf
 
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.evals.best.exporter import BestWeightsExporter
+from trainer_kit.evals.ledger import Evaluation
 from trainer_kit.telemetry.scalars import flatten_scalars
+
+
+class CheckpointExporter(Protocol):
+    """What exports best weights: a BestWeightsExporter, or an object like Model Garden's."""
+
+    @property
+    def best_ckpt_logs(self) -> Mapping[str, Any] | None:
+        """The metrics of the best evaluation so far, or None before the first."""
+
+    def maybe_export_checkpoint(
+        self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, object], step: int, /
+    ) -> object:
+        """Exports `checkpoint` if its evaluation is among the best."""
+
+
+class EvaluatedTrainer(Protocol):
+    """What an export needs of the trainer that has evaluated. See Evaluator."""
+
+    @property
+    def config(self) -> ExperimentConfig:
+        """The config of the run."""
+
+    @property
+    def global_step(self) -> tf.Variable:
+        """The step of the evaluated weights."""
+
+    @property
+    def validation_set_names(self) -> tuple[str, ...]:
+        """The names of all validation sets."""
+
+    def use_metric_weights(self, metric: str) -> AbstractContextManager[tf.train.Checkpoint]:
+        """Yields the checkpoint of the weights that had this value of `metric`."""
+
+    def locate_metric(self, metric: str) -> tuple[list[str], str]:
+        """Returns the groups of the logs that lead to `metric`, and its name in the last one."""
 
 
 class BestCheckpoints:
@@ -27,12 +65,18 @@ class BestCheckpoints:
       named_exporters: The exporters of best_checkpoints, by name.
     """
 
-    def __init__(self, primary: Any, named_exporters: Mapping[str, BestWeightsExporter]) -> None:
+    def __init__(
+        self,
+        primary: CheckpointExporter | None,
+        named_exporters: Mapping[str, BestWeightsExporter],
+    ) -> None:
         self.primary = primary
         self.named_exporters = dict(named_exporters)
 
     @classmethod
-    def from_exporter(cls, exporter: Any) -> BestCheckpoints:
+    def from_exporter(
+        cls, exporter: BestCheckpoints | CheckpointExporter | None
+    ) -> BestCheckpoints:
         """Returns the owner of a trainer's `checkpoint_exporter`, which may be one already."""
         return exporter if isinstance(exporter, cls) else cls(exporter, {})
 
@@ -54,19 +98,21 @@ class BestCheckpoints:
         """(metric, value, step) of the primary best so far."""
         return getattr(self.primary, "best", None)
 
-    def resume(self, step: int | None, evaluations: Iterable[Mapping[str, Any]]) -> None:
+    def resume(self, step: int | None, evaluations: Iterable[Evaluation]) -> None:
         """Selects the weights to keep by the recorded evaluations. See BestWeightsExporter."""
         records = list(evaluations)
         for exporter in self:
             exporter.resume(step, records)
 
-    def rewind(self, step: int, evaluations: Iterable[Mapping[str, Any]]) -> None:
+    def rewind(self, step: int, evaluations: Iterable[Evaluation]) -> None:
         """Goes back to `step` permanently. See BestWeightsExporter."""
         records = list(evaluations)
         for exporter in self:
             exporter.rewind(step, records)
 
-    def export(self, trainer: Any, logs: Mapping[str, Any], sets: Collection[str]) -> None:
+    def export(
+        self, trainer: EvaluatedTrainer, logs: Mapping[str, object], sets: Collection[str]
+    ) -> None:
         """Exports the weights that a trainer has evaluated, if they are among the best.
 
         They are exported for each metric by which they are.
@@ -83,13 +129,15 @@ class BestCheckpoints:
         for exporter in (self.primary, *self.named_exporters.values()):
             if exporter is None:
                 continue
+            # The first part of a metric of several sets is the name of its set.
             metric = _get_metric_name(exporter, trainer)
-            if metric.partition("|")[0] not in unevaluated_sets:
+            set_name = metric.partition("|")[0]
+            if set_name not in unevaluated_sets:
                 with trainer.use_metric_weights(metric) as weights:
                     exporter.maybe_export_checkpoint(weights, logs, step)
 
     def maybe_export_checkpoint(
-        self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], step: int
+        self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, object], step: int
     ) -> None:
         """Offers `checkpoint` to each exporter.
 
@@ -98,7 +146,7 @@ class BestCheckpoints:
         for exporter in self:
             exporter.maybe_export_checkpoint(checkpoint, eval_logs, step)
 
-    def add_best(self, trainer: Any, logs: dict[str, Any]) -> None:
+    def add_best(self, trainer: EvaluatedTrainer, logs: dict[str, Any]) -> None:
         """Adds the primary best value so far to the logs of an evaluation, as `best_<metric>`.
 
         Logs without the metric's group are unchanged.
@@ -114,6 +162,7 @@ class BestCheckpoints:
         metric = _get_metric_name(self.primary, trainer)
         value = flatten_scalars(self.best_ckpt_logs or {}, "|").get(metric)
         groups, name = trainer.locate_metric(metric)
+        # The logs of the group that contains the metric
         group_logs: Any = logs
         for group in groups:
             group_logs = group_logs.get(group, {})
@@ -121,7 +170,7 @@ class BestCheckpoints:
             group_logs[f"best_{name}"] = value
 
 
-def _get_metric_name(exporter: Any, trainer: Any) -> str:
+def _get_metric_name(exporter: CheckpointExporter, trainer: EvaluatedTrainer) -> str:
     """Returns the metric that decides, which is the one of the config if the exporter has none."""
     if hasattr(exporter, "metric_name"):
         return str(exporter.metric_name)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import describe_damage, write_commit_record
 from trainer_kit.checkpoints.pointer_file import write_pointer
 from trainer_kit.checkpoints.retention import remove_checkpoints_except
 from trainer_kit.checkpoints.weights_folder import WeightsFolder
-from trainer_kit.evals.best.info_json import INFO, read_info, read_recorded_info
+from trainer_kit.evals.best.info_json import INFO, BestInfo, read_info, read_recorded_info
 
 
 class BestFolder(WeightsFolder):
@@ -31,37 +30,36 @@ class BestFolder(WeightsFolder):
         super().__init__(path, is_writer)
         self.info_path = os.path.join(path, INFO)
 
-    def read_infos(self, metric: str) -> dict[int, dict[str, Any]]:
+    def read_infos(self, metric: str) -> dict[int, BestInfo]:
         """Returns the infos, by step, of whole weights that were kept by `metric`.
 
         They are in the order of steps.
         """
         best_info = self.read_best_info()
-        infos: dict[int, dict[str, Any]] = {}
+        infos: dict[int, BestInfo] = {}
         for step in self.steps():
             info = read_recorded_info(self.path, step)
+            # A record of the weights may lack the info that info.json has.
             if info is None and best_info is not None and best_info["step"] == step:
                 info = best_info
-            if (
-                info is not None
-                and info["metric"] == metric
-                and not describe_damage(self.prefix(step))
-            ):
+            if info is None or info["metric"] != metric:
+                continue
+            if not describe_damage(self.prefix(step)):
                 infos[step] = info
         return infos
 
-    def read_best_info(self) -> dict[str, Any] | None:
+    def read_best_info(self) -> BestInfo | None:
         """Returns the content of info.json.
 
         Returns None if it is missing or, with a warning, if it cannot be read.
         """
         return read_info(self.path)
 
-    def format_info(self, info: dict[str, Any]) -> dict[str, Any]:
+    def format_info(self, info: BestInfo) -> Mapping[str, object]:
         """Returns the content of info.json for the info of the best weights."""
         return info
 
-    def write_best(self, info: dict[str, Any]) -> None:
+    def write_best(self, info: BestInfo) -> None:
         """Writes info.json, then the pointer file, to name existing weights.
 
         Unchanged files are not written.
@@ -82,12 +80,12 @@ class BestFolder(WeightsFolder):
     def update_best(self, ranked_steps: Sequence[int]) -> None:
         """Names the first of the steps `ranked_steps` whose weights somebody has not removed."""
         existing_steps = self.steps() if self.is_writer else []
-        infos = (
-            read_recorded_info(self.path, step) for step in ranked_steps if step in existing_steps
-        )
-        info = next(infos, None)
-        if info is not None:
-            self.write_best(info)
+        for step in ranked_steps:
+            if step in existing_steps:
+                info = read_recorded_info(self.path, step)
+                if info is not None:
+                    self.write_best(info)
+                return
 
     def rotate(self, keep: Sequence[int]) -> None:
         """Names the best of the steps `keep`, the first, then removes other weights with a record.
@@ -105,7 +103,7 @@ class BestFolder(WeightsFolder):
                 os.remove(self.info_path)
             write_pointer(self.path, [])
 
-    def write_info_record(self, info: dict[str, Any]) -> None:
+    def write_info_record(self, info: BestInfo) -> None:
         """Writes the commit record of whole weights, with their info.
 
         Raises:

@@ -56,7 +56,9 @@ class Criterion:
     keep: int = 1
     min_delta: float = 0.0
 
-    def score(self, step: int, metrics: Mapping[str, Any], record: Any) -> ScoredEvaluation | None:
+    def score(
+        self, step: int, metrics: Mapping[str, object], record: Any
+    ) -> ScoredEvaluation | None:
         """Returns `record` as a candidate, or None when its metric is missing or not finite."""
         value = flatten_scalars(metrics, "|").get(self.metric, math.nan)
         return ScoredEvaluation(step, value, record) if math.isfinite(value) else None
@@ -77,16 +79,18 @@ class Criterion:
         if len(selected) < self.keep:
             return [*selected, new]
 
+        # Of equal evaluations the later one is the worst.
         worst = self.sort_best_first(selected)[-1]
-        if _SIGNS[self.comparison] * (new.value - worst.value) <= self.min_delta:
+        gain = _SIGNS[self.comparison] * (new.value - worst.value)
+        if gain <= self.min_delta:
             return list(selected)
-        return [*(evaluation for evaluation in selected if evaluation is not worst), new]
+        others = [evaluation for evaluation in selected if evaluation is not worst]
+        return [*others, new]
 
     def sort_best_first(self, evaluations: Iterable[ScoredEvaluation]) -> list[ScoredEvaluation]:
         """Sorts by metric, best first. Ties keep their order."""
-        return sorted(
-            evaluations, key=lambda evaluation: -_SIGNS[self.comparison] * evaluation.value
-        )
+        sign = -_SIGNS[self.comparison]
+        return sorted(evaluations, key=lambda evaluation: sign * evaluation.value)
 
     def best(self, evaluations: Iterable[ScoredEvaluation]) -> ScoredEvaluation | None:
         """Returns the best kept evaluation, or None when nothing is kept."""

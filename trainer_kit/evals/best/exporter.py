@@ -31,7 +31,7 @@ from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.evals.best.best_folder import BestFolder
 from trainer_kit.evals.best.criterion import Criterion, ScoredEvaluation
 from trainer_kit.evals.best.info_json import build_info
-from trainer_kit.evals.ledger import merge_validation_sets
+from trainer_kit.evals.ledger import Evaluation, merge_validation_sets
 from trainer_kit.telemetry.scalars import flatten_scalars
 
 _LOG = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class BestWeightsExporter:
         best = self.criterion.best(self._best_so_far)
         return (self.metric_name, best.value, best.step) if best else None
 
-    def resume(self, step: int | None, evaluations: Iterable[Mapping[str, Any]]) -> None:
+    def resume(self, step: int | None, evaluations: Iterable[Evaluation]) -> None:
         """Selects the weights to keep by the recorded evaluations.
 
         The run resumes from `step`. Records of several validation sets at one step count as one
@@ -121,12 +121,14 @@ class BestWeightsExporter:
         candidates: list[ScoredEvaluation] = []
         unrecorded = {candidate.step: candidate for candidate in self._exported_evaluations}
         for evaluation in merge_validation_sets(evaluations):
+            evaluated_step = evaluation["step"]
             metrics = flatten_scalars(evaluation["metrics"], "|")
-            if self.metric_name in metrics:
-                unrecorded.pop(evaluation["step"], None)
-                info = build_info(evaluation["step"], metrics, self.metric_name)
-                if math.isfinite(info["value"]):
-                    candidates.append(ScoredEvaluation(info["step"], info["value"], info))
+            if self.metric_name not in metrics:
+                continue
+            unrecorded.pop(evaluated_step, None)
+            info = build_info(evaluated_step, metrics, self.metric_name)
+            if math.isfinite(info["value"]):
+                candidates.append(ScoredEvaluation(evaluated_step, info["value"], info))
         candidates += unrecorded.values()
         self._best_so_far = self.criterion.fold(
             candidate for candidate in candidates if step is None or candidate.step <= step
@@ -134,11 +136,10 @@ class BestWeightsExporter:
 
         # Weights that are exported already were checked before.
         exported = {candidate.step: candidate for candidate in self._exported_evaluations}
-        whole_steps = {
-            saved_step
-            for saved_step in self._folder.steps()
-            if saved_step in exported or not describe_damage(self._folder.prefix(saved_step))
-        }
+        whole_steps = set()
+        for saved_step in self._folder.steps():
+            if saved_step in exported or not describe_damage(self._folder.prefix(saved_step)):
+                whole_steps.add(saved_step)
         best_steps = {candidate.step for candidate in self.criterion.fold(candidates)}
         reached_steps = {candidate.step for candidate in self._best_so_far}
         self._warn_of_lost((best_steps & reached_steps) - whole_steps)
@@ -156,7 +157,7 @@ class BestWeightsExporter:
             self._exported_evaluations.append(exported_evaluation)
         self._folder.rotate(self._sort_steps(self._exported_evaluations))
 
-    def rewind(self, step: int, evaluations: Iterable[Mapping[str, Any]]) -> None:
+    def rewind(self, step: int, evaluations: Iterable[Evaluation]) -> None:
         """Moves superseded weights of steps after `step` to `archived/`, and resumes from `step`.
 
         Args:
@@ -203,7 +204,7 @@ class BestWeightsExporter:
         )
 
     def maybe_export_checkpoint(
-        self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], step: int
+        self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, object], step: int
     ) -> bool:
         """Exports `checkpoint` if its evaluation is kept.
 
@@ -237,23 +238,23 @@ class BestWeightsExporter:
         info = build_info(int(step), logs, self.metric_name)
         candidate = ScoredEvaluation(int(step), value, info)
         # The first evaluation of a step counts.
-        was_evaluated = any(evaluation.step == candidate.step for evaluation in self._best_so_far)
+        evaluated_steps = {evaluation.step for evaluation in self._best_so_far}
+        was_evaluated = candidate.step in evaluated_steps
         self._best_so_far = self.criterion.select_after(self._best_so_far, candidate)
         exported_steps = {evaluation.step for evaluation in self._exported_evaluations}
         self._warn_of_lost(exported_steps - set(self._folder.steps()))
 
-        same_step = (
-            evaluation
-            for evaluation in self._exported_evaluations
-            if evaluation.step == candidate.step
-        )
-        earlier = next(same_step, None)
+        earlier = None
+        others = []
+        for evaluation in self._exported_evaluations:
+            if evaluation.step == candidate.step:
+                earlier = evaluation
+            else:
+                others.append(evaluation)
         # Perhaps the weights were exported before the run was killed.
         if earlier is not None and (was_evaluated or earlier.value == candidate.value):
             return False
-        others = [
-            evaluation for evaluation in self._exported_evaluations if evaluation is not earlier
-        ]
+
         selected = self.criterion.select_after(others, candidate)
         if candidate not in selected:
             return False
@@ -270,7 +271,9 @@ class BestWeightsExporter:
 
     def _sort_steps(self, items: Iterable[ScoredEvaluation]) -> list[int]:
         """Returns the steps of evaluations, the best first."""
-        return [evaluation.step for evaluation in self.criterion.sort_best_first(sorted(items))]
+        # Ties keep the order of steps.
+        ranking = self.criterion.sort_best_first(sorted(items))
+        return [evaluation.step for evaluation in ranking]
 
     def _warn_of_lost(self, steps: set[int]) -> None:
         """Warns once of weights that should be kept.

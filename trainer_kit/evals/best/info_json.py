@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict, TypeGuard
 
 from trainer_kit import files
 from trainer_kit.checkpoints.commit import read_commit_record
@@ -22,7 +22,25 @@ GARDEN_STEP = "best_ckpt_global_step"
 _LOG = logging.getLogger(__name__)
 
 
-def read_info(export_dir: str, quiet: bool = False) -> dict[str, Any] | None:
+class BestInfo(TypedDict):
+    """The content of info.json, and the info in the commit record of best weights.
+
+    Attributes:
+      checkpoint: The name of the checkpoint, `ckpt-<step>`.
+      step: The global step of the weights.
+      metric: The name of the metric that decides.
+      value: The value of the metric.
+      metrics: All metrics by name, nested names joined by `|`.
+    """
+
+    checkpoint: str
+    step: int
+    metric: str
+    value: float
+    metrics: dict[str, float]
+
+
+def read_info(export_dir: str, quiet: bool = False) -> BestInfo | None:
     """Returns the content of info.json.
 
     Returns None if it does not exist or, with a warning, if it cannot be read.
@@ -32,11 +50,13 @@ def read_info(export_dir: str, quiet: bool = False) -> dict[str, Any] | None:
       quiet: Whether to omit the warning.
     """
     path = os.path.join(export_dir, INFO)
-    info = files.read_json(path) or {}
-    step = info.get(GARDEN_STEP)
+    content = files.read_json(path) or {}
+    step = content.get(GARDEN_STEP)
     if isinstance(step, (int, float)) and math.isfinite(step):
-        info = read_recorded_info(export_dir, int(step)) or {}
-    if is_info(info):
+        info = read_recorded_info(export_dir, int(step))
+    else:
+        info = content if is_info(content) else None
+    if info is not None:
         return info
 
     if not quiet and os.path.exists(path):
@@ -44,14 +64,15 @@ def read_info(export_dir: str, quiet: bool = False) -> dict[str, Any] | None:
     return None
 
 
-def read_recorded_info(export_dir: str, step: int) -> dict[str, Any] | None:
+def read_recorded_info(export_dir: str, step: int) -> BestInfo | None:
     """Returns the info in the commit record of the weights of `step`, or None."""
-    record = read_commit_record(os.path.join(export_dir, f"ckpt-{step}")) or {}
+    prefix = os.path.join(export_dir, f"ckpt-{step}")
+    record = read_commit_record(prefix) or {}
     info: Any = record.get("info")
     return info if is_info(info) and info["step"] == step else None
 
 
-def build_info(step: int, metrics: Mapping[str, Any], metric: str) -> dict[str, Any]:
+def build_info(step: int, metrics: Mapping[str, object], metric: str) -> BestInfo:
     """Returns the info of weights, for their record and for info.json.
 
     Args:
@@ -69,18 +90,19 @@ def build_info(step: int, metrics: Mapping[str, Any], metric: str) -> dict[str, 
     }
 
 
-def is_info(value: Any) -> bool:
+def is_info(value: object) -> TypeGuard[BestInfo]:
     """Whether `value` has the content that trainer_kit writes to info.json."""
-    kinds: dict[str, Any] = {"step": int, "value": (int, float), "metric": str, "metrics": dict}
     if not isinstance(value, dict):
         return False
-    if not all(isinstance(value.get(key), kind) for key, kind in kinds.items()):
-        return False
+    kinds: dict[str, Any] = {"step": int, "value": (int, float), "metric": str, "metrics": dict}
+    for key, kind in kinds.items():
+        if not isinstance(value.get(key), kind):
+            return False
 
-    # A bool is an int for Python.
-    numbers = (value["step"], value["value"], *value["metrics"].values())
-    if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
-        return False
+    for number in (value["step"], value["value"], *value["metrics"].values()):
+        # A bool is an int for Python.
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            return False
     if value.get("checkpoint") != f"ckpt-{value['step']}":
         return False
     return math.isfinite(from_json_number(value["value"]))
