@@ -11,13 +11,16 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.evals.ledger import REWIND, Ledger, active_records
 from trainer_kit.telemetry.scalars import flatten_scalars
+
+if TYPE_CHECKING:
+    from trainer_kit.training.base_trainer import BaseTrainer
 
 _DEFAULT_EVAL_NAME = "validation"
 
@@ -85,7 +88,7 @@ def check_metric(metric: str, names: Iterable[str], where: str) -> None:
         )
 
 
-def check_early_stopping_metric(options: EarlyStoppingConfig, trainer: Any) -> None:
+def check_early_stopping_metric(options: EarlyStoppingConfig, trainer: BaseTrainer) -> None:
     """Raises UsageError when no evaluation will report the metric of early stopping.
 
     Checks nothing where only a run can tell the names of the metrics.

@@ -171,5 +171,5 @@ class ReduceOnPlateau(Callback):
         self._last_step = state["last_step"]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
