@@ -119,3 +119,7 @@ class TaskLike(Protocol):
         self, aggregated_logs: Any, global_step: tf.Tensor | None = None
     ) -> dict[str, Any]:
         """Returns the results of an evaluation from its last state."""
+
+
+# The spec of any structure of tensors, such as that of a batch.
+NestedSpec: TypeAlias = "tf.TypeSpec | Sequence[NestedSpec] | Mapping[str, NestedSpec]"

@@ -21,7 +21,6 @@ checkpoint, from which a run can resume even before its record exists.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import mmap
 import os
@@ -82,18 +81,20 @@ class JsonLinesWriter:
         for name in WALL_CLOCK_FIELDS:
             value = getattr(report, name)
             record[name] = None if value is None else to_json_number(value)
-        record["metrics"] = {
-            name: to_json_number(value) for name, value in flatten_scalars(report.metrics).items()
-        }
+        scalars = flatten_scalars(report.metrics)
+        record["metrics"] = {name: to_json_number(value) for name, value in scalars.items()}
         if report.reason:
             record["reason"] = report.reason
 
+        # The run has gone back, and nobody has called resume.
         if kind == "train" and step < self._read_last_step():
             self.resume(step - 1)
         last_step = self._read_last_step()
         if step > last_step:
             self._append(record)
             return
+
+        # Only a change is compared by its value: an evaluation gives the same numbers again.
         metrics = record["metrics"] if kind == CHANGE else None
         if has_report(self.path, kind, step, metrics):
             return
@@ -200,7 +201,10 @@ def read_active_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def has_report(
-    path: str | os.PathLike[str], kind: str, step: int, metrics: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str],
+    kind: str,
+    step: int,
+    metrics: Mapping[str, float | str] | None = None,
 ) -> bool:
     """Whether the history has a line of this kind for this step.
 
@@ -216,20 +220,19 @@ def has_report(
     Raises:
       StorageError: when the file cannot be read.
     """
-    with _map_file(path) as data:
-        # A resume at an earlier step, in a file of an earlier version, ends the search like a
-        # report.
-        recent_records = itertools.takewhile(
-            lambda record: record["step"] >= step,
-            (record for _, _, record in _iter_records_reversed(data)),
-        )
-        candidates = [
-            record.get("metrics") or {}
-            for record in recent_records
-            if (record["kind"], record["step"]) == (kind, step)
-        ]
     required_items = (metrics or {}).items()
-    return any(required_items <= candidate.items() for candidate in candidates)
+    with _map_file(path) as data:
+        for _, _, record in _iter_records_reversed(data):
+            # A resume at an earlier step, in a file of an earlier version, ends the search like a
+            # report.
+            if record["step"] < step:
+                return False
+            if record["kind"] != kind or record["step"] != step:
+                continue
+            line_metrics = record.get("metrics") or {}
+            if required_items <= line_metrics.items():
+                return True
+    return False
 
 
 def read_extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
