@@ -15,6 +15,7 @@ from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.errors import StopTraining, UsageError
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.signals import StopSignals
+from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.failed_step import OrbitLoopCheck
 
 
@@ -36,8 +37,8 @@ class Actions(Callback):
 
     def __init__(
         self,
-        train_actions: Sequence[Callable[[Any], Any]] = (),
-        eval_actions: Sequence[Callable[[Any], Any]] = (),
+        train_actions: Sequence[orbit.Action] = (),
+        eval_actions: Sequence[orbit.Action] = (),
     ) -> None:
         self.train_actions = list(train_actions)
         self.eval_actions = list(eval_actions)
@@ -55,7 +56,7 @@ class Actions(Callback):
 
 
 def _call_actions(
-    actions: Sequence[Callable[[Any], Any]], run: Run, logs: Any, before: int
+    actions: Sequence[orbit.Action], run: Run, logs: Mapping[str, Any], before: int
 ) -> None:
     """Calls actions at the step `before`.
 
@@ -66,11 +67,18 @@ def _call_actions(
             action(logs)
         except StopTraining as stop:
             run.stop(str(stop))
-    if actions and (step := run.read_step()) < before:
+    if not actions:
+        return
+
+    # An action may have restored a checkpoint.
+    step = run.read_step()
+    if step < before:
         run.rewind(step, f"an action has taken the run back from step {before} to step {step}")
 
 
-def register_states(trainer: Any, actions: Sequence[Any], kind: str = "action") -> None:
+def register_states(
+    trainer: BaseTrainer, actions: Sequence[orbit.Action], kind: str = "action"
+) -> None:
     """Adds the states of actions to every checkpoint. To be called before the restore.
 
     Args:
@@ -88,9 +96,7 @@ def register_states(trainer: Any, actions: Sequence[Any], kind: str = "action") 
             )
 
 
-def list_actions(
-    name: str, actions: Iterable[Callable[[Any], Any]] | None
-) -> list[Callable[[Any], Any]]:
+def list_actions(name: str, actions: Iterable[orbit.Action] | None) -> list[orbit.Action]:
     """Returns train_actions or eval_actions as a list, even if they were an iterator.
 
     Args:
@@ -129,15 +135,13 @@ class OrbitController:
 
     phase = "start"
     loop_range = (0, 0)
-    # The state after an error is not known.
-    saves_after_errors = False
 
     def __init__(
         self,
         controller_cls: type[orbit.Controller],
         *,
-        trainer: Any,
-        evaluator: Any,
+        trainer: BaseTrainer | None,
+        evaluator: BaseTrainer | None,
         callbacks: CallbackList,
         actions: Actions,
         signals: StopSignals,
@@ -210,7 +214,9 @@ class OrbitController:
             timeout_fn=timeout_fn,
         )
 
-    def _call_until_stopped(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    def _call_until_stopped(
+        self, method: Callable[..., orbit.runner.Output | None], **arguments: Any
+    ) -> dict[str, Any]:
         """Calls a method of the orbit.Controller.
 
         When an action stops the run, a checkpoint is saved.
