@@ -128,12 +128,12 @@ class EarlyStopping(Callback):
         """Ends the run at once if its recorded evaluations already ask for a stop."""
         self._stop_if_not_improving(run)
 
-    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+    def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Checks the new evaluations of a sidecar, if the config names one."""
         if self._options.eval_name:
             self._stop_if_not_improving(run)
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Checks the run's evaluations, unless the config names a sidecar.
 
         Raises:

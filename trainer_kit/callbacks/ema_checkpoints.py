@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.errors import UsageError, suggest_names
@@ -79,7 +80,7 @@ class EMACheckpoints(Callback):
         if not run.trainer.can_evaluate and not run.trainer.is_stop_requested:
             self._write(run)
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Writes the average of the evaluated step.
 
         It is written again if a killed process has recorded the evaluation already.

@@ -39,7 +39,7 @@ class MetricsReporter(Callback):
         self._batch_size = batch_size
         self._best = best
         self._reported_loop: Loop | None = None
-        self._logs: Mapping[str, Any] = {}
+        self._logs: Mapping[str, object] = {}
         self._evaluations: list[Evaluation] = []
         # The step and time at the end of the first loop, which was slow.
         self._first_loop_end: tuple[int, float] | None = None
@@ -53,7 +53,7 @@ class MetricsReporter(Callback):
         for name, (value, reason) in changes.items():
             self._write(run, kind=CHANGE, step=run.step, metrics={name: value}, reason=reason)
 
-    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+    def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Reports the loop, with the numbers that callbacks have added to it."""
         loop = run.loop
         assert loop is not None
@@ -80,7 +80,7 @@ class MetricsReporter(Callback):
             seconds_left=seconds_left,
         )
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Remembers an evaluation. Another evaluation of this step may follow."""
         assert run.evaluation is not None
         metrics = _pop_reported_metrics(run)

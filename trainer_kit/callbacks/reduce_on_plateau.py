@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from trainer_kit.callbacks.callback import Callback, Run
@@ -102,7 +103,7 @@ class ReduceOnPlateau(Callback):
         if names is not None and self._metric not in names:
             raise self._unknown_metric_error(names)
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Counts the evaluation, and reduces the hyper-parameter if it is time.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class SamplePictures(Callback):
             )
         self._draw(run)
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Writes the picture of this step."""
         del logs
         if run.evaluation is not None and run.evaluation.is_replayed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -76,7 +75,7 @@ class TensorSummaries(Callback):
         self.tensors = [section.tensor for section in self._train_sections]
         self.evaluation_tensors = [section.tensor for section in self._evaluation_sections]
 
-    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+    def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Writes the tensors of the loop's last step."""
         del logs
         assert run.loop is not None
@@ -89,7 +88,7 @@ class TensorSummaries(Callback):
         manager = self._train_manager if writes_arrays else None
         self._write(run, self._train_sections, run.tensors, manager)
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Writes the tensors of the evaluation's last batch."""
         del logs
         assert run.evaluation is not None

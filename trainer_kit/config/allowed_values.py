@@ -37,7 +37,7 @@ _BOUNDS = (("gt", "above"), ("ge", "of at least"), ("lt", "below"), ("le", "of a
 _NUMBER = re.compile(r"[-+]?\d[\d_]*(\.\d*)?([eE][-+]?\d+)?")
 
 
-def describe_allowed_values(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
+def describe_allowed_values(annotation: object, metadata: tuple[object, ...] = ()) -> str:
     """Returns what an annotation allows, such as "a whole number of at least 1 or null".
 
     Args:
@@ -71,7 +71,7 @@ def describe_allowed_values(annotation: Any, metadata: tuple[Any, ...] = ()) -> 
     return _NAMES.get(annotation, type_name) + _describe_bounds(metadata)
 
 
-def format_value(value: Any) -> str:
+def format_value(value: object) -> str:
     """Returns a value as a config file would show it, cut to one short line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -79,7 +79,7 @@ def format_value(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def suggest_correction(annotation: Any, value: Any, metadata: Sequence[Any] = ()) -> str:
+def suggest_correction(annotation: object, value: object, metadata: Sequence[object] = ()) -> str:
     """Returns what the user probably meant by a wrong value of a field, or "".
 
     Args:
@@ -130,7 +130,7 @@ def suggest_key(path: str, name: str, siblings: Sequence[str], known_paths: Iter
     return f"did you mean {' or '.join(suggestions[:3])}?"
 
 
-def _iterate_annotation_parts(annotation: Any) -> Iterator[Any]:
+def _iterate_annotation_parts(annotation: object) -> Iterator[object]:
     """Yields the types that an annotation allows, and what is annotated about them."""
     origin = get_origin(annotation)
     args = get_args(annotation)
@@ -144,7 +144,7 @@ def _iterate_annotation_parts(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _describe_bounds(metadata: tuple[Any, ...]) -> str:
+def _describe_bounds(metadata: Sequence[object]) -> str:
     """Returns the bounds in the metadata in words, with a space before them, or ""."""
     # A pydantic Field has its bounds in metadata of its own.
     items = [inner for item in metadata for inner in (item, *getattr(item, "metadata", ()))]

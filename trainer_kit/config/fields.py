@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.fields import FieldInfo
@@ -21,7 +21,7 @@ def get_fields(config_class: type[Section]) -> dict[str, FieldInfo]:
     return config_class.get_field_infos()
 
 
-def find_section_class(annotation: Any) -> type[Section] | None:
+def find_section_class(annotation: object) -> type[Section] | None:
     """Returns the config class of a field that is a section, and None for any other field.
 
     The field may also allow None, or several sections by name.
@@ -36,7 +36,7 @@ def find_section_class(annotation: Any) -> type[Section] | None:
     return None
 
 
-def find_list_item_class(annotation: Any) -> type[Section] | None:
+def find_list_item_class(annotation: object) -> type[Section] | None:
     """Returns the config class of a field that is a list of sections, and None for any other field.
 
     The field may also allow None or text.
@@ -52,7 +52,7 @@ def find_list_item_class(annotation: Any) -> type[Section] | None:
     return find_section_class(item_types[0]) if len(item_types) == 1 else None
 
 
-def find_dict_value_class(annotation: Any) -> type[Section] | None:
+def find_dict_value_class(annotation: object) -> type[Section] | None:
     """Returns the config class of a field that may be a dict of sections by name, or None."""
     dict_types = [member for member in _get_union_members(annotation) if get_origin(member) is dict]
     if len(dict_types) != 1:
@@ -77,7 +77,7 @@ def create_field_adapter(config_class: type[Section], name: str) -> TypeAdapter[
     return TypeAdapter(annotation, config=settings)
 
 
-def suggest_fields(config_class: type[Section], path: str = "", value: Any = None) -> str:
+def suggest_fields(config_class: type[Section], path: str = "", value: object = None) -> str:
     """Returns the advice for a value that is no section: the names of the section's first fields.
 
     For a "oneof" at `path`, the advice also shows how to choose a branch. The example is the branch
@@ -128,7 +128,7 @@ def list_sections(config: Section) -> list[tuple[str, type[Section], bool]]:
     return list(_walk_sections(type(config), config, "", ()))
 
 
-def _get_union_members(annotation: Any) -> list[Any]:
+def _get_union_members(annotation: object) -> list[Any]:
     """Returns the types that an annotation allows, without what is annotated about them."""
     if get_origin(annotation) is Annotated:
         return _get_union_members(get_args(annotation)[0])
@@ -163,7 +163,7 @@ def _walk_sections(
         yield from _walk_sections(section_class, value, join_keys(path, name), classes)
 
 
-def is_section_mapping(value: Any) -> bool:
+def is_section_mapping(value: object) -> TypeGuard[Mapping[str, Section]]:
     """Whether `value` is a mapping of sections by name."""
     return (
         isinstance(value, Mapping)

@@ -10,7 +10,9 @@ from typing import Any
 from trainer_kit.errors import UsageError, suggest_names
 
 
-def import_object(field: str, name: str, is_expected_kind: Callable[[Any], bool], kind: str) -> Any:
+def import_object(
+    field: str, name: str, is_expected_kind: Callable[[object], bool], kind: str
+) -> Any:
     """Returns the object that `name` names; its module is imported.
 
     Args:

@@ -105,7 +105,7 @@ def merge_layers(
     return merger.build(root, ""), merger.origins, merger.mistakes
 
 
-def find_mistakes(config_class: type[Section], values: Mapping[str, Any]) -> list[Mistake]:
+def find_mistakes(config_class: type[Section], values: Mapping[str, object]) -> list[Mistake]:
     """Returns the mistakes in the values of a new section, with their paths inside the section."""
     merger = _Merger(config_class, get_path_in_experiment(config_class))
     draft = _Draft.from_defaults(config_class)
@@ -156,7 +156,7 @@ class _Draft:
         return cls(config_class, defaults)
 
     @classmethod
-    def from_value(cls, value: Any, config_class: type[Section]) -> _Draft:
+    def from_value(cls, value: object, config_class: type[Section]) -> _Draft:
         """Returns a draft of `value`, a section or a draft, that changes independently of it.
 
         For any other value, the draft has the defaults of `config_class`.
@@ -243,7 +243,7 @@ class _Merger:
                 self._set_leaf(section, name, value, value_path)
 
     def _merge_section(
-        self, current: Any, config_class: type[Section], value: Any, path: str
+        self, current: object, config_class: type[Section], value: object, path: str
     ) -> _Draft | None:
         """Returns the draft of a section with the values of a mapping, or None on a mistake."""
         if not isinstance(value, Mapping):
@@ -319,7 +319,12 @@ class _Merger:
                     sections[key] = draft
 
     def _merge_section_list(
-        self, parent: _Draft, name: str, config_class: type[Section], value: Any, path: str
+        self,
+        parent: _Draft,
+        name: str,
+        config_class: type[Section],
+        value: Sequence[object],
+        path: str,
     ) -> None:
         """Replaces a list of sections as a whole, unless its class merges it item by item."""
         present_items = parent.values.get(name)
@@ -343,7 +348,7 @@ class _Merger:
             parent.values[name] = items
             self._set_origin(path)
 
-    def _set_leaf(self, section: _Draft, name: str, value: Any, path: str) -> None:
+    def _set_leaf(self, section: _Draft, name: str, value: object, path: str) -> None:
         section.has_explicit_type |= name == "type"
         info = get_fields(section.config_class)[name]
         current = section.values.get(name)
@@ -395,7 +400,7 @@ class _Merger:
         full_path = join_keys(self._path_prefix, path)
         self._add_mistake(path, NO_SUCH_KEY, suggest_key(full_path, name, siblings, known_paths))
 
-    def build(self, value: Any, path: str) -> Any:
+    def build(self, value: object, path: str) -> Any:
         """Returns `value` with sections in place of the drafts in it.
 
         Broken rules are added to the mistakes. A section with a mistake becomes a stand-in with the
@@ -475,7 +480,7 @@ class _Merger:
         self.mistakes.append(Mistake(path, problem, advice, origin))
 
 
-def _get_value_class(value: Any) -> type[Section] | None:
+def _get_value_class(value: object) -> type[Section] | None:
     """Returns the class of a section or a draft, and None for any other value."""
     if isinstance(value, _Draft):
         return value.config_class

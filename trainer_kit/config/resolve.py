@@ -120,7 +120,7 @@ def list_resolved_values(
     ]
 
 
-def non_default_paths(config: Config, default: Any = None, path: str = "") -> Iterator[str]:
+def non_default_paths(config: Config, default: object = None, path: str = "") -> Iterator[str]:
     """Yields the dotted paths of the values that differ from their defaults or have no default.
 
     Args:

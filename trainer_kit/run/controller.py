@@ -561,7 +561,7 @@ class Controller:
         return {} if self.should_stop else logs
 
     def _run_evaluation(
-        self, steps: int, sets: Collection[str], other_logs: Mapping[str, Any]
+        self, steps: int, sets: Collection[str], other_logs: Mapping[str, object]
     ) -> dict[str, Any]:
         """Evaluates, and shows the evaluation to the callbacks.
 

@@ -43,12 +43,12 @@ class Actions(Callback):
         self.train_actions = list(train_actions)
         self.eval_actions = list(eval_actions)
 
-    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+    def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Calls the actions after training loops."""
         assert run.loop is not None
         _call_actions(self.train_actions, run, logs, run.loop.end)
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Calls the actions after evaluations."""
         assert run.evaluation is not None
         if not run.evaluation.is_replayed:
@@ -56,7 +56,7 @@ class Actions(Callback):
 
 
 def _call_actions(
-    actions: Sequence[orbit.Action], run: Run, logs: Mapping[str, Any], before: int
+    actions: Sequence[orbit.Action], run: Run, logs: Mapping[str, object], before: int
 ) -> None:
     """Calls actions at the step `before`.
 

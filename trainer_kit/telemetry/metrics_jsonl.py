@@ -28,6 +28,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import JsonValue
+
 from trainer_kit import files
 from trainer_kit.errors import StorageError
 from trainer_kit.telemetry.report import CHANGE, Report
@@ -361,7 +363,7 @@ def _supersede(path: str, step: int, lines: list[bytes]) -> None:
         raise _storage_error(path, error) from error
 
 
-def _encode_line(record: Mapping[str, Any]) -> bytes:
+def _encode_line(record: Mapping[str, JsonValue]) -> bytes:
     return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
@@ -374,7 +376,7 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and _is_report(record) else None
 
 
-def _is_report(record: Mapping[str, Any]) -> bool:
+def _is_report(record: Mapping[str, JsonValue]) -> bool:
     step = record.get("step")
     is_step = isinstance(step, int) and not isinstance(step, bool)
     return isinstance(record.get("kind"), str) and is_step

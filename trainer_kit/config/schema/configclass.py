@@ -195,8 +195,8 @@ def _convert_init_errors(checked_init: Callable[..., None]) -> Callable[..., Non
 
 def _collect_mistakes(
     config_class: type[Section],
-    args: tuple[Any, ...],
-    values: dict[str, Any],
+    args: tuple[object, ...],
+    values: Mapping[str, object],
     error: ValidationError,
 ) -> list[Mistake]:
     """Returns the mistakes in the arguments that pydantic has refused, each of them once."""
@@ -223,7 +223,7 @@ def _collect_mistakes(
     return list(dict.fromkeys(mistakes))
 
 
-def _allow_several(annotation: Any) -> Any:
+def _allow_several(annotation: object) -> Any:
     """Returns the annotation of a field that is a section, or several of them by name.
 
     An annotation that is not a section is returned as it is.
@@ -233,7 +233,7 @@ def _allow_several(annotation: Any) -> Any:
 
     # With a tag, a mistake is reported once, for what was meant, and not for each part of the
     # union.
-    def which(value: Any) -> str:
+    def which(value: object) -> str:
         if isinstance(value, Mapping) and has_several_sections(annotation, value):
             return SEVERAL
         return ONE

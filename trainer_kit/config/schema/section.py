@@ -113,7 +113,7 @@ def has_several_sections(section_class: type[Section], value: Mapping[Any, Any])
     return bool(value) and not fields & value.keys() and are_sections
 
 
-def to_plain_data(value: Any) -> Any:
+def to_plain_data(value: object) -> Any:
     """Returns a value of a config as plain nested dicts, lists and scalars."""
     if isinstance(value, Section):
         return value.as_dict()

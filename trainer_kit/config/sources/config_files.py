@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import ConfigLayer, insert_value
 from trainer_kit.errors import ConfigError, Mistake, suggest_paths
@@ -102,7 +104,7 @@ def read_text(name: str) -> str:
     return text
 
 
-def _check_mapping(values: Any, origin: str) -> dict[str, Any]:
+def _check_mapping(values: JsonValue, origin: str) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):

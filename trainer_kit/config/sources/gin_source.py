@@ -25,6 +25,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from trainer_kit.config.allowed_values import format_value
@@ -162,7 +163,7 @@ def format_gin_selector(name: str) -> str:
 class _BindingReader:
     """Reads the values for an experiment from gin statements, and collects the mistakes in them."""
 
-    def __init__(self, gin: Any, statements: GinStatements) -> None:
+    def __init__(self, gin: ModuleType, statements: GinStatements) -> None:
         self._gin = gin
         self._statements = statements
         # The scopes and selectors of the bindings that something reads.
@@ -338,7 +339,7 @@ def _find_selector(binding: Binding) -> str:
     return ""
 
 
-def _bind_external_names(gin: Any, statements: GinStatements, strict: bool) -> list[Mistake]:
+def _bind_external_names(gin: ModuleType, statements: GinStatements, strict: bool) -> list[Mistake]:
     """Binds macros and names that other code has registered, and returns the mistakes.
 
     Unknown names are mistakes only if `strict`.

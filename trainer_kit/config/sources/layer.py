@@ -39,7 +39,7 @@ def join_keys(*parts: object) -> str:
     return ".".join(str(part) for part in parts if part != "")
 
 
-def insert_value(values: dict[str, Any], path: str, value: Any) -> str:
+def insert_value(values: dict[str, Any], path: str, value: object) -> str:
     """Puts a value at a dotted path into nested dicts.
 
     Returns:
@@ -58,7 +58,7 @@ def insert_value(values: dict[str, Any], path: str, value: Any) -> str:
     return ""
 
 
-def unflatten_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def unflatten_values(values: Mapping[str, object]) -> dict[str, Any]:
     """Returns nested dicts in place of dotted paths."""
     nested: dict[str, Any] = {}
     for path, value in values.items():

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from pydantic import JsonValue
 
 from trainer_kit.config.sources.layer import join_keys
 from trainer_kit.errors import ConfigError, Mistake
@@ -73,7 +74,7 @@ class _Dumper(yaml.SafeDumper):
         for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
     }
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         """Writes equal lists twice, so that a reader does not have to follow anchors."""
         return True
 
@@ -169,7 +170,7 @@ def parse_scalar(text: str) -> Any:
     return loader.construct_object(yaml.ScalarNode(_STR if tag == _MERGE else tag, text))
 
 
-def dump(values: Any) -> str:
+def dump(values: JsonValue) -> str:
     """Returns dicts, lists and scalars as YAML, in the order of the keys.
 
     Floats keep every bit.
