@@ -58,7 +58,13 @@ class MetricsReporter(Callback):
         loop = run.loop
         assert loop is not None
         self._reported_loop = loop
-        rate = loop.steps / loop.seconds if loop.seconds > 0 else None
+        steps_per_second = None
+        examples_per_second = None
+        if loop.seconds > 0:
+            steps_per_second = loop.steps / loop.seconds
+        if steps_per_second and self._batch_size:
+            examples_per_second = steps_per_second * self._batch_size
+
         seconds_left = None
         now = time.monotonic()
         if self._first_loop_end is None or loop.end <= self._first_loop_end[0]:
@@ -74,8 +80,8 @@ class MetricsReporter(Callback):
             kind="train",
             step=loop.end,
             metrics={**logs, **_pop_reported_metrics(run)},
-            steps_per_second=rate,
-            examples_per_second=rate * self._batch_size if rate and self._batch_size else None,
+            steps_per_second=steps_per_second,
+            examples_per_second=examples_per_second,
             seconds=loop.seconds,
             seconds_left=seconds_left,
         )
@@ -97,11 +103,10 @@ class MetricsReporter(Callback):
         if not evaluations:
             return
 
-        seconds_of_sets = {
-            name: seconds
-            for evaluation in evaluations
-            for name, seconds in evaluation.seconds_of_sets.items()
-        }
+        # Validation sets of one step may be evaluated one after another.
+        seconds_of_sets: dict[str, float] = {}
+        for evaluation in evaluations:
+            seconds_of_sets.update(evaluation.seconds_of_sets)
         self._write(
             run,
             kind="validation",

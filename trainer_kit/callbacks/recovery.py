@@ -238,7 +238,8 @@ def describe_remedy(error: DivergedError, run: Run) -> str:
     The learning rate is not the cause if the first step diverged.
     """
     loss = 0.0 if run.loop is None else get_training_loss(run.loop.logs)
-    if run.step <= 1 and (isinstance(error, GradientDivergence) or not math.isfinite(loss)):
+    is_not_finite = isinstance(error, GradientDivergence) or not math.isfinite(loss)
+    if run.step <= 1 and is_not_finite:
         return (
             "the weights were still the initial ones, so the cause is the data, the model or the"
             " loss: check them"

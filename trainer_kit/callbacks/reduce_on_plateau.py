@@ -126,7 +126,10 @@ class ReduceOnPlateau(Callback):
             self._cooldown_counter -= 1
             self._wait = 0
 
-        bound = -math.inf if self._best is None else self._sign * self._best + self._min_delta
+        # The first finite value is always an improvement.
+        bound = -math.inf
+        if self._best is not None:
+            bound = self._sign * self._best + self._min_delta
         if math.isfinite(value) and self._sign * value > bound:
             self._best = value
             self._wait = 0
@@ -173,4 +176,7 @@ class ReduceOnPlateau(Callback):
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    # A bool is an int in Python.
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return math.isfinite(value)

@@ -108,11 +108,15 @@ def image_grid(images: np.ndarray) -> np.ndarray:
     # Each image has a margin below it and to its right.
     pixels = np.pad(pixels, [(0, 0), (0, _MARGIN), (0, _MARGIN), (0, 0)])
 
-    columns = math.ceil(math.sqrt(len(pixels)))
-    rows = math.ceil(len(pixels) / columns)
+    count = len(pixels)
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
     # Black images fill the last row.
-    pixels = np.pad(pixels, [(0, rows * columns - len(pixels)), (0, 0), (0, 0), (0, 0)])
+    missing = rows * columns - count
+    pixels = np.pad(pixels, [(0, missing), (0, 0), (0, 0), (0, 0)])
 
     _, height, width, channels = pixels.shape
     grid = pixels.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
-    return grid.reshape(rows * height, columns * width, channels)[:-_MARGIN, :-_MARGIN]
+    picture = grid.reshape(rows * height, columns * width, channels)
+    # The last images need no margin.
+    return picture[:-_MARGIN, :-_MARGIN]

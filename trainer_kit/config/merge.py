@@ -116,7 +116,8 @@ def find_mistakes(config_class: type[Section], values: Mapping[str, object]) -> 
     if not merger.mistakes:
         merger.merge(draft, defaults, "")
 
-    # Building the section adds the broken rules to the mistakes.
+    # Building the section adds the broken rules to the mistakes. Without a mistake, the caller
+    # reports what pydantic has found.
     if merger.mistakes:
         merger.build(draft, "")
     return [replace(mistake, origin="") for mistake in merger.mistakes]
@@ -197,9 +198,13 @@ class _Merger:
         for key, value in values.items():
             name = str(key)
             value_path = join_keys(path, key)
-            info = get_fields(section.config_class).get(name)
+            fields = get_fields(section.config_class)
+            info = fields.get(name)
             if info is None:
-                self._add_unknown_key(section, name, value_path)
+                known_paths = self._list_known_paths()
+                full_path = join_keys(self._path_prefix, value_path)
+                advice = suggest_key(full_path, name, list(fields), known_paths)
+                self._add_mistake(value_path, NO_SUCH_KEY, advice)
                 continue
 
             # The class of the present value comes first: a task's section has the task's own class.
@@ -207,25 +212,25 @@ class _Merger:
             declared_class = find_section_class(info.annotation)
             section_class = _get_value_class(current) or declared_class
             named_class = find_dict_value_class(info.annotation)
-            item_class = find_list_item_class(info.annotation)
-            has_names = (
-                isinstance(current, dict)
-                and bool(current)
-                and not self.layer.replaces_named_sections
-            )
+            list_class = find_list_item_class(info.annotation)
+            has_names = isinstance(current, dict) and bool(current)
+            keeps_names = has_names and not self.layer.replaces_named_sections
 
             if isinstance(value, Section):
                 self._set_leaf(section, name, value, value_path)
             elif (
                 named_class is not None
                 and isinstance(value, Mapping)
+                # A field that may be one section or several gets what the mapping looks like,
+                # unless it has several already.
                 and (
-                    section_class is None or has_names or has_several_sections(section_class, value)
+                    section_class is None
+                    or keeps_names
+                    or has_several_sections(section_class, value)
                 )
             ):
-                self._merge_section_dict(
-                    section, name, section_class or named_class, value, value_path
-                )
+                item_class = section_class or named_class
+                self._merge_section_dict(section, name, item_class, value, value_path)
             elif (
                 section_class is not None
                 and value is not None
@@ -237,8 +242,8 @@ class _Merger:
                     section.values[name] = draft
                     if section.config_class.is_choice:
                         section.touched_branches.append(name)
-            elif item_class is not None and isinstance(value, (list, tuple)):
-                self._merge_section_list(section, name, item_class, value, value_path)
+            elif list_class is not None and isinstance(value, (list, tuple)):
+                self._merge_section_list(section, name, list_class, value, value_path)
             else:
                 self._set_leaf(section, name, value, value_path)
 
@@ -301,11 +306,8 @@ class _Merger:
             else:
                 draft = _Draft.from_value(previous_sections.get(key, template), config_class)
                 self._merge_section(draft, config_class, item, section_path)
-                missing_fields = [
-                    field_name
-                    for field_name, info in fields.items()
-                    if info.is_required() and field_name not in draft.values
-                ]
+                required_fields = [name for name, info in fields.items() if info.is_required()]
+                missing_fields = [name for name in required_fields if name not in draft.values]
 
                 # An incomplete section beside others is probably a misspelled name of one of them.
                 if missing_fields and previous_sections and key not in previous_sections:
@@ -349,15 +351,13 @@ class _Merger:
             self._set_origin(path)
 
     def _set_leaf(self, section: _Draft, name: str, value: object, path: str) -> None:
-        section.has_explicit_type |= name == "type"
+        if name == "type":
+            section.has_explicit_type = True
         info = get_fields(section.config_class)[name]
         current = section.values.get(name)
-        if (
-            section.config_class.merges_values
-            and isinstance(value, Mapping)
-            and isinstance(current, Mapping)
-        ):
-            value = {**current, **value}
+        if section.config_class.merges_values:
+            if isinstance(value, Mapping) and isinstance(current, Mapping):
+                value = {**current, **value}
 
         adapter = create_field_adapter(section.config_class, name)
         try:
@@ -388,17 +388,14 @@ class _Merger:
     def _add_mistake(self, path: str, problem: str, advice: str = "") -> None:
         self.mistakes.append(Mistake(path, problem, advice, self.layer.find_origin(path)))
 
-    def _add_unknown_key(self, section: _Draft, name: str, path: str) -> None:
+    def _list_known_paths(self) -> list[str]:
+        """Returns the paths of all values in an experiment, for near names."""
         try:
             config = self._config if isinstance(self._config, Section) else self._config()
-            known_paths = [join_keys(self._path_prefix, path) for path in flatten_values(config)]
         except FieldError:
             # The class has fields without a default.
-            known_paths = []
-
-        siblings = list(get_fields(section.config_class))
-        full_path = join_keys(self._path_prefix, path)
-        self._add_mistake(path, NO_SUCH_KEY, suggest_key(full_path, name, siblings, known_paths))
+            return []
+        return [join_keys(self._path_prefix, path) for path in flatten_values(config)]
 
     def build(self, value: object, path: str) -> Any:
         """Returns `value` with sections in place of the drafts in it.

@@ -58,11 +58,17 @@ class Duration(str):
     @classmethod
     def parse(cls, value: object) -> Duration | None:
         """Returns the duration that a value such as "3 epochs" means, or None if it is not one."""
-        match = _DURATION_PATTERN.fullmatch(value) if isinstance(value, str) else None
-        if match is None or match[2].lower() not in _WORDS:
+        if not isinstance(value, str):
+            return None
+        match = _DURATION_PATTERN.fullmatch(value)
+        if match is None:
+            return None
+        word = match[2].lower()
+        if word not in _WORDS:
             return None
 
-        unit, factor = _WORDS[match[2].lower()]
+        # No duration is empty, and no share is more than the run.
+        unit, factor = _WORDS[word]
         amount = Fraction(match[1]) * factor
         if amount <= 0 or (unit == SHARE and amount > 1):
             return None
@@ -144,10 +150,13 @@ class DurationField:
     @property
     def allowed_values(self) -> str:
         """What the field takes, in words."""
-        *examples, last = [_EXAMPLES[unit] for unit in self.units]
-        listed = f"{', '.join(examples)} or {last}" if examples else last
-        steps = "" if self.ge is None else f"a whole number of at least {self.ge}, or "
-        return f"{steps}a duration such as {listed}"
+        *examples, text = [_EXAMPLES[unit] for unit in self.units]
+        if examples:
+            text = f"{', '.join(examples)} or {text}"
+        steps = ""
+        if self.ge is not None:
+            steps = f"a whole number of at least {self.ge}, or "
+        return f"{steps}a duration such as {text}"
 
     def suggest_correction(self, value: object) -> str:
         """Returns what the user probably meant by a value that the field does not take, or ""."""
@@ -162,8 +171,12 @@ class DurationField:
             return "give an amount above 0, and at most 100 %"
 
         # A word of another field is no misspelling.
-        similar_words = find_similar_names(word, field_words) if word not in _WORDS else ()
-        return f"did you mean '{match[1]} {similar_words[0]}'?" if similar_words else ""
+        if word in _WORDS:
+            return ""
+        similar_words = find_similar_names(word, field_words)
+        if not similar_words:
+            return ""
+        return f"did you mean '{match[1]} {similar_words[0]}'?"
 
 
 # The author of a config gives numbers or text, and tasks and trainers read numbers. Hence

@@ -45,11 +45,13 @@ def insert_value(values: dict[str, Any], path: str, value: object) -> str:
     Returns:
       What is wrong, or "" if the value was inserted.
     """
+    # Sections that are not there yet are created on the way.
     *sections, name = path.split(".")
     for depth, section in enumerate(sections, 1):
         inner_values = values.setdefault(section, {})
         if not isinstance(inner_values, dict):
-            return f"cannot be set: {join_keys(*sections[:depth])} itself is set to a value"
+            section_path = join_keys(*sections[:depth])
+            return f"cannot be set: {section_path} itself is set to a value"
         values = inner_values
 
     if name in values:
