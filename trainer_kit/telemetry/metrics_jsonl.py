@@ -174,12 +174,12 @@ class JsonLinesWriter:
     def _insert_record(self, record: dict[str, Any]) -> None:
         self.close()
         with _map_file(self.path) as data:
-            earlier_ends = (
-                end
-                for _, end, other in _iter_records_reversed(data)
-                if other["step"] <= record["step"]
-            )
-            place = next(earlier_ends, 0)
+            # The record follows the last one of its step or of an earlier one.
+            place = 0
+            for _, end, other in _iter_records_reversed(data):
+                if other["step"] <= record["step"]:
+                    place = end
+                    break
             text = data[:place] + _encode_line(record) + data[place:]
         files.write_text(self.path, text.decode(errors="replace"), point="history")
 
@@ -246,12 +246,10 @@ def read_extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
       StorageError: when the file cannot be read.
     """
     with _map_file(path) as data:
-        extents = (
-            (record["step"], end)
-            for _, end, record in _iter_records_reversed(data)
-            if record["step"] <= step
-        )
-        return next(extents, (-1, 0))
+        for _, end, record in _iter_records_reversed(data):
+            if record["step"] <= step:
+                return record["step"], end
+    return -1, 0
 
 
 def superseded_path(path: str | os.PathLike[str]) -> str:
@@ -312,28 +310,36 @@ def _split(path: str, step: int) -> tuple[bytes, list[bytes]]:
             )
             start = next(starts, 0)
 
-        *lines, last_line = data[start:].split(b"\n")
-        records = {
-            number: record
-            for number, line in enumerate([*lines, last_line])
-            if (record := _parse_line(line))
-        }
-        numbered_records = [{**record, "line": number} for number, record in records.items()]
-        active = _select_active([*numbered_records, _resume_record(step)])
-        superseded = records.keys() - {record["line"] for record in active}
+        # The rest after the last line break is empty, unless the last line has no line break.
+        *lines, rest = data[start:].split(b"\n")
+        if rest:
+            lines.append(rest)
+        records: list[dict[str, Any]] = []
+        for number, line in enumerate(lines):
+            record = _parse_line(line)
+            if record:
+                records.append({**record, "line": number})
+
+        active = _select_active([*records, _resume_record(step)])
+        superseded = {record["line"] for record in records}
+        superseded -= {record["line"] for record in active}
 
         # A last line without a line break was cut, unless it contains a whole record.
-        if last_line and len(lines) not in records:
-            superseded.add(len(lines))
-        if last_line:
-            lines.append(last_line)
+        last_number = len(lines) - 1
+        is_whole = bool(records) and records[-1]["line"] == last_number
+        if rest and not is_whole:
+            superseded.add(last_number)
         if not superseded:
             return b"", []
 
-        remaining = b"".join(
-            line + b"\n" for number, line in enumerate(lines) if number not in superseded
-        )
-        return data[:start] + remaining, [lines[number] for number in sorted(superseded)]
+        remaining = [data[:start]]
+        superseded_lines = []
+        for number, line in enumerate(lines):
+            if number in superseded:
+                superseded_lines.append(line)
+            else:
+                remaining.append(line + b"\n")
+        return b"".join(remaining), superseded_lines
 
 
 def _iter_records_reversed(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, dict[str, Any]]]:
