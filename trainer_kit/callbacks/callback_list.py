@@ -69,7 +69,7 @@ class EpochEvents:
             return None
         return next_multiple(step, epochs.steps)
 
-    def record_event(self, event: str, arguments: tuple[Any, ...]) -> int | None:
+    def record_event(self, event: str, arguments: tuple[object, ...]) -> int | None:
         """Remembers the logs of an event, and returns the epoch that begins before it, or None."""
         epochs = self._run.epochs
         step = self._run.step
@@ -465,7 +465,7 @@ class CallbackList:
 
         return restore
 
-    def _restore_states(self, previous_states: dict[str, Any]) -> None:
+    def _restore_states(self, previous_states: Mapping[str, object]) -> None:
         """Restores the states of a checkpoint, else those from before a second train_begin.
 
         This runs after train_begin, in which callbacks may reset themselves.

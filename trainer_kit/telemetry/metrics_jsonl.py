@@ -26,14 +26,15 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
-
-from pydantic import JsonValue
+from typing import IO, TYPE_CHECKING, Any
 
 from trainer_kit import files
 from trainer_kit.errors import StorageError
 from trainer_kit.telemetry.report import CHANGE, Report
 from trainer_kit.telemetry.scalars import flatten_scalars, from_json_number, to_json_number
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 RESUME = "resume"
 # Fields that differ between equal runs.

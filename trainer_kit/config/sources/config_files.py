@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
-
-from pydantic import JsonValue
+from typing import TYPE_CHECKING, Any
 
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import ConfigLayer, insert_value
 from trainer_kit.errors import ConfigError, Mistake, suggest_paths
 from trainer_kit.files import is_remote
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 OVERRIDE_FLAG = "--params_override"
 _SUFFIXES = (".yaml", ".yml", ".json")

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import JsonValue
 
 from trainer_kit.config.sources.layer import join_keys
 from trainer_kit.errors import ConfigError, Mistake
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 _TAG = "tag:yaml.org,2002:"
 _MAP = _TAG + "map"
