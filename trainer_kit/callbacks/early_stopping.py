@@ -149,11 +149,8 @@ class EarlyStopping(Callback):
           UsageError: when the last evaluation did not report the metric.
         """
         options = self._options
-        evaluations = [
-            (evaluated_step, value)
-            for evaluated_step, value in self._read_evaluations(options)
-            if evaluated_step <= step
-        ]
+        all_evaluations = self._read_evaluations(options)
+        evaluations = [evaluation for evaluation in all_evaluations if evaluation[0] <= step]
         progress = compute_metric_progress(
             evaluations, options.metric_comp, options.min_delta, options.start_step
         )
@@ -248,13 +245,16 @@ def _extract_values(
     Raises:
       UsageError: when the last record does not contain the metric.
     """
-    scalars_by_step = {
-        int(record["step"]): flatten_scalars(record["metrics"], "|") for record in records
-    }
+    # Of several records of a step, the last one counts.
+    scalars_by_step: dict[int, dict[str, float]] = {}
+    for record in records:
+        scalars_by_step[int(record["step"])] = flatten_scalars(record["metrics"], "|")
+
     if records:
         where = f"evals/{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl"
-        check_metric(options.metric, scalars_by_step[int(records[-1]["step"])], where)
+        last_step = int(records[-1]["step"])
+        check_metric(options.metric, scalars_by_step[last_step], where)
     return [
-        (step, scalars_by_step[step].get(options.metric, math.nan))
-        for step in sorted(scalars_by_step)
+        (step, scalars.get(options.metric, math.nan))
+        for step, scalars in sorted(scalars_by_step.items())
     ]

@@ -86,7 +86,8 @@ class SetFromFile(Callback):
         """Splits the readings that count into those before this step and those to repeat."""
         readings: list[dict[str, Any]] = []
         if run.is_chief:
-            records = files.read_json_lines(os.path.join(run.directory, RECORD_FILE))
+            record_path = os.path.join(run.directory, RECORD_FILE)
+            records = files.read_json_lines(record_path)
             records_of_file = [record for record in records if record["file"] == self._path]
             # The rewinds in the ledger decide which of them still count.
             rewinds = _read_rewinds(run.directory)

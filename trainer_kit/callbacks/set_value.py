@@ -55,14 +55,14 @@ class SetAtSteps(Callback):
             run.hyper_parameters.check(self._parameter, value)
             step = _resolve_step(run, milestone)
             if step in self._values_by_step:
+                # A number of epochs may be the same step as another entry.
                 entries = [
                     _format_milestone(entry)
                     for entry in self._values_by_milestone
                     if _resolve_step(run, entry) == step
                 ]
-                raise UsageError(
-                    f"set_at_steps: {' and '.join(entries)} are both step {step}; give it one value"
-                )
+                places = " and ".join(entries)
+                raise UsageError(f"set_at_steps: {places} are both step {step}; give it one value")
             self._values_by_step[step] = value
 
     def next_boundary(self, step: int) -> int | None:
@@ -127,9 +127,9 @@ class SetByFunction(Callback):
         """Sets the value of this step, if it is a multiple of `every`."""
         del steps
         if self.every and run.step % self.every == 0:
-            function_name = getattr(
-                self._function, "__qualname__", type(self._function).__qualname__
-            )
+            # An object that can be called has the name of its class.
+            class_name = type(self._function).__qualname__
+            function_name = getattr(self._function, "__qualname__", class_name)
             value = float(self._function(run.step))
             run.change(self._parameter, value, f"{self.name} {function_name}")
 
