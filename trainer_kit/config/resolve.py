@@ -11,6 +11,7 @@ from trainer_kit.config.fields import flatten_values, get_fields, is_section_map
 from trainer_kit.config.merge import DEFAULT_ORIGIN, ResolvedConfig, apply_layers
 from trainer_kit.config.schema.configclass import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.section import Section
 from trainer_kit.config.sources.config_files import read_config_file, read_params_override
 from trainer_kit.config.sources.gin_source import GinFirstPass, run_gin_first_pass
 from trainer_kit.config.sources.layer import ConfigLayer, join_keys
@@ -123,7 +124,7 @@ def list_resolved_values(
     return rows
 
 
-def non_default_paths(config: Config, default: object = None, path: str = "") -> Iterator[str]:
+def non_default_paths(config: Section, default: object = None, path: str = "") -> Iterator[str]:
     """Yields the dotted paths of the values that differ from their defaults or have no default.
 
     Args:

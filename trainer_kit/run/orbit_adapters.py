@@ -5,6 +5,7 @@ Their actions become a callback, and their own orbit.Controller drives the modes
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -88,12 +89,15 @@ def register_states(
     """
     for number, action in enumerate(actions):
         if hasattr(action, "state") and hasattr(action, "restore"):
-            restore = action.restore
-            trainer.register_state(
-                f"{kind} {number} {type(action).__name__}",
-                action.state,
-                lambda state, restore=restore: None if state is None else restore(state),
-            )
+            name = f"{kind} {number} {type(action).__name__}"
+            restore = functools.partial(_restore_action, action)
+            trainer.register_state(name, action.state, restore)
+
+
+def _restore_action(action: orbit.Action, state: Any) -> None:
+    # A checkpoint may have no state of the action.
+    if state is not None:
+        action.restore(state)
 
 
 def list_actions(name: str, actions: Iterable[orbit.Action] | None) -> list[orbit.Action]:
@@ -148,8 +152,10 @@ class OrbitController:
         history: RunHistory | None = None,
         **arguments: Any,
     ) -> None:
-        self.trainer = trainer
-        self.evaluator = evaluator
+        # Methods that train are called only with a trainer, and those that evaluate only with an
+        # evaluator.
+        self.trainer: Any = trainer
+        self.evaluator: Any = evaluator
         self.strategy = arguments["strategy"]
         self.checkpoint_manager = arguments["checkpoint_manager"]
         self.callbacks = callbacks

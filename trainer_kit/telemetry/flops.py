@@ -7,7 +7,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +33,13 @@ _PRODUCTS = (
 )
 # Characters of an error message in a problem.
 _MAX_PROBLEM_LENGTH = 300
+
+
+class CallableModel(Protocol):
+    """A model, or any other object that is called with a batch of features."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
+        """Returns the outputs."""
 
 
 class TrainedModel(Protocol):
@@ -75,7 +82,7 @@ class FlopsResult:
         return f"{self.flops:,} FLOPs{note}"
 
 
-def count_flops(model: Callable[..., object], inputs_spec: NestedSpec) -> FlopsResult:
+def count_flops(model: CallableModel, inputs_spec: NestedSpec) -> FlopsResult:
     """Returns the FLOPs of one forward pass of `model` on a batch of 1, in inference.
 
     TensorFlow's profiler counts: a product of [m, k] and [k, n] is 2mkn, a convolution likewise,
@@ -119,7 +126,7 @@ def _set_batch_size_to_one(spec: tf.TypeSpec) -> tf.TensorSpec:
     return tf.TensorSpec([1, *shape[1:]], spec.dtype)
 
 
-def _trace(model: Callable[..., object], spec: NestedSpec) -> tf.Graph:
+def _trace(model: CallableModel, spec: NestedSpec) -> tf.Graph:
     # The signature of a Keras model's __call__ does not show the arguments of its call.
     call = getattr(model, "call", None) or model.__call__
     takes_training = "training" in inspect.signature(call).parameters

@@ -8,7 +8,7 @@ reads the attributes `trainable_weights` and `non_trainable_weights`, or `traina
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,14 +52,15 @@ def count_parameters(model: Model) -> ParameterCount:
         return ParameterCount(0, 0, "the model is not built yet; call it on a batch first")
 
     # The weights of a Keras model are its variables without random seeds and metrics.
+    variables: Sequence[Variable]
     if hasattr(model, "trainable_weights"):
-        trainable = model.trainable_weights
-        variables = [*model.trainable_weights, *model.non_trainable_weights]
+        trainable_variables = model.trainable_weights
+        variables = [*trainable_variables, *getattr(model, "non_trainable_weights", ())]
     else:
-        trainable = model.trainable_variables
+        trainable_variables = model.trainable_variables
         variables = model.variables
 
-    trainable = _deduplicate(trainable)
+    trainable = _deduplicate(trainable_variables)
     trainable_ids = {id(variable) for variable in trainable}
     frozen = [variable for variable in _deduplicate(variables) if id(variable) not in trainable_ids]
     return ParameterCount(sum(map(_size, trainable)), sum(map(_size, frozen)))

@@ -238,8 +238,9 @@ def _allow_several(annotation: object) -> Any:
             return SEVERAL
         return ONE
 
-    single_section: Any = Annotated[annotation, Tag(ONE)]
-    named_sections: Any = Annotated[dict[str, annotation], Tag(SEVERAL)]
+    section: Any = annotation
+    single_section: Any = Annotated[section, Tag(ONE)]
+    named_sections: Any = Annotated[dict[str, section], Tag(SEVERAL)]
     return Annotated[Union[single_section, named_sections], Discriminator(which)]  # noqa: UP007
 
 

@@ -9,16 +9,14 @@ misread it, so that other tools read the same values.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from trainer_kit.config.sources.layer import join_keys
 from trainer_kit.errors import ConfigError, Mistake
-
-if TYPE_CHECKING:
-    from pydantic import JsonValue
 
 _TAG = "tag:yaml.org,2002:"
 _MAP = _TAG + "map"
@@ -172,7 +170,7 @@ def parse_scalar(text: str) -> Any:
     return loader.construct_object(yaml.ScalarNode(_STR if tag == _MERGE else tag, text))
 
 
-def dump(values: JsonValue) -> str:
+def dump(values: Mapping[str, object]) -> str:
     """Returns dicts, lists and scalars as YAML, in the order of the keys.
 
     Floats keep every bit.
