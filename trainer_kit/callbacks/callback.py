@@ -170,7 +170,9 @@ class Run:
         worker tensors are concatenated along the first axis, and scalars are averaged. A step in
         micro-batches has the values of the last micro-batch. Empty for a trainer with custom steps.
         """
-        return {} if self.trainer.custom_parts.has_steps else self.trainer.train_tensors.values
+        if self.trainer.custom_parts.has_steps:
+            return {}
+        return self.trainer.train_tensors.values
 
     @property
     def evaluation_tensors(self) -> Mapping[str, Any]:
@@ -178,7 +180,9 @@ class Run:
 
         With several validation sets, the tensors are grouped by set, then by name.
         """
-        return {} if self.trainer.custom_parts.has_steps else self.trainer.eval_tensors.values
+        if self.trainer.custom_parts.has_steps:
+            return {}
+        return self.trainer.eval_tensors.values
 
     @property
     def epoch(self) -> int | None:

@@ -382,7 +382,10 @@ class CallbackList:
     def _is_called(self, member: Callback, event: str) -> bool:
         if not _overrides(member, event) or not self._runs_on_this_worker(member):
             return False
-        return event != "loop_end" or not member.every or self.run.step % member.every == 0
+        # Only loop_end has an interval.
+        if event != "loop_end" or not member.every:
+            return True
+        return self.run.step % member.every == 0
 
     def _runs_on_this_worker(self, member: Callback) -> bool:
         return self.run.is_chief or not member.chief_only
@@ -447,7 +450,8 @@ class CallbackList:
                 continue
             number = counts.get(member.name, 0) + 1
             counts[member.name] = number
-            yield member.name if number == 1 else f"{member.name} {number}", member
+            name = member.name if number == 1 else f"{member.name} {number}"
+            yield name, member
 
     def _read_state(self, member: Callback) -> Any:
         return self._call(member, "state")
@@ -494,9 +498,12 @@ def _check_callback(member: Callback) -> None:
             " None"
         )
 
+    # The run calls each public method with the arguments of the base class, without self.
     for name, event in vars(Callback).items():
-        if inspect.isfunction(event) and not name.startswith("_") and _overrides(member, name):
-            _check_parameters(member, name, list(inspect.signature(event).parameters)[1:])
+        is_public = inspect.isfunction(event) and not name.startswith("_")
+        if is_public and _overrides(member, name):
+            _, *parameters = inspect.signature(event).parameters
+            _check_parameters(member, name, parameters)
 
     # A method with a name like that of an event is probably misspelled, or has Keras's name.
     own_names = set(dir(type(member))) - set(dir(Callback))

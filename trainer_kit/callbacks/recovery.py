@@ -161,7 +161,11 @@ class Recovery(Callback):
             clock counts.
         """
         options = self._options
-        while step < end and broadcast_int(self._trainer.strategy, time.monotonic() < deadline):
+        while step < end:
+            # The clock of the chief decides, so that all workers take the same steps.
+            has_time = time.monotonic() < deadline
+            if not broadcast_int(self._trainer.strategy, has_time):
+                break
             step += 1
             try:
                 logs = self._trainer.train(tf.constant(1, tf.int32))
@@ -420,11 +424,14 @@ def format_rerun_command(model_dir: str, checkpoint: str | None, step: int) -> s
     overrides = f"trainer.train_steps={step},trainer.steps_per_loop=1,trainer.summary_interval=1"
     # The repeated run ends at the first divergence.
     overrides += ",trainer.recovery_max_trials=0"
-    copy = f"cp {shlex.quote(checkpoint)}.* {shlex.quote(rerun_folder)} && " if checkpoint else ""
-    begin = f"cd {shlex.quote(os.getcwd())} && mkdir -p {shlex.quote(rerun_folder)} && {copy}"
+    quoted_folder = shlex.quote(rerun_folder)
+    begin = f"cd {shlex.quote(os.getcwd())} && mkdir -p {quoted_folder} && "
+    if checkpoint:
+        begin += f"cp {shlex.quote(checkpoint)}.* {quoted_folder} && "
 
     package_folder = os.path.dirname(os.path.realpath(files.__file__))
-    if os.path.realpath(sys.argv[0]) != os.path.join(package_folder, "train.py"):
+    command_path = os.path.join(package_folder, "train.py")
+    if os.path.realpath(sys.argv[0]) != command_path:
         return (
             f"{begin}true  # then run your program again with model_dir={rerun_folder} and"
             f" {overrides}"
@@ -441,5 +448,5 @@ def format_rerun_command(model_dir: str, checkpoint: str | None, step: int) -> s
         elif not equals_sign:
             # The value is the next argument.
             next(arguments, None)
-    rerun = ["python -m trainer_kit.train", *flags, f"--model_dir={shlex.quote(rerun_folder)}"]
+    rerun = ["python -m trainer_kit.train", *flags, f"--model_dir={quoted_folder}"]
     return f"{begin}{' '.join(rerun)} --params_override={overrides}"

@@ -308,8 +308,9 @@ class Controller:
         self.callbacks.call("loop_begin", end - step)
 
         # Loops of one length get the same tensor.
-        if self._cached_steps_tensor[0] != end - step:
-            self._cached_steps_tensor = (end - step, tf.constant(end - step, tf.int32))
+        steps = end - step
+        if self._cached_steps_tensor[0] != steps:
+            self._cached_steps_tensor = (steps, tf.constant(steps, tf.int32))
         _, steps_tensor = self._cached_steps_tensor
 
         self.loop_range = (begin, end)
@@ -585,8 +586,10 @@ class Controller:
             self._phases.during("evaluate"),
             self.eval_summary_manager.summary_writer().as_default(),
         ):
+            # A single set is called "", and `evaluate` gets no names then.
             options = {} if "" in sets else {"sets": list(sets)}
-            logs = dict(self.evaluator.evaluate(tf.constant(steps, tf.int32), **options) or {})
+            steps_tensor = tf.constant(steps, tf.int32)
+            logs = dict(self.evaluator.evaluate(steps_tensor, **options) or {})
         seconds = time.perf_counter() - start
         if self.should_stop:
             # The evaluation may have been cut short.
@@ -632,8 +635,12 @@ class Controller:
         """
         if self._history is None:
             return {}
-        text = json.dumps(self._history.get_recorded_logs(step)) if is_chief(self.strategy) else ""
-        logs: dict[str, Any] = json.loads(broadcast_text(self.strategy, text))
+
+        text = ""
+        if is_chief(self.strategy):
+            text = json.dumps(self._history.get_recorded_logs(step))
+        text = broadcast_text(self.strategy, text)
+        logs: dict[str, Any] = json.loads(text)
         return logs
 
     def evaluate_continuously(

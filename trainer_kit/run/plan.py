@@ -310,8 +310,10 @@ def check_agreement(plan: RunPlan) -> None:
     if not plan.trains:
         return
     deadline = time.monotonic() + _VISIBILITY_TIMEOUT_SECONDS
-    while not (is_shared := (read_heartbeat(folder) or {}).get("started") == heartbeat["started"]):
-        if time.monotonic() > deadline:
+    while True:
+        own_heartbeat = read_heartbeat(folder) or {}
+        is_shared = own_heartbeat.get("started") == heartbeat["started"]
+        if is_shared or time.monotonic() > deadline:
             break
         time.sleep(1)
     folders = all_gather(plan.strategy, "" if is_shared else folder)

@@ -60,8 +60,10 @@ def record_run(
         directory.write_record(config, experiment, mode, extra_files, get_thread_counts(), setup)
         yield
     except Exception as error:
-        if find_trainer_kit_error(error) and (global_step is None or int(global_step.numpy()) == 0):
-            directory.remove_records(missing_paths)
+        if find_trainer_kit_error(error):
+            has_trained = global_step is not None and int(global_step.numpy()) != 0
+            if not has_trained:
+                directory.remove_records(missing_paths)
         raise
 
 

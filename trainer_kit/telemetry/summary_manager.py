@@ -137,7 +137,8 @@ class SummaryManager:
         for relative_path in relative_paths:
             # The event makes readers forget the events of its step and of later steps.
             start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-            event = tf.compat.v1.Event(wall_time=time.time(), step=int(step) + 1, session_log=start)
+            event = tf.compat.v1.Event(wall_time=time.time(), step=int(step) + 1)
+            event.session_log.CopyFrom(start)
             self._append(relative_path, event, times=2)
 
     def flush(self) -> None:
@@ -305,9 +306,10 @@ def _wait_for_a_later_name(folder: str) -> None:
     Readers sort files by name, which contains the second of opening. Within one second the order is
     arbitrary.
     """
-    names = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
-    seconds = [_parse_opening_second(name) for name in names]
-    newest = max((second for second in seconds if second is not None), default=0)
+    newest = 0
+    if tf.io.gfile.isdir(folder):
+        for name in tf.io.gfile.listdir(folder):
+            newest = max(newest, _parse_opening_second(name) or 0)
     if newest > time.time():
         _LOG.warning(
             "%s has event files from the future; TensorBoard will read new events before those"
