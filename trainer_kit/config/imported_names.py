@@ -13,7 +13,7 @@ from trainer_kit.errors import UsageError, suggest_names
 def import_object(
     field: str, name: str, is_expected_kind: Callable[[object], bool], kind: str
 ) -> Any:
-    """Returns the object that `name` names; its module is imported.
+    """Returns the object that `name` names. Its module is imported.
 
     Args:
       field: The field of the config, for messages.

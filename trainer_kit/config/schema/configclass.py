@@ -86,7 +86,7 @@ def configclass(cls: type[ConfigT]) -> type[ConfigT]:
 
 
 class Config(Section):
-    """What every config class can do; Section has the attributes that a class may set."""
+    """What every config class can do. Section has the attributes that a class may set."""
 
     def __new__(cls, *args: Any, **values: Any) -> Self:
         """Makes the class raise FieldErrors, and returns a new object."""
@@ -96,7 +96,7 @@ class Config(Section):
         return super().__new__(cls)
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Yields (field name, message) for each broken rule across fields; none by default."""
+        """Yields (field name, message) for each broken rule across fields. By default, none."""
         yield from ()
 
     def __post_init__(self) -> None:

@@ -45,7 +45,7 @@ class Section:
 
     @classmethod
     def get_field_infos(cls) -> dict[str, FieldInfo]:
-        """Returns pydantic's description of each field by name; none for a class without fields."""
+        """Returns pydantic's description of each field by name."""
         return dict(getattr(cls, "__pydantic_fields__", {}))
 
     def as_dict(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _ADVICE = "write values as in Python: words in quotes, True, False, None, number
 
 @dataclass(frozen=True)
 class Binding:
-    """One `scope/selector.argument = value`; a macro, `name = value`, has no argument.
+    """One `scope/selector.argument = value`. A macro, `name = value`, has no argument.
 
     Attributes:
       scope, selector, argument: The parts of the left side, as written.
