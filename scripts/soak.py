@@ -92,19 +92,18 @@ def _wait_for_progress(soak: Soak) -> bool:
     False if the run has ended or hangs.
     """
     begin = time.monotonic()
-    known_step = (read_heartbeat(soak.run) or {}).get("step", 0)
-    stop_step: object = None
+    heartbeat = read_heartbeat(soak.run)
+    known_step = 0 if heartbeat is None else heartbeat["step"]
+    last_step = -1
     while soak.supervisor.poll() is None:
         soak.ensure_sidecar()
-        heartbeat = read_heartbeat(soak.run) or {}
-        if (
-            heartbeat.get("step", 0) > known_step
-            and not heartbeat.get("ended")
-            and _is_alive(heartbeat["pid"])
-        ):
-            return True
-        if heartbeat.get("step", 0) != stop_step:
-            stop_step = heartbeat.get("step", 0)
+        heartbeat = read_heartbeat(soak.run)
+        step = 0 if heartbeat is None else heartbeat["step"]
+        if heartbeat is not None and step > known_step and not heartbeat["ended"]:
+            if _is_alive(heartbeat["pid"]):
+                return True
+        if step != last_step:
+            last_step = step
             begin = time.monotonic()
         if time.monotonic() - begin > PATIENCE:
             soak.oddities.append(f"no progress for {PATIENCE:g} s at step {known_step}")
@@ -121,10 +120,10 @@ def _cause_fault(soak: Soak) -> None:
     kind = soak.chance.choices(list(FAULTS), list(FAULTS.values()))[0]
     if kind == "sidecar":
         return soak.kill_sidecar()
-    heartbeat = read_heartbeat(soak.run) or {}
-    pid = int(heartbeat.get("pid", 0))
-    if not pid or heartbeat.get("ended") or soak.supervisor.poll() is not None:
+    heartbeat = read_heartbeat(soak.run)
+    if heartbeat is None or heartbeat["ended"] or soak.supervisor.poll() is not None:
         return None
+    pid = heartbeat["pid"]
     if kind == "move":
         return move_folder(soak)
     numbers = soak.draw(STOPS) if kind == "term" else (signal.SIGKILL,)

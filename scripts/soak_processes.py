@@ -169,8 +169,8 @@ def move_folder(soak: Soak) -> None:
     The supervisor, and the sidecar if it has begun, have to end with exit code 6 and the reason,
     and must not leave anything at the old path.
     """
-    lease = read_heartbeat(soak.run / "evals", "continuous_eval.lease.json") or {}
-    if soak.sidecar is None or lease.get("pid") != soak.sidecar.pid:
+    lease = read_heartbeat(soak.run / "evals", "continuous_eval.lease.json")
+    if soak.sidecar is None or lease is None or lease["pid"] != soak.sidecar.pid:
         soak.kill_sidecar()  # it would start at the old path
     elsewhere = soak.base / "moved"
     soak.log("folder moved", elsewhere.name)

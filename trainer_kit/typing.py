@@ -13,6 +13,9 @@ from typing import Any, Protocol, TypeAlias
 import keras
 import tensorflow as tf
 
+from trainer_kit.config.schema.experiment import TrainerConfig
+from trainer_kit.config.schema.runtime import RuntimeConfig
+
 # A variable of TensorFlow, Keras 3 or a tf.distribute strategy.
 Variable: TypeAlias = tf.Variable | keras.Variable
 # A dataset of one replica, or one that a strategy has distributed.
@@ -129,6 +132,25 @@ class TaskLike(Protocol):
         """Returns the results of an evaluation from its last state."""
 
 
+class ExperimentLike(Protocol):
+    """The config of an experiment, or the sections of one of TF Model Garden.
+
+    See ExperimentConfig for the meanings.
+    """
+
+    @property
+    def task(self) -> Any:
+        """The section of the task."""
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        """The section of the trainer."""
+
+    @property
+    def runtime(self) -> RuntimeConfig:
+        """The section of the runtime."""
+
+
 class CheckpointExporter(Protocol):
     """Keeps the best checkpoint of a run: one of trainer_kit, of the caller or of Model Garden."""
 
@@ -146,3 +168,5 @@ class CheckpointExporter(Protocol):
 Optimizers: TypeAlias = Optimizer | Mapping[str, Optimizer]
 # An iterator over a Dataset. Loops wrap it in iterators that act like it.
 DataIterator: TypeAlias = tf.data.Iterator | tf.distribute.DistributedIterator
+# The spec of any structure of tensors, such as that of a batch.
+NestedSpec: TypeAlias = "tf.TypeSpec | Sequence[NestedSpec] | Mapping[str, NestedSpec]"

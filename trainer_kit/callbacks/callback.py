@@ -28,14 +28,21 @@ or a rewind, calls them again with the same logs. An error of a required callbac
 the step is saved. This module does not import TensorFlow.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.training.loops.intervals import Epochs
+
+if TYPE_CHECKING:
+    from trainer_kit.training.base_trainer import BaseTrainer
+    from trainer_kit.training.hyper_parameters import HyperParameters
+    from trainer_kit.typing import FloatLike
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ class Run:
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: BaseTrainer,
         directory: str = "",
         is_chief: bool = True,
         epochs: Epochs | None = None,
@@ -139,7 +146,7 @@ class Run:
         self.total_steps: int | None = None
         self.loop: Loop | None = None
         self.evaluation: Evaluation | None = None
-        self.reported_metrics: dict[str, Any] = {}
+        self.reported_metrics: dict[str, float] = {}
         self.requests = Requests()
         self.stop_reason = ""
         self.error: BaseException | None = None
@@ -163,7 +170,9 @@ class Run:
         worker tensors are concatenated along the first axis, and scalars are averaged. A step in
         micro-batches has the values of the last micro-batch. Empty for a trainer with custom steps.
         """
-        return {} if self.trainer.custom_parts.has_steps else self.trainer.train_tensors.values
+        if self.trainer.custom_parts.has_steps:
+            return {}
+        return self.trainer.train_tensors.values
 
     @property
     def evaluation_tensors(self) -> Mapping[str, Any]:
@@ -171,7 +180,9 @@ class Run:
 
         With several validation sets, the tensors are grouped by set, then by name.
         """
-        return {} if self.trainer.custom_parts.has_steps else self.trainer.eval_tensors.values
+        if self.trainer.custom_parts.has_steps:
+            return {}
+        return self.trainer.eval_tensors.values
 
     @property
     def epoch(self) -> int | None:
@@ -210,7 +221,7 @@ class Run:
         """
         self.requests.stop_reason = self.requests.stop_reason or reason or "a callback asked for it"
 
-    def report(self, name: str, value: Any) -> None:
+    def report(self, name: str, value: FloatLike | np.generic | np.ndarray) -> None:
         """Adds a number to the metrics of the loop or evaluation that has just ended.
 
         The number appears with those metrics on the console, in metrics.jsonl and in TensorBoard.
@@ -257,8 +268,8 @@ class Run:
         )
 
     @property
-    def hyper_parameters(self) -> Any:
-        """The hyper-parameters that can be changed, a HyperParameters.
+    def hyper_parameters(self) -> HyperParameters:
+        """The hyper-parameters that can be changed.
 
         Raises:
           UsageError: when the trainer has none.

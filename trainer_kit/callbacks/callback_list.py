@@ -69,7 +69,7 @@ class EpochEvents:
             return None
         return next_multiple(step, epochs.steps)
 
-    def record_event(self, event: str, arguments: tuple[Any, ...]) -> int | None:
+    def record_event(self, event: str, arguments: tuple[object, ...]) -> int | None:
         """Remembers the logs of an event, and returns the epoch that begins before it, or None."""
         epochs = self._run.epochs
         step = self._run.step
@@ -79,7 +79,9 @@ class EpochEvents:
         if event == "loop_end" and isinstance(arguments[0], Mapping):
             self._logs |= arguments[0]
         elif event == "evaluation_end" and isinstance(arguments[0], Mapping):
-            self._logs["validation"] = {**self._logs.get("validation", {}), **arguments[0]}
+            # Validation sets of one step may be evaluated one after another.
+            earlier_logs = self._logs.get("validation", {})
+            self._logs["validation"] = {**earlier_logs, **arguments[0]}
         elif event == "rewound":
             self._last_end_step = -1
         elif event == "loop_begin":
@@ -111,12 +113,13 @@ class EpochEvents:
         if epochs is None or not epochs.is_end(self._run.step):
             return None
 
-        values = {name: np.asarray(to_numpy(value)) for name, value in self._logs.items()}
-        return {
-            name: float(value)
-            for name, value in values.items()
-            if value.ndim == 0 and value.dtype.kind in "biuf"
-        }
+        # Only single numbers are stored, so the logs of evaluations are not.
+        numbers: dict[str, float] = {}
+        for name, value in self._logs.items():
+            array = np.asarray(to_numpy(value))
+            if array.ndim == 0 and array.dtype.kind in "biuf":
+                numbers[name] = float(array)
+        return numbers
 
     def restore(self, state: dict[str, float] | None) -> None:
         """Takes the numbers of a checkpoint."""
@@ -349,13 +352,21 @@ class CallbackList:
             requests.overwrite_checkpoint,
             *(name in requests.sets_to_evaluate for name in sets),
         ]
-        rewind_number = 0 if requests.rewind_step is None else requests.rewind_step + 1
-        flags = sum(bit << place for place, bit in enumerate(bits))
-        number = broadcast_int(self._strategy, (rewind_number << len(bits)) + flags)
+        number = 0
+        if requests.rewind_step is not None:
+            number = requests.rewind_step + 1
+        for bit in reversed(bits):
+            number = 2 * number + bit
+        number = broadcast_int(self._strategy, number)
 
-        stop, save, overwrite, *chosen = (bool(number >> place & 1) for place in range(len(bits)))
+        # The lowest bit is the first one.
+        received_bits: list[bool] = []
+        for _ in bits:
+            received_bits.append(number % 2 == 1)
+            number //= 2
+        stop, save, overwrite, *chosen = received_bits
         sets_to_evaluate = {name for name, is_chosen in zip(sets, chosen, strict=True) if is_chosen}
-        rewind_step = (number >> len(bits)) - 1
+        rewind_step = number - 1
 
         # The texts of the chief's requests are not sent.
         default_reason = "the first worker asked for it"
@@ -371,7 +382,10 @@ class CallbackList:
     def _is_called(self, member: Callback, event: str) -> bool:
         if not _overrides(member, event) or not self._runs_on_this_worker(member):
             return False
-        return event != "loop_end" or not member.every or self.run.step % member.every == 0
+        # Only loop_end has an interval.
+        if event != "loop_end" or not member.every:
+            return True
+        return self.run.step % member.every == 0
 
     def _runs_on_this_worker(self, member: Callback) -> bool:
         return self.run.is_chief or not member.chief_only
@@ -436,7 +450,8 @@ class CallbackList:
                 continue
             number = counts.get(member.name, 0) + 1
             counts[member.name] = number
-            yield member.name if number == 1 else f"{member.name} {number}", member
+            name = member.name if number == 1 else f"{member.name} {number}"
+            yield name, member
 
     def _read_state(self, member: Callback) -> Any:
         return self._call(member, "state")
@@ -454,7 +469,7 @@ class CallbackList:
 
         return restore
 
-    def _restore_states(self, previous_states: dict[str, Any]) -> None:
+    def _restore_states(self, previous_states: Mapping[str, object]) -> None:
         """Restores the states of a checkpoint, else those from before a second train_begin.
 
         This runs after train_begin, in which callbacks may reset themselves.
@@ -483,11 +498,16 @@ def _check_callback(member: Callback) -> None:
             " None"
         )
 
+    # The run calls each public method with the arguments of the base class, without self.
     for name, event in vars(Callback).items():
-        if inspect.isfunction(event) and not name.startswith("_") and _overrides(member, name):
-            _check_parameters(member, name, list(inspect.signature(event).parameters)[1:])
+        is_public = inspect.isfunction(event) and not name.startswith("_")
+        if is_public and _overrides(member, name):
+            _, *parameters = inspect.signature(event).parameters
+            _check_parameters(member, name, parameters)
 
-    for name in sorted({*dir(type(member))} - {*dir(Callback)}):
+    # A method with a name like that of an event is probably misspelled, or has Keras's name.
+    own_names = set(dir(type(member))) - set(dir(Callback))
+    for name in sorted(own_names):
         suggestions = difflib.get_close_matches(name.removeprefix("on_"), _EVENTS, 1, 0.9)
         if suggestions:
             _LOG.warning(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable as Function
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.callbacks.recovery import describe_remedy
@@ -46,7 +45,7 @@ class CheckProgress(Callback):
         if run.step == 0:
             self._announce(f"train: {self._steps} steps")
 
-    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+    def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Shows the loss, and ends the run."""
         if run.step < self._steps:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable as Function
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeGuard, TypeVar
 
 from trainer_kit.callbacks.callback import Callback
 from trainer_kit.callbacks.ema_checkpoints import EMACheckpoints
@@ -44,7 +44,7 @@ def register_callback(name: str) -> Function[[AnyCallback], AnyCallback]:
       UsageError: when the name is taken, or the class is not a subclass of Callback.
     """
 
-    def register(callback: Any) -> Any:
+    def register(callback: AnyCallback) -> AnyCallback:
         if not _is_callback_class(callback):
             raise UsageError(
                 f"{callback!r:.80} is not a subclass of trainer_kit.Callback; inherit from that"
@@ -76,7 +76,7 @@ def create_callbacks(sections: Iterable[CallbackConfig]) -> list[Callback]:
     ]
 
 
-def check_callbacks(callbacks: Any) -> list[Callback]:
+def check_callbacks(callbacks: object) -> list[Callback]:
     """Returns the caller's callbacks as a list.
 
     Raises:
@@ -99,7 +99,7 @@ def check_callbacks(callbacks: Any) -> list[Callback]:
     return list(callbacks)
 
 
-def describe_alternative(value: Any) -> str:
+def describe_alternative(value: object) -> str:
     """Returns advice for an object that is not a Callback."""
     # Callbacks of Keras have this method.
     if hasattr(value, "on_epoch_end"):
@@ -118,7 +118,19 @@ def describe_alternative(value: Any) -> str:
 
 
 def _create_callback(path: str, section: CallbackConfig) -> Callback:
-    callback_class = _resolve_class(f"{path}.name", section.name)
+    # A name with a colon is that of a class, and other names are registered.
+    callback_class: type[Callback]
+    if ":" in section.name:
+        callback_class = import_object(
+            f"{path}.name", section.name, _is_callback_class, "subclass of trainer_kit.Callback"
+        )
+    else:
+        try:
+            callback_class = _callbacks.lookup(section.name)
+        except UsageError as error:
+            advice = "import its module with --import_module, or give its class as module:Class"
+            raise UsageError(f"{path}.name: {error}; {advice}") from None
+
     signature = inspect.signature(callback_class)
     try:
         signature.bind(**section.args)
@@ -135,18 +147,5 @@ def _create_callback(path: str, section: CallbackConfig) -> Callback:
     return callback_class(**section.args)
 
 
-def _resolve_class(path: str, name: str) -> type[Callback]:
-    if ":" in name:
-        callback_class: type[Callback] = import_object(
-            path, name, _is_callback_class, "subclass of trainer_kit.Callback"
-        )
-        return callback_class
-    try:
-        return _callbacks.lookup(name)
-    except UsageError as error:
-        advice = "import its module with --import_module, or give its class as module:Class"
-        raise UsageError(f"{path}: {error}; {advice}") from None
-
-
-def _is_callback_class(value: Any) -> bool:
+def _is_callback_class(value: object) -> TypeGuard[type[Callback]]:
     return isinstance(value, type) and issubclass(value, Callback)

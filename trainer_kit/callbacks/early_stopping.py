@@ -11,13 +11,16 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.config.schema.evaluation import EarlyStoppingConfig
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.evals.ledger import REWIND, Ledger, active_records
 from trainer_kit.telemetry.scalars import flatten_scalars
+
+if TYPE_CHECKING:
+    from trainer_kit.training.base_trainer import BaseTrainer
 
 _DEFAULT_EVAL_NAME = "validation"
 
@@ -85,7 +88,7 @@ def check_metric(metric: str, names: Iterable[str], where: str) -> None:
         )
 
 
-def check_early_stopping_metric(options: EarlyStoppingConfig, trainer: Any) -> None:
+def check_early_stopping_metric(options: EarlyStoppingConfig, trainer: BaseTrainer) -> None:
     """Raises UsageError when no evaluation will report the metric of early stopping.
 
     Checks nothing where only a run can tell the names of the metrics.
@@ -125,12 +128,12 @@ class EarlyStopping(Callback):
         """Ends the run at once if its recorded evaluations already ask for a stop."""
         self._stop_if_not_improving(run)
 
-    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+    def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Checks the new evaluations of a sidecar, if the config names one."""
         if self._options.eval_name:
             self._stop_if_not_improving(run)
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Checks the run's evaluations, unless the config names a sidecar.
 
         Raises:
@@ -146,11 +149,8 @@ class EarlyStopping(Callback):
           UsageError: when the last evaluation did not report the metric.
         """
         options = self._options
-        evaluations = [
-            (evaluated_step, value)
-            for evaluated_step, value in self._read_evaluations(options)
-            if evaluated_step <= step
-        ]
+        all_evaluations = self._read_evaluations(options)
+        evaluations = [evaluation for evaluation in all_evaluations if evaluation[0] <= step]
         progress = compute_metric_progress(
             evaluations, options.metric_comp, options.min_delta, options.start_step
         )
@@ -245,13 +245,16 @@ def _extract_values(
     Raises:
       UsageError: when the last record does not contain the metric.
     """
-    scalars_by_step = {
-        int(record["step"]): flatten_scalars(record["metrics"], "|") for record in records
-    }
+    # Of several records of a step, the last one counts.
+    scalars_by_step: dict[int, dict[str, float]] = {}
+    for record in records:
+        scalars_by_step[int(record["step"])] = flatten_scalars(record["metrics"], "|")
+
     if records:
         where = f"evals/{options.eval_name or _DEFAULT_EVAL_NAME}.jsonl"
-        check_metric(options.metric, scalars_by_step[int(records[-1]["step"])], where)
+        last_step = int(records[-1]["step"])
+        check_metric(options.metric, scalars_by_step[last_step], where)
     return [
-        (step, scalars_by_step[step].get(options.metric, math.nan))
-        for step in sorted(scalars_by_step)
+        (step, scalars.get(options.metric, math.nan))
+        for step, scalars in sorted(scalars_by_step.items())
     ]

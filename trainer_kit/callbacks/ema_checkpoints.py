@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.errors import UsageError, suggest_names
+
+if TYPE_CHECKING:
+    from trainer_kit.checkpoints.weights_folder import WeightsFolder
 
 FOLDER = "ema_checkpoints"
 AVERAGE = "average"
@@ -41,7 +45,7 @@ class EMACheckpoints(Callback):
             )
         self._max_to_keep = max_to_keep
         self._average = average
-        self._folder: Any = None
+        self._folder: WeightsFolder | None = None
 
     def run_begin(self, run: Run) -> None:
         """Checks that the run has the average, and removes unfinished files of a killed process.
@@ -51,16 +55,17 @@ class EMACheckpoints(Callback):
         """
         names = list(getattr(run.trainer, "average_names", ()))
         if self._average not in names:
-            advice = (
-                suggest_names(self._average, names) if names else "set trainer.optimizer_config.ema"
-            )
+            advice = "set trainer.optimizer_config.ema"
+            if names:
+                advice = suggest_names(self._average, names)
             raise UsageError(
                 f"the callback {FOLDER}: the run keeps no average {self._average!r}; {advice}"
             )
         if not run.trainer.can_train:
             return
 
-        from trainer_kit.checkpoints.weights_folder import WeightsFolder  # imports TensorFlow
+        # This imports TensorFlow, which the module itself does not need.
+        from trainer_kit.checkpoints.weights_folder import WeightsFolder
 
         place = os.path.join(run.directory, FOLDER)
         if self._average != AVERAGE:
@@ -75,7 +80,7 @@ class EMACheckpoints(Callback):
         if not run.trainer.can_evaluate and not run.trainer.is_stop_requested:
             self._write(run)
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Writes the average of the evaluated step.
 
         It is written again if a killed process has recorded the evaluation already.
@@ -89,7 +94,7 @@ class EMACheckpoints(Callback):
 
         # Checkpoints of later steps are those of a run that was killed or went back. They are
         # removed too.
-        earlier = [step for step in self._folder.steps() if step < run.step]
-        keep = [*earlier, run.step][-self._max_to_keep :]
+        steps = [step for step in self._folder.steps() if step < run.step]
+        steps.append(run.step)
         save = functools.partial(run.trainer.write_weights, name=self._average)
-        self._folder.write(run.step, save, keep)
+        self._folder.write(run.step, save, steps[-self._max_to_keep :])

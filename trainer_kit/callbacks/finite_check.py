@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.errors import DivergedError
@@ -35,7 +34,7 @@ class FiniteCheck(Callback):
         self._bound = loss_upper_bound
         self._begin_steps = begin_steps
 
-    def boundary_begin(self, run: Run, logs: Mapping[str, Any]) -> None:
+    def boundary_begin(self, run: Run, logs: Mapping[str, object]) -> None:
         """Checks the logs of a loop, unless a callback has asked for a rewind because of them.
 
         Raises:

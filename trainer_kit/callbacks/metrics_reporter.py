@@ -39,7 +39,7 @@ class MetricsReporter(Callback):
         self._batch_size = batch_size
         self._best = best
         self._reported_loop: Loop | None = None
-        self._logs: Mapping[str, Any] = {}
+        self._logs: Mapping[str, object] = {}
         self._evaluations: list[Evaluation] = []
         # The step and time at the end of the first loop, which was slow.
         self._first_loop_end: tuple[int, float] | None = None
@@ -53,12 +53,18 @@ class MetricsReporter(Callback):
         for name, (value, reason) in changes.items():
             self._write(run, kind=CHANGE, step=run.step, metrics={name: value}, reason=reason)
 
-    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+    def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Reports the loop, with the numbers that callbacks have added to it."""
         loop = run.loop
         assert loop is not None
         self._reported_loop = loop
-        rate = loop.steps / loop.seconds if loop.seconds > 0 else None
+        steps_per_second = None
+        examples_per_second = None
+        if loop.seconds > 0:
+            steps_per_second = loop.steps / loop.seconds
+        if steps_per_second and self._batch_size:
+            examples_per_second = steps_per_second * self._batch_size
+
         seconds_left = None
         now = time.monotonic()
         if self._first_loop_end is None or loop.end <= self._first_loop_end[0]:
@@ -74,13 +80,13 @@ class MetricsReporter(Callback):
             kind="train",
             step=loop.end,
             metrics={**logs, **_pop_reported_metrics(run)},
-            steps_per_second=rate,
-            examples_per_second=rate * self._batch_size if rate and self._batch_size else None,
+            steps_per_second=steps_per_second,
+            examples_per_second=examples_per_second,
             seconds=loop.seconds,
             seconds_left=seconds_left,
         )
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Remembers an evaluation. Another evaluation of this step may follow."""
         assert run.evaluation is not None
         metrics = _pop_reported_metrics(run)
@@ -97,11 +103,10 @@ class MetricsReporter(Callback):
         if not evaluations:
             return
 
-        seconds_of_sets = {
-            name: seconds
-            for evaluation in evaluations
-            for name, seconds in evaluation.seconds_of_sets.items()
-        }
+        # Validation sets of one step may be evaluated one after another.
+        seconds_of_sets: dict[str, float] = {}
+        for evaluation in evaluations:
+            seconds_of_sets.update(evaluation.seconds_of_sets)
         self._write(
             run,
             kind="validation",

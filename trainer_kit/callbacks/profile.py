@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import tensorflow as tf
 
@@ -96,7 +95,7 @@ class Profile(Callback):
         else:
             self._is_tracing = True
 
-    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+    def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Writes the trace after the last step of the window."""
         del logs
         if run.step >= self._steps.last:

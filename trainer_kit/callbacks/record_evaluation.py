@@ -40,7 +40,8 @@ class ExportBest(Callback):
                 # The trainer has exported it, and its logs contain the best value.
                 return
             # The logs of this step may contain sets that were evaluated before.
-            other_sets = set(run.trainer.validation_set_names) - set(evaluation.sets)
+            all_sets = set(run.trainer.validation_set_names)
+            other_sets = all_sets - set(evaluation.sets)
             own_logs = {name: value for name, value in logs.items() if name not in other_sets}
             self._best.export(run.trainer, own_logs, evaluation.sets)
         self._best.add_best(run.trainer, logs)

@@ -13,7 +13,6 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -33,6 +32,8 @@ from trainer_kit.telemetry.scalars import get_training_loss, to_json_number
 from trainer_kit.training.checks.failed_step import GradientDivergence
 from trainer_kit.training.hyper_parameters import RECOVERY_FACTOR
 from trainer_kit.training.loops.iterators import SingleElementIterator
+from trainer_kit.training.trainer import Trainer
+from trainer_kit.typing import Model, Variable
 
 _LOG = logging.getLogger(__name__)
 # How long the steps since the last checkpoint are repeated one by one to find a diverging one.
@@ -54,7 +55,9 @@ class Recovery(Callback):
     chief_only = False
     name = "recovery"
 
-    def __init__(self, options: TrainerConfig, trainer: Any, manager: CheckpointManager) -> None:
+    def __init__(
+        self, options: TrainerConfig, trainer: Trainer, manager: CheckpointManager
+    ) -> None:
         self._options = options
         self._trainer = trainer
         self._manager = manager
@@ -79,14 +82,23 @@ class Recovery(Callback):
         if not isinstance(error, DivergedError):
             return
 
+        # A gradient that is not finite ends its loop in the middle, before run.loop is set.
         options = self._options
         end = error.step if isinstance(error, GradientDivergence) else run.step
-        begin = run.loop.begin if run.loop is not None and run.loop.end == end else max(end - 1, 0)
+        begin = max(end - 1, 0)
+        if run.loop is not None and run.loop.end == end:
+            begin = run.loop.begin
         if self.trials >= options.recovery_max_trials:
             self._give_up(error, begin, end, describe_remedy(error, run))
 
         self.trials += 1
-        step = self._restore_last_finite()
+        if self._manager.restore_finite(self._manager.find_newest()) is None:
+            source = self._manager.restore_folder
+            raise DivergedError(
+                f"no checkpoint in {source} holds only finite values, so the run cannot go back"
+                " to one"
+            )
+        step = self._manager.saved_step
         trials = options.recovery_max_trials
         _LOG.warning(
             "%s: the run returns to step %d (trial %d of %d)", error, step, self.trials, trials
@@ -149,7 +161,11 @@ class Recovery(Callback):
             clock counts.
         """
         options = self._options
-        while step < end and broadcast_int(self._trainer.strategy, time.monotonic() < deadline):
+        while step < end:
+            # The clock of the chief decides, so that all workers take the same steps.
+            has_time = time.monotonic() < deadline
+            if not broadcast_int(self._trainer.strategy, has_time):
+                break
             step += 1
             try:
                 logs = self._trainer.train(tf.constant(1, tf.int32))
@@ -157,33 +173,23 @@ class Recovery(Callback):
                 return step
 
             loss = get_training_loss(logs)
-            is_above_bound = (
-                step >= options.recovery_begin_steps and loss > options.loss_upper_bound
-            )
-            if is_above_bound or not math.isfinite(loss) or not self._trainer.state.all_finite():
+            if not math.isfinite(loss):
+                return step
+            if step >= options.recovery_begin_steps and loss > options.loss_upper_bound:
+                return step
+            if not self._trainer.state.all_finite():
                 return step
             if self._trainer.is_stop_requested:
                 break
         return None
 
-    def _restore_last_finite(self) -> int:
-        """Restores the newest checkpoint whose values are all finite, and returns its step."""
-        if self._manager.restore_finite(self._manager.find_newest()) is None:
-            source = self._manager.restore_folder
-            raise DivergedError(
-                f"no checkpoint in {source} holds only finite values, so the run cannot go back"
-                " to one"
-            )
-        return self._manager.saved_step
-
     def _give_up(self, error: DivergedError, begin: int, end: int, advice: str) -> None:
-        plural = "s" * (self.trials > 1)
-        attempts = f" after {self.trials} trial{plural}" if self.trials else ""
-        alternative = (
-            ""
-            if self.trials
-            else ", or set trainer.recovery_max_trials to go back to a checkpoint and retry"
-        )
+        attempts = ""
+        alternative = ", or set trainer.recovery_max_trials to go back to a checkpoint and retry"
+        if self.trials:
+            plural = "s" if self.trials > 1 else ""
+            attempts = f" after {self.trials} trial{plural}"
+            alternative = ""
         try:
             path, advice_for_batch = write_divergence_report(
                 self._trainer, self._manager, self, error, begin, end
@@ -236,7 +242,8 @@ def describe_remedy(error: DivergedError, run: Run) -> str:
     The learning rate is not the cause if the first step diverged.
     """
     loss = 0.0 if run.loop is None else get_training_loss(run.loop.logs)
-    if run.step <= 1 and (isinstance(error, GradientDivergence) or not math.isfinite(loss)):
+    is_not_finite = isinstance(error, GradientDivergence) or not math.isfinite(loss)
+    if run.step <= 1 and is_not_finite:
         return (
             "the weights were still the initial ones, so the cause is the data, the model or the"
             " loss: check them"
@@ -245,7 +252,7 @@ def describe_remedy(error: DivergedError, run: Run) -> str:
 
 
 def write_divergence_report(
-    trainer: Any,
+    trainer: Trainer,
     manager: CheckpointManager,
     recovery: Recovery,
     error: DivergedError,
@@ -271,13 +278,15 @@ def write_divergence_report(
       The path of the file, and advice if the batch of the step has values that are not finite. The
       advice is "" otherwise.
     """
+    # What the diverged state shows, before the restore of a checkpoint replaces it.
+    data = trainer.data
     record: dict[str, Any] = {
         "error": str(error),
         "steps": [begin + 1, end],
         "trials": recovery.trials,
+        "not_finite": find_nonfinite_variable(trainer.model),
+        "batches": [data.get_batch_index(begin + 1), data.get_batch_index(end)],
     }
-    record["not_finite"] = find_nonfinite_variable(trainer.model)
-    record["batches"] = [trainer.data.get_batch_index(begin + 1), trainer.data.get_batch_index(end)]
 
     path = manager.find_newest()
     step: int | None = None
@@ -285,9 +294,11 @@ def write_divergence_report(
     if path is not None:
         checkpoint_step = recovery.restore_checkpoint(path)
         record["checkpoint"] = os.path.basename(path)
-        step = recovery.find_diverging_step(checkpoint_step, end, time.monotonic() + SEARCH_SECONDS)
+        deadline = time.monotonic() + SEARCH_SECONDS
+        step = recovery.find_diverging_step(checkpoint_step, end, deadline)
         if step is not None:
-            record |= {"step": step, "batch": trainer.data.get_batch_index(step)}
+            record["step"] = step
+            record["batch"] = data.get_batch_index(step)
             recovery.restore_checkpoint(path)
             steps_before = step - checkpoint_step - 1
             if steps_before > 0:
@@ -303,6 +314,7 @@ def write_divergence_report(
                     " repair the data"
                 )
 
+            # The step changes the weights, so a variable may have become infinite by it.
             norms = compute_gradient_norms(trainer, batch)
             record["gradient_norms"] = {name: to_json_number(norm) for name, norm in norms.items()}
             record["not_finite"] = find_nonfinite_variable(trainer.model) or record["not_finite"]
@@ -314,8 +326,9 @@ def write_divergence_report(
             " trainer.recovery_max_trials=1 saves a checkpoint at the start"
         )
 
-    record["command"] = format_rerun_command(manager.restore_folder, path, step or end)
-    target = os.path.join(manager.restore_folder, DIVERGED, f"step-{record.get('step', end)}.json")
+    last_step = end if step is None else step
+    record["command"] = format_rerun_command(manager.restore_folder, path, last_step)
+    target = os.path.join(manager.restore_folder, DIVERGED, f"step-{last_step}.json")
     if trainer.strategy.extended.should_checkpoint:
         files.write_json(target, record, point="divergence")
     return target, advice
@@ -335,11 +348,12 @@ def find_nonfinite_examples(strategy: tf.distribute.Strategy, batch: Any) -> lis
         )
         if is_checkable:
             values = tf.concat(parts, 0).numpy()
-            places.update(np.argwhere(~np.isfinite(values))[:, 0].tolist())
+            indices = np.argwhere(~np.isfinite(values))
+            places.update(indices[:, 0].tolist())
     return sorted(places)
 
 
-def find_nonfinite_variable(model: Any) -> str | None:
+def find_nonfinite_variable(model: Model) -> str | None:
     """Returns the name of the model's first variable with a value that is not finite, or None."""
     for name, variable in _named_variables(model):
         if not variable.dtype.is_floating:
@@ -350,14 +364,14 @@ def find_nonfinite_variable(model: Any) -> str | None:
     return None
 
 
-def _named_variables(model: Any) -> list[tuple[str, Any]]:
+def _named_variables(model: Model) -> list[tuple[str, Variable]]:
     variables = model_variables(model)
     if isinstance(variables, dict):
         return list(variables.items())
     return [(variable.name, variable) for variable in model.variables]
 
 
-def compute_gradient_norms(trainer: Any, batch: Any) -> dict[str, float]:
+def compute_gradient_norms(trainer: Trainer, batch: Any) -> dict[str, float]:
     """Takes one training step eagerly on a batch and returns the norm of each gradient.
 
     The norms are L2 norms before clipping, by the name of the variable. The gradients are those of
@@ -367,12 +381,15 @@ def compute_gradient_norms(trainer: Any, batch: Any) -> dict[str, float]:
     norms: dict[str, float] = {}
     names = {id(variable): name for name, variable in _named_variables(trainer.model)}
 
-    def record_norms(pairs: list[tuple[Any, Any]]) -> None:
+    def record_norms(pairs: list[tuple[tf.Tensor | tf.IndexedSlices, Variable]]) -> None:
         for gradient, variable in pairs:
+            # The norm of a sparse gradient is that of its rows.
             values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            norm = tf.norm(tf.cast(values, tf.float32))
+            # Keras 3 wraps the variable of TensorFlow that the model's names belong to.
             own_variable = variable.value if isinstance(variable, keras.Variable) else variable
             name = names.get(id(own_variable), own_variable.name)
-            norms.setdefault(name, float(tf.norm(tf.cast(values, tf.float32))))
+            norms.setdefault(name, float(norm))
 
     runs_eagerly = tf.config.functions_run_eagerly()
     gradients.on_gradients = record_norms
@@ -407,32 +424,29 @@ def format_rerun_command(model_dir: str, checkpoint: str | None, step: int) -> s
     overrides = f"trainer.train_steps={step},trainer.steps_per_loop=1,trainer.summary_interval=1"
     # The repeated run ends at the first divergence.
     overrides += ",trainer.recovery_max_trials=0"
-    copy = f"cp {shlex.quote(checkpoint)}.* {shlex.quote(rerun_folder)} && " if checkpoint else ""
-    begin = f"cd {shlex.quote(os.getcwd())} && mkdir -p {shlex.quote(rerun_folder)} && {copy}"
+    quoted_folder = shlex.quote(rerun_folder)
+    begin = f"cd {shlex.quote(os.getcwd())} && mkdir -p {quoted_folder} && "
+    if checkpoint:
+        begin += f"cp {shlex.quote(checkpoint)}.* {quoted_folder} && "
 
     package_folder = os.path.dirname(os.path.realpath(files.__file__))
-    if os.path.realpath(sys.argv[0]) != os.path.join(package_folder, "train.py"):
+    command_path = os.path.join(package_folder, "train.py")
+    if os.path.realpath(sys.argv[0]) != command_path:
         return (
             f"{begin}true  # then run your program again with model_dir={rerun_folder} and"
             f" {overrides}"
         )
 
-    flags = [
-        shlex.quote(flag)
-        for flag in _drop_flags(sys.argv[1:], "model_dir", "max_restarts", "from_step")
-    ]
-    rerun = ["python -m trainer_kit.train", *flags, f"--model_dir={shlex.quote(rerun_folder)}"]
-    return f"{begin}{' '.join(rerun)} --params_override={overrides}"
-
-
-def _drop_flags(arguments: list[str], *names: str) -> Iterator[str]:
-    """Yields the arguments without the flags of these names and their values."""
-    remaining = iter(arguments)
-    for argument in remaining:
+    # The flags of the run follow, without those of its folder and its restarts.
+    flags: list[str] = []
+    arguments = iter(sys.argv[1:])
+    for argument in arguments:
         name, equals_sign, _ = argument.lstrip("-").partition("=")
-        if argument.startswith("-") and name in names:
-            if not equals_sign:
-                # The value is the next argument.
-                next(remaining, None)
-            continue
-        yield argument
+        is_dropped = name in ("model_dir", "max_restarts", "from_step")
+        if not argument.startswith("-") or not is_dropped:
+            flags.append(shlex.quote(argument))
+        elif not equals_sign:
+            # The value is the next argument.
+            next(arguments, None)
+    rerun = ["python -m trainer_kit.train", *flags, f"--model_dir={quoted_folder}"]
+    return f"{begin}{' '.join(rerun)} --params_override={overrides}"

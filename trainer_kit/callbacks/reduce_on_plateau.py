@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from trainer_kit.callbacks.callback import Callback, Run
@@ -102,7 +103,7 @@ class ReduceOnPlateau(Callback):
         if names is not None and self._metric not in names:
             raise self._unknown_metric_error(names)
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Counts the evaluation, and reduces the hyper-parameter if it is time.
 
         Raises:
@@ -125,7 +126,10 @@ class ReduceOnPlateau(Callback):
             self._cooldown_counter -= 1
             self._wait = 0
 
-        bound = -math.inf if self._best is None else self._sign * self._best + self._min_delta
+        # The first finite value is always an improvement.
+        bound = -math.inf
+        if self._best is not None:
+            bound = self._sign * self._best + self._min_delta
         if math.isfinite(value) and self._sign * value > bound:
             self._best = value
             self._wait = 0
@@ -171,5 +175,8 @@ class ReduceOnPlateau(Callback):
         self._last_step = state["last_step"]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: object) -> bool:
+    # A bool is an int in Python.
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return math.isfinite(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class SamplePictures(Callback):
             )
         self._draw(run)
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Writes the picture of this step."""
         del logs
         if run.evaluation is not None and run.evaluation.is_replayed:
@@ -62,12 +62,15 @@ class SamplePictures(Callback):
         import tensorflow as tf
 
         path = os.path.join(run.directory, FOLDER, f"step-{run.step:08}.png")
-        write_bytes(path, tf.io.encode_png(self._draw(run)).numpy())
+        png = tf.io.encode_png(self._draw(run))
+        write_bytes(path, png.numpy())
 
     def _draw(self, run: Run) -> np.ndarray:
         import tensorflow as tf
 
-        latents = tf.random.stateless_normal([self._count, run.model.latent_size], [self._seed, 0])
+        # The random numbers are the same in all pictures.
+        shape = [self._count, run.model.latent_size]
+        latents = tf.random.stateless_normal(shape, seed=[self._seed, 0])
         with run.trainer.use_weights():
             samples = run.task.inference_step(latents, run.model).numpy()
 
@@ -104,15 +107,20 @@ def image_grid(images: np.ndarray) -> np.ndarray:
     """
     times = max(1, _LEAST_HEIGHT // images.shape[1])
     images = images.repeat(times, axis=1).repeat(times, axis=2)
-    pixels = np.clip((images + 1.0) * 127.5, 0, 255).round().astype(np.uint8)
+    values = np.clip((images + 1.0) * 127.5, 0, 255)
+    pixels = values.round().astype(np.uint8)
     # Each image has a margin below it and to its right.
     pixels = np.pad(pixels, [(0, 0), (0, _MARGIN), (0, _MARGIN), (0, 0)])
 
-    columns = math.ceil(math.sqrt(len(pixels)))
-    rows = math.ceil(len(pixels) / columns)
+    count = len(pixels)
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
     # Black images fill the last row.
-    pixels = np.pad(pixels, [(0, rows * columns - len(pixels)), (0, 0), (0, 0), (0, 0)])
+    missing = rows * columns - count
+    pixels = np.pad(pixels, [(0, missing), (0, 0), (0, 0), (0, 0)])
 
     _, height, width, channels = pixels.shape
     grid = pixels.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
-    return grid.reshape(rows * height, columns * width, channels)[:-_MARGIN, :-_MARGIN]
+    picture = grid.reshape(rows * height, columns * width, channels)
+    # The last images need no margin.
+    return picture[:-_MARGIN, :-_MARGIN]

@@ -6,7 +6,9 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import JsonValue
 
 from trainer_kit import files
 from trainer_kit.callbacks.callback import Callback, Run
@@ -17,6 +19,8 @@ from trainer_kit.evals.ledger import REWIND, active_records, read_records
 # In model_dir.
 RECORD_FILE = "hyper_parameters.jsonl"
 _LOG = logging.getLogger(__name__)
+# A value that JSON can store.
+_JsonT = TypeVar("_JsonT")
 
 
 class SetFromFile(Callback):
@@ -67,18 +71,27 @@ class SetFromFile(Callback):
         """Repeats the recorded readings of this step. Reads the file when no reading is left."""
         del steps
         while self._pending_readings and self._pending_readings[0]["step"] <= run.step:
-            self._set(run, self._pending_readings.pop(0)["values"])
-        if not self._pending_readings:
-            changes = self._read_changes(run) if run.is_chief else {}
-            self._set(run, _broadcast_json(run, changes))
+            reading = self._pending_readings.pop(0)
+            self._set(run, reading["values"])
+        if self._pending_readings:
+            return
+
+        # Only the chief reads the file, so that all workers make the same changes.
+        changes: dict[str, float] = {}
+        if run.is_chief:
+            changes = self._read_changes(run)
+        self._set(run, _broadcast_json(run, changes))
 
     def _load_readings(self, run: Run) -> None:
         """Splits the readings that count into those before this step and those to repeat."""
         readings: list[dict[str, Any]] = []
         if run.is_chief:
-            records = files.read_json_lines(os.path.join(run.directory, RECORD_FILE))
+            record_path = os.path.join(run.directory, RECORD_FILE)
+            records = files.read_json_lines(record_path)
             records_of_file = [record for record in records if record["file"] == self._path]
-            readings = active_records([*_read_rewinds(run.directory), *records_of_file])
+            # The rewinds in the ledger decide which of them still count.
+            rewinds = _read_rewinds(run.directory)
+            readings = active_records([*rewinds, *records_of_file])
         readings = _broadcast_json(run, readings)
 
         self._text = ""
@@ -110,35 +123,43 @@ class SetFromFile(Callback):
             return {}
 
         changed = {name: value for name, value in values.items() if self._values.get(name) != value}
-        if changed:
-            rewinds = _read_rewinds(run.directory)
-            record = {
-                "step": run.step,
-                "lineage": max((rewind["lineage"] for rewind in rewinds), default=0),
-                "file": self._path,
-                "values": changed,
-            }
-            files.append_json_line(os.path.join(run.directory, RECORD_FILE), record)
+        if not changed:
+            return {}
+
+        # The record comes before the use of the values, so that a resume can repeat the changes.
+        lineages = [rewind["lineage"] for rewind in _read_rewinds(run.directory)]
+        record = {
+            "step": run.step,
+            "lineage": max(lineages, default=0),
+            "file": self._path,
+            "values": changed,
+        }
+        files.append_json_line(os.path.join(run.directory, RECORD_FILE), record)
         return changed
 
 
-def _check_values(values: Any, run: Run) -> dict[str, float]:
+def _check_values(values: JsonValue, run: Run) -> dict[str, float]:
     """Returns the content of the file: numbers by the name of their hyper-parameter.
 
     Raises:
       UsageError: when an entry is not the name of a hyper-parameter with a number that its variable
         can store.
     """
-    if values is not None and not isinstance(values, Mapping):
+    # An empty file gives None.
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
         raise UsageError(
             f"{values!r:.60} is not a value with its name; write lines such as learning_rate: 0.001"
         )
 
-    for name, value in (values or {}).items():
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise UsageError(f"{name}: {value!r:.60} is not a number")
         run.hyper_parameters.check(str(name), value)
-    return {str(name): float(value) for name, value in (values or {}).items()}
+        numbers[str(name)] = float(value)
+    return numbers
 
 
 def _read_rewinds(directory: str) -> list[dict[str, Any]]:
@@ -146,8 +167,10 @@ def _read_rewinds(directory: str) -> list[dict[str, Any]]:
     return [record for record in read_records(ledger) if record.get("kind") == REWIND]
 
 
-def _broadcast_json(run: Run, value: Any) -> Any:
-    """Returns the chief's value on every worker. JSON has to be able to store the value."""
-    from trainer_kit.runtime.collectives import broadcast_text  # imports TensorFlow
+def _broadcast_json(run: Run, value: _JsonT) -> _JsonT:
+    """Returns the chief's value on every worker."""
+    # This imports TensorFlow, which the module itself does not need.
+    from trainer_kit.runtime.collectives import broadcast_text
 
-    return json.loads(broadcast_text(run.trainer.strategy, json.dumps(value)))
+    text = broadcast_text(run.trainer.strategy, json.dumps(value))
+    return json.loads(text)

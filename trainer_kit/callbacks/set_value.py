@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable as Function
 from collections.abc import Sequence
-from typing import Any
 
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.config.imported_names import import_object
@@ -35,7 +34,7 @@ class SetAtSteps(Callback):
     # With several workers, each worker sets its own variable.
     chief_only = False
 
-    def __init__(self, parameter: str, steps: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, parameter: str, steps: Sequence[Sequence[int | float | str]]) -> None:
         self._parameter = parameter
         self._values_by_milestone = _parse_values(steps)
         self.needs_epochs = any(
@@ -56,14 +55,14 @@ class SetAtSteps(Callback):
             run.hyper_parameters.check(self._parameter, value)
             step = _resolve_step(run, milestone)
             if step in self._values_by_step:
+                # A number of epochs may be the same step as another entry.
                 entries = [
                     _format_milestone(entry)
                     for entry in self._values_by_milestone
                     if _resolve_step(run, entry) == step
                 ]
-                raise UsageError(
-                    f"set_at_steps: {' and '.join(entries)} are both step {step}; give it one value"
-                )
+                places = " and ".join(entries)
+                raise UsageError(f"set_at_steps: {places} are both step {step}; give it one value")
             self._values_by_step[step] = value
 
     def next_boundary(self, step: int) -> int | None:
@@ -128,9 +127,9 @@ class SetByFunction(Callback):
         """Sets the value of this step, if it is a multiple of `every`."""
         del steps
         if self.every and run.step % self.every == 0:
-            function_name = getattr(
-                self._function, "__qualname__", type(self._function).__qualname__
-            )
+            # An object that can be called has the name of its class.
+            class_name = type(self._function).__qualname__
+            function_name = getattr(self._function, "__qualname__", class_name)
             value = float(self._function(run.step))
             run.change(self._parameter, value, f"{self.name} {function_name}")
 
@@ -150,7 +149,7 @@ def _format_milestone(milestone: int | Duration) -> str:
     return f"'{float(milestone.amount):g} epochs'"
 
 
-def _parse_values(steps: Any) -> dict[int | Duration, float]:
+def _parse_values(steps: object) -> dict[int | Duration, float]:
     """Returns the values of `set_at_steps` by milestone, which is a step or a number of epochs.
 
     Raises:
@@ -167,6 +166,7 @@ def _parse_values(steps: Any) -> dict[int | Duration, float]:
 
         milestone = _parse_milestone(pair[0])
         value = pair[1]
+        # A bool is an int in Python.
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value):
             raise UsageError(
@@ -180,7 +180,7 @@ def _parse_values(steps: Any) -> dict[int | Duration, float]:
     return values
 
 
-def _parse_milestone(value: Any) -> int | Duration:
+def _parse_milestone(value: object) -> int | Duration:
     """Returns the global step of an entry, or its epochs."""
     if type(value) is int and value >= 0:
         return value

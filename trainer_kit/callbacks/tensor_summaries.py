@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,12 +11,14 @@ from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.config.schema.durations import is_due
 from trainer_kit.config.schema.metric_configs import SummaryConfig
 from trainer_kit.errors import UsageError
+from trainer_kit.telemetry.summary_manager import SummaryManagerLike
+from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.loops.train_loop import SummaryTimer
 
 _FIELD = "trainer.summaries"
 
 
-def request_tensors(trainer: Any, callbacks: Iterable[Callback]) -> None:
+def request_tensors(trainer: BaseTrainer, callbacks: Iterable[Callback]) -> None:
     """Asks a trainer for the tensors that callbacks read.
 
     Call it on all workers, before the first step is traced.
@@ -63,8 +64,8 @@ class TensorSummaries(Callback):
         self,
         sections: Sequence[SummaryConfig],
         interval: int | SummaryTimer | None,
-        train_manager: Any,
-        evaluation_manager: Any,
+        train_manager: SummaryManagerLike,
+        evaluation_manager: SummaryManagerLike,
     ) -> None:
         self._train_sections = [section for section in sections if section.of != "evaluation"]
         self._evaluation_sections = [section for section in sections if section.of != "training"]
@@ -74,7 +75,7 @@ class TensorSummaries(Callback):
         self.tensors = [section.tensor for section in self._train_sections]
         self.evaluation_tensors = [section.tensor for section in self._evaluation_sections]
 
-    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+    def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Writes the tensors of the loop's last step."""
         del logs
         assert run.loop is not None
@@ -87,7 +88,7 @@ class TensorSummaries(Callback):
         manager = self._train_manager if writes_arrays else None
         self._write(run, self._train_sections, run.tensors, manager)
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Writes the tensors of the evaluation's last batch."""
         del logs
         assert run.evaluation is not None
@@ -103,8 +104,8 @@ class TensorSummaries(Callback):
         self,
         run: Run,
         sections: Sequence[SummaryConfig],
-        values: Mapping[str, Any],
-        manager: Any,
+        values: Mapping[str, np.ndarray],
+        manager: SummaryManagerLike | None,
         folder: str = "",
     ) -> None:
         """Writes the tensors of `sections` that `values` contains.
@@ -121,21 +122,18 @@ class TensorSummaries(Callback):
                 continue
             value = values[section.tensor]
             if section.type == "scalar":
-                name = "/".join(filter(None, (folder, section.tensor)))
-                run.report(name, _check_scalar(section.tensor, value))
+                if np.ndim(value):
+                    raise UsageError(
+                        f"{_FIELD}: the tensor {section.tensor!r} has the shape"
+                        f" {list(value.shape)}, and type=scalar needs a single number; use"
+                        " type=histogram, or expose its mean"
+                    )
+                name = f"{folder}/{section.tensor}" if folder else section.tensor
+                run.report(name, value)
             elif manager is not None:
                 writer = manager.summary_writer(folder) if folder else manager.summary_writer()
                 with writer.as_default(step=run.step), tf.summary.record_if(True):
                     _write_array(section, value)
-
-
-def _check_scalar(name: str, value: np.ndarray) -> Any:
-    if np.ndim(value):
-        raise UsageError(
-            f"{_FIELD}: the tensor {name!r} has the shape {list(value.shape)}, and type=scalar"
-            " needs a single number; use type=histogram, or expose its mean"
-        )
-    return value
 
 
 def _write_array(section: SummaryConfig, value: np.ndarray) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.errors import ExitCode, UsageError, find_trainer_kit_error
 from trainer_kit.telemetry.scalars import flatten_scalars, to_json_number
@@ -90,9 +92,8 @@ class Webhook(Callback):
             outcome = f"stopped early at step {record['step']}: {record['stopped']}"
         else:
             outcome = f"finished at step {record['step']}"
-        numbers = ", ".join(
-            f"{name} {value:.4g}" for name, value in flatten_scalars(record["metrics"]).items()
-        )
+        metrics = flatten_scalars(record["metrics"])
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         text = f"{outcome} ({numbers})" if numbers else outcome
         self._post(run, "finished", text, record)
 
@@ -109,14 +110,15 @@ class Webhook(Callback):
         # An error of trainer_kit explains itself. Others need the name of their type.
         prefix = "" if own_error and str(own_error) else f"{type(run.error).__name__}: "
         error = f"{prefix}{run.error}"[:_MAX_ERROR_LENGTH]
-        text = f"failed at step {run.step} with exit code {int(code)}: {error.splitlines()[0]}"
+        first_line = error.splitlines()[0]
+        text = f"failed at step {run.step} with exit code {int(code)}: {first_line}"
         self._post(run, "failed", text, {"step": run.step, "error": error, "exit_code": int(code)})
 
     def _address(self) -> str:
         url = self._url or os.environ.get(self._variable, "")
         return url if _is_http(url) else ""
 
-    def _post(self, run: Run, status: str, text: str, record: Mapping[str, Any]) -> None:
+    def _post(self, run: Run, status: str, text: str, record: Mapping[str, JsonValue]) -> None:
         """Posts in a thread, since urllib's own timeout is that of each single read."""
         url = self._address()
         if not url:
@@ -125,7 +127,7 @@ class Webhook(Callback):
         folder = os.path.abspath(run.directory)
         # The last part alone says nothing in a folder such as job-1/checkpoints.
         name = os.path.join(*Path(folder).parts[-2:])
-        message = {
+        message: dict[str, JsonValue] = {
             "text": f"{name} {text}",
             "status": status,
             "model_dir": folder,
@@ -156,7 +158,7 @@ def _is_http(url: str) -> bool:
     return url.startswith(("http://", "https://"))
 
 
-def _to_strict_json(value: Any) -> Any:
+def _to_strict_json(value: JsonValue) -> JsonValue:
     """Returns a value of JSON with texts in place of the numbers that strict JSON cannot store."""
     if isinstance(value, Mapping):
         return {str(name): _to_strict_json(item) for name, item in value.items()}

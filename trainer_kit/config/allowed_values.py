@@ -37,7 +37,7 @@ _BOUNDS = (("gt", "above"), ("ge", "of at least"), ("lt", "below"), ("le", "of a
 _NUMBER = re.compile(r"[-+]?\d[\d_]*(\.\d*)?([eE][-+]?\d+)?")
 
 
-def describe_allowed_values(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
+def describe_allowed_values(annotation: object, metadata: tuple[object, ...] = ()) -> str:
     """Returns what an annotation allows, such as "a whole number of at least 1 or null".
 
     Args:
@@ -48,22 +48,29 @@ def describe_allowed_values(annotation: Any, metadata: tuple[Any, ...] = ()) -> 
     args = get_args(annotation)
 
     if origin is Annotated:
-        return describe_allowed_values(args[0], (*args[1:], *metadata))
+        inner_annotation, *inner_metadata = args
+        return describe_allowed_values(inner_annotation, (*inner_metadata, *metadata))
 
     # A field of durations describes its values itself, whatever its type.
-    if duration_fields := [item for item in metadata if isinstance(item, DurationField)]:
-        return duration_fields[0].allowed_values
+    for item in metadata:
+        if isinstance(item, DurationField):
+            return item.allowed_values
 
     if origin in (Union, types.UnionType):
+        # Two members of a union may have the same description.
         members = dict.fromkeys(describe_allowed_values(arg) for arg in args)
         return " or ".join(members) + _describe_bounds(metadata)
     if origin is Literal:
         words = [arg if isinstance(arg, str) else format_value(arg) for arg in args]
         return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
     if origin in (tuple, list) or annotation in (tuple, list):
-        return f"a list (each item {describe_allowed_values(args[0])})" if args else "a list"
+        if not args:
+            return "a list"
+        return f"a list (each item {describe_allowed_values(args[0])})"
     if origin is dict or annotation is dict:
-        return f"a mapping (each value {describe_allowed_values(args[1])})" if args else "a mapping"
+        if not args:
+            return "a mapping"
+        return f"a mapping (each value {describe_allowed_values(args[1])})"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "a section"
 
@@ -71,7 +78,7 @@ def describe_allowed_values(annotation: Any, metadata: tuple[Any, ...] = ()) -> 
     return _NAMES.get(annotation, type_name) + _describe_bounds(metadata)
 
 
-def format_value(value: Any) -> str:
+def format_value(value: object) -> str:
     """Returns a value as a config file would show it, cut to one short line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -79,7 +86,7 @@ def format_value(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def suggest_correction(annotation: Any, value: Any, metadata: Sequence[Any] = ()) -> str:
+def suggest_correction(annotation: object, value: object, metadata: Sequence[object] = ()) -> str:
     """Returns what the user probably meant by a wrong value of a field, or "".
 
     Args:
@@ -97,15 +104,20 @@ def suggest_correction(annotation: Any, value: Any, metadata: Sequence[Any] = ()
     if not isinstance(value, str):
         return ""
 
-    if _NUMBER.fullmatch(value) and (
-        float in parts or (int in parts and float(value).is_integer())
-    ):
-        return f"write {value} without quotes"
+    # A number in quotes is text.
+    if _NUMBER.fullmatch(value):
+        takes_number = float in parts or (int in parts and float(value).is_integer())
+        if takes_number:
+            return f"write {value} without quotes"
 
-    choices = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
-    words = [word for word in choices if isinstance(word, str)]
+    words: list[str] = []
+    for part in parts:
+        if get_origin(part) is Literal:
+            words += [word for word in get_args(part) if isinstance(word, str)]
     similar_words = find_similar_names(value, words)
-    return f"did you mean {' or '.join(similar_words)}?" if similar_words else ""
+    if not similar_words:
+        return ""
+    return f"did you mean {' or '.join(similar_words)}?"
 
 
 def suggest_key(path: str, name: str, siblings: Sequence[str], known_paths: Iterable[str]) -> str:
@@ -130,7 +142,7 @@ def suggest_key(path: str, name: str, siblings: Sequence[str], known_paths: Iter
     return f"did you mean {' or '.join(suggestions[:3])}?"
 
 
-def _iterate_annotation_parts(annotation: Any) -> Iterator[Any]:
+def _iterate_annotation_parts(annotation: object) -> Iterator[object]:
     """Yields the types that an annotation allows, and what is annotated about them."""
     origin = get_origin(annotation)
     args = get_args(annotation)
@@ -144,16 +156,21 @@ def _iterate_annotation_parts(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _describe_bounds(metadata: tuple[Any, ...]) -> str:
+def _describe_bounds(metadata: Sequence[object]) -> str:
     """Returns the bounds in the metadata in words, with a space before them, or ""."""
     # A pydantic Field has its bounds in metadata of its own.
-    items = [inner for item in metadata for inner in (item, *getattr(item, "metadata", ()))]
-    limits = {
-        key: limit
-        for key, _ in _BOUNDS
-        for item in items
-        if (limit := getattr(item, key, None)) is not None
-    }
+    items: list[object] = []
+    for item in metadata:
+        items.append(item)
+        items += getattr(item, "metadata", ())
+
+    # The last of several bounds of one kind counts.
+    limits: dict[str, object] = {}
+    for key, _ in _BOUNDS:
+        for item in items:
+            limit = getattr(item, key, None)
+            if limit is not None:
+                limits[key] = limit
     if "ge" in limits and limits.get("le") == limits["ge"]:
         return f" that is {limits['ge']}"
 

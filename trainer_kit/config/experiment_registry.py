@@ -22,11 +22,12 @@ from trainer_kit.errors import ConfigError, UsageError
 Factory = Callable[..., ExperimentConfig]
 AnyFactory = TypeVar("AnyFactory", bound=Factory)
 AnyClass = TypeVar("AnyClass", bound=type)
+BoundTask = TypeVar("BoundTask", bound=Callable[..., object] | str)
 
 experiments: Registry[Factory] = Registry("experiment")
 
 # The keys are weak: a config class may be made for one experiment and be freed with it.
-_task_classes: MutableMapping[type[Config], Callable[..., Any] | str] = WeakKeyDictionary()
+_task_classes: MutableMapping[type[Config], Callable[..., object] | str] = WeakKeyDictionary()
 _trainer_classes: MutableMapping[type[Config], type | str] = WeakKeyDictionary()
 
 
@@ -73,7 +74,10 @@ def get_experiment(name: str, **arguments: Any) -> ExperimentConfig:
 
 @overload
 def register_task(
-    config_class: type[Config], task: Callable[..., Any] | str, *, trainer: type | str | None = None
+    config_class: type[Config],
+    task: Callable[..., object] | str,
+    *,
+    trainer: type | str | None = None,
 ) -> None: ...
 @overload
 def register_task(
@@ -81,7 +85,7 @@ def register_task(
 ) -> Callable[[AnyClass], AnyClass]: ...
 def register_task(
     config_class: type[Config],
-    task: Callable[..., Any] | str | None = None,
+    task: Callable[..., object] | str | None = None,
     *,
     trainer: type | str | None = None,
 ) -> Any:
@@ -105,7 +109,7 @@ def register_task(
             f"{config_class.__qualname__} has to be decorated with @trainer_kit.configclass"
         )
 
-    def bind(task_class: Any) -> Any:
+    def bind(task_class: BoundTask) -> BoundTask:
         bound_task = _task_classes.setdefault(config_class, task_class)
         if bound_task is not task_class and bound_task != task_class:
             raise UsageError(
@@ -154,7 +158,7 @@ def find_trainer_class(config: Config) -> Any:
     return _import_if_named(_trainer_classes.get(type(config)))
 
 
-def _import_if_named(target: Any) -> Any:
+def _import_if_named(target: Callable[..., object] | str | None) -> Any:
     if isinstance(target, str):
         return import_object("register_task", target, callable, "class")
     return target

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Union, get_args, get_origin
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.fields import FieldInfo
@@ -21,40 +21,41 @@ def get_fields(config_class: type[Section]) -> dict[str, FieldInfo]:
     return config_class.get_field_infos()
 
 
-def find_section_class(annotation: Any) -> type[Section] | None:
+def find_section_class(annotation: object) -> type[Section] | None:
     """Returns the config class of a field that is a section, and None for any other field.
 
     The field may also allow None, or several sections by name.
     """
-    members = [
-        member
-        for member in _get_union_members(annotation)
-        if member is not type(None) and get_origin(member) is not dict
-    ]
-    if len(members) == 1 and isinstance(members[0], type) and issubclass(members[0], Section):
-        return members[0]
-    return None
+    members = _get_union_members(annotation)
+    members = [member for member in members if member is not type(None)]
+    members = [member for member in members if get_origin(member) is not dict]
+    return _get_only_section(members)
 
 
-def find_list_item_class(annotation: Any) -> type[Section] | None:
+def find_list_item_class(annotation: object) -> type[Section] | None:
     """Returns the config class of a field that is a list of sections, and None for any other field.
 
     The field may also allow None or text.
     """
-    members = [
-        member for member in _get_union_members(annotation) if member not in (type(None), str)
-    ]
-    if len(members) != 1 or get_origin(members[0]) not in (tuple, list):
+    members = _get_union_members(annotation)
+    members = [member for member in members if member not in (type(None), str)]
+    if len(members) != 1:
+        return None
+    list_type = members[0]
+    if get_origin(list_type) not in (tuple, list):
         return None
 
     # tuple[X, ...] has an Ellipsis as its second argument.
-    item_types = [arg for arg in get_args(members[0]) if arg is not Ellipsis]
-    return find_section_class(item_types[0]) if len(item_types) == 1 else None
+    item_types = [arg for arg in get_args(list_type) if arg is not Ellipsis]
+    if len(item_types) != 1:
+        return None
+    return find_section_class(item_types[0])
 
 
-def find_dict_value_class(annotation: Any) -> type[Section] | None:
+def find_dict_value_class(annotation: object) -> type[Section] | None:
     """Returns the config class of a field that may be a dict of sections by name, or None."""
-    dict_types = [member for member in _get_union_members(annotation) if get_origin(member) is dict]
+    members = _get_union_members(annotation)
+    dict_types = [member for member in members if get_origin(member) is dict]
     if len(dict_types) != 1:
         return None
     _, value_type = get_args(dict_types[0])
@@ -69,15 +70,14 @@ def create_field_adapter(config_class: type[Section], name: str) -> TypeAdapter[
         annotation = Annotated[(field.annotation, *field.metadata)]
 
     # A config class has its own settings, and pydantic accepts no others for it.
-    members = _get_union_members(annotation)
-    if len(members) == 1 and isinstance(members[0], type) and issubclass(members[0], Section):
+    if _get_only_section(_get_union_members(annotation)) is not None:
         return TypeAdapter(annotation)
 
     settings = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
     return TypeAdapter(annotation, config=settings)
 
 
-def suggest_fields(config_class: type[Section], path: str = "", value: Any = None) -> str:
+def suggest_fields(config_class: type[Section], path: str = "", value: object = None) -> str:
     """Returns the advice for a value that is no section: the names of the section's first fields.
 
     For a "oneof" at `path`, the advice also shows how to choose a branch. The example is the branch
@@ -90,9 +90,12 @@ def suggest_fields(config_class: type[Section], path: str = "", value: Any = Non
     branches: list[str] = []
     if path and config_class.is_choice:
         branches = [name for name in fields if name != "type"]
-    examples = [value] if value in branches else branches[:1]
-    example = f", as in {path}.type={examples[0]}" if examples else ""
-    return f"give its fields ({', '.join(fields[:4])}, ...){example}"
+    example = ""
+    if branches:
+        branch = value if value in branches else branches[0]
+        example = f", as in {path}.type={branch}"
+    first_fields = ", ".join(fields[:4])
+    return f"give its fields ({first_fields}, ...){example}"
 
 
 def flatten_values(config: Section) -> dict[str, Any]:
@@ -128,13 +131,28 @@ def list_sections(config: Section) -> list[tuple[str, type[Section], bool]]:
     return list(_walk_sections(type(config), config, "", ()))
 
 
-def _get_union_members(annotation: Any) -> list[Any]:
+def _get_union_members(annotation: object) -> list[Any]:
     """Returns the types that an annotation allows, without what is annotated about them."""
-    if get_origin(annotation) is Annotated:
-        return _get_union_members(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [member for arg in get_args(annotation) for member in _get_union_members(arg)]
+    origin = get_origin(annotation)
+    args = get_args(annotation)
+    if origin is Annotated:
+        return _get_union_members(args[0])
+    if origin in (Union, types.UnionType):
+        members = []
+        for arg in args:
+            members += _get_union_members(arg)
+        return members
     return [annotation]
+
+
+def _get_only_section(members: Sequence[object]) -> type[Section] | None:
+    """Returns the config class if it is the only one of several types, else None."""
+    if len(members) != 1:
+        return None
+    member = members[0]
+    if isinstance(member, type) and issubclass(member, Section):
+        return member
+    return None
 
 
 def _walk_sections(
@@ -163,10 +181,8 @@ def _walk_sections(
         yield from _walk_sections(section_class, value, join_keys(path, name), classes)
 
 
-def is_section_mapping(value: Any) -> bool:
+def is_section_mapping(value: object) -> TypeGuard[Mapping[str, Section]]:
     """Whether `value` is a mapping of sections by name."""
-    return (
-        isinstance(value, Mapping)
-        and bool(value)
-        and all(isinstance(item, Section) for item in value.values())
-    )
+    if not isinstance(value, Mapping) or not value:
+        return False
+    return all(isinstance(item, Section) for item in value.values())

@@ -10,8 +10,10 @@ from typing import Any
 from trainer_kit.errors import UsageError, suggest_names
 
 
-def import_object(field: str, name: str, is_expected_kind: Callable[[Any], bool], kind: str) -> Any:
-    """Returns the object that `name` names; its module is imported.
+def import_object(
+    field: str, name: str, is_expected_kind: Callable[[object], bool], kind: str
+) -> Any:
+    """Returns the object that `name` names. Its module is imported.
 
     Args:
       field: The field of the config, for messages.

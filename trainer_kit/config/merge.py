@@ -105,7 +105,7 @@ def merge_layers(
     return merger.build(root, ""), merger.origins, merger.mistakes
 
 
-def find_mistakes(config_class: type[Section], values: Mapping[str, Any]) -> list[Mistake]:
+def find_mistakes(config_class: type[Section], values: Mapping[str, object]) -> list[Mistake]:
     """Returns the mistakes in the values of a new section, with their paths inside the section."""
     merger = _Merger(config_class, get_path_in_experiment(config_class))
     draft = _Draft.from_defaults(config_class)
@@ -116,7 +116,8 @@ def find_mistakes(config_class: type[Section], values: Mapping[str, Any]) -> lis
     if not merger.mistakes:
         merger.merge(draft, defaults, "")
 
-    # Building the section adds the broken rules to the mistakes.
+    # Building the section adds the broken rules to the mistakes. Without a mistake, the caller
+    # reports what pydantic has found.
     if merger.mistakes:
         merger.build(draft, "")
     return [replace(mistake, origin="") for mistake in merger.mistakes]
@@ -156,7 +157,7 @@ class _Draft:
         return cls(config_class, defaults)
 
     @classmethod
-    def from_value(cls, value: Any, config_class: type[Section]) -> _Draft:
+    def from_value(cls, value: object, config_class: type[Section]) -> _Draft:
         """Returns a draft of `value`, a section or a draft, that changes independently of it.
 
         For any other value, the draft has the defaults of `config_class`.
@@ -197,9 +198,13 @@ class _Merger:
         for key, value in values.items():
             name = str(key)
             value_path = join_keys(path, key)
-            info = get_fields(section.config_class).get(name)
+            fields = get_fields(section.config_class)
+            info = fields.get(name)
             if info is None:
-                self._add_unknown_key(section, name, value_path)
+                known_paths = self._list_known_paths()
+                full_path = join_keys(self._path_prefix, value_path)
+                advice = suggest_key(full_path, name, list(fields), known_paths)
+                self._add_mistake(value_path, NO_SUCH_KEY, advice)
                 continue
 
             # The class of the present value comes first: a task's section has the task's own class.
@@ -207,25 +212,25 @@ class _Merger:
             declared_class = find_section_class(info.annotation)
             section_class = _get_value_class(current) or declared_class
             named_class = find_dict_value_class(info.annotation)
-            item_class = find_list_item_class(info.annotation)
-            has_names = (
-                isinstance(current, dict)
-                and bool(current)
-                and not self.layer.replaces_named_sections
-            )
+            list_class = find_list_item_class(info.annotation)
+            has_names = isinstance(current, dict) and bool(current)
+            keeps_names = has_names and not self.layer.replaces_named_sections
 
             if isinstance(value, Section):
                 self._set_leaf(section, name, value, value_path)
             elif (
                 named_class is not None
                 and isinstance(value, Mapping)
+                # A field that may be one section or several gets what the mapping looks like,
+                # unless it has several already.
                 and (
-                    section_class is None or has_names or has_several_sections(section_class, value)
+                    section_class is None
+                    or keeps_names
+                    or has_several_sections(section_class, value)
                 )
             ):
-                self._merge_section_dict(
-                    section, name, section_class or named_class, value, value_path
-                )
+                item_class = section_class or named_class
+                self._merge_section_dict(section, name, item_class, value, value_path)
             elif (
                 section_class is not None
                 and value is not None
@@ -237,13 +242,13 @@ class _Merger:
                     section.values[name] = draft
                     if section.config_class.is_choice:
                         section.touched_branches.append(name)
-            elif item_class is not None and isinstance(value, (list, tuple)):
-                self._merge_section_list(section, name, item_class, value, value_path)
+            elif list_class is not None and isinstance(value, (list, tuple)):
+                self._merge_section_list(section, name, list_class, value, value_path)
             else:
                 self._set_leaf(section, name, value, value_path)
 
     def _merge_section(
-        self, current: Any, config_class: type[Section], value: Any, path: str
+        self, current: object, config_class: type[Section], value: object, path: str
     ) -> _Draft | None:
         """Returns the draft of a section with the values of a mapping, or None on a mistake."""
         if not isinstance(value, Mapping):
@@ -301,11 +306,8 @@ class _Merger:
             else:
                 draft = _Draft.from_value(previous_sections.get(key, template), config_class)
                 self._merge_section(draft, config_class, item, section_path)
-                missing_fields = [
-                    field_name
-                    for field_name, info in fields.items()
-                    if info.is_required() and field_name not in draft.values
-                ]
+                required_fields = [name for name, info in fields.items() if info.is_required()]
+                missing_fields = [name for name in required_fields if name not in draft.values]
 
                 # An incomplete section beside others is probably a misspelled name of one of them.
                 if missing_fields and previous_sections and key not in previous_sections:
@@ -319,7 +321,12 @@ class _Merger:
                     sections[key] = draft
 
     def _merge_section_list(
-        self, parent: _Draft, name: str, config_class: type[Section], value: Any, path: str
+        self,
+        parent: _Draft,
+        name: str,
+        config_class: type[Section],
+        value: Sequence[object],
+        path: str,
     ) -> None:
         """Replaces a list of sections as a whole, unless its class merges it item by item."""
         present_items = parent.values.get(name)
@@ -343,16 +350,14 @@ class _Merger:
             parent.values[name] = items
             self._set_origin(path)
 
-    def _set_leaf(self, section: _Draft, name: str, value: Any, path: str) -> None:
-        section.has_explicit_type |= name == "type"
+    def _set_leaf(self, section: _Draft, name: str, value: object, path: str) -> None:
+        if name == "type":
+            section.has_explicit_type = True
         info = get_fields(section.config_class)[name]
         current = section.values.get(name)
-        if (
-            section.config_class.merges_values
-            and isinstance(value, Mapping)
-            and isinstance(current, Mapping)
-        ):
-            value = {**current, **value}
+        if section.config_class.merges_values:
+            if isinstance(value, Mapping) and isinstance(current, Mapping):
+                value = {**current, **value}
 
         adapter = create_field_adapter(section.config_class, name)
         try:
@@ -383,19 +388,16 @@ class _Merger:
     def _add_mistake(self, path: str, problem: str, advice: str = "") -> None:
         self.mistakes.append(Mistake(path, problem, advice, self.layer.find_origin(path)))
 
-    def _add_unknown_key(self, section: _Draft, name: str, path: str) -> None:
+    def _list_known_paths(self) -> list[str]:
+        """Returns the paths of all values in an experiment, for near names."""
         try:
             config = self._config if isinstance(self._config, Section) else self._config()
-            known_paths = [join_keys(self._path_prefix, path) for path in flatten_values(config)]
         except FieldError:
             # The class has fields without a default.
-            known_paths = []
+            return []
+        return [join_keys(self._path_prefix, path) for path in flatten_values(config)]
 
-        siblings = list(get_fields(section.config_class))
-        full_path = join_keys(self._path_prefix, path)
-        self._add_mistake(path, NO_SUCH_KEY, suggest_key(full_path, name, siblings, known_paths))
-
-    def build(self, value: Any, path: str) -> Any:
+    def build(self, value: object, path: str) -> Any:
         """Returns `value` with sections in place of the drafts in it.
 
         Broken rules are added to the mistakes. A section with a mistake becomes a stand-in with the
@@ -475,7 +477,7 @@ class _Merger:
         self.mistakes.append(Mistake(path, problem, advice, origin))
 
 
-def _get_value_class(value: Any) -> type[Section] | None:
+def _get_value_class(value: object) -> type[Section] | None:
     """Returns the class of a section or a draft, and None for any other value."""
     if isinstance(value, _Draft):
         return value.config_class

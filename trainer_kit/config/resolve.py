@@ -11,6 +11,7 @@ from trainer_kit.config.fields import flatten_values, get_fields, is_section_map
 from trainer_kit.config.merge import DEFAULT_ORIGIN, ResolvedConfig, apply_layers
 from trainer_kit.config.schema.configclass import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.section import Section
 from trainer_kit.config.sources.config_files import read_config_file, read_params_override
 from trainer_kit.config.sources.gin_source import GinFirstPass, run_gin_first_pass
 from trainer_kit.config.sources.layer import ConfigLayer, join_keys
@@ -49,17 +50,19 @@ def resolve_config(name: str, sources: ConfigSources) -> ResolvedConfig[Experime
     # A source that cannot be read does not hide the mistakes in the other ones.
     mistakes: list[Mistake] = []
     file_layers: list[ConfigLayer] = []
+    for path in sources.config_files:
+        try:
+            file_layers.append(read_config_file(path))
+        except ConfigError as error:
+            mistakes += error.mistakes
     override_layers: list[ConfigLayer] = []
-    for read, texts, layers in (
-        (read_config_file, sources.config_files, file_layers),
-        (read_params_override, sources.params_overrides, override_layers),
-    ):
-        for text in texts:
-            try:
-                layers.append(read(text))
-            except ConfigError as error:
-                mistakes += error.mistakes
+    for text in sources.params_overrides:
+        try:
+            override_layers.append(read_params_override(text))
+        except ConfigError as error:
+            mistakes += error.mistakes
 
+    # gin can bind arguments of the factory, so its files are read before the factory is called.
     try:
         if sources.gin_files or sources.gin_params:
             first_pass = run_gin_first_pass(sources.gin_files, sources.gin_params, name)
@@ -71,6 +74,7 @@ def resolve_config(name: str, sources: ConfigSources) -> ResolvedConfig[Experime
         raise ConfigError([Mistake("experiment", str(error)), *mistakes]) from None
     mistakes += first_pass.mistakes
 
+    # The last layer wins.
     all_layers = [*file_layers, first_pass.layer, *override_layers, sources.flags]
     try:
         resolved = apply_layers(first_pass.config, all_layers)
@@ -83,9 +87,8 @@ def resolve_config(name: str, sources: ConfigSources) -> ResolvedConfig[Experime
 
     # The origin of what a bound argument of the factory has changed is that argument.
     defaults = flatten_values(get_experiment(name))
-    arguments = ", ".join(
-        f"{argument} of {place}" for argument, place in first_pass.argument_origins.items()
-    )
+    argument_origins = first_pass.argument_origins.items()
+    arguments = ", ".join(f"{argument} of {place}" for argument, place in argument_origins)
     origins = dict(resolved.origins)
     for path, value in flatten_values(first_pass.config).items():
         is_changed = path not in defaults or defaults[path] != value
@@ -107,20 +110,21 @@ def list_resolved_values(
       baseline: A config, usually that of `get_experiment(name)`. If given, only values that differ
         from it are returned.
     """
+    origins = dict(resolved.origins)
+    for path in non_default_paths(resolved.config):
+        if origins.get(path) == DEFAULT_ORIGIN:
+            origins[path] = "experiment"
+
     baseline_values = flatten_values(baseline) if baseline is not None else {}
-    origins = resolved.origins | {
-        path: "experiment"
-        for path in non_default_paths(resolved.config)
-        if resolved.origins.get(path) == DEFAULT_ORIGIN
-    }
-    return [
-        (path, value, origins[path])
-        for path, value in flatten_values(resolved.config).items()
-        if baseline is None or path not in baseline_values or baseline_values[path] != value
-    ]
+    rows = []
+    for path, value in flatten_values(resolved.config).items():
+        is_in_baseline = path in baseline_values and baseline_values[path] == value
+        if baseline is None or not is_in_baseline:
+            rows.append((path, value, origins[path]))
+    return rows
 
 
-def non_default_paths(config: Config, default: Any = None, path: str = "") -> Iterator[str]:
+def non_default_paths(config: Section, default: object = None, path: str = "") -> Iterator[str]:
     """Yields the dotted paths of the values that differ from their defaults or have no default.
 
     Args:

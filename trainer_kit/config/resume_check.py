@@ -10,9 +10,11 @@ order, other numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from pydantic import JsonValue
 
 from trainer_kit.config.allowed_values import format_value
 from trainer_kit.config.fields import flatten_values, list_sections
@@ -111,7 +113,7 @@ class Change:
         return f"{self.path}: {format_value(self.old)} -> {format_value(self.new)}"
 
 
-def compare_configs(old: Mapping[str, Any], new: ExperimentConfig) -> list[Change]:
+def compare_configs(old: Mapping[str, JsonValue], new: ExperimentConfig) -> list[Change]:
     """Returns what differs between an old and a new config, sorted by path.
 
     When the chosen branch of a "oneof" changes, its `type` stands for the fields of both branches.
@@ -215,8 +217,8 @@ def check_resume(
 
 
 def find_data_mistakes(
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
+    old: Mapping[str, Mapping[str, JsonValue]],
+    new: Mapping[str, Mapping[str, JsonValue]],
     changes: Sequence[Change],
     allowed_paths: Sequence[str],
 ) -> Iterator[Mistake]:
@@ -296,12 +298,15 @@ def get_change_kind(path: str) -> Kind:
     return _KINDS[max(entries, key=len)]
 
 
-def _iterate_flattened(values: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _iterate_flattened(
+    values: JsonValue | Mapping[str, JsonValue], path: str
+) -> Iterator[tuple[str, Any]]:
     """Yields the plain values by dotted path, also those in lists of sections."""
+    items: Iterable[tuple[object, JsonValue]]
     if isinstance(values, Mapping) and values:
-        items = list(values.items())
+        items = values.items()
     elif isinstance(values, list) and any(isinstance(item, Mapping) for item in values):
-        items = list(enumerate(values))
+        items = enumerate(values)
     else:
         yield path, values
         return

@@ -17,8 +17,11 @@ from trainer_kit.errors import ConfigError, Mistake
 
 def find_durations(options: TrainerConfig) -> dict[str, Duration]:
     """Returns the durations of epochs and shares in the section trainer, by dotted path in it."""
-    durations = {path: value for path, value in walk_values(options) if isinstance(value, Duration)}
-    return {path: duration for path, duration in durations.items() if duration.unit != SECONDS}
+    durations = {}
+    for path, value in walk_values(options):
+        if isinstance(value, Duration) and value.unit != SECONDS:
+            durations[path] = value
+    return durations
 
 
 def find_share_mistakes(options: TrainerConfig) -> list[Mistake]:
@@ -32,15 +35,13 @@ def find_share_mistakes(options: TrainerConfig) -> list[Mistake]:
     length = "ends when its data ends"
     if not options.train_steps:
         length = "has no step (trainer.train_steps=0)"
-    return [
-        Mistake(
-            f"trainer.{path}",
-            f"{duration!r} is a share of a run that {length}",
-            "set trainer.train_steps to a number of steps or epochs",
-        )
-        for path, duration in find_durations(options).items()
-        if duration.unit == SHARE
-    ]
+    mistakes = []
+    for path, duration in find_durations(options).items():
+        if duration.unit == SHARE:
+            problem = f"{duration!r} is a share of a run that {length}"
+            advice = "set trainer.train_steps to a number of steps or epochs"
+            mistakes.append(Mistake(f"trainer.{path}", problem, advice))
+    return mistakes
 
 
 def replace_durations(

@@ -18,7 +18,7 @@ _ENDS = {
 }
 
 
-def find_zero_rate_warnings(options: Any) -> list[str]:
+def find_zero_rate_warnings(options: TrainerConfig) -> list[str]:
     """Returns a warning for each learning rate that is 0 for the last part of a run, with advice.
 
     A schedule that ends above 0 gives no warning: to continue at a small constant rate is a usual

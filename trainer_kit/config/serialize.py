@@ -47,8 +47,10 @@ def from_yaml(text: str, default_config: ExperimentConfig) -> ExperimentConfig:
     """
     parsed = parse_params(text)
 
-    for section, fields in parsed.values.items():
-        if section in ("trainer", "runtime") and isinstance(fields, dict):
+    # Values of earlier releases that were removed count as left out.
+    for section in ("trainer", "runtime"):
+        fields = parsed.values.get(section)
+        if isinstance(fields, dict):
             parsed.values[section] = {
                 name: value
                 for name, value in fields.items()

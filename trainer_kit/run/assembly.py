@@ -35,6 +35,7 @@ from trainer_kit.process.run_directory import (
     has_begun,
     read_manifest,
 )
+from trainer_kit.process.run_lock import RunLock
 from trainer_kit.process.sidecar_lease import Lease, LeaseReader
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.callback_order import assemble_callbacks
@@ -46,6 +47,7 @@ from trainer_kit.runtime.collectives import barrier, broadcast_text, worker_coun
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.telemetry.time_ledger import TimeLedger
+from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.evaluator import Evaluator
 from trainer_kit.training.loops.train_loop import SummaryTimer
 from trainer_kit.training.trainer_creation import (
@@ -58,11 +60,12 @@ from trainer_kit.training.trainer_creation import (
     create_trainer,
     get_trainer_class,
 )
+from trainer_kit.typing import CheckpointExporter, TaskLike
 
 _LOG = logging.getLogger(__name__)
 
 
-def build_trainer(plan: RunPlan, task: Any) -> tuple[Any, BestCheckpoints | None]:
+def build_trainer(plan: RunPlan, task: TaskLike) -> tuple[Any, BestCheckpoints | None]:
     """Builds the trainer of the run, with model and optimizer.
 
     A trainer that the run creates gets no exporter: the run exports the evaluations that it
@@ -82,7 +85,9 @@ def build_trainer(plan: RunPlan, task: Any) -> tuple[Any, BestCheckpoints | None
     """
     config = plan.config
     keeps_best = plan.evaluates and plan.mode != "eval"
-    exporter = create_exporter(config, plan.directory, plan.is_chief) if keeps_best else None
+    exporter: BestCheckpoints | CheckpointExporter | None = None
+    if keeps_best:
+        exporter = create_exporter(config, plan.directory, plan.is_chief)
     trainer_class = get_trainer_class(config)
     run_exports = (
         plan.options.trainer is None
@@ -168,7 +173,7 @@ def build_writers(plan: RunPlan, console: Writer | None) -> ReportWriters:
 
 
 def build_history(
-    plan: RunPlan, writers: ReportWriters, trainer: Any, best: BestCheckpoints | None
+    plan: RunPlan, writers: ReportWriters, trainer: BaseTrainer, best: BestCheckpoints | None
 ) -> RunHistory:
     """Returns the run's history.
 
@@ -204,7 +209,7 @@ def build_history(
     )
 
 
-def build_manager(plan: RunPlan, trainer: Any, history: RunHistory) -> CheckpointManager:
+def build_manager(plan: RunPlan, trainer: BaseTrainer, history: RunHistory) -> CheckpointManager:
     """Returns the manager of the run's checkpoints.
 
     It writes all earlier reports to disk before a checkpoint.
@@ -235,7 +240,11 @@ def build_early_stopping(plan: RunPlan, history: RunHistory) -> EarlyStopping | 
 
 
 def build_sidecar(
-    plan: RunPlan, lock: Any, trainer: Any, writers: ReportWriters, history: RunHistory
+    plan: RunPlan,
+    lock: RunLock | Lease | None,
+    trainer: BaseTrainer,
+    writers: ReportWriters,
+    history: RunHistory,
 ) -> Sidecar | None:
     """Returns the view that a continuous_eval process has of its training run.
 
@@ -254,7 +263,7 @@ def build_sidecar(
     )
 
 
-def check_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
+def check_setup(plan: RunPlan, trainer: BaseTrainer) -> dict[str, Any]:
     """Returns what the manifest records of devices, data and layers.
 
     Runs eagerly, once the trainer has opened its data.
@@ -298,7 +307,7 @@ def check_setup(plan: RunPlan, trainer: Any) -> dict[str, Any]:
 
 def build_controller(
     plan: RunPlan,
-    trainer: Any,
+    trainer: BaseTrainer,
     manager: CheckpointManager,
     writers: ReportWriters,
     history: RunHistory,
@@ -394,7 +403,7 @@ def _summary_interval(plan: RunPlan) -> int | SummaryTimer | None:
     return interval if isinstance(interval, int) else SummaryTimer(get_seconds(interval))
 
 
-def build_actions(plan: RunPlan, trainer: Any, manager: CheckpointManager) -> Actions:
+def build_actions(plan: RunPlan, trainer: BaseTrainer, manager: CheckpointManager) -> Actions:
     """Returns the actions of the run: the caller's and the trainer's.
 
     On a TPU an action saves when it is about to be preempted.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from trainer_kit.callbacks.callback import Callback
 from trainer_kit.callbacks.early_stopping import EarlyStopping
@@ -22,12 +21,13 @@ from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.run.orbit_adapters import Actions
 from trainer_kit.telemetry.report import Writer
+from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.trainer import Trainer
 
 
 def assemble_callbacks(
     config: ExperimentConfig,
-    trainer: Any,
+    trainer: BaseTrainer,
     manager: CheckpointManager,
     history: RunHistory,
     writer: Writer,

@@ -32,8 +32,9 @@ from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.signals import StopSignals
 from trainer_kit.run.progress import REPORT_PHASE, Phases
 from trainer_kit.runtime.collectives import broadcast_int, broadcast_text, is_chief
-from trainer_kit.telemetry.summary_manager import SummaryManager
+from trainer_kit.telemetry.summary_manager import SummaryManager, SummaryManagerLike
 from trainer_kit.telemetry.time_ledger import TimeLedger
+from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.failed_step import LoopChecker
 from trainer_kit.training.loops.intervals import InterruptedLoop, StepsPerLoop, next_stop
 from trainer_kit.training.loops.iterators import is_stopping
@@ -114,28 +115,28 @@ class Controller:
         last one.
     """
 
-    saves_after_errors = True
-
     def __init__(
         self,
         *,
-        trainer: Any = None,
-        evaluator: Any = None,
+        trainer: BaseTrainer | None = None,
+        evaluator: BaseTrainer | None = None,
         global_step: tf.Variable,
         checkpoint_manager: CheckpointManager,
         callbacks: CallbackList,
         strategy: tf.distribute.Strategy | None = None,
         steps_per_loop: StepsPerLoop = 1,
         summary_interval: int | SummaryTimer | None = None,
-        summary_manager: Any = None,
-        eval_summary_manager: Any = None,
+        summary_manager: SummaryManagerLike | None = None,
+        eval_summary_manager: SummaryManagerLike | None = None,
         signals: StopSignals | None = None,
         save_on_stop: bool = True,
         history: RunHistory | None = None,
         boundary_intervals: Sequence[int] = (),
     ) -> None:
-        self.trainer = trainer
-        self.evaluator = evaluator
+        # Methods that train are called only with a trainer, and those that evaluate only with an
+        # evaluator.
+        self.trainer: Any = trainer
+        self.evaluator: Any = evaluator
         self.global_step = global_step
         self.checkpoint_manager = checkpoint_manager
         self.strategy = strategy or tf.distribute.get_strategy()
@@ -170,7 +171,7 @@ class Controller:
         # The step of the last checkpoint that callbacks know.
         self._announced_checkpoint_step = checkpoint_manager.saved_step
         self._loops = LoopChecker(
-            trainer, lambda: self.should_stop or bool(self.run.requests.stop_reason)
+            self.trainer, lambda: self.should_stop or bool(self.run.requests.stop_reason)
         )
 
         if trainer is not None:
@@ -306,6 +307,12 @@ class Controller:
         begin, end = self._interrupted_loop.next(step, pause, self.steps_per_loop)
         self.callbacks.call("loop_begin", end - step)
 
+        # Loops of one length get the same tensor.
+        steps = end - step
+        if self._cached_steps_tensor[0] != steps:
+            self._cached_steps_tensor = (steps, tf.constant(steps, tf.int32))
+        _, steps_tensor = self._cached_steps_tensor
+
         self.loop_range = (begin, end)
         start = time.perf_counter()
         # The data may end inside the loop, which then returns nothing.
@@ -316,7 +323,7 @@ class Controller:
             tf.summary.record_if(records_summaries),
             self._loops.catch_end_of_data(),
         ):
-            logs = self.trainer.train(self._steps_tensor(end - step))
+            logs = self.trainer.train(steps_tensor)
         logs, reached = self._loops.check_loop(step, end, logs)
         self.run.step = reached
 
@@ -349,20 +356,34 @@ class Controller:
           DataError: when the training data ends before the last step.
           Exception: the first error of a required callback.
         """
-        self._end_loop(loop)  # 1. loop_end
-        requests = self._take_requests()  # 2. rewind
-        self._begin_boundary()  # 3. boundary_begin
-        self._save_if_due(requests, options)  # 4. checkpoint
-        logs = self._evaluate_if_due(options)  # 5. evaluation
-        self.callbacks.end_epoch()  # 6. epoch_end
-        self.callbacks.call("boundary_end")  # 7. boundary_end
-        return self._stop_if_requested(logs, options)  # 8. stop
-
-    def _end_loop(self, loop: Loop | None) -> None:
-        """Shows the loop to the callbacks, which report it."""
+        # 1. loop_end: the callbacks see the loop and report it.
         if loop is not None:
             self.run.loop = loop
             self.callbacks.call("loop_end", loop.logs)
+
+        # 2. rewind
+        requests = self._take_requests()
+
+        # 3. boundary_begin: the engine checks whether the loop that has ended has diverged.
+        last_loop = self.run.loop
+        if last_loop is not None and last_loop.end == self.run.step:
+            self.callbacks.call("boundary_begin", last_loop.logs)
+
+        # 4. checkpoint
+        self._save_if_due(requests, options)
+
+        # 5. evaluation of the validation sets that are due or asked for
+        step = self.run.step
+        due = options.due_sets(self.loop_range[0], step, self._is_last(), self._requested_sets)
+        names = [name for name in due if self._last_eval_steps.get(name) != step]
+        logs = self._evaluate_sets(names, {}, options)
+
+        # 6. epoch_end and 7. boundary_end
+        self.callbacks.end_epoch()
+        self.callbacks.call("boundary_end")
+
+        # 8. stop
+        return self._stop_if_requested(logs, options)
 
     def _take_requests(self) -> Requests:
         """Takes the requests of callbacks, and remembers the evaluations among them.
@@ -381,12 +402,6 @@ class Controller:
             raise RunRewound
         self._requested_sets |= requests.sets_to_evaluate
         return requests
-
-    def _begin_boundary(self) -> None:
-        """Lets the engine check whether the loop that has ended has diverged."""
-        loop = self.run.loop
-        if loop is not None and loop.end == self.run.step:
-            self.callbacks.call("boundary_begin", loop.logs)
 
     def _save_if_due(self, requests: Requests, options: BoundaryOptions) -> None:
         """Saves a checkpoint if one is due or asked for, or if the run ends here."""
@@ -411,13 +426,6 @@ class Controller:
                 " trainer.train_steps to -1 to train until it ends (the checkpoint of this step is"
                 " saved)"
             )
-
-    def _evaluate_if_due(self, options: BoundaryOptions) -> dict[str, Any]:
-        """Evaluates the validation sets that are due or asked for, and returns their logs."""
-        step = self.run.step
-        due = options.due_sets(self.loop_range[0], step, self._is_last(), self._requested_sets)
-        names = [name for name in due if self._last_eval_steps.get(name) != step]
-        return self._evaluate_sets(names, {}, options)
 
     def _stop_if_requested(self, logs: dict[str, Any], options: BoundaryOptions) -> dict[str, Any]:
         """Ends the boundary, and the run if boundary_end asked for that.
@@ -554,7 +562,7 @@ class Controller:
         return {} if self.should_stop else logs
 
     def _run_evaluation(
-        self, steps: int, sets: Collection[str], other_logs: Mapping[str, Any]
+        self, steps: int, sets: Collection[str], other_logs: Mapping[str, object]
     ) -> dict[str, Any]:
         """Evaluates, and shows the evaluation to the callbacks.
 
@@ -578,8 +586,10 @@ class Controller:
             self._phases.during("evaluate"),
             self.eval_summary_manager.summary_writer().as_default(),
         ):
+            # A single set is called "", and `evaluate` gets no names then.
             options = {} if "" in sets else {"sets": list(sets)}
-            logs = dict(self.evaluator.evaluate(tf.constant(steps, tf.int32), **options) or {})
+            steps_tensor = tf.constant(steps, tf.int32)
+            logs = dict(self.evaluator.evaluate(steps_tensor, **options) or {})
         seconds = time.perf_counter() - start
         if self.should_stop:
             # The evaluation may have been cut short.
@@ -625,8 +635,12 @@ class Controller:
         """
         if self._history is None:
             return {}
-        text = json.dumps(self._history.get_recorded_logs(step)) if is_chief(self.strategy) else ""
-        logs: dict[str, Any] = json.loads(broadcast_text(self.strategy, text))
+
+        text = ""
+        if is_chief(self.strategy):
+            text = json.dumps(self._history.get_recorded_logs(step))
+        text = broadcast_text(self.strategy, text)
+        logs: dict[str, Any] = json.loads(text)
         return logs
 
     def evaluate_continuously(
@@ -797,9 +811,3 @@ class Controller:
 
     def _restore_requested_sets(self, state: list[str] | None) -> None:
         self._requested_sets = set(state or ())
-
-    def _steps_tensor(self, steps: int) -> tf.Tensor:
-        """Returns `steps` as an int32 scalar, the same tensor while the number stays the same."""
-        if self._cached_steps_tensor[0] != steps:
-            self._cached_steps_tensor = (steps, tf.constant(steps, tf.int32))
-        return self._cached_steps_tensor[1]

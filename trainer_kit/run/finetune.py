@@ -41,6 +41,7 @@ from trainer_kit.runtime.collectives import worker_count
 from trainer_kit.runtime.determinism import seed_everything
 from trainer_kit.runtime.precision import set_precision
 from trainer_kit.telemetry.summary_manager import SummaryManager
+from trainer_kit.typing import TaskLike
 
 _LOG = logging.getLogger(__name__)
 _STOP_PLACE = "between two checkpoints; the same command continues with the next one"
@@ -48,7 +49,7 @@ _STOP_PLACE = "between two checkpoints; the same command continues with the next
 
 def finetune_checkpoints(
     strategy: tf.distribute.Strategy,
-    create_task: Callable[[ExperimentConfig, str], Any],
+    create_task: Callable[[ExperimentConfig, str], TaskLike],
     config: ExperimentConfig,
     model_dir: str,
     options: RunOptions,

@@ -24,7 +24,7 @@ class _StepParser(flags.ArgumentParser):
 
     syntactic_help = "a step or ckpt-<step>"
 
-    def parse(self, argument: Any) -> int:
+    def parse(self, argument: str | int) -> int:
         """Returns the step.
 
         Raises:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import tensorflow as tf
 
@@ -21,10 +20,14 @@ from trainer_kit.inputs.registered_datasets import get_build_inputs
 from trainer_kit.inputs.sources.source_protocol import call_build_inputs
 from trainer_kit.runtime.collectives import broadcast_int, worker_count, worker_index
 from trainer_kit.training.loops.intervals import Epochs
+from trainer_kit.typing import Dataset, TaskLike
 
 
 def resolve_lengths(
-    config: ExperimentConfig, task: Any, callbacks: Sequence[Callback] = (), dataset: Any = None
+    config: ExperimentConfig,
+    task: TaskLike,
+    callbacks: Sequence[Callback] = (),
+    dataset: Dataset | None = None,
 ) -> tuple[ExperimentConfig, Epochs | None]:
     """Puts steps in place of epochs and shares.
 
@@ -50,8 +53,10 @@ def resolve_lengths(
         return replace_durations(config, Fraction(steps)), Epochs(Fraction(steps))
 
     # What counts epochs: fields of the config, and callbacks.
-    durations = find_durations(options)
-    users = [f"trainer.{path}" for path, duration in durations.items() if duration.unit == EPOCHS]
+    users: list[str] = []
+    for path, duration in find_durations(options).items():
+        if duration.unit == EPOCHS:
+            users.append(f"trainer.{path}")
     for callback in callbacks:
         has_events = any(
             getattr(type(callback), name) is not getattr(Callback, name) for name in EPOCH_EVENTS
@@ -68,7 +73,8 @@ def resolve_lengths(
     )
     data = getattr(config.task, "train_data", None)
     if dataset is None and data is not None:
-        dataset = call_build_inputs(get_build_inputs(task, data), data, context)
+        build_inputs = get_build_inputs(task, data)
+        dataset = call_build_inputs(build_inputs, data, context)
     batch_size = getattr(data, "global_batch_size", 0)
     length = compute_epoch_length(dataset, batch_size, context, users[0])
 

@@ -5,6 +5,7 @@ Their actions become a callback, and their own orbit.Controller drives the modes
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from trainer_kit.callbacks.callback_list import CallbackList
 from trainer_kit.errors import StopTraining, UsageError
 from trainer_kit.evals.run_history import RunHistory
 from trainer_kit.process.signals import StopSignals
+from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.failed_step import OrbitLoopCheck
 
 
@@ -36,18 +38,18 @@ class Actions(Callback):
 
     def __init__(
         self,
-        train_actions: Sequence[Callable[[Any], Any]] = (),
-        eval_actions: Sequence[Callable[[Any], Any]] = (),
+        train_actions: Sequence[orbit.Action] = (),
+        eval_actions: Sequence[orbit.Action] = (),
     ) -> None:
         self.train_actions = list(train_actions)
         self.eval_actions = list(eval_actions)
 
-    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+    def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Calls the actions after training loops."""
         assert run.loop is not None
         _call_actions(self.train_actions, run, logs, run.loop.end)
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Calls the actions after evaluations."""
         assert run.evaluation is not None
         if not run.evaluation.is_replayed:
@@ -55,7 +57,7 @@ class Actions(Callback):
 
 
 def _call_actions(
-    actions: Sequence[Callable[[Any], Any]], run: Run, logs: Any, before: int
+    actions: Sequence[orbit.Action], run: Run, logs: Mapping[str, object], before: int
 ) -> None:
     """Calls actions at the step `before`.
 
@@ -66,11 +68,18 @@ def _call_actions(
             action(logs)
         except StopTraining as stop:
             run.stop(str(stop))
-    if actions and (step := run.read_step()) < before:
+    if not actions:
+        return
+
+    # An action may have restored a checkpoint.
+    step = run.read_step()
+    if step < before:
         run.rewind(step, f"an action has taken the run back from step {before} to step {step}")
 
 
-def register_states(trainer: Any, actions: Sequence[Any], kind: str = "action") -> None:
+def register_states(
+    trainer: BaseTrainer, actions: Sequence[orbit.Action], kind: str = "action"
+) -> None:
     """Adds the states of actions to every checkpoint. To be called before the restore.
 
     Args:
@@ -80,17 +89,18 @@ def register_states(trainer: Any, actions: Sequence[Any], kind: str = "action") 
     """
     for number, action in enumerate(actions):
         if hasattr(action, "state") and hasattr(action, "restore"):
-            restore = action.restore
-            trainer.register_state(
-                f"{kind} {number} {type(action).__name__}",
-                action.state,
-                lambda state, restore=restore: None if state is None else restore(state),
-            )
+            name = f"{kind} {number} {type(action).__name__}"
+            restore = functools.partial(_restore_action, action)
+            trainer.register_state(name, action.state, restore)
 
 
-def list_actions(
-    name: str, actions: Iterable[Callable[[Any], Any]] | None
-) -> list[Callable[[Any], Any]]:
+def _restore_action(action: orbit.Action, state: Any) -> None:
+    # A checkpoint may have no state of the action.
+    if state is not None:
+        action.restore(state)
+
+
+def list_actions(name: str, actions: Iterable[orbit.Action] | None) -> list[orbit.Action]:
     """Returns train_actions or eval_actions as a list, even if they were an iterator.
 
     Args:
@@ -129,23 +139,23 @@ class OrbitController:
 
     phase = "start"
     loop_range = (0, 0)
-    # The state after an error is not known.
-    saves_after_errors = False
 
     def __init__(
         self,
         controller_cls: type[orbit.Controller],
         *,
-        trainer: Any,
-        evaluator: Any,
+        trainer: BaseTrainer | None,
+        evaluator: BaseTrainer | None,
         callbacks: CallbackList,
         actions: Actions,
         signals: StopSignals,
         history: RunHistory | None = None,
         **arguments: Any,
     ) -> None:
-        self.trainer = trainer
-        self.evaluator = evaluator
+        # Methods that train are called only with a trainer, and those that evaluate only with an
+        # evaluator.
+        self.trainer: Any = trainer
+        self.evaluator: Any = evaluator
         self.strategy = arguments["strategy"]
         self.checkpoint_manager = arguments["checkpoint_manager"]
         self.callbacks = callbacks
@@ -210,7 +220,9 @@ class OrbitController:
             timeout_fn=timeout_fn,
         )
 
-    def _call_until_stopped(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    def _call_until_stopped(
+        self, method: Callable[..., orbit.runner.Output | None], **arguments: Any
+    ) -> dict[str, Any]:
         """Calls a method of the orbit.Controller.
 
         When an action stops the run, a checkpoint is saved.

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import orbit
 import tensorflow as tf
 
 from trainer_kit.callbacks.callback import Callback
@@ -42,7 +43,10 @@ from trainer_kit.runtime.collectives import (
     worker_count,
 )
 from trainer_kit.telemetry.report import Writer
+from trainer_kit.telemetry.summary_manager import SummaryManagerLike
+from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.loops.intervals import Epochs
+from trainer_kit.typing import TaskLike
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,12 +63,12 @@ class RunOptions:
 
     run_post_eval: bool = False
     save_summary: bool = True
-    train_actions: Sequence[Any] | None = None
-    eval_actions: Sequence[Any] | None = None
-    trainer: Any = None
+    train_actions: Sequence[orbit.Action] | None = None
+    eval_actions: Sequence[orbit.Action] | None = None
+    trainer: BaseTrainer | None = None
     controller_cls: type[Any] = Controller
-    summary_manager: Any = None
-    eval_summary_manager: Any = None
+    summary_manager: SummaryManagerLike | None = None
+    eval_summary_manager: SummaryManagerLike | None = None
     enable_async_checkpointing: bool = True
     callbacks: Sequence[Callback] | None = None
     checkpoint: str = "latest"
@@ -109,8 +113,8 @@ class RunPlan:
     strategy: tf.distribute.Strategy
     directory: RunDirectory
     checkpoint: str
-    train_actions: Sequence[Any]
-    eval_actions: Sequence[Any]
+    train_actions: Sequence[orbit.Action]
+    eval_actions: Sequence[orbit.Action]
     callbacks: Sequence[Callback]
     original_config: ExperimentConfig
     changes: Sequence[Change] = ()
@@ -243,7 +247,7 @@ def plan_run(
     )
 
 
-def resolve_plan(plan: RunPlan, task: Any) -> RunPlan:
+def resolve_plan(plan: RunPlan, task: TaskLike) -> RunPlan:
     """Returns the plan with what the task adds to it, unchanged if the run does not train.
 
     The callbacks of the task come before the others. Steps replace epochs and shares, whose length

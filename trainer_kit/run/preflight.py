@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -72,8 +73,15 @@ def check_request(request: RunRequest) -> ResolvedConfig[ExperimentConfig]:
             discovery.import_experiment(request.experiment, request.import_modules)
             resolved = resolve_config(request.experiment, request.sources)
 
+            # Without a record there is no run yet, or check_model_dir reports what is wrong with it.
             directory = RunDirectory(request.model_dir or "", resolved.config.trainer)
-            record = _read_text(directory.params_path) if request.model_dir else ""
+            record = ""
+            if request.model_dir:
+                with (
+                    contextlib.suppress(OSError, ValueError),
+                    open(directory.params_path, encoding="utf-8") as stream,
+                ):
+                    record = stream.read()
             mistakes += find_unknown_paths(request.allow_config_change, resolved.config, record)
 
             data = getattr(resolved.config.task, "train_data", None)
@@ -167,15 +175,6 @@ def _flag_mistakes(request: RunRequest) -> Iterator[Mistake]:
     yield from find_profile_mistakes(request.profile, request.mode or "")
     if problem := describe_folder_name_problem(request.eval_name, RESERVED_EVAL_NAMES):
         yield Mistake("--eval_name", problem)
-
-
-def _read_text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return stream.read()
-    except (OSError, ValueError):
-        # There is no run yet, or check_model_dir reports what is wrong with it.
-        return ""
 
 
 def _check_directory(request: RunRequest, resolved: ResolvedConfig[ExperimentConfig]) -> None:

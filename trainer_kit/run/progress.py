@@ -9,12 +9,16 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_kit.process.run_lock import release_all_locks
 from trainer_kit.process.signals import StoppableRun
 from trainer_kit.telemetry.report import EVALUATING, TRAINING
 from trainer_kit.telemetry.time_ledger import TimeLedger
+
+if TYPE_CHECKING:
+    from trainer_kit.run.controller import Controller
+    from trainer_kit.run.orbit_adapters import OrbitController
 
 # The phase between loops: actions, reports and decisions.
 REPORT_PHASE = "report"
@@ -78,7 +82,7 @@ class Progress(StoppableRun):
         self.startup_activity = "building the model"
         self._has_trained = False
 
-    def attach_controller(self, controller: Any) -> None:
+    def attach_controller(self, controller: Controller | OrbitController) -> None:
         """Reports on this controller from now on."""
         self.controller = controller
         self.startup_activity = "preparing the data"

@@ -8,12 +8,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+from pydantic import JsonValue
+
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import PreemptedError, find_trainer_kit_error
 from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
 from trainer_kit.evals.ledger import extract_scalars
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.process.signals import StopSignals
+from trainer_kit.run.controller import Controller
+from trainer_kit.run.orbit_adapters import OrbitController
 from trainer_kit.run.plan import RunPlan
 from trainer_kit.run.progress import REPORT_PHASE
 from trainer_kit.runtime.collectives import all_gather
@@ -23,6 +28,7 @@ from trainer_kit.telemetry.report_lines import format_best
 from trainer_kit.telemetry.report_writers import ReportWriters
 from trainer_kit.telemetry.time_advice import RunSettings, advise_on_time
 from trainer_kit.telemetry.time_ledger import TimeLedger
+from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.checks.model_and_config import find_single_thread_problem
 from trainer_kit.training.loops.iterators import is_stopping
 
@@ -36,8 +42,8 @@ def record_run(
     experiment: str,
     mode: str,
     extra_files: Mapping[str, str],
-    global_step: Any = None,
-    setup: Mapping[str, Any] | None = None,
+    global_step: tf.Variable | None = None,
+    setup: Mapping[str, JsonValue] | None = None,
 ) -> Iterator[None]:
     """Writes the record of a run before its first step.
 
@@ -54,8 +60,10 @@ def record_run(
         directory.write_record(config, experiment, mode, extra_files, get_thread_counts(), setup)
         yield
     except Exception as error:
-        if find_trainer_kit_error(error) and (global_step is None or int(global_step.numpy()) == 0):
-            directory.remove_records(missing_paths)
+        if find_trainer_kit_error(error):
+            has_trained = global_step is not None and int(global_step.numpy()) != 0
+            if not has_trained:
+                directory.remove_records(missing_paths)
         raise
 
 
@@ -105,7 +113,7 @@ def find_finished_run(
 
 def finish_run(
     plan: RunPlan,
-    controller: Any,
+    controller: Controller | OrbitController,
     signals: StopSignals,
     writers: ReportWriters,
     best: BestCheckpoints | None,
@@ -129,9 +137,8 @@ def finish_run(
     """
     trainer = controller.trainer or controller.evaluator
     for name, count in controller.callbacks.errors.items():
-        _LOG.warning(
-            "the callback %s failed %d time%s; the run continued", name, count, "s" * (count > 1)
-        )
+        plural = "s" if count > 1 else ""
+        _LOG.warning("the callback %s failed %d time%s; the run continued", name, count, plural)
 
     if was_stopped(signals, trainer):
         if plan.writes_records:
@@ -142,7 +149,16 @@ def finish_run(
         if plan.config.trainer.max_time is not None:
             # The time limit ends all workers, whichever has noticed first.
             reasons = all_gather(trainer.strategy, signals.reason)
-        _raise_stopped(signals, trainer, controller.run.read_step(), max(reasons))
+
+        step = controller.run.read_step()
+        where = f"at step {step}; the same command resumes from the last checkpoint"
+        if reason := max(reasons):
+            raise PreemptedError(f"stopped by {reason} {where}")
+        signals.check_not_stopped(where)
+        if trainer.seconds_since_stop_request > 0:
+            # This process was asked to stop, and not by a signal.
+            raise PreemptedError(f"stopped by trainer.request_stop() {where}")
+        raise PreemptedError(f"another worker was asked to stop; this one stopped {where}")
 
     if plan.mode == "continuous_eval":
         best_value = best.best if best is not None else None
@@ -168,24 +184,13 @@ def finish_run(
     controller.callbacks.call("run_finished", record)
 
 
-def was_stopped(signals: StopSignals, trainer: Any) -> bool:
+def was_stopped(signals: StopSignals, trainer: BaseTrainer) -> bool:
     """Whether the run was stopped early. Several workers stop together or finish together."""
     return is_stopping(trainer, signals.is_stop_requested)
 
 
-def _raise_stopped(signals: StopSignals, trainer: Any, step: int, reason: str) -> None:
-    where = f"at step {step}; the same command resumes from the last checkpoint"
-    if reason:
-        raise PreemptedError(f"stopped by {reason} {where}")
-    signals.check_not_stopped(where)
-    if trainer.seconds_since_stop_request > 0:
-        # This process was asked to stop, and not by a signal.
-        raise PreemptedError(f"stopped by trainer.request_stop() {where}")
-    raise PreemptedError(f"another worker was asked to stop; this one stopped {where}")
-
-
 def _account_for_time(
-    plan: RunPlan, trainer: Any, ledger: TimeLedger
+    plan: RunPlan, trainer: BaseTrainer, ledger: TimeLedger
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the time account of this process, for final.json and as lines.
 
@@ -202,13 +207,17 @@ def _account_for_time(
         "trainer.train_tf_while_loop=true": options.train_tf_while_loop,
         "runtime.run_eagerly=false": not config.runtime.run_eagerly,
     }
+    unset_settings = tuple(setting for setting, is_set in compile_settings.items() if not is_set)
+    can_fuse = options.fuse_steps == 1 and not trainer.find_fusing_problem()
+    can_use_one_thread = config.runtime.executor == "default" and not find_single_thread_problem(
+        trainer.strategy
+    )
     settings = RunSettings(
         steps_per_loop=options.steps_per_loop,
-        to_compile=tuple(setting for setting, is_set in compile_settings.items() if not is_set),
+        to_compile=unset_settings,
         is_fused=trainer.fuse_steps > 1,
-        can_fuse=options.fuse_steps == 1 and not trainer.find_fusing_problem(),
-        can_use_one_thread=config.runtime.executor == "default"
-        and not find_single_thread_problem(trainer.strategy),
+        can_fuse=can_fuse,
+        can_use_one_thread=can_use_one_thread,
         is_on_cpu=has_only_cpus(),
     )
     advice = advise_on_time(times, settings)

@@ -46,26 +46,29 @@ from trainer_kit.telemetry.current_activity import ActivityWatcher
 from trainer_kit.telemetry.model_stats import count_parameters
 from trainer_kit.telemetry.report import Writer
 from trainer_kit.telemetry.report_lines import format_epoch_progress
+from trainer_kit.telemetry.summary_manager import SummaryManagerLike
+from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.step_tensors import check_evaluation_tensors
 from trainer_kit.training.trainer import Trainer
+from trainer_kit.typing import TaskLike
 
 _LOG = logging.getLogger(__name__)
 
 
 def run_experiment(
     distribution_strategy: tf.distribute.Strategy | None,
-    task: Any,
+    task: TaskLike,
     mode: str,
     params: ExperimentConfig,
     model_dir: str,
     run_post_eval: bool = False,
     save_summary: bool = True,
-    train_actions: Sequence[Any] | None = None,
-    eval_actions: Sequence[Any] | None = None,
+    train_actions: Sequence[orbit.Action] | None = None,
+    eval_actions: Sequence[orbit.Action] | None = None,
     trainer: Trainer | None = None,
     controller_cls: type[Controller] | type[orbit.Controller] = Controller,
-    summary_manager: Any = None,
-    eval_summary_manager: Any = None,
+    summary_manager: SummaryManagerLike | None = None,
+    eval_summary_manager: SummaryManagerLike | None = None,
     enable_async_checkpointing: bool = True,
     *,
     callbacks: Sequence[Callback] | None = None,
@@ -313,7 +316,7 @@ def run_experiment(
     return trainer.model, logs
 
 
-def _log_start(plan: RunPlan, trainer: Any, start: int) -> None:
+def _log_start(plan: RunPlan, trainer: BaseTrainer, start: int) -> None:
     """Logs the mode, the step and epoch where it starts, and the model's size."""
     if plan.mode == "eval":
         place = f"of {plan.checkpoint or 'the initial weights'}"

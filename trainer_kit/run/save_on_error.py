@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 from trainer_kit.errors import (
     DivergedError,
@@ -15,6 +14,8 @@ from trainer_kit.errors import (
     TrainerKitError,
 )
 from trainer_kit.errors.user_exits import convert_system_exit
+from trainer_kit.run.controller import Controller
+from trainer_kit.run.orbit_adapters import OrbitController
 from trainer_kit.runtime.collectives import worker_count
 from trainer_kit.training.checks.failed_step import describe_lost_steps, is_state_complete
 
@@ -22,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def save_after_errors(controller: Any) -> Iterator[None]:
+def save_after_errors(controller: Controller | OrbitController) -> Iterator[None]:
     """Saves the state after an error or the user's sys.exit, if the weights are finite.
 
     Then raises the error again.
@@ -54,7 +55,9 @@ def save_after_errors(controller: Any) -> Iterator[None]:
         ) from error
 
 
-def _save_if_finite(controller: Any, error: BaseException, is_single_worker: bool) -> None:
+def _save_if_finite(
+    controller: Controller | OrbitController, error: BaseException, is_single_worker: bool
+) -> None:
     """Saves after an error if the state is that of a step's end and the weights are finite.
 
     After an error inside a step it saves only if that step has written no variable. Otherwise it
@@ -66,10 +69,13 @@ def _save_if_finite(controller: Any, error: BaseException, is_single_worker: boo
       is_single_worker: Whether the run has a single worker. Several workers can save only together,
         and the others may be gone.
     """
+    # The state of an orbit.Controller after an error is not known.
+    if not isinstance(controller, Controller):
+        return
     trainer = controller.trainer
     manager = controller.checkpoint_manager
     step = controller.run.step
-    if not controller.saves_after_errors or trainer is None or trainer.weights_finite is False:
+    if trainer is None or trainer.weights_finite is False:
         return
     if step <= max(manager.saved_step, 0):
         return

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from types import FrameType
 from typing import IO
 
 from trainer_kit import files
@@ -189,7 +190,7 @@ def _collect_stop_signals() -> Iterator[list[signal.Signals]]:
     """
     received_signals: list[signal.Signals] = []
 
-    def receive(number: int, frame: object) -> None:
+    def receive(number: int, frame: FrameType | None) -> None:
         received_signals.append(signal.Signals(number))
 
     handlers = {number: signal.signal(number, receive) for number in get_stop_signals()}

@@ -56,7 +56,12 @@ class ConsoleWriter:
         activity_every: float = 30.0,
     ) -> None:
         self._stream = stream
-        self._interactive = _can_draw(stream) if interactive is None else interactive
+        if interactive is None:
+            # Not every object that takes text has isatty, and some terminals cannot draw.
+            isatty = getattr(stream, "isatty", None)
+            is_terminal = bool(isatty is not None and isatty())
+            interactive = is_terminal and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+        self._interactive = interactive
         self._output = _ClosableStream(stream)
         self._console = Console(
             file=cast("IO[str]", self._output),
@@ -107,11 +112,15 @@ class ConsoleWriter:
         A terminal shows a training loop after one second. Call this repeatedly from one thread, and
         with None when the activity is over.
         """
+        delay = self._activity_after
+        if self._interactive and activity is not None and activity.name == TRAINING:
+            delay = min(delay, _LOOP_AFTER)
+
         with self._lock:
             previous = self._activity
             if activity is None:
                 self._activity = None
-            elif activity.seconds < self._get_delay(activity):
+            elif activity.seconds < delay:
                 return
             elif self._interactive:
                 # The activity is set before the first drawing.
@@ -125,11 +134,6 @@ class ConsoleWriter:
         if is_over and self._newest is None:
             # The display showed nothing else.
             self.close()
-
-    def _get_delay(self, activity: Activity) -> float:
-        if self._interactive and activity.name == TRAINING:
-            return min(self._activity_after, _LOOP_AFTER)
-        return self._activity_after
 
     def flush(self) -> None:
         """Updates the display."""
@@ -205,12 +209,6 @@ class _ClosableStream:
             # ValueError is what a closed Python file raises.
             self._is_closed = True
             _LOG.warning("progress is no longer shown: the output is closed (%s)", error)
-
-
-def _can_draw(stream: TextIO) -> bool:
-    isatty = getattr(stream, "isatty", None)
-    is_terminal = bool(isatty is not None and isatty())
-    return is_terminal and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 def _render_report(report: Report, elapsed: float, best: tuple[str, float, int] | None) -> Group:

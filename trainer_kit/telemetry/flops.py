@@ -7,14 +7,17 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
 
 from trainer_kit.runtime.tensorflow_internals import get_called_functions
 from trainer_kit.telemetry.model_stats import count_parameters
+
+if TYPE_CHECKING:
+    from trainer_kit.typing import NestedSpec
 
 # Operations whose work is in another function, which the profiler does not count.
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -30,6 +33,33 @@ _PRODUCTS = (
 )
 # Characters of an error message in a problem.
 _MAX_PROBLEM_LENGTH = 300
+
+
+class CallableModel(Protocol):
+    """A model, or any other object that is called with a batch of features."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
+        """Returns the outputs."""
+
+
+class TrainedModel(Protocol):
+    """A trainer, as far as the cost of its model depends on it."""
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+
+    @property
+    def batch_spec(self) -> NestedSpec | None:
+        """The spec of a replica's training batch. None before it is known."""
+
+
+class _ProfileNode(Protocol):
+    """A node of the profile that TensorFlow's profiler returns, a GraphNodeProto."""
+
+    name: str
+    float_ops: int
+    children: Sequence[_ProfileNode]
 
 
 @dataclass(frozen=True)
@@ -52,7 +82,7 @@ class FlopsResult:
         return f"{self.flops:,} FLOPs{note}"
 
 
-def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
+def count_flops(model: CallableModel, inputs_spec: NestedSpec) -> FlopsResult:
     """Returns the FLOPs of one forward pass of `model` on a batch of 1, in inference.
 
     TensorFlow's profiler counts: a product of [m, k] and [k, n] is 2mkn, a convolution likewise,
@@ -74,11 +104,13 @@ def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
 
     try:
         spec = tf.nest.map_structure(_set_batch_size_to_one, inputs_spec)
-        flops, left_out = _count_graph(_trace(model, spec))
+        graph = _trace(model, spec)
+        flops, left_out = _count_graph(graph)
     except Exception as error:
         # Keras's messages have several lines, with colours.
         message = re.sub(r"\x1b\[[0-9;]*m", "", f"{type(error).__name__}: {error}")
-        return FlopsResult(None, " ".join(message.split())[:_MAX_PROBLEM_LENGTH])
+        words = message.split()
+        return FlopsResult(None, " ".join(words)[:_MAX_PROBLEM_LENGTH])
 
     if not left_out:
         return FlopsResult(flops)
@@ -86,7 +118,7 @@ def count_flops(model: Callable[..., Any], inputs_spec: Any) -> FlopsResult:
     return FlopsResult(flops, f"a lower bound, these operations are not counted: {names}")
 
 
-def _set_batch_size_to_one(spec: Any) -> tf.TensorSpec:
+def _set_batch_size_to_one(spec: tf.TypeSpec) -> tf.TensorSpec:
     """Returns the spec with a batch size of 1. Raises ValueError if another size is not known."""
     shape = tf.TensorShape(spec.shape)
     if shape.rank is None or shape.rank == 0 or not shape[1:].is_fully_defined():
@@ -94,14 +126,18 @@ def _set_batch_size_to_one(spec: Any) -> tf.TensorSpec:
     return tf.TensorSpec([1, *shape[1:]], spec.dtype)
 
 
-def _trace(model: Any, spec: Any) -> tf.Graph:
+def _trace(model: CallableModel, spec: NestedSpec) -> tf.Graph:
+    # The signature of a Keras model's __call__ does not show the arguments of its call.
     call = getattr(model, "call", None) or model.__call__
     takes_training = "training" in inspect.signature(call).parameters
 
-    def forward(inputs: Any) -> Any:
-        return model(inputs, training=False) if takes_training else model(inputs)
+    def forward(inputs: Any) -> object:
+        if takes_training:
+            return model(inputs, training=False)
+        return model(inputs)
 
-    return tf.function(forward, autograph=False).get_concrete_function(spec).graph
+    function = tf.function(forward, autograph=False)
+    return function.get_concrete_function(spec).graph
 
 
 def _count_graph(graph: tf.Graph) -> tuple[int, Counter[str]]:
@@ -119,7 +155,9 @@ def _count_graph(graph: tf.Graph) -> tuple[int, Counter[str]]:
 
     for operation in graph.get_operations():
         is_call = operation.type in _CALLS
-        called = functions.get(operation.get_attr("f").name) if is_call else None
+        called = None
+        if is_call:
+            called = functions.get(operation.get_attr("f").name)
         if called is not None:
             called_flops, called_left_out = _count_graph(called)
             flops += called_flops
@@ -127,9 +165,10 @@ def _count_graph(graph: tf.Graph) -> tuple[int, Counter[str]]:
             continue
 
         is_control_flow = operation.type in _CONTROL_FLOW
-        is_unknown_product = operation.type in _PRODUCTS and not all(
-            tensor.shape.is_fully_defined() for tensor in (*operation.inputs, *operation.outputs)
-        )
+        is_unknown_product = False
+        if operation.type in _PRODUCTS:
+            tensors = (*operation.inputs, *operation.outputs)
+            is_unknown_product = not all(tensor.shape.is_fully_defined() for tensor in tensors)
         if is_call or is_control_flow or is_unknown_product:
             left_out[operation.type] += 1
         elif operation.type == "Einsum":
@@ -139,7 +178,9 @@ def _count_graph(graph: tf.Graph) -> tuple[int, Counter[str]]:
 
 
 def _profile(graph: tf.Graph) -> Any:
-    options = {**tf.compat.v1.profiler.ProfileOptionBuilder.float_operation(), "output": "none"}
+    options = tf.compat.v1.profiler.ProfileOptionBuilder.float_operation()
+    # The profiler would print its table.
+    options["output"] = "none"
 
     # The profiler uses old functions. The user cannot change that, so TensorFlow's warning is
     # suppressed.
@@ -147,14 +188,13 @@ def _profile(graph: tf.Graph) -> Any:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        return tf.compat.v1.profiler.profile(
-            graph=graph, run_meta=tf.compat.v1.RunMetadata(), cmd="op", options=options
-        )
+        run_meta = tf.compat.v1.RunMetadata()
+        return tf.compat.v1.profiler.profile(graph, run_meta, cmd="op", options=options)
     finally:
         logger.setLevel(level)
 
 
-def _sum_profiled_flops(node: Any, name: str) -> int:
+def _sum_profiled_flops(node: _ProfileNode, name: str) -> int:
     """Returns the FLOPs of all operations of type `name` below `node` of the profile."""
     flops = 0
     for child in node.children:
@@ -172,28 +212,33 @@ def _einsum_flops(operation: tf.Operation) -> int:
     if len(operation.inputs) < 2:
         return 0
 
-    inputs, output = operation.get_attr("equation").decode().replace(" ", "").split("->")
-    letters_before, _, letters_after = inputs.split(",")[0].partition("...")
+    equation = operation.get_attr("equation").decode().replace(" ", "")
+    inputs, output = equation.split("->")
+    first_input = inputs.split(",")[0]
+    letters_before, _, letters_after = first_input.partition("...")
     shape = operation.inputs[0].shape.as_list()
     # The dimensions of an ellipsis are in the product too, so only letters are summed.
-    sizes = shape[: len(letters_before)] + shape[len(shape) - len(letters_after) :]
-    letters_and_sizes = zip(letters_before + letters_after, sizes, strict=True)
+    sizes_before = shape[: len(letters_before)]
+    sizes_after = shape[len(shape) - len(letters_after) :]
+    letters_and_sizes = zip(letters_before + letters_after, sizes_before + sizes_after, strict=True)
     summed = math.prod(size for letter, size in letters_and_sizes if letter not in output)
     return 2 * operation.outputs[0].shape.num_elements() * summed
 
 
-def describe_model_cost(trainer: Any) -> str:
+def describe_model_cost(trainer: TrainedModel) -> str:
     """Returns the size of the trainer's model and, after training, its FLOPs for one example.
 
     The text is for the log. It traces the model again, so call it last.
     """
-    parameters = str(count_parameters(trainer.model))
-    spec = trainer.batch_spec
-    if spec is None:
-        return parameters
+    parameters = count_parameters(trainer.model)
+    features = trainer.batch_spec
+    if features is None:
+        return str(parameters)
 
     # Labels and weights may follow the features.
-    features = spec[0] if isinstance(spec, tuple) and len(spec) <= 3 else spec
+    if isinstance(features, tuple) and len(features) <= 3:
+        features = features[0]
     # A generator is called on latents, not on the batch.
     features = getattr(trainer.model, "latents_spec", features)
-    return f"{parameters}; {count_flops(trainer.model, features)} for one example"
+    flops = count_flops(trainer.model, features)
+    return f"{parameters}; {flops} for one example"

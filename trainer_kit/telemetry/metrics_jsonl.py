@@ -21,18 +21,20 @@ checkpoint, from which a run can resume even before its record exists.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from trainer_kit import files
 from trainer_kit.errors import StorageError
 from trainer_kit.telemetry.report import CHANGE, Report
 from trainer_kit.telemetry.scalars import flatten_scalars, from_json_number, to_json_number
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 RESUME = "resume"
 # Fields that differ between equal runs.
@@ -82,18 +84,20 @@ class JsonLinesWriter:
         for name in WALL_CLOCK_FIELDS:
             value = getattr(report, name)
             record[name] = None if value is None else to_json_number(value)
-        record["metrics"] = {
-            name: to_json_number(value) for name, value in flatten_scalars(report.metrics).items()
-        }
+        scalars = flatten_scalars(report.metrics)
+        record["metrics"] = {name: to_json_number(value) for name, value in scalars.items()}
         if report.reason:
             record["reason"] = report.reason
 
+        # The run has gone back, and nobody has called resume.
         if kind == "train" and step < self._read_last_step():
             self.resume(step - 1)
         last_step = self._read_last_step()
         if step > last_step:
             self._append(record)
             return
+
+        # Only a change is compared by its value: an evaluation gives the same numbers again.
         metrics = record["metrics"] if kind == CHANGE else None
         if has_report(self.path, kind, step, metrics):
             return
@@ -171,12 +175,12 @@ class JsonLinesWriter:
     def _insert_record(self, record: dict[str, Any]) -> None:
         self.close()
         with _map_file(self.path) as data:
-            earlier_ends = (
-                end
-                for _, end, other in _iter_records_reversed(data)
-                if other["step"] <= record["step"]
-            )
-            place = next(earlier_ends, 0)
+            # The record follows the last one of its step or of an earlier one.
+            place = 0
+            for _, end, other in _iter_records_reversed(data):
+                if other["step"] <= record["step"]:
+                    place = end
+                    break
             text = data[:place] + _encode_line(record) + data[place:]
         files.write_text(self.path, text.decode(errors="replace"), point="history")
 
@@ -200,7 +204,10 @@ def read_active_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def has_report(
-    path: str | os.PathLike[str], kind: str, step: int, metrics: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str],
+    kind: str,
+    step: int,
+    metrics: Mapping[str, float | str] | None = None,
 ) -> bool:
     """Whether the history has a line of this kind for this step.
 
@@ -216,20 +223,19 @@ def has_report(
     Raises:
       StorageError: when the file cannot be read.
     """
-    with _map_file(path) as data:
-        # A resume at an earlier step, in a file of an earlier version, ends the search like a
-        # report.
-        recent_records = itertools.takewhile(
-            lambda record: record["step"] >= step,
-            (record for _, _, record in _iter_records_reversed(data)),
-        )
-        candidates = [
-            record.get("metrics") or {}
-            for record in recent_records
-            if (record["kind"], record["step"]) == (kind, step)
-        ]
     required_items = (metrics or {}).items()
-    return any(required_items <= candidate.items() for candidate in candidates)
+    with _map_file(path) as data:
+        for _, _, record in _iter_records_reversed(data):
+            # A resume at an earlier step, in a file of an earlier version, ends the search like a
+            # report.
+            if record["step"] < step:
+                return False
+            if record["kind"] != kind or record["step"] != step:
+                continue
+            line_metrics = record.get("metrics") or {}
+            if required_items <= line_metrics.items():
+                return True
+    return False
 
 
 def read_extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
@@ -241,12 +247,10 @@ def read_extent(path: str | os.PathLike[str], step: int) -> tuple[int, int]:
       StorageError: when the file cannot be read.
     """
     with _map_file(path) as data:
-        extents = (
-            (record["step"], end)
-            for _, end, record in _iter_records_reversed(data)
-            if record["step"] <= step
-        )
-        return next(extents, (-1, 0))
+        for _, end, record in _iter_records_reversed(data):
+            if record["step"] <= step:
+                return record["step"], end
+    return -1, 0
 
 
 def superseded_path(path: str | os.PathLike[str]) -> str:
@@ -307,28 +311,36 @@ def _split(path: str, step: int) -> tuple[bytes, list[bytes]]:
             )
             start = next(starts, 0)
 
-        *lines, last_line = data[start:].split(b"\n")
-        records = {
-            number: record
-            for number, line in enumerate([*lines, last_line])
-            if (record := _parse_line(line))
-        }
-        numbered_records = [{**record, "line": number} for number, record in records.items()]
-        active = _select_active([*numbered_records, _resume_record(step)])
-        superseded = records.keys() - {record["line"] for record in active}
+        # The rest after the last line break is empty, unless the last line has no line break.
+        *lines, rest = data[start:].split(b"\n")
+        if rest:
+            lines.append(rest)
+        records: list[dict[str, Any]] = []
+        for number, line in enumerate(lines):
+            record = _parse_line(line)
+            if record:
+                records.append({**record, "line": number})
+
+        active = _select_active([*records, _resume_record(step)])
+        superseded = {record["line"] for record in records}
+        superseded -= {record["line"] for record in active}
 
         # A last line without a line break was cut, unless it contains a whole record.
-        if last_line and len(lines) not in records:
-            superseded.add(len(lines))
-        if last_line:
-            lines.append(last_line)
+        last_number = len(lines) - 1
+        is_whole = bool(records) and records[-1]["line"] == last_number
+        if rest and not is_whole:
+            superseded.add(last_number)
         if not superseded:
             return b"", []
 
-        remaining = b"".join(
-            line + b"\n" for number, line in enumerate(lines) if number not in superseded
-        )
-        return data[:start] + remaining, [lines[number] for number in sorted(superseded)]
+        remaining = [data[:start]]
+        superseded_lines = []
+        for number, line in enumerate(lines):
+            if number in superseded:
+                superseded_lines.append(line)
+            else:
+                remaining.append(line + b"\n")
+        return b"".join(remaining), superseded_lines
 
 
 def _iter_records_reversed(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, dict[str, Any]]]:
@@ -358,7 +370,7 @@ def _supersede(path: str, step: int, lines: list[bytes]) -> None:
         raise _storage_error(path, error) from error
 
 
-def _encode_line(record: Mapping[str, Any]) -> bytes:
+def _encode_line(record: Mapping[str, JsonValue]) -> bytes:
     return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
@@ -371,7 +383,7 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and _is_report(record) else None
 
 
-def _is_report(record: Mapping[str, Any]) -> bool:
+def _is_report(record: Mapping[str, JsonValue]) -> bool:
     step = record.get("step")
     is_step = isinstance(step, int) and not isinstance(step, bool)
     return isinstance(record.get("kind"), str) and is_step

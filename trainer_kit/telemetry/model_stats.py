@@ -8,9 +8,12 @@ reads the attributes `trainable_weights` and `non_trainable_weights`, or `traina
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer_kit.typing import Model, Variable
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class ParameterCount:
         return f"{self.total:,} parameters, {self.trainable:,} of them trainable"
 
 
-def count_parameters(model: Any) -> ParameterCount:
+def count_parameters(model: Model) -> ParameterCount:
     """Counts the values in the weights of `model`.
 
     Each variable counts once. Random seeds and metrics are not included. A Keras model that is not
@@ -47,26 +50,25 @@ def count_parameters(model: Any) -> ParameterCount:
     """
     if not getattr(model, "built", True):
         return ParameterCount(0, 0, "the model is not built yet; call it on a batch first")
-    trainable, frozen = _split_weights(model)
+
+    # The weights of a Keras model are its variables without random seeds and metrics.
+    variables: Sequence[Variable]
+    if hasattr(model, "trainable_weights"):
+        trainable_variables = model.trainable_weights
+        variables = [*trainable_variables, *getattr(model, "non_trainable_weights", ())]
+    else:
+        trainable_variables = model.trainable_variables
+        variables = model.variables
+
+    trainable = _deduplicate(trainable_variables)
+    trainable_ids = {id(variable) for variable in trainable}
+    frozen = [variable for variable in _deduplicate(variables) if id(variable) not in trainable_ids]
     return ParameterCount(sum(map(_size, trainable)), sum(map(_size, frozen)))
 
 
-def _split_weights(model: Any) -> tuple[list[Any], list[Any]]:
-    if hasattr(model, "trainable_weights"):
-        trainable = model.trainable_weights
-        variables = [*model.trainable_weights, *model.non_trainable_weights]
-    else:
-        trainable = model.trainable_variables
-        variables = model.variables
-    trainable = _deduplicate(trainable)
-    trainable_ids = {id(variable) for variable in trainable}
-    frozen = [variable for variable in _deduplicate(variables) if id(variable) not in trainable_ids]
-    return trainable, frozen
-
-
-def _deduplicate(variables: Iterable[Any]) -> list[Any]:
+def _deduplicate(variables: Iterable[Variable]) -> list[Variable]:
     return list({id(variable): variable for variable in variables}.values())
 
 
-def _size(variable: Any) -> int:
+def _size(variable: Variable) -> int:
     return math.prod(int(size) for size in variable.shape)

@@ -16,7 +16,8 @@ def format_report_lines(report: Report) -> list[str]:
     """
     if not report.seconds_of_sets:
         return [format_single_report(report)]
-    return [format_single_report(_select_set(report, name)) for name in report.seconds_of_sets]
+    set_reports = [_select_set(report, name) for name in report.seconds_of_sets]
+    return [format_single_report(set_report) for set_report in set_reports]
 
 
 def format_single_report(report: Report) -> str:
@@ -51,23 +52,29 @@ def format_activity(activity: Activity) -> str:
     completed = activity.completed
     total = activity.total
     remaining = None
+    parts = [name]
     if name == EVALUATING:
-        parts = [name, f"step {activity.step}", f"batch {_format_fraction(completed, total)}"]
-        remaining = None if total is None else max(0, total - completed)
+        parts.append(f"step {activity.step}")
+        parts.append(f"batch {_format_fraction(completed, total)}")
+        if total is not None:
+            remaining = max(0, total - completed)
     elif name == TRAINING:
-        parts = [name, f"step {_format_fraction(activity.step, total)}"]
-        remaining = None if total is None else max(0, total - activity.step)
-    else:
-        parts = [name]
+        parts.append(f"step {_format_fraction(activity.step, total)}")
+        if total is not None:
+            remaining = max(0, total - activity.step)
 
+    # The time left follows from the speed of this activity so far.
     parts.append(format_duration(activity.seconds))
     if remaining is not None and completed > 0:
-        parts.append(f"{format_duration(activity.seconds / completed * remaining)} left")
+        seconds_left = activity.seconds / completed * remaining
+        parts.append(f"{format_duration(seconds_left)} left")
     return " | ".join(parts)
 
 
 def _format_fraction(done: int, total: int | None) -> str:
-    return f"{done}" if total is None else f"{done}/{max(done, total)}"
+    if total is None:
+        return f"{done}"
+    return f"{done}/{max(done, total)}"
 
 
 def format_progress(report: Report) -> str:
@@ -110,7 +117,10 @@ def format_rates(report: Report) -> list[str]:
 def format_time_left(report: Report, elapsed: float = 0.0) -> list[str]:
     """Returns the time left, `elapsed` seconds after the report. [] if it is not known."""
     seconds = estimate_seconds_left(report)
-    return [] if seconds is None else [f"{format_duration(max(0.0, seconds - elapsed))} left"]
+    if seconds is None:
+        return []
+    remaining = max(0.0, seconds - elapsed)
+    return [f"{format_duration(remaining)} left"]
 
 
 def format_metrics(report: Report) -> list[str]:
@@ -120,12 +130,17 @@ def format_metrics(report: Report) -> list[str]:
     """
     hidden_names = set()
     if report.best:
+        # The best metric of one of several validation sets is nested under the name of the set.
         best_name = report.best[0]
         group, bar, metric = best_name.rpartition("|")
-        nested_name = f"{group}{bar}best_{metric}".replace("|", "/")
-        hidden_names = {f"best_{best_name}", nested_name}
-    scalars = flatten_scalars(report.metrics).items()
-    return [f"{name} {format_number(value)}" for name, value in scalars if name not in hidden_names]
+        nested_name = f"{group}{bar}best_{metric}"
+        hidden_names = {f"best_{best_name}", nested_name.replace("|", "/")}
+
+    texts = []
+    for name, value in flatten_scalars(report.metrics).items():
+        if name not in hidden_names:
+            texts.append(f"{name} {format_number(value)}")
+    return texts
 
 
 def format_best(best: tuple[str, float, int]) -> str:
@@ -149,8 +164,9 @@ def estimate_seconds_left(report: Report) -> float | None:
 
 def format_duration(seconds: float) -> str:
     """Returns `seconds`, rounded up, as hours:minutes:seconds, e.g. "0:00:12" or "123:05:00"."""
-    rounded = math.ceil(seconds)
-    return f"{rounded // 3600}:{rounded // 60 % 60:02d}:{rounded % 60:02d}"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
 def format_number(value: float, digits: int = 4) -> str:
@@ -178,9 +194,11 @@ def replace_unprintable(text: str, keep: str = "") -> str:
 def _select_set(report: Report, name: str) -> Report:
     """Returns the part of a report that belongs to one of several validation sets."""
     best = None
-    if report.best is not None and report.best[0].startswith(f"{name}|"):
+    if report.best is not None:
         best_name, value, step = report.best
-        best = (best_name.removeprefix(f"{name}|"), value, step)
+        prefix = f"{name}|"
+        if best_name.startswith(prefix):
+            best = (best_name.removeprefix(prefix), value, step)
     return replace(
         report,
         kind=f"{report.kind} {name}",

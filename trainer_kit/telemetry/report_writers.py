@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from trainer_kit.process.run_directory import RunDirectory
 from trainer_kit.telemetry.background_writer import BackgroundWriter
 from trainer_kit.telemetry.metrics_jsonl import JsonLinesWriter
 from trainer_kit.telemetry.report import Writer
-from trainer_kit.telemetry.summary_manager import SummaryManager, TensorBoardWriter
+from trainer_kit.telemetry.summary_manager import (
+    SummaryManager,
+    SummaryManagerLike,
+    TensorBoardWriter,
+)
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class ReportWriters:
     """
 
     writer: BackgroundWriter
-    train_summaries: Any
-    eval_summaries: Any
+    train_summaries: SummaryManagerLike
+    eval_summaries: SummaryManagerLike
     history: JsonLinesWriter | None
 
     @classmethod
@@ -38,7 +41,10 @@ class ReportWriters:
         trains: bool = True,
         save_summary: bool = True,
         console: Writer | None = None,
-        summary_managers: tuple[Any, Any] = (None, None),
+        summary_managers: tuple[SummaryManagerLike | None, SummaryManagerLike | None] = (
+            None,
+            None,
+        ),
     ) -> ReportWriters:
         """Opens all outputs of a run. Workers that are not the chief write almost none.
 

@@ -24,14 +24,20 @@ def as_scalar(value: Any) -> float | None:
     """
     if isinstance(value, (bool, int, float)):
         return _to_float(value)
-    if isinstance(value, (str, bytes)) or tuple(getattr(value, "shape", (0,))) != ():
+    if isinstance(value, (str, bytes)):
+        return None
+
+    # Only a number of NumPy or TensorFlow has the shape ().
+    shape = tuple(getattr(value, "shape", (0,)))
+    if shape != ():
         return None
     array = value.numpy() if hasattr(value, "numpy") else value
-    kind = getattr(getattr(array, "dtype", None), "kind", "")
+    dtype = getattr(array, "dtype", None)
+    kind = getattr(dtype, "kind", "")
     return _to_float(array) if kind in _NUMBER_KINDS else None
 
 
-def flatten_scalars(values: Mapping[str, Any], separator: str = "/") -> dict[str, float]:
+def flatten_scalars(values: Mapping[str, object], separator: str = "/") -> dict[str, float]:
     """Returns the scalars of nested `values` in their order.
 
     The names of groups and scalars are joined by `separator`.
@@ -41,12 +47,13 @@ def flatten_scalars(values: Mapping[str, Any], separator: str = "/") -> dict[str
     flat: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            scalars = flatten_scalars(value, separator)
-            flat.update({f"{name}{separator}{inner}": number for inner, number in scalars.items()})
+            group = flatten_scalars(value, separator)
+            for inner_name, number in group.items():
+                flat[f"{name}{separator}{inner_name}"] = number
             continue
-        number = as_scalar(value)
-        if number is not None:
-            flat[str(name)] = number
+        scalar = as_scalar(value)
+        if scalar is not None:
+            flat[str(name)] = scalar
     return flat
 
 
@@ -84,5 +91,10 @@ def get_training_loss(logs: Mapping[str, Any]) -> float:
     """
     if LOSS in logs:
         return float(logs[LOSS])
-    losses = [loss for name, loss in flatten_scalars(logs).items() if name.endswith(f"/{LOSS}")]
-    return next((loss for loss in losses if not math.isfinite(loss)), max(losses, default=0.0))
+
+    scalars = flatten_scalars(logs)
+    losses = [loss for name, loss in scalars.items() if name.endswith(f"/{LOSS}")]
+    for loss in losses:
+        if not math.isfinite(loss):
+            return loss
+    return max(losses, default=0.0)

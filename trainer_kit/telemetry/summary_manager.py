@@ -22,8 +22,8 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -36,6 +36,20 @@ _SCALAR_METADATA = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
 )
 _FLOAT = tf.float32.as_datatype_enum
+
+
+class SummaryManagerLike(Protocol):
+    """A SummaryManager, or one of another program with Orbit's interface."""
+
+    @property
+    def write_summaries(self) -> Callable[..., None]:
+        """Writes a dict of scalars. Some managers also take the argument `step`."""
+
+    def summary_writer(self, relative_path: str = ..., /) -> tf.summary.SummaryWriter:
+        """Returns the `tf.summary` writer of a folder."""
+
+    def flush(self) -> None:
+        """Waits until all events are in the files."""
 
 
 class SummaryManager:
@@ -75,7 +89,7 @@ class SummaryManager:
                 self._writers[relative_path] = self._open(relative_path)
             return self._writers[relative_path]
 
-    def write_summaries(self, values: Mapping[str, Any], step: int | None = None) -> None:
+    def write_summaries(self, values: Mapping[str, object], step: int | None = None) -> None:
         """Writes the scalars in `values`, as 32-bit floats.
 
         A nested mapping goes into a folder of its name. Other values are left out, with one warning
@@ -109,10 +123,22 @@ class SummaryManager:
           StorageError: when the events cannot be written.
         """
         self._newest_steps.clear()
-        for relative_path in self._folders_with_events():
+        if self._directory is None or not tf.io.gfile.isdir(self._directory):
+            return
+
+        # The folders with event files of this process or of earlier ones.
+        relative_paths = []
+        with self._storage_errors(""):
+            for folder, _, names in tf.io.gfile.walk(self._directory):
+                if any(_parse_opening_second(name) is not None for name in names):
+                    path = os.path.relpath(folder, self._directory)
+                    relative_paths.append("" if path == "." else path)
+
+        for relative_path in relative_paths:
             # The event makes readers forget the events of its step and of later steps.
             start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-            event = tf.compat.v1.Event(wall_time=time.time(), step=int(step) + 1, session_log=start)
+            event = tf.compat.v1.Event(wall_time=time.time(), step=int(step) + 1)
+            event.session_log.CopyFrom(start)
             self._append(relative_path, event, times=2)
 
     def flush(self) -> None:
@@ -145,17 +171,6 @@ class SummaryManager:
             _wait_for_a_later_name(folder)
             return tf.summary.create_file_writer(folder)
 
-    def _folders_with_events(self) -> list[str]:
-        if self._directory is None or not tf.io.gfile.isdir(self._directory):
-            return []
-        with self._storage_errors(""):
-            relative_paths = [
-                os.path.relpath(folder, self._directory)
-                for folder, _, names in tf.io.gfile.walk(self._directory)
-                if any(_parse_opening_second(name) is not None for name in names)
-            ]
-        return ["" if path == "." else path for path in relative_paths]
-
     @contextlib.contextmanager
     def _storage_errors(self, relative_path: str) -> Iterator[None]:
         """Turns an error of TensorFlow into a StorageError that names the folder."""
@@ -167,7 +182,8 @@ class SummaryManager:
                 f"no TensorBoard summary can be written in {folder}: {_describe_error(error)}"
             ) from error
 
-    def _write(self, values: Mapping[str, Any], step: int, relative_path: str) -> None:
+    def _write(self, values: Mapping[str, object], step: int, relative_path: str) -> None:
+        # All scalars of a folder go into one event.
         event = tf.compat.v1.Event(wall_time=time.time(), step=step)
         summary = event.summary
         for name, value in values.items():
@@ -178,15 +194,17 @@ class SummaryManager:
             if number is None:
                 self._warn(os.path.join(relative_path, name), value)
             elif self._newest_steps.get((relative_path, name)) != step:
-                scalar = summary.value.add(tag=name, metadata=_SCALAR_METADATA)
-                scalar.tensor.dtype = _FLOAT
+                tensor = summary.value.add(tag=name, metadata=_SCALAR_METADATA).tensor
+                tensor.dtype = _FLOAT
                 # An empty shape is that of a scalar.
-                scalar.tensor.tensor_shape.SetInParent()
-                scalar.tensor.float_val.append(number)
+                tensor.tensor_shape.SetInParent()
+                tensor.float_val.append(number)
 
+        # A scalar counts as written once its event is in the file.
         if summary.value:
             self._append(relative_path, event)
-            self._newest_steps.update({(relative_path, value.tag): step for value in summary.value})
+            for scalar in summary.value:
+                self._newest_steps[relative_path, scalar.tag] = step
 
     def _append(self, relative_path: str, event: tf.compat.v1.Event, times: int = 1) -> None:
         with self._storage_errors(relative_path):
@@ -200,7 +218,7 @@ class SummaryManager:
                 tf.raw_ops.ImportEvent(writer=self._handles[writer], event=serialized)
             writer.flush()
 
-    def _warn(self, name: str, value: Any) -> None:
+    def _warn(self, name: str, value: object) -> None:
         if name in self._warned_names:
             return
         self._warned_names.add(name)
@@ -225,7 +243,9 @@ class TensorBoardWriter:
       validation_manager: The manager that gets the others. It may be the same object.
     """
 
-    def __init__(self, train_manager: Any, validation_manager: Any) -> None:
+    def __init__(
+        self, train_manager: SummaryManagerLike, validation_manager: SummaryManagerLike
+    ) -> None:
         self._managers = {"train": train_manager, "validation": validation_manager}
         self._takes_step = {kind: _takes_step(manager) for kind, manager in self._managers.items()}
 
@@ -245,12 +265,11 @@ class TensorBoardWriter:
         if report.kind == CHANGE:
             return
         kind = "train" if report.kind == "train" else "validation"
-        rates = {
-            "steps_per_second": report.steps_per_second,
-            "examples_per_second": report.examples_per_second,
-        }
-        known_rates = {name: rate for name, rate in rates.items() if rate is not None}
-        values = {**report.metrics, **known_rates}
+        values = dict(report.metrics)
+        if report.steps_per_second is not None:
+            values["steps_per_second"] = report.steps_per_second
+        if report.examples_per_second is not None:
+            values["examples_per_second"] = report.examples_per_second
         if self._takes_step[kind]:
             self._managers[kind].write_summaries(values, step=report.step)
         else:
@@ -287,9 +306,10 @@ def _wait_for_a_later_name(folder: str) -> None:
     Readers sort files by name, which contains the second of opening. Within one second the order is
     arbitrary.
     """
-    names = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
-    seconds = [_parse_opening_second(name) for name in names]
-    newest = max((second for second in seconds if second is not None), default=0)
+    newest = 0
+    if tf.io.gfile.isdir(folder):
+        for name in tf.io.gfile.listdir(folder):
+            newest = max(newest, _parse_opening_second(name) or 0)
     if newest > time.time():
         _LOG.warning(
             "%s has event files from the future; TensorBoard will read new events before those"
@@ -317,7 +337,7 @@ def _describe_error(error: tf.errors.OpError) -> str:
     return re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", first_line) or type(error).__name__
 
 
-def _takes_step(manager: Any) -> bool:
+def _takes_step(manager: SummaryManagerLike) -> bool:
     parameters = inspect.signature(manager.write_summaries).parameters.values()
     return any(
         parameter.name == "step" or parameter.kind is parameter.VAR_KEYWORD

@@ -85,12 +85,16 @@ def advise_on_time(times: TimeAccount, settings: RunSettings) -> str:
             " before the first step was done; for advice on what to change, make a longer run"
         )
 
-    shares = {name: _compute_avoidable_share(times, name) for name in _ADVICE}
-    large = [name for name, share in shares.items() if share >= _ADVICE[name][0]]
-    if not large:
+    # The activities whose share is large enough to be worth a change.
+    large_shares: dict[str, float] = {}
+    for name, (least_share, _, _) in _ADVICE.items():
+        share = _compute_avoidable_share(times, name)
+        if share >= least_share:
+            large_shares[name] = share
+    if not large_shares:
         return _advise_on_steps(times, settings)
 
-    name = max(large, key=shares.__getitem__)
+    name = max(large_shares, key=large_shares.__getitem__)
     _, activity, advice = _ADVICE[name]
     seconds = times.seconds[name] + times.seconds.get("step", 0.0)
     if name == "input" and settings.can_fuse and seconds < _SHORT_STEP * times.steps:

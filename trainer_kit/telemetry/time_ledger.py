@@ -159,7 +159,9 @@ class TimeAccount:
 
     def share(self, name: str) -> float:
         """Returns the share of `name` in the wall time, from 0 to 1."""
-        return self.seconds.get(name, 0.0) / self.wall if self.wall > 0 else 0.0
+        if self.wall <= 0:
+            return 0.0
+        return self.seconds.get(name, 0.0) / self.wall
 
     def to_record(self) -> dict[str, Any]:
         """Returns the account for final.json, in seconds rounded to the millisecond."""

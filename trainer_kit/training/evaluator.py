@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -48,15 +48,13 @@ from trainer_kit.typing import (
     CheckpointExporter,
     DataIterator,
     Dataset,
+    ExperimentLike,
     IntLike,
     Metric,
     Model,
     TaskLike,
     Variable,
 )
-
-if TYPE_CHECKING:
-    from trainer_kit.config.schema.experiment import ExperimentConfig
 
 _LOG = logging.getLogger(__name__)
 
@@ -327,7 +325,7 @@ class Evaluator(BaseTrainer):
 
     def __init__(
         self,
-        config: ExperimentConfig,
+        config: ExperimentLike,
         task: TaskLike,
         model: Model,
         *,
@@ -1006,7 +1004,7 @@ class Evaluator(BaseTrainer):
         return variables
 
     def _evaluation_metrics(
-        self, config: ExperimentConfig, task: TaskLike, model: Model, enabled: bool
+        self, config: ExperimentLike, task: TaskLike, model: Model, enabled: bool
     ) -> MetricSet:
         return create_validation_metrics(task, model, config, enabled=enabled)
 

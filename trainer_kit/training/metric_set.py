@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -23,10 +23,14 @@ from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.process.error_report import describe_structure
 from trainer_kit.telemetry.scalars import flatten_scalars
 from trainer_kit.training.task import Task, step_loss
-from trainer_kit.typing import FloatLike, Metric, Model, TaskLike, Variable
-
-if TYPE_CHECKING:
-    from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.typing import (
+    ExperimentLike,
+    FloatLike,
+    Metric,
+    Model,
+    TaskLike,
+    Variable,
+)
 
 _LOG = logging.getLogger(__name__)
 # The number of scalars that steps may return, in addition to the loss.
@@ -412,7 +416,7 @@ class MetricSet:
 
 
 def create_training_metrics(
-    task: TaskLike, model: Model, config: ExperimentConfig, *, enabled: bool
+    task: TaskLike, model: Model, config: ExperimentLike, *, enabled: bool
 ) -> MetricSet:
     """Returns the metrics of training: the task's, the config's, and those of a compiled model.
 
@@ -429,7 +433,7 @@ def create_training_metrics(
 
 
 def create_validation_metrics(
-    task: TaskLike, model: Model, config: ExperimentConfig, *, enabled: bool
+    task: TaskLike, model: Model, config: ExperimentLike, *, enabled: bool
 ) -> MetricSet:
     """Returns the metrics of evaluation, with the loss summed in float64.
 
@@ -439,9 +443,7 @@ def create_validation_metrics(
     return MetricSet("validation_loss", metrics, exact=True)
 
 
-def _metrics(
-    task: TaskLike, model: Model, config: ExperimentConfig, training: bool
-) -> list[Metric]:
+def _metrics(task: TaskLike, model: Model, config: ExperimentLike, training: bool) -> list[Metric]:
     """Returns the metrics of the task, of the config and of the model, in this order."""
     metrics = task_metrics(task, training)
     for metric, _, _ in create_configured_metrics(config):
@@ -476,7 +478,7 @@ def task_metrics(task: TaskLike, training: bool) -> list[Metric]:
 
 
 def create_configured_metrics(
-    config: ExperimentConfig, for_tensors: bool = False
+    config: ExperimentLike, for_tensors: bool = False
 ) -> list[tuple[Metric, str, str]]:
     """Returns new metrics for entries of `trainer.metrics`, each with its tensor and its field.
 

@@ -20,10 +20,9 @@ import tensorflow as tf
 from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.training.metric_set import MetricSet, create_configured_metrics
-from trainer_kit.typing import Metric, Model
+from trainer_kit.typing import ExperimentLike, Metric, Model
 
 if TYPE_CHECKING:
-    from trainer_kit.config.schema.experiment import ExperimentConfig
     from trainer_kit.training.base_trainer import BaseTrainer
     from trainer_kit.training.evaluator import Evaluator
 
@@ -339,7 +338,7 @@ class StepTensors:
       UsageError: when two of its metrics have the same name.
     """
 
-    def __init__(self, phase: str, config: ExperimentConfig, metrics: MetricSet) -> None:
+    def __init__(self, phase: str, config: ExperimentLike, metrics: MetricSet) -> None:
         self._phase = phase
         self._metric_set = metrics
         self._strategy = tf.distribute.get_strategy()

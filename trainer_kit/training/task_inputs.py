@@ -21,10 +21,10 @@ from trainer_kit.inputs.worker_pipeline import DataSection, OnePassPipeline, Wor
 from trainer_kit.runtime.datasets import distribute_dataset, has_plain_iterator
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
 from trainer_kit.training.metric_set import MetricSet
-from trainer_kit.typing import Dataset, Model, TaskLike, Variable
+from trainer_kit.typing import Dataset, ExperimentLike, Model, TaskLike, Variable
 
 if TYPE_CHECKING:
-    from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
+    from trainer_kit.config.schema.experiment import DataConfig, TrainerConfig
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class TaskInputs:
 
     pass_pipeline_class: type[OnePassPipeline] = OnePassPipeline
 
-    def __init__(self, config: ExperimentConfig, task: TaskLike) -> None:
+    def __init__(self, config: ExperimentLike, task: TaskLike) -> None:
         self._config = config
         self._task = task
         self._strategy = tf.distribute.get_strategy()

@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orbit
 import tensorflow as tf
@@ -94,6 +94,7 @@ from trainer_kit.typing import (
     CheckpointExporter,
     DataIterator,
     Dataset,
+    ExperimentLike,
     IntLike,
     Metric,
     Model,
@@ -101,9 +102,6 @@ from trainer_kit.typing import (
     TaskLike,
     Variable,
 )
-
-if TYPE_CHECKING:
-    from trainer_kit.config.schema.experiment import ExperimentConfig
 
 _LOG = logging.getLogger(__name__)
 _UNNAMED = (
@@ -177,7 +175,7 @@ class LoopFactory:
       stack: The batches of fused steps that a loop has not used, for the next loop.
     """
 
-    def __init__(self, config: ExperimentConfig, stop_flag: StopFlag, fuse_steps: int) -> None:
+    def __init__(self, config: ExperimentLike, stop_flag: StopFlag, fuse_steps: int) -> None:
         self._config = config
         self._stop_flag = stop_flag
         self._executor: str = getattr(config.runtime, "executor", "default")
@@ -299,7 +297,7 @@ class Trainer(Evaluator):
 
     def __init__(
         self,
-        config: ExperimentConfig,
+        config: ExperimentLike,
         task: TaskLike,
         model: Model,
         optimizer: Optimizers | None,
@@ -405,7 +403,7 @@ class Trainer(Evaluator):
     @classmethod
     def create(
         cls,
-        config: ExperimentConfig,
+        config: ExperimentLike,
         task: TaskLike,
         train: bool,
         evaluate: bool,
@@ -869,17 +867,17 @@ class Trainer(Evaluator):
 
     def _build_optimizers(
         self,
-        config: ExperimentConfig,
+        config: ExperimentLike,
         task: TaskLike,
         model: Model,
         optimizer: Optimizers | None,
     ) -> Any:
         return build_task_optimizers(optimizer, config.trainer, task, model)
 
-    def _moving_average(self, config: ExperimentConfig, task: TaskLike, model: Model) -> Any:
+    def _moving_average(self, config: ExperimentLike, task: TaskLike, model: Model) -> Any:
         return moving_average(config.trainer, task, model, self._trainable)
 
-    def _training_metrics(self, config: ExperimentConfig, task: TaskLike, model: Model) -> Any:
+    def _training_metrics(self, config: ExperimentLike, task: TaskLike, model: Model) -> Any:
         return create_training_metrics(task, model, config, enabled=self.can_train)
 
     # ---- State that is not in variables.

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer_kit.config.experiment_registry import find_trainer_class
 from trainer_kit.config.imported_names import import_object
-from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.config.schema.multitask import MultiTaskConfig
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
@@ -25,13 +25,13 @@ from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.multitask.multi_task_trainer import MultiTaskTrainer
 from trainer_kit.training.task import Task
 from trainer_kit.training.trainer import Trainer
-from trainer_kit.typing import CheckpointExporter, TaskLike
+from trainer_kit.typing import CheckpointExporter, ExperimentLike, TaskLike
 
 _LOG = logging.getLogger(__name__)
 
 
 def create_trainer(
-    config: ExperimentConfig,
+    config: ExperimentLike,
     task: TaskLike,
     train: bool = True,
     evaluate: bool = True,
@@ -45,7 +45,7 @@ def create_trainer(
     return trainer_class.create(config, task, train, evaluate, checkpoint_exporter)
 
 
-def get_trainer_class(config: ExperimentConfig) -> Any:
+def get_trainer_class(config: ExperimentLike) -> Any:
     """Returns the class of the trainer.
 
     It is the class that the config names, the one that the task is registered with, or Trainer.
@@ -72,7 +72,7 @@ def get_trainer_class(config: ExperimentConfig) -> Any:
 
 
 def create_exporter(
-    config: ExperimentConfig, directory: RunDirectory, is_chief: bool = True
+    config: ExperimentLike, directory: RunDirectory, is_chief: bool = True
 ) -> BestWeightsExporter | BestCheckpoints | None:
     """Returns the exporter that keeps the best checkpoints in their folders.
 
@@ -135,7 +135,7 @@ def _warn_of_other_comparison(field: str, metric: str, comparison: str) -> None:
         )
 
 
-def check_optimizer_choice(config: ExperimentConfig, task_type: type[TaskLike]) -> None:
+def check_optimizer_choice(config: ExperimentLike, task_type: type[TaskLike]) -> None:
     """Checks that the config or the user's code creates an optimizer, which training needs.
 
     It is no rule of the config, since only the classes of task and trainer indicate whether they

@@ -23,12 +23,11 @@ from trainer_kit.run.controller import Controller
 from trainer_kit.runtime.collectives import is_chief
 from trainer_kit.telemetry.summary_manager import SummaryManager
 from trainer_kit.training.trainer_creation import create_exporter
-from trainer_kit.typing import Model
+from trainer_kit.typing import CheckpointExporter, Model
 
 if TYPE_CHECKING:
     from trainer_kit.compat.model_garden.garden_types import (
         AdaptableTrainer,
-        CheckpointExporter,
         ExperimentParams,
         GardenTask,
     )
@@ -103,7 +102,9 @@ class OrbitExperimentRunner:
         self._params = params
         self._model_dir = model_dir
         self._mode = mode
-        self._task = task
+        # A task, or the tasks of a run that evaluates others than it trains. The engine hands it
+        # to the trainer class, and asks it for `build_inputs` only.
+        self._task: Any = task
         mode_traits = lookup_mode(mode)
         self._trains = mode_traits.trains
         self._evaluates = mode_traits.evaluates or run_post_eval

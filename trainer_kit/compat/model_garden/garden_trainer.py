@@ -34,7 +34,6 @@ from trainer_kit.compat.model_garden.optimizers import (
 )
 from trainer_kit.compat.model_garden.trainer_adapter import adapt_trainer
 from trainer_kit.config.schema.configclass import Config
-from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.files import is_remote
 from trainer_kit.inputs.sources.source_protocol import Source
 from trainer_kit.inputs.worker_pipeline import OnePassPipeline, WorkerPipeline
@@ -42,16 +41,14 @@ from trainer_kit.runtime.datasets import drop_partial_steps
 from trainer_kit.training import trainer as engine
 from trainer_kit.training.base_trainer import BaseTrainer
 from trainer_kit.training.task_inputs import TaskInputs
-from trainer_kit.typing import Dataset, Model
+from trainer_kit.typing import CheckpointExporter, Dataset, ExperimentLike, Model, TaskLike
 
 if TYPE_CHECKING:
     from trainer_kit.compat.model_garden.garden_types import (
         AdaptableTrainer,
-        CheckpointExporter,
         ExperimentParams,
         GardenOptimizer,
         GardenTask,
-        TrainableTask,
     )
 
 # Model Garden's own classes, looked up at import: a program may later replace them with
@@ -86,7 +83,7 @@ class ModelGardenInputs(TaskInputs):
 
     pass_pipeline_class = EqualStepsPipeline
 
-    def __init__(self, config: TrainerSections, task: TrainableTask) -> None:
+    def __init__(self, config: ExperimentLike, task: TaskLike) -> None:
         super().__init__(config, task)
         self.section_paths: dict[str, str] = {}
 
@@ -124,7 +121,7 @@ class Trainer(GardenActionsTrainer, engine.Trainer):
     def __init__(
         self,
         config: ExperimentParams | TrainerSections,
-        task: TrainableTask,
+        task: TaskLike,
         model: Model,
         optimizer: GardenOptimizer | None,
         train: bool = True,
@@ -162,8 +159,8 @@ class Trainer(GardenActionsTrainer, engine.Trainer):
     @classmethod
     def create(
         cls,
-        config: ExperimentConfig,
-        task: GardenTask,
+        config: ExperimentLike,
+        task: TaskLike,
         train: bool,
         evaluate: bool,
         checkpoint_exporter: CheckpointExporter | None = None,
@@ -199,8 +196,8 @@ class Trainer(GardenActionsTrainer, engine.Trainer):
 
     def _build_optimizers(
         self,
-        config: ExperimentConfig | TrainerSections,
-        task: TrainableTask,
+        config: ExperimentLike,
+        task: TaskLike,
         model: Model,
         optimizer: GardenOptimizer,
     ) -> GardenOptimizer:
@@ -208,7 +205,7 @@ class Trainer(GardenActionsTrainer, engine.Trainer):
         return optimizer
 
     def _moving_average(
-        self, config: ExperimentConfig | TrainerSections, task: TrainableTask, model: Model
+        self, config: ExperimentLike, task: TaskLike, model: Model
     ) -> OptimizerAverages | None:
         optimizer = self._constructor_optimizer
         if find_averaging_optimizer(optimizer) is None:

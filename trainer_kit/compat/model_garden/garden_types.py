@@ -6,11 +6,9 @@ them has to import all of Model Garden.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 
 import orbit
-import tensorflow as tf
 import tf_keras
 from official.core import base_task
 from official.modeling.hyperparams import base_config
@@ -34,16 +32,3 @@ OptimizedTask: TypeAlias = GardenTask | MultiTask
 AdaptableTrainer: TypeAlias = BaseTrainer | orbit.StandardTrainer
 # Model Garden's own optimizers and loss-scale wrappers are subclasses of these.
 GardenOptimizer: TypeAlias = tf_keras.optimizers.Optimizer | tf_keras.optimizers.legacy.Optimizer
-
-
-class CheckpointExporter(Protocol):
-    """An exporter of the best checkpoint: trainer_kit's, Model Garden's or one of the program."""
-
-    @property
-    def best_ckpt_logs(self) -> Mapping[str, Any] | None:
-        """The metrics of the best evaluation so far."""
-
-    def maybe_export_checkpoint(
-        self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, Any], global_step: int, /
-    ) -> bool | None:
-        """Exports the checkpoint of an evaluation if it is the best one so far."""

@@ -32,10 +32,10 @@ from trainer_kit.optimizers.learning_rate import ConfiguredRates
 from trainer_kit.runtime.datasets import has_plain_iterator
 from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.trainer import Trainer
-from trainer_kit.typing import Dataset, IntLike
+from trainer_kit.typing import CheckpointExporter, Dataset, IntLike
 
 if TYPE_CHECKING:
-    from trainer_kit.compat.model_garden.garden_types import AdaptableTrainer, CheckpointExporter
+    from trainer_kit.compat.model_garden.garden_types import AdaptableTrainer
 
 _REQUIRED_ATTRIBUTES = ("strategy", "config", "model", "optimizer", "global_step", "checkpoint")
 _STANDARD_CHECKPOINT_ITEMS = ("global_step", "model", "optimizer", "save_counter")

@@ -86,7 +86,7 @@ def configclass(cls: type[ConfigT]) -> type[ConfigT]:
 
 
 class Config(Section):
-    """What every config class can do; Section has the attributes that a class may set."""
+    """What every config class can do. Section has the attributes that a class may set."""
 
     def __new__(cls, *args: Any, **values: Any) -> Self:
         """Makes the class raise FieldErrors, and returns a new object."""
@@ -96,7 +96,7 @@ class Config(Section):
         return super().__new__(cls)
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """Yields (field name, message) for each broken rule across fields; none by default."""
+        """Yields (field name, message) for each broken rule across fields. By default, none."""
         yield from ()
 
     def __post_init__(self) -> None:
@@ -195,8 +195,8 @@ def _convert_init_errors(checked_init: Callable[..., None]) -> Callable[..., Non
 
 def _collect_mistakes(
     config_class: type[Section],
-    args: tuple[Any, ...],
-    values: dict[str, Any],
+    args: tuple[object, ...],
+    values: Mapping[str, object],
     error: ValidationError,
 ) -> list[Mistake]:
     """Returns the mistakes in the arguments that pydantic has refused, each of them once."""
@@ -223,7 +223,7 @@ def _collect_mistakes(
     return list(dict.fromkeys(mistakes))
 
 
-def _allow_several(annotation: Any) -> Any:
+def _allow_several(annotation: object) -> Any:
     """Returns the annotation of a field that is a section, or several of them by name.
 
     An annotation that is not a section is returned as it is.
@@ -233,13 +233,14 @@ def _allow_several(annotation: Any) -> Any:
 
     # With a tag, a mistake is reported once, for what was meant, and not for each part of the
     # union.
-    def which(value: Any) -> str:
+    def which(value: object) -> str:
         if isinstance(value, Mapping) and has_several_sections(annotation, value):
             return SEVERAL
         return ONE
 
-    single_section: Any = Annotated[annotation, Tag(ONE)]
-    named_sections: Any = Annotated[dict[str, annotation], Tag(SEVERAL)]
+    section: Any = annotation
+    single_section: Any = Annotated[section, Tag(ONE)]
+    named_sections: Any = Annotated[dict[str, section], Tag(SEVERAL)]
     return Annotated[Union[single_section, named_sections], Discriminator(which)]  # noqa: UP007
 
 

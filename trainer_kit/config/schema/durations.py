@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -56,13 +56,19 @@ class Duration(str):
     unit: str
 
     @classmethod
-    def parse(cls, value: Any) -> Duration | None:
+    def parse(cls, value: object) -> Duration | None:
         """Returns the duration that a value such as "3 epochs" means, or None if it is not one."""
-        match = _DURATION_PATTERN.fullmatch(value) if isinstance(value, str) else None
-        if match is None or match[2].lower() not in _WORDS:
+        if not isinstance(value, str):
+            return None
+        match = _DURATION_PATTERN.fullmatch(value)
+        if match is None:
+            return None
+        word = match[2].lower()
+        if word not in _WORDS:
             return None
 
-        unit, factor = _WORDS[match[2].lower()]
+        # No duration is empty, and no share is more than the run.
+        unit, factor = _WORDS[word]
         amount = Fraction(match[1]) * factor
         if amount <= 0 or (unit == SHARE and amount > 1):
             return None
@@ -100,7 +106,7 @@ def is_due(before: int, after: int, interval: Interval) -> bool:
     return after // steps > before // steps
 
 
-def get_seconds(value: Any) -> float:
+def get_seconds(value: object) -> float:
     """Returns the seconds of a field's value if it is a time, and 0 for any other value."""
     if isinstance(value, Duration) and value.unit == SECONDS:
         return float(value.amount)
@@ -122,14 +128,14 @@ class DurationField:
     ge: int | None = None
 
     def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
+        self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
         """Returns the schema of the field: a strict int of at least `ge`, or a duration."""
         del source, handler
         steps = core_schema.int_schema(strict=True, ge=self.ge)
         return core_schema.no_info_wrap_validator_function(self._check, steps)
 
-    def _check(self, value: Any, check_steps: core_schema.ValidatorFunctionWrapHandler) -> Any:
+    def _check(self, value: object, check_steps: core_schema.ValidatorFunctionWrapHandler) -> Any:
         if isinstance(value, RoundedSteps):
             return value
         if not isinstance(value, str) and self.ge is not None:
@@ -144,12 +150,15 @@ class DurationField:
     @property
     def allowed_values(self) -> str:
         """What the field takes, in words."""
-        *examples, last = [_EXAMPLES[unit] for unit in self.units]
-        listed = f"{', '.join(examples)} or {last}" if examples else last
-        steps = "" if self.ge is None else f"a whole number of at least {self.ge}, or "
-        return f"{steps}a duration such as {listed}"
+        *examples, text = [_EXAMPLES[unit] for unit in self.units]
+        if examples:
+            text = f"{', '.join(examples)} or {text}"
+        steps = ""
+        if self.ge is not None:
+            steps = f"a whole number of at least {self.ge}, or "
+        return f"{steps}a duration such as {text}"
 
-    def suggest_correction(self, value: Any) -> str:
+    def suggest_correction(self, value: object) -> str:
         """Returns what the user probably meant by a value that the field does not take, or ""."""
         match = _DURATION_PATTERN.fullmatch(str(value))
         if not match:
@@ -162,8 +171,12 @@ class DurationField:
             return "give an amount above 0, and at most 100 %"
 
         # A word of another field is no misspelling.
-        similar_words = find_similar_names(word, field_words) if word not in _WORDS else ()
-        return f"did you mean '{match[1]} {similar_words[0]}'?" if similar_words else ""
+        if word in _WORDS:
+            return ""
+        similar_words = find_similar_names(word, field_words)
+        if not similar_words:
+            return ""
+        return f"did you mean '{match[1]} {similar_words[0]}'?"
 
 
 # The author of a config gives numbers or text, and tasks and trainers read numbers. Hence
@@ -176,7 +189,23 @@ KeepInterval: TypeAlias = Annotated[int | Any, DurationField((EPOCHS, SECONDS), 
 TimeSpan: TypeAlias = Annotated[str, DurationField((SECONDS,))]
 
 
-def interval_rules(options: Any) -> Iterator[tuple[str, str]]:
+class IntervalOptions(Protocol):
+    """The fields of the section trainer that `interval_rules` compares."""
+
+    @property
+    def steps_per_loop(self) -> Any:
+        """The steps of a training loop."""
+
+    @property
+    def summary_interval(self) -> Any:
+        """The steps, or the time, between summaries."""
+
+    @property
+    def require_exact_resume(self) -> bool:
+        """Whether a resumed run has to repeat every step exactly."""
+
+
+def interval_rules(options: IntervalOptions) -> Iterator[tuple[str, str]]:
     """Yields (field, message) for each broken rule of the intervals in the section trainer.
 
     Args:

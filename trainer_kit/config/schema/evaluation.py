@@ -31,7 +31,7 @@ def describe_folder_name_problem(name: str, reserved_names: Collection[str]) -> 
     return ""
 
 
-def get_validation_sets(task: Any) -> dict[str, Any]:
+def get_validation_sets(task: object) -> dict[str, Any]:
     """Returns the datasets that a task is evaluated on, by name.
 
     A single dataset is called "".
@@ -47,7 +47,7 @@ def get_validation_sets(task: Any) -> dict[str, Any]:
     return dict(data) if isinstance(data, Mapping) else {"": data}
 
 
-def get_training_sets(task: Any) -> dict[str, Any]:
+def get_training_sets(task: object) -> dict[str, Any]:
     """Returns the datasets that a task trains on, by their dotted paths in the experiment's config.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
@@ -58,7 +58,7 @@ class InitCheckpointConfig(Config):
                 yield "rename", f"{problem}; use \\1 for its first group"
 
 
-def _get_union_tag(value: Any) -> str:
+def _get_union_tag(value: object) -> str:
     # With a tag, a mistake in a section is reported once. Otherwise pydantic would also report that
     # the list is not a path.
     return SEVERAL if isinstance(value, (list, tuple)) else ONE

@@ -105,7 +105,7 @@ class OpenOneOfConfig(OneOfConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _move_registered_section(cls, arguments: Any) -> Any:
+    def _move_registered_section(cls, arguments: object) -> object:
         """Moves the section of a registered branch that is chosen to `registered_section`.
 
         The sections of other registered branches are left out.

@@ -45,7 +45,7 @@ class Section:
 
     @classmethod
     def get_field_infos(cls) -> dict[str, FieldInfo]:
-        """Returns pydantic's description of each field by name; none for a class without fields."""
+        """Returns pydantic's description of each field by name."""
         return dict(getattr(cls, "__pydantic_fields__", {}))
 
     def as_dict(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def has_several_sections(section_class: type[Section], value: Mapping[Any, Any])
     return bool(value) and not fields & value.keys() and are_sections
 
 
-def to_plain_data(value: Any) -> Any:
+def to_plain_data(value: object) -> Any:
     """Returns a value of a config as plain nested dicts, lists and scalars."""
     if isinstance(value, Section):
         return value.as_dict()

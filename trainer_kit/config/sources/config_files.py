@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_kit.config.sources import yaml_loader
 from trainer_kit.config.sources.layer import ConfigLayer, insert_value
 from trainer_kit.errors import ConfigError, Mistake, suggest_paths
 from trainer_kit.files import is_remote
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 OVERRIDE_FLAG = "--params_override"
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -102,7 +105,7 @@ def read_text(name: str) -> str:
     return text
 
 
-def _check_mapping(values: Any, origin: str) -> dict[str, Any]:
+def _check_mapping(values: JsonValue, origin: str) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):

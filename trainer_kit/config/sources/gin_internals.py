@@ -9,12 +9,12 @@ module is passed in.
 from __future__ import annotations
 
 from importlib import metadata
-from typing import Any
+from types import ModuleType
 
 from trainer_kit.errors import UsageError
 
 
-def list_registered_names(gin: Any) -> list[str]:
+def list_registered_names(gin: ModuleType) -> list[str]:
     """Returns the complete selectors of everything that is registered in gin.
 
     Raises:
@@ -30,7 +30,8 @@ def list_registered_names(gin: Any) -> list[str]:
         ) from error
 
 
-def find_matching_names(gin: Any, selector: str) -> list[str]:
+def find_matching_names(gin: ModuleType, selector: str) -> list[str]:
     """Returns the complete selectors of all that is registered under a name or the end of it."""
+    # The end of a selector begins after a dot, as in gin.
     names = list_registered_names(gin)
     return [name for name in names if name == selector or name.endswith(f".{selector}")]

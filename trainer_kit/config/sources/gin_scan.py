@@ -12,6 +12,7 @@ import re
 import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from trainer_kit.config.sources.config_files import read_text
@@ -23,7 +24,7 @@ _ADVICE = "write values as in Python: words in quotes, True, False, None, number
 
 @dataclass(frozen=True)
 class Binding:
-    """One `scope/selector.argument = value`; a macro, `name = value`, has no argument.
+    """One `scope/selector.argument = value`. A macro, `name = value`, has no argument.
 
     Attributes:
       scope, selector, argument: The parts of the left side, as written.
@@ -61,7 +62,7 @@ class GinStatements:
     mistakes: list[Mistake] = field(default_factory=list)
 
 
-def scan_gin(gin: Any, files: Sequence[str], bindings: Sequence[str]) -> GinStatements:
+def scan_gin(gin: ModuleType, files: Sequence[str], bindings: Sequence[str]) -> GinStatements:
     """Returns the statements of gin files, with the files that they include, and of binding texts.
 
     Args:
@@ -78,7 +79,7 @@ def scan_gin(gin: Any, files: Sequence[str], bindings: Sequence[str]) -> GinStat
 
 
 def _scan_file(
-    gin: Any, path: str, statements: GinStatements, including_files: tuple[str, ...]
+    gin: ModuleType, path: str, statements: GinStatements, including_files: tuple[str, ...]
 ) -> None:
     absolute_path = os.path.abspath(path)
     if absolute_path in including_files:
@@ -95,7 +96,11 @@ def _scan_file(
 
 
 def _scan_text(
-    gin: Any, text: str, path: str, statements: GinStatements, including_files: tuple[str, ...]
+    gin: ModuleType,
+    text: str,
+    path: str,
+    statements: GinStatements,
+    including_files: tuple[str, ...],
 ) -> None:
     """Adds the statements of a text. `path` is that of its file, or "" for a binding text."""
     try:
@@ -114,7 +119,11 @@ def _scan_text(
 
 
 def _add_statement(
-    gin: Any, statement: Any, path: str, statements: GinStatements, including_files: tuple[str, ...]
+    gin: ModuleType,
+    statement: Any,
+    path: str,
+    statements: GinStatements,
+    including_files: tuple[str, ...],
 ) -> None:
     parser = gin.config_parser
     origin = f"{path}:{statement.location.line_num}" if path else PARAMS_FLAG
@@ -143,12 +152,12 @@ def _add_statement(
         _scan_file(gin, included_path, statements, including_files)
 
 
-def _find_unknown_names(gin: Any, value: Any) -> tuple[str, ...]:
+def _find_unknown_names(gin: ModuleType, value: object) -> tuple[str, ...]:
     """Returns the names that a value refers to, and under which nothing is registered."""
     unknown_names = []
 
     # The list grows while the loop runs: it gets the items of each dict, list and tuple.
-    pending = [value]
+    pending: list[Any] = [value]
     for item in pending:
         if isinstance(item, dict):
             pending += [*item.keys(), *item.values()]

@@ -25,6 +25,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from trainer_kit.config.allowed_values import format_value
@@ -162,7 +163,7 @@ def format_gin_selector(name: str) -> str:
 class _BindingReader:
     """Reads the values for an experiment from gin statements, and collects the mistakes in them."""
 
-    def __init__(self, gin: Any, statements: GinStatements) -> None:
+    def __init__(self, gin: ModuleType, statements: GinStatements) -> None:
         self._gin = gin
         self._statements = statements
         # The scopes and selectors of the bindings that something reads.
@@ -191,18 +192,21 @@ class _BindingReader:
             self.mistakes.append(Mistake(left_side, problem, advice, "gin"))
         _bound_external_names.update(previous_names)
 
+        # Arguments that the factory does not have are mistakes, and are left out.
         values, origins = self._read_values(selector, scope)
-        parameters = inspect.signature(experiments.lookup(name)).parameters
+        factory = experiments.lookup(name)
+        parameters = inspect.signature(factory).parameters
         takes_any = any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
         )
         for argument in list(values):
-            if argument not in parameters and not takes_any:
-                problem = "the experiment's factory has no such argument"
-                advice = suggest_names(argument, list(parameters))
-                origin = origins.pop(argument)
-                self.mistakes.append(Mistake(f"{name}.{argument}", problem, advice, origin))
-                del values[argument]
+            if argument in parameters or takes_any:
+                continue
+            problem = "the experiment's factory has no such argument"
+            advice = suggest_names(argument, list(parameters))
+            origin = origins.pop(argument)
+            self.mistakes.append(Mistake(f"{name}.{argument}", problem, advice, origin))
+            del values[argument]
 
         self.argument_origins = {
             f"{name}.{argument}": origin for argument, origin in origins.items()
@@ -221,13 +225,15 @@ class _BindingReader:
 
     def read_sections(self, config: ExperimentConfig) -> ConfigLayer:
         """Returns the values that are bound for the sections of `config`."""
+        # A section is read in the scope of its own name.
         sections = []
         for path, config_class, is_present in list_sections(config):
-            if get_fields(config_class):
-                selector = f"{_SECTIONS}.{config_class.__name__}"
-                scope = path.rpartition(".")[2]
-                sections.append((path, selector, scope, is_present))
-                _scopes_by_selector.setdefault(selector, []).append(scope)
+            if not get_fields(config_class):
+                continue
+            selector = f"{_SECTIONS}.{config_class.__name__}"
+            scope = path.rpartition(".")[2]
+            sections.append((path, selector, scope, is_present))
+            _scopes_by_selector.setdefault(selector, []).append(scope)
         uses = Counter(selector for _, selector, _, _ in sections)
 
         layer = ConfigLayer({}, {})
@@ -260,7 +266,8 @@ class _BindingReader:
             if not selector or (binding.scope, selector) in self._used_bindings:
                 continue
 
-            scopes = [scope for scope in dict.fromkeys(_scopes_by_selector[selector]) if scope]
+            all_scopes = dict.fromkeys(_scopes_by_selector[selector])
+            scopes = [scope for scope in all_scopes if scope]
             if binding.scope:
                 place = f"in the scope {binding.scope}"
                 advice = "write it without a scope"
@@ -281,9 +288,13 @@ class _BindingReader:
         class_names = [selector.rpartition(".")[2] for selector in _scopes_by_selector]
         mistakes = []
         for binding in self._statements.bindings:
-            similar_names = find_similar_names(binding.selector.rpartition(".")[2], class_names)
+            # A macro has no argument.
+            name = binding.selector.rpartition(".")[2]
+            similar_names = find_similar_names(name, class_names)
+            if not similar_names or not binding.argument:
+                continue
             is_known = _find_selector(binding) or find_matching_names(self._gin, binding.selector)
-            if similar_names and binding.argument and not is_known:
+            if not is_known:
                 problem = f"nothing called {binding.selector} is registered"
                 advice = f"did you mean {' or '.join(similar_names)}?"
                 mistakes.append(Mistake(binding.name, problem, advice, binding.origin))
@@ -291,13 +302,13 @@ class _BindingReader:
 
     def _read_values(self, selector: str, scope: str) -> tuple[dict[str, Any], dict[str, str]]:
         """Returns the values, and their origins, that are bound for one of our selectors."""
-        bindings = [
-            binding
-            for binding in self._statements.bindings
-            if _find_selector(binding) == selector
-            and f"{scope}/".startswith(f"{binding.scope}/".lstrip("/"))
-        ]
-        self._used_bindings |= {(binding.scope, selector) for binding in bindings}
+        # A binding counts in its scope and in the scopes inside it, and without a scope everywhere.
+        bindings = []
+        for binding in self._statements.bindings:
+            prefix = f"{binding.scope}/".lstrip("/")
+            if _find_selector(binding) == selector and f"{scope}/".startswith(prefix):
+                bindings.append(binding)
+                self._used_bindings.add((binding.scope, selector))
 
         # The longest scope wins, and of equal ones the last binding. The sort is stable.
         bindings.sort(key=lambda binding: len(binding.scope))
@@ -313,8 +324,9 @@ class _BindingReader:
                 continue
 
             # gin evaluates a reference when it is copied.
+            scopes = scope.split("/") if scope else None
             try:
-                with self._gin.config_scope(scope.split("/") if scope else None):
+                with self._gin.config_scope(scopes):
                     values[argument] = copy.deepcopy(binding.value)
                 origins[argument] = binding.origin
             except Exception as error:
@@ -338,7 +350,7 @@ def _find_selector(binding: Binding) -> str:
     return ""
 
 
-def _bind_external_names(gin: Any, statements: GinStatements, strict: bool) -> list[Mistake]:
+def _bind_external_names(gin: ModuleType, statements: GinStatements, strict: bool) -> list[Mistake]:
     """Binds macros and names that other code has registered, and returns the mistakes.
 
     Unknown names are mistakes only if `strict`.

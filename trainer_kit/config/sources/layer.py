@@ -39,17 +39,19 @@ def join_keys(*parts: object) -> str:
     return ".".join(str(part) for part in parts if part != "")
 
 
-def insert_value(values: dict[str, Any], path: str, value: Any) -> str:
+def insert_value(values: dict[str, Any], path: str, value: object) -> str:
     """Puts a value at a dotted path into nested dicts.
 
     Returns:
       What is wrong, or "" if the value was inserted.
     """
+    # Sections that are not there yet are created on the way.
     *sections, name = path.split(".")
     for depth, section in enumerate(sections, 1):
         inner_values = values.setdefault(section, {})
         if not isinstance(inner_values, dict):
-            return f"cannot be set: {join_keys(*sections[:depth])} itself is set to a value"
+            section_path = join_keys(*sections[:depth])
+            return f"cannot be set: {section_path} itself is set to a value"
         values = inner_values
 
     if name in values:
@@ -58,7 +60,7 @@ def insert_value(values: dict[str, Any], path: str, value: Any) -> str:
     return ""
 
 
-def unflatten_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def unflatten_values(values: Mapping[str, object]) -> dict[str, Any]:
     """Returns nested dicts in place of dotted paths."""
     nested: dict[str, Any] = {}
     for path, value in values.items():

@@ -9,6 +9,7 @@ misread it, so that other tools read the same values.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +74,7 @@ class _Dumper(yaml.SafeDumper):
         for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
     }
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         """Writes equal lists twice, so that a reader does not have to follow anchors."""
         return True
 
@@ -169,7 +170,7 @@ def parse_scalar(text: str) -> Any:
     return loader.construct_object(yaml.ScalarNode(_STR if tag == _MERGE else tag, text))
 
 
-def dump(values: Any) -> str:
+def dump(values: Mapping[str, object]) -> str:
     """Returns dicts, lists and scalars as YAML, in the order of the keys.
 
     Floats keep every bit.
@@ -217,11 +218,13 @@ class _Reader:
 
         # A document that is too large or too deep is not read any further.
         self._value_count += 1
+        problem = ""
         if self._value_count > self._max_values:
             problem = f"has more than {self._max_values:,} values, aliases counted each time"
+        elif len(self._open_nodes) >= _MAX_DEPTH:
+            problem = _TOO_DEEP
+        if problem:
             raise ConfigError([Mistake("", problem, _TOO_LARGE, self._format_location(node))])
-        if len(self._open_nodes) >= _MAX_DEPTH:
-            raise ConfigError([Mistake("", _TOO_DEEP, _TOO_LARGE, self._format_location(node))])
 
         self._open_nodes.append(node)
         if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
@@ -229,8 +232,9 @@ class _Reader:
         elif isinstance(node, yaml.SequenceNode) and node.tag in (_SEQ, _TUPLE):
             value = []
             for index, item in enumerate(node.value):
-                self.lines[join_keys(path, index)] = item.start_mark.line + 1
-                value.append(self.read(item, join_keys(path, index)))
+                item_path = join_keys(path, index)
+                self.lines[item_path] = item.start_mark.line + 1
+                value.append(self.read(item, item_path))
         else:
             value = self._read_scalar(node, path)
         self._open_nodes.pop()
@@ -293,12 +297,16 @@ class _Reader:
 
 
 def _create_syntax_mistake(error: yaml.YAMLError, text: str, name: str) -> Mistake:
+    # A ReaderError, for a character that YAML does not allow, has a position in place of a mark.
     place = name
     if isinstance(error, yaml.reader.ReaderError):
-        place = f"{name}:{text.count(chr(10), 0, error.position) + 1}"
+        line = text.count("\n", 0, error.position) + 1
+        place = f"{name}:{line}"
     elif isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        place = f"{name}:{error.problem_mark.line + 1}:{error.problem_mark.column + 1}"
+        mark = error.problem_mark
+        place = f"{name}:{mark.line + 1}:{mark.column + 1}"
 
+    # PyYAML's errors have different parts of a message.
     context = getattr(error, "context", None)
     reason = getattr(error, "problem", None) or getattr(error, "reason", None)
     problem = ", ".join(part for part in (context, reason) if part) or str(error)

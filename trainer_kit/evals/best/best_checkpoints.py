@@ -11,30 +11,17 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.evals.ledger import Evaluation
 from trainer_kit.telemetry.scalars import flatten_scalars
-
-
-class CheckpointExporter(Protocol):
-    """What exports best weights: a BestWeightsExporter, or an object like Model Garden's."""
-
-    @property
-    def best_ckpt_logs(self) -> Mapping[str, Any] | None:
-        """The metrics of the best evaluation so far, or None before the first."""
-
-    def maybe_export_checkpoint(
-        self, checkpoint: tf.train.Checkpoint, eval_logs: Mapping[str, object], step: int, /
-    ) -> object:
-        """Exports `checkpoint` if its evaluation is among the best."""
+from trainer_kit.typing import CheckpointExporter, ExperimentLike
 
 
 class EvaluatedTrainer(Protocol):
     """What an export needs of the trainer that has evaluated. See Evaluator."""
 
     @property
-    def config(self) -> ExperimentConfig:
+    def config(self) -> ExperimentLike:
         """The config of the run."""
 
     @property

@@ -30,14 +30,13 @@ from trainer_kit.config.modes import lookup_mode
 from trainer_kit.config.schema.configclass import Config
 from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError, suggest_names
-from trainer_kit.typing import Model
+from trainer_kit.typing import CheckpointExporter, Model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainer_kit.compat.model_garden.garden_types import (
         AdaptableTrainer,
-        CheckpointExporter,
         ExperimentParams,
         GardenTask,
         TrainableTask,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orbit
 import tensorflow as tf
@@ -31,12 +31,11 @@ from trainer_kit.training.metric_set import MetricSet, task_metrics
 from trainer_kit.training.multitask.multi_task import model_of_task
 from trainer_kit.training.multitask.multi_task_trainer import MultiTaskMetrics, MultiTaskTrainer
 from trainer_kit.training.task_inputs import ValidationSet, ValidationSets
-from trainer_kit.typing import Metric, Model
+from trainer_kit.typing import CheckpointExporter, ExperimentLike, Metric, Model, TaskLike
 
 if TYPE_CHECKING:
     from trainer_kit.compat.model_garden.garden_types import (
         AdaptableTrainer,
-        CheckpointExporter,
         ExperimentParams,
         GardenConfig,
         GardenOptimizer,
@@ -278,7 +277,9 @@ class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
     ) -> None:
         task = MultiTaskAdapter(multi_task, task_sampler=self._task_sampler)
         sections = _build_trainer_sections(config, task.tasks, trainer_options)
-        super().__init__(sections, task, multi_task_model, optimizer, evaluate=False)
+        # The engine's multi-task trainer calls only what the adapter has.
+        engine_task = cast("TaskLike", task)
+        super().__init__(sections, engine_task, multi_task_model, optimizer, evaluate=False)
 
     @property
     def multi_task(self) -> MultiTask:
@@ -301,8 +302,9 @@ class MultiTaskBaseTrainer(Trainer, MultiTaskTrainer):
         return dict(self.train_metrics)
 
     def _training_metrics(
-        self, config: ExperimentConfig | TrainerSections, task: MultiTaskAdapter, model: Model
+        self, config: ExperimentLike, task: TaskLike, model: Model
     ) -> TaskMetrics:
+        assert isinstance(task, MultiTaskAdapter)
         return TaskMetrics(task)
 
 
@@ -376,7 +378,8 @@ class MultiTaskEvaluator(Trainer):
                 task_model = model_of_task(model, name)
                 build_model(task.task_config, task, task_model, train=False)
 
-        adapter = MultiTaskAdapter(SimpleNamespace(tasks=tasks))
+        # Only the evaluated tasks are called, and not the adapter.
+        adapter = cast("TaskLike", MultiTaskAdapter(SimpleNamespace(tasks=tasks)))
         sections = _build_trainer_sections(config, tasks)
         super().__init__(sections, adapter, model, optimizer, train=False, evaluate=False)
         set_evaluation_tasks(self, self._eval_tasks, eval_steps, checkpoint_exporter)
