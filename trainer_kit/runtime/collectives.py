@@ -49,16 +49,23 @@ def worker_count(strategy: tf.distribute.Strategy) -> int:
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 1
     jobs = strategy.cluster_resolver.cluster_spec().as_dict()
-    return max(1, sum(len(jobs.get(job, [])) for job in ("chief", "worker")))
+    chiefs = jobs.get("chief", [])
+    workers = jobs.get("worker", [])
+    return max(1, len(chiefs) + len(workers))
 
 
 def worker_index(strategy: tf.distribute.Strategy) -> int:
     """Returns the index of this process among the workers; 0 is the chief."""
     if worker_count(strategy) == 1:
         return 0
+
+    # Chiefs come before the workers, which TensorFlow counts from 0 again.
     resolver = strategy.cluster_resolver
-    chiefs = len(resolver.cluster_spec().as_dict().get("chief", []))
-    return int(resolver.task_id) + (chiefs if resolver.task_type == "worker" else 0)
+    index = int(resolver.task_id)
+    if resolver.task_type == "worker":
+        jobs = resolver.cluster_spec().as_dict()
+        index += len(jobs.get("chief", []))
+    return index
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
@@ -78,16 +85,21 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.T
     """
     replicas = strategy.num_replicas_in_sync // worker_count(strategy)
 
+    # The first replica of each worker gives the value, and its others give zeros.
     def value_once() -> tf.Tensor:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group % replicas
+        context = tf.distribute.get_replica_context()
+        replica = context.replica_id_in_sync_group % replicas
         return tf.where(tf.equal(replica, 0), value, tf.zeros_like(value))
 
-    return strategy.reduce("SUM", strategy.run(value_once), axis=None)
+    values = strategy.run(value_once)
+    return strategy.reduce("SUM", values, axis=None)
 
 
 def broadcast_int(strategy: tf.distribute.Strategy, number: int) -> int:
     """Returns the chief's `number` on every worker."""
-    return int(_sum_array(strategy, np.array(number if worker_index(strategy) == 0 else 0)))
+    # The other workers add zeros to the number of the chief.
+    summand = number if worker_index(strategy) == 0 else 0
+    return int(_sum_array(strategy, np.array(summand)))
 
 
 def barrier(strategy: tf.distribute.Strategy) -> None:

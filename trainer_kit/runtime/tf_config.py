@@ -10,7 +10,6 @@ import json
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake
@@ -205,16 +204,19 @@ def _parse_worker_hosts(worker_hosts: str) -> tuple[str, ...]:
     return addresses
 
 
-def _parse_tasks(cluster: Any) -> dict[str, tuple[str, ...]]:
-    if not isinstance(cluster, dict) or not all(
+def _parse_tasks(cluster: object) -> dict[str, tuple[str, ...]]:
+    has_lists = isinstance(cluster, dict) and all(
         isinstance(addresses, list) for addresses in cluster.values()
-    ):
+    )
+    if not isinstance(cluster, dict) or not has_lists:
         raise _build_tf_config_error(
             f"'cluster' is {cluster!r}, not lists of addresses by task type"
         )
-    tasks = {
-        name: tuple(str(address) for address in addresses) for name, addresses in cluster.items()
-    }
+
+    tasks: dict[str, tuple[str, ...]] = {}
+    for name, addresses in cluster.items():
+        tasks[name] = tuple(str(address) for address in addresses)
+
     for address in (*tasks.get("chief", ()), *tasks.get("worker", ())):
         if not address.rpartition(":")[2].isdecimal():
             raise _build_tf_config_error(f"the address {address!r} has no port")
