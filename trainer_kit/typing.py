@@ -47,6 +47,10 @@ class Metric(Protocol):
 
     name: str
 
+    @property
+    def variables(self) -> Sequence[Variable]:
+        """The variables that contain its state."""
+
     def update_state(self, *args: Any, **kwargs: Any) -> Any:
         """Adds a batch. Runs in a replica, in a graph."""
 

@@ -25,10 +25,11 @@ def select_averaged_variables(
       config: The config. Its trainable_weights_only chooses the trainable variables, or all.
       trainable: The variables to choose as trainable ones. Empty: those of the model.
     """
-    if config.trainable_weights_only:
-        variables = trainable or model.trainable_variables
-    else:
+    variables: Sequence[Variable] = trainable
+    if not config.trainable_weights_only:
         variables = model.variables
+    elif not trainable:
+        variables = model.trainable_variables
     return [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
 
 

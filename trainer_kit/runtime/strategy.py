@@ -104,15 +104,6 @@ def create_strategy(
     return strategy
 
 
-def _create_default(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
-    del runtime, machine
-    return tf.distribute.get_strategy()
-
-
-def _create_one_device(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
-    return tf.distribute.OneDeviceStrategy(local_devices(runtime, machine)[0])
-
-
 def _create_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
     devices = local_devices(runtime, machine)
     if len(devices) == 1:
@@ -206,13 +197,6 @@ def _allow_interrupts() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _create_parameter_server(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
-    del runtime, machine
-    return tf.distribute.ParameterServerStrategy(
-        tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    )
-
-
 def _create_tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
     address = runtime.tpu or (None if machine.tpu_env_var else "local")
     source = machine.tpu_env_var or "a TPU of this machine"
@@ -245,10 +229,14 @@ def _build_strategy_error(
 
 
 _BUILDERS: dict[str, Callable[[RuntimeConfig, Machine], tf.distribute.Strategy]] = {
-    "off": _create_default,
-    "one_device": _create_one_device,
+    "off": lambda runtime, machine: tf.distribute.get_strategy(),
+    "one_device": lambda runtime, machine: tf.distribute.OneDeviceStrategy(
+        local_devices(runtime, machine)[0]
+    ),
     "mirrored": _create_mirrored,
     "multi_worker_mirrored": _create_multi_worker_mirrored,
-    "parameter_server": _create_parameter_server,
+    "parameter_server": lambda runtime, machine: tf.distribute.ParameterServerStrategy(
+        tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    ),
     "tpu": _create_tpu,
 }

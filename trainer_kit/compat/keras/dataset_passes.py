@@ -158,14 +158,21 @@ class DatasetPasses:
         begun_passes = _BEGUN_PASSES.get(self._original_dataset, 0)
         for number in range(begun_passes, (self.earlier_passes or 0) + count):
             self._create_unread_iterators(number)
-            self._draw_orders()
+            batches = _count_batches_to_draw_orders(self._dataset)
+            if batches is None:
+                # A reduce reads the whole pass.
+                self._untuned_dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1)
+            else:
+                iterator = iter(self._untuned_dataset)
+                for _ in range(batches):
+                    next(iterator, None)
             _BEGUN_PASSES[self._original_dataset] = number + 1
 
     def state(self) -> int | None:
         """Returns the number of passes before the run. None if that is not known."""
         return self.earlier_passes
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: object) -> None:
         """Takes the number of passes before the run from a checkpoint, unless it is known.
 
         It is known if the run goes back to an earlier step in this process.
@@ -182,17 +189,6 @@ class DatasetPasses:
             deterministic_ops=deterministic_ops,
             section="x",
         )
-
-    def _draw_orders(self) -> None:
-        """Draws what a pass draws."""
-        batches = _count_batches_to_draw_orders(self._dataset)
-        if batches is None:
-            self._untuned_dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1)
-            return
-
-        iterator = iter(self._untuned_dataset)
-        for _ in range(batches):
-            next(iterator, None)
 
     def _create_unread_iterators(self, pass_number: int) -> None:
         """Creates the unread iterators that precede that of a pass.
@@ -224,12 +220,11 @@ def _count_batches_to_draw_orders(dataset: tf.data.Dataset) -> int | None:
     """
     structure = examine_dataset(dataset)
     transformations = list(iterate_transformations(dataset))
-    operations = [
-        node.op
-        for transformation in transformations
-        for graph in get_dataset_functions(transformation)
-        for node in iterate_nodes(graph.as_graph_def())
-    ]
+    operations: list[str] = []
+    for transformation in transformations:
+        for graph in get_dataset_functions(transformation):
+            nodes = iterate_nodes(graph.as_graph_def())
+            operations += [node.op for node in nodes]
     has_inner_shuffle = any(operation.startswith("Shuffle") for operation in operations)
     if structure.python_functions or structure.stateful_ops or has_inner_shuffle:
         return None

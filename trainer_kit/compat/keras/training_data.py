@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from trainer_kit.compat.keras.array_epochs import ArrayEpochs
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
+from trainer_kit.compat.keras.keras_types import ClassWeight
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs, copy_batch
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_graph import build_graph_def
@@ -80,13 +81,13 @@ class DatasetEpochs:
 
 def build_training_data(
     x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
+    y: object = None,
+    sample_weight: object = None,
     *,
     batch_size: int | None = None,
     steps_per_epoch: int | None = None,
     shuffle: bool | str = True,
-    class_weight: Any = None,
+    class_weight: ClassWeight | None = None,
     seed: int | None = None,
     is_keras_2: bool = False,
 ) -> TrainingData:
@@ -107,7 +108,9 @@ def build_training_data(
     # A PyDataset, or a Sequence of tf_keras.
     if hasattr(x, "on_epoch_end"):
         # Without a global seed that of TensorFlow is a constant.
-        order_seed = tf.compat.v1.get_seed(1)[0] if seed is None else seed
+        order_seed = seed
+        if seed is None:
+            order_seed = tf.compat.v1.get_seed(1)[0]
         source = PyDatasetEpochs(x, order_seed if shuffle else None, class_weight)
         steps = compute_steps_per_epoch(
             steps_per_epoch, source.batches_per_epoch, "a PyDataset without a length"
@@ -175,8 +178,8 @@ def build_training_data(
 
 
 def build_validation_data(
-    validation_data: Any, batch_size: int | None = None, steps: int | None = None
-) -> Any:
+    validation_data: object, batch_size: int | None = None, steps: int | None = None
+) -> tf.data.Dataset | DatasetEpochs | PyDatasetEpochs:
     """Returns one pass over validation data in global batches.
 
     This is a dataset, or a Source of arrays or of a PyDataset. Runs eagerly, on the host. Batches
@@ -228,7 +231,11 @@ def build_validation_data(
 
 
 def convert_to_tensors(
-    x: Any, y: Any, sample_weight: Any, class_weight: Any = None, name: str = "x"
+    x: object,
+    y: object,
+    sample_weight: object,
+    class_weight: ClassWeight | None = None,
+    name: str = "x",
 ) -> Any:
     """Returns all examples as nested tensors, with the dtypes that Keras gives them.
 
@@ -279,9 +286,10 @@ def _count_batches(dataset: tf.data.Dataset) -> int:
     try:
         # The inputs of a shuffle replace it in the graph.
         graph = build_graph_def(dataset)
-        shuffled = {
-            node.name: node.input[0] for node in graph.node if node.op.startswith("ShuffleDataset")
-        }
+        shuffled = {}
+        for node in graph.node:
+            if node.op.startswith("ShuffleDataset"):
+                shuffled[node.name] = node.input[0]
         for node in graph.node:
             for index, name in enumerate(node.input):
                 while name.partition(":")[0] in shuffled:
