@@ -23,7 +23,7 @@ from trainer_kit.config.schema.gradient_processor_configs import (
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.optimizers.gradients import Clipping, Gradient, clip, scale_gradient
-from trainer_kit.optimizers.per_variable import similar_paths, variable_path
+from trainer_kit.optimizers.per_variable import is_found, matches_any, similar_paths, variable_path
 from trainer_kit.typing import IntLike, Variable
 
 # A function of gradients, their variables and the number of updates so far, an integer scalar
@@ -92,7 +92,7 @@ class GradientProcessing:
             # A processor without patterns has all variables.
             places = []
             for place, path in enumerate(paths):
-                if not patterns or any(re.search(pattern, path) for pattern in patterns):
+                if not patterns or matches_any(path, patterns):
                     places.append(place)
             if not places:
                 continue
@@ -148,7 +148,10 @@ class GradientProcessing:
         """
         complete_steps = updates if self.global_step is None else self.global_step
         step = complete_steps + 1
-        finite = [tf.reduce_all(tf.math.is_finite(_values(gradient))) for gradient in gradients]
+        finite = []
+        for gradient in gradients:
+            is_finite = tf.math.is_finite(_values(gradient))
+            finite.append(tf.reduce_all(is_finite))
         flags = tf.cast(tf.stack(finite), tf.int32)
         names = "|".join(variable_path(variable) for variable in variables)
 
@@ -170,7 +173,7 @@ class GradientProcessing:
         for _, patterns in self._processors:
             all_patterns += patterns
         for pattern in dict.fromkeys(all_patterns):
-            if not any(re.search(pattern, path) for path in paths):
+            if not is_found(pattern, paths):
                 near = ", ".join(similar_paths(pattern, paths))
                 _log.warning(
                     "gradient_processors: the pattern %r matches no variable; there are: %s",
@@ -209,8 +212,9 @@ def _with_noise(
         dense = tf.convert_to_tensor(gradient)
         variable_seed = tf.constant(first_seed + place, tf.int64)
         seeds = tf.stack([variable_seed, update])
-        noise = stddev * _normal_numbers(tf.shape(dense), seeds)
-        results.append(dense + tf.cast(noise, dense.dtype))
+        numbers = _normal_numbers(tf.shape(dense), seeds)
+        noise = tf.cast(stddev * numbers, dense.dtype)
+        results.append(dense + noise)
     return results
 
 
@@ -225,10 +229,11 @@ def _normal_numbers(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
       shape: The shape, an int32 vector.
       seeds: The seed, an int64 vector of two elements.
     """
+    # A pair of random numbers gives a pair of normal ones.
     size = tf.reduce_prod(shape)
-    pairs = tf.stack([2, (size + 1) // 2])
+    pair_count = (size + 1) // 2
     bits = tf.random.stateless_uniform(
-        pairs, seeds, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
+        tf.stack([2, pair_count]), seeds, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
     )
 
     # The upper 24 bits are exact in float32. The shares are above 0, so that the logarithm is

@@ -88,7 +88,8 @@ class Lars(DecayRuleMixin, _LarsWithoutDecay):
         rate = tf.cast(learning_rate, variable.dtype)
         velocity = tf.convert_to_tensor(slot)
 
-        summand = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
+        dense = tf.convert_to_tensor(gradient)
+        summand = tf.cast(dense, variable.dtype)
         weight_decay = self.decay_rates.get_value(self, variable)
         if weight_decay:
             summand += weight_decay * variable

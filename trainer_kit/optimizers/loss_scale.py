@@ -133,7 +133,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         good_steps = tf.where(finite, counted_steps, 0)
 
         # Twice the scale may be infinite.
-        grows = (good_steps >= self.dynamic_growth_steps) & tf.math.is_finite(2.0 * scale)
+        is_due = good_steps >= self.dynamic_growth_steps
+        grows = is_due & tf.math.is_finite(2.0 * scale)
         grown = tf.where(grows, 2.0 * scale, scale)
         halved = tf.maximum(scale / 2.0, 1.0)
         self.dynamic_scale.assign(tf.where(finite, grown, halved))

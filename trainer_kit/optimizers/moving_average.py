@@ -50,7 +50,10 @@ def create_average(
     variables = select_averaged_variables(model, config, trainable)
     averaged = model.trainable_variables if config.trainable_weights_only else variables
     averaged_ids = {id(variable) for variable in averaged}
-    configs = [config if id(variable) in averaged_ids else None for variable in variables]
+    configs: list[EMAConfig | None] = []
+    for variable in variables:
+        is_averaged = id(variable) in averaged_ids
+        configs.append(config if is_averaged else None)
     return MovingAverage(variables, configs)
 
 
@@ -134,10 +137,13 @@ class MovingAverage:
         ]
 
         self._active_average = ""
-        self._exchange_functions = {
-            name: self._in_graph(self._exchange_each, name) for name in self.names
-        }
-        self._copy_functions = {name: self._in_graph(self._copy_each, name) for name in self.names}
+
+        # Each average has its own functions, which are traced at their first calls.
+        self._exchange_functions: dict[str, Callable[[], None]] = {}
+        self._copy_functions: dict[str, Callable[[], None]] = {}
+        for name in self.names:
+            self._exchange_functions[name] = self._in_graph(self._exchange_each, name)
+            self._copy_functions[name] = self._in_graph(self._copy_each, name)
 
     @property
     def names(self) -> list[str]:
@@ -276,7 +282,8 @@ def _decays_at(config: EMAConfig, step: IntLike) -> Sequence[FloatLike]:
     if not config.dynamic_decay and config.start_step == 0:
         return constant_decays
 
-    averaged_steps = tf.cast(step, tf.float32) - float(config.start_step)
+    start_step = float(config.start_step)
+    averaged_steps = tf.cast(step, tf.float32) - start_step
     decays = [tf.constant(decay, tf.float32) for decay in constant_decays]
 
     if config.dynamic_decay:
@@ -331,7 +338,9 @@ def _merge_replica_values(source: tf.Variable) -> tf.Tensor | tf.Variable:
     It is the mean of a variable that differs between replicas, else the variable itself.
     """
     differs = source.synchronization == tf.VariableSynchronization.ON_READ
-    return tf.convert_to_tensor(source) if differs else source
+    if differs:
+        return tf.convert_to_tensor(source)
+    return source
 
 
 def unique_names(paths: Sequence[str]) -> list[str]:
@@ -339,6 +348,7 @@ def unique_names(paths: Sequence[str]) -> list[str]:
     repetitions: dict[str, int] = {}
     names = []
     for path in paths:
-        repetitions[path] = repetitions.get(path, -1) + 1
-        names.append(f"{path}_{repetitions[path]}" if repetitions[path] else path)
+        number = repetitions.get(path, -1) + 1
+        repetitions[path] = number
+        names.append(f"{path}_{number}" if number else path)
     return names

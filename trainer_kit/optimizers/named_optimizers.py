@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,12 @@ from trainer_kit.config.schema.optimization import NamedOptimizerConfig
 from trainer_kit.errors import UsageError, find_similar_names
 from trainer_kit.optimizers import gradients as updates
 from trainer_kit.optimizers.gradients import Pair
-from trainer_kit.optimizers.per_variable import native_variable, similar_paths, variable_path
+from trainer_kit.optimizers.per_variable import (
+    matches_any,
+    native_variable,
+    similar_paths,
+    variable_path,
+)
 from trainer_kit.typing import Model, Optimizer, Variable
 
 _log = logging.getLogger(__name__)
@@ -65,7 +69,8 @@ class NamedOptimizers(Mapping[str, Any]):
         """
         for name, optimizer in self._optimizers.items():
             if not isinstance(optimizer, keras.Optimizer):
-                kind = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+                optimizer_class = type(optimizer)
+                kind = f"{optimizer_class.__module__}.{optimizer_class.__name__}"
                 raise UsageError(
                     f"the optimizer {name!r} is a {kind}; several optimizers with variables of"
                     " their own have to be of Keras 3"
@@ -81,7 +86,9 @@ class NamedOptimizers(Mapping[str, Any]):
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns the loss times the smallest loss scale, for a loss that all optimizers lower."""
         scale = self._get_smallest_loss_scale()
-        return loss if scale is None else tf.cast(loss, tf.float32) * scale
+        if scale is None:
+            return loss
+        return tf.cast(loss, tf.float32) * scale
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: Sequence[Pair]) -> None:
@@ -112,8 +119,11 @@ class NamedOptimizers(Mapping[str, Any]):
             updates.apply_gradients(optimizer, pairs)
 
     def _get_smallest_loss_scale(self) -> tf.Tensor | None:
-        scales = [_scale(optimizer) for optimizer in self._optimizers.values()]
-        scales = [scale for scale in scales if scale is not None]
+        scales = []
+        for optimizer in self._optimizers.values():
+            scale = _scale(optimizer)
+            if scale is not None:
+                scales.append(scale)
         return tf.reduce_min(tf.stack(scales)) if scales else None
 
 
@@ -154,15 +164,21 @@ def partition_variables(
             f" lacks; {advice}"
         )
 
-    free = {_key(variable): variable for variable in model.trainable_variables}
-    paths = {key: variable_path(variable) for key, variable in free.items()}
+    # The variables that no optimizer has yet, and the paths of all, by key.
+    free: dict[int, Variable] = {}
+    paths: dict[int, str] = {}
+    for variable in model.trainable_variables:
+        key = _key(variable)
+        free[key] = variable
+        paths[key] = variable_path(variable)
+
     owned: dict[str, list[Variable]] = {}
     for name in names:
         patterns = sections[name].variables if name in sections else ()
         if patterns:
             owned[name] = []
             for key, variable in free.items():
-                if any(re.search(pattern, paths[key]) for pattern in patterns):
+                if matches_any(paths[key], patterns):
                     owned[name].append(variable)
         else:
             owned[name] = list(task_variables.get(name, ()))
@@ -221,7 +237,7 @@ def _describe_missing_variables(
 
     matched_keys: set[int] = set()
     for key, path in paths.items():
-        if any(re.search(pattern, path) for pattern in patterns):
+        if matches_any(path, patterns):
             matched_keys.add(key)
     if matched_keys:
         owners = []
@@ -235,10 +251,13 @@ def _describe_missing_variables(
             f" put {name} before, or change the patterns"
         )
 
-    near = ", ".join(similar_paths(patterns[0], list(paths.values())))
+    trainable_paths = list(paths.values())
+    near = ", ".join(similar_paths(patterns[0], trainable_paths))
+    # A variable that is not trainable is not among `paths`.
     all_paths = [variable_path(variable) for variable in model.variables]
-    is_frozen = any(re.search(pattern, path) for path in all_paths for pattern in patterns)
-    hint = " (variables that match are not trainable: see trainer.freeze)" if is_frozen else ""
+    hint = ""
+    if any(matches_any(path, patterns) for path in all_paths):
+        hint = " (variables that match are not trainable: see trainer.freeze)"
     return (
         f"{section}.variables: no variable matches {', '.join(patterns)}; similar ones are:"
         f" {near}{hint}"
@@ -251,7 +270,8 @@ def _describe_ownership_conflict(
     key = _key(variable)
     owners = []
     for owner, variables in variables_by_optimizer.items():
-        if owner != name and any(_key(candidate) == key for candidate in variables):
+        owned_keys = [_key(candidate) for candidate in variables]
+        if owner != name and key in owned_keys:
             owners.append(owner)
     path = variable_path(variable)
     if owners:

@@ -44,6 +44,16 @@ def variable_path(variable: Variable) -> str:
     return str(path)
 
 
+def matches_any(path: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns, regular expressions, is found in a path."""
+    return any(re.search(pattern, path) for pattern in patterns)
+
+
+def is_found(pattern: str, paths: Iterable[str]) -> bool:
+    """Whether a pattern, a regular expression, is found in one of the paths."""
+    return any(re.search(pattern, path) for path in paths)
+
+
 def similar_paths(pattern: str, paths: Sequence[str], limit: int = 8) -> list[str]:
     """Returns the paths that a pattern without a match was most likely meant for.
 
@@ -81,7 +91,7 @@ def check_patterns(
       UsageError: when a pattern is not found.
     """
     for pattern in patterns:
-        if not any(re.search(pattern, path) for path in paths):
+        if not is_found(pattern, paths):
             near = ", ".join(similar_paths(pattern, paths))
             raise UsageError(
                 f"{option}: no variable of {owner} matches {pattern!r}; similar ones are: {near}"

@@ -18,7 +18,12 @@ import keras
 
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.optimizers.gradients import Gradient
-from trainer_kit.optimizers.per_variable import PerVariable, similar_paths, variable_path
+from trainer_kit.optimizers.per_variable import (
+    PerVariable,
+    is_found,
+    similar_paths,
+    variable_path,
+)
 from trainer_kit.optimizers.weight_decay import DecayRuleMixin, apply_weight_decay
 from trainer_kit.runtime.keras_internals import uses_weight_decay
 from trainer_kit.typing import FloatLike, Variable
@@ -153,7 +158,7 @@ def _find_first_match(patterns: Sequence[tuple[str, float]], path: str) -> tuple
 
 
 def _warn(pattern: str, paths: Sequence[str]) -> None:
-    if any(re.search(pattern, path) for path in paths):
+    if is_found(pattern, paths):
         _log.warning(
             "learning rates: all variables of the pattern %r are those of patterns before it",
             pattern,

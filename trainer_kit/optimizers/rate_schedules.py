@@ -132,7 +132,8 @@ class PowerAndLinearDecay(Schedule):
     def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         step = tf.cast(step, tf.float32)
-        rate = self.initial_learning_rate * _power(step, self.power)
+        power = _power(step, self.power)
+        rate = self.initial_learning_rate * power
         linear_steps = self.total_decay_steps * self.linear_decay_fraction
         if linear_steps > 0:
             remaining_share = (self.total_decay_steps - step) / linear_steps
@@ -167,10 +168,13 @@ class PowerDecayWithOffset(Schedule):
 
     def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
-        since = tf.cast(tf.convert_to_tensor(step) - self.offset, tf.float32)
-        rate = self.initial_learning_rate * _power(since, self.power)
-        rate = tf.minimum(rate, self.pre_offset_learning_rate)
-        return tf.where(since > 0, rate, self.pre_offset_learning_rate)
+        own_step = tf.convert_to_tensor(step) - self.offset
+        own_step = tf.cast(own_step, tf.float32)
+        rate = self.initial_learning_rate * _power(own_step, self.power)
+
+        largest = self.pre_offset_learning_rate
+        rate = tf.minimum(rate, largest)
+        return tf.where(own_step > 0, rate, largest)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -224,7 +228,9 @@ class StepCosineDecay(Schedule):
             piece = end_value + (start_value - end_value) * fraction
             rate = tf.where(step >= start, piece, rate) if index else piece
 
-        return tf.where(step >= self.boundaries[-1], self.values[-1], rate)
+        last_boundary = self.boundaries[-1]
+        last_value = self.values[-1]
+        return tf.where(step >= last_boundary, last_value, rate)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -265,7 +271,8 @@ class OneCycle(Schedule):
 
     def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
-        step = tf.clip_by_value(tf.cast(step, tf.float32), 0.0, float(self.total_steps))
+        step = tf.cast(step, tf.float32)
+        step = tf.clip_by_value(step, 0.0, float(self.total_steps))
         highest = self.max_learning_rate
         peak = self.pct_start * self.total_steps
         first = highest / self.div_factor
@@ -279,7 +286,8 @@ class OneCycle(Schedule):
 
         # With pct_start=1 the rate does not fall, and the number of steps is 0.
         fall_steps = max(self.total_steps - peak, 1e-9)
-        angle = math.pi * ((step - peak) / fall_steps)
+        fall_fraction = (step - peak) / fall_steps
+        angle = math.pi * fall_fraction
         falling = last + (highest - last) * (1.0 + tf.cos(angle)) / 2.0
         return tf.where(step <= peak, rising, falling)
 

@@ -68,7 +68,8 @@ class ScheduleFreeAdamW(DecayRuleMixin, _ScheduleFree):
     def update_step(self, gradient: Gradient, variable: Variable, learning_rate: FloatLike) -> None:
         """Updates one variable; on each replica, with gradients that are summed over replicas."""
         dtype = variable.dtype
-        gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
+        dense = tf.convert_to_tensor(gradient)
+        gradient = tf.cast(dense, dtype)
         step = tf.cast(self.iterations + 1, dtype)
         rate = tf.cast(learning_rate, dtype)
         if self.warmup_steps:
@@ -77,11 +78,13 @@ class ScheduleFreeAdamW(DecayRuleMixin, _ScheduleFree):
         # Weights may be loaded after `build`, so the first step takes them from the model.
         fast_slot, velocity = self.get_slots(variable)
         weight = tf.convert_to_tensor(variable)
-        old_fast = tf.where(step == 1.0, weight, tf.convert_to_tensor(fast_slot))
+        slot_value = tf.convert_to_tensor(fast_slot)
+        old_fast = tf.where(step == 1.0, weight, slot_value)
         fast_share = 1.0 - self.beta_1
         mean = (weight - fast_share * old_fast) / self.beta_1
 
-        growth = (tf.square(gradient) - velocity) * (1.0 - self.beta_2)
+        difference = tf.square(gradient) - velocity
+        growth = difference * (1.0 - self.beta_2)
         self.assign_add(velocity, growth)
 
         # The velocity starts at 0. Divided by the correction it is a mean of the squares so far.

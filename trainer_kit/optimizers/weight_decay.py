@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.gradients import Gradient
-from trainer_kit.optimizers.per_variable import PerVariable, variable_path
+from trainer_kit.optimizers.per_variable import PerVariable, is_found, matches_any, variable_path
 from trainer_kit.typing import FloatLike, Variable
 
 _log = logging.getLogger(__name__)
@@ -56,16 +56,16 @@ class DecayRule:
 
     def applies_to(self, path: str) -> bool:
         """Whether the variable at `path` is decayed."""
-        if any(re.search(pattern, path) for pattern in self.include):
+        if matches_any(path, self.include):
             return True
-        return self.rest and not any(re.search(pattern, path) for pattern in self.exclude)
+        return self.rest and not matches_any(path, self.exclude)
 
     def warn_about_unused_patterns(
         self, paths: Sequence[str], subject: str = "weight decay"
     ) -> None:
         """Logs a warning for each pattern that matches none of `paths`; it may be misspelt."""
         for pattern in (*self.include, *self.exclude):
-            if not any(re.search(pattern, path) for path in paths):
+            if not is_found(pattern, paths):
                 _log.warning(
                     "%s: the pattern %r matches none of the variables %s",
                     subject,

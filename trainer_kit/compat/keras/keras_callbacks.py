@@ -142,10 +142,10 @@ class KerasCallbacks(Callback):
                 callback.set_model(run.model)
 
         self._train_batch_hooks = TrainBatchHooks(self, run)
-        acts_on_training = any(
+        acts_on_training = run.epochs is not None and any(
             acts_on_batches(callback, TRAIN_BATCH_METHODS) for callback in self.callbacks
         )
-        if run.epochs is not None and acts_on_training:
+        if acts_on_training:
             run.trainer.set_training_hooks(self._train_batch_hooks)
         acts_on_evaluation = any(
             acts_on_batches(callback, TEST_BATCH_METHODS) for callback in self.callbacks
