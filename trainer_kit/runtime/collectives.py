@@ -75,7 +75,10 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 def broadcast_text(strategy: tf.distribute.Strategy, text: str) -> str:
     """Returns the chief's `text` on every worker."""
-    return all_gather(strategy, text)[0] if worker_count(strategy) > 1 else text
+    if worker_count(strategy) == 1:
+        return text
+    texts = all_gather(strategy, text)
+    return texts[0]
 
 
 def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
@@ -126,14 +129,20 @@ def all_gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     rows = np.zeros((count, max(lengths)), np.int64)
     rows[index, : len(data)] = np.frombuffer(data, np.uint8)
     rows = _sum_array(strategy, rows).astype(np.uint8)
-    return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
+
+    texts = []
+    for row, length in zip(rows, lengths, strict=True):
+        text_bytes = row[:length].tobytes()
+        texts.append(text_bytes.decode())
+    return texts
 
 
 def _sum_array(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
     if worker_count(strategy) == 1:
         return value
     sum_tensor = _build_sum_function(strategy)
-    return sum_tensor(tf.constant(value, tf.int64)).numpy()
+    tensor = tf.constant(value, tf.int64)
+    return sum_tensor(tensor).numpy()
 
 
 @functools.cache

@@ -49,6 +49,7 @@ def select_replica_local(
     """
     if strategy.num_replicas_in_sync == 1:
         return []
+    # A step sets variables that are trained to the same value on all replicas.
     return [variable for variable in variables if not _native(variable).trainable]
 
 
@@ -191,11 +192,14 @@ class ReplicaLocalState:
             return
 
         # The chief's values count, since the chief writes the checkpoint.
-        tensors = [tf.convert_to_tensor(_native(variable)) for variable in variables]
-        text = json.dumps([encode_array(tensor.numpy()) for tensor in tensors])
-        values = json.loads(broadcast_text(self._strategy, text))
+        encoded = []
+        for variable in variables:
+            tensor = tf.convert_to_tensor(_native(variable))
+            encoded.append(encode_array(tensor.numpy()))
+        text = broadcast_text(self._strategy, json.dumps(encoded))
 
-        for parts, value in zip(_parts(variables, self._strategy), values, strict=True):
+        variable_parts = _parts(variables, self._strategy)
+        for parts, value in zip(variable_parts, json.loads(text), strict=True):
             for part in parts:
                 self._replaced_values.append((part, part.read_value()))
                 part.assign(decode_array(value))

@@ -38,7 +38,9 @@ class Cluster:
     @property
     def worker_count(self) -> int:
         """How many tasks train: the chief and the workers."""
-        return len(self.tasks.get("chief", ())) + len(self.tasks.get("worker", ()))
+        chiefs = self.tasks.get("chief", ())
+        workers = self.tasks.get("worker", ())
+        return len(chiefs) + len(workers)
 
     @property
     def worker_index(self) -> int:
@@ -46,8 +48,11 @@ class Cluster:
 
         0 for a process that works alone.
         """
-        chiefs = len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0
-        return self.task_index + chiefs if self.is_multi_worker else 0
+        if not self.is_multi_worker:
+            return 0
+        if self.task_type == "worker":
+            return self.task_index + len(self.tasks.get("chief", ()))
+        return self.task_index
 
     @property
     def parameter_server_count(self) -> int:
@@ -101,7 +106,10 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
             f"each needs its own index, 0 to {len(workers) - 1}, in the order of"
             " runtime.worker_hosts",
         )
-    cluster = {"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}}
+    cluster = {
+        "cluster": {"worker": list(workers)},
+        "task": {"type": "worker", "index": index},
+    }
     os.environ["TF_CONFIG"] = json.dumps(cluster)
     return len(workers)
 

@@ -54,7 +54,8 @@ class ArrayEpochs:
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
-        self.num_examples = int(tf.nest.flatten(arrays)[0].shape[0])
+        first_array = tf.nest.flatten(arrays)[0]
+        self.num_examples = int(first_array.shape[0])
         self.batches_per_epoch = math.ceil(self.num_examples / batch_size)
 
         # The order of Keras 3, int64 [num_examples], is that of its adapter for one large batch.
@@ -76,7 +77,8 @@ class ArrayEpochs:
         # gathered together.
         row_bytes = 0
         for array in tf.nest.flatten(arrays):
-            row_bytes += array.dtype.size * math.prod(array.shape[1:])
+            row_size = math.prod(array.shape[1:])
+            row_bytes += array.dtype.size * row_size
         batches_in_limit = _MAX_GATHER_BYTES // max(1, batch_size * row_bytes)
         self._batches_per_gather = max(1, min(_MAX_BATCHES_PER_GATHER, batches_in_limit))
 
@@ -105,12 +107,14 @@ class ArrayEpochs:
             orders = tf.data.Dataset.from_tensors(self._keras_3_order).repeat()
         elif self._redraws_each_pass:
             # The orders of the passes before are drawn, too.
-            all_orders = tf.data.Dataset.range(1).repeat().map(self._draw_keras_2_order)
+            all_passes = tf.data.Dataset.range(1).repeat()
+            all_orders = all_passes.map(self._draw_keras_2_order)
             orders = all_orders.skip(first_pass)
         else:
             orders = numbers.map(self._compute_seeded_order)
 
-        batches = tf.data.Dataset.zip((numbers, orders)).flat_map(read_pass)
+        passes = tf.data.Dataset.zip((numbers, orders))
+        batches = passes.flat_map(read_pass)
         batches = batches.apply(
             tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         )
@@ -130,7 +134,8 @@ class ArrayEpochs:
         """Returns the batches of the examples with these indices, int64 [n], in this order."""
         has_full_batches = self.num_examples % self._batch_size == 0
         gather_size = self._batch_size * self._batches_per_gather
-        indices = tf.data.Dataset.from_tensors(order).rebatch(gather_size)
+        orders = tf.data.Dataset.from_tensors(order)
+        indices = orders.rebatch(gather_size)
         examples = indices.map(self._gather)
         return examples.rebatch(self._batch_size, drop_remainder=has_full_batches)
 
@@ -144,7 +149,8 @@ class ArrayEpochs:
 
         The seed of an op without one is its place in its function.
         """
-        return tf.random.shuffle(tf.range(self.num_examples, dtype=tf.int64))
+        indices = tf.range(self.num_examples, dtype=tf.int64)
+        return tf.random.shuffle(indices)
 
     @tf.autograph.experimental.do_not_convert
     def _compute_seeded_order(self, epoch: tf.Tensor) -> tf.Tensor:

@@ -115,7 +115,10 @@ def _decode_value(value: object) -> Any:
     if kind == "number":
         return np.asarray(content)[()]
     if kind == "dict":
-        return {_decode_value(key): _decode_value(part) for key, part in content}
+        decoded = {}
+        for key, part in content:
+            decoded[_decode_value(key)] = _decode_value(part)
+        return decoded
 
     parts = [_decode_value(part) for part in content]
     return tuple(parts) if kind == "tuple" else parts
@@ -192,7 +195,8 @@ def redirect_to_temporary_folders(callbacks: Sequence[KerasCallback]) -> None:
                 folder = tempfile.TemporaryDirectory()
                 vars(callback)["temporary_folder"] = folder
                 name = os.path.basename(getattr(callback, attribute))
-                setattr(callback, attribute, os.path.join(folder.name, name))
+                path = os.path.join(folder.name, name)
+                setattr(callback, attribute, path)
 
 
 def write_history(model_dir: str, history: History) -> None:
@@ -211,13 +215,16 @@ def write_history(model_dir: str, history: History) -> None:
         if number is not None:
             return number
         array = np.asarray(value)
-        return array.tolist() if array.dtype.kind in "biuf" else str(value)
+        if array.dtype.kind in "biuf":
+            return array.tolist()
+        return str(value)
 
     values = {}
     for name, epochs in history.history.items():
         values[name] = [plain(value) for value in epochs]
     record = {"epoch": list(history.epoch), "history": values}
-    files.write_json(os.path.join(model_dir, _HISTORY), record)
+    path = os.path.join(model_dir, _HISTORY)
+    files.write_json(path, record)
 
 
 def load_history(model_dir: str, history: History) -> None:
@@ -225,7 +232,8 @@ def load_history(model_dir: str, history: History) -> None:
 
     Does nothing if the run has recorded none.
     """
-    record = files.read_json(os.path.join(model_dir, _HISTORY))
+    path = os.path.join(model_dir, _HISTORY)
+    record = files.read_json(path)
     if record is None:
         return
 
@@ -247,4 +255,5 @@ def is_keras_callback(callback: KerasCallback, class_name: str) -> bool:
 
 def is_defined_in_keras(cls: type) -> bool:
     """Whether a class is defined in Keras 3 or tf_keras."""
-    return cls.__module__.partition(".")[0] in ("keras", "tf_keras")
+    package = cls.__module__.partition(".")[0]
+    return package in ("keras", "tf_keras")

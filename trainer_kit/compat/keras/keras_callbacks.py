@@ -233,7 +233,10 @@ class KerasCallbacks(Callback):
         self._eval_logs = convert_logs(logs, {f"best_{best_metric}"})
 
         if run.evaluation is not None and run.evaluation.is_replayed:
-            if run.epochs is None or run.epochs.count_completed(run.step) <= self._ended_epochs:
+            if run.epochs is None:
+                return
+            # The callbacks have seen the end of the epoch, and so this evaluation.
+            if run.epochs.count_completed(run.step) <= self._ended_epochs:
                 return
             self.call_method("on_test_begin", {})
         self.call_method("on_test_end", dict(self._eval_logs))
@@ -268,7 +271,8 @@ class KerasCallbacks(Callback):
         if run.model.stop_training:
             self._was_stopped = True
             run.stop(f"a Keras callback has set model.stop_training in epoch {epoch}")
-        if self._was_stopped or (run.total_steps is not None and run.step >= run.total_steps):
+        is_last_step = run.total_steps is not None and run.step >= run.total_steps
+        if self._was_stopped or is_last_step:
             self._end_training(run, epoch_logs)
 
     def boundary_end(self, run: Run) -> None:
@@ -276,7 +280,8 @@ class KerasCallbacks(Callback):
 
         All methods of its end are called, as in Keras.
         """
-        if self.has_begun and run.step > 0 and run.epoch is not None and run.model.stop_training:
+        has_trained = self.has_begun and run.step > 0
+        if has_trained and run.epoch is not None and run.model.stop_training:
             self.epoch_end(run, run.epoch, {})
 
     def _end_training(self, run: Run, logs: dict[str, Any]) -> None:
@@ -340,8 +345,9 @@ class KerasCallbacks(Callback):
                 if is_keras_callback(bar, "ProgbarLogger"):
                     bar.on_epoch_begin(epoch - 1, {})
 
-        self._run.model.stop_training = self._was_stopped or bool(state.get("stopping"))
-        if self._run.model.stop_training:
+        model = self._run.model
+        model.stop_training = self._was_stopped or bool(state.get("stopping"))
+        if model.stop_training:
             self._run.stop("a Keras callback ended the run at an earlier start")
 
     def call_method(self, method: str, *arguments: Any) -> None:
@@ -520,7 +526,8 @@ class FitCallbacks(KerasCallbacks):
                 # A later fit of the program may continue to read the same data.
                 total_steps = self.params["epochs"] * self.params["steps"]
                 steps = min(self.saved_state.get("step", 0), total_steps)
-                data.begin_passes(math.ceil(steps / data.steps_per_pass))
+                passes = math.ceil(steps / data.steps_per_pass)
+                data.begin_passes(passes)
             # At any verbosity: a program may have taken the folder of another fit.
             how = "was ended by a callback" if self._was_stopped else "ended"
             advice = "" if self._was_stopped else ", or more epochs to go on"
@@ -592,11 +599,14 @@ def convert_logs(logs: Mapping[str, object], exclude: Set[str] = frozenset()) ->
                 values[f"{name}/{inner_name}"] = part
             continue
 
+        keras_name = _KERAS_LOG_NAMES.get(name, name)
         number = as_scalar(value)
         if number is not None:
-            values[_KERAS_LOG_NAMES.get(name, name)] = number
-        elif np.asarray(value).dtype.kind in "biuf":
-            values[_KERAS_LOG_NAMES.get(name, name)] = np.asarray(value)
+            values[keras_name] = number
+            continue
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf":
+            values[keras_name] = array
     return dict(sorted(values.items()))
 
 

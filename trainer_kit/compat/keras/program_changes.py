@@ -38,14 +38,16 @@ def describe_model(model: CompiledModel) -> dict[str, str]:
     texts = {"the loss": _format_value(getattr(model, "loss", None))}
 
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and not int(tf.convert_to_tensor(optimizer.iterations)):
+    has_trained = optimizer is not None and int(tf.convert_to_tensor(optimizer.iterations))
+    if optimizer is not None and not has_trained:
         texts["the optimizer"] = type(optimizer).__name__
         for name, value in _get_config(optimizer).items():
             texts[f"{name} of the optimizer"] = _format_value(value)
 
     for number, layer in enumerate(getattr(model, "layers", ())):
         checksum = zlib.crc32(_format_value(layer).encode())
-        texts[f"layer {number}"] = f"{type(layer).__name__} with arguments {checksum:08x}"
+        kind = type(layer).__name__
+        texts[f"layer {number}"] = f"{kind} with arguments {checksum:08x}"
     return texts
 
 

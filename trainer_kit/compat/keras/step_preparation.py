@@ -63,7 +63,9 @@ def prepare_step(
         return tf.TensorSpec([replica_size, *spec.shape[1:]], spec.dtype)
 
     # A Source may have no spec.
-    global_spec = data.element_spec if hasattr(data, "element_spec") else data.at(0).element_spec
+    if not hasattr(data, "element_spec"):
+        data = data.at(0)
+    global_spec = data.element_spec
     batch_spec = tf.nest.map_structure(spec_of_replica, global_spec)
 
     # What a step of Keras 3 does is known without a trace of its gradients.
@@ -109,6 +111,7 @@ def prepare_step(
             raise UsageError(
                 f"{step.__qualname__} returned {name!r} for each example; return numbers only"
             )
+        # The last logs are reported as means over replicas, also those of whole numbers.
         dtype = tensor.dtype if tensor.dtype.is_floating else tf.float32
         specs[name] = tf.TensorSpec(tensor.shape, dtype)
     return specs
@@ -125,7 +128,8 @@ def _updates_all(metrics: Sequence[Metric], graph: tf.Graph) -> bool:
         for variable in map(native_variable, metric.variables):
             # A distributed variable has one component for each replica.
             components = getattr(variable, "values", [variable])
-            handle_ids += [id(component.handle) for component in components]
+            for component in components:
+                handle_ids.append(id(component.handle))
         if handle_ids and written_ids.isdisjoint(handle_ids):
             return False
     return True
