@@ -180,11 +180,9 @@ class PyDatasetEpochs:
             for number in numbers:
                 pending.append(executor.submit(self._dataset.__getitem__, number))
                 if len(pending) == max_pending:
-                    batch = pending.popleft().result()
-                    yield self._match_element_spec(batch)
+                    yield self._match_element_spec(pending.popleft().result())
             while pending:
-                batch = pending.popleft().result()
-                yield self._match_element_spec(batch)
+                yield self._match_element_spec(pending.popleft().result())
 
     def _match_element_spec(self, batch: Any) -> Any:
         """Returns a batch in the structure that Keras gives it."""
