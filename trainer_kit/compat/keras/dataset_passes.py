@@ -158,14 +158,7 @@ class DatasetPasses:
         begun_passes = _BEGUN_PASSES.get(self._original_dataset, 0)
         for number in range(begun_passes, (self.earlier_passes or 0) + count):
             self._create_unread_iterators(number)
-            batches = _count_batches_to_draw_orders(self._dataset)
-            if batches is None:
-                # A reduce reads the whole pass.
-                self._untuned_dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1)
-            else:
-                iterator = iter(self._untuned_dataset)
-                for _ in range(batches):
-                    next(iterator, None)
+            self._draw_orders()
             _BEGUN_PASSES[self._original_dataset] = number + 1
 
     def state(self) -> int | None:
@@ -189,6 +182,19 @@ class DatasetPasses:
             deterministic_ops=deterministic_ops,
             section="x",
         )
+
+    def _draw_orders(self) -> None:
+        """Draws what a pass draws."""
+        batches = _count_batches_to_draw_orders(self._dataset)
+        if batches is None:
+            # A reduce reads the whole pass.
+            self._untuned_dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1)
+            return
+
+        # The iterator and its buffers end with this call.
+        iterator = iter(self._untuned_dataset)
+        for _ in range(batches):
+            next(iterator, None)
 
     def _create_unread_iterators(self, pass_number: int) -> None:
         """Creates the unread iterators that precede that of a pass.
