@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+import keras
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
@@ -208,9 +209,11 @@ class GradientAccumulator:
         """
         if trainable_variables is None:
             trainable_variables = get_trained_variables(self._optimizer)
+        # Only optimizers of Keras 3 have the method.
+        optimizer: keras.Optimizer = self._optimizer
         self._add(
             list(zip(grads, trainable_variables, strict=True)),
-            lambda sums: self._optimizer.apply(*zip(*sums, strict=True)),
+            lambda sums: optimizer.apply(*zip(*sums, strict=True)),
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -291,7 +291,7 @@ def _wrap_registered_processor(name: str, function: object) -> Processor:
             parameter.kind in positional and parameter.default is parameter.empty
             for parameter in parameters
         )
-    if parameter_count not in (1, 2):
+    if not callable(function) or parameter_count not in (1, 2):
         raise UsageError(
             f"the gradient processor {name!r} built {function!r:.80};"
             " return a function of one gradient, or of the lists of gradients and variables"

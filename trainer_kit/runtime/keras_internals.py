@@ -14,7 +14,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import keras
 import tensorflow as tf
@@ -187,14 +187,19 @@ class DataAdapter(Protocol):
 
     # The number of batches in a pass. None if it is not known.
     num_batches: int | None
-    # The number of examples in a batch.
-    batch_size: int | None
 
     def get_tf_dataset(self) -> tf.data.Dataset:
         """Returns one pass over the data."""
 
     def get_numpy_iterator(self) -> Iterable[Any]:
         """Returns the batches of one pass, as NumPy arrays."""
+
+
+class ArrayAdapter(DataAdapter, Protocol):
+    """The adapter of arrays."""
+
+    # The number of examples in a batch.
+    batch_size: int
 
 
 def get_data_adapter(
@@ -220,7 +225,7 @@ def get_data_adapter(
     return adapter
 
 
-def is_array_adapter(adapter: DataAdapter) -> bool:
+def is_array_adapter(adapter: DataAdapter) -> TypeGuard[ArrayAdapter]:
     """Whether an adapter of `get_data_adapter` reads arrays; see there."""
     from keras.src.trainers import data_adapters
 

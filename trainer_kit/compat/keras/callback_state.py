@@ -176,8 +176,9 @@ def truncate_csv_files(callbacks: Sequence[KerasCallback], lengths: Mapping[str,
         if length < size:
             os.truncate(logger.filename, length)
             # A file that is open has the position of the dropped rows.
-            if getattr(logger, "csv_file", None) is not None:
-                logger.csv_file.close()
+            csv_file = getattr(logger, "csv_file", None)
+            if csv_file is not None:
+                csv_file.close()
                 # The writer of tf_keras would continue with the closed file.
                 logger.writer = None
                 logger.on_train_begin()

@@ -7,7 +7,7 @@ what both have. See trainer_kit.typing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
@@ -53,7 +53,6 @@ class CSVLogger(KerasCallback, Protocol):
     # Whether the file is continued, and whether it gets a row of names.
     append: bool
     append_header: bool
-    csv_file: IO[str] | None
     writer: object
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
