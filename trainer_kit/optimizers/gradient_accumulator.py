@@ -45,6 +45,7 @@ class UnavailableError(UsageError, AttributeError):
     """A training step uses an optimizer attribute that gradient accumulation cannot offer."""
 
 
+# Keras's own gradient accumulation raises an error under MirroredStrategy.
 class GradientSums:
     """The weighted sums of the gradients of micro-batches, on each replica.
 

@@ -203,7 +203,8 @@ def _with_noise(
     digest = hashlib.sha256(seed.encode()).digest()
     first_seed = int.from_bytes(digest[:7], "little")
     update = tf.cast(tf.convert_to_tensor(updates), tf.int64)
-    decay = (1.0 + tf.cast(update, tf.float32)) ** -config.decay
+    number = 1.0 + tf.cast(update, tf.float32)
+    decay = number**-config.decay
     stddev = config.stddev * decay
 
     results: list[Gradient] = []
@@ -238,10 +239,12 @@ def _normal_numbers(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 
     # The upper 24 bits are exact in float32. The shares are above 0, so that the logarithm is
     # finite.
-    upper_bits = tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32))
+    shift = tf.constant(8, tf.uint32)
+    upper_bits = tf.bitwise.right_shift(bits, shift)
     shares = (tf.cast(upper_bits, tf.float32) + 1.0) * 2.0**-24
 
-    length = tf.sqrt(-2.0 * tf.math.log(shares[0]))
+    logarithm = tf.math.log(shares[0])
+    length = tf.sqrt(-2.0 * logarithm)
     angle = 2.0 * math.pi * shares[1]
     first_half = length * tf.cos(angle)
     second_half = length * tf.sin(angle)
@@ -338,9 +341,10 @@ def _check_results(
                 f" whose shape is {gradient.shape}; return a gradient of the same shape"
             )
 
-    return [
-        tf.cast(result, gradient.dtype) for result, gradient in zip(results, dense, strict=True)
-    ]
+    converted = []
+    for result, gradient in zip(results, dense, strict=True):
+        converted.append(tf.cast(result, gradient.dtype))
+    return converted
 
 
 def _values(gradient: Gradient) -> tf.Tensor:

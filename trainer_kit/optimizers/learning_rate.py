@@ -135,7 +135,10 @@ def current_learning_rate(optimizer: object, step: IntLike | None = None) -> Any
       UsageError: when the optimizer has no learning rate.
     """
     if isinstance(optimizer, Mapping):
-        return {name: current_learning_rate(part, step) for name, part in optimizer.items()}
+        rates = {}
+        for name, part in optimizer.items():
+            rates[name] = current_learning_rate(part, step)
+        return rates
 
     inner = unwrap_optimizer(optimizer)
     rate = get_learning_rate_or_schedule(inner)
@@ -186,9 +189,9 @@ class ConfiguredRates:
             if isinstance(rate, (keras.Variable, tf.Variable)):
                 self._variables[name] = rate
 
-        self._configured_rates = {
-            name: float(rate.numpy()) for name, rate in self._variables.items()
-        }
+        self._configured_rates: dict[str, float] = {}
+        for name, rate in self._variables.items():
+            self._configured_rates[name] = float(rate.numpy())
 
     def state(self) -> dict[str, float]:
         """Returns the rates of the config, for the checkpoint; runs eagerly, on the host."""

@@ -30,7 +30,13 @@ def select_averaged_variables(
         variables = model.variables
     elif not trainable:
         variables = model.trainable_variables
-    return [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
+
+    selected = []
+    for variable in variables:
+        dtype = tf.as_dtype(variable.dtype)
+        if dtype.is_floating:
+            selected.append(variable)
+    return selected
 
 
 def create_average(
@@ -130,11 +136,12 @@ class MovingAverage:
         self._strategy = tf.distribute.get_strategy()
 
         keys = average_keys(variables)
-        self._averaged_variables = [
-            self._new_averages(native_variable(variable), key, section)
-            for variable, key, section in zip(variables, keys, variable_configs, strict=True)
-            if section is not None
-        ]
+        self._averaged_variables: list[_AveragedVariable] = []
+        for variable, key, variable_config in zip(variables, keys, variable_configs, strict=True):
+            if variable_config is not None:
+                source = native_variable(variable)
+                averaged = self._new_averages(source, key, variable_config)
+                self._averaged_variables.append(averaged)
 
         self._active_average = ""
 
@@ -161,7 +168,11 @@ class MovingAverage:
     @property
     def more_variables(self) -> dict[str, dict[str, tf.Variable]]:
         """The averages with the decays of `more_decays` by name and key, for the checkpoint."""
-        return {name: self._by_key(name) for name in self.names if name != AVERAGE}
+        averages = {}
+        for name in self.names:
+            if name != AVERAGE:
+                averages[name] = self._by_key(name)
+        return averages
 
     @property
     def active_average(self) -> str:
@@ -225,6 +236,7 @@ class MovingAverage:
                 f"{source.name} belongs to another strategy; make the average in the scope of that"
                 " strategy"
             )
+        # The averages of one variable begin at the same value.
         value = tf.convert_to_tensor(source)
         averages = {}
         for name in _decays(config):
@@ -233,11 +245,11 @@ class MovingAverage:
         return _AveragedVariable(source, key, config_index, averages)
 
     def _by_key(self, name: str) -> dict[str, tf.Variable]:
-        return {
-            averaged.key: averaged.averages[name]
-            for averaged in self._averaged_variables
-            if name in averaged.averages
-        }
+        averages = {}
+        for averaged in self._averaged_variables:
+            if name in averaged.averages:
+                averages[averaged.key] = averaged.averages[name]
+        return averages
 
     def _in_graph(self, function: Callable[[str], None], name: str) -> Callable[[], None]:
         return tf.function(functools.partial(function, name), autograph=False)
@@ -248,7 +260,8 @@ class MovingAverage:
         for averaged in self._averaged_variables:
             first, *others = averaged.averages.values()
             value = _merge_replica_values(averaged.source)
-            arguments = (others, value, decays[averaged.config_index])
+            variable_decays = decays[averaged.config_index]
+            arguments = (others, value, variable_decays)
             strategy.extended.update(first, _move, args=arguments, group=False)
 
     def _copy_each(self, name: str, keys: Collection[str] | None = None) -> None:

@@ -67,6 +67,7 @@ class NamedOptimizers(Mapping[str, Any]):
         Raises:
           UsageError: when an optimizer is not of Keras 3.
         """
+        # Optimizers of tf_keras do not work on models of Keras 3.
         for name, optimizer in self._optimizers.items():
             if not isinstance(optimizer, keras.Optimizer):
                 optimizer_class = type(optimizer)

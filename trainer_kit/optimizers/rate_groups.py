@@ -134,7 +134,8 @@ class _RateGroupsMixin:
         self.rate_groups.warn_about_unused_patterns(paths)
         factor_counts = sorted(Counter(factors).items())
         counts = [f"{factor:g} times for {count}" for factor, count in factor_counts]
-        _log.info("learning rates: %s of %s variables", ", ".join(counts), len(paths))
+        text = ", ".join(counts)
+        _log.info("learning rates: %s of %s variables", text, len(paths))
 
     def update_step(self, gradient: Gradient, variable: Variable, learning_rate: FloatLike) -> None:
         factor = self.rate_factors.get_value(self, variable)

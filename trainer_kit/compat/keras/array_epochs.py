@@ -132,6 +132,7 @@ class ArrayEpochs:
 
     def _batches(self, order: tf.Tensor) -> tf.data.Dataset:
         """Returns the batches of the examples with these indices, int64 [n], in this order."""
+        # A gather by shuffled indices is 0.8 to 1.6 times as fast as slices with a shuffle buffer.
         has_full_batches = self.num_examples % self._batch_size == 0
         gather_size = self._batch_size * self._batches_per_gather
         orders = tf.data.Dataset.from_tensors(order)
