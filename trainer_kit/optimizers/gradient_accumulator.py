@@ -95,7 +95,8 @@ class GradientSums:
             dtype = total.dtype
             dense = tf.cast(tf.convert_to_tensor(gradient), dtype)
             weighted = multiply(dense, tf.cast(weight, dtype))
-            total.assign(tf.where(is_first, weighted, total + weighted))
+            new_total = tf.where(is_first, weighted, total + weighted)
+            total.assign(new_total)
 
     @tf.autograph.experimental.do_not_convert
     def update(self) -> None:
@@ -174,7 +175,8 @@ class GradientAccumulator:
     @tf.autograph.experimental.do_not_convert
     def add_gradients(self, pairs: Sequence[Pair]) -> None:
         """Adds the gradients of `trainer_kit.apply_gradients` to the sums; runs on a replica."""
-        self._add(pairs, functools.partial(updates.apply_gradients, self._optimizer))
+        apply = functools.partial(updates.apply_gradients, self._optimizer)
+        self._add(pairs, apply)
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(

@@ -202,7 +202,8 @@ def _with_noise(
     """Returns gradients with noise that depends on seed, place of the variable and update."""
     digest = hashlib.sha256(seed.encode()).digest()
     first_seed = int.from_bytes(digest[:7], "little")
-    update = tf.cast(tf.convert_to_tensor(updates), tf.int64)
+    update = tf.convert_to_tensor(updates)
+    update = tf.cast(update, tf.int64)
     number = 1.0 + tf.cast(update, tf.float32)
     decay = number**-config.decay
     stddev = config.stddev * decay
@@ -279,7 +280,8 @@ def _summarize(
         return tf.constant(True)
 
     # The condition is outside, so that the norms are computed only in steps that write them.
-    tf.cond(tf.summary.should_record_summaries(), write, lambda: tf.constant(False))
+    is_due = tf.summary.should_record_summaries()
+    tf.cond(is_due, write, lambda: tf.constant(False))
     return gradients
 
 

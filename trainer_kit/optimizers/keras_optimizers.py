@@ -100,12 +100,12 @@ class Muon(DecoupledDecayMixin, keras.optimizers.Muon):
         Raises:
           UsageError: when a variable is not of Keras 3, so that Keras' Muon finds no path in it.
         """
-        others = [variable for variable in variables if not isinstance(variable, keras.Variable)]
-        if others:
-            raise UsageError(
-                f"optimizer.type=muon is for models of Keras 3, and {variable_path(others[0])} is a"
-                " tf.Variable; choose another optimizer, such as adamw"
-            )
+        for variable in variables:
+            if not isinstance(variable, keras.Variable):
+                raise UsageError(
+                    f"optimizer.type=muon is for models of Keras 3, and {variable_path(variable)}"
+                    " is a tf.Variable; choose another optimizer, such as adamw"
+                )
         super().build(variables)
 
     def get_decay_rate(self, index: int) -> float:

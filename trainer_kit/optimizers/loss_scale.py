@@ -137,10 +137,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         grows = is_due & tf.math.is_finite(2.0 * scale)
         grown = tf.where(grows, 2.0 * scale, scale)
         halved = tf.maximum(scale / 2.0, 1.0)
-        self.dynamic_scale.assign(tf.where(finite, grown, halved))
+        new_scale = tf.where(finite, grown, halved)
+        self.dynamic_scale.assign(new_scale)
 
         no_steps = tf.zeros_like(good_steps)
-        self.step_counter.assign(tf.where(grows, no_steps, good_steps))
+        new_count = tf.where(grows, no_steps, good_steps)
+        self.step_counter.assign(new_count)
 
 
 def _is_finite_on_all_replicas(gradients: Sequence[Gradient]) -> tf.Tensor:
@@ -152,4 +154,5 @@ def _is_finite_on_all_replicas(gradients: Sequence[Gradient]) -> tf.Tensor:
         not_finite.append(tf.cast(~is_finite, tf.float32))
 
     context = tf.distribute.get_replica_context()
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.add_n(not_finite)) == 0
+    count = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.add_n(not_finite))
+    return count == 0

@@ -56,6 +56,8 @@ def create_average(
     variables = select_averaged_variables(model, config, trainable)
     averaged = model.trainable_variables if config.trainable_weights_only else variables
     averaged_ids = {id(variable) for variable in averaged}
+
+    # A variable that is frozen has no average, but a key.
     configs: list[EMAConfig | None] = []
     for variable in variables:
         is_averaged = id(variable) in averaged_ids

@@ -106,7 +106,8 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
 
         Runs eagerly or in graph.
         """
-        is_last = (tf.convert_to_tensor(self.steps_done) + 1) % self.period == 0
+        step = tf.convert_to_tensor(self.steps_done) + 1
+        is_last = step % self.period == 0
         return tf.logical_or(self.accumulate, is_last)
 
     @tf.autograph.experimental.do_not_convert
@@ -190,7 +191,8 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
                 strategy.extended.update(total.value, _reset, group=False)
             return tf.constant(True)
 
-        tf.cond(steps_done % self.period == 0, update, lambda: tf.constant(False))
+        is_last = steps_done % self.period == 0
+        tf.cond(is_last, update, lambda: tf.constant(False))
 
 
 def _add(total: tf.Variable, gradient: tf.Tensor) -> Any:

@@ -98,7 +98,10 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
         return 1
 
     workers = _parse_worker_hosts(worker_hosts)
-    index = 0 if len(workers) == 1 and task_index < 0 else task_index
+    # A single worker needs no index.
+    index = task_index
+    if len(workers) == 1 and task_index < 0:
+        index = 0
     if not 0 <= index < len(workers):
         raise _build_config_error(
             "runtime.task_index",
@@ -197,7 +200,8 @@ def _parse_worker_hosts(worker_hosts: str) -> tuple[str, ...]:
     addresses = tuple(address.strip() for address in worker_hosts.split(","))
     for address in addresses:
         host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        is_port = port.isdecimal() and 0 < int(port) < 65536
+        if not host or not is_port:
             raise _build_config_error(
                 "runtime.worker_hosts",
                 f"{address!r} is not host:port",

@@ -166,15 +166,16 @@ def truncate_csv_files(callbacks: Sequence[KerasCallback], lengths: Mapping[str,
         follows its own arguments.
     """
     for logger in _get_csv_loggers(callbacks):
-        if logger.filename not in lengths or not os.path.exists(logger.filename):
+        name = logger.filename
+        if name not in lengths or not os.path.exists(name):
             continue
 
-        size = os.path.getsize(logger.filename)
-        length = min(size, lengths[logger.filename])
+        size = os.path.getsize(name)
+        length = min(size, lengths[name])
         logger.append = True
         logger.append_header = length == 0
         if length < size:
-            os.truncate(logger.filename, length)
+            os.truncate(name, length)
             # A file that is open has the position of the dropped rows.
             csv_file = getattr(logger, "csv_file", None)
             if csv_file is not None:

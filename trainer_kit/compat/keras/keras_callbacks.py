@@ -130,7 +130,8 @@ class KerasCallbacks(Callback):
             # The trainer of a native task lacks the method: its metrics are those of each loop.
             if hasattr(run.trainer, "accumulate_epoch_metrics"):
                 run.trainer.accumulate_epoch_metrics(steps)
-            epochs = math.ceil(run.trainer.config.trainer.train_steps / steps)
+            train_steps = run.trainer.config.trainer.train_steps
+            epochs = math.ceil(train_steps / steps)
             self.params = {"epochs": epochs, "steps": steps, "verbose": 1}
 
         self._compilation = get_compilation_token(run.model)
@@ -151,7 +152,8 @@ class KerasCallbacks(Callback):
             acts_on_batches(callback, TEST_BATCH_METHODS) for callback in self.callbacks
         )
         if acts_on_evaluation:
-            run.trainer.set_evaluation_hooks(TestBatchHooks(self, run.model))
+            test_batch_hooks = TestBatchHooks(self, run.model)
+            run.trainer.set_evaluation_hooks(test_batch_hooks)
 
     def train_begin(self, run: Run) -> None:
         """Calls `on_train_begin`, unless the training has ended before.
@@ -327,10 +329,11 @@ class KerasCallbacks(Callback):
         remaining = list(state["callbacks"])
         for attributes in self._attribute_states:
             name = type(attributes.callback).__name__
-            entry = next((entry for entry in remaining if entry[0] == name), None)
-            if entry is not None:
-                remaining.remove(entry)
-                attributes.restore(entry[1])
+            for entry in remaining:
+                if entry[0] == name:
+                    remaining.remove(entry)
+                    attributes.restore(entry[1])
+                    break
 
         # The training of a finished run does not begin.
         if not self.has_begun:
@@ -468,7 +471,9 @@ class FitCallbacks(KerasCallbacks):
             callback for callback in callbacks if is_keras_callback(callback, "History")
         ]
         if not histories:
-            library = sys.modules["tf_keras"] if is_keras_2_model(model) else keras
+            library = keras
+            if is_keras_2_model(model):
+                library = sys.modules["tf_keras"]
             history = library.callbacks.History()
             # Keras sets it when the training begins, which a finished run does not do.
             history.epoch = []
@@ -482,10 +487,12 @@ class FitCallbacks(KerasCallbacks):
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """Prints the epoch in which a resumed run continues."""
-        if not self._has_trained and run.step and run.is_chief and self.params["verbose"]:
-            epoch = run.step // self.params["steps"] + 1
+        resumes = not self._has_trained and run.step > 0
+        if resumes and run.is_chief and self.params["verbose"]:
+            completed_epochs = run.step // self.params["steps"]
             _print_line(
-                f"the run resumes in epoch {epoch} of {self.params['epochs']}, at step {run.step}"
+                f"the run resumes in epoch {completed_epochs + 1} of {self.params['epochs']}, at"
+                f" step {run.step}"
             )
         self._has_trained = True
 

@@ -122,7 +122,8 @@ def _updates_all(metrics: Sequence[Metric], graph: tf.Graph) -> bool:
 
     If it does not, it may return another loss in place of the result of one of them.
     """
-    written_ids = {id(handle) for handle in find_written_handles(graph)}
+    written_handles = find_written_handles(graph)
+    written_ids = {id(handle) for handle in written_handles}
     for metric in metrics:
         handle_ids: list[int] = []
         for variable in map(native_variable, metric.variables):
