@@ -242,7 +242,8 @@ def _normal_numbers(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     # finite.
     shift = tf.constant(8, tf.uint32)
     upper_bits = tf.bitwise.right_shift(bits, shift)
-    shares = (tf.cast(upper_bits, tf.float32) + 1.0) * 2.0**-24
+    numerators = tf.cast(upper_bits, tf.float32) + 1.0
+    shares = numerators * 2.0**-24
 
     logarithm = tf.math.log(shares[0])
     length = tf.sqrt(-2.0 * logarithm)

@@ -67,7 +67,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns `loss` in float32, times the scale; runs eagerly or in graph, on a replica."""
-        return tf.cast(loss, tf.float32) * tf.convert_to_tensor(self.dynamic_scale)
+        loss = tf.cast(loss, tf.float32)
+        return loss * tf.convert_to_tensor(self.dynamic_scale)
 
     def apply(
         self,
@@ -154,5 +155,6 @@ def _is_finite_on_all_replicas(gradients: Sequence[Gradient]) -> tf.Tensor:
         not_finite.append(tf.cast(~is_finite, tf.float32))
 
     context = tf.distribute.get_replica_context()
-    count = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.add_n(not_finite))
+    local_count = tf.add_n(not_finite)
+    count = context.all_reduce(tf.distribute.ReduceOp.SUM, local_count)
     return count == 0

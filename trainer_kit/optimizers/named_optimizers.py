@@ -214,7 +214,9 @@ def log_ownership(
             ", ".join(unowned),
         )
 
-    counts = [f"{name} {len(variables)}" for name, variables in variables_by_optimizer.items()]
+    counts = []
+    for name, variables in variables_by_optimizer.items():
+        counts.append(f"{name} {len(variables)}")
     _log.info("variables of each optimizer: %s", ", ".join(counts))
 
 

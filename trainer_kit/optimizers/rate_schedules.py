@@ -288,7 +288,8 @@ class OneCycle(Schedule):
         fall_steps = max(self.total_steps - peak, 1e-9)
         fall_fraction = (step - peak) / fall_steps
         angle = math.pi * fall_fraction
-        falling = last + (highest - last) * (1.0 + tf.cos(angle)) / 2.0
+        height = (highest - last) * (1.0 + tf.cos(angle))
+        falling = last + height / 2.0
         return tf.where(step <= peak, rising, falling)
 
     def get_config(self) -> dict[str, Any]:

@@ -111,9 +111,11 @@ class DecayRuleMixin:
         super().build(variables)  # type: ignore[misc]
 
         paths = [variable_path(variable) for variable in variables]
-        all_rates = [self.get_decay_rate(index) for index in range(len(paths))]
+        all_rates = []
         rates = []
-        for path, rate in zip(paths, all_rates, strict=True):
+        for index, path in enumerate(paths):
+            rate = self.get_decay_rate(index)
+            all_rates.append(rate)
             rates.append(rate if self.decay_rule.applies_to(path) else 0.0)
         self.decay_rates = PerVariable(tuple(rates))
 

@@ -92,7 +92,8 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.T
     def value_once() -> tf.Tensor:
         context = tf.distribute.get_replica_context()
         replica = context.replica_id_in_sync_group % replicas
-        return tf.where(tf.equal(replica, 0), value, tf.zeros_like(value))
+        is_first = tf.equal(replica, 0)
+        return tf.where(is_first, value, tf.zeros_like(value))
 
     values = strategy.run(value_once)
     return strategy.reduce("SUM", values, axis=None)

@@ -188,7 +188,9 @@ def _allow_interrupts() -> Iterator[None]:
         yield
         return
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handlers[number] = signal.getsignal(number)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
@@ -206,7 +208,8 @@ def _create_tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strat
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
         # A remote host has the address 'grpc://host:port', a TPU of this machine an empty one.
-        host, _, port = resolver.master().rpartition("//")[2].rpartition(":")
+        _, _, location = resolver.master().rpartition("//")
+        host, _, port = location.rpartition(":")
         if host:
             address_and_port = (host.strip("[]"), int(port))
             socket.create_connection(address_and_port, timeout=TPU_CONNECT_TIMEOUT).close()
@@ -223,7 +226,8 @@ def _create_tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strat
 def _build_strategy_error(
     policy: str, error: Exception, advice: str, where: str = ""
 ) -> ConfigError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    lines = str(error).splitlines()
+    reason = lines[0] if lines else type(error).__name__
     problem = f"{policy}{where} failed: {reason}"
     return ConfigError([Mistake("runtime.distribution_strategy", problem, advice)])
 

@@ -469,7 +469,11 @@ class SummaryState:
 
     def _read_values(self) -> dict[str, Any]:
         state = self._get_tensorflow_state()
-        return {name: getattr(state, name) for name in self._FIELDS if hasattr(state, name)}
+        values = {}
+        for name in self._FIELDS:
+            if hasattr(state, name):
+                values[name] = getattr(state, name)
+        return values
 
     def _write_values(self, values: Mapping[str, object]) -> None:
         state = self._get_tensorflow_state()

@@ -188,7 +188,8 @@ class DatasetPasses:
         batches = _count_batches_to_draw_orders(self._dataset)
         if batches is None:
             # A reduce reads the whole pass.
-            self._untuned_dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1)
+            zero = tf.constant(0, tf.int64)
+            self._untuned_dataset.reduce(zero, lambda count, _: count + 1)
             return
 
         # The iterator and its buffers end with this call.

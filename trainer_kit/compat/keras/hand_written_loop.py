@@ -274,8 +274,10 @@ class LoopTask(FitTask):
             value for value in gc.get_objects() if issubclass(type(value), metric_classes)
         ]
         for metric in all_metrics:
-            others = [variable for variable in metric.variables if id(variable) not in listed_ids]
-            other_ids = {id(native_variable(variable)) for variable in others}
+            other_ids = set()
+            for variable in metric.variables:
+                if id(variable) not in listed_ids:
+                    other_ids.add(id(native_variable(variable)))
             if updated_ids & other_ids:
                 _LOG.warning(
                     "%s updates the metric %r, which is not in %s; it is not reported, and nothing"

@@ -239,7 +239,9 @@ class KerasMetrics(MetricSet):
         if not logs:
             get_results = apply_keras_autograph(self._model.get_metrics_result, self._model)
             logs = flatten_logs(get_results())
-        values = {name: tf.convert_to_tensor(value) for name, value in logs.items()}
+        values: dict[str, tf.Tensor] = {}
+        for name, value in logs.items():
+            values[name] = tf.convert_to_tensor(value)
         if "loss" in values:
             values[self._loss_name] = values.pop("loss")
         return {**super().results(), **values}

@@ -38,8 +38,10 @@ def describe_model(model: CompiledModel) -> dict[str, str]:
     texts = {"the loss": _format_value(getattr(model, "loss", None))}
 
     optimizer = getattr(model, "optimizer", None)
-    has_trained = optimizer is not None and int(tf.convert_to_tensor(optimizer.iterations))
-    if optimizer is not None and not has_trained:
+    updates = 0
+    if optimizer is not None:
+        updates = int(tf.convert_to_tensor(optimizer.iterations))
+    if optimizer is not None and updates == 0:
         texts["the optimizer"] = type(optimizer).__name__
         for name, value in _get_config(optimizer).items():
             texts[f"{name} of the optimizer"] = _format_value(value)

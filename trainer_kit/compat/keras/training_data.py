@@ -141,7 +141,8 @@ def build_training_data(
         return TrainingData(epochs, steps, adapter.batch_size)
 
     dataset = adapter.get_tf_dataset()
-    size = int(tf.nest.flatten(dataset.element_spec)[0].shape[0] or 0)
+    first_spec = tf.nest.flatten(dataset.element_spec)[0]
+    size = int(first_spec.shape[0] or 0)
     if isinstance(x, GeneratorType):
         steps = compute_steps_per_epoch(steps_per_epoch, None, "a generator")
         return TrainingData(dataset, steps, size)
@@ -209,7 +210,8 @@ def build_validation_data(
     if is_array_adapter(adapter):
         size = int(adapter.batch_size)
         arrays = convert_to_tensors(x, y, sample_weight, name="validation_data")
-        num_examples = int(tf.nest.flatten(arrays)[0].shape[0])
+        first_array = tf.nest.flatten(arrays)[0]
+        num_examples = int(first_array.shape[0])
         length = math.ceil(num_examples / size)
         if tf.distribute.has_strategy():
             # A strategy of one device would leave out a rebatch, and one of several devices the
@@ -302,7 +304,8 @@ def _count_batches(dataset: tf.data.Dataset) -> int:
             "x is counted by reading it, so that its shuffles draw other orders than in Keras"
         )
 
-    count = int(dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
+    zero = tf.constant(0, tf.int64)
+    count = int(dataset.reduce(zero, lambda count, _: count + 1))
     _LOG.info(
         "x was read once to count the batches of an epoch: %d; give steps_per_epoch to save this"
         " time",
