@@ -5,13 +5,18 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
-from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
 from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
+from trainer_kit.config.schema.optimizer_configs import (
+    AdafactorConfig,
+    BaseOptimizerConfig,
+    LARSConfig,
+    MuonConfig,
+    OptimizerConfig,
+)
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.gradient_processing import GradientProcessing
 from trainer_kit.optimizers.gradients import Clipping
@@ -29,12 +34,12 @@ from trainer_kit.optimizers.lars import Lars
 from trainer_kit.optimizers.learning_rate import create_learning_rate
 from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
 from trainer_kit.optimizers.rate_groups import RateGroups, apply_rate_groups
+from trainer_kit.optimizers.rate_schedules import Rate
 from trainer_kit.optimizers.schedule_free import ScheduleFreeAdamW
 from trainer_kit.optimizers.weight_decay import DecayRule, DecayRuleMixin
+from trainer_kit.typing import Optimizer, Variable
 
 _log = logging.getLogger(__name__)
-
-Rate: TypeAlias = float | Schedule
 
 
 def create_optimizer(
@@ -66,7 +71,8 @@ def create_optimizer(
             f"{', '.join(OptimizerConfig.branches())}"
         )
 
-    optimizer = apply_rate_groups(_build(config), RateGroups.from_config(config))
+    groups = RateGroups.from_config(config)
+    optimizer = apply_rate_groups(_build(config), groups)
     optimizer.clipping = Clipping.from_config(config)
     if config.gradient_processors:
         optimizer.gradient_processing = GradientProcessing(config.gradient_processors, random_seed)
@@ -90,21 +96,26 @@ def _build(config: OptimizationConfig) -> keras.Optimizer:
 
     if kind in _CLASSES:
         optimizer_class, names = _CLASSES[kind]
-        return optimizer_class(rate, **_arguments(optimizer_class, names, section))
+        arguments = _arguments(optimizer_class, names, section)
+        return optimizer_class(rate, **arguments)
     if kind in _BUILDERS:
         return _BUILDERS[kind](section, rate)
 
-    optimizer = OptimizerConfig.registry.lookup(kind).build(section, rate)
+    entry = OptimizerConfig.registry.lookup(kind)
+    optimizer = entry.build(section, rate)
     if not isinstance(optimizer, keras.Optimizer):
+        other_class = type(optimizer)
         raise UsageError(
             f"the registered optimizer {kind!r} built a"
-            f" {type(optimizer).__module__}.{type(optimizer).__name__}; return an optimizer of"
+            f" {other_class.__module__}.{other_class.__name__}; return an optimizer of"
             " Keras 3 (keras.Optimizer)"
         )
     return optimizer
 
 
-def build_optimizers(optimizer: Any, variables: Sequence[Any]) -> None:
+def build_optimizers(
+    optimizer: Optimizer | Mapping[str, Optimizer] | None, variables: Sequence[Variable]
+) -> None:
     """Creates the slot variables of a Keras 3 optimizer, or of each in a dict, if it has none yet.
 
     Runs eagerly, in strategy scope.
@@ -132,8 +143,10 @@ def _with_loss_scale(
     return LossScaleOptimizer(optimizer, initial_scale=float(loss_scale), dynamic=False)
 
 
-def _adafactor(config: Any, rate: Rate) -> keras.Optimizer:
-    included = config.include_in_weight_decay
+def _adafactor(config: AdafactorConfig, rate: Rate) -> keras.Optimizer:
+    rule = DecayRule()
+    if config.include_in_weight_decay:
+        rule = DecayRule(include=(config.include_in_weight_decay,), rest=False)
     return Adafactor(
         rate,
         beta_2_decay=-config.decay_rate,
@@ -141,22 +154,22 @@ def _adafactor(config: Any, rate: Rate) -> keras.Optimizer:
         epsilon_2=config.epsilon2,
         clip_threshold=config.clipping_threshold,
         weight_decay=config.weight_decay,
-        decay_rule=DecayRule(include=(included,), rest=False) if included else DecayRule(),
+        decay_rule=rule,
         name=config.name,
     )
 
 
-def _lars(config: Any, rate: Rate) -> keras.Optimizer:
+def _lars(config: LARSConfig, rate: Rate) -> keras.Optimizer:
     unadapted = config.exclude_from_layer_adaptation or config.exclude_from_weight_decay or ()
     names = "momentum eeta nesterov classic_momentum weight_decay=weight_decay_rate name"
-    return Lars(
-        rate, adaptation_rule=DecayRule(exclude=unadapted), **_arguments(Lars, names, config)
-    )
+    arguments = _arguments(Lars, names, config)
+    return Lars(rate, adaptation_rule=DecayRule(exclude=unadapted), **arguments)
 
 
-def _muon(config: Any, rate: Rate) -> keras.Optimizer:
-    in_keras = getattr(keras.optimizers, "Muon", None)
-    if in_keras is None or "rms_rate" not in inspect.signature(in_keras).parameters:
+def _muon(config: MuonConfig, rate: Rate) -> keras.Optimizer:
+    # An older Keras has no Muon, or one without rms_rate.
+    muon_class = getattr(keras.optimizers, "Muon", None)
+    if muon_class is None or "rms_rate" not in inspect.signature(muon_class).parameters:
         raise UsageError(
             f"optimizer.type=muon needs Keras 3.13 or newer, and Keras {keras.version()} is"
             " installed; update Keras, or choose another optimizer, such as adamw"
@@ -170,16 +183,22 @@ def _muon(config: Any, rate: Rate) -> keras.Optimizer:
     return Muon(rate, **_arguments(Muon, names, config))
 
 
-def _arguments(optimizer: type[keras.Optimizer], names: str, config: Any) -> dict[str, Any]:
+def _arguments(
+    optimizer: type[keras.Optimizer], names: str, config: BaseOptimizerConfig
+) -> dict[str, Any]:
     """Returns the arguments of an optimizer.
 
     "a=b" in `names` is the argument a with the value of the field b.
     """
-    pairs = [name.split("=") for name in names.split()]
-    arguments = {pair[0]: getattr(config, pair[-1]) for pair in pairs}
+    arguments: dict[str, Any] = {}
+    for name in names.split():
+        argument, _, field = name.partition("=")
+        arguments[argument] = getattr(config, field or argument)
+
     if issubclass(optimizer, DecayRuleMixin):
         include = getattr(config, "include_in_weight_decay", None) or ()
-        arguments["decay_rule"] = DecayRule(include, config.exclude_from_weight_decay or ())
+        exclude = getattr(config, "exclude_from_weight_decay", None) or ()
+        arguments["decay_rule"] = DecayRule(include, exclude)
     return arguments
 
 

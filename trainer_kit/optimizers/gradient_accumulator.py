@@ -13,13 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+import keras
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers import gradients as updates
+from trainer_kit.optimizers.gradients import Gradient, Pair
 from trainer_kit.runtime.keras_internals import get_trained_variables
+from trainer_kit.typing import FloatLike, Optimizer, Variable
 
-Apply: TypeAlias = Callable[[list[tuple[Any, Any]]], Any]
+Apply: TypeAlias = Callable[[list[Pair]], object]
 
 # The key of a call: the `id` of optimizer and variables, and how many equal calls came before it.
 Key: TypeAlias = tuple[Any, ...]
@@ -42,6 +45,7 @@ class UnavailableError(UsageError, AttributeError):
     """A training step uses an optimizer attribute that gradient accumulation cannot offer."""
 
 
+# Keras's own gradient accumulation raises an error under MirroredStrategy.
 class GradientSums:
     """The weighted sums of the gradients of micro-batches, on each replica.
 
@@ -56,11 +60,16 @@ class GradientSums:
 
     def __init__(self) -> None:
         self.variables: dict[tuple[Key, int], tf.Variable] = {}
-        self.calls: dict[Key, tuple[Sequence[tuple[Any, Any]], Apply]] = {}
+        self.calls: dict[Key, tuple[Sequence[Pair], Apply]] = {}
 
     @tf.autograph.experimental.do_not_convert
     def add(
-        self, key: Key, pairs: Sequence[tuple[Any, Any]], apply: Apply, weight: Any, is_first: Any
+        self,
+        key: Key,
+        pairs: Sequence[Pair],
+        apply: Apply,
+        weight: FloatLike,
+        is_first: bool | tf.Tensor,
     ) -> None:
         """Adds weighted gradients to their sums; runs on a replica.
 
@@ -76,15 +85,18 @@ class GradientSums:
             the sums, a bool scalar.
         """
         self.calls[key] = (pairs, apply)
+        # A weight of a tensor may be 0, and 0 times NaN is NaN.
+        multiply = tf.multiply if isinstance(weight, float) else tf.math.multiply_no_nan
         for place, (gradient, variable) in enumerate(pairs):
             if gradient is None:
                 continue
 
             total = self._get_or_create_sum((key, place), gradient, variable)
-            dense = tf.cast(tf.convert_to_tensor(gradient), total.dtype)
-            multiply = tf.multiply if isinstance(weight, float) else tf.math.multiply_no_nan
-            weighted = multiply(dense, tf.cast(weight, total.dtype))
-            total.assign(tf.where(is_first, weighted, total + weighted))
+            dtype = total.dtype
+            dense = tf.cast(tf.convert_to_tensor(gradient), dtype)
+            weighted = multiply(dense, tf.cast(weight, dtype))
+            new_total = tf.where(is_first, weighted, total + weighted)
+            total.assign(new_total)
 
     @tf.autograph.experimental.do_not_convert
     def update(self) -> None:
@@ -93,25 +105,28 @@ class GradientSums:
         Runs on a replica, after the last micro-batch.
         """
         for key, (pairs, apply) in self.calls.items():
-            sums: list[tuple[Any, Any]] = []
+            sums: list[Pair] = []
             for place, (gradient, variable) in enumerate(pairs):
-                if gradient is None:
-                    sums.append((None, variable))
-                else:
+                total = None
+                if gradient is not None:
                     total = tf.cast(self.variables[key, place], gradient.dtype)
-                    sums.append((total, variable))
+                sums.append((total, variable))
             apply(sums)
 
-    def _get_or_create_sum(self, key: tuple[Key, int], gradient: Any, variable: Any) -> tf.Variable:
+    def _get_or_create_sum(
+        self, key: tuple[Key, int], gradient: Gradient, variable: Variable
+    ) -> tf.Variable:
         """Returns the variable for the sum of a gradient, which all replicas share.
 
         Creates it if it does not exist.
         """
         if key not in self.variables:
             dtype = tf.float32 if gradient.dtype in _LOW else gradient.dtype
+            # In a step that is traced the variable is created outside of its graph.
             with tf.init_scope():
+                zeros = tf.zeros(variable.shape, dtype)
                 self.variables[key] = tf.Variable(
-                    tf.zeros(variable.shape, dtype),
+                    zeros,
                     trainable=False,
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.SUM,
@@ -132,7 +147,13 @@ class GradientAccumulator:
       is_first: See `GradientSums.add`.
     """
 
-    def __init__(self, sums: GradientSums, optimizer: Any, weight: Any, is_first: Any) -> None:
+    def __init__(
+        self,
+        sums: GradientSums,
+        optimizer: Optimizer,
+        weight: FloatLike,
+        is_first: bool | tf.Tensor,
+    ) -> None:
         self._sums = sums
         self._optimizer = optimizer
         self._weight = weight
@@ -147,18 +168,19 @@ class GradientAccumulator:
         return updates.needs_gradients(self._optimizer)
 
     @tf.autograph.experimental.do_not_convert
-    def scale_loss(self, loss: Any) -> Any:
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns the loss times the optimizer's loss scale, if it has one."""
         return updates.scale_loss(self._optimizer, loss)
 
     @tf.autograph.experimental.do_not_convert
-    def add_gradients(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+    def add_gradients(self, pairs: Sequence[Pair]) -> None:
         """Adds the gradients of `trainer_kit.apply_gradients` to the sums; runs on a replica."""
-        self._add(pairs, functools.partial(updates.apply_gradients, self._optimizer))
+        apply = functools.partial(updates.apply_gradients, self._optimizer)
+        self._add(pairs, apply)
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(
-        self, grads_and_vars: Iterable[tuple[Any, Any]], *arguments: Any, **options: Any
+        self, grads_and_vars: Iterable[Pair], *arguments: Any, **options: Any
     ) -> Any:
         """Adds the gradients of a micro-batch to the sums; runs on a replica.
 
@@ -176,7 +198,11 @@ class GradientAccumulator:
         return self._optimizer.iterations
 
     @tf.autograph.experimental.do_not_convert
-    def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
+    def apply(
+        self,
+        grads: Iterable[Gradient | None],
+        trainable_variables: Iterable[Variable] | None = None,
+    ) -> None:
         """Adds gradients to the sums; runs on a replica.
 
         Args:
@@ -186,9 +212,11 @@ class GradientAccumulator:
         """
         if trainable_variables is None:
             trainable_variables = get_trained_variables(self._optimizer)
+        # Only optimizers of Keras 3 have the method.
+        optimizer: keras.Optimizer = self._optimizer
         self._add(
             list(zip(grads, trainable_variables, strict=True)),
-            lambda sums: self._optimizer.apply(*zip(*sums, strict=True)),
+            lambda sums: optimizer.apply(*zip(*sums, strict=True)),
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -200,9 +228,10 @@ class GradientAccumulator:
             " Change the step, or set trainer.accumulate_steps=1"
         )
 
-    def _add(self, pairs: Sequence[tuple[Any, Any]], apply: Apply) -> None:
+    def _add(self, pairs: Sequence[Pair], apply: Apply) -> None:
         _check_unconditional(self._graph)
-        ids = (id(self._optimizer), *(id(variable) for _, variable in pairs))
+        variable_ids = [id(variable) for _, variable in pairs]
+        ids = (id(self._optimizer), *variable_ids)
         # Counted by graph, since a tf.function in the step may be traced more than once.
         call = (tf.compat.v1.get_default_graph(), ids)
         key = (ids, self._call_counts[call])
@@ -210,7 +239,7 @@ class GradientAccumulator:
         self._call_counts[call] += 1
 
 
-def _check_unconditional(outer: Any) -> None:
+def _check_unconditional(outer: tf.Graph) -> None:
     """Raises UsageError inside a condition or a loop of the step.
 
     The update would run in any case, and once.

@@ -12,7 +12,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -23,11 +23,12 @@ from trainer_kit.config.schema.gradient_processor_configs import (
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.optimizers.gradients import Clipping, Gradient, clip, scale_gradient
-from trainer_kit.optimizers.per_variable import similar_paths, variable_path
+from trainer_kit.optimizers.per_variable import is_found, matches_any, similar_paths, variable_path
+from trainer_kit.typing import IntLike, Variable
 
 # A function of gradients, their variables and the number of updates so far, an integer scalar
 # tensor.
-Processor: TypeAlias = Callable[[list[Gradient], list[Any], Any], Sequence[Gradient]]
+Processor: TypeAlias = Callable[[list[Gradient], list[Variable], IntLike], Sequence[Gradient]]
 
 _log = logging.getLogger(__name__)
 _NOT_FINITE_MESSAGE = (
@@ -62,15 +63,17 @@ class GradientProcessing:
     def __init__(self, sections: Sequence[GradientProcessorConfig], random_seed: int = 0) -> None:
         self.is_used = False
         self.optimizer_name = ""
-        self.global_step: Any = None
-        self._processors = [
-            (self._build_processor(section, f"{random_seed}/{place}"), section.variables)
-            for place, section in enumerate(sections)
-        ]
+        self.global_step: tf.Variable | None = None
+
+        # Each processor with the patterns of its variables.
+        self._processors: list[tuple[Processor, Sequence[str]]] = []
+        for place, section in enumerate(sections):
+            processor = self._build_processor(section, f"{random_seed}/{place}")
+            self._processors.append((processor, section.variables))
 
     @tf.autograph.experimental.do_not_convert
     def __call__(
-        self, gradients: Sequence[Gradient], variables: Sequence[Any], updates: Any
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable], updates: IntLike
     ) -> list[Gradient]:
         """Returns the processed gradients; in a replica.
 
@@ -86,52 +89,91 @@ class GradientProcessing:
         self.is_used = True
 
         for process, patterns in self._processors:
-            places = [
-                place
-                for place, path in enumerate(paths)
-                if not patterns or any(re.search(pattern, path) for pattern in patterns)
-            ]
+            # A processor without patterns has all variables.
+            places = []
+            for place, path in enumerate(paths):
+                if not patterns or matches_any(path, patterns):
+                    places.append(place)
             if not places:
                 continue
-            processed = process(
-                [results[place] for place in places],
-                [variables[place] for place in places],
-                updates,
-            )
+
+            selected_gradients = [results[place] for place in places]
+            selected_variables = [variables[place] for place in places]
+            processed = process(selected_gradients, selected_variables, updates)
             for place, gradient in zip(places, processed, strict=True):
                 results[place] = gradient
 
         return results
 
     def _build_processor(self, section: GradientProcessorConfig, seed: str) -> Processor:
-        if section.type == "check":
+        kind = str(section.type)
+        config = section.get()
+
+        if kind == "check":
             return self._check_gradients
 
-        if section.type == "noise":
-            config = section.get()
-
+        if kind == "noise":
             # The name of the optimizer is read when the step is traced: it is set after the
             # processors are built.
             def add_noise(
-                gradients: list[Gradient], variables: list[Any], updates: Any
+                gradients: list[Gradient], variables: list[Variable], updates: IntLike
             ) -> list[Gradient]:
                 suffix = f"/{self.optimizer_name}" if self.optimizer_name else ""
                 return _with_noise(config, f"{seed}/{config.seed}{suffix}", gradients, updates)
 
             return add_noise
 
-        return _build_stateless_processor(section)
+        if kind in GradientProcessorConfig.registry:
+            entry = GradientProcessorConfig.registry.lookup(kind)
+            return _wrap_registered_processor(kind, entry.build(config))
+
+        if kind == "scale":
+            return lambda gradients, variables, updates: [
+                scale_gradient(gradient, config.factor) for gradient in gradients
+            ]
+
+        if kind in _BOUNDS:
+            bounds = Clipping(**{_BOUNDS[kind]: config.bound})
+            return lambda gradients, variables, updates: clip(gradients, bounds)
+
+        return _centralize if kind == "centralize" else _summarize
 
     def _check_gradients(
-        self, gradients: list[Gradient], variables: list[Any], updates: Any
+        self, gradients: list[Gradient], variables: list[Variable], updates: IntLike
     ) -> list[Gradient]:
+        """Fails unless all gradients are finite.
+
+        `parse_non_finite_gradient` reads variable and step from the error. The check is one
+        assertion for all gradients, without a branch, which would cost a small step more.
+        """
         complete_steps = updates if self.global_step is None else self.global_step
-        return _check_finite(gradients, variables, complete_steps + 1)
+        step = complete_steps + 1
+        finite = []
+        for gradient in gradients:
+            is_finite = tf.math.is_finite(_values(gradient))
+            finite.append(tf.reduce_all(is_finite))
+        flags = tf.cast(tf.stack(finite), tf.int32)
+        names = "|".join(variable_path(variable) for variable in variables)
+
+        assertion = tf.raw_ops.Assert(
+            condition=tf.reduce_all(tf.stack(finite)),
+            data=[f"{_NOT_FINITE_MESSAGE} {names}", flags, step],
+            summarize=len(finite),
+        )
+        # In eager mode there is no operation to wait for.
+        conditions = [] if assertion is None else [assertion]
+        with tf.control_dependencies(conditions):
+            return [
+                tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+                for gradient in gradients
+            ]
 
     def _warn_about_unused_patterns(self, paths: Sequence[str]) -> None:
-        all_patterns = [pattern for _, patterns in self._processors for pattern in patterns]
+        all_patterns: list[str] = []
+        for _, patterns in self._processors:
+            all_patterns += patterns
         for pattern in dict.fromkeys(all_patterns):
-            if not any(re.search(pattern, path) for path in paths):
+            if not is_found(pattern, paths):
                 near = ", ".join(similar_paths(pattern, paths))
                 _log.warning(
                     "gradient_processors: the pattern %r matches no variable; there are: %s",
@@ -154,42 +196,27 @@ def parse_non_finite_gradient(error: tf.errors.OpError) -> tuple[str, int] | Non
     return names[flags.index("0")], step
 
 
-def _build_stateless_processor(section: GradientProcessorConfig) -> Processor:
-    kind = str(section.type)
-    config = section.get()
-
-    if kind in GradientProcessorConfig.registry:
-        entry = GradientProcessorConfig.registry.lookup(kind)
-        return _wrap_registered_processor(kind, entry.build(config))
-
-    if kind == "scale":
-        return lambda gradients, variables, updates: [
-            scale_gradient(gradient, config.factor) for gradient in gradients
-        ]
-
-    if kind in _BOUNDS:
-        bounds = Clipping(**{_BOUNDS[kind]: config.bound})
-        return lambda gradients, variables, updates: clip(gradients, bounds)
-
-    return _centralize if kind == "centralize" else _summarize
-
-
 def _with_noise(
-    config: GradientNoiseConfig, seed: str, gradients: list[Gradient], updates: Any
+    config: GradientNoiseConfig, seed: str, gradients: list[Gradient], updates: IntLike
 ) -> list[Gradient]:
     """Returns gradients with noise that depends on seed, place of the variable and update."""
     digest = hashlib.sha256(seed.encode()).digest()
     first_seed = int.from_bytes(digest[:7], "little")
-    update = tf.cast(tf.convert_to_tensor(updates), tf.int64)
-    stddev = config.stddev * (1.0 + tf.cast(update, tf.float32)) ** -config.decay
+    update = tf.convert_to_tensor(updates)
+    update = tf.cast(update, tf.int64)
+    number = 1.0 + tf.cast(update, tf.float32)
+    decay = number**-config.decay
+    stddev = config.stddev * decay
 
     results: list[Gradient] = []
     for place, gradient in enumerate(gradients):
         # Rows without a gradient get noise too.
         dense = tf.convert_to_tensor(gradient)
-        seeds = tf.stack([tf.constant(first_seed + place, tf.int64), update])
-        noise = stddev * _normal_numbers(tf.shape(dense), seeds)
-        results.append(dense + tf.cast(noise, dense.dtype))
+        variable_seed = tf.constant(first_seed + place, tf.int64)
+        seeds = tf.stack([variable_seed, update])
+        numbers = _normal_numbers(tf.shape(dense), seeds)
+        noise = tf.cast(stddev * numbers, dense.dtype)
+        results.append(dense + noise)
     return results
 
 
@@ -204,24 +231,32 @@ def _normal_numbers(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
       shape: The shape, an int32 vector.
       seeds: The seed, an int64 vector of two elements.
     """
+    # A pair of random numbers gives a pair of normal ones.
     size = tf.reduce_prod(shape)
-    pairs = tf.stack([2, (size + 1) // 2])
+    pair_count = (size + 1) // 2
     bits = tf.random.stateless_uniform(
-        pairs, seeds, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
+        tf.stack([2, pair_count]), seeds, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
     )
 
     # The upper 24 bits are exact in float32. The shares are above 0, so that the logarithm is
     # finite.
-    upper_bits = tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32))
-    shares = (tf.cast(upper_bits, tf.float32) + 1.0) * 2.0**-24
+    shift = tf.constant(8, tf.uint32)
+    upper_bits = tf.bitwise.right_shift(bits, shift)
+    numerators = tf.cast(upper_bits, tf.float32) + 1.0
+    shares = numerators * 2.0**-24
 
-    length = tf.sqrt(-2.0 * tf.math.log(shares[0]))
+    logarithm = tf.math.log(shares[0])
+    length = tf.sqrt(-2.0 * logarithm)
     angle = 2.0 * math.pi * shares[1]
-    numbers = tf.concat([length * tf.cos(angle), length * tf.sin(angle)], axis=0)
+    first_half = length * tf.cos(angle)
+    second_half = length * tf.sin(angle)
+    numbers = tf.concat([first_half, second_half], axis=0)
     return tf.reshape(numbers[:size], shape)
 
 
-def _centralize(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
+def _centralize(
+    gradients: list[Gradient], variables: list[Variable], updates: IntLike
+) -> list[Gradient]:
     centralized: list[Gradient] = []
     for gradient, variable in zip(gradients, variables, strict=True):
         if len(variable.shape) >= 2:
@@ -233,44 +268,25 @@ def _centralize(gradients: list[Gradient], variables: list[Any], updates: Any) -
     return centralized
 
 
-def _check_finite(gradients: list[Gradient], variables: list[Any], step: Any) -> list[Gradient]:
-    """Fails unless all gradients are finite.
-
-    `parse_non_finite_gradient` reads variable and step from the error. The check is one assertion
-    for all gradients, without a branch, which would cost a small step more.
-    """
-    finite = [tf.reduce_all(tf.math.is_finite(_values(gradient))) for gradient in gradients]
-    flags = tf.cast(tf.stack(finite), tf.int32)
-    names = "|".join(variable_path(variable) for variable in variables)
-
-    assertion = tf.raw_ops.Assert(
-        condition=tf.reduce_all(tf.stack(finite)),
-        data=[f"{_NOT_FINITE_MESSAGE} {names}", flags, step],
-        summarize=len(finite),
-    )
-    # In eager mode there is no operation to wait for.
-    with tf.control_dependencies([] if assertion is None else [assertion]):
-        return [
-            tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
-            for gradient in gradients
-        ]
-
-
-def _summarize(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
+def _summarize(
+    gradients: list[Gradient], variables: list[Variable], updates: IntLike
+) -> list[Gradient]:
     def write() -> tf.Tensor:
         # Without the empty name scope "cond/" would stand before the names.
         with tf.summary.record_if(True), tf.name_scope(""):
             for gradient, variable in zip(gradients, variables, strict=True):
-                norm = tf.norm(tf.cast(_values(gradient), tf.float32))
+                values = tf.cast(_values(gradient), tf.float32)
+                norm = tf.norm(values)
                 tf.summary.scalar(f"gradient_norm/{variable_path(variable)}", norm)
         return tf.constant(True)
 
     # The condition is outside, so that the norms are computed only in steps that write them.
-    tf.cond(tf.summary.should_record_summaries(), write, lambda: tf.constant(False))
+    is_due = tf.summary.should_record_summaries()
+    tf.cond(is_due, write, lambda: tf.constant(False))
     return gradients
 
 
-def _wrap_registered_processor(name: str, function: Any) -> Processor:
+def _wrap_registered_processor(name: str, function: object) -> Processor:
     """Returns a processor that calls the function that a registered builder returned."""
     # The number of parameters without a default says what the function takes.
     parameter_count = -1
@@ -281,34 +297,39 @@ def _wrap_registered_processor(name: str, function: Any) -> Processor:
             parameter.kind in positional and parameter.default is parameter.empty
             for parameter in parameters
         )
-    if parameter_count not in (1, 2):
+    if not callable(function) or parameter_count not in (1, 2):
         raise UsageError(
             f"the gradient processor {name!r} built {function!r:.80};"
             " return a function of one gradient, or of the lists of gradients and variables"
         )
 
-    def process(gradients: list[Gradient], variables: list[Any], updates: Any) -> list[Gradient]:
+    def process(
+        gradients: list[Gradient], variables: list[Variable], updates: IntLike
+    ) -> list[Gradient]:
         # Dense tensors let the function do with the gradients what it wants.
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
         call = apply_autograph(function)
         if parameter_count == 1:
-            return _check_results(name, [call(gradient) for gradient in dense], dense, variables)
-        return _check_results(name, call(dense, list(variables)), dense, variables)
+            single_results = [call(gradient) for gradient in dense]
+            return _check_results(name, single_results, dense, variables)
+        results = call(dense, list(variables))
+        return _check_results(name, results, dense, variables)
 
     return process
 
 
 def _check_results(
-    name: str, results: Any, dense: Sequence[tf.Tensor], variables: Sequence[Any]
+    name: str, results: object, dense: Sequence[tf.Tensor], variables: Sequence[Variable]
 ) -> list[tf.Tensor]:
     """Returns the results of a user's function, in the dtypes of the gradients.
 
     Raises:
       UsageError: when the results are not as many gradients of the same shapes.
     """
-    is_list = isinstance(results, (list, tuple))
-    if not is_list or len(results) != len(dense):
-        kind = f"{len(results)} gradients" if is_list else f"a {type(results).__name__}"
+    if not isinstance(results, (list, tuple)) or len(results) != len(dense):
+        kind = f"a {type(results).__name__}"
+        if isinstance(results, (list, tuple)):
+            kind = f"{len(results)} gradients"
         raise UsageError(
             f"the gradient processor {name!r} returned {kind};"
             f" return a list of {len(dense)} gradients"
@@ -323,9 +344,10 @@ def _check_results(
                 f" whose shape is {gradient.shape}; return a gradient of the same shape"
             )
 
-    return [
-        tf.cast(result, gradient.dtype) for result, gradient in zip(results, dense, strict=True)
-    ]
+    converted = []
+    for result, gradient in zip(results, dense, strict=True):
+        converted.append(tf.cast(result, gradient.dtype))
+    return converted
 
 
 def _values(gradient: Gradient) -> tf.Tensor:

@@ -6,14 +6,15 @@ Without weight decay each does exactly what Keras' class of the same name does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
+from trainer_kit.optimizers.gradients import Gradient
 from trainer_kit.optimizers.per_variable import variable_path
 from trainer_kit.optimizers.weight_decay import DecoupledDecayMixin
+from trainer_kit.typing import FloatLike, Variable
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
@@ -32,8 +33,10 @@ class Adamax(DecoupledDecayMixin, keras.optimizers.Adamax):
 
 
 class _AdadeltaOfAnyGradient(keras.optimizers.Adadelta):
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        super().update_step(tf.convert_to_tensor(gradient), variable, learning_rate)
+    def update_step(self, gradient: Gradient, variable: Variable, learning_rate: FloatLike) -> None:
+        # XLA cannot compile Keras' update by sparse gradients.
+        dense = tf.convert_to_tensor(gradient)
+        super().update_step(dense, variable, learning_rate)
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
@@ -64,8 +67,16 @@ class Lamb(DecoupledDecayMixin, keras.optimizers.Lamb):
 
 
 class _AdafactorOfAnyModel(keras.optimizers.Adafactor):
-    def build(self, variables: Sequence[Any]) -> None:
-        super().build([_flat_name(variable) for variable in variables])
+    def build(self, variables: Sequence[Variable]) -> None:
+        # Adafactor names its own variables after those that it trains, and refuses a "/". tf_keras
+        # gives variables names such as "a/b:0".
+        flat_variables = []
+        for variable in variables:
+            if isinstance(variable, tf.Variable) and "/" in variable.name:
+                name = variable_path(variable).replace("/", "_")
+                variable = keras.Variable(variable, name=name, trainable=variable.trainable)
+            flat_variables.append(variable)
+        super().build(flat_variables)
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
@@ -76,17 +87,6 @@ class Adafactor(DecoupledDecayMixin, _AdafactorOfAnyModel):
     """
 
 
-def _flat_name(variable: Any) -> Any:
-    """Wraps a tf.Variable with a name such as "a/b:0", which tf_keras gives.
-
-    Adafactor names its own variables after it, and refuses "/".
-    """
-    if isinstance(variable, tf.Variable) and "/" in variable.name:
-        name = variable_path(variable).replace("/", "_")
-        return keras.Variable(variable, name=name, trainable=variable.trainable)
-    return variable
-
-
 @keras.saving.register_keras_serializable("trainer_kit")
 class Muon(DecoupledDecayMixin, keras.optimizers.Muon):
     """Keras' Muon with a rule for which variables get weight decay.
@@ -94,18 +94,18 @@ class Muon(DecoupledDecayMixin, keras.optimizers.Muon):
     Variables that Muon leaves to Adam decay by `adam_weight_decay`.
     """
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[Variable]) -> None:
         """Creates the optimizer's variables for `variables`; called in strategy scope.
 
         Raises:
           UsageError: when a variable is not of Keras 3, so that Keras' Muon finds no path in it.
         """
-        others = [variable for variable in variables if not isinstance(variable, keras.Variable)]
-        if others:
-            raise UsageError(
-                f"optimizer.type=muon is for models of Keras 3, and {variable_path(others[0])} is a"
-                " tf.Variable; choose another optimizer, such as adamw"
-            )
+        for variable in variables:
+            if not isinstance(variable, keras.Variable):
+                raise UsageError(
+                    f"optimizer.type=muon is for models of Keras 3, and {variable_path(variable)}"
+                    " is a tf.Variable; choose another optimizer, such as adamw"
+                )
         super().build(variables)
 
     def get_decay_rate(self, index: int) -> float:
@@ -113,5 +113,7 @@ class Muon(DecoupledDecayMixin, keras.optimizers.Muon):
 
         Called after `build`.
         """
+        # Only variables that Muon leaves to Adam have a velocity of Adam.
         is_for_adam = self.adam_velocities[index] is not None
-        return float((self.adam_weight_decay if is_for_adam else self.weight_decay) or 0.0)
+        rate = self.adam_weight_decay if is_for_adam else self.weight_decay
+        return float(rate or 0.0)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from trainer_kit.optimizers.gradients import Gradient
 from trainer_kit.optimizers.per_variable import PerVariable, SlotOptimizer, variable_path
-from trainer_kit.optimizers.weight_decay import DecayRule, DecayRuleMixin
+from trainer_kit.optimizers.rate_schedules import Rate
+from trainer_kit.optimizers.weight_decay import DecayRule, DecayRuleFields, DecayRuleMixin
+from trainer_kit.typing import FloatLike, Variable
 
 
 class _LarsWithoutDecay(SlotOptimizer):
@@ -21,7 +24,7 @@ class _LarsWithoutDecay(SlotOptimizer):
 
     def __init__(
         self,
-        learning_rate: Any,
+        learning_rate: Rate,
         momentum: float = 0.9,
         eeta: float = 0.001,
         nesterov: bool = False,
@@ -60,7 +63,7 @@ class Lars(DecayRuleMixin, _LarsWithoutDecay):
     def __init__(
         self,
         *args: Any,
-        adaptation_rule: DecayRule | Mapping[str, Any] | None = None,
+        adaptation_rule: DecayRule | DecayRuleFields | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -68,22 +71,25 @@ class Lars(DecayRuleMixin, _LarsWithoutDecay):
             adaptation_rule = DecayRule(**(adaptation_rule or {}))
         self.adaptation_rule = adaptation_rule
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[Variable]) -> None:
         """Creates the slots for `variables`; called in strategy scope."""
         if not self.built:
             super().build(variables)
             paths = [variable_path(variable) for variable in variables]
-            self.is_adapted = PerVariable(tuple(map(self.adaptation_rule.applies_to, paths)))
+            adapted = [self.adaptation_rule.applies_to(path) for path in paths]
+            self.is_adapted = PerVariable(tuple(adapted))
+            # For the same rule, weight decay has warned already.
             if not self.weight_decay or self.adaptation_rule != self.decay_rule:
                 self.adaptation_rule.warn_about_unused_patterns(paths, "layer adaptation")
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(self, gradient: Gradient, variable: Variable, learning_rate: FloatLike) -> None:
         """Updates one variable; on each replica, with gradients that are summed over replicas."""
         (slot,) = self.get_slots(variable)
         rate = tf.cast(learning_rate, variable.dtype)
         velocity = tf.convert_to_tensor(slot)
 
-        summand = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
+        dense = tf.convert_to_tensor(gradient)
+        summand = tf.cast(dense, variable.dtype)
         weight_decay = self.decay_rates.get_value(self, variable)
         if weight_decay:
             summand += weight_decay * variable
@@ -91,25 +97,26 @@ class Lars(DecayRuleMixin, _LarsWithoutDecay):
             summand *= rate * self._trust(variable, summand)
 
         velocity = self.momentum * velocity + summand
-        update = self.momentum * velocity + summand if self.nesterov else velocity
+        update = velocity
+        if self.nesterov:
+            update = self.momentum * velocity + summand
         if not self.classic_momentum:
             update *= rate * self._trust(variable, update)
 
         self.assign(slot, velocity)
         self.assign_sub(variable, update)
 
-    def _trust(self, variable: Any, step: tf.Tensor) -> Any:
+    def _trust(self, variable: Variable, step: tf.Tensor) -> FloatLike:
         """Returns the trust ratio, the factor of the step: eeta * |weight| / |step|, else 1."""
         if not self.is_adapted.get_value(self, variable):
             return 1.0
         weight_norm = tf.norm(tf.convert_to_tensor(variable))
         step_norm = tf.norm(step)
-        return tf.where(
-            (weight_norm > 0) & (step_norm > 0),
-            self.eeta * tf.math.divide_no_nan(weight_norm, step_norm),
-            1.0,
-        )
+        has_ratio = (weight_norm > 0) & (step_norm > 0)
+        ratio = tf.math.divide_no_nan(weight_norm, step_norm)
+        return tf.where(has_ratio, self.eeta * ratio, 1.0)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {**super().get_config(), "adaptation_rule": dataclasses.asdict(self.adaptation_rule)}
+        adaptation_rule = dataclasses.asdict(self.adaptation_rule)
+        return {**super().get_config(), "adaptation_rule": adaptation_rule}

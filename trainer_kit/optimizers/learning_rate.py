@@ -18,7 +18,7 @@ from keras.optimizers.schedules import (
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
 from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.config.schema.schedules import LrConfig, WarmupConfig
+from trainer_kit.config.schema.schedules import LrConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.rate_schedules import (
     FunctionSchedule,
@@ -28,10 +28,12 @@ from trainer_kit.optimizers.rate_schedules import (
     PowerAndLinearDecay,
     PowerDecay,
     PowerDecayWithOffset,
+    Rate,
     StepCosineDecay,
     WithOffset,
 )
 from trainer_kit.runtime.keras_internals import get_learning_rate_or_schedule, replace_learning_rate
+from trainer_kit.typing import IntLike, Optimizer, Variable
 
 _SCHEDULES: dict[str, Callable[[Any], Schedule]] = {
     "stepwise": lambda section: PiecewiseConstantDecay(
@@ -98,7 +100,7 @@ _SCHEDULES: dict[str, Callable[[Any], Schedule]] = {
 _CONSTANT_BEFORE_OFFSET = ("cosine_restarts", "one_cycle", "inverse_time")
 
 
-def create_learning_rate(config: OptimizationConfig) -> float | Schedule:
+def create_learning_rate(config: OptimizationConfig) -> Rate:
     """Returns the learning rate that `config` describes; runs eagerly, on the host.
 
     A constant without a warm-up is a float, which can be changed while training; all else is a
@@ -107,12 +109,17 @@ def create_learning_rate(config: OptimizationConfig) -> float | Schedule:
     Raises:
       UsageError: when no schedule is chosen, or the chosen one lacks what it needs.
     """
-    rate = _schedule(config.learning_rate)
-    return rate if config.warmup.type is None else _with_warmup(rate, config.warmup)
+    rate = _create_schedule(config.learning_rate)
+    warmup = config.warmup.get()
+    if config.warmup.type is None:
+        return rate
+    if config.warmup.type == "linear":
+        return LinearWarmup(rate, warmup.warmup_steps, warmup.warmup_learning_rate)
+    return PolynomialWarmup(rate, warmup.warmup_steps, warmup.power)
 
 
 @tf.autograph.experimental.do_not_convert
-def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
+def current_learning_rate(optimizer: object, step: IntLike | None = None) -> Any:
     """Returns the learning rate of `optimizer`, a float32 scalar, or a dict of them.
 
     Runs eagerly or in graph, in any context.
@@ -128,26 +135,33 @@ def current_learning_rate(optimizer: Any, step: Any = None) -> Any:
       UsageError: when the optimizer has no learning rate.
     """
     if isinstance(optimizer, Mapping):
-        return {name: current_learning_rate(part, step) for name, part in optimizer.items()}
+        rates = {}
+        for name, part in optimizer.items():
+            rates[name] = current_learning_rate(part, step)
+        return rates
 
-    optimizer = unwrap_optimizer(optimizer)
-    schedule = get_learning_rate_or_schedule(optimizer)
-    if step is None or not isinstance(schedule, Schedule):
-        schedule = getattr(optimizer, "learning_rate", None)
+    inner = unwrap_optimizer(optimizer)
+    rate = get_learning_rate_or_schedule(inner)
+    # Without a step the public property has the rate: a schedule's value at the iterations.
+    if step is None or not isinstance(rate, Schedule):
+        rate = getattr(inner, "learning_rate", None)
 
-    if schedule is None and (parts := getattr(optimizer, "optimizers", None)):
-        return {str(number): current_learning_rate(part, step) for number, part in enumerate(parts)}
-    if schedule is None:
+    if rate is None:
+        parts = getattr(inner, "optimizers", None)
+        if parts:
+            return {
+                str(number): current_learning_rate(part, step) for number, part in enumerate(parts)
+            }
         raise UsageError(
-            f"{type(optimizer).__name__} has no learning_rate; give it an attribute of that name"
+            f"{type(inner).__name__} has no learning_rate; give it an attribute of that name"
         )
 
-    if callable(schedule):
-        schedule = schedule(optimizer.iterations if step is None else step)
-    return tf.cast(tf.convert_to_tensor(schedule), tf.float32)
+    if callable(rate):
+        rate = rate(inner.iterations if step is None else step)
+    return tf.cast(tf.convert_to_tensor(rate), tf.float32)
 
 
-def unwrap_optimizer(optimizer: Any) -> Any:
+def unwrap_optimizer(optimizer: object) -> Any:
     """Returns the optimizer that updates the weights, without wrappers for loss scale or period."""
     while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         optimizer = inner
@@ -166,18 +180,18 @@ class ConfiguredRates:
         Others are ignored.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Optimizer | Mapping[str, Optimizer] | None) -> None:
         optimizers = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
 
-        self._variables: dict[str, Any] = {}
+        self._variables: dict[str, Variable] = {}
         for name, part in optimizers.items():
             rate = get_learning_rate_or_schedule(unwrap_optimizer(part))
             if isinstance(rate, (keras.Variable, tf.Variable)):
                 self._variables[name] = rate
 
-        self._configured_rates = {
-            name: float(rate.numpy()) for name, rate in self._variables.items()
-        }
+        self._configured_rates: dict[str, float] = {}
+        for name, rate in self._variables.items():
+            self._configured_rates[name] = float(rate.numpy())
 
     def state(self) -> dict[str, float]:
         """Returns the rates of the config, for the checkpoint; runs eagerly, on the host."""
@@ -205,16 +219,17 @@ class ScaledRate(Schedule):
       factors: The factors by name, float32 scalars.
     """
 
-    def __init__(self, rate: Any) -> None:
+    def __init__(self, rate: Schedule | Variable) -> None:
         self.rate = rate
         self.factors: dict[str, tf.Variable] = {}
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the rate at `step`; runs eagerly or in graph."""
         is_schedule = isinstance(self.rate, Schedule)
         rate = self.rate(step) if is_schedule else tf.convert_to_tensor(self.rate)
         for factor in self.factors.values():
-            rate *= tf.cast(tf.convert_to_tensor(factor), rate.dtype)
+            value = tf.convert_to_tensor(factor)
+            rate *= tf.cast(value, rate.dtype)
         return rate
 
     def get_config(self) -> dict[str, Any]:
@@ -222,7 +237,7 @@ class ScaledRate(Schedule):
         return {"rate": self.rate}
 
 
-def get_base_rate(optimizer: Any) -> Any:
+def get_base_rate(optimizer: Optimizer) -> Schedule | Variable:
     """Returns the schedule or the variable of an optimizer's rate, without its factors.
 
     Args:
@@ -232,13 +247,13 @@ def get_base_rate(optimizer: Any) -> Any:
     return rate.rate if isinstance(rate, ScaledRate) else rate
 
 
-def learning_rate_factors(optimizer: Any) -> dict[str, tf.Variable]:
+def learning_rate_factors(optimizer: Optimizer) -> dict[str, tf.Variable]:
     """Returns the factors of an optimizer's learning rate by name."""
     rate = get_learning_rate_or_schedule(unwrap_optimizer(optimizer))
     return dict(rate.factors) if isinstance(rate, ScaledRate) else {}
 
 
-def add_learning_rate_factor(optimizer: Any, name: str) -> None:
+def add_learning_rate_factor(optimizer: Optimizer, name: str) -> None:
     """Gives the learning rate of a Keras 3 optimizer a factor, which is 1 at first.
 
     Runs eagerly, in strategy scope. Takes effect in functions that are traced afterwards. They read
@@ -247,21 +262,22 @@ def add_learning_rate_factor(optimizer: Any, name: str) -> None:
     Raises:
       UsageError: when the optimizer is not a Keras 3 optimizer.
     """
-    optimizer = unwrap_optimizer(optimizer)
+    inner = unwrap_optimizer(optimizer)
     rate = None
-    if isinstance(optimizer, keras.Optimizer):
-        rate = get_learning_rate_or_schedule(optimizer)
+    if isinstance(inner, keras.Optimizer):
+        rate = get_learning_rate_or_schedule(inner)
 
+    # An earlier call has added another factor.
     scaled = rate if isinstance(rate, ScaledRate) else ScaledRate(rate)
-    if rate is None or not replace_learning_rate(optimizer, scaled):
+    if rate is None or not replace_learning_rate(inner, scaled):
         raise UsageError(
-            f"{type(optimizer).__name__} has no learning rate that a factor could multiply;"
+            f"{type(inner).__name__} has no learning rate that a factor could multiply;"
             " use an optimizer of Keras 3"
         )
     scaled.factors[name] = tf.Variable(1.0, trainable=False, name=name)
 
 
-def _schedule(config: LrConfig) -> float | Schedule:
+def _create_schedule(config: LrConfig) -> Rate:
     section = config.get()
     if section is None:
         raise UsageError(
@@ -269,28 +285,29 @@ def _schedule(config: LrConfig) -> float | Schedule:
             f" of {', '.join(config.branches())}"
         )
 
-    if config.type == "constant":
+    kind = str(config.type)
+    if kind == "constant":
         return float(section.learning_rate)
     # Keras' class needs a boundary.
-    if config.type == "stepwise" and not section.boundaries:
+    if kind == "stepwise" and not section.boundaries:
         return float(section.values[0])
-
-    kind = str(config.type)
-    if config.type in LrConfig.registry:
-        return _convert_registered_schedule(kind, LrConfig.registry.lookup(kind).build(section))
+    if kind in LrConfig.registry:
+        entry = LrConfig.registry.lookup(kind)
+        return _convert_registered_schedule(kind, entry.build(section))
 
     schedule = _SCHEDULES[kind](section)
     keeps_its_own_offset = isinstance(schedule, PowerDecayWithOffset)
     offset = 0 if keeps_its_own_offset else getattr(section, "offset", 0)
     if offset:
-        return WithOffset(schedule, offset, waits=config.type in _CONSTANT_BEFORE_OFFSET)
+        return WithOffset(schedule, offset, waits=kind in _CONSTANT_BEFORE_OFFSET)
     return schedule
 
 
-def _convert_registered_schedule(name: str, result: Any) -> float | Schedule:
+def _convert_registered_schedule(name: str, result: object) -> Rate:
     """Returns the result of a registered schedule; a function of the step becomes a schedule."""
     if isinstance(result, Schedule):
         return result
+    # A bool is an int, too.
     if isinstance(result, (int, float)) and not isinstance(result, bool):
         return float(result)
     if callable(result):
@@ -299,10 +316,3 @@ def _convert_registered_schedule(name: str, result: Any) -> float | Schedule:
         f"the registered schedule {name!r} built {result!r:.80}; return a keras"
         " LearningRateSchedule, a function of the step, or a number"
     )
-
-
-def _with_warmup(rate: float | Schedule, config: WarmupConfig) -> Schedule:
-    section = config.get()
-    if config.type == "linear":
-        return LinearWarmup(rate, section.warmup_steps, section.warmup_learning_rate)
-    return PolynomialWarmup(rate, section.warmup_steps, section.power)

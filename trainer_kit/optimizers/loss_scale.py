@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.optimizers.gradients import Gradient, clip_and_apply, scale_gradient
+from trainer_kit.typing import Variable
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
@@ -43,7 +44,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     ) -> None:
         super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name)
         self.is_dynamic = dynamic
-        self._get_built_variables: Callable[[], list[Any]] = list
+        self._get_built_variables: Callable[[], list[Variable]] = list
         self.step_counter = self.add_variable(
             (), "zeros", "int", name="step_counter", aggregation="only_first_replica"
         )
@@ -55,7 +56,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             aggregation="only_first_replica",
         )
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[Variable]) -> None:
         """Creates the inner optimizer's variables for `variables`; called in strategy scope."""
         # A list as an attribute would be tracked, and so be part of checkpoints.
         built_variables = list(variables)
@@ -66,10 +67,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns `loss` in float32, times the scale; runs eagerly or in graph, on a replica."""
-        return tf.cast(loss, tf.float32) * tf.convert_to_tensor(self.dynamic_scale)
+        loss = tf.cast(loss, tf.float32)
+        return loss * tf.convert_to_tensor(self.dynamic_scale)
 
     def apply(
-        self, grads: Sequence[Gradient | None], trainable_variables: Sequence[Any] | None = None
+        self,
+        grads: Sequence[Gradient | None],
+        trainable_variables: Sequence[Variable] | None = None,
     ) -> None:
         """Unscales, clips and applies the gradients of a scaled loss, or skips the step.
 
@@ -92,10 +96,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             for gradient, variable in zip(grads, all_variables, strict=True)
             if gradient is not None
         ]
-        gradients = [scale_gradient(gradient, inverse) for gradient, _ in pairs]
+        unscaled = [scale_gradient(gradient, inverse) for gradient, _ in pairs]
         variables = [variable for _, variable in pairs]
 
-        def update(strategy: tf.distribute.Strategy, finite: Any, gradients: Any) -> None:
+        def update(
+            strategy: tf.distribute.Strategy, finite: tf.Tensor, gradients: list[Gradient]
+        ) -> None:
             def step() -> tf.Tensor:
                 strategy.run(
                     lambda replica: clip_and_apply(self.inner_optimizer, replica, variables),
@@ -103,14 +109,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 )
                 return tf.constant(True)
 
+            # All replicas have the same value.
             finite = strategy.experimental_local_results(finite)[0]
             # The branch is in cross-replica context: TensorFlow forbids a branch of one replica in
             # which replicas meet.
             tf.cond(finite, step, lambda: tf.constant(False))
             self._adapt(finite)
 
-        all_finite = _is_finite_on_all_replicas(gradients)
-        tf.distribute.get_replica_context().merge_call(update, args=(all_finite, gradients))
+        finite = _is_finite_on_all_replicas(unscaled)
+        context = tf.distribute.get_replica_context()
+        context.merge_call(update, args=(finite, unscaled))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -122,11 +130,20 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             return
 
         scale = tf.convert_to_tensor(self.dynamic_scale)
-        good_steps = tf.where(finite, tf.convert_to_tensor(self.step_counter) + 1, 0)
-        grows = (good_steps >= self.dynamic_growth_steps) & tf.math.is_finite(2.0 * scale)
+        counted_steps = tf.convert_to_tensor(self.step_counter) + 1
+        good_steps = tf.where(finite, counted_steps, 0)
+
+        # Twice the scale may be infinite.
+        is_due = good_steps >= self.dynamic_growth_steps
+        grows = is_due & tf.math.is_finite(2.0 * scale)
         grown = tf.where(grows, 2.0 * scale, scale)
-        self.dynamic_scale.assign(tf.where(finite, grown, tf.maximum(scale / 2.0, 1.0)))
-        self.step_counter.assign(tf.where(grows, tf.zeros_like(good_steps), good_steps))
+        halved = tf.maximum(scale / 2.0, 1.0)
+        new_scale = tf.where(finite, grown, halved)
+        self.dynamic_scale.assign(new_scale)
+
+        no_steps = tf.zeros_like(good_steps)
+        new_count = tf.where(grows, no_steps, good_steps)
+        self.step_counter.assign(new_count)
 
 
 def _is_finite_on_all_replicas(gradients: Sequence[Gradient]) -> tf.Tensor:
@@ -138,4 +155,6 @@ def _is_finite_on_all_replicas(gradients: Sequence[Gradient]) -> tf.Tensor:
         not_finite.append(tf.cast(~is_finite, tf.float32))
 
     context = tf.distribute.get_replica_context()
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.add_n(not_finite)) == 0
+    local_count = tf.add_n(not_finite)
+    count = context.all_reduce(tf.distribute.ReduceOp.SUM, local_count)
+    return count == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -13,11 +12,12 @@ from trainer_kit.checkpoints.state.variable_names import canonical_paths
 from trainer_kit.config.schema.optimization import AVERAGE, EMAConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.optimizers.per_variable import native_variable, variable_path
+from trainer_kit.typing import FloatLike, IntLike, Model, Variable
 
 
 def select_averaged_variables(
-    model: Any, config: EMAConfig, trainable: Sequence[Any] = ()
-) -> list[Any]:
+    model: Model, config: EMAConfig, trainable: Sequence[Variable] = ()
+) -> list[Variable]:
     """Returns the variables of `model` that are averaged, all of floating point.
 
     Args:
@@ -25,16 +25,22 @@ def select_averaged_variables(
       config: The config. Its trainable_weights_only chooses the trainable variables, or all.
       trainable: The variables to choose as trainable ones. Empty: those of the model.
     """
-    variables = (
-        (trainable or model.trainable_variables)
-        if config.trainable_weights_only
-        else model.variables
-    )
-    return [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
+    variables: Sequence[Variable] = trainable
+    if not config.trainable_weights_only:
+        variables = model.variables
+    elif not trainable:
+        variables = model.trainable_variables
+
+    selected = []
+    for variable in variables:
+        dtype = tf.as_dtype(variable.dtype)
+        if dtype.is_floating:
+            selected.append(variable)
+    return selected
 
 
 def create_average(
-    model: Any, config: EMAConfig | None, trainable: Sequence[Any] = ()
+    model: Model, config: EMAConfig | None, trainable: Sequence[Variable] = ()
 ) -> MovingAverage | None:
     """Returns the moving average of a model's weights; runs eagerly, in strategy scope.
 
@@ -50,11 +56,16 @@ def create_average(
     variables = select_averaged_variables(model, config, trainable)
     averaged = model.trainable_variables if config.trainable_weights_only else variables
     averaged_ids = {id(variable) for variable in averaged}
-    configs = [config if id(variable) in averaged_ids else None for variable in variables]
+
+    # A variable that is frozen has no average, but a key.
+    configs: list[EMAConfig | None] = []
+    for variable in variables:
+        is_averaged = id(variable) in averaged_ids
+        configs.append(config if is_averaged else None)
     return MovingAverage(variables, configs)
 
 
-def average_keys(variables: Sequence[Any]) -> list[str]:
+def average_keys(variables: Sequence[Variable]) -> list[str]:
     """Returns the keys of the averages of `variables` in a checkpoint.
 
     The keys are the paths of the variables, without the numbers that depend on earlier models.
@@ -108,7 +119,7 @@ class MovingAverage:
     more_section = "more_averages"
 
     def __init__(
-        self, variables: Sequence[Any], config: EMAConfig | Sequence[EMAConfig | None]
+        self, variables: Sequence[Variable], config: EMAConfig | Sequence[EMAConfig | None]
     ) -> None:
         if isinstance(config, EMAConfig):
             variable_configs: list[EMAConfig | None] = [config] * len(variables)
@@ -119,30 +130,37 @@ class MovingAverage:
             raise UsageError("there are no variables to average; build the model first")
 
         # Equal configs are stored once, so that each decay is computed once in a step.
-        self._configs = [
-            section for place, section in enumerate(configs) if section not in configs[:place]
-        ]
+        self._configs: list[EMAConfig] = []
+        for section in configs:
+            if section not in self._configs:
+                self._configs.append(section)
         self.weights_to_evaluate = tuple(configs[0].evaluate)
         self._strategy = tf.distribute.get_strategy()
 
         keys = average_keys(variables)
-        self._averaged_variables = [
-            self._new_averages(native_variable(variable), key, section)
-            for variable, key, section in zip(variables, keys, variable_configs, strict=True)
-            if section is not None
-        ]
+        self._averaged_variables: list[_AveragedVariable] = []
+        for variable, key, variable_config in zip(variables, keys, variable_configs, strict=True):
+            if variable_config is not None:
+                source = native_variable(variable)
+                averaged = self._new_averages(source, key, variable_config)
+                self._averaged_variables.append(averaged)
 
         self._active_average = ""
-        self._exchange_functions = {
-            name: self._in_graph(self._exchange_each, name) for name in self.names
-        }
-        self._copy_functions = {name: self._in_graph(self._copy_each, name) for name in self.names}
+
+        # Each average has its own functions, which are traced at their first calls.
+        self._exchange_functions: dict[str, Callable[[], None]] = {}
+        self._copy_functions: dict[str, Callable[[], None]] = {}
+        for name in self.names:
+            self._exchange_functions[name] = self._in_graph(self._exchange_each, name)
+            self._copy_functions[name] = self._in_graph(self._copy_each, name)
 
     @property
     def names(self) -> list[str]:
         """The names of the averages: "average" for average_decay, and those of more_decays."""
-        names = [name for averaged in self._averaged_variables for name in averaged.averages]
-        return list(dict.fromkeys(names))
+        names: dict[str, None] = {}
+        for averaged in self._averaged_variables:
+            names |= dict.fromkeys(averaged.averages)
+        return list(names)
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
@@ -152,14 +170,18 @@ class MovingAverage:
     @property
     def more_variables(self) -> dict[str, dict[str, tf.Variable]]:
         """The averages with the decays of `more_decays` by name and key, for the checkpoint."""
-        return {name: self._by_key(name) for name in self.names if name != AVERAGE}
+        averages = {}
+        for name in self.names:
+            if name != AVERAGE:
+                averages[name] = self._by_key(name)
+        return averages
 
     @property
     def active_average(self) -> str:
         """The name of the average that the model contains now; "" while it contains the weights."""
         return self._active_average
 
-    def update(self, step: Any) -> None:
+    def update(self, step: IntLike) -> None:
         """Moves the averages towards the variables.
 
         Runs eagerly or in graph, in a replica or in cross-replica context.
@@ -216,44 +238,51 @@ class MovingAverage:
                 f"{source.name} belongs to another strategy; make the average in the scope of that"
                 " strategy"
             )
+        # The averages of one variable begin at the same value.
         value = tf.convert_to_tensor(source)
-        averages = {
-            name: tf.Variable(value, trainable=False, name=name) for name in _decays(config)
-        }
-        return _AveragedVariable(source, key, self._configs.index(config), averages)
+        averages = {}
+        for name in _decays(config):
+            averages[name] = tf.Variable(value, trainable=False, name=name)
+        config_index = self._configs.index(config)
+        return _AveragedVariable(source, key, config_index, averages)
 
     def _by_key(self, name: str) -> dict[str, tf.Variable]:
-        return {
-            averaged.key: averaged.averages[name]
-            for averaged in self._averaged_variables
-            if name in averaged.averages
-        }
+        averages = {}
+        for averaged in self._averaged_variables:
+            if name in averaged.averages:
+                averages[averaged.key] = averaged.averages[name]
+        return averages
 
     def _in_graph(self, function: Callable[[str], None], name: str) -> Callable[[], None]:
         return tf.function(functools.partial(function, name), autograph=False)
 
-    def _move_each(self, strategy: tf.distribute.Strategy, decays: Sequence[Sequence[Any]]) -> None:
+    def _move_each(
+        self, strategy: tf.distribute.Strategy, decays: Sequence[Sequence[FloatLike]]
+    ) -> None:
         for averaged in self._averaged_variables:
             first, *others = averaged.averages.values()
             value = _merge_replica_values(averaged.source)
-            arguments = (others, value, decays[averaged.config_index])
+            variable_decays = decays[averaged.config_index]
+            arguments = (others, value, variable_decays)
             strategy.extended.update(first, _move, args=arguments, group=False)
 
     def _copy_each(self, name: str, keys: Collection[str] | None = None) -> None:
         with self._strategy.scope():
             for averaged in self._averaged_variables:
-                if name not in averaged.averages or (keys is not None and averaged.key not in keys):
+                is_selected = keys is None or averaged.key in keys
+                if name not in averaged.averages or not is_selected:
                     continue
                 average = averaged.averages[name]
                 value = _merge_replica_values(averaged.source)
                 self._strategy.extended.update(average, _copy, args=(value,), group=False)
 
     def _exchange_each(self, name: str) -> None:
-        averaged_variables = [
-            averaged for averaged in self._averaged_variables if name in averaged.averages
-        ]
-        averages = [averaged.averages[name] for averaged in averaged_variables]
-        sources = [averaged.source for averaged in averaged_variables]
+        averages = []
+        sources = []
+        for averaged in self._averaged_variables:
+            if name in averaged.averages:
+                averages.append(averaged.averages[name])
+                sources.append(averaged.source)
         exchange(self._strategy, averages, sources)
 
 
@@ -261,14 +290,15 @@ def _decays(config: EMAConfig) -> dict[str, float]:
     return {AVERAGE: config.average_decay, **config.more_decays}
 
 
-def _decays_at(config: EMAConfig, step: Any) -> list[Any]:
+def _decays_at(config: EMAConfig, step: IntLike) -> Sequence[FloatLike]:
     """Returns the decay of each average at a step."""
     # Decays that never change are numbers, so that no step computes them.
     constant_decays = list(_decays(config).values())
     if not config.dynamic_decay and config.start_step == 0:
         return constant_decays
 
-    averaged_steps = tf.cast(step, tf.float32) - float(config.start_step)
+    start_step = float(config.start_step)
+    averaged_steps = tf.cast(step, tf.float32) - start_step
     decays = [tf.constant(decay, tf.float32) for decay in constant_decays]
 
     if config.dynamic_decay:
@@ -281,15 +311,19 @@ def _decays_at(config: EMAConfig, step: Any) -> list[Any]:
 
 
 def _move(
-    first: tf.Variable, others: Sequence[tf.Variable], value: Any, decays: Sequence[Any]
+    first: tf.Variable,
+    others: Sequence[tf.Variable],
+    value: tf.Tensor | tf.Variable,
+    decays: Sequence[FloatLike],
 ) -> None:
     """Moves the averages of one variable on one replica; the variable is read once."""
     value = tf.convert_to_tensor(value)
     for average, decay in zip([first, *others], decays, strict=True):
-        average.assign(value + tf.cast(decay, value.dtype) * (average - value))
+        share = tf.cast(decay, value.dtype)
+        average.assign(value + share * (average - value))
 
 
-def _copy(average: tf.Variable, value: Any) -> None:
+def _copy(average: tf.Variable, value: tf.Tensor | tf.Variable) -> None:
     average.assign(tf.convert_to_tensor(value))
 
 
@@ -313,13 +347,15 @@ def _exchange(average: tf.Variable, source: tf.Variable) -> None:
     source.assign(average_value)
 
 
-def _merge_replica_values(source: tf.Variable) -> Any:
+def _merge_replica_values(source: tf.Variable) -> tf.Tensor | tf.Variable:
     """Returns the value to average.
 
     It is the mean of a variable that differs between replicas, else the variable itself.
     """
     differs = source.synchronization == tf.VariableSynchronization.ON_READ
-    return tf.convert_to_tensor(source) if differs else source
+    if differs:
+        return tf.convert_to_tensor(source)
+    return source
 
 
 def unique_names(paths: Sequence[str]) -> list[str]:
@@ -327,6 +363,7 @@ def unique_names(paths: Sequence[str]) -> list[str]:
     repetitions: dict[str, int] = {}
     names = []
     for path in paths:
-        repetitions[path] = repetitions.get(path, -1) + 1
-        names.append(f"{path}_{repetitions[path]}" if repetitions[path] else path)
+        number = repetitions.get(path, -1) + 1
+        repetitions[path] = number
+        names.append(f"{path}_{number}" if number else path)
     return names

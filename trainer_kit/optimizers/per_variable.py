@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from trainer_kit.errors import UsageError, find_similar_names
 from trainer_kit.runtime.keras_internals import get_variable_index
+from trainer_kit.typing import Variable
 
 Value = TypeVar("Value")
 
@@ -25,19 +26,32 @@ class PerVariable(Generic[Value]):
 
     values: tuple[Value, ...]
 
-    def get_value(self, optimizer: keras.Optimizer, variable: Any) -> Value:
+    def get_value(self, optimizer: keras.Optimizer, variable: Variable) -> Value:
         """Returns the value of `variable`; also of a replica's part of it, inside `update_step`."""
         return self.values[get_variable_index(optimizer, variable)]
 
 
-def native_variable(variable: Any) -> tf.Variable:
+def native_variable(variable: Variable) -> tf.Variable:
     """Returns the tf.Variable behind a Keras 3 variable; any other variable unchanged."""
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
-def variable_path(variable: Any) -> str:
+def variable_path(variable: Variable) -> str:
     """Returns the path of a Keras 3 variable, or the name of a tf.Variable without its ":0"."""
-    return str(getattr(variable, "path", None) or variable.name.split(":")[0])
+    path = getattr(variable, "path", None)
+    if not path:
+        path = variable.name.split(":")[0]
+    return str(path)
+
+
+def matches_any(path: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns, regular expressions, is found in a path."""
+    return any(re.search(pattern, path) for pattern in patterns)
+
+
+def is_found(pattern: str, paths: Iterable[str]) -> bool:
+    """Whether a pattern, a regular expression, is found in one of the paths."""
+    return any(re.search(pattern, path) for path in paths)
 
 
 def similar_paths(pattern: str, paths: Sequence[str], limit: int = 8) -> list[str]:
@@ -45,12 +59,20 @@ def similar_paths(pattern: str, paths: Sequence[str], limit: int = 8) -> list[st
 
     If no path is similar, these are the first paths.
     """
-    parts = {part for path in paths for part in (path, *path.split("/"))}
-    words = [word for word in re.split(r"[^\w/]+", pattern) if word]
-    similar_parts = {name for word in words for name in find_similar_names(word, parts)}
-    similar = [
-        path for path in paths if path in similar_parts or similar_parts & set(path.split("/"))
-    ]
+    parts: set[str] = set()
+    for path in paths:
+        parts |= {path, *path.split("/")}
+
+    # The words of a pattern are what is between its special characters.
+    similar_parts: set[str] = set()
+    for word in re.split(r"[^\w/]+", pattern):
+        if word:
+            similar_parts.update(find_similar_names(word, parts))
+
+    similar = []
+    for path in paths:
+        if path in similar_parts or not similar_parts.isdisjoint(path.split("/")):
+            similar.append(path)
     return list(similar or paths)[:limit]
 
 
@@ -69,7 +91,7 @@ def check_patterns(
       UsageError: when a pattern is not found.
     """
     for pattern in patterns:
-        if not any(re.search(pattern, path) for path in paths):
+        if not is_found(pattern, paths):
             near = ", ".join(similar_paths(pattern, paths))
             raise UsageError(
                 f"{option}: no variable of {owner} matches {pattern!r}; similar ones are: {near}"
@@ -88,7 +110,7 @@ class SlotOptimizer(keras.optimizers.Optimizer):
     slot_names: ClassVar[tuple[str, ...]] = ()
     argument_names: ClassVar[tuple[str, ...]] = ()
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[Variable]) -> None:
         """Creates the slots for `variables`; called in strategy scope."""
         if self.built:
             return
@@ -96,7 +118,7 @@ class SlotOptimizer(keras.optimizers.Optimizer):
         slots_by_name = self.add_optimizer_variables(variables, list(self.slot_names))
         self.slots = [list(slots) for slots in slots_by_name]
 
-    def get_slots(self, variable: Any) -> list[Any]:
+    def get_slots(self, variable: Variable) -> list[keras.Variable]:
         """Returns the slots of a variable, in the order of `slot_names`.
 
         Also inside `update_step`, on a replica.
@@ -106,5 +128,7 @@ class SlotOptimizer(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        arguments = {name: getattr(self, name) for name in self.argument_names}
-        return {**super().get_config(), **arguments}
+        config = super().get_config()
+        for name in self.argument_names:
+            config[name] = getattr(self, name)
+        return config

@@ -9,6 +9,9 @@ import keras
 import tensorflow as tf
 
 from trainer_kit.optimizers import gradients as updates
+from trainer_kit.optimizers.gradients import Gradient
+from trainer_kit.optimizers.rate_schedules import Rate
+from trainer_kit.typing import Variable
 
 
 class PeriodicOptimizer(keras.optimizers.Optimizer):
@@ -39,11 +42,11 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
         self.steps_done = self.add_variable(
             (), "zeros", "int64", name="steps_done", aggregation="only_first_replica"
         )
-        self._get_built_variables: Callable[[], list[Any]] = list
+        self._get_built_variables: Callable[[], list[Variable]] = list
         # By the id of the variable.
-        self._sums: dict[int, Any] = {}
+        self._sums: dict[int, keras.Variable] = {}
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[Variable]) -> None:
         """Creates the inner optimizer's variables for `variables`, and the sums of their gradients.
 
         Called in strategy scope.
@@ -64,7 +67,7 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
             }
 
     @property
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[keras.Variable]:
         """The step counter and the sums, then the variables of the inner optimizer."""
         return [*super().variables, *self.inner_optimizer.variables]
 
@@ -74,16 +77,16 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, rate: Any) -> None:
+    def learning_rate(self, rate: Rate) -> None:
         self.inner_optimizer.learning_rate = rate
 
     @property
-    def iterations(self) -> Any:
+    def iterations(self) -> keras.Variable:
         """The number of updates."""
         return self.inner_optimizer.iterations
 
     @property
-    def dynamic_scale(self) -> Any:
+    def dynamic_scale(self) -> keras.Variable | None:
         """The loss scale of the inner optimizer; None if it has none."""
         return getattr(self.inner_optimizer, "dynamic_scale", None)
 
@@ -93,7 +96,7 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
         return self.accumulate
 
     @tf.autograph.experimental.do_not_convert
-    def scale_loss(self, loss: Any) -> Any:
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns the loss times the inner optimizer's loss scale, if it has one; in a replica."""
         return updates.scale_loss(self.inner_optimizer, loss)
 
@@ -103,11 +106,16 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
 
         Runs eagerly or in graph.
         """
-        is_last = (tf.convert_to_tensor(self.steps_done) + 1) % self.period == 0
+        step = tf.convert_to_tensor(self.steps_done) + 1
+        is_last = step % self.period == 0
         return tf.logical_or(self.accumulate, is_last)
 
     @tf.autograph.experimental.do_not_convert
-    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+    def apply(
+        self,
+        grads: Sequence[Gradient | None],
+        trainable_variables: Sequence[Variable] | None = None,
+    ) -> None:
         """Counts a step, and updates the weights if it is the last one of its period; in a replica.
 
         Args:
@@ -136,13 +144,16 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
             if context.num_replicas_in_sync > 1:
                 gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
 
-        def step(strategy: tf.distribute.Strategy, gradients: Any) -> None:
+        def step(strategy: tf.distribute.Strategy, gradients: list[Gradient]) -> None:
             self._step(strategy, gradients, variables)
 
         context.merge_call(step, args=(gradients,))
 
     def _step(
-        self, strategy: tf.distribute.Strategy, gradients: Sequence[Any], variables: Sequence[Any]
+        self,
+        strategy: tf.distribute.Strategy,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Variable],
     ) -> None:
         """Counts a step, and updates the weights in the last step of a period.
 
@@ -151,14 +162,19 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
         steps_done = tf.convert_to_tensor(self.steps_done) + 1
         self.steps_done.assign(steps_done)
 
-        sums = [self._sums[id(variable)] for variable in variables] if self.accumulate else []
-        if sums:
+        sums: list[keras.Variable] = []
+        if self.accumulate:
+            sums = [self._sums[id(variable)] for variable in variables]
             for total, gradient in zip(sums, gradients, strict=True):
                 strategy.extended.update(total.value, _add, args=(gradient,), group=False)
+
+        # The replicas sum the gradients of an update, and here each has the sum of all.
         share = 1.0 / (self.period * strategy.num_replicas_in_sync)
 
         def mean_update() -> None:
-            means = [updates.scale_gradient(tf.convert_to_tensor(total), share) for total in sums]
+            means = []
+            for total in sums:
+                means.append(updates.scale_gradient(tf.convert_to_tensor(total), share))
             updates.update_variables(self.inner_optimizer, means, variables)
 
         def update() -> tf.Tensor:
@@ -175,7 +191,8 @@ class PeriodicOptimizer(keras.optimizers.Optimizer):
                 strategy.extended.update(total.value, _reset, group=False)
             return tf.constant(True)
 
-        tf.cond(steps_done % self.period == 0, update, lambda: tf.constant(False))
+        is_last = steps_done % self.period == 0
+        tf.cond(is_last, update, lambda: tf.constant(False))
 
 
 def _add(total: tf.Variable, gradient: tf.Tensor) -> Any:

@@ -13,14 +13,20 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 
 from trainer_kit.config.schema.optimization import OptimizationConfig
-from trainer_kit.optimizers.per_variable import PerVariable, similar_paths, variable_path
+from trainer_kit.optimizers.gradients import Gradient
+from trainer_kit.optimizers.per_variable import (
+    PerVariable,
+    is_found,
+    similar_paths,
+    variable_path,
+)
 from trainer_kit.optimizers.weight_decay import DecayRuleMixin, apply_weight_decay
 from trainer_kit.runtime.keras_internals import uses_weight_decay
+from trainer_kit.typing import FloatLike, Variable
 
 _log = logging.getLogger(__name__)
 
@@ -50,12 +56,13 @@ class RateGroups:
         if layer_decay is None:
             return cls(multipliers)
 
+        # The last layer has the full rate.
+        layers = []
         last = len(layer_decay.layers) - 1
-        layers = tuple(
-            (name, layer_decay.decay ** (last - index))
-            for index, name in enumerate(layer_decay.layers)
-        )
-        return cls(multipliers, layers)
+        for index, name in enumerate(layer_decay.layers):
+            distance = last - index
+            layers.append((name, layer_decay.decay**distance))
+        return cls(multipliers, tuple(layers))
 
     @property
     def is_active(self) -> bool:
@@ -71,7 +78,10 @@ class RateGroups:
     def warn_about_unused_patterns(self, paths: Sequence[str]) -> None:
         """Logs a warning for each pattern that counts for none of `paths`; it may be misspelt."""
         for patterns in (self.multipliers, self.layers):
-            used_patterns = {_find_first_match(patterns, path)[0] for path in paths}
+            used_patterns = set()
+            for path in paths:
+                used_pattern, _ = _find_first_match(patterns, path)
+                used_patterns.add(used_pattern)
             for pattern, _ in patterns:
                 if pattern not in used_patterns:
                     _warn(pattern, paths)
@@ -86,6 +96,7 @@ def apply_rate_groups(optimizer: keras.Optimizer, groups: RateGroups) -> keras.O
     """
     if groups.is_active:
         base = type(optimizer)
+        # The optimizer may be of any class, also of one that a user has registered.
         optimizer.__class__ = type(base.__name__, (_RateGroupsMixin, base), {})
         optimizer.rate_groups = groups
     return optimizer
@@ -101,16 +112,16 @@ class _RateGroupsMixin:
     weight_decay: float | None
     rate_groups: RateGroups
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[Variable]) -> None:
         if self.built:
             return
 
         # Keras decays the variables unless a DecayRuleMixin does. Its decay is applied here.
         keras_decay = 0.0 if isinstance(self, DecayRuleMixin) else self.weight_decay or 0.0
-        decay_rates = [
-            keras_decay if keras_decay and uses_weight_decay(self, variable) else 0.0
-            for variable in variables
-        ]
+        decay_rates = []
+        for variable in variables:
+            is_decayed = keras_decay and uses_weight_decay(self, variable)
+            decay_rates.append(keras_decay if is_decayed else 0.0)
         if keras_decay:
             self.exclude_from_weight_decay(var_list=list(variables))  # type: ignore[attr-defined]
         super().build(variables)  # type: ignore[misc]
@@ -121,12 +132,12 @@ class _RateGroupsMixin:
         self.rate_factors = PerVariable(tuple(factors))
 
         self.rate_groups.warn_about_unused_patterns(paths)
-        counts = [
-            f"{factor:g} times for {count}" for factor, count in sorted(Counter(factors).items())
-        ]
-        _log.info("learning rates: %s of %s variables", ", ".join(counts), len(paths))
+        factor_counts = sorted(Counter(factors).items())
+        counts = [f"{factor:g} times for {count}" for factor, count in factor_counts]
+        text = ", ".join(counts)
+        _log.info("learning rates: %s of %s variables", text, len(paths))
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(self, gradient: Gradient, variable: Variable, learning_rate: FloatLike) -> None:
         factor = self.rate_factors.get_value(self, variable)
         # Not even slots change. FTRL divides by the learning rate.
         if factor == 0.0:
@@ -148,7 +159,7 @@ def _find_first_match(patterns: Sequence[tuple[str, float]], path: str) -> tuple
 
 
 def _warn(pattern: str, paths: Sequence[str]) -> None:
-    if any(re.search(pattern, path) for path in paths):
+    if is_found(pattern, paths):
         _log.warning(
             "learning rates: all variables of the pattern %r are those of patterns before it",
             pattern,

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 from keras.optimizers.schedules import LearningRateSchedule as Schedule
 
 from trainer_kit.errors import UsageError
+from trainer_kit.typing import FloatLike, IntLike
+
+# A learning rate: a constant, or a schedule.
+Rate: TypeAlias = float | Schedule
 
 
 class FunctionSchedule(Schedule):
@@ -24,11 +28,11 @@ class FunctionSchedule(Schedule):
     Keras cannot serialize it.
     """
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[IntLike], FloatLike]) -> None:
         super().__init__()
         self.function = function
 
-    def __call__(self, step: Any) -> tf.Tensor:
+    def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         return tf.cast(self.function(step), tf.float32)
 
@@ -55,15 +59,21 @@ class WithOffset(Schedule):
         self.offset = offset
         self.waits = waits
 
-    def __call__(self, step: Any) -> tf.Tensor:
+    def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         own_step = tf.convert_to_tensor(step) - self.offset
-        return self.schedule(tf.maximum(own_step, 0) if self.waits else own_step)
+        if self.waits:
+            own_step = tf.maximum(own_step, 0)
+        return self.schedule(own_step)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         schedule = keras.optimizers.schedules.serialize(self.schedule)
-        return {"schedule": schedule, "offset": self.offset, "waits": self.waits}
+        return {
+            "schedule": schedule,
+            "offset": self.offset,
+            "waits": self.waits,
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> WithOffset:
@@ -81,13 +91,17 @@ class PowerDecay(Schedule):
         self.initial_learning_rate = initial_learning_rate
         self.power = power
 
-    def __call__(self, step: Any) -> tf.Tensor:
+    def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
-        return self.initial_learning_rate * _power(tf.cast(step, tf.float32), self.power)
+        step = tf.cast(step, tf.float32)
+        return self.initial_learning_rate * _power(step, self.power)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {"initial_learning_rate": self.initial_learning_rate, "power": self.power}
+        return {
+            "initial_learning_rate": self.initial_learning_rate,
+            "power": self.power,
+        }
 
 
 @keras.saving.register_keras_serializable("trainer_kit")
@@ -115,13 +129,15 @@ class PowerAndLinearDecay(Schedule):
         self.power = power
         self.linear_decay_fraction = linear_decay_fraction
 
-    def __call__(self, step: Any) -> tf.Tensor:
+    def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         step = tf.cast(step, tf.float32)
-        rate = self.initial_learning_rate * _power(step, self.power)
+        power = _power(step, self.power)
+        rate = self.initial_learning_rate * power
         linear_steps = self.total_decay_steps * self.linear_decay_fraction
         if linear_steps > 0:
-            rate *= tf.clip_by_value((self.total_decay_steps - step) / linear_steps, 0.0, 1.0)
+            remaining_share = (self.total_decay_steps - step) / linear_steps
+            rate *= tf.clip_by_value(remaining_share, 0.0, 1.0)
         return rate
 
     def get_config(self) -> dict[str, Any]:
@@ -150,15 +166,15 @@ class PowerDecayWithOffset(Schedule):
         self.offset = offset
         self.pre_offset_learning_rate = pre_offset_learning_rate
 
-    def __call__(self, step: Any) -> tf.Tensor:
+    def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
-        since = tf.cast(tf.convert_to_tensor(step) - self.offset, tf.float32)
-        rate = self.initial_learning_rate * _power(since, self.power)
-        return tf.where(
-            since > 0,
-            tf.minimum(rate, self.pre_offset_learning_rate),
-            self.pre_offset_learning_rate,
-        )
+        own_step = tf.convert_to_tensor(step) - self.offset
+        own_step = tf.cast(own_step, tf.float32)
+        rate = self.initial_learning_rate * _power(own_step, self.power)
+
+        largest = self.pre_offset_learning_rate
+        rate = tf.minimum(rate, largest)
+        return tf.where(own_step > 0, rate, largest)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -192,7 +208,7 @@ class StepCosineDecay(Schedule):
         self.boundaries = list(boundaries)
         self.values = list(values)
 
-    def __call__(self, step: Any) -> tf.Tensor:
+    def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         step = tf.cast(step, tf.float32)
         rate = tf.constant(self.values[0], tf.float32)
@@ -205,12 +221,16 @@ class StepCosineDecay(Schedule):
             if index == 0:
                 steps_since = tf.maximum(steps_since, tf.minimum(step, 0.0))
 
-            fraction = (1.0 + tf.cos(math.pi * steps_since / (end - start))) / 2.0
+            angle = math.pi * steps_since / (end - start)
+            fraction = (1.0 + tf.cos(angle)) / 2.0
+            start_value = self.values[index]
             end_value = self.values[index + 1]
-            piece = end_value + (self.values[index] - end_value) * fraction
+            piece = end_value + (start_value - end_value) * fraction
             rate = tf.where(step >= start, piece, rate) if index else piece
 
-        return tf.where(step >= self.boundaries[-1], self.values[-1], rate)
+        last_boundary = self.boundaries[-1]
+        last_value = self.values[-1]
+        return tf.where(step >= last_boundary, last_value, rate)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -249,9 +269,10 @@ class OneCycle(Schedule):
         self.div_factor = div_factor
         self.final_div_factor = final_div_factor
 
-    def __call__(self, step: Any) -> tf.Tensor:
+    def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
-        step = tf.clip_by_value(tf.cast(step, tf.float32), 0.0, float(self.total_steps))
+        step = tf.cast(step, tf.float32)
+        step = tf.clip_by_value(step, 0.0, float(self.total_steps))
         highest = self.max_learning_rate
         peak = self.pct_start * self.total_steps
         first = highest / self.div_factor
@@ -259,11 +280,16 @@ class OneCycle(Schedule):
 
         rise_fraction = step / peak if peak > 0 else tf.ones_like(step)
         if self.rise == "cosine":
-            rise_fraction = (1.0 - tf.cos(math.pi * rise_fraction)) / 2.0
+            angle = math.pi * rise_fraction
+            rise_fraction = (1.0 - tf.cos(angle)) / 2.0
         rising = first + (highest - first) * rise_fraction
 
-        fall_fraction = (step - peak) / max(self.total_steps - peak, 1e-9)
-        falling = last + (highest - last) * (1.0 + tf.cos(math.pi * fall_fraction)) / 2.0
+        # With pct_start=1 the rate does not fall, and the number of steps is 0.
+        fall_steps = max(self.total_steps - peak, 1e-9)
+        fall_fraction = (step - peak) / fall_steps
+        angle = math.pi * fall_fraction
+        height = (highest - last) * (1.0 + tf.cos(angle))
+        falling = last + height / 2.0
         return tf.where(step <= peak, rising, falling)
 
     def get_config(self) -> dict[str, Any]:
@@ -294,20 +320,25 @@ class _Warmup(Schedule):
         super().__init__()
         self.after = after
         self.warmup_steps = warmup_steps
+        # In a graph the rate would be a tensor without a value.
         with tf.init_scope():
             self.target_rate = float(_value(after, warmup_steps))
 
-    def _then_after(self, rising: tf.Tensor, step: Any) -> tf.Tensor:
+    def _then_after(self, rising: tf.Tensor, step: IntLike) -> tf.Tensor:
         """Returns `rising` below warmup_steps, else the value of `after` at `step`."""
         step = tf.convert_to_tensor(step)
-        return tf.where(step < self.warmup_steps, rising, _value(self.after, step))
+        rate = _value(self.after, step)
+        return tf.where(step < self.warmup_steps, rising, rate)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         after: Any = self.after
         if isinstance(after, Schedule):
             after = keras.optimizers.schedules.serialize(after)
-        return {"after": after, "warmup_steps": self.warmup_steps}
+        return {
+            "after": after,
+            "warmup_steps": self.warmup_steps,
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> _Warmup:
@@ -328,7 +359,7 @@ class LinearWarmup(_Warmup):
         super().__init__(after, warmup_steps)
         self.warmup_learning_rate = warmup_learning_rate
 
-    def __call__(self, step: Any) -> tf.Tensor:
+    def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
         part = tf.cast(step, tf.float32) / self.warmup_steps
         rise = part * (self.target_rate - self.warmup_learning_rate)
@@ -347,15 +378,20 @@ class PolynomialWarmup(_Warmup):
         super().__init__(after, warmup_steps)
         self.power = power
 
-    def __call__(self, step: Any) -> tf.Tensor:
+    def __call__(self, step: IntLike) -> tf.Tensor:
         """Returns the learning rate at `step`."""
-        part = tf.maximum(tf.cast(step, tf.float32), 1.0) / self.warmup_steps
-        return self._then_after(self.target_rate * tf.pow(part, self.power), step)
+        # Step 0 has the rate of step 1.
+        counted_step = tf.maximum(tf.cast(step, tf.float32), 1.0)
+        part = counted_step / self.warmup_steps
+        rising = self.target_rate * tf.pow(part, self.power)
+        return self._then_after(rising, step)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         return {**super().get_config(), "power": self.power}
 
 
-def _value(rate: Schedule | float, step: Any) -> tf.Tensor:
-    return tf.cast(rate(step) if isinstance(rate, Schedule) else rate, tf.float32)
+def _value(rate: Schedule | float, step: IntLike) -> tf.Tensor:
+    if isinstance(rate, Schedule):
+        rate = rate(step)
+    return tf.cast(rate, tf.float32)

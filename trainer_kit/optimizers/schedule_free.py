@@ -8,8 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer_kit.optimizers.gradients import Gradient
 from trainer_kit.optimizers.per_variable import SlotOptimizer
+from trainer_kit.optimizers.rate_schedules import Rate
 from trainer_kit.optimizers.weight_decay import DecayRuleMixin
+from trainer_kit.typing import FloatLike, Variable
 
 
 class _ScheduleFree(SlotOptimizer):
@@ -20,7 +23,7 @@ class _ScheduleFree(SlotOptimizer):
 
     def __init__(
         self,
-        learning_rate: Any,
+        learning_rate: Rate,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-8,
@@ -33,7 +36,7 @@ class _ScheduleFree(SlotOptimizer):
         self.epsilon = epsilon
         self.warmup_steps = warmup_steps
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[Variable]) -> None:
         """Creates the slots for `variables`, and starts the fast weights at their values.
 
         Called in strategy scope.
@@ -62,10 +65,11 @@ class ScheduleFreeAdamW(DecayRuleMixin, _ScheduleFree):
     never the fast weights.
     """
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(self, gradient: Gradient, variable: Variable, learning_rate: FloatLike) -> None:
         """Updates one variable; on each replica, with gradients that are summed over replicas."""
         dtype = variable.dtype
-        gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
+        dense = tf.convert_to_tensor(gradient)
+        gradient = tf.cast(dense, dtype)
         step = tf.cast(self.iterations + 1, dtype)
         rate = tf.cast(learning_rate, dtype)
         if self.warmup_steps:
@@ -74,11 +78,18 @@ class ScheduleFreeAdamW(DecayRuleMixin, _ScheduleFree):
         # Weights may be loaded after `build`, so the first step takes them from the model.
         fast_slot, velocity = self.get_slots(variable)
         weight = tf.convert_to_tensor(variable)
-        old_fast = tf.where(step == 1.0, weight, tf.convert_to_tensor(fast_slot))
-        mean = (weight - (1.0 - self.beta_1) * old_fast) / self.beta_1
+        slot_value = tf.convert_to_tensor(fast_slot)
+        old_fast = tf.where(step == 1.0, weight, slot_value)
+        fast_share = 1.0 - self.beta_1
+        mean = (weight - fast_share * old_fast) / self.beta_1
 
-        self.assign_add(velocity, (tf.square(gradient) - velocity) * (1.0 - self.beta_2))
-        size = tf.sqrt(velocity / (1.0 - tf.cast(self.beta_2, dtype) ** step)) + self.epsilon
+        difference = tf.square(gradient) - velocity
+        growth = difference * (1.0 - self.beta_2)
+        self.assign_add(velocity, growth)
+
+        # The velocity starts at 0. Divided by the correction it is a mean of the squares so far.
+        correction = 1.0 - tf.cast(self.beta_2, dtype) ** step
+        size = tf.sqrt(velocity / correction) + self.epsilon
         direction = gradient / size
         weight_decay = self.decay_rates.get_value(self, variable)
         if weight_decay:
@@ -86,5 +97,6 @@ class ScheduleFreeAdamW(DecayRuleMixin, _ScheduleFree):
 
         new_fast = old_fast - rate * direction
         mean += (new_fast - mean) / step
+        new_weight = fast_share * new_fast + self.beta_1 * mean
         self.assign(fast_slot, new_fast)
-        self.assign(variable, (1.0 - self.beta_1) * new_fast + self.beta_1 * mean)
+        self.assign(variable, new_weight)

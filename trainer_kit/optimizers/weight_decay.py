@@ -13,13 +13,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
-from trainer_kit.optimizers.per_variable import PerVariable, variable_path
+from trainer_kit.optimizers.gradients import Gradient
+from trainer_kit.optimizers.per_variable import PerVariable, is_found, matches_any, variable_path
+from trainer_kit.typing import FloatLike, Variable
 
 _log = logging.getLogger(__name__)
 
@@ -54,22 +56,30 @@ class DecayRule:
 
     def applies_to(self, path: str) -> bool:
         """Whether the variable at `path` is decayed."""
-        if any(re.search(pattern, path) for pattern in self.include):
+        if matches_any(path, self.include):
             return True
-        return self.rest and not any(re.search(pattern, path) for pattern in self.exclude)
+        return self.rest and not matches_any(path, self.exclude)
 
     def warn_about_unused_patterns(
         self, paths: Sequence[str], subject: str = "weight decay"
     ) -> None:
         """Logs a warning for each pattern that matches none of `paths`; it may be misspelt."""
         for pattern in (*self.include, *self.exclude):
-            if not any(re.search(pattern, path) for path in paths):
+            if not is_found(pattern, paths):
                 _log.warning(
                     "%s: the pattern %r matches none of the variables %s",
                     subject,
                     pattern,
                     ", ".join(paths[:8]),
                 )
+
+
+class DecayRuleFields(TypedDict, total=False):
+    """A DecayRule in the form of `get_config`."""
+
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    rest: bool
 
 
 class DecayRuleMixin:
@@ -84,28 +94,33 @@ class DecayRuleMixin:
     """
 
     def __init__(
-        self, *args: Any, decay_rule: DecayRule | Mapping[str, Any] | None = None, **kwargs: Any
+        self, *args: Any, decay_rule: DecayRule | DecayRuleFields | None = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
         if not isinstance(decay_rule, DecayRule):
             decay_rule = DecayRule(**(decay_rule or {}))
         self.decay_rule = decay_rule
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[Variable]) -> None:
         """Creates the optimizer's variables for `variables`; called in strategy scope."""
         if self.built:  # type: ignore[attr-defined]
             return
 
+        # Keras excludes variables only before it has built them.
         self.exclude_from_weight_decay(var_list=list(variables))  # type: ignore[attr-defined]
         super().build(variables)  # type: ignore[misc]
 
         paths = [variable_path(variable) for variable in variables]
-        rates = [
-            self.get_decay_rate(index) if self.decay_rule.applies_to(path) else 0.0
-            for index, path in enumerate(paths)
-        ]
+        all_rates = []
+        rates = []
+        for index, path in enumerate(paths):
+            rate = self.get_decay_rate(index)
+            all_rates.append(rate)
+            rates.append(rate if self.decay_rule.applies_to(path) else 0.0)
         self.decay_rates = PerVariable(tuple(rates))
-        if any(self.get_decay_rate(index) for index in range(len(paths))):
+
+        # Without weight decay the patterns mean nothing.
+        if any(all_rates):
             self.decay_rule.warn_about_unused_patterns(paths)
 
     def get_decay_rate(self, index: int) -> float:
@@ -117,7 +132,8 @@ class DecayRuleMixin:
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {**super().get_config(), "decay_rule": dataclasses.asdict(self.decay_rule)}  # type: ignore[misc]
+        decay_rule = dataclasses.asdict(self.decay_rule)
+        return {**super().get_config(), "decay_rule": decay_rule}  # type: ignore[misc]
 
 
 class DecoupledDecayMixin(DecayRuleMixin):
@@ -126,17 +142,19 @@ class DecoupledDecayMixin(DecayRuleMixin):
     The decay is weight decay * learning rate * weight.
     """
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(self, gradient: Gradient, variable: Variable, learning_rate: FloatLike) -> None:
         """Decays and updates one variable.
 
         Runs on each replica, with gradients that are summed over replicas.
         """
-        apply_weight_decay(variable, self.decay_rates.get_value(self, variable), learning_rate)
+        rate = self.decay_rates.get_value(self, variable)
+        apply_weight_decay(variable, rate, learning_rate)
         super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
 
 
-def apply_weight_decay(variable: Any, rate: float, learning_rate: Any) -> None:
+def apply_weight_decay(variable: Variable, rate: float, learning_rate: FloatLike) -> None:
     """Subtracts rate * learning_rate * weight from a weight; with a rate of 0 it does nothing."""
     if rate:
-        decayed = variable * tf.cast(rate, variable.dtype)
-        variable.assign_sub(decayed * tf.cast(learning_rate, variable.dtype))
+        dtype = variable.dtype
+        decayed = variable * tf.cast(rate, dtype)
+        variable.assign_sub(decayed * tf.cast(learning_rate, dtype))

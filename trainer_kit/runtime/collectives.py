@@ -49,16 +49,23 @@ def worker_count(strategy: tf.distribute.Strategy) -> int:
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 1
     jobs = strategy.cluster_resolver.cluster_spec().as_dict()
-    return max(1, sum(len(jobs.get(job, [])) for job in ("chief", "worker")))
+    chiefs = jobs.get("chief", [])
+    workers = jobs.get("worker", [])
+    return max(1, len(chiefs) + len(workers))
 
 
 def worker_index(strategy: tf.distribute.Strategy) -> int:
     """Returns the index of this process among the workers; 0 is the chief."""
     if worker_count(strategy) == 1:
         return 0
+
+    # Chiefs come before the workers, which TensorFlow counts from 0 again.
     resolver = strategy.cluster_resolver
-    chiefs = len(resolver.cluster_spec().as_dict().get("chief", []))
-    return int(resolver.task_id) + (chiefs if resolver.task_type == "worker" else 0)
+    index = int(resolver.task_id)
+    if resolver.task_type == "worker":
+        jobs = resolver.cluster_spec().as_dict()
+        index += len(jobs.get("chief", []))
+    return index
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
@@ -68,7 +75,10 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 def broadcast_text(strategy: tf.distribute.Strategy, text: str) -> str:
     """Returns the chief's `text` on every worker."""
-    return all_gather(strategy, text)[0] if worker_count(strategy) > 1 else text
+    if worker_count(strategy) == 1:
+        return text
+    texts = all_gather(strategy, text)
+    return texts[0]
 
 
 def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.Tensor:
@@ -78,16 +88,22 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> tf.T
     """
     replicas = strategy.num_replicas_in_sync // worker_count(strategy)
 
+    # The first replica of each worker gives the value, and its others give zeros.
     def value_once() -> tf.Tensor:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group % replicas
-        return tf.where(tf.equal(replica, 0), value, tf.zeros_like(value))
+        context = tf.distribute.get_replica_context()
+        replica = context.replica_id_in_sync_group % replicas
+        is_first = tf.equal(replica, 0)
+        return tf.where(is_first, value, tf.zeros_like(value))
 
-    return strategy.reduce("SUM", strategy.run(value_once), axis=None)
+    values = strategy.run(value_once)
+    return strategy.reduce("SUM", values, axis=None)
 
 
 def broadcast_int(strategy: tf.distribute.Strategy, number: int) -> int:
     """Returns the chief's `number` on every worker."""
-    return int(_sum_array(strategy, np.array(number if worker_index(strategy) == 0 else 0)))
+    # The other workers add zeros to the number of the chief.
+    summand = number if worker_index(strategy) == 0 else 0
+    return int(_sum_array(strategy, np.array(summand)))
 
 
 def barrier(strategy: tf.distribute.Strategy) -> None:
@@ -114,14 +130,20 @@ def all_gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     rows = np.zeros((count, max(lengths)), np.int64)
     rows[index, : len(data)] = np.frombuffer(data, np.uint8)
     rows = _sum_array(strategy, rows).astype(np.uint8)
-    return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
+
+    texts = []
+    for row, length in zip(rows, lengths, strict=True):
+        text_bytes = row[:length].tobytes()
+        texts.append(text_bytes.decode())
+    return texts
 
 
 def _sum_array(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray:
     if worker_count(strategy) == 1:
         return value
     sum_tensor = _build_sum_function(strategy)
-    return sum_tensor(tf.constant(value, tf.int64)).numpy()
+    tensor = tf.constant(value, tf.int64)
+    return sum_tensor(tensor).numpy()
 
 
 @functools.cache

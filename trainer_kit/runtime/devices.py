@@ -119,7 +119,9 @@ def _raise_arena_limit() -> None:
     arena, and at 28,000 when they did not (TensorFlow 2.20, glibc 2.36). The call has no effect
     once glibc has reached its own limit.
     """
-    is_set = "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")
+    # The user's own limit stays.
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    is_set = "MALLOC_ARENA_MAX" in os.environ or "arena_max" in tunables
     # glibc counts all cores, whatever the affinity.
     glibc_limit = (os.cpu_count() or 1) * 8
     if not is_set and glibc_limit < _ARENA_COUNT:

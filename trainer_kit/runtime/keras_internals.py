@@ -13,11 +13,13 @@ import contextvars
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeGuard
 
 import keras
 import tensorflow as tf
+
+from trainer_kit.typing import Model, Variable
 
 _LOG = logging.getLogger(__name__)
 
@@ -121,7 +123,7 @@ def _set_layer_counts(counts: Mapping[str, int]) -> Mapping[str, int]:
     return new_counts
 
 
-def get_learning_rate_or_schedule(optimizer: Any) -> Any:
+def get_learning_rate_or_schedule(optimizer: object) -> Any:
     """Returns the variable or schedule of the learning rate of an optimizer of either Keras.
 
     None means that the optimizer has no rate. The public property shows only the value of a
@@ -129,10 +131,14 @@ def get_learning_rate_or_schedule(optimizer: Any) -> Any:
     rate at another step is unknown. Legacy optimizers of tf_keras show the schedule.
     """
     rate = getattr(optimizer, "_learning_rate", None)
-    return getattr(optimizer, "learning_rate", None) if rate is None else rate
+    if rate is None:
+        rate = getattr(optimizer, "learning_rate", None)
+    return rate
 
 
-def replace_learning_rate(optimizer: keras.Optimizer, rate: Any) -> bool:
+def replace_learning_rate(
+    optimizer: keras.Optimizer, rate: keras.optimizers.schedules.LearningRateSchedule
+) -> bool:
     """Makes a schedule the rate of an optimizer; returns whether it did.
 
     The public setter takes the variable of a constant rate out of the optimizer's variables, so out
@@ -144,7 +150,7 @@ def replace_learning_rate(optimizer: keras.Optimizer, rate: Any) -> bool:
     return True
 
 
-def get_trained_variables(optimizer: keras.Optimizer) -> list[Any]:
+def get_trained_variables(optimizer: keras.Optimizer) -> list[Variable]:
     """Returns the variables that an optimizer was built with, in order.
 
     No public attribute leads from a slot to its variable. Without the name the list is empty: in
@@ -154,7 +160,7 @@ def get_trained_variables(optimizer: keras.Optimizer) -> list[Any]:
     return list(getattr(optimizer, "_trainable_variables", ()))
 
 
-def get_variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
+def get_variable_index(optimizer: keras.Optimizer, variable: Variable) -> int:
     """Returns the position of a variable among those that an optimizer was built with.
 
     Keras' guide for own optimizers calls this method in `update_step`, where `variable` is a
@@ -164,22 +170,45 @@ def get_variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
     return int(optimizer._get_variable_index(variable))
 
 
-def uses_weight_decay(optimizer: keras.Optimizer, variable: Any) -> bool:
+def uses_weight_decay(optimizer: keras.Optimizer, variable: Variable) -> bool:
     """Whether Keras applies the `weight_decay` of an optimizer to a variable.
 
     Keras has a public way to exclude variables, `exclude_from_weight_decay`, and none to read which
     are excluded. Without the name the answer is True.
     """
     decays = getattr(optimizer, "_use_weight_decay", None)
-    return True if decays is None else bool(decays(variable))
+    if decays is None:
+        return True
+    return bool(decays(variable))
 
 
-def get_data_adapter(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
+class DataAdapter(Protocol):
+    """The object with which `Model.fit` reads data of one kind."""
+
+    # The number of batches in a pass. None if it is not known.
+    num_batches: int | None
+
+    def get_tf_dataset(self) -> tf.data.Dataset:
+        """Returns one pass over the data."""
+
+    def get_numpy_iterator(self) -> Iterable[Any]:
+        """Returns the batches of one pass, as NumPy arrays."""
+
+
+class ArrayAdapter(DataAdapter, Protocol):
+    """The adapter of arrays."""
+
+    # The number of examples in a batch.
+    batch_size: int
+
+
+def get_data_adapter(
+    x: Any, y: Any = None, sample_weight: Any = None, **options: Any
+) -> DataAdapter:
     """Returns the object with which `Model.fit` reads data of any kind.
 
-    It has `get_tf_dataset()` and `num_batches`. Keras exposes the adapters of no data, and they
-    decide what its dtypes, weights and orders are. Without the name trainer_kit.compat.keras ends
-    with an ImportError.
+    Keras exposes the adapters of no data, and they decide what its dtypes, weights and orders are.
+    Without the name trainer_kit.compat.keras ends with an ImportError.
 
     Args:
       x: Arrays, a tf.data.Dataset, a PyDataset, a generator: all that `Model.fit` takes.
@@ -192,10 +221,11 @@ def get_data_adapter(x: Any, y: Any = None, sample_weight: Any = None, **options
     """
     from keras.src.trainers import data_adapters
 
-    return data_adapters.get_data_adapter(x, y, sample_weight, **options)
+    adapter: DataAdapter = data_adapters.get_data_adapter(x, y, sample_weight, **options)
+    return adapter
 
 
-def is_array_adapter(adapter: Any) -> bool:
+def is_array_adapter(adapter: DataAdapter) -> TypeGuard[ArrayAdapter]:
     """Whether an adapter of `get_data_adapter` reads arrays; see there."""
     from keras.src.trainers import data_adapters
 
@@ -239,7 +269,7 @@ def install_global_clipping(optimizer: keras.Optimizer) -> None:
         )
         return
 
-    def clip_sum(gradients: Sequence[Any]) -> list[Any]:
+    def clip_sum(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
         context = tf.distribute.get_replica_context()
         if context is None:
             return list(clip(gradients))
@@ -252,7 +282,7 @@ def install_global_clipping(optimizer: keras.Optimizer) -> None:
     setattr(optimizer, name, clip_sum)
 
 
-def should_trace_batches(tensorboard: Any) -> bool:
+def should_trace_batches(tensorboard: object) -> bool:
     """Whether a TensorBoard callback profiles batches, so that it has to be called for each.
 
     Its argument `profile_batch` is kept under private names only. Without these the answer is
@@ -261,7 +291,7 @@ def should_trace_batches(tensorboard: Any) -> bool:
     return bool(getattr(tensorboard, "_should_trace", False))
 
 
-def set_monitor_op(callback: Any) -> None:
+def set_monitor_op(callback: object) -> None:
     """Makes a callback of Keras 3 choose whether lower or higher values of its log are better.
 
     Keras chooses at the end of the first epoch of a process, so that a callback of a process that
@@ -272,13 +302,13 @@ def set_monitor_op(callback: Any) -> None:
         choose()
 
 
-def is_keras_2_model(model: Any) -> bool:
+def is_keras_2_model(model: object) -> bool:
     """Whether a model is one of tf_keras, which need not be installed."""
     keras_2 = sys.modules.get("tf_keras")
     return keras_2 is not None and isinstance(model, keras_2.Model)
 
 
-def get_compile_arguments(model: Any) -> dict[str, Any]:
+def get_compile_arguments(model: Model) -> dict[str, Any]:
     """Returns the arguments that a model of either Keras was compiled with, as they were passed.
 
     Empty if they are unknown. `get_compile_config` returns them serialized, which loses functions
@@ -288,7 +318,7 @@ def get_compile_arguments(model: Any) -> dict[str, Any]:
     return dict(getattr(compile_config, "config", None) or {})
 
 
-def get_compilation_token(model: Any) -> Any:
+def get_compilation_token(model: Model) -> object:
     """Returns an object that each `compile` of either Keras replaces.
 
     Without the name the result is None, and no new compilation is noticed.
@@ -318,21 +348,24 @@ def skip_replica_loss_scaling() -> Iterator[None]:
         _SKIP_REPLICA_LOSS_SCALING.reset(token)
 
 
-def _make_scaling_optional(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _make_scaling_optional(
+    function: Callable[[tf.Tensor], tf.Tensor],
+) -> Callable[[tf.Tensor], tf.Tensor]:
     @functools.wraps(function)
-    def divide(value: Any) -> Any:
+    def divide(value: tf.Tensor) -> tf.Tensor:
         return value if _SKIP_REPLICA_LOSS_SCALING.get() else function(value)
 
     return divide
 
 
-def set_batch_counter(model: Any, batches: int, *, training: bool) -> None:
+def set_batch_counter(model: Model, batches: int, *, training: bool) -> None:
     """Sets how many batches `fit` or `evaluate` of a tf_keras model has run.
 
     Does nothing for other models. The callback TensorBoard of tf_keras reads the counter of the
     model, which only the loops of tf_keras advance. Without the name its points of batches are all
     at step 0.
     """
-    counter = getattr(model, "_train_counter" if training else "_test_counter", None)
+    name = "_train_counter" if training else "_test_counter"
+    counter = getattr(model, name, None)
     if isinstance(counter, tf.Variable):
         counter.assign(batches)

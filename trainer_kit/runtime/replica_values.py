@@ -9,10 +9,11 @@ the same bits needs the value of each replica, so checkpoints contain these as a
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypedDict
 
 import keras
 import numpy as np
@@ -20,55 +21,90 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.runtime.collectives import all_gather, broadcast_text, worker_count, worker_index
+from trainer_kit.typing import Variable
 
 _LOG = logging.getLogger(__name__)
 
 
-def select_replica_local(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> list[Any]:
+class EncodedArray(TypedDict):
+    """An array in the form in which workers exchange it as JSON text."""
+
+    dtype: str
+    shape: list[int]
+    # The bytes, in base64.
+    data: str
+
+
+# The values of a worker: for each variable the values of the worker's replicas.
+WorkerValues: TypeAlias = list[list[np.ndarray]]
+SavedWorkerValues: TypeAlias = Sequence[Sequence[np.ndarray | EncodedArray]]
+
+
+def select_replica_local(
+    variables: Iterable[Variable], strategy: tf.distribute.Strategy
+) -> list[Variable]:
     """Returns the variables that a step may set to different values on different replicas.
 
     The list is empty for a single replica.
     """
     if strategy.num_replicas_in_sync == 1:
         return []
+    # A step sets variables that are trained to the same value on all replicas.
     return [variable for variable in variables if not _native(variable).trainable]
 
 
-def are_replicas_equal(state: list[Any]) -> bool:
+def are_replicas_equal(state: Sequence[WorkerValues]) -> bool:
     """Whether all replicas have the same bits of each variable.
 
     Args:
       state: The return value of `read_replica_values`.
     """
     for values_by_worker in zip(*state, strict=True):
-        bits = {value.tobytes() for values in values_by_worker for value in values}
+        values = itertools.chain.from_iterable(values_by_worker)
+        bits = {value.tobytes() for value in values}
         if len(bits) > 1:
             return False
     return True
 
 
-def read_replica_values(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Any]:
+def read_replica_values(
+    variables: Sequence[Variable], strategy: tf.distribute.Strategy
+) -> list[WorkerValues]:
     """Returns the values of all replicas as NumPy arrays.
 
     The result is a list of workers, each a list of variables, each a list of replicas. Runs
     eagerly. All workers call it.
     """
-    local = [[np.asarray(part) for part in parts] for parts in _parts(variables, strategy)]
+    local = []
+    for parts in _parts(variables, strategy):
+        local.append([np.asarray(part) for part in parts])
     if worker_count(strategy) == 1:
         return [local]
 
-    encoded = [[encode_array(array) for array in arrays] for arrays in local]
+    encoded = []
+    for arrays in local:
+        encoded.append([encode_array(array) for array in arrays])
+
     state = []
     for text in all_gather(strategy, json.dumps(encoded)):
-        worker_values = json.loads(text)
-        state.append([[decode_array(value) for value in values] for values in worker_values])
+        worker_values = []
+        for values in json.loads(text):
+            worker_values.append([decode_array(value) for value in values])
+        state.append(worker_values)
     return state
 
 
 def restore_replica_values(
-    variables: Sequence[Any], strategy: tf.distribute.Strategy, state: list[Any]
+    variables: Sequence[Variable],
+    strategy: tf.distribute.Strategy,
+    state: Sequence[SavedWorkerValues],
 ) -> bool:
     """Restores the return value of `read_replica_values`; runs eagerly.
+
+    Args:
+      variables: The variables whose values were read.
+      strategy: The strategy in whose scope the variables were created.
+      state: The values. Checkpoints of earlier versions contain the arrays as JSON.
 
     Returns:
       Whether the values were restored. False, without a change, if they were saved on other
@@ -78,7 +114,11 @@ def restore_replica_values(
         return False
 
     variable_parts = _parts(variables, strategy)
-    saved_values = [[_array(value) for value in values] for values in state[worker_index(strategy)]]
+    saved_values = []
+    for saved in state[worker_index(strategy)]:
+        saved_values.append(
+            [decode_array(value) if isinstance(value, dict) else value for value in saved]
+        )
 
     shapes = [[tuple(part.shape) for part in parts] for parts in variable_parts]
     saved_shapes = [[value.shape for value in values] for values in saved_values]
@@ -102,13 +142,13 @@ class ReplicaLocalState:
     """
 
     def __init__(
-        self, variables: Callable[[], Iterable[Any]], strategy: tf.distribute.Strategy
+        self, variables: Callable[[], Iterable[Variable]], strategy: tf.distribute.Strategy
     ) -> None:
         self._variables = variables
         self._strategy = strategy
         self._replaced_values: list[tuple[tf.Variable, tf.Tensor]] = []
 
-    def state(self) -> list[Any] | None:
+    def state(self) -> list[WorkerValues] | None:
         """Returns the values of all replicas; None if all replicas have the same.
 
         Runs eagerly. All workers call it.
@@ -117,7 +157,7 @@ class ReplicaLocalState:
         state = read_replica_values(variables, self._strategy) if variables else []
         return None if are_replicas_equal(state) else state
 
-    def restore(self, state: list[Any] | None) -> None:
+    def restore(self, state: Sequence[SavedWorkerValues] | None) -> None:
         """Gives each replica the values that `state` returned for it; None changes nothing.
 
         If they were saved on another number of replicas, or on other workers, it changes nothing
@@ -139,17 +179,27 @@ class ReplicaLocalState:
         """
         if self._replaced_values:
             return
-        candidates = select_replica_local(self._variables(), self._strategy)
-        variables = [variable for variable in candidates if _is_moving_average(_native(variable))]
+
+        # Of a count or a sum a checkpoint contains the sum over replicas. It is left as it is, and
+        # the other variables are moving averages.
+        variables = []
+        for variable in select_replica_local(self._variables(), self._strategy):
+            native = _native(variable)
+            is_sum = native.aggregation == tf.VariableAggregation.SUM
+            if native.dtype.is_floating and not is_sum:
+                variables.append(variable)
         if not variables:
             return
 
         # The chief's values count, since the chief writes the checkpoint.
-        tensors = [tf.convert_to_tensor(_native(variable)) for variable in variables]
-        text = json.dumps([encode_array(tensor.numpy()) for tensor in tensors])
-        values = json.loads(broadcast_text(self._strategy, text))
+        encoded = []
+        for variable in variables:
+            tensor = tf.convert_to_tensor(_native(variable))
+            encoded.append(encode_array(tensor.numpy()))
+        text = broadcast_text(self._strategy, json.dumps(encoded))
 
-        for parts, value in zip(_parts(variables, self._strategy), values, strict=True):
+        variable_parts = _parts(variables, self._strategy)
+        for parts, value in zip(variable_parts, json.loads(text), strict=True):
             for part in parts:
                 self._replaced_values.append((part, part.read_value()))
                 part.assign(decode_array(value))
@@ -162,36 +212,29 @@ class ReplicaLocalState:
             part.assign(value)
 
 
-def _is_moving_average(variable: tf.Variable) -> bool:
-    """Whether a variable is no count or sum, which a checkpoint adds up over replicas."""
-    return variable.dtype.is_floating and variable.aggregation != tf.VariableAggregation.SUM
-
-
-def _parts(variables: Sequence[Any], strategy: tf.distribute.Strategy) -> list[Sequence[Any]]:
+def _parts(
+    variables: Sequence[Variable], strategy: tf.distribute.Strategy
+) -> list[Sequence[tf.Variable]]:
     """Returns each variable's local values, one per replica of this worker."""
     return [strategy.experimental_local_results(_native(variable)) for variable in variables]
 
 
-def _native(variable: Any) -> Any:
+def _native(variable: Variable) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def _array(value: Any) -> np.ndarray:
-    """Returns a value of a replica; checkpoints of earlier versions contain the array as JSON."""
-    return decode_array(value) if isinstance(value, dict) else value
-
-
-def encode_array(array: np.ndarray) -> dict[str, Any]:
+def encode_array(array: np.ndarray) -> EncodedArray:
     """Returns an array, bit by bit, in the form in which workers exchange it as JSON text."""
     contiguous = np.ascontiguousarray(array)
     data = base64.b64encode(contiguous.tobytes()).decode()
-    return {"dtype": contiguous.dtype.name, "shape": list(array.shape), "data": data}
+    return EncodedArray(dtype=contiguous.dtype.name, shape=list(array.shape), data=data)
 
 
-def decode_array(value: dict[str, Any]) -> np.ndarray:
+def decode_array(value: EncodedArray) -> np.ndarray:
     """Returns the array of `encode_array`, which checkpoints of earlier versions contain too."""
     dtype = tf.as_dtype(value["dtype"]).as_numpy_dtype
-    array = np.frombuffer(base64.b64decode(value["data"]), dtype)
+    data = base64.b64decode(value["data"])
+    array = np.frombuffer(data, dtype)
     # The copy can be written to, the buffer cannot.
     return array.reshape(value["shape"]).copy()
 
@@ -201,7 +244,7 @@ def local_tensors(inputs: Any, strategy: tf.distribute.Strategy) -> list[tf.Tens
 
     Runs in graph, in cross-replica context.
     """
-    values: list[Any] = []
+    values: list[tf.Tensor] = []
     for value in tf.nest.flatten(inputs):
         values.extend(strategy.experimental_local_results(value))
     leaves = tf.nest.flatten(values, expand_composites=True)

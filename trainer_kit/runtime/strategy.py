@@ -104,15 +104,6 @@ def create_strategy(
     return strategy
 
 
-def _create_default(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
-    del runtime, machine
-    return tf.distribute.get_strategy()
-
-
-def _create_one_device(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
-    return tf.distribute.OneDeviceStrategy(local_devices(runtime, machine)[0])
-
-
 def _create_mirrored(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
     devices = local_devices(runtime, machine)
     if len(devices) == 1:
@@ -197,20 +188,15 @@ def _allow_interrupts() -> Iterator[None]:
         yield
         return
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handlers[number] = signal.getsignal(number)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-def _create_parameter_server(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
-    del runtime, machine
-    return tf.distribute.ParameterServerStrategy(
-        tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    )
 
 
 def _create_tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strategy:
@@ -222,7 +208,8 @@ def _create_tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strat
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=address)
         # A remote host has the address 'grpc://host:port', a TPU of this machine an empty one.
-        host, _, port = resolver.master().rpartition("//")[2].rpartition(":")
+        _, _, location = resolver.master().rpartition("//")
+        host, _, port = location.rpartition(":")
         if host:
             address_and_port = (host.strip("[]"), int(port))
             socket.create_connection(address_and_port, timeout=TPU_CONNECT_TIMEOUT).close()
@@ -239,16 +226,21 @@ def _create_tpu(runtime: RuntimeConfig, machine: Machine) -> tf.distribute.Strat
 def _build_strategy_error(
     policy: str, error: Exception, advice: str, where: str = ""
 ) -> ConfigError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    lines = str(error).splitlines()
+    reason = lines[0] if lines else type(error).__name__
     problem = f"{policy}{where} failed: {reason}"
     return ConfigError([Mistake("runtime.distribution_strategy", problem, advice)])
 
 
 _BUILDERS: dict[str, Callable[[RuntimeConfig, Machine], tf.distribute.Strategy]] = {
-    "off": _create_default,
-    "one_device": _create_one_device,
+    "off": lambda runtime, machine: tf.distribute.get_strategy(),
+    "one_device": lambda runtime, machine: tf.distribute.OneDeviceStrategy(
+        local_devices(runtime, machine)[0]
+    ),
     "mirrored": _create_mirrored,
     "multi_worker_mirrored": _create_multi_worker_mirrored,
-    "parameter_server": _create_parameter_server,
+    "parameter_server": lambda runtime, machine: tf.distribute.ParameterServerStrategy(
+        tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    ),
     "tpu": _create_tpu,
 }

@@ -52,8 +52,10 @@ def local_devices(runtime: RuntimeConfig, machine: Machine) -> tuple[str, ...]:
     They are virtual CPUs if the config asks for these, else GPUs, else the CPU.
     """
     if runtime.virtual_cpus or not machine.gpus:
-        return tuple(f"CPU:{index}" for index in range(runtime.virtual_cpus or 1))
-    return tuple(f"GPU:{index}" for index in range(runtime.num_gpus or machine.gpus))
+        cpu_count = runtime.virtual_cpus or 1
+        return tuple(f"CPU:{index}" for index in range(cpu_count))
+    gpu_count = runtime.num_gpus or machine.gpus
+    return tuple(f"GPU:{index}" for index in range(gpu_count))
 
 
 def _choose_automatically(runtime: RuntimeConfig, machine: Machine) -> str:
@@ -69,7 +71,9 @@ def _choose_automatically(runtime: RuntimeConfig, machine: Machine) -> str:
             return "parameter_server"
         if cluster.is_multi_worker:
             return "multi_worker_mirrored"
-    return "mirrored" if runtime.virtual_cpus or len(local_devices(runtime, machine)) > 1 else "off"
+    if runtime.virtual_cpus or len(local_devices(runtime, machine)) > 1:
+        return "mirrored"
+    return "off"
 
 
 def _check_gpus(policy: str, runtime: RuntimeConfig, machine: Machine) -> None:

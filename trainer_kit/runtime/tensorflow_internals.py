@@ -15,7 +15,7 @@ import functools
 import inspect
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -204,7 +204,7 @@ def stop_async_saver(checkpoint: tf.train.Checkpoint) -> Exception | None:
     return failure
 
 
-def get_called_functions(graph: Any) -> dict[str, tf.Graph]:
+def get_called_functions(graph: tf.Graph) -> dict[str, tf.Graph]:
     """Returns the graphs of the functions that a traced graph can call, by name.
 
     The names are those that operations of the graph call the functions by. A graph's GraphDef has
@@ -337,7 +337,7 @@ def stateless_random_operations(generator: tf.random.Generator | None) -> Iterat
             setattr(gen_random_ops, name, function)
 
 
-def _is_inside(graph: Any, outer: tf.Graph) -> bool:
+def _is_inside(graph: tf.Graph | None, outer: tf.Graph) -> bool:
     """Whether a graph is `outer`, or is traced inside it."""
     while graph is not None and graph is not outer:
         graph = getattr(graph, "outer_graph", None)
@@ -349,7 +349,7 @@ def _is_inside(graph: Any, outer: tf.Graph) -> bool:
 # functions.
 
 
-def get_input_datasets(dataset: Any) -> list[Any]:
+def get_input_datasets(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns the datasets that a dataset is made from directly.
 
     Raises:
@@ -362,7 +362,7 @@ def get_input_datasets(dataset: Any) -> list[Any]:
         raise _build_not_exposed_error(dataset, error) from error
 
 
-def get_dataset_functions(dataset: Any) -> list[tf.Graph]:
+def get_dataset_functions(dataset: tf.data.Dataset) -> list[tf.Graph]:
     """Returns the graphs of the functions that a dataset calls itself, such as that of a map.
 
     Raises:
@@ -375,7 +375,7 @@ def get_dataset_functions(dataset: Any) -> list[tf.Graph]:
         raise _build_not_exposed_error(dataset, error) from error
 
 
-def is_nondeterministic(dataset: Any) -> bool:
+def is_nondeterministic(dataset: tf.data.Dataset) -> bool:
     """Whether a parallel map, batch or file reader was made with deterministic=False.
 
     The graph of the dataset has the setting too, but contains all arrays in memory: 2 s for 256
@@ -390,7 +390,7 @@ def is_nondeterministic(dataset: Any) -> bool:
     return str(deterministic).lower() == "false"
 
 
-def is_unseeded(dataset: Any) -> bool:
+def is_unseeded(dataset: tf.data.Dataset) -> bool:
     """Whether a dataset draws random numbers that neither its own seed nor the global seed fixes.
 
     With neither, tf.data keeps two zeros. Both names are needed: a global seed of 0 makes the first
@@ -406,7 +406,7 @@ def is_unseeded(dataset: Any) -> bool:
     return all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds)
 
 
-def is_reshuffled_each_iteration(dataset: Any) -> bool:
+def is_reshuffled_each_iteration(dataset: tf.data.Dataset) -> bool:
     """Whether a dataset is a shuffle that draws another order for each new iterator.
 
     The graph of the dataset has the setting too, but contains all arrays in memory.
@@ -419,7 +419,7 @@ def is_reshuffled_each_iteration(dataset: Any) -> bool:
     return setting is not False and setting is not _MISSING
 
 
-def _check_exposed(dataset: Any, class_names: str, *settings: Any) -> None:
+def _check_exposed(dataset: tf.data.Dataset, class_names: str, *settings: Any) -> None:
     """Raises TrainerKitError when a dataset of one of the classes lacks a setting.
 
     Datasets of other classes do not have the settings.
@@ -429,7 +429,9 @@ def _check_exposed(dataset: Any, class_names: str, *settings: Any) -> None:
         raise _build_not_exposed_error(dataset, "a setting is gone")
 
 
-def _build_not_exposed_error(dataset: Any, error: AttributeError | str) -> TrainerKitError:
+def _build_not_exposed_error(
+    dataset: tf.data.Dataset, error: AttributeError | str
+) -> TrainerKitError:
     return TrainerKitError(
         f"TensorFlow {tf.__version__} does not expose what a {type(dataset).__name__} is made of"
         f" ({error}), so trainer_kit cannot check whether a resume is exact;"
@@ -467,9 +469,13 @@ class SummaryState:
 
     def _read_values(self) -> dict[str, Any]:
         state = self._get_tensorflow_state()
-        return {name: getattr(state, name) for name in self._FIELDS if hasattr(state, name)}
+        values = {}
+        for name in self._FIELDS:
+            if hasattr(state, name):
+                values[name] = getattr(state, name)
+        return values
 
-    def _write_values(self, values: dict[str, Any]) -> None:
+    def _write_values(self, values: Mapping[str, object]) -> None:
         state = self._get_tensorflow_state()
         for name, value in values.items():
             setattr(state, name, value)

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import ConfigError, Mistake
@@ -39,7 +38,9 @@ class Cluster:
     @property
     def worker_count(self) -> int:
         """How many tasks train: the chief and the workers."""
-        return len(self.tasks.get("chief", ())) + len(self.tasks.get("worker", ()))
+        chiefs = self.tasks.get("chief", ())
+        workers = self.tasks.get("worker", ())
+        return len(chiefs) + len(workers)
 
     @property
     def worker_index(self) -> int:
@@ -47,8 +48,11 @@ class Cluster:
 
         0 for a process that works alone.
         """
-        chiefs = len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0
-        return self.task_index + chiefs if self.is_multi_worker else 0
+        if not self.is_multi_worker:
+            return 0
+        if self.task_type == "worker":
+            return self.task_index + len(self.tasks.get("chief", ()))
+        return self.task_index
 
     @property
     def parameter_server_count(self) -> int:
@@ -94,7 +98,10 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
         return 1
 
     workers = _parse_worker_hosts(worker_hosts)
-    index = 0 if len(workers) == 1 and task_index < 0 else task_index
+    # A single worker needs no index.
+    index = task_index
+    if len(workers) == 1 and task_index < 0:
+        index = 0
     if not 0 <= index < len(workers):
         raise _build_config_error(
             "runtime.task_index",
@@ -102,7 +109,10 @@ def configure_cluster(worker_hosts: str | None, task_index: int) -> int:
             f"each needs its own index, 0 to {len(workers) - 1}, in the order of"
             " runtime.worker_hosts",
         )
-    cluster = {"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}}
+    cluster = {
+        "cluster": {"worker": list(workers)},
+        "task": {"type": "worker", "index": index},
+    }
     os.environ["TF_CONFIG"] = json.dumps(cluster)
     return len(workers)
 
@@ -190,7 +200,8 @@ def _parse_worker_hosts(worker_hosts: str) -> tuple[str, ...]:
     addresses = tuple(address.strip() for address in worker_hosts.split(","))
     for address in addresses:
         host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        is_port = port.isdecimal() and 0 < int(port) < 65536
+        if not host or not is_port:
             raise _build_config_error(
                 "runtime.worker_hosts",
                 f"{address!r} is not host:port",
@@ -205,16 +216,19 @@ def _parse_worker_hosts(worker_hosts: str) -> tuple[str, ...]:
     return addresses
 
 
-def _parse_tasks(cluster: Any) -> dict[str, tuple[str, ...]]:
-    if not isinstance(cluster, dict) or not all(
+def _parse_tasks(cluster: object) -> dict[str, tuple[str, ...]]:
+    has_lists = isinstance(cluster, dict) and all(
         isinstance(addresses, list) for addresses in cluster.values()
-    ):
+    )
+    if not isinstance(cluster, dict) or not has_lists:
         raise _build_tf_config_error(
             f"'cluster' is {cluster!r}, not lists of addresses by task type"
         )
-    tasks = {
-        name: tuple(str(address) for address in addresses) for name, addresses in cluster.items()
-    }
+
+    tasks: dict[str, tuple[str, ...]] = {}
+    for name, addresses in cluster.items():
+        tasks[name] = tuple(str(address) for address in addresses)
+
     for address in (*tasks.get("chief", ()), *tasks.get("worker", ())):
         if not address.rpartition(":")[2].isdecimal():
             raise _build_tf_config_error(f"the address {address!r} has no port")

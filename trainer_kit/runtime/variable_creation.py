@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def trace_concrete_function(function: Callable[..., Any], *specs: Any) -> Any:
+def trace_concrete_function(function: Callable[..., object], *specs: Any) -> Any:
     """Traces a function on specs, so that the variables that it creates exist; runs nothing.
 
     A tf.function creates the variables that replicas share with a value for the first replica only,
@@ -25,7 +25,7 @@ def trace_concrete_function(function: Callable[..., Any], *specs: Any) -> Any:
 
     @tf.autograph.experimental.do_not_convert
     def creating(*arguments: Any) -> Any:
-        def create_variable(next_creator: Callable[..., Any], **named: Any) -> Any:
+        def create_variable(next_creator: Callable[..., tf.Variable], **named: Any) -> tf.Variable:
             # The variable is created outside of the graph.
             with tf.init_scope():
                 return next_creator(**named)

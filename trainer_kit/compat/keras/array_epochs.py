@@ -54,7 +54,8 @@ class ArrayEpochs:
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
-        self.num_examples = int(tf.nest.flatten(arrays)[0].shape[0])
+        first_array = tf.nest.flatten(arrays)[0]
+        self.num_examples = int(first_array.shape[0])
         self.batches_per_epoch = math.ceil(self.num_examples / batch_size)
 
         # The order of Keras 3, int64 [num_examples], is that of its adapter for one large batch.
@@ -62,11 +63,11 @@ class ArrayEpochs:
         self._redraws_each_pass = has_keras_order and is_keras_2
         self._keras_3_order: tf.Tensor | None = None
         if has_keras_order and not is_keras_2:
-            adapter = get_data_adapter(
-                np.arange(self.num_examples), batch_size=self.num_examples, shuffle=True
-            )
+            indices = np.arange(self.num_examples)
+            adapter = get_data_adapter(indices, batch_size=self.num_examples, shuffle=True)
             batch = next(iter(adapter.get_tf_dataset()))
-            self._keras_3_order = tf.cast(tf.nest.flatten(batch)[0], tf.int64)
+            order = tf.nest.flatten(batch)[0]
+            self._keras_3_order = tf.cast(order, tf.int64)
 
         self.element_spec = tf.nest.map_structure(
             lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), arrays
@@ -74,9 +75,10 @@ class ArrayEpochs:
 
         # A call of a function costs as much as a gather of some kilobytes: small batches are
         # gathered together.
-        row_bytes = sum(
-            array.dtype.size * math.prod(array.shape[1:]) for array in tf.nest.flatten(arrays)
-        )
+        row_bytes = 0
+        for array in tf.nest.flatten(arrays):
+            row_size = math.prod(array.shape[1:])
+            row_bytes += array.dtype.size * row_size
         batches_in_limit = _MAX_GATHER_BYTES // max(1, batch_size * row_bytes)
         self._batches_per_gather = max(1, min(_MAX_BATCHES_PER_GATHER, batches_in_limit))
 
@@ -92,12 +94,27 @@ class ArrayEpochs:
 
         @tf.autograph.experimental.do_not_convert
         def read_pass(epoch: tf.Tensor, order: tf.Tensor) -> tf.data.Dataset:
-            begin = tf.where(tf.equal(epoch, first_pass), used_batches * self._batch_size, 0)
+            used_examples = used_batches * self._batch_size
+            begin = tf.where(tf.equal(epoch, first_pass), used_examples, 0)
             return self._batches(order[begin:])
 
+        # The indices of the examples in each pass, int64 [num_examples].
         numbers = tf.data.Dataset.range(first_pass, 2**62)
-        orders = self._build_orders(first_pass, numbers)
-        batches = tf.data.Dataset.zip((numbers, orders)).flat_map(read_pass)
+        if not self._shuffle:
+            identity_order = tf.range(self.num_examples, dtype=tf.int64)
+            orders = tf.data.Dataset.from_tensors(identity_order).repeat()
+        elif self._keras_3_order is not None:
+            orders = tf.data.Dataset.from_tensors(self._keras_3_order).repeat()
+        elif self._redraws_each_pass:
+            # The orders of the passes before are drawn, too.
+            all_passes = tf.data.Dataset.range(1).repeat()
+            all_orders = all_passes.map(self._draw_keras_2_order)
+            orders = all_orders.skip(first_pass)
+        else:
+            orders = numbers.map(self._compute_seeded_order)
+
+        passes = tf.data.Dataset.zip((numbers, orders))
+        batches = passes.flat_map(read_pass)
         batches = batches.apply(
             tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         )
@@ -115,9 +132,11 @@ class ArrayEpochs:
 
     def _batches(self, order: tf.Tensor) -> tf.data.Dataset:
         """Returns the batches of the examples with these indices, int64 [n], in this order."""
+        # A gather by shuffled indices is 0.8 to 1.6 times as fast as slices with a shuffle buffer.
         has_full_batches = self.num_examples % self._batch_size == 0
         gather_size = self._batch_size * self._batches_per_gather
-        indices = tf.data.Dataset.from_tensors(order).rebatch(gather_size)
+        orders = tf.data.Dataset.from_tensors(order)
+        indices = orders.rebatch(gather_size)
         examples = indices.map(self._gather)
         return examples.rebatch(self._batch_size, drop_remainder=has_full_batches)
 
@@ -125,33 +144,19 @@ class ArrayEpochs:
     def _gather(self, indices: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda array: tf.gather(array, indices), self._arrays)
 
-    def _build_orders(self, first: int, numbers: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns the indices of the examples in each pass, int64 [num_examples].
-
-        Args:
-          first: The number of the first pass.
-          numbers: The numbers of all passes from `first` on.
-        """
-        if not self._shuffle:
-            identity_order = tf.range(self.num_examples, dtype=tf.int64)
-            return tf.data.Dataset.from_tensors(identity_order).repeat()
-        if self._keras_3_order is not None:
-            return tf.data.Dataset.from_tensors(self._keras_3_order).repeat()
-        if self._redraws_each_pass:
-            return tf.data.Dataset.range(1).repeat().map(self._draw_keras_2_order).skip(first)
-        return numbers.map(self._compute_seeded_order)
-
     @tf.autograph.experimental.do_not_convert
     def _draw_keras_2_order(self, _: tf.Tensor) -> tf.Tensor:
         """Draws the next order as tf_keras does. Runs in graph.
 
         The seed of an op without one is its place in its function.
         """
-        return tf.random.shuffle(tf.range(self.num_examples, dtype=tf.int64))
+        indices = tf.range(self.num_examples, dtype=tf.int64)
+        return tf.random.shuffle(indices)
 
     @tf.autograph.experimental.do_not_convert
     def _compute_seeded_order(self, epoch: tf.Tensor) -> tf.Tensor:
         """Returns the order of a pass that is not Keras's. Runs in graph."""
-        seed = tf.stack([tf.constant(self._seed or 0, tf.int64), epoch])
+        run_seed = tf.constant(self._seed or 0, tf.int64)
+        seed = tf.stack([run_seed, epoch])
         indices = tf.range(self.num_examples, dtype=tf.int64)
         return tf.random.experimental.stateless_shuffle(indices, seed)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trainer_kit import files
+from trainer_kit.compat.keras.keras_types import CSVLogger, History, KerasCallback
 from trainer_kit.runtime.keras_internals import set_monitor_op
 from trainer_kit.telemetry.scalars import as_scalar
 
@@ -34,27 +35,30 @@ class AttributeState:
       callback: The callback.
     """
 
-    def __init__(self, callback: Any) -> None:
+    def __init__(self, callback: KerasCallback) -> None:
         self.callback = callback
         self._initial_values = _encode_attributes(callback)
 
     def get_changes(self) -> dict[str, Any]:
         """Returns the changed and the new attributes by name, in types that a checkpoint takes."""
         current_values = _encode_attributes(self.callback)
+        current_texts = _format_attributes(current_values)
         initial_texts = _format_attributes(self._initial_values)
-        return {
-            name: current_values[name]
-            for name, text in _format_attributes(current_values).items()
-            if text != initial_texts.get(name)
-        }
 
-    def restore(self, changes: Mapping[str, Any]) -> None:
+        changes = {}
+        for name, value in current_values.items():
+            if current_texts[name] != initial_texts.get(name):
+                changes[name] = value
+        return changes
+
+    def restore(self, changes: Mapping[str, object]) -> None:
         """Sets the attributes to what they were when `get_changes` returned `changes`.
 
         Attributes that are no state, such as open files, stay.
         """
         current_values = _encode_attributes(self.callback)
-        for name, value in {**self._initial_values, **changes}.items():
+        saved_values = {**self._initial_values, **changes}
+        for name, value in saved_values.items():
             if name in changes or name in current_values:
                 setattr(self.callback, name, _decode_value(value))
 
@@ -62,20 +66,22 @@ class AttributeState:
             set_monitor_op(self.callback)
 
 
-def _encode_attributes(callback: Any) -> dict[str, Any]:
+def _encode_attributes(callback: KerasCallback) -> dict[str, Any]:
     """Returns the attributes that are state, encoded, by name."""
     attributes = {}
     for name, value in vars(callback).items():
         # Keras turns the sign of min_delta when it chooses the comparison, in the first epoch of
         # each process.
-        if name in _IGNORED_ATTRIBUTES or (name == "min_delta" and hasattr(callback, "monitor_op")):
+        has_turned = name == "min_delta" and hasattr(callback, "monitor_op")
+        if name in _IGNORED_ATTRIBUTES or has_turned:
             continue
+        # Values of other types are no state.
         with contextlib.suppress(TypeError):
             attributes[name] = _encode_value(value)
     return attributes
 
 
-def _encode_value(value: Any) -> Any:
+def _encode_value(value: object) -> Any:
     """Returns a value in lists, dicts with texts as keys, arrays and numbers.
 
     Raises:
@@ -90,11 +96,15 @@ def _encode_value(value: Any) -> Any:
         kind = "tuple" if type(value) is tuple else "list"
         return {kind: [_encode_value(part) for part in value]}
     if isinstance(value, dict):
-        return {"dict": [[_encode_value(key), _encode_value(part)] for key, part in value.items()]}
+        # JSON has texts as keys only.
+        items = []
+        for key, part in value.items():
+            items.append([_encode_value(key), _encode_value(part)])
+        return {"dict": items}
     raise TypeError(type(value).__name__)
 
 
-def _decode_value(value: Any) -> Any:
+def _decode_value(value: object) -> Any:
     """Returns the value that `_encode_value` has encoded."""
     if not isinstance(value, dict):
         return value
@@ -105,30 +115,46 @@ def _decode_value(value: Any) -> Any:
     if kind == "number":
         return np.asarray(content)[()]
     if kind == "dict":
-        return {_decode_value(key): _decode_value(part) for key, part in content}
+        decoded = {}
+        for key, part in content:
+            decoded[_decode_value(key)] = _decode_value(part)
+        return decoded
 
     parts = [_decode_value(part) for part in content]
     return tuple(parts) if kind == "tuple" else parts
 
 
-def _format_attributes(attributes: Mapping[str, Any]) -> dict[str, str]:
+def _format_attributes(attributes: Mapping[str, object]) -> dict[str, str]:
     """Returns texts by which encoded attributes are compared. NaNs have the same text."""
 
     def describe(array: np.ndarray) -> list[Any]:
-        return [array.dtype.str, array.shape, hashlib.sha1(array.tobytes()).hexdigest()]
+        digest = hashlib.sha1(array.tobytes()).hexdigest()
+        return [array.dtype.str, array.shape, digest]
 
-    return {name: json.dumps(value, default=describe) for name, value in attributes.items()}
+    texts = {}
+    for name, value in attributes.items():
+        texts[name] = json.dumps(value, default=describe)
+    return texts
 
 
-def csv_lengths(callbacks: Sequence[Any]) -> dict[str, int]:
+def csv_lengths(callbacks: Sequence[KerasCallback]) -> dict[str, int]:
     """Returns the length of the file of each CSVLogger in bytes, by its name."""
-    names = [
-        callback.filename for callback in callbacks if is_keras_callback(callback, "CSVLogger")
+    lengths = {}
+    for logger in _get_csv_loggers(callbacks):
+        # The logger creates its file when the training begins.
+        if os.path.exists(logger.filename):
+            lengths[logger.filename] = os.path.getsize(logger.filename)
+    return lengths
+
+
+def _get_csv_loggers(callbacks: Sequence[KerasCallback]) -> list[CSVLogger]:
+    loggers: list[Any] = [
+        callback for callback in callbacks if is_keras_callback(callback, "CSVLogger")
     ]
-    return {name: os.path.getsize(name) for name in names if os.path.exists(name)}
+    return loggers
 
 
-def truncate_csv_files(callbacks: Sequence[Any], lengths: Mapping[str, int]) -> None:
+def truncate_csv_files(callbacks: Sequence[KerasCallback], lengths: Mapping[str, int]) -> None:
     """Drops the rows that CSVLoggers have written after a checkpoint.
 
     They add rows to those before it. By itself a CSVLogger begins a new file in each process, or
@@ -139,29 +165,27 @@ def truncate_csv_files(callbacks: Sequence[Any], lengths: Mapping[str, int]) -> 
       lengths: What `csv_lengths` returned for the checkpoint. A logger that is new in the run
         follows its own arguments.
     """
-    for logger in callbacks:
-        if (
-            not is_keras_callback(logger, "CSVLogger")
-            or logger.filename not in lengths
-            or not os.path.exists(logger.filename)
-        ):
+    for logger in _get_csv_loggers(callbacks):
+        name = logger.filename
+        if name not in lengths or not os.path.exists(name):
             continue
 
-        size = os.path.getsize(logger.filename)
-        length = min(size, lengths[logger.filename])
+        size = os.path.getsize(name)
+        length = min(size, lengths[name])
         logger.append = True
         logger.append_header = length == 0
         if length < size:
-            os.truncate(logger.filename, length)
+            os.truncate(name, length)
             # A file that is open has the position of the dropped rows.
-            if getattr(logger, "csv_file", None) is not None:
-                logger.csv_file.close()
+            csv_file = getattr(logger, "csv_file", None)
+            if csv_file is not None:
+                csv_file.close()
                 # The writer of tf_keras would continue with the closed file.
                 logger.writer = None
                 logger.on_train_begin()
 
 
-def redirect_to_temporary_folders(callbacks: Sequence[Any]) -> None:
+def redirect_to_temporary_folders(callbacks: Sequence[KerasCallback]) -> None:
     """Sends the files of a worker other than the chief to temporary folders.
 
     Its callbacks are called all the same: reading variables can need all workers.
@@ -169,12 +193,15 @@ def redirect_to_temporary_folders(callbacks: Sequence[Any]) -> None:
     for callback in callbacks:
         for class_name, attribute in _PATHS.items():
             if is_keras_callback(callback, class_name):
-                callback.temporary_folder = tempfile.TemporaryDirectory()
+                # The folder is deleted with the callback.
+                folder = tempfile.TemporaryDirectory()
+                vars(callback)["temporary_folder"] = folder
                 name = os.path.basename(getattr(callback, attribute))
-                setattr(callback, attribute, os.path.join(callback.temporary_folder.name, name))
+                path = os.path.join(folder.name, name)
+                setattr(callback, attribute, path)
 
 
-def write_history(model_dir: str, history: Any) -> None:
+def write_history(model_dir: str, history: History) -> None:
     """Writes a History's epochs, counted from 0, and its values by name.
 
     An array is written as nested lists. A callback may have added a value that has no form in
@@ -185,36 +212,44 @@ def write_history(model_dir: str, history: Any) -> None:
       history: The History.
     """
 
-    def plain(value: Any) -> Any:
+    def plain(value: object) -> Any:
         number = as_scalar(value)
         if number is not None:
             return number
         array = np.asarray(value)
-        return array.tolist() if array.dtype.kind in "biuf" else str(value)
+        if array.dtype.kind in "biuf":
+            return array.tolist()
+        return str(value)
 
-    values = {name: [plain(value) for value in epochs] for name, epochs in history.history.items()}
+    values = {}
+    for name, epochs in history.history.items():
+        values[name] = [plain(value) for value in epochs]
     record = {"epoch": list(history.epoch), "history": values}
-    files.write_json(os.path.join(model_dir, _HISTORY), record)
+    path = os.path.join(model_dir, _HISTORY)
+    files.write_json(path, record)
 
 
-def load_history(model_dir: str, history: Any) -> None:
+def load_history(model_dir: str, history: History) -> None:
     """Puts the epochs and values that a run has recorded into a History.
 
     Does nothing if the run has recorded none.
     """
-    record = files.read_json(os.path.join(model_dir, _HISTORY))
+    path = os.path.join(model_dir, _HISTORY)
+    record = files.read_json(path)
     if record is None:
         return
 
     history.epoch = list(record["epoch"])
-    history.history = {
-        name: [np.asarray(value) if isinstance(value, list) else value for value in values]
-        for name, values in record["history"].items()
-    }
+    history.history = {}
+    for name, values in record["history"].items():
+        history.history[name] = [
+            np.asarray(value) if isinstance(value, list) else value for value in values
+        ]
 
 
-def is_keras_callback(callback: Any, class_name: str) -> bool:
+def is_keras_callback(callback: KerasCallback, class_name: str) -> bool:
     """Whether a callback is of the class of Keras with this name, or of a subclass."""
+    # Not isinstance: the classes of two libraries have this name, and tf_keras may be missing.
     return any(
         cls.__name__ == class_name and is_defined_in_keras(cls) for cls in type(callback).__mro__
     )
@@ -222,4 +257,5 @@ def is_keras_callback(callback: Any, class_name: str) -> bool:
 
 def is_defined_in_keras(cls: type) -> bool:
     """Whether a class is defined in Keras 3 or tf_keras."""
-    return cls.__module__.partition(".")[0] in ("keras", "tf_keras")
+    package = cls.__module__.partition(".")[0]
+    return package in ("keras", "tf_keras")

@@ -165,7 +165,7 @@ class DatasetPasses:
         """Returns the number of passes before the run. None if that is not known."""
         return self.earlier_passes
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: object) -> None:
         """Takes the number of passes before the run from a checkpoint, unless it is known.
 
         It is known if the run goes back to an earlier step in this process.
@@ -187,9 +187,12 @@ class DatasetPasses:
         """Draws what a pass draws."""
         batches = _count_batches_to_draw_orders(self._dataset)
         if batches is None:
-            self._untuned_dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1)
+            # A reduce reads the whole pass.
+            zero = tf.constant(0, tf.int64)
+            self._untuned_dataset.reduce(zero, lambda count, _: count + 1)
             return
 
+        # The iterator and its buffers end with this call.
         iterator = iter(self._untuned_dataset)
         for _ in range(batches):
             next(iterator, None)
@@ -224,12 +227,11 @@ def _count_batches_to_draw_orders(dataset: tf.data.Dataset) -> int | None:
     """
     structure = examine_dataset(dataset)
     transformations = list(iterate_transformations(dataset))
-    operations = [
-        node.op
-        for transformation in transformations
-        for graph in get_dataset_functions(transformation)
-        for node in iterate_nodes(graph.as_graph_def())
-    ]
+    operations: list[str] = []
+    for transformation in transformations:
+        for graph in get_dataset_functions(transformation):
+            nodes = iterate_nodes(graph.as_graph_def())
+            operations += [node.op for node in nodes]
     has_inner_shuffle = any(operation.startswith("Shuffle") for operation in operations)
     if structure.python_functions or structure.stateful_ops or has_inner_shuffle:
         return None

@@ -16,41 +16,44 @@ import tensorflow as tf
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
 from trainer_kit.compat.keras.keras_task import FitTask
 from trainer_kit.compat.keras.keras_trainer import KerasTrainer
+from trainer_kit.compat.keras.keras_types import Callbacks, CompiledModel, History
 from trainer_kit.compat.keras.model_fit import check_arguments, run_fit
 from trainer_kit.compat.keras.task_config import KerasTaskConfig
 from trainer_kit.compat.keras.training_data import TrainingData, build_training_data
 from trainer_kit.config.experiment_registry import register_task
 from trainer_kit.config.schema.configclass import configclass
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.optimizers.per_variable import native_variable
 from trainer_kit.runtime.variable_creation import trace_concrete_function
 from trainer_kit.training.metric_set import MetricSet
+from trainer_kit.typing import Metric, Model, Optimizer, Variable
 
 _LOG = logging.getLogger(__name__)
 
 
 def train_loop(
-    train_step: Callable[..., Any],
+    train_step: Callable[..., object],
     train_ds: Any,
     *,
     epochs: int,
-    model: Any,
-    optimizer: Any,
-    metrics: Sequence[Any] | None = None,
-    test_step: Callable[..., Any] | None = None,
-    val_dataset: Any = None,
-    val_metrics: Sequence[Any] | None = None,
+    model: CompiledModel,
+    optimizer: Optimizer | Mapping[str, Optimizer],
+    metrics: Sequence[Metric] | None = None,
+    test_step: Callable[..., object] | None = None,
+    val_dataset: tf.data.Dataset | None = None,
+    val_metrics: Sequence[Metric] | None = None,
     model_dir: str,
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_freq: int | Sequence[int] = 1,
-    callbacks: Any = None,
+    callbacks: Callbacks = None,
     verbose: str | int = "auto",
     best: str | bool | None = None,
     best_mode: str = "auto",
     **options: Any,
-) -> Any:
+) -> History:
     """Trains with the functions of a loop by hand, in a folder from which a stopped run resumes.
 
     Does what `for epoch ...: for batch in train_ds: train_step(*batch)` does. Runs eagerly, on the
@@ -94,9 +97,9 @@ def train_loop(
 
     with _strategy_of_one_replica(model).scope():
         data = _build_loop_data(train_ds, steps_per_epoch)
-        loop = HandWrittenLoop(
-            train_step, test_step, optimizer, tuple(metrics or ()), tuple(val_metrics or ())
-        )
+        train_metrics = tuple(metrics or ())
+        test_metrics = tuple(val_metrics or ())
+        loop = HandWrittenLoop(train_step, test_step, optimizer, train_metrics, test_metrics)
         task = LoopTask(model, data, val_dataset, model_dir, loop)
         task.prepare(model, trains=True, evaluates=test_step is not None)
     options["runtime"] = {"enable_xla": False, **(options.get("runtime") or {})}
@@ -104,9 +107,10 @@ def train_loop(
     # Callbacks look for the learning rate in the optimizer of the model. One with averages is left
     # out: at the end of the training the weights would become averages, as in `fit` and not in a
     # loop by hand.
-    has_average = isinstance(optimizer, Mapping) or bool(getattr(optimizer, "use_ema", False))
-    if callbacks and getattr(model, "optimizer", None) is None and not has_average:
-        model.optimizer = optimizer
+    has_no_optimizer = getattr(model, "optimizer", None) is None
+    if callbacks and has_no_optimizer and not isinstance(optimizer, Mapping):
+        if not getattr(optimizer, "use_ema", False):
+            model.optimizer = optimizer
 
     return run_fit(
         task,
@@ -121,7 +125,7 @@ def train_loop(
     )
 
 
-def _strategy_of_one_replica(model: Any) -> tf.distribute.Strategy:
+def _strategy_of_one_replica(model: CompiledModel) -> tf.distribute.Strategy:
     """Returns the strategy of the model.
 
     Raises:
@@ -178,11 +182,11 @@ class HandWrittenLoop:
       val_metrics: The metrics that test_step updates.
     """
 
-    train_step: Callable[..., Any]
-    test_step: Callable[..., Any] | None
-    optimizer: Any
-    metrics: Sequence[Any]
-    val_metrics: Sequence[Any]
+    train_step: Callable[..., object]
+    test_step: Callable[..., object] | None
+    optimizer: Optimizer | Mapping[str, Optimizer]
+    metrics: Sequence[Metric]
+    val_metrics: Sequence[Metric]
 
 
 @configclass
@@ -204,14 +208,19 @@ class LoopTask(FitTask):
     config_class = LoopTaskConfig
 
     def __init__(
-        self, model: Any, data: TrainingData, validation: Any, model_dir: str, loop: HandWrittenLoop
+        self,
+        model: CompiledModel,
+        data: TrainingData,
+        validation: tf.data.Dataset | None,
+        model_dir: str,
+        loop: HandWrittenLoop,
     ) -> None:
         super().__init__(model, data, validation, model_dir)
         self.loop = loop
         # The trace of test_step sets it.
         self._test_step_returns_loss = False
 
-    def prepare(self, model: Any, *, trains: bool, evaluates: bool) -> Any:
+    def prepare(self, model: CompiledModel, *, trains: bool, evaluates: bool) -> Any:
         """Traces the functions once, so that all variables exist, and returns the optimizer.
 
         Called in strategy scope, on the host.
@@ -236,10 +245,8 @@ class LoopTask(FitTask):
 
     def get_evaluation_metric_names(self) -> list[str]:
         """Returns the names of the single numbers that an evaluation gives, after `prepare`."""
-        return [
-            *(["loss"] if self._test_step_returns_loss else []),
-            *(metric.name for metric in self.loop.val_metrics),
-        ]
+        names = [metric.name for metric in self.loop.val_metrics]
+        return ["loss", *names] if self._test_step_returns_loss else names
 
     def _trace(self, name: str, data: Any, argument: str) -> None:
         """Traces a function, and warns of metrics that it updates without being told of them.
@@ -252,22 +259,26 @@ class LoopTask(FitTask):
           data: The data whose batches it gets.
           argument: The argument of `train_loop` for its metrics.
         """
-        graph = trace_concrete_function(
+        function = trace_concrete_function(
             lambda batch: self._run_step(name, batch) and None, data.element_spec
-        ).graph
-        updated_ids = {id(variable) for variable in graph.variables}
-        listed_ids = {
-            id(variable) for metric in getattr(self.loop, argument) for variable in metric.variables
-        }
+        )
+        updated_ids = {id(variable) for variable in function.graph.variables}
+        listed_ids: set[int] = set()
+        for metric in getattr(self.loop, argument):
+            listed_ids.update(id(variable) for variable in metric.variables)
 
         # The metrics of the caller are in no collection, and may be of either Keras.
-        metric_classes = (keras.metrics.Metric, sys.modules.get("tf_keras", keras).metrics.Metric)
+        keras_2 = sys.modules.get("tf_keras", keras)
+        metric_classes = (keras.metrics.Metric, keras_2.metrics.Metric)
         all_metrics = [
             value for value in gc.get_objects() if issubclass(type(value), metric_classes)
         ]
         for metric in all_metrics:
-            others = [variable for variable in metric.variables if id(variable) not in listed_ids]
-            if updated_ids & {id(native_variable(variable)) for variable in others}:
+            other_ids = set()
+            for variable in metric.variables:
+                if id(variable) not in listed_ids:
+                    other_ids.add(id(native_variable(variable)))
+            if updated_ids & other_ids:
                 _LOG.warning(
                     "%s updates the metric %r, which is not in %s; it is not reported, and nothing"
                     " resets it: add it there",
@@ -290,10 +301,11 @@ class LoopTask(FitTask):
         # As a loop by hand calls it: with the parts of a tuple, or with the batch itself.
         parts = batch if isinstance(batch, tuple) else (batch,)
         signature = inspect.signature(step)
-        arguments = next(
-            (values for values in (parts, (batch,)) if _accepts(signature, values)), None
-        )
-        if arguments is None:
+        if _accepts(signature, parts):
+            arguments = parts
+        elif _accepts(signature, (batch,)):
+            arguments = (batch,)
+        else:
             raise UsageError(
                 f"{step_name}{signature} cannot be called with a batch, which has {len(parts)}"
                 " parts; give it one parameter for each part, or one for the whole batch"
@@ -308,10 +320,14 @@ class LoopTask(FitTask):
                     ' return {"loss": loss}'
                 )
         by_name = returned if isinstance(returned, Mapping) else {"loss": returned}
-        logs = {str(key): value for key, value in by_name.items() if value is not None}
+        logs: dict[str, Any] = {}
+        for key, value in by_name.items():
+            if value is not None:
+                logs[str(key)] = value
 
         if "loss" in logs:
-            logs["loss"] = tf.reduce_mean(tf.convert_to_tensor(logs["loss"]))
+            losses = tf.convert_to_tensor(logs["loss"])
+            logs["loss"] = tf.reduce_mean(losses)
         elif step_name == "train_step":
             raise UsageError(
                 'train_step returned no loss; add `return loss`, or return a dict with "loss"'
@@ -323,20 +339,24 @@ class LoopTask(FitTask):
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
-        self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
+        self,
+        inputs: Any,
+        model: CompiledModel,
+        optimizer: Optimizer | Mapping[str, Optimizer],
+        metrics: Sequence[Metric] | None = None,
     ) -> dict[str, Any]:
         """Runs the caller's train_step, in graph."""
         return self._run_step("train_step", inputs)
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(
-        self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None
+        self, inputs: Any, model: CompiledModel, metrics: Sequence[Metric] | None = None
     ) -> dict[str, Any]:
         """Runs the caller's test_step, in graph."""
         return self._run_step("test_step", inputs)
 
 
-def _accepts(signature: inspect.Signature, arguments: tuple[Any, ...]) -> bool:
+def _accepts(signature: inspect.Signature, arguments: tuple[object, ...]) -> bool:
     """Whether a function with this signature can be called with these positional arguments."""
     try:
         signature.bind(*arguments)
@@ -352,13 +372,15 @@ class LoopMetrics(MetricSet):
     caller that is called "loss" replaces the mean loss.
     """
 
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[Variable]:
         """Returns the variables of all metrics.
 
         Their order is that of the checkpoints of earlier releases.
         """
-        metrics = [*self.metrics, self.loss, *self._engine_metrics]
-        return [variable for metric in metrics for variable in metric.variables]
+        variables: list[Variable] = []
+        for metric in [*self.metrics, self.loss, *self._engine_metrics]:
+            variables += metric.variables
+        return variables
 
     @tf.autograph.experimental.do_not_convert
     def results(self) -> dict[str, Any]:
@@ -372,10 +394,12 @@ class LoopMetrics(MetricSet):
 class LoopTrainer(KerasTrainer):
     """Trains a LoopTask. See KerasTrainer."""
 
-    def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
+    def _training_metrics(self, config: ExperimentConfig, task: Any, model: Model) -> MetricSet:
         return LoopMetrics("training_loss", task.loop.metrics)
 
-    def _evaluation_metrics(self, config: Any, task: Any, model: Any, enabled: bool) -> Any:
+    def _evaluation_metrics(
+        self, config: ExperimentConfig, task: Any, model: Model, enabled: bool
+    ) -> MetricSet:
         return LoopMetrics("validation_loss", task.loop.val_metrics)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import zlib
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
 from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, split_callbacks
 from trainer_kit.compat.keras.keras_task import FitTask
+from trainer_kit.compat.keras.keras_types import Callbacks, CompiledModel
 from trainer_kit.compat.keras.training_data import TrainingData, build_validation_data
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import UsageError
@@ -19,9 +20,12 @@ from trainer_kit.evals.checkpoint_selection import select_checkpoint
 from trainer_kit.inputs.sources.source_protocol import get_data_identity
 from trainer_kit.run.runner import run_experiment
 from trainer_kit.serving.model_loading import load_weights
+from trainer_kit.typing import Model
+
+AnyModel = TypeVar("AnyModel", bound=Model)
 
 
-def load(model: Any, model_dir: str, which: str | int | None = None) -> Any:
+def load(model: AnyModel, model_dir: str, which: str | int | None = None) -> AnyModel:
     """Puts weights of a run into a built model, and returns the model.
 
     Runs eagerly, on the host.
@@ -43,19 +47,19 @@ def load(model: Any, model_dir: str, which: str | int | None = None) -> Any:
 
 
 def evaluate(
-    model: Any,
+    model: CompiledModel,
     x: Any = None,
     y: Any = None,
     batch_size: int | None = None,
     verbose: str | int = "auto",
     sample_weight: Any = None,
     steps: int | None = None,
-    callbacks: Any = None,
+    callbacks: Callbacks = None,
     return_dict: bool = False,
     *,
     model_dir: str,
     which: str | int | None = None,
-) -> Any:
+) -> float | list[float] | dict[str, float]:
     """Evaluates a compiled model with weights of a run, as `model.evaluate` does.
 
     The result is also recorded in `model_dir/evals`, once for each step and data. The model keeps
@@ -76,9 +80,8 @@ def evaluate(
     native_callbacks, callbacks_of_keras = split_callbacks(callbacks)
     strategy = model.distribute_strategy
     with strategy.scope():
-        data = build_validation_data(
-            keras.utils.pack_x_y_sample_weight(x, y, sample_weight), batch_size, steps
-        )
+        examples = keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+        data = build_validation_data(examples, batch_size, steps)
         # By this name records of evaluations distinguish arrays with other contents, and datasets
         # of other forms.
         checksum = zlib.crc32(repr(get_data_identity(data)).encode())
@@ -87,10 +90,10 @@ def evaluate(
 
     batches = steps
     if not steps:
+        # A dataset of unknown or infinite length has a negative cardinality.
         length = (
             int(data.cardinality()) if isinstance(data, tf.data.Dataset) else data.batches_per_epoch
         )
-        # A dataset of unknown or infinite length has a negative cardinality.
         batches = length if length and length > 0 else None
 
     params = {"epochs": 1, "steps": batches, "verbose": verbose}
@@ -109,20 +112,32 @@ def evaluate(
         console=keras_callbacks.console,
     )
 
-    keras_logs = {
-        "loss" if name == "validation_loss" else name: float(value) for name, value in logs.items()
-    }
-    return keras_logs if return_dict else _order_like_keras(model, keras_logs)
+    keras_logs: dict[str, float] = {}
+    for name, value in logs.items():
+        keras_logs["loss" if name == "validation_loss" else name] = float(value)
+    if return_dict:
+        return keras_logs
+
+    # The values in the order in which Keras lists them, or the only value.
+    names: list[str] = []
+    for metric in model.metrics:
+        # The compiled metrics of Keras 3 are parts of one metric.
+        parts = getattr(metric, "metrics", None) or [metric]
+        names += [part.name for part in parts]
+    ordered = [name for name in names if name in keras_logs]
+    others = sorted(keras_logs.keys() - set(ordered))
+    values = [keras_logs[name] for name in [*ordered, *others]]
+    return values[0] if len(values) == 1 else values
 
 
 def predict(
-    model: Any,
+    model: CompiledModel,
     x: Any,
     batch_size: int | None = None,
     *,
     model_dir: str,
     which: str | int | None = None,
-    callbacks: Any = None,
+    callbacks: Callbacks = None,
     **options: Any,
 ) -> Any:
     """Returns `model.predict(x, ...)` with weights of a run.
@@ -149,20 +164,6 @@ def predict(
 
     load(model, model_dir, which)
     return model.predict(x, batch_size=batch_size, callbacks=keras_callbacks, **options)
-
-
-def _order_like_keras(model: Any, logs: dict[str, float]) -> Any:
-    """Returns the values in the order in which Keras lists them, or the only value."""
-    names: list[str] = []
-    for metric in model.metrics:
-        # The compiled metrics of Keras 3 are parts of one metric.
-        parts = getattr(metric, "metrics", None) or [metric]
-        names += [part.name for part in parts]
-
-    ordered = [name for name in names if name in logs]
-    others = sorted(logs.keys() - set(ordered))
-    values = [logs[name] for name in [*ordered, *others]]
-    return values[0] if len(values) == 1 else values
 
 
 def _best(model_dir: str) -> str:

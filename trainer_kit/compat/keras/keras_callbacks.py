@@ -25,8 +25,15 @@ from trainer_kit.compat.keras.callback_state import (
     write_history,
 )
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses
+from trainer_kit.compat.keras.keras_types import (
+    Callbacks,
+    CompiledModel,
+    History,
+    KerasCallback,
+)
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.errors import UsageError
+from trainer_kit.inputs.sources.source_protocol import Source
 from trainer_kit.runtime.keras_internals import (
     get_compilation_token,
     is_keras_2_model,
@@ -86,7 +93,7 @@ class KerasCallbacks(Callback):
 
     def __init__(
         self,
-        callbacks: Sequence[Any],
+        callbacks: Sequence[KerasCallback],
         params: Mapping[str, Any] | None = None,
         validation_freq: int | Sequence[int] = 1,
     ) -> None:
@@ -98,7 +105,9 @@ class KerasCallbacks(Callback):
             self.params["verbose"] = 1
 
         has_bar = any(is_keras_callback(callback, "ProgbarLogger") for callback in callbacks)
-        self.console: Writer | None = SilentWriter() if has_bar or not verbose else None
+        self.console: Writer | None = None
+        if has_bar or not verbose:
+            self.console = SilentWriter()
         self.has_begun = False
         self._validation_freq = validation_freq
         self._attribute_states: list[AttributeState] = []
@@ -121,7 +130,8 @@ class KerasCallbacks(Callback):
             # The trainer of a native task lacks the method: its metrics are those of each loop.
             if hasattr(run.trainer, "accumulate_epoch_metrics"):
                 run.trainer.accumulate_epoch_metrics(steps)
-            epochs = math.ceil(run.trainer.config.trainer.train_steps / steps)
+            train_steps = run.trainer.config.trainer.train_steps
+            epochs = math.ceil(train_steps / steps)
             self.params = {"epochs": epochs, "steps": steps, "verbose": 1}
 
         self._compilation = get_compilation_token(run.model)
@@ -133,12 +143,17 @@ class KerasCallbacks(Callback):
                 callback.set_model(run.model)
 
         self._train_batch_hooks = TrainBatchHooks(self, run)
-        if run.epochs is not None and any(
+        acts_on_training = run.epochs is not None and any(
             acts_on_batches(callback, TRAIN_BATCH_METHODS) for callback in self.callbacks
-        ):
+        )
+        if acts_on_training:
             run.trainer.set_training_hooks(self._train_batch_hooks)
-        if any(acts_on_batches(callback, TEST_BATCH_METHODS) for callback in self.callbacks):
-            run.trainer.set_evaluation_hooks(TestBatchHooks(self, run.model))
+        acts_on_evaluation = any(
+            acts_on_batches(callback, TEST_BATCH_METHODS) for callback in self.callbacks
+        )
+        if acts_on_evaluation:
+            test_batch_hooks = TestBatchHooks(self, run.model)
+            run.trainer.set_evaluation_hooks(test_batch_hooks)
 
     def train_begin(self, run: Run) -> None:
         """Calls `on_train_begin`, unless the training has ended before.
@@ -149,15 +164,19 @@ class KerasCallbacks(Callback):
         self._attribute_states = [AttributeState(callback) for callback in self.callbacks]
         saved = self.saved_state
         if saved is None or not (saved["stopped"] or saved["ended"] >= self.params["epochs"]):
+            # The methods of a LambdaCallback are the user's, those of other callbacks of Keras are
+            # not.
+            has_user_code = False
+            for callback in self.callbacks:
+                module = type(callback).__module__
+                is_of_keras = module.startswith(("keras.", "tf_keras."))
+                if is_keras_callback(callback, "LambdaCallback") or not is_of_keras:
+                    has_user_code = True
+
             # The copy needs as much memory as the state, and callbacks of Keras change none of it.
-            changes_state = run.step > 0 and any(
-                _runs_user_code(callback) for callback in self.callbacks
-            )
-            preservation = (
-                run.trainer.state.preserve_variables(everything=True)
-                if changes_state
-                else contextlib.nullcontext()
-            )
+            preservation = contextlib.nullcontext()
+            if run.step > 0 and has_user_code:
+                preservation = run.trainer.state.preserve_variables(everything=True)
             if saved is not None:
                 truncate_csv_files(self.callbacks, saved.get("files", {}))
             with preservation:
@@ -189,12 +208,12 @@ class KerasCallbacks(Callback):
             )
         self._trained_variable_ids = variable_ids
 
-    def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
+    def loop_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Keeps the logs of the loop for the end of the epoch."""
         self._loop_logs = self.convert_training_logs(logs)
         self._eval_logs = {}
 
-    def convert_training_logs(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+    def convert_training_logs(self, logs: Mapping[str, object]) -> dict[str, Any]:
         """Returns logs of training under the names of Keras."""
         # The engine adds the rate to all logs, Keras to none. But a step may return a log of this
         # name.
@@ -206,7 +225,7 @@ class KerasCallbacks(Callback):
         run.model.stop_evaluating = False
         self.call_method("on_test_begin", {})
 
-    def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
+    def evaluation_end(self, run: Run, logs: Mapping[str, object]) -> None:
         """Keeps the logs of the evaluation for the end of the epoch, and calls `on_test_end`.
 
         A checkpoint is saved before its evaluation, so a resume repeats what both methods around it
@@ -216,12 +235,15 @@ class KerasCallbacks(Callback):
         self._eval_logs = convert_logs(logs, {f"best_{best_metric}"})
 
         if run.evaluation is not None and run.evaluation.is_replayed:
-            if run.epochs is None or run.epochs.count_completed(run.step) <= self._ended_epochs:
+            if run.epochs is None:
+                return
+            # The callbacks have seen the end of the epoch, and so this evaluation.
+            if run.epochs.count_completed(run.step) <= self._ended_epochs:
                 return
             self.call_method("on_test_begin", {})
         self.call_method("on_test_end", dict(self._eval_logs))
 
-    def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
+    def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, object]) -> None:
         """Calls `on_epoch_end`, and at the end of the run `on_train_end`."""
         if epoch <= self._ended_epochs:
             return
@@ -232,7 +254,8 @@ class KerasCallbacks(Callback):
         )
         epoch_logs = dict(self._loop_logs)
         if has_evaluation:
-            epoch_logs |= {f"val_{name}": value for name, value in self._eval_logs.items()}
+            for name, value in self._eval_logs.items():
+                epoch_logs[f"val_{name}"] = value
         # Keras sorts its logs by name, too.
         epoch_logs = dict(sorted(epoch_logs.items()))
 
@@ -240,16 +263,18 @@ class KerasCallbacks(Callback):
             callback.on_epoch_end(epoch - 1, epoch_logs)
             # A History that contains a variable cannot be saved, and would show its last value for
             # each epoch.
-            variable_logs = {
-                name: value for name, value in epoch_logs.items() if hasattr(value, "numpy")
-            }
+            variable_logs = {}
+            for name, value in epoch_logs.items():
+                if hasattr(value, "numpy"):
+                    variable_logs[name] = value
             epoch_logs |= convert_logs(variable_logs)
         self._ended_epochs = epoch
 
         if run.model.stop_training:
             self._was_stopped = True
             run.stop(f"a Keras callback has set model.stop_training in epoch {epoch}")
-        if self._was_stopped or (run.total_steps is not None and run.step >= run.total_steps):
+        is_last_step = run.total_steps is not None and run.step >= run.total_steps
+        if self._was_stopped or is_last_step:
             self._end_training(run, epoch_logs)
 
     def boundary_end(self, run: Run) -> None:
@@ -257,7 +282,8 @@ class KerasCallbacks(Callback):
 
         All methods of its end are called, as in Keras.
         """
-        if self.has_begun and run.step > 0 and run.epoch is not None and run.model.stop_training:
+        has_trained = self.has_begun and run.step > 0
+        if has_trained and run.epoch is not None and run.model.stop_training:
             self.epoch_end(run, run.epoch, {})
 
     def _end_training(self, run: Run, logs: dict[str, Any]) -> None:
@@ -271,28 +297,27 @@ class KerasCallbacks(Callback):
             optimizer.finalize_variable_values(run.model.trainable_variables)
         self.call_method("on_train_end", logs)
 
-        may_have_changes = not all(
-            is_keras_callback(callback, "History") for callback in self.callbacks
-        )
-        if getattr(optimizer, "use_ema", False) or may_have_changes:
+        only_history = all(is_keras_callback(callback, "History") for callback in self.callbacks)
+        if getattr(optimizer, "use_ema", False) or not only_history:
             run.save(overwrite=True)
 
     def state(self) -> dict[str, Any]:
         """Returns the last logs, and the attributes that callbacks have changed."""
+        callback_states = []
+        for attributes in self._attribute_states:
+            name = type(attributes.callback).__name__
+            callback_states.append([name, attributes.get_changes()])
         return {
             "loop": self._loop_logs,
             "ended": self._ended_epochs,
             "stopped": self._was_stopped,
             "stopping": self.has_begun and bool(self._run.model.stop_training),
             "begun": self._train_batch_hooks.begun_step,
-            "callbacks": [
-                [type(state.callback).__name__, state.get_changes()]
-                for state in self._attribute_states
-            ],
+            "callbacks": callback_states,
             "files": csv_lengths(self.callbacks),
         }
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Restores what `state` returned, also when the run goes back to an earlier step."""
         self._loop_logs = dict(state["loop"])
         self._eval_logs = {}
@@ -304,10 +329,11 @@ class KerasCallbacks(Callback):
         remaining = list(state["callbacks"])
         for attributes in self._attribute_states:
             name = type(attributes.callback).__name__
-            entry = next((entry for entry in remaining if entry[0] == name), None)
-            if entry is not None:
-                remaining.remove(entry)
-                attributes.restore(entry[1])
+            for entry in remaining:
+                if entry[0] == name:
+                    remaining.remove(entry)
+                    attributes.restore(entry[1])
+                    break
 
         # The training of a finished run does not begin.
         if not self.has_begun:
@@ -322,8 +348,9 @@ class KerasCallbacks(Callback):
                 if is_keras_callback(bar, "ProgbarLogger"):
                     bar.on_epoch_begin(epoch - 1, {})
 
-        self._run.model.stop_training = self._was_stopped or bool(state.get("stopping"))
-        if self._run.model.stop_training:
+        model = self._run.model
+        model.stop_training = self._was_stopped or bool(state.get("stopping"))
+        if model.stop_training:
             self._run.stop("a Keras callback ended the run at an earlier start")
 
     def call_method(self, method: str, *arguments: Any) -> None:
@@ -372,7 +399,7 @@ class TrainBatchHooks:
         self._keras_callbacks.call_method("on_train_batch_begin", number - 1, {})
         self.begun_step = step
 
-    def end(self, step: int, results: dict[str, Any]) -> bool:
+    def end(self, step: int, results: Mapping[str, object]) -> bool:
         """Calls the methods after a batch. Returns whether the loop continues."""
         model = self._run.model
         _, number = self._epochs.locate_step(step)
@@ -401,7 +428,7 @@ class TestBatchHooks:
     # pytest would take a class of this name for tests.
     __test__ = False
 
-    def __init__(self, keras_callbacks: KerasCallbacks, model: Any) -> None:
+    def __init__(self, keras_callbacks: KerasCallbacks, model: CompiledModel) -> None:
         self._keras_callbacks = keras_callbacks
         self._model = model
 
@@ -409,10 +436,11 @@ class TestBatchHooks:
         """Calls the methods before a batch."""
         self._keras_callbacks.call_method("on_test_batch_begin", batch, {})
 
-    def end(self, batch: int, results: dict[str, Any]) -> bool:
+    def end(self, batch: int, results: Mapping[str, object]) -> bool:
         """Calls the methods after a batch. Returns whether the evaluation continues."""
         set_batch_counter(self._model, batch + 1, training=False)
-        self._keras_callbacks.call_method("on_test_batch_end", batch, convert_logs(results))
+        logs = convert_logs(results)
+        self._keras_callbacks.call_method("on_test_batch_end", batch, logs)
         return not getattr(self._model, "stop_evaluating", False)
 
 
@@ -433,34 +461,42 @@ class FitCallbacks(KerasCallbacks):
 
     def __init__(
         self,
-        callbacks: Sequence[Any],
-        model: Any,
+        callbacks: Sequence[KerasCallback],
+        model: CompiledModel,
         params: Mapping[str, Any],
         validation_freq: int | Sequence[int],
-        data: Any,
+        data: tf.data.Dataset | Source,
     ) -> None:
-        histories = [callback for callback in callbacks if is_keras_callback(callback, "History")]
+        histories: list[Any] = [
+            callback for callback in callbacks if is_keras_callback(callback, "History")
+        ]
         if not histories:
-            library = sys.modules["tf_keras"] if is_keras_2_model(model) else keras
-            histories = [library.callbacks.History()]
-            histories[0].epoch = []
-            callbacks = [*callbacks, *histories]
+            library = keras
+            if is_keras_2_model(model):
+                library = sys.modules["tf_keras"]
+            history = library.callbacks.History()
+            # Keras sets it when the training begins, which a finished run does not do.
+            history.epoch = []
+            histories.append(history)
+            callbacks = [*callbacks, history]
         super().__init__(callbacks, params, validation_freq)
-        self.history = histories[-1]
+        self.history: History = histories[-1]
         self._data = data
         # Whether this process has run a training loop.
         self._has_trained = False
 
     def loop_begin(self, run: Run, steps: int) -> None:
         """Prints the epoch in which a resumed run continues."""
-        if not self._has_trained and run.step and run.is_chief and self.params["verbose"]:
-            epoch = run.step // self.params["steps"] + 1
+        resumes = not self._has_trained and run.step > 0
+        if resumes and run.is_chief and self.params["verbose"]:
+            completed_epochs = run.step // self.params["steps"]
             _print_line(
-                f"the run resumes in epoch {epoch} of {self.params['epochs']}, at step {run.step}"
+                f"the run resumes in epoch {completed_epochs + 1} of {self.params['epochs']}, at"
+                f" step {run.step}"
             )
         self._has_trained = True
 
-    def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
+    def epoch_end(self, run: Run, epoch: int, logs: Mapping[str, object]) -> None:
         """Ends the epoch for all callbacks and writes the History. See KerasCallbacks."""
         super().epoch_end(run, epoch, logs)
         if run.is_chief:
@@ -470,7 +506,7 @@ class FitCallbacks(KerasCallbacks):
         """Returns also the step. See KerasCallbacks."""
         return {**super().state(), "step": self._run.step}
 
-    def finish(self, model: Any, model_dir: str) -> Any:
+    def finish(self, model: CompiledModel, model_dir: str) -> History:
         """Returns the History after the run, and makes it that of the model.
 
         Runs eagerly, on the host. The run may have been finished before this start.
@@ -492,12 +528,13 @@ class FitCallbacks(KerasCallbacks):
             load_history(model_dir, self.history)
 
         if not self._has_trained:
-            has_passes = isinstance(self._data, (DatasetPasses, PyDatasetEpochs))
-            if has_passes and self.saved_state is not None:
+            data = self._data
+            if self.saved_state is not None and isinstance(data, (DatasetPasses, PyDatasetEpochs)):
                 # A later fit of the program may continue to read the same data.
                 total_steps = self.params["epochs"] * self.params["steps"]
                 steps = min(self.saved_state.get("step", 0), total_steps)
-                self._data.begin_passes(math.ceil(steps / self._data.steps_per_pass))
+                passes = math.ceil(steps / data.steps_per_pass)
+                data.begin_passes(passes)
             # At any verbosity: a program may have taken the folder of another fit.
             how = "was ended by a callback" if self._was_stopped else "ended"
             advice = "" if self._was_stopped else ", or more epochs to go on"
@@ -522,7 +559,7 @@ def _print_line(text: str) -> None:
         print(text, flush=True)
 
 
-def split_callbacks(callbacks: Any) -> tuple[list[Callback], list[Any]]:
+def split_callbacks(callbacks: Callbacks) -> tuple[list[Callback], list[KerasCallback]]:
     """Returns the callbacks of trainer_kit and those of Keras.
 
     Those whose work the engine does are left out.
@@ -530,11 +567,16 @@ def split_callbacks(callbacks: Any) -> tuple[list[Callback], list[Any]]:
     Args:
       callbacks: What `Model.fit` takes: a list of callbacks, one callback, a CallbackList, or None.
     """
-    entries = (
-        [] if callbacks is None else keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
-    )
-    native_callbacks = [entry for entry in entries if isinstance(entry, Callback)]
-    others = [entry for entry in entries if not isinstance(entry, Callback)]
+    native_callbacks: list[Callback] = []
+    others: list[KerasCallback] = []
+    if callbacks is not None:
+        # A CallbackList has its callbacks in an attribute. Lists may be nested.
+        for entry in keras.tree.flatten(getattr(callbacks, "callbacks", callbacks)):
+            if isinstance(entry, Callback):
+                native_callbacks.append(entry)
+            else:
+                others.append(entry)
+
     keras_callbacks = [
         callback for callback in others if not is_keras_callback(callback, "BackupAndRestore")
     ]
@@ -545,7 +587,7 @@ def split_callbacks(callbacks: Any) -> tuple[list[Callback], list[Any]]:
     return native_callbacks, keras_callbacks
 
 
-def convert_logs(logs: Mapping[str, Any], exclude: Set[str] = frozenset()) -> dict[str, Any]:
+def convert_logs(logs: Mapping[str, object], exclude: Set[str] = frozenset()) -> dict[str, Any]:
     """Returns logs under the names that Keras gives them, sorted by name.
 
     Single numbers are floats, others are arrays. Nested logs have names with a slash. Values that
@@ -560,15 +602,22 @@ def convert_logs(logs: Mapping[str, Any], exclude: Set[str] = frozenset()) -> di
         if name in exclude:
             continue
         if isinstance(value, Mapping):
-            values |= {f"{name}/{inner}": part for inner, part in convert_logs(value).items()}
-        elif (number := as_scalar(value)) is not None:
-            values[_KERAS_LOG_NAMES.get(name, name)] = number
-        elif np.asarray(value).dtype.kind in "biuf":
-            values[_KERAS_LOG_NAMES.get(name, name)] = np.asarray(value)
+            for inner_name, part in convert_logs(value).items():
+                values[f"{name}/{inner_name}"] = part
+            continue
+
+        keras_name = _KERAS_LOG_NAMES.get(name, name)
+        number = as_scalar(value)
+        if number is not None:
+            values[keras_name] = number
+            continue
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf":
+            values[keras_name] = array
     return dict(sorted(values.items()))
 
 
-def acts_on_batches(callback: Any, methods: Sequence[str]) -> bool:
+def acts_on_batches(callback: KerasCallback, methods: Sequence[str]) -> bool:
     """Whether a callback has one of the methods and the method does something.
 
     Args:
@@ -588,10 +637,3 @@ def acts_on_batches(callback: Any, methods: Sequence[str]) -> bool:
             if condition is None or condition(callback):
                 return True
     return False
-
-
-def _runs_user_code(callback: Any) -> bool:
-    """Whether methods of a callback are the user's and not those of Keras."""
-    module = type(callback).__module__
-    is_of_keras = module.startswith(("keras.", "tf_keras."))
-    return is_keras_callback(callback, "LambdaCallback") or not is_of_keras

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_kit.compat.keras.task_config import TRAINER, KerasExperiment, KerasTaskConfig
 from trainer_kit.config.experiment_registry import register_experiment, register_task
 from trainer_kit.config.schema.configclass import configclass
-from trainer_kit.config.schema.experiment import DataConfig, ExperimentConfig, TrainerConfig
+from trainer_kit.config.schema.experiment import (
+    DataConfig,
+    ExperimentConfig,
+    TaskConfig,
+    TrainerConfig,
+)
 from trainer_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainer_kit.compat.keras.keras_types import Callbacks, CompiledModel
 
 
 def register_keras_experiment(
     name: str,
-    build_fn: Callable[[], Any],
-    data_fn: Callable[[Any], Any],
+    build_fn: Callable[[], CompiledModel],
+    data_fn: Callable[[DataConfig], object],
     *,
     batch_size: int = 32,
     epochs: int = 1,
-    callbacks: Callable[[], Any] = list,
+    callbacks: Callable[[], Callbacks] = list,
 ) -> None:
     """Registers a compiled Keras model as an experiment.
 
@@ -54,11 +62,12 @@ def register_keras_experiment(
     class ExperimentTaskConfig(KerasTaskConfig):
         """The section `task` of this experiment."""
 
-    def make_task(params: Any, logging_dir: str | None = None) -> Any:
+    def make_task(params: TaskConfig, logging_dir: str | None = None) -> Any:
         # This module imports TensorFlow.
         from trainer_kit.compat.keras.keras_task import ExperimentTask
 
-        return ExperimentTask(params, logging_dir, KerasExperiment(build_fn, data_fn, callbacks))
+        experiment = KerasExperiment(build_fn, data_fn, callbacks)
+        return ExperimentTask(params, logging_dir, experiment)
 
     register_task(ExperimentTaskConfig, make_task, trainer=TRAINER)
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from trainer_kit.callbacks.callback import Callback
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses
 from trainer_kit.compat.keras.keras_callbacks import KerasCallbacks, split_callbacks
+from trainer_kit.compat.keras.keras_types import CompiledModel
 from trainer_kit.compat.keras.program_changes import describe_changes
 from trainer_kit.compat.keras.step_preparation import (
     apply_keras_autograph,
@@ -26,12 +27,13 @@ from trainer_kit.compat.keras.training_data import (
     build_training_data,
     build_validation_data,
 )
-from trainer_kit.config.schema.experiment import DataConfig
+from trainer_kit.config.schema.experiment import DataConfig, TaskConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.sources.source_protocol import Source
 from trainer_kit.optimizers.learning_rate import unwrap_optimizer
 from trainer_kit.runtime.keras_internals import install_global_clipping
 from trainer_kit.training.task import Task
+from trainer_kit.typing import Metric, Optimizer
 
 _LOG = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class KerasTask(Task):
     _prepared_for_training: Any = None
     _prepared_for_evaluation: Any = None
 
-    def prepare(self, model: Any, *, trains: bool, evaluates: bool) -> Any:
+    def prepare(self, model: CompiledModel, *, trains: bool, evaluates: bool) -> Any:
         """Creates all variables that the steps need, once, and returns the optimizers.
 
         Called in strategy scope, on the host.
@@ -93,19 +95,25 @@ class KerasTask(Task):
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
-        self, inputs: Any, model: Any, optimizer: Any, metrics: Sequence[Any] | None = None
+        self,
+        inputs: Any,
+        model: CompiledModel,
+        optimizer: Optimizer | Mapping[str, Optimizer],
+        metrics: Sequence[Metric] | None = None,
     ) -> dict[str, Any]:
         """Runs the model's own training step, with its own optimizers, in graph, on a replica."""
         del optimizer, metrics
-        return dict(apply_keras_autograph(model.train_step, model)(inputs))
+        step = apply_keras_autograph(model.train_step, model)
+        return dict(step(inputs))
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(
-        self, inputs: Any, model: Any, metrics: Sequence[Any] | None = None
+        self, inputs: Any, model: CompiledModel, metrics: Sequence[Metric] | None = None
     ) -> dict[str, Any]:
         """Runs the model's own evaluation step. Runs in graph, on a replica."""
         del metrics
-        return dict(apply_keras_autograph(model.test_step, model)(inputs))
+        step = apply_keras_autograph(model.test_step, model)
+        return dict(step(inputs))
 
     def state(self) -> dict[str, Any]:
         """Returns what the model was made of."""
@@ -141,9 +149,9 @@ class FitTask(KerasTask):
 
     def __init__(
         self,
-        model: Any,
+        model: CompiledModel,
         data: TrainingData,
-        validation: Any,
+        validation: tf.data.Dataset | Source | None,
         model_dir: str,
         validation_name: str = "",
     ) -> None:
@@ -158,7 +166,7 @@ class FitTask(KerasTask):
         self.data = data
         self.validation = validation
 
-    def build_model(self) -> Any:
+    def build_model(self) -> CompiledModel:
         """Returns the model."""
         return self.model
 
@@ -179,19 +187,18 @@ class FitTask(KerasTask):
         """
         self.prepare(self.model, trains=True, evaluates=True)
         values = self.eval_log_specs or flatten_logs(self.model.get_metrics_result())
-        return [
-            name
-            for name, value in values.items()
-            if not tf.TensorShape(getattr(value, "shape", ())).rank
-        ]
+        names = []
+        for name, value in values.items():
+            shape = tf.TensorShape(getattr(value, "shape", ()))
+            if not shape.rank:
+                names.append(name)
+        return names
 
     def state(self) -> dict[str, Any]:
         """Returns also what passes over the data draw from. See KerasTask."""
         batches = self.data.batches
-        return {
-            **super().state(),
-            "orders": batches.state() if isinstance(batches, DatasetPasses) else None,
-        }
+        orders = batches.state() if isinstance(batches, DatasetPasses) else None
+        return {**super().state(), "orders": orders}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues with the orders of the run that saved the checkpoint. See KerasTask."""
@@ -210,7 +217,9 @@ class ExperimentTask(KerasTask):
       experiment: What makes model, data and callbacks.
     """
 
-    def __init__(self, params: Any, logging_dir: str | None, experiment: KerasExperiment) -> None:
+    def __init__(
+        self, params: TaskConfig, logging_dir: str | None, experiment: KerasExperiment
+    ) -> None:
         super().__init__(params, logging_dir)
         self._experiment = experiment
 
@@ -225,7 +234,7 @@ class ExperimentTask(KerasTask):
         """
         native_callbacks, keras_callbacks = split_callbacks(self._experiment.callbacks())
         if not keras_callbacks:
-            return [*native_callbacks]
+            return native_callbacks
         return [KerasCallbacks(keras_callbacks), *native_callbacks]
 
     def build_inputs(

@@ -9,9 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses
+from trainer_kit.compat.keras.keras_types import CompiledModel
 from trainer_kit.compat.keras.program_changes import describe_model
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.compat.keras.step_preparation import apply_keras_autograph, flatten_logs
+from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_resume import examine_dataset
 from trainer_kit.inputs.worker_pipeline import WorkerPipeline
@@ -20,6 +22,7 @@ from trainer_kit.runtime.replica_values import read_replica_values, restore_repl
 from trainer_kit.training.metric_set import MetricSet
 from trainer_kit.training.task_inputs import TaskInputs
 from trainer_kit.training.trainer import Trainer
+from trainer_kit.typing import FloatLike, IntLike, Model, TaskLike, Variable
 
 _LOG = logging.getLogger(__name__)
 _NEW_ORDERS = (
@@ -54,7 +57,12 @@ class KerasTrainer(Trainer):
 
     @classmethod
     def create(
-        cls, config: Any, task: Any, train: bool, evaluate: bool, checkpoint_exporter: Any = None
+        cls,
+        config: ExperimentConfig,
+        task: Any,
+        train: bool,
+        evaluate: bool,
+        checkpoint_exporter: Any = None,
     ) -> Any:
         """Returns a trainer with the task's model and, to train, its optimizers.
 
@@ -84,7 +92,7 @@ class KerasTrainer(Trainer):
                     raise UsageError(f"trainer.require_exact_resume: {text}")
                 _LOG.warning("%s", text)
 
-    def train(self, num_steps: Any) -> dict[str, Any]:
+    def train(self, num_steps: IntLike) -> dict[str, Any]:
         """Runs training steps. See Trainer.
 
         Data that needs it gets a new iterator where a pass begins.
@@ -106,12 +114,13 @@ class KerasTrainer(Trainer):
             position = self.data.position
             # A loop without a skipped batch ends in the next pass.
             source.ends_with_pass = not position.skipped_batches
-            if not source.ends_with_pass or source.prepare_pass(
+            needs_iterator = not source.ends_with_pass or source.prepare_pass(
                 position.batch, has_iterator=self.data.has_iterator
-            ):
+            )
+            if needs_iterator:
                 self.data.reset()
 
-    def evaluate(self, num_steps: Any, sets: Sequence[str] | None = None) -> dict[str, Any]:
+    def evaluate(self, num_steps: IntLike, sets: Sequence[str] | None = None) -> dict[str, Any]:
         """Runs an evaluation. See Trainer.
 
         Inside an epoch the training metrics keep the values from before the evaluation.
@@ -119,7 +128,8 @@ class KerasTrainer(Trainer):
         for data in self.inputs.opened_validation_data.values() if self.can_train else ():
             if isinstance(data, PyDatasetEpochs):
                 # By the step, since a restart may repeat an evaluation or leave it out.
-                evaluations = -(-self._read_step() // self.config.trainer.validation_interval)
+                interval = self.config.trainer.validation_interval
+                evaluations = -(-self._read_step() // interval)
                 data.evaluation_number = max(0, evaluations - 1)
 
         if not self.should_continue_metrics:
@@ -140,10 +150,12 @@ class KerasTrainer(Trainer):
         """
         self._steps_per_epoch = steps_per_epoch
 
-    def _training_metrics(self, config: Any, task: Any, model: Any) -> Any:
+    def _training_metrics(self, config: ExperimentConfig, task: Any, model: Any) -> MetricSet:
         return KerasMetrics("training_loss", model, task.train_log_specs)
 
-    def _evaluation_metrics(self, config: Any, task: Any, model: Any, enabled: bool) -> Any:
+    def _evaluation_metrics(
+        self, config: ExperimentConfig, task: Any, model: Any, enabled: bool
+    ) -> MetricSet:
         return KerasMetrics("validation_loss", model, task.eval_log_specs)
 
     def _is_inside_epoch(self) -> bool:
@@ -163,24 +175,25 @@ class KerasMetrics(MetricSet):
       logs: The specs of what the model's step returns. Empty if that is the results of its metrics.
     """
 
-    def __init__(self, loss_name: str, model: Any, logs: Mapping[str, tf.TensorSpec]) -> None:
+    def __init__(
+        self, loss_name: str, model: CompiledModel, logs: Mapping[str, tf.TensorSpec]
+    ) -> None:
         super().__init__(loss_name, [])
         self._model = model
         self._loss_name = loss_name
         # Each replica writes its own value, and a read returns the mean.
-        self._last_logs = {
-            name: tf.Variable(
+        self._last_logs: dict[str, tf.Variable] = {}
+        for name, spec in logs.items():
+            self._last_logs[name] = tf.Variable(
                 tf.zeros(spec.shape, spec.dtype),
                 trainable=False,
                 synchronization=tf.VariableSynchronization.ON_READ,
                 aggregation=tf.VariableAggregation.MEAN,
             )
-            for name, spec in logs.items()
-        }
 
     @tf.autograph.experimental.do_not_convert
     def update_with_step(
-        self, task: Any, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0
+        self, task: TaskLike, logs: Any, inputs: Any, share: float | tf.Tensor = 1.0
     ) -> None:
         """Keeps what a training step has returned. Runs in graph, on a replica.
 
@@ -189,7 +202,7 @@ class KerasMetrics(MetricSet):
         self.update(task, logs, inputs)
 
     @tf.autograph.experimental.do_not_convert
-    def extract_metrics(self, task: Any, logs: Any, model: Any = None) -> Any:
+    def extract_metrics(self, task: TaskLike, logs: object, model: Model | None = None) -> Any:
         """Returns `logs` unchanged.
 
         A step of Keras returns results of metrics, which are reported as Keras does.
@@ -197,7 +210,13 @@ class KerasMetrics(MetricSet):
         return logs
 
     @tf.autograph.experimental.do_not_convert
-    def update(self, task: Any, logs: Mapping[Any, Any], inputs: Any, weight: Any = None) -> None:
+    def update(
+        self,
+        task: TaskLike,
+        logs: Mapping[Any, Any],
+        inputs: Any,
+        weight: FloatLike | None = None,
+    ) -> None:
         """Keeps what a step has returned. Runs in graph, on a replica.
 
         The model's own tracker has the loss.
@@ -220,21 +239,22 @@ class KerasMetrics(MetricSet):
         if not logs:
             get_results = apply_keras_autograph(self._model.get_metrics_result, self._model)
             logs = flatten_logs(get_results())
-        values = {name: tf.convert_to_tensor(value) for name, value in logs.items()}
+        values: dict[str, tf.Tensor] = {}
+        for name, value in logs.items():
+            values[name] = tf.convert_to_tensor(value)
         if "loss" in values:
             values[self._loss_name] = values.pop("loss")
         return {**super().results(), **values}
 
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[Variable]:
         """Returns the variables of all metrics.
 
         Their order is that of the checkpoints of earlier releases.
         """
-        metrics = [self.loss, *self._engine_metrics, *self._model.metrics]
-        return [
-            *(variable for metric in metrics for variable in metric.variables),
-            *self._last_logs.values(),
-        ]
+        variables: list[Variable] = []
+        for metric in [self.loss, *self._engine_metrics, *self._model.metrics]:
+            variables += metric.variables
+        return [*variables, *self._last_logs.values()]
 
     def names(self) -> list[str] | None:
         """Returns the names of the results. Runs eagerly."""

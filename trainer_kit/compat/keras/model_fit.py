@@ -7,13 +7,14 @@ import logging
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex, TypedDict
 
 import keras
 import tensorflow as tf
 
 from trainer_kit.compat.keras.keras_callbacks import FitCallbacks, split_callbacks
 from trainer_kit.compat.keras.keras_task import FitTask
+from trainer_kit.compat.keras.keras_types import Callbacks, ClassWeight, CompiledModel, History
 from trainer_kit.compat.keras.step_preparation import is_overridden
 from trainer_kit.compat.keras.training_data import build_training_data, build_validation_data
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
@@ -40,17 +41,17 @@ _EPOCH_LENGTH_FIELD = "trainer.steps_per_epoch"
 
 
 def fit(
-    model: Any,
+    model: CompiledModel,
     x: Any = None,
     y: Any = None,
     batch_size: int | None = None,
     epochs: int = 1,
     verbose: str | int = "auto",
-    callbacks: Any = None,
+    callbacks: Callbacks = None,
     validation_split: float = 0.0,
     validation_data: Any = None,
     shuffle: bool | str = True,
-    class_weight: Any = None,
+    class_weight: ClassWeight | None = None,
     sample_weight: Any = None,
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
@@ -62,7 +63,7 @@ def fit(
     best: str | bool | None = None,
     best_mode: str = "auto",
     **options: Any,
-) -> Any:
+) -> History:
     """Trains a compiled model as `model.fit` does, in a folder from which a stopped run resumes.
 
     The arguments before `model_dir` are those of `Model.fit`, with the same meaning, except for
@@ -157,7 +158,10 @@ def fit(
 
 
 def check_arguments(
-    function: Callable[..., Any], x: Any, epochs: Any, options: Mapping[str, Any]
+    function: Callable[..., object],
+    x: object,
+    epochs: SupportsIndex,
+    options: Mapping[str, Any],
 ) -> None:
     """Checks the arguments of `fit` or `train_loop`.
 
@@ -174,13 +178,12 @@ def check_arguments(
       UsageError: For a name that no argument has, for a number of epochs that is not an integer,
         or for a dataset that cannot be used.
     """
-    further = [
-        parameter.name
-        for parameter in inspect.signature(run_experiment).parameters.values()
-        if parameter.default is not parameter.empty
-        and parameter.name not in _EXCLUDED_RUN_ARGUMENTS
-    ]
-    names = [*inspect.signature(function).parameters, *_OPTIONS, *_FIELDS, *further]
+    # The arguments of run_experiment without a default are those that `run_fit` gives it.
+    names = [*inspect.signature(function).parameters, *_OPTIONS, *_FIELDS]
+    for parameter in inspect.signature(run_experiment).parameters.values():
+        is_optional = parameter.default is not parameter.empty
+        if is_optional and parameter.name not in _EXCLUDED_RUN_ARGUMENTS:
+            names.append(parameter.name)
     names.remove("options")
     for name in options:
         if name not in names:
@@ -200,14 +203,12 @@ def check_arguments(
             "runtime deterministic_ops comes too late for the dataset, which has been made without"
             " it; call tf.config.experimental.enable_op_determinism() at the start of the program"
         )
-    if any(
-        isinstance(spec, tf.TensorSpec) and spec.shape.rank == 0
-        for spec in tf.nest.flatten(x.element_spec)
-    ):
-        raise UsageError(
-            "x is a dataset of single examples: a part of an element has the shape (); give"
-            " batches, such as x.batch(32)"
-        )
+    for spec in tf.nest.flatten(x.element_spec):
+        if isinstance(spec, tf.TensorSpec) and spec.shape.rank == 0:
+            raise UsageError(
+                "x is a dataset of single examples: a part of an element has the shape (); give"
+                " batches, such as x.batch(32)"
+            )
 
 
 def run_fit(
@@ -216,12 +217,12 @@ def run_fit(
     *,
     validation_steps: int | None,
     validation_freq: int | Sequence[int],
-    callbacks: Any,
+    callbacks: Callbacks,
     verbose: str | int,
     best: str | bool | None,
     best_mode: str,
     **options: Any,
-) -> Any:
+) -> History:
     """Trains up to the end of the last epoch and returns the History of all epochs.
 
     Runs eagerly, on the host.
@@ -271,13 +272,16 @@ def run_fit(
             "eval_tf_function": False,
         }
     fields |= options.pop("trainer", None) or {}
-    fields |= {name: options.pop(name) for name in _FIELDS if options.get(name) is not None}
+    for name in _FIELDS:
+        if options.get(name) is not None:
+            fields[name] = options.pop(name)
 
     interval = fields["checkpoint_interval"]
     steps_per_loop = min(steps, interval) if isinstance(interval, int) else steps
     fields.setdefault("steps_per_loop", steps_per_loop)
 
-    compiles = bool(model.jit_compile) and model.distribute_strategy.num_replicas_in_sync == 1
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    compiles = bool(model.jit_compile) and replicas == 1
     runtime = {
         "enable_xla": compiles and fields.get("fuse_steps", 1) == 1,
         **(options.pop("runtime", None) or {}),
@@ -318,7 +322,14 @@ def run_fit(
     return fit_callbacks.finish(model, model_dir)
 
 
-def _best_fields(best: str | bool | None, mode: str, names: Sequence[str] | None) -> dict[str, str]:
+class BestFields(TypedDict, total=False):
+    """The fields of TrainerConfig for the best checkpoint."""
+
+    best_checkpoint_eval_metric: str
+    best_checkpoint_metric_comp: str
+
+
+def _best_fields(best: str | bool | None, mode: str, names: Sequence[str] | None) -> BestFields:
     """Returns the fields of TrainerConfig for the best checkpoint, or none if no best is kept.
 
     Args:

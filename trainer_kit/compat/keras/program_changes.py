@@ -7,10 +7,12 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
+
+from trainer_kit.compat.keras.keras_types import CompiledModel
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -19,7 +21,14 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NAME_KEYS = ("name", "inbound_nodes", "input_layers", "output_layers")
 
 
-def describe_model(model: Any) -> dict[str, str]:
+class Configurable(Protocol):
+    """An object of Keras: a layer, a loss, an optimizer."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+
+
+def describe_model(model: CompiledModel) -> dict[str, str]:
     """Returns texts that describe a model, by name.
 
     They describe its loss, the class and settings of its optimizer, and its layers. The optimizer
@@ -29,26 +38,32 @@ def describe_model(model: Any) -> dict[str, str]:
     texts = {"the loss": _format_value(getattr(model, "loss", None))}
 
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and not int(tf.convert_to_tensor(optimizer.iterations)):
+    updates = 0
+    if optimizer is not None:
+        updates = int(tf.convert_to_tensor(optimizer.iterations))
+    if optimizer is not None and updates == 0:
         texts["the optimizer"] = type(optimizer).__name__
-        settings = _get_config(optimizer)
-        texts |= {
-            f"{name} of the optimizer": _format_value(value) for name, value in settings.items()
-        }
+        for name, value in _get_config(optimizer).items():
+            texts[f"{name} of the optimizer"] = _format_value(value)
 
     for number, layer in enumerate(getattr(model, "layers", ())):
         checksum = zlib.crc32(_format_value(layer).encode())
-        texts[f"layer {number}"] = f"{type(layer).__name__} with arguments {checksum:08x}"
+        kind = type(layer).__name__
+        texts[f"layer {number}"] = f"{kind} with arguments {checksum:08x}"
     return texts
 
 
-def describe_changes(before: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
+def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Returns a phrase for each text that is in both descriptions and differs."""
-    names = [name for name, text in now.items() if before.get(name, text) != text]
-    return [f"{name} was {before[name]} and is {now[name]}" for name in names]
+    phrases = []
+    for name, text in now.items():
+        old_text = before.get(name, text)
+        if old_text != text:
+            phrases.append(f"{name} was {old_text} and is {text}")
+    return phrases
 
 
-def _get_config(value: Any) -> dict[str, Any]:
+def _get_config(value: Configurable) -> dict[str, Any]:
     """Returns the config of an object of Keras without names.
 
     It is {} for an object that has none, such as a layer of a user.
@@ -59,28 +74,32 @@ def _get_config(value: Any) -> dict[str, Any]:
     return {}
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     """Returns a text that is the same in each process: without addresses and numbered names."""
     if callable(value) and hasattr(value, "__name__"):
         return str(value.__name__)
     if hasattr(value, "get_config"):
-        return f"{type(value).__name__} {_format_value(_get_config(value))}"
+        config = _format_value(_get_config(value))
+        return f"{type(value).__name__} {config}"
     if isinstance(value, str):
         return value
-    return _ADDRESS.sub("", json.dumps(_normalize_config(value), default=repr))
+    text = json.dumps(_normalize_config(value), default=repr)
+    return _ADDRESS.sub("", text)
 
 
-def _normalize_config(config: Any) -> Any:
+def _normalize_config(config: object) -> Any:
     """Returns a config without the names in it, and with numbers of few digits.
 
     Some numbers come from a float32.
     """
     if isinstance(config, Mapping):
-        return {
-            str(key): _normalize_config(value)
-            for key, value in config.items()
-            if key not in _NAME_KEYS
-        }
+        normalized = {}
+        for key, value in config.items():
+            if key not in _NAME_KEYS:
+                normalized[str(key)] = _normalize_config(value)
+        return normalized
     if isinstance(config, (list, tuple)):
         return [_normalize_config(part) for part in config]
-    return float(f"{config:g}") if isinstance(config, (float, np.floating)) else config
+    if isinstance(config, (float, np.floating)):
+        return float(f"{config:g}")
+    return config

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer_kit.compat.keras.keras_types import ClassWeight
 from trainer_kit.inputs.dataset_resume import Resumption
 from trainer_kit.runtime.keras_internals import get_data_adapter
 
@@ -72,7 +73,9 @@ class PyDatasetEpochs:
         None: the data is for training.
     """
 
-    def __init__(self, dataset: Any, seed: int | None = None, class_weight: Any = None) -> None:
+    def __init__(
+        self, dataset: Any, seed: int | None = None, class_weight: ClassWeight | None = None
+    ) -> None:
         if not isinstance(dataset, keras.utils.PyDataset):
             dataset = Keras2Sequence(dataset)
         self._dataset = dataset
@@ -83,9 +86,9 @@ class PyDatasetEpochs:
         # global state.
         adapter = get_data_adapter(dataset, shuffle=False)
         self.batches_per_epoch: int | None = adapter.num_batches
-        state_before = repr((random.getstate(), np.random.get_state()))
+        state_before = _format_random_state()
         self.element_spec = adapter.get_tf_dataset().element_spec
-        state_after = repr((random.getstate(), np.random.get_state()))
+        state_after = _format_random_state()
         self._moves_random_state = state_before != state_after
 
         self.steps_per_pass = self.batches_per_epoch or sys.maxsize
@@ -107,12 +110,16 @@ class PyDatasetEpochs:
             lambda: self._generate_batches(position), output_signature=self.element_spec
         )
         if self._class_weight is not None:
-            batches = get_data_adapter(batches, class_weight=self._class_weight).get_tf_dataset()
+            # Keras turns the weights of classes into those of examples.
+            adapter = get_data_adapter(batches, class_weight=self._class_weight)
+            batches = adapter.get_tf_dataset()
         return batches.prefetch(1)
 
     def resumption(self, *, deterministic_ops: bool) -> Resumption | None:
         """Returns why a resumed run reads other batches, if the first ones showed it."""
-        return Resumption("inexact", (_MOVES_RANDOM_STATE,)) if self._moves_random_state else None
+        if not self._moves_random_state:
+            return None
+        return Resumption("inexact", (_MOVES_RANDOM_STATE,))
 
     def prepare_pass(self, position: int, *, has_iterator: bool) -> bool:
         """Returns whether the batch of this position needs a new iterator. See DatasetPasses."""
@@ -155,7 +162,8 @@ class PyDatasetEpochs:
         pass_number, index = divmod(position, self.batches_per_epoch)
         if self._seed is None:
             return index
-        return _compute_batch_order(self._seed, pass_number, self.batches_per_epoch)[index]
+        order = _compute_batch_order(self._seed, pass_number, self.batches_per_epoch)
+        return order[index]
 
     def _read_batches(self, numbers: Iterable[int]) -> Iterator[Any]:
         """Yields the batches of these numbers in order.
@@ -163,7 +171,10 @@ class PyDatasetEpochs:
         As many threads read ahead as the PyDataset has workers.
         """
         workers = max(1, self._dataset.workers)
-        max_pending = max(workers, self._dataset.max_queue_size) if workers > 1 else 1
+        # With one worker no batch is read ahead.
+        max_pending = 1
+        if workers > 1:
+            max_pending = max(workers, self._dataset.max_queue_size)
         with ThreadPoolExecutor(workers) as executor:
             pending = collections.deque[Future[Any]]()
             for number in numbers:
@@ -176,7 +187,13 @@ class PyDatasetEpochs:
     def _match_element_spec(self, batch: Any) -> Any:
         """Returns a batch in the structure that Keras gives it."""
         parts = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
-        return copy_batch(parts if isinstance(self.element_spec, tuple) else parts[0])
+        if isinstance(self.element_spec, tuple):
+            return copy_batch(parts)
+        return copy_batch(parts[0])
+
+
+def _format_random_state() -> str:
+    return repr((random.getstate(), np.random.get_state()))
 
 
 @functools.lru_cache(maxsize=2)
@@ -196,10 +213,12 @@ def copy_batch(batch: Any) -> Any:
     batches that are kept for later evaluations.
     """
 
-    def copied(part: Any) -> Any:
+    def copied(part: object) -> object:
         if isinstance(part, np.ndarray):
             return part.copy()
-        with tf.device("CPU:0"):
-            return tf.constant(part.numpy(), part.dtype) if isinstance(part, tf.Tensor) else part
+        if isinstance(part, tf.Tensor):
+            with tf.device("CPU:0"):
+                return tf.constant(part.numpy(), part.dtype)
+        return part
 
     return tf.nest.map_structure(copied, batch, expand_composites=True)

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.traced_writes import find_written_handles
+from trainer_kit.compat.keras.keras_types import CompiledModel
 from trainer_kit.errors import UsageError
+from trainer_kit.inputs.sources.source_protocol import Source
 from trainer_kit.optimizers.per_variable import native_variable
 from trainer_kit.runtime.keras_internals import is_keras_2_model
 from trainer_kit.runtime.tensorflow_internals import convert_with_autograph
 from trainer_kit.runtime.variable_creation import trace_concrete_function
+from trainer_kit.typing import Metric
 
 
-def flatten_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_logs(logs: Mapping[str, object]) -> dict[str, Any]:
     """Returns logs with those of nested dicts among them, as Keras flattens them."""
     flat_logs: dict[str, Any] = {}
     for name, value in logs.items():
-        flat_logs |= flatten_logs(value) if isinstance(value, Mapping) else {str(name): value}
+        if isinstance(value, Mapping):
+            flat_logs |= flatten_logs(value)
+        else:
+            flat_logs[str(name)] = value
     return flat_logs
 
 
-def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str, tf.TensorSpec]:
+def prepare_step(
+    step: Callable[[Any], Mapping[str, Any]], model: CompiledModel, data: tf.data.Dataset | Source
+) -> dict[str, tf.TensorSpec]:
     """Has model, optimizers and metrics create the variables of a step.
 
     The step is traced, and not run. Called in strategy scope, on the host.
@@ -45,15 +53,19 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
     strategy = tf.distribute.get_strategy()
     replicas = strategy.num_replicas_in_sync
 
-    def spec_of_replica(spec: Any) -> Any:
+    def spec_of_replica(spec: tf.TypeSpec) -> tf.TypeSpec:
         if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
             return spec
-        is_known = spec.shape[0] and spec.shape[0] % replicas == 0
-        batch_size = spec.shape[0] // replicas if is_known else None
-        return tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype)
+        # The replicas of an uneven batch have batches of different sizes.
+        size = spec.shape[0]
+        is_known = size and size % replicas == 0
+        replica_size = size // replicas if is_known else None
+        return tf.TensorSpec([replica_size, *spec.shape[1:]], spec.dtype)
 
     # A Source may have no spec.
-    global_spec = data.element_spec if hasattr(data, "element_spec") else data.at(0).element_spec
+    if not hasattr(data, "element_spec"):
+        data = data.at(0)
+    global_spec = data.element_spec
     batch_spec = tf.nest.map_structure(spec_of_replica, global_spec)
 
     # What a step of Keras 3 does is known without a trace of its gradients.
@@ -84,10 +96,11 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
             )
         logs.update(returned)
 
-    graph = trace_concrete_function(
+    function = trace_concrete_function(
         lambda inputs: strategy.run(record_logs, args=(inputs,)) and None, batch_spec
-    ).graph
-    if logs.keys() == model.get_metrics_result().keys() and _updates_all(model.metrics, graph):
+    )
+    has_metric_names = logs.keys() == model.get_metrics_result().keys()
+    if has_metric_names and _updates_all(model.metrics, function.graph):
         return {}
 
     specs: dict[str, tf.TensorSpec] = {}
@@ -98,29 +111,32 @@ def prepare_step(step: Callable[[Any], Any], model: Any, data: Any) -> dict[str,
             raise UsageError(
                 f"{step.__qualname__} returned {name!r} for each example; return numbers only"
             )
+        # The last logs are reported as means over replicas, also those of whole numbers.
         dtype = tensor.dtype if tensor.dtype.is_floating else tf.float32
         specs[name] = tf.TensorSpec(tensor.shape, dtype)
     return specs
 
 
-def _updates_all(metrics: list[Any], graph: Any) -> bool:
+def _updates_all(metrics: Sequence[Metric], graph: tf.Graph) -> bool:
     """Whether a traced step updates all metrics.
 
     If it does not, it may return another loss in place of the result of one of them.
     """
-    written_ids = {id(handle) for handle in find_written_handles(graph)}
+    written_handles = find_written_handles(graph)
+    written_ids = {id(handle) for handle in written_handles}
     for metric in metrics:
         handle_ids: list[int] = []
         for variable in map(native_variable, metric.variables):
             # A distributed variable has one component for each replica.
             components = getattr(variable, "values", [variable])
-            handle_ids += [id(component.handle) for component in components]
+            for component in components:
+                handle_ids.append(id(component.handle))
         if handle_ids and written_ids.isdisjoint(handle_ids):
             return False
     return True
 
 
-def apply_keras_autograph(method: Callable[..., Any], model: Any) -> Callable[..., Any]:
+def apply_keras_autograph(method: Callable[..., Any], model: CompiledModel) -> Callable[..., Any]:
     """Returns a method of a model as its own Keras calls it in graph.
 
     In tf_keras, AutoGraph converts layers, losses and metrics, and not the steps. In Keras 3 it
@@ -131,7 +147,8 @@ def apply_keras_autograph(method: Callable[..., Any], model: Any) -> Callable[..
     return method
 
 
-def is_overridden(model: Any, name: str) -> bool:
+def is_overridden(model: CompiledModel, name: str) -> bool:
     """Whether the class of a model, of either Keras, has its own attribute `name`."""
     owner = next(cls for cls in type(model).__mro__ if name in vars(cls))
-    return owner.__module__.partition(".")[0] not in ("keras", "tf_keras")
+    package = owner.__module__.partition(".")[0]
+    return package not in ("keras", "tf_keras")

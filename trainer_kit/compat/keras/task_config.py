@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_kit.config.experiment_registry import register_task
 from trainer_kit.config.schema.configclass import configclass
-from trainer_kit.config.schema.experiment import TaskConfig
+from trainer_kit.config.schema.experiment import DataConfig, TaskConfig
+
+if TYPE_CHECKING:
+    from trainer_kit.compat.keras.keras_types import Callbacks, CompiledModel
 
 TRAINER = "trainer_kit.compat.keras.keras_trainer:KerasTrainer"
 
@@ -31,9 +34,9 @@ class KerasExperiment:
       callbacks: Returns new callbacks.
     """
 
-    build_fn: Callable[[], Any]
-    data_fn: Callable[[Any], Any]
-    callbacks: Callable[[], Any] = list
+    build_fn: Callable[[], CompiledModel]
+    data_fn: Callable[[DataConfig], Any]
+    callbacks: Callable[[], Callbacks] = list
 
 
 register_task(KerasTaskConfig, "trainer_kit.compat.keras.keras_task:KerasTask", trainer=TRAINER)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from trainer_kit.compat.keras.array_epochs import ArrayEpochs
 from trainer_kit.compat.keras.dataset_passes import DatasetPasses, needs_new_iterators
+from trainer_kit.compat.keras.keras_types import ClassWeight
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs, copy_batch
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_graph import build_graph_def
@@ -80,13 +81,13 @@ class DatasetEpochs:
 
 def build_training_data(
     x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
+    y: object = None,
+    sample_weight: object = None,
     *,
     batch_size: int | None = None,
     steps_per_epoch: int | None = None,
     shuffle: bool | str = True,
-    class_weight: Any = None,
+    class_weight: ClassWeight | None = None,
     seed: int | None = None,
     is_keras_2: bool = False,
 ) -> TrainingData:
@@ -107,7 +108,9 @@ def build_training_data(
     # A PyDataset, or a Sequence of tf_keras.
     if hasattr(x, "on_epoch_end"):
         # Without a global seed that of TensorFlow is a constant.
-        order_seed = tf.compat.v1.get_seed(1)[0] if seed is None else seed
+        order_seed = seed
+        if seed is None:
+            order_seed = tf.compat.v1.get_seed(1)[0]
         source = PyDatasetEpochs(x, order_seed if shuffle else None, class_weight)
         steps = compute_steps_per_epoch(
             steps_per_epoch, source.batches_per_epoch, "a PyDataset without a length"
@@ -138,7 +141,8 @@ def build_training_data(
         return TrainingData(epochs, steps, adapter.batch_size)
 
     dataset = adapter.get_tf_dataset()
-    size = int(tf.nest.flatten(dataset.element_spec)[0].shape[0] or 0)
+    first_spec = tf.nest.flatten(dataset.element_spec)[0]
+    size = int(first_spec.shape[0] or 0)
     if isinstance(x, GeneratorType):
         steps = compute_steps_per_epoch(steps_per_epoch, None, "a generator")
         return TrainingData(dataset, steps, size)
@@ -175,8 +179,8 @@ def build_training_data(
 
 
 def build_validation_data(
-    validation_data: Any, batch_size: int | None = None, steps: int | None = None
-) -> Any:
+    validation_data: object, batch_size: int | None = None, steps: int | None = None
+) -> tf.data.Dataset | DatasetEpochs | PyDatasetEpochs:
     """Returns one pass over validation data in global batches.
 
     This is a dataset, or a Source of arrays or of a PyDataset. Runs eagerly, on the host. Batches
@@ -206,7 +210,8 @@ def build_validation_data(
     if is_array_adapter(adapter):
         size = int(adapter.batch_size)
         arrays = convert_to_tensors(x, y, sample_weight, name="validation_data")
-        num_examples = int(tf.nest.flatten(arrays)[0].shape[0])
+        first_array = tf.nest.flatten(arrays)[0]
+        num_examples = int(first_array.shape[0])
         length = math.ceil(num_examples / size)
         if tf.distribute.has_strategy():
             # A strategy of one device would leave out a rebatch, and one of several devices the
@@ -228,7 +233,11 @@ def build_validation_data(
 
 
 def convert_to_tensors(
-    x: Any, y: Any, sample_weight: Any, class_weight: Any = None, name: str = "x"
+    x: object,
+    y: object,
+    sample_weight: object,
+    class_weight: ClassWeight | None = None,
+    name: str = "x",
 ) -> Any:
     """Returns all examples as nested tensors, with the dtypes that Keras gives them.
 
@@ -279,9 +288,10 @@ def _count_batches(dataset: tf.data.Dataset) -> int:
     try:
         # The inputs of a shuffle replace it in the graph.
         graph = build_graph_def(dataset)
-        shuffled = {
-            node.name: node.input[0] for node in graph.node if node.op.startswith("ShuffleDataset")
-        }
+        shuffled = {}
+        for node in graph.node:
+            if node.op.startswith("ShuffleDataset"):
+                shuffled[node.name] = node.input[0]
         for node in graph.node:
             for index, name in enumerate(node.input):
                 while name.partition(":")[0] in shuffled:
@@ -294,7 +304,8 @@ def _count_batches(dataset: tf.data.Dataset) -> int:
             "x is counted by reading it, so that its shuffles draw other orders than in Keras"
         )
 
-    count = int(dataset.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
+    zero = tf.constant(0, tf.int64)
+    count = int(dataset.reduce(zero, lambda count, _: count + 1))
     _LOG.info(
         "x was read once to count the batches of an epoch: %d; give steps_per_epoch to save this"
         " time",
