@@ -22,13 +22,12 @@ from trainer_kit.compat.keras.task_config import KerasTaskConfig
 from trainer_kit.compat.keras.training_data import TrainingData, build_training_data
 from trainer_kit.config.experiment_registry import register_task
 from trainer_kit.config.schema.configclass import configclass
-from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.optimizers.per_variable import native_variable
 from trainer_kit.runtime.variable_creation import trace_concrete_function
 from trainer_kit.training.metric_set import MetricSet
-from trainer_kit.typing import Metric, Model, Optimizer, Variable
+from trainer_kit.typing import ExperimentLike, Metric, Model, Optimizer, Variable
 
 _LOG = logging.getLogger(__name__)
 
@@ -394,11 +393,11 @@ class LoopMetrics(MetricSet):
 class LoopTrainer(KerasTrainer):
     """Trains a LoopTask. See KerasTrainer."""
 
-    def _training_metrics(self, config: ExperimentConfig, task: Any, model: Model) -> MetricSet:
+    def _training_metrics(self, config: ExperimentLike, task: Any, model: Model) -> MetricSet:
         return LoopMetrics("training_loss", task.loop.metrics)
 
     def _evaluation_metrics(
-        self, config: ExperimentConfig, task: Any, model: Model, enabled: bool
+        self, config: ExperimentLike, task: Any, model: Model, enabled: bool
     ) -> MetricSet:
         return LoopMetrics("validation_loss", task.loop.val_metrics)
 

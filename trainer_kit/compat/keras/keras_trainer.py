@@ -13,7 +13,6 @@ from trainer_kit.compat.keras.keras_types import CompiledModel
 from trainer_kit.compat.keras.program_changes import describe_model
 from trainer_kit.compat.keras.py_dataset_epochs import PyDatasetEpochs
 from trainer_kit.compat.keras.step_preparation import apply_keras_autograph, flatten_logs
-from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.dataset_resume import examine_dataset
 from trainer_kit.inputs.worker_pipeline import WorkerPipeline
@@ -22,7 +21,7 @@ from trainer_kit.runtime.replica_values import read_replica_values, restore_repl
 from trainer_kit.training.metric_set import MetricSet
 from trainer_kit.training.task_inputs import TaskInputs
 from trainer_kit.training.trainer import Trainer
-from trainer_kit.typing import FloatLike, IntLike, Model, TaskLike, Variable
+from trainer_kit.typing import ExperimentLike, FloatLike, IntLike, Model, TaskLike, Variable
 
 _LOG = logging.getLogger(__name__)
 _NEW_ORDERS = (
@@ -58,7 +57,7 @@ class KerasTrainer(Trainer):
     @classmethod
     def create(
         cls,
-        config: ExperimentConfig,
+        config: ExperimentLike,
         task: Any,
         train: bool,
         evaluate: bool,
@@ -150,11 +149,11 @@ class KerasTrainer(Trainer):
         """
         self._steps_per_epoch = steps_per_epoch
 
-    def _training_metrics(self, config: ExperimentConfig, task: Any, model: Any) -> MetricSet:
+    def _training_metrics(self, config: ExperimentLike, task: Any, model: Any) -> MetricSet:
         return KerasMetrics("training_loss", model, task.train_log_specs)
 
     def _evaluation_metrics(
-        self, config: ExperimentConfig, task: Any, model: Any, enabled: bool
+        self, config: ExperimentLike, task: Any, model: Any, enabled: bool
     ) -> MetricSet:
         return KerasMetrics("validation_loss", model, task.eval_log_specs)
 
