@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from trainer_kit.checkpoints.state.object_graph import CheckpointGraph
 from trainer_kit.errors import UsageError
-from trainer_kit.runtime.replica_values import EncodedArray, decode_array
+from trainer_kit.runtime.replica_values import decode_array
 
 # The section of a checkpoint with the arrays
 ARRAYS = "run_arrays"
@@ -183,14 +183,13 @@ def _decode(text: bytes, path: str) -> dict[str, Any]:
         if value.keys() != {_ARRAY}:
             return value
         # An earlier version wrote the array into the JSON itself.
-        number = value[_ARRAY]
-        if isinstance(number, dict):
-            return decode_array(EncodedArray(**number))
+        if isinstance(value[_ARRAY], dict):
+            return decode_array(value[_ARRAY])
         if not arrays:
             graph = CheckpointGraph(path)
             for name, key in graph.get_section_keys(ARRAYS).items():
                 arrays[name] = graph.value(key)
-        return arrays[str(number)]
+        return arrays[str(value[_ARRAY])]
 
     values: dict[str, Any] = json.loads(text, object_hook=find_array) if text else {}
     return values
