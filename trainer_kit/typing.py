@@ -47,6 +47,10 @@ class Metric(Protocol):
 
     name: str
 
+    @property
+    def variables(self) -> Sequence[Variable]:
+        """The variables of the state."""
+
     def update_state(self, *args: Any, **kwargs: Any) -> Any:
         """Adds a batch. Runs in a replica, in a graph."""
 
@@ -119,3 +123,7 @@ class TaskLike(Protocol):
         self, aggregated_logs: Any, global_step: tf.Tensor | None = None
     ) -> dict[str, Any]:
         """Returns the results of an evaluation from its last state."""
+
+
+# A spec for each tensor of a nested structure, such as Dataset.element_spec.
+NestedSpec: TypeAlias = "tf.TypeSpec | Sequence[NestedSpec] | Mapping[str, NestedSpec] | None"
