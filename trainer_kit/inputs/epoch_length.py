@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from fractions import Fraction
-from typing import Any
 
 import tensorflow as tf
 
@@ -18,7 +17,7 @@ _SET_IT = "set trainer.steps_per_epoch to the number of steps that count as an e
 
 
 def compute_epoch_length(
-    data: Any,
+    data: tf.data.Dataset | Source | None,
     batch_size: int,
     input_context: tf.distribute.InputContext | None = None,
     required_by: str = "an epoch",

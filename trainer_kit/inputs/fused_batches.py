@@ -5,19 +5,22 @@ The pipeline is asked once for many steps.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_structure import get_transformation_kind
-from trainer_kit.inputs.sources.source_protocol import build_dataset_at
+from trainer_kit.inputs.sources.source_protocol import Source, build_dataset_at
 from trainer_kit.runtime.tensorflow_internals import get_input_datasets
+from trainer_kit.typing import NestedSpec
+
+Data = TypeVar("Data")
 
 
 def build_stacked_dataset_at(
-    data: Any,
+    data: tf.data.Dataset | Source,
     position: Position,
     size: int,
     input_context: tf.distribute.InputContext | None = None,
@@ -85,7 +88,7 @@ def stack_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     ).prefetch(tf.data.AUTOTUNE)
 
 
-def describe_stacking_problem(spec: Any) -> str:
+def describe_stacking_problem(spec: NestedSpec) -> str:
     """Returns why batches of this spec cannot be stacked and compiled, or "" if they can."""
     for part in tf.nest.flatten(spec):
         if not isinstance(part, tf.TensorSpec):
@@ -103,7 +106,7 @@ def describe_stacking_problem(spec: Any) -> str:
     return ""
 
 
-def _remove_prefetch(data: Any) -> Any:
+def _remove_prefetch(data: Data) -> Data:
     """Returns a dataset without the prefetch that it ends with.
 
     Stacks are prefetched. Passing each batch between threads costs as much as a small step.
@@ -121,13 +124,13 @@ def _remove_prefetch(data: Any) -> Any:
 
 
 @tf.autograph.experimental.do_not_convert
-def _element(parts: tuple[Any, ...], spec: Any) -> Any:
+def _element(parts: tuple[object, ...], spec: NestedSpec) -> Any:
     """Returns the element that tf.data passes to a function in parts if it is a tuple."""
     return tf.nest.pack_sequence_as(spec, tf.nest.flatten(parts))
 
 
 @tf.autograph.experimental.do_not_convert
-def _pad_stack(batches: Any, spec: Any, size: int) -> tuple[tf.Tensor, Any]:
+def _pad_stack(batches: Any, spec: NestedSpec, size: int) -> tuple[tf.Tensor, Any]:
     """Returns (number of batches, batches), padded with zeros to `size` batches. Runs in graph."""
     count = tf.shape(tf.nest.flatten(batches)[0])[0]
 
@@ -140,7 +143,7 @@ def _pad_stack(batches: Any, spec: Any, size: int) -> tuple[tf.Tensor, Any]:
 
 
 @tf.autograph.experimental.do_not_convert
-def _split_by_size(batches: Any, spec: Any, size: int) -> tf.data.Dataset:
+def _split_by_size(batches: Any, spec: NestedSpec, size: int) -> tf.data.Dataset:
     """Returns a dataset of the runs of equal batch sizes in up to `size` batches. Runs in graph.
 
     Args:
@@ -156,7 +159,7 @@ def _split_by_size(batches: Any, spec: Any, size: int) -> tf.data.Dataset:
 
     @tf.autograph.experimental.do_not_convert
     def run(begin: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        def cut(part: Any) -> tf.Tensor:
+        def cut(part: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
             rows = part[begin:end]
             return rows.to_tensor() if isinstance(part, tf.RaggedTensor) else rows
 

@@ -6,10 +6,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from trainer_kit.config.schema.experiment import DatasetConfig
+import tensorflow as tf
+
+from trainer_kit.config.schema.experiment import DataConfig, DatasetConfig
+from trainer_kit.typing import TaskLike
 
 
-def get_build_inputs(task: Any, params: Any) -> Callable[..., Any]:
+def get_build_inputs(task: TaskLike, params: DataConfig) -> Callable[..., Any]:
     """Returns the function that makes the data of `params`.
 
     It is a registered function if the config names one, else that of the task.
@@ -25,7 +28,9 @@ def get_build_inputs(task: Any, params: Any) -> Callable[..., Any]:
     build = DatasetConfig.registry.lookup(dataset_config.type).build
     takes_context = "input_context" in inspect.signature(build).parameters
 
-    def build_inputs(params: Any, input_context: Any = None) -> Any:
+    def build_inputs(
+        params: DataConfig, input_context: tf.distribute.InputContext | None = None
+    ) -> Any:
         context = {"input_context": input_context} if takes_context else {}
         return build(dataset_config.get(), params, **context)
 

@@ -26,6 +26,7 @@ from trainer_kit.inputs.worker_pipeline import (
     TrainingStart,
     open_at,
 )
+from trainer_kit.typing import Dataset
 
 _NO_POSITION = (
     "task.train_data: resume is not exact: a ready-made {} has no position, so each start and each"
@@ -79,7 +80,7 @@ class TrainData(DatasetIterator):
         section: DataSection | None,
         policy: ResumePolicy,
         global_step: tf.Variable,
-        prebuilt_dataset: Any = None,
+        prebuilt_dataset: Dataset | None = None,
         *,
         batch_size: int = 0,
         advice: str = "return the data from build_inputs instead",
@@ -199,7 +200,7 @@ class TrainData(DatasetIterator):
         """
         return explain_read_errors(lambda: (self.source, self.dataset), self.reset)
 
-    def replace(self, dataset: Any) -> None:
+    def replace(self, dataset: Dataset) -> None:
         """Uses `dataset` for the next iterator.
 
         The iterator begins at the position if no batch was read, otherwise at the beginning of
