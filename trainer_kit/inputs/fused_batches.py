@@ -53,7 +53,12 @@ def build_stacked_dataset_at(
     spec = stacks.element_spec
     if problem := describe_stacking_problem(spec):
         raise UsageError(f"trainer.fuse_steps: {problem}; set trainer.fuse_steps to 1")
-    return stacks.map(lambda *parts: (size, _element(parts, spec))).prefetch(tf.data.AUTOTUNE)
+
+    @tf.autograph.experimental.do_not_convert
+    def add_count(*parts: object) -> tuple[int, Any]:
+        return size, _element(parts, spec)
+
+    return stacks.map(add_count).prefetch(tf.data.AUTOTUNE)
 
 
 def stack_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
@@ -75,17 +80,20 @@ def stack_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
         raise UsageError(f"trainer.fuse_steps: {problem}; set trainer.fuse_steps to 1")
 
     if all(part.shape.is_fully_defined() for part in tf.nest.flatten(spec)):
-        return (
-            dataset.batch(size)
-            .map(lambda *parts: _pad_stack(_element(parts, spec), spec, size))
-            .prefetch(tf.data.AUTOTUNE)
-        )
+
+        @tf.autograph.experimental.do_not_convert
+        def pad(*parts: object) -> tuple[tf.Tensor, Any]:
+            return _pad_stack(_element(parts, spec), spec, size)
+
+        return dataset.batch(size).map(pad).prefetch(tf.data.AUTOTUNE)
+
+    @tf.autograph.experimental.do_not_convert
+    def split(*parts: object) -> tf.data.Dataset:
+        return _split_by_size(_element(parts, spec), spec, size)
 
     # The sizes of batches differ, so they are put together as ragged tensors first.
     ragged = dataset.ragged_batch(size)
-    return ragged.flat_map(
-        lambda *parts: _split_by_size(_element(parts, spec), spec, size)
-    ).prefetch(tf.data.AUTOTUNE)
+    return ragged.flat_map(split).prefetch(tf.data.AUTOTUNE)
 
 
 def describe_stacking_problem(spec: NestedSpec) -> str:
@@ -135,8 +143,12 @@ def _pad_stack(batches: Any, spec: NestedSpec, size: int) -> tuple[tf.Tensor, An
     count = tf.shape(tf.nest.flatten(batches)[0])[0]
 
     def fill(stack: tf.Tensor, part: tf.TensorSpec) -> tf.Tensor:
-        missing = tf.concat([[[0, size - count]], tf.zeros([part.shape.rank, 2], tf.int32)], axis=0)
-        padded = tf.cond(count < size, lambda: tf.pad(stack, missing), lambda: stack)
+        # Only the first dimension, the number of batches, is padded.
+        added_batches = [[0, size - count]]
+        added_inside = tf.zeros([part.shape.rank, 2], tf.int32)
+        paddings = tf.concat([added_batches, added_inside], axis=0)
+
+        padded = tf.cond(count < size, lambda: tf.pad(stack, paddings), lambda: stack)
         return tf.ensure_shape(padded, [size, *part.shape])
 
     return count, tf.nest.map_structure(fill, batches, spec)
@@ -153,9 +165,13 @@ def _split_by_size(batches: Any, spec: NestedSpec, size: int) -> tf.data.Dataset
     """
     ragged = [part for part in tf.nest.flatten(batches) if isinstance(part, tf.RaggedTensor)]
     lengths = tf.stack([part.row_lengths() for part in ragged], axis=1)
-    changes = tf.where(tf.reduce_any(tf.not_equal(lengths[1:], lengths[:-1]), axis=1))[:, 0] + 1
+
+    # A run begins with each batch whose size differs from the one before it.
+    differs = tf.reduce_any(tf.not_equal(lengths[1:], lengths[:-1]), axis=1)
+    changes = tf.where(differs)[:, 0] + 1
+    num_batches = tf.shape(lengths, tf.int64)[0]
     begins = tf.concat([[0], changes], axis=0)
-    ends = tf.concat([changes, [tf.shape(lengths, tf.int64)[0]]], axis=0)
+    ends = tf.concat([changes, [num_batches]], axis=0)
 
     @tf.autograph.experimental.do_not_convert
     def run(begin: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
-
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any
 
 from trainer_kit.config.schema.experiment import DataConfig, DatasetConfig
-from trainer_kit.typing import TaskLike
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from trainer_kit.typing import TaskLike
 
 
 def get_build_inputs(task: TaskLike, params: DataConfig) -> Callable[..., Any]:
@@ -25,6 +27,7 @@ def get_build_inputs(task: TaskLike, params: DataConfig) -> Callable[..., Any]:
     if not isinstance(dataset_config, DatasetConfig) or dataset_config.type is None:
         return task.build_inputs
 
+    # A registered function may leave the context out, as a task may.
     build = DatasetConfig.registry.lookup(dataset_config.type).build
     takes_context = "input_context" in inspect.signature(build).parameters
 

@@ -68,6 +68,7 @@ class TaskSampler:
         number_of_tasks = self.number_of_tasks
 
         def count(block: tf.Tensor) -> tf.Tensor:
+            # Only the last block has draws after the position.
             draws = tf.where(block == last_block, remaining_draws, BLOCK)
             tasks = tf.cast(self._block(block)[:draws], tf.int32)
             return tf.math.bincount(
@@ -85,7 +86,8 @@ class TaskSampler:
 
         They are a pure function of the block's number, an int64 scalar. Runs in graph.
         """
-        seed = tf.stack([tf.constant(self._seed, tf.int64), block])
+        run_seed = tf.constant(self._seed, tf.int64)
+        seed = tf.stack([run_seed, block])
         draws = tf.random.stateless_uniform([BLOCK], seed, dtype=tf.float64, alg="philox")
 
         # The shares are proportional to the probabilities of tasks, float64 [steps or 1, tasks].
@@ -95,11 +97,13 @@ class TaskSampler:
             shares = weights**config.alpha
         elif isinstance(config, AnnealingSampleConfig):
             # Alpha falls from 1 in the first epoch to _LAST_ALPHA in the last.
-            steps = block * BLOCK + tf.range(BLOCK, dtype=tf.int64)
+            first_step = block * BLOCK
+            steps = first_step + tf.range(BLOCK, dtype=tf.int64)
             epochs = max(1, -(-config.total_steps // config.steps_per_epoch))
-            epoch = tf.minimum(steps // config.steps_per_epoch, epochs - 1)
-            decay = (1.0 - _LAST_ALPHA) * tf.cast(epoch, tf.float64) / max(1, epochs - 1)
-            alpha = 1.0 - decay
+            last_epoch = epochs - 1
+            epoch = tf.minimum(steps // config.steps_per_epoch, last_epoch)
+            decay = (1.0 - _LAST_ALPHA) * tf.cast(epoch, tf.float64)
+            alpha = 1.0 - decay / max(1, last_epoch)
             shares = weights ** alpha[:, tf.newaxis]
         else:
             shares = tf.ones_like(weights)

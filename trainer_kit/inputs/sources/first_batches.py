@@ -51,17 +51,17 @@ class FirstBatches:
         # Without repetition fewer batches are no error. A negative cardinality is not known.
         cardinality = int(first_pass.cardinality()) if self._repeats else -1
         if 0 <= cardinality < batches * local_replicas:
-            available = cardinality // local_replicas
+            available_batches = cardinality // local_replicas
             raise DataError(
-                f"the training data has {available} batches, but {batches} are"
+                f"the training data has {available_batches} batches, but {batches} are"
                 " to be repeated (trainer.overfit_batches); set it to at most"
-                f" {available}"
+                f" {available_batches}"
             )
 
         begin = position % batches if self._repeats else min(position, batches)
         if isinstance(data, Source):
-            remaining = batches - begin
-            rest = data.at(begin, input_context).take(remaining * local_replicas)
+            remaining_batches = batches - begin
+            rest = data.at(begin, input_context).take(remaining_batches * local_replicas)
         else:
             first_pass = first_pass.cache()
             rest = first_pass.skip(begin * local_replicas)

@@ -199,12 +199,12 @@ def _equal_names(
     The names of the whole model are compared, and those that are chosen alone, which may have a
     common first part.
     """
-    chosen_alone = []
+    chosen_namings = []
     for naming in ours:
-        chosen_alone.append({name: path for name, path in naming.items() if path in chosen})
+        chosen_namings.append({name: path for name, path in naming.items() if path in chosen})
 
     our_forms: list[Mapping[str, str]] = []
-    for naming in (*ours, *chosen_alone):
+    for naming in (*ours, *chosen_namings):
         our_forms += _forms(naming)
     their_forms = list(_forms(theirs))
 

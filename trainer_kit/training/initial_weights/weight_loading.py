@@ -149,18 +149,18 @@ def _plan(
         )
 
     by_order = [f"{path} = {name}" for path, name in taken.items() if path in by_rank]
-    not_chosen = [path for path in weights if path not in chosen]
+    unchosen_paths = [path for path in weights if path not in chosen]
 
     # Of a checkpoint, only the section of the model counts as not used.
     saved_names = [name for name in file.shapes if name.startswith(MODEL)] or list(file.shapes)
-    unused = sorted(set(saved_names) - set(names.values()))
+    unused_names = sorted(set(saved_names) - set(names.values()))
 
     notes = {
         "by the order of layers, since their numbers differ": by_order,
         "a part of": sliced,
         "left new for their shape": skipped,
-        "left new, since they are not chosen": not_chosen,
-        "not used of the file": unused,
+        "left new, since they are not chosen": unchosen_paths,
+        "not used of the file": unused_names,
     }
     report = (
         f"initial weights: took {len(taken)} of {len(weights)} variables "
@@ -169,7 +169,7 @@ def _plan(
     for label, paths in notes.items():
         if not paths:
             continue
-        listed = ", ".join(paths[:_LISTED])
+        first_paths = ", ".join(paths[:_LISTED])
         more = f", ... ({len(paths)} in all)" if len(paths) > _LISTED else ""
-        report += f"\n  {label}: {listed}{more}"
+        report += f"\n  {label}: {first_paths}{more}"
     return taken, report

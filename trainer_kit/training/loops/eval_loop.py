@@ -299,8 +299,8 @@ class GraphReduction:
                 return leaf
             return tf.convert_to_tensor(leaf)
 
-        returned = run_one_step(self._steps, iterator)
-        outputs = tf.nest.map_structure(as_tensor, returned)
+        step_outputs = run_one_step(self._steps, iterator)
+        outputs = tf.nest.map_structure(as_tensor, step_outputs)
         self._output_specs = _specs(outputs)
         return outputs
 
