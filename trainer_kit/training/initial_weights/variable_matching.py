@@ -168,10 +168,12 @@ def _namings(model: Model, file: WeightFile) -> list[dict[str, str]]:
     # The user's numbers of layers count, and ranks for those of Keras.
     own = layer_names(model)
     if file.has_user_numbers and own is not None:
-        naming = {}
+        named = {}
         for name, variable in model_variables(model).items():
-            if id(variable) in path_by_id:
-                naming[own.get(name, name)] = path_by_id[id(variable)]
+            named[own.get(name, name)] = id(variable)
+        naming = {
+            name: path_by_id[identity] for name, identity in named.items() if identity in path_by_id
+        }
         return [naming]
 
     namings = [{path: path for path in weights}]
@@ -192,9 +194,7 @@ def _equal_names(
     theirs: Mapping[str, str],
     fit: Fit,
 ) -> dict[str, str]:
-    """Returns, by path of a weight, the equal name in the file.
-
-    This is by the form of the names that fits best.
+    """Returns the equal names in the file, by path of a weight. The form that fits best counts.
 
     The names of the whole model are compared, and those that are chosen alone, which may have a
     common first part.
@@ -323,17 +323,21 @@ def find_best_match(
     nodes = graph.nodes(_DEPTH)
     if part is not None:
         if part not in nodes:
-            raise UsageError(
-                f"part: {graph.prefix} has no {part!r}; {suggest_names(part, list(nodes))}"
-            )
+            suggestion = suggest_names(part, list(nodes))
+            raise UsageError(f"part: {graph.prefix} has no {part!r}; {suggestion}")
         nodes = {part: nodes[part]}
 
     # Among equal matches, the one of the attribute "model" counts.
     matches = list(_list_matches(model, graph, nodes))
     best = max(matches, key=lambda match: (-len(match.misfits), match.part == "model"))
-    fitting = {match.node: match.part or "the root" for match in matches if not match.misfits}
-    if part is None and best.part != "model" and len(fitting) > 1:
-        names = ", ".join(sorted(fitting.values()))
+
+    # A node fits if all weights have a value of their shape in one of its matches.
+    fitting_parts: dict[int, str] = {}
+    for match in matches:
+        if not match.misfits:
+            fitting_parts[match.node] = match.part or "the root"
+    if part is None and best.part != "model" and len(fitting_parts) > 1:
+        names = ", ".join(sorted(fitting_parts.values()))
         raise UsageError(
             f"{graph.prefix} has several parts that fit: {names}; give one of them as part="
         )
@@ -341,8 +345,10 @@ def find_best_match(
     if averaged is False or averaged == WEIGHTS:
         return best
 
+    # By default, averages are used where the run has them, and only for its model.
     root = graph.children(ROOT)
-    averages = {AVERAGE: root.get(AVERAGE), **graph.children(root.get("more_averages"))}
+    more_averages = graph.children(root.get("more_averages"))
+    averages = {AVERAGE: root.get(AVERAGE), **more_averages}
     if averaged is True and (averages[AVERAGE] is None or best.part != "model"):
         return best
 
@@ -355,7 +361,8 @@ def find_best_match(
 
 def inner_models(model: Model) -> list[keras.Model]:
     """Returns the Keras models that are layers of a model, such as a separate backbone."""
-    return [layer for layer in getattr(model, "layers", ()) if isinstance(layer, keras.Model)]
+    layers = getattr(model, "layers", ())
+    return [layer for layer in layers if isinstance(layer, keras.Model)]
 
 
 def keys_by_structure(

@@ -218,8 +218,11 @@ class MultiTask(Task):
                 losses[name] = task.batch_loss(models[name], features, labels, outputs[name])
 
             routines = self.task_config.task_routines
-            weighted = [loss * routines[name].task_weight for name, loss in losses.items()]
-            total = tf.add_n(weighted)
+            weighted_losses = []
+            for name, loss in losses.items():
+                weight = routines[name].task_weight
+                weighted_losses.append(loss * weight)
+            total = tf.add_n(weighted_losses)
 
             # The gradients of all replicas are added.
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
