@@ -198,7 +198,7 @@ class ValidationData(DatasetIterator):
 
 
 def _cardinality(dataset: Dataset) -> int | None:
-    """Returns the number of elements, a negative constant of tf.data, or None if it is not known."""
+    """Returns the number of elements, or a negative constant of tf.data. None if not known."""
     # A method, or a property of a distributed dataset.
     cardinality = getattr(dataset, "cardinality", None)
     if callable(cardinality):

@@ -47,6 +47,7 @@ def compute_epoch_length(
                 required_by,
                 f"{type(data).__name__} does not tell it by num_examples or batches_per_epoch",
             )
+        # A fraction, since batches may run over the end of an epoch.
         return Fraction(examples, batch_size)
 
     if data is None:
@@ -66,7 +67,10 @@ def compute_epoch_length(
         )
     if not batches:
         raise _not_known(required_by, "task.train_data has no batch")
-    return Fraction(batches, count_local_replicas(input_context))
+
+    # Each step takes a batch for each replica of this worker.
+    local_replicas = count_local_replicas(input_context)
+    return Fraction(batches, local_replicas)
 
 
 def _not_known(required_by: str, reason: str) -> ConfigError:

@@ -45,11 +45,9 @@ class Order:
                 " more"
             )
         if batch > examples and (params.is_training or params.drop_remainder):
-            advice = (
-                ""
-                if params.is_training
-                else ", or drop_remainder to false to use them in one smaller batch"
-            )
+            advice = ""
+            if not params.is_training:
+                advice = ", or drop_remainder to false to use them in one smaller batch"
             raise DataError(
                 f"global_batch_size is {batch}, but there are {examples} examples, so that no batch"
                 f" is full; set it to {examples} or less{advice}"
@@ -143,8 +141,11 @@ class Order:
             seeds = example_seeds(epoch_key(seed, epoch), order)
             return order, seeds
 
-        epochs = tf.data.Dataset.range(first_epoch, _FOREVER).map(permutation).prefetch(1)
-        batches = epochs.rebatch(share.global_batch_size * batches_per_element, drop_remainder=True)
+        # The permutation of the next epoch is made in the background.
+        epochs = tf.data.Dataset.range(first_epoch, _FOREVER)
+        orders = epochs.map(permutation).prefetch(1)
+        element_size = share.global_batch_size * batches_per_element
+        batches = orders.rebatch(element_size, drop_remainder=True)
         if share.replicas > 1:
             # Each worker makes the rows of its own replicas.
             begin = share.first * share.replica_batch_size
@@ -155,9 +156,8 @@ class Order:
                 rows_of_parts = tuple(part[local_rows] for part in parts)
                 return rows_of_parts if with_seeds else rows_of_parts[0]
 
-            batches = batches.map(select_rows).rebatch(
-                share.replica_batch_size, drop_remainder=True
-            )
+            local_batches = batches.map(select_rows)
+            batches = local_batches.rebatch(share.replica_batch_size, drop_remainder=True)
         return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
     def _in_order(self, position: int, share: _Share, with_seeds: bool) -> tf.data.Dataset:
@@ -166,10 +166,11 @@ class Order:
         with tf.device("CPU:0"):
             key = epoch_key(self._params.seed, tf.constant(0, tf.int64)) if with_seeds else None
 
-        full, rest = divmod(count, share.global_batch_size)
-        batches = full if self._params.drop_remainder or not rest else full + 1
+        full_batches, rest = divmod(count, share.global_batch_size)
+        has_last_batch = rest > 0 and not self._params.drop_remainder
+        batches = full_batches + 1 if has_last_batch else full_batches
         has_equal_parts = share.replica_batch_size * share.replicas == share.global_batch_size
-        all_alike = batches == full and has_equal_parts
+        all_alike = has_equal_parts and not has_last_batch
 
         @tf.autograph.experimental.do_not_convert
         def part(element: tf.Tensor) -> Any:

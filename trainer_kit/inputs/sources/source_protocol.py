@@ -118,10 +118,13 @@ def build_dataset_at(
         dataset = skip_batches(data, position.batch, local_replicas)
         return _drop_skipped_batches(dataset, position, local_replicas)
 
+    # The ranges between the batches that are left out follow one another.
     ranges = []
     for begin, length in position.iterate_ranges():
         dataset = data.at(begin, input_context)
-        ranges.append(dataset if length is None else dataset.take(length * local_replicas))
+        if length is not None:
+            dataset = dataset.take(length * local_replicas)
+        ranges.append(dataset)
     return functools.reduce(lambda joined, part: joined.concatenate(part), ranges)
 
 
@@ -143,7 +146,10 @@ def _drop_skipped_batches(
         batch = index // local_replicas + position.batch
         return tf.reduce_all(batch != tf.constant(skipped_batches, tf.int64))
 
-    remaining = dataset.enumerate().filter(is_used).map(lambda index, element: element)
+    numbered = dataset.enumerate()
+    remaining = numbered.filter(is_used).map(lambda index, element: element)
+
+    # The length of a filtered dataset is unknown to TensorFlow, so it is computed here.
     count = int(dataset.cardinality())
     if count == tf.data.UNKNOWN_CARDINALITY:
         return remaining
