@@ -76,6 +76,11 @@ def is_infinite(dataset: object) -> bool:
     )
 
 
+def declare_endless(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset that has no end, with a cardinality that says so."""
+    return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+
 def find_failed_op_line(message: str, dataset: object) -> Frame | None:
     """Returns the user's line that made the operation that failed in a function of a dataset.
 

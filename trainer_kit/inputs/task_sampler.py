@@ -11,6 +11,7 @@ from trainer_kit.config.schema.multitask import (
     ProportionalSampleConfig,
     TaskSamplingConfig,
 )
+from trainer_kit.inputs.dataset_structure import declare_endless
 
 # The number of draws that are made at once. A function call costs as much as hundreds of draws.
 BLOCK = 1024
@@ -57,7 +58,7 @@ class TaskSampler:
             return self._block(block)[begin:]
 
         tasks = blocks.map(draw).unbatch()
-        return tasks.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        return declare_endless(tasks)
 
     def count_steps_per_task(self, position: int) -> list[int]:
         """Returns how many of the steps before `position` each task has trained. Runs eagerly.

@@ -16,7 +16,7 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autotune_off import disable_idle_autotune
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_resume import ResumePolicy, Resumption, examine_dataset
-from trainer_kit.inputs.dataset_structure import is_infinite
+from trainer_kit.inputs.dataset_structure import declare_endless, is_infinite
 from trainer_kit.inputs.fused_batches import build_stacked_dataset_at
 from trainer_kit.inputs.registered_datasets import get_build_inputs
 from trainer_kit.inputs.sources.first_batches import FirstBatches
@@ -167,7 +167,7 @@ def build_one_pass(
     data = disable_idle_autotune(data)
     # A strategy's dataset of several datasets exposes only their cardinality.
     if isinstance(data, tf.data.Dataset) and is_infinite(data):
-        data = data.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        data = declare_endless(data)
     return build_dataset_at(data, Position(), input_context)
 
 

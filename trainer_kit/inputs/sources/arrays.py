@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError
+from trainer_kit.inputs.dataset_structure import declare_endless
 from trainer_kit.inputs.sources.batch_function import BatchFunction
 from trainer_kit.inputs.sources.example_order import Order
 from trainer_kit.inputs.sources.source_pipeline import (
@@ -120,9 +121,7 @@ class ArraySource:
             )
             gathered = indices.map(self._gather)
             batches = gathered.rebatch(self._params.global_batch_size, drop_remainder=True)
-            batches = batches.apply(
-                tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-            )
+            batches = declare_endless(batches)
         elif self._params.is_training or self._uses_seeds or has_several_workers:
             indices = self._order.at(position, input_context, with_seeds=self._uses_seeds)
             batches = indices.map(self._gather)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, UsageError
+from trainer_kit.inputs.dataset_structure import declare_endless
 from trainer_kit.inputs.sources.example_seeds import epoch_key, example_seeds
 
 # A number of epochs or batches that no run will reach.
@@ -158,7 +159,7 @@ class Order:
 
             local_batches = batches.map(select_rows)
             batches = local_batches.rebatch(share.replica_batch_size, drop_remainder=True)
-        return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        return declare_endless(batches)
 
     def _in_order(self, position: int, share: _Share, with_seeds: bool) -> tf.data.Dataset:
         """Returns the indices of each batch of one pass, which is epoch 0."""

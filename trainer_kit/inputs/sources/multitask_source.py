@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
+from trainer_kit.inputs.dataset_structure import declare_endless
 from trainer_kit.inputs.sources.example_order import count_local_replicas
 from trainer_kit.inputs.sources.source_protocol import Source, get_data_identity
 from trainer_kit.inputs.task_sampler import TaskSampler
@@ -175,9 +176,7 @@ def _interleave_tasks(
         int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY for dataset in datasets.values()
     )
     if is_endless:
-        elements = elements.apply(
-            tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        )
+        elements = declare_endless(elements)
 
     # A small step is 10 % faster with a prefetch.
     return elements if full else elements.prefetch(tf.data.AUTOTUNE)
