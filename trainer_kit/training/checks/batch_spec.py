@@ -160,8 +160,8 @@ def _lacks_variables(metric: Metric) -> bool:
     """Whether a metric has no variables yet, or lacks some that its result needs."""
     try:
         metric.result()
-    # An attribute may be missing, and the class may raise anything else.
     except Exception:
+        # An attribute may be missing, and the class may raise anything else.
         return True
     return not metric.variables
 
@@ -188,9 +188,10 @@ def _compute_batch_spec(
             data = section
             break
 
-    dataset = ready_made_dataset
     if isinstance(ready_made_dataset, Mapping):
         dataset = next(iter(ready_made_dataset.values()))
+    else:
+        dataset = ready_made_dataset
 
     if dataset is None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -210,8 +211,8 @@ def _is_model(model: object) -> TypeGuard[Model]:
     """Whether the object may be a model: an object that has an attribute `variables`."""
     try:
         return not isinstance(model, type) and hasattr(model, "variables")
-    # As in has_variables.
     except ValueError:
+        # As in has_variables.
         return True
 
 
@@ -219,8 +220,8 @@ def has_variables(model: Model) -> bool:
     """Whether a model has variables already."""
     try:
         return bool(getattr(model, "variables", None))
-    # A Sequential of Keras 2 raises it as long as it has none.
     except ValueError:
+        # A Sequential of Keras 2 raises it as long as it has none.
         return False
 
 

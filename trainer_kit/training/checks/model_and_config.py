@@ -207,8 +207,8 @@ def check_methods(task: TaskLike, train: bool, evaluate: bool) -> None:
         method = getattr(task, name)
         try:
             signature = inspect.signature(method)
-        # Some callables do not show their signature.
         except (TypeError, ValueError):
+            # Some callables do not show their signature.
             continue
 
         # The values do not matter, so the signature is bound to numbers and None.
