@@ -188,10 +188,9 @@ def _compute_batch_spec(
             data = section
             break
 
-    if isinstance(ready_made_dataset, Mapping):
-        dataset = next(iter(ready_made_dataset.values()))
-    else:
-        dataset = ready_made_dataset
+    dataset = ready_made_dataset
+    if isinstance(dataset, Mapping):
+        dataset = next(iter(dataset.values()))
 
     if dataset is None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
