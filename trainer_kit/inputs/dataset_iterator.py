@@ -30,10 +30,10 @@ from trainer_kit.errors import DataError
 from trainer_kit.errors.user_frames import find_user_frames
 from trainer_kit.inputs.dataset_structure import is_infinite
 from trainer_kit.process.error_report import format_reason
-from trainer_kit.typing import Dataset
 
 if TYPE_CHECKING:
     from trainer_kit.inputs.worker_pipeline import OnePassPipeline, WorkerPipeline
+    from trainer_kit.typing import Dataset
 
 # tf.data.INFINITE_CARDINALITY
 _INFINITE = -1

@@ -5,7 +5,7 @@ The pipeline is asked once for many steps.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
@@ -14,7 +14,9 @@ from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_structure import get_transformation_kind
 from trainer_kit.inputs.sources.source_protocol import Source, build_dataset_at
 from trainer_kit.runtime.tensorflow_internals import get_input_datasets
-from trainer_kit.typing import NestedSpec
+
+if TYPE_CHECKING:
+    from trainer_kit.typing import NestedSpec
 
 Data = TypeVar("Data")
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -26,7 +26,9 @@ from trainer_kit.inputs.worker_pipeline import (
     TrainingStart,
     open_at,
 )
-from trainer_kit.typing import Dataset
+
+if TYPE_CHECKING:
+    from trainer_kit.typing import Dataset
 
 _NO_POSITION = (
     "task.train_data: resume is not exact: a ready-made {} has no position, so each start and each"
