@@ -49,7 +49,7 @@ class Metric(Protocol):
 
     @property
     def variables(self) -> Sequence[Variable]:
-        """The variables of the state."""
+        """The variables that contain its state."""
 
     def update_state(self, *args: Any, **kwargs: Any) -> Any:
         """Adds a batch. Runs in a replica, in a graph."""
@@ -125,5 +125,5 @@ class TaskLike(Protocol):
         """Returns the results of an evaluation from its last state."""
 
 
-# A spec for each tensor of a nested structure, such as Dataset.element_spec.
-NestedSpec: TypeAlias = "tf.TypeSpec | Sequence[NestedSpec] | Mapping[str, NestedSpec] | None"
+# The spec of any structure of tensors, such as that of a batch.
+NestedSpec: TypeAlias = "tf.TypeSpec | Sequence[NestedSpec] | Mapping[str, NestedSpec]"

@@ -170,8 +170,8 @@ class GraphReduction:
         self._watched = watched
 
         # The specs of the outputs of a step, from the last trace and from that of each graph.
-        self._output_specs: NestedSpec = None
-        self._output_specs_by_graph: dict[tf.Graph, NestedSpec] = {}
+        self._output_specs: NestedSpec | None = None
+        self._output_specs_by_graph: dict[tf.Graph, NestedSpec | None] = {}
 
         self._first_step_function = graph_function(self._first_step)
         self._outputs_function = graph_function(self._run_step)
