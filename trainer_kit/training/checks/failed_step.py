@@ -64,12 +64,13 @@ class LoopChecker:
     """Counts the steps of each loop of a trainer by global_step.
 
     Args:
-      trainer: The trainer that runs the loops.
+      trainer: The trainer that runs the loops. None in a run that only evaluates.
       should_stop: A function that returns whether the run was asked to stop.
     """
 
-    def __init__(self, trainer: BaseTrainer, should_stop: Callable[[], bool]) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: BaseTrainer | None, should_stop: Callable[[], bool]) -> None:
+        # The methods are called only in runs that train.
+        self._trainer: Any = trainer
         self._should_stop = should_stop
         self._has_warned = False
 

@@ -310,9 +310,7 @@ def reads_before_writes(graph: tf.Graph) -> bool:
       graph: The graph of a loop, or of one step.
     """
     definition = graph.as_graph_def()
-    functions = {
-        function.signature.name: function.node_def for function in definition.library.function
-    }
+    functions = _get_function_nodes(definition)
 
     @functools.cache
     def does(function: str, op: re.Pattern[str]) -> bool:
@@ -369,6 +367,13 @@ def _has_ordered_writes(
     return True
 
 
+def _get_function_nodes(
+    definition: tf.compat.v1.GraphDef,
+) -> dict[str, Sequence[tf.compat.v1.NodeDef]]:
+    """Returns the nodes of each function of a graph, by the function's name."""
+    return {function.signature.name: function.node_def for function in definition.library.function}
+
+
 def _called_functions(node: tf.compat.v1.NodeDef) -> Iterator[str]:
     """Yields the names of the functions that a node calls."""
     for value in node.attr.values():
@@ -394,9 +399,7 @@ def has_nested_conditions(graph: tf.Graph) -> bool:
       graph: The graph of a traced function.
     """
     definition = graph.as_graph_def()
-    functions = {
-        function.signature.name: function.node_def for function in definition.library.function
-    }
+    functions = _get_function_nodes(definition)
 
     # Each function is searched at most twice: once inside of a condition, and once outside.
     pending = [(definition.node, False)]
