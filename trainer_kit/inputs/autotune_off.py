@@ -52,7 +52,9 @@ def disable_idle_autotune(dataset: Data) -> Data:
       dataset: A tf.data.Dataset. Any other object, such as a distributed dataset, is returned
         unchanged.
     """
-    if not isinstance(dataset, tf.data.Dataset) or dataset.options().autotune.enabled is not None:
+    if not isinstance(dataset, tf.data.Dataset):
+        return dataset
+    if dataset.options().autotune.enabled is not None:
         return dataset
 
     kinds = [get_transformation_kind(part) for part in iterate_transformations(dataset)]

@@ -358,8 +358,10 @@ def _describe_inexact_resume(unsaved: Sequence[str], section: str) -> str:
 
 
 def _format_list(texts: Sequence[str]) -> str:
-    more = f" and {len(texts) - _LISTED} more" if len(texts) > _LISTED else ""
-    return ", ".join(texts[:_LISTED]) + more
+    """Returns the first texts, and the number of the others."""
+    text = ", ".join(texts[:_LISTED])
+    num_others = len(texts) - _LISTED
+    return f"{text} and {num_others} more" if num_others > 0 else text
 
 
 def _format_transformation(kind: str) -> str:

@@ -59,7 +59,8 @@ def compute_epoch_length(
 
     batches = int(data.cardinality())
     if batches == tf.data.UNKNOWN_CARDINALITY:
-        batches = int(data.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
+        zero = tf.constant(0, tf.int64)
+        batches = int(data.reduce(zero, lambda count, _: count + 1))
         _LOG.info(
             "task.train_data was read once to count the batches of an epoch: %d; set"
             " trainer.steps_per_epoch to save this time at the next start",

@@ -169,8 +169,9 @@ def _split_by_size(batches: Any, spec: NestedSpec, size: int) -> tf.data.Dataset
     lengths = tf.stack([part.row_lengths() for part in ragged], axis=1)
 
     # A run begins with each batch whose size differs from the one before it.
-    differs = tf.reduce_any(tf.not_equal(lengths[1:], lengths[:-1]), axis=1)
-    changes = tf.where(differs)[:, 0] + 1
+    differences = tf.not_equal(lengths[1:], lengths[:-1])
+    is_change = tf.reduce_any(differences, axis=1)
+    changes = tf.where(is_change)[:, 0] + 1
     num_batches = tf.shape(lengths, tf.int64)[0]
     begins = tf.concat([[0], changes], axis=0)
     ends = tf.concat([changes, [num_batches]], axis=0)

@@ -289,7 +289,9 @@ class TrainData(DatasetIterator):
         Args:
           path: The prefix of the state's files. None if the checkpoint has no such state.
         """
-        self._saved_iterator_path = path if path and os.path.exists(f"{path}.index") else ""
+        self._saved_iterator_path = ""
+        if path and os.path.exists(f"{path}.index"):
+            self._saved_iterator_path = path
         if self._saved_iterator_path and has_failed_read(self._saved_iterator_path):
             self._saved_iterator_path = ""
             self._policy.report(Resumption("skip", (_FAILED_AHEAD,)))

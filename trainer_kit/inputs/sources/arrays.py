@@ -226,15 +226,17 @@ def compute_array_identity(arrays: Arrays) -> dict[str, Any]:
 
         # Strings are objects in NumPy, whose bytes are addresses.
         content = repr(sample.tolist()).encode() if array.dtype == object else sample.tobytes()
+        shape = list(array.shape)
         checksum = zlib.crc32(content)
-        identity[f"array {number}"] = f"{array.dtype} {list(array.shape)}, checksum {checksum:08x}"
+        identity[f"array {number}"] = f"{array.dtype} {shape}, checksum {checksum:08x}"
     return identity
 
 
 def _count_examples(arrays: Arrays) -> int:
     """Returns the number of examples. Raises DataError for other than arrays of examples."""
     shapes = [np.shape(array) for array in tf.nest.flatten(arrays)]
-    if not shapes or () in shapes or not isinstance(arrays, (tuple, Mapping, np.ndarray)):
+    is_nested = isinstance(arrays, (tuple, Mapping, np.ndarray))
+    if not shapes or () in shapes or not is_nested:
         raise DataError(
             f"ArraySource got a {type(arrays).__name__} of shapes {shapes[:8]}; give it an array,"
             " or a tuple or dict of arrays, whose first dimension counts the examples"

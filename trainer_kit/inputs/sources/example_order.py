@@ -164,8 +164,11 @@ class Order:
     def _in_order(self, position: int, share: _Share, with_seeds: bool) -> tf.data.Dataset:
         """Returns the indices of each batch of one pass, which is epoch 0."""
         count = self._count
-        with tf.device("CPU:0"):
-            key = epoch_key(self._params.seed, tf.constant(0, tf.int64)) if with_seeds else None
+        key = None
+        if with_seeds:
+            with tf.device("CPU:0"):
+                epoch = tf.constant(0, tf.int64)
+                key = epoch_key(self._params.seed, epoch)
 
         full_batches, rest = divmod(count, share.global_batch_size)
         has_last_batch = rest > 0 and not self._params.drop_remainder

@@ -169,7 +169,8 @@ def find_matching_files(pattern: str | Sequence[str]) -> list[str]:
       DataError: when a path or glob matches no file.
     """
     is_sequence = isinstance(pattern, (str, tuple, list))
-    if not is_sequence or not all(isinstance(text, str) for text in pattern) or not pattern:
+    has_texts = is_sequence and all(isinstance(text, str) for text in pattern)
+    if not has_texts or not pattern:
         raise UsageError(
             "input_path: TFRecordSource takes a path or glob, several separated by commas, or a"
             f" list of those; it got {pattern!r}; make one source for each name of a dict"
@@ -299,7 +300,8 @@ def _table() -> np.ndarray:
     values = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         shifted = values >> 1
-        values = np.where(values & 1, shifted ^ np.uint32(_CASTAGNOLI), shifted).astype(np.uint32)
+        remainders = shifted ^ np.uint32(_CASTAGNOLI)
+        values = np.where(values & 1, remainders, shifted).astype(np.uint32)
     return values
 
 

@@ -171,7 +171,11 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
             continue
         ops.add(node.op)
 
-    unsaved = sorted(op for op in ops if find_unsaved_state(op, find_op_definition(op)))
+    unsaved = []
+    for op in sorted(ops):
+        definition = find_op_definition(op)
+        if find_unsaved_state(op, definition):
+            unsaved.append(op)
     if not unsaved:
         return
     text = (

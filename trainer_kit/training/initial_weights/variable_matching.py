@@ -124,7 +124,10 @@ def names_in_file(
                 structural[path] = name
         names = max(structural, names, key=fit)
 
-    by_rank = [path for path in names if ranked.get(path) == names[path] != exact.get(path)]
+    by_rank = []
+    for path, name in names.items():
+        if ranked.get(path) == name and exact.get(path) != name:
+            by_rank.append(path)
     chosen_names = {path: name for path, name in names.items() if path in chosen}
     return chosen_names, by_rank
 
@@ -440,7 +443,8 @@ def _match_node(
     weights = {id(native_variable(weight)): weight for weight in model_weights}
     misfits = []
     for identity, weight in weights.items():
-        path, _, key = entries.get(identity, (variable_path(weight), weight, None))
+        no_entry = (variable_path(weight), weight, None)
+        path, _, key = entries.get(identity, no_entry)
         saved = graph.shapes[key] if key else None
         shape = tuple(weight.shape)
         if saved != shape:
@@ -517,7 +521,10 @@ def _with_averages(
         for name, node in nodes.items():
             variable = native_variable(variable_by_path[name])
             keys[id(variable)] = graph.key(node)
-        pairs = [(variable, keys.get(id(variable)) or key) for variable, key in match.pairs]
+        pairs = []
+        for variable, key in match.pairs:
+            average_key = keys.get(id(variable))
+            pairs.append((variable, average_key or key))
         return replace(match, pairs=pairs, is_averaged=True)
     raise UsageError(
         f"the moving averages in {graph.prefix} belong to other variables "

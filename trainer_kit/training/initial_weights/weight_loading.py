@@ -152,7 +152,9 @@ def _plan(
     unchosen_paths = [path for path in weights if path not in chosen]
 
     # Of a checkpoint, only the section of the model counts as not used.
-    saved_names = [name for name in file.shapes if name.startswith(MODEL)] or list(file.shapes)
+    saved_names = [name for name in file.shapes if name.startswith(MODEL)]
+    if not saved_names:
+        saved_names = list(file.shapes)
     unused_names = sorted(set(saved_names) - set(names.values()))
 
     notes = {

@@ -104,7 +104,8 @@ class AttributeSnapshot:
 def _containers(item: object) -> Iterator[tuple[str, Container]]:
     """Yields every container in the attributes, once, with the name of its attribute."""
     visited: set[int] = set()
-    pending = [(f"{type(item).__name__}.{name}", value) for name, value in vars(item).items()]
+    kind = type(item).__name__
+    pending = [(f"{kind}.{name}", value) for name, value in vars(item).items()]
 
     while pending:
         name, value = pending.pop()
@@ -622,7 +623,8 @@ class SplitEvalLoop:
         self._loop.reset()
 
         # The limit is None when the number of batches is unknown.
-        limit = self._data.cardinality() if int(num_steps) < 0 else int(num_steps)
+        max_batches = int(num_steps)
+        limit = self._data.cardinality() if max_batches < 0 else max_batches
         done = 0
         results: Any = None
         while limit is None or done < limit:

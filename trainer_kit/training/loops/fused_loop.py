@@ -126,7 +126,8 @@ class BatchStack:
 
         The numbers are int32 scalars. For another iterator than the last one, it has no batches.
         """
-        if self._stored is None or self._iterator is None or self._iterator() is not iterator:
+        last_iterator = None if self._iterator is None else self._iterator()
+        if self._stored is None or last_iterator is not iterator:
             self._iterator = weakref.ref(iterator)
 
             def create_empty(part: tf.TensorSpec) -> tf.Tensor:

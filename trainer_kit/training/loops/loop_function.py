@@ -224,7 +224,8 @@ class Readback:
                 scalars.append(tf.cast(tensor, tf.float64))
             else:
                 others.append(tensor)
-        return tf.stack(scalars) if scalars else tf.zeros([0], tf.float64), others
+        stacked = tf.stack(scalars) if scalars else tf.zeros([0], tf.float64)
+        return stacked, others
 
     def unpack(self, packed: Packed) -> tuple[Any, list[float]]:
         """Returns the nested results and the values of `more`. Runs eagerly, on the host.
@@ -329,7 +330,9 @@ def reads_before_writes(graph: tf.Graph) -> bool:
     ]
 
     # Without a loop that reads batches, the graph is that of one step.
-    steps = [functions[name] for name in loops if does(name, _READS)] or [definition.node]
+    steps = [functions[name] for name in loops if does(name, _READS)]
+    if not steps:
+        steps = [definition.node]
     return all(_has_ordered_writes(nodes, holds, functions) for nodes in steps)
 
 
