@@ -17,7 +17,7 @@ import tensorflow as tf
 from trainer_kit.runtime.tensorflow_internals import convert_with_autograph
 
 
-def apply_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
+def apply_autograph(function: Callable[..., object]) -> Callable[..., Any]:
     """Returns `function`, a model or a layer, converted by AutoGraph.
 
     The conversion happens while a graph is traced. In eager mode `function` is returned unchanged.

@@ -8,11 +8,13 @@ iterator.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import tensorflow as tf
 
 from trainer_kit.inputs.dataset_structure import get_transformation_kind, iterate_transformations
+
+Data = TypeVar("Data")
 
 # These have neither a number of threads to choose nor functions, which tf.data may spread over
 # threads if it may tune.
@@ -39,7 +41,7 @@ _NOTHING_TO_TUNE = {
 }
 
 
-def disable_idle_autotune(dataset: Any) -> Any:
+def disable_idle_autotune(dataset: Data) -> Data:
     """Returns `dataset` with the tuner turned off if none of its transformations can be tuned.
 
     The elements and their order stay the same, and so does what the user has set in
@@ -50,7 +52,9 @@ def disable_idle_autotune(dataset: Any) -> Any:
       dataset: A tf.data.Dataset. Any other object, such as a distributed dataset, is returned
         unchanged.
     """
-    if not isinstance(dataset, tf.data.Dataset) or dataset.options().autotune.enabled is not None:
+    if not isinstance(dataset, tf.data.Dataset):
+        return dataset
+    if dataset.options().autotune.enabled is not None:
         return dataset
 
     kinds = [get_transformation_kind(part) for part in iterate_transformations(dataset)]

@@ -23,11 +23,14 @@ class Position:
     skipped_batches: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "skipped_batches", tuple(sorted(set(self.skipped_batches))))
+        # The class is frozen, so the field is set as the constructor sets it.
+        skipped_batches = tuple(sorted(set(self.skipped_batches)))
+        object.__setattr__(self, "skipped_batches", skipped_batches)
 
     def get_batch_after(self, count: int) -> int:
         """Returns the index of the batch that is used after `count` more batches."""
         batch = self.batch + count
+        # The indices are sorted, so each one moves the batch past those before it.
         for skipped_batch in self.skipped_batches:
             if self.batch <= skipped_batch <= batch:
                 batch += 1

@@ -5,15 +5,13 @@ It contains the settings of each transformation.
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 # A value of tf.data's ExternalStatePolicy, with which a function with a state does not fail.
 _IGNORE_STATE = 1
 
 
-def build_graph_def(dataset: Any) -> Any:
+def build_graph_def(dataset: tf.data.Dataset) -> tf.compat.v1.GraphDef:
     """Returns the GraphDef of a dataset and of all its inputs, arrays in memory included.
 
     Runs eagerly, on the host.

@@ -22,7 +22,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
 
@@ -30,6 +30,10 @@ from trainer_kit.errors import DataError
 from trainer_kit.errors.user_frames import find_user_frames
 from trainer_kit.inputs.dataset_structure import is_infinite
 from trainer_kit.process.error_report import format_reason
+
+if TYPE_CHECKING:
+    from trainer_kit.inputs.worker_pipeline import OnePassPipeline, WorkerPipeline
+    from trainer_kit.typing import Dataset
 
 # tf.data.INFINITE_CARDINALITY
 _INFINITE = -1
@@ -48,7 +52,7 @@ _ALIVE: weakref.WeakSet[DatasetIterator] = weakref.WeakSet()
 class Inputs(Protocol):
     """Opens the data of a task. A trainer has one."""
 
-    def distribute(self, pipeline: Any) -> Any:
+    def distribute(self, pipeline: WorkerPipeline) -> Dataset:
         """Returns the dataset of a WorkerPipeline over the replicas. Runs eagerly."""
 
 
@@ -63,7 +67,7 @@ class DatasetIterator(abc.ABC):
       prebuilt_dataset: The ready-made dataset, or None.
     """
 
-    def __init__(self, name: str, prebuilt_dataset: Any = None) -> None:
+    def __init__(self, name: str, prebuilt_dataset: Dataset | None = None) -> None:
         self.name = name
         self.prebuilt_dataset = prebuilt_dataset
         self._dataset: Any = None
@@ -100,7 +104,7 @@ class DatasetIterator(abc.ABC):
         if _cardinality(self.dataset) == 0:
             raise DataError(describe_empty_data(self.name))
 
-    def replace(self, dataset: Any) -> None:
+    def replace(self, dataset: Dataset) -> None:
         """Uses `dataset` for the next iterator, which is made at the next call of `iterator`."""
         self.prebuilt_dataset = dataset
         self.reset()
@@ -133,7 +137,11 @@ class ValidationData(DatasetIterator):
     """
 
     def __init__(
-        self, name: str, inputs: Inputs, pipeline: Any, prebuilt_dataset: Any = None
+        self,
+        name: str,
+        inputs: Inputs,
+        pipeline: OnePassPipeline,
+        prebuilt_dataset: Dataset | None = None,
     ) -> None:
         super().__init__(name, prebuilt_dataset)
         self._inputs = inputs
@@ -189,7 +197,8 @@ class ValidationData(DatasetIterator):
             self._release_iterator()
 
 
-def _cardinality(dataset: Any) -> int | None:
+def _cardinality(dataset: Dataset) -> int | None:
+    """Returns the number of elements, or a negative constant of tf.data. None if not known."""
     # A method, or a property of a distributed dataset.
     cardinality = getattr(dataset, "cardinality", None)
     if callable(cardinality):
@@ -197,7 +206,7 @@ def _cardinality(dataset: Any) -> int | None:
     return None if cardinality is None else int(cardinality)
 
 
-def is_endless(dataset: Any) -> bool:
+def is_endless(dataset: Dataset) -> bool:
     """Whether a dataset, distributed or not, is known to have no end."""
     return _cardinality(dataset) == _INFINITE or is_infinite(dataset)
 

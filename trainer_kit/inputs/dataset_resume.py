@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import tensorflow as tf
 
@@ -34,6 +34,9 @@ from trainer_kit.runtime.tensorflow_internals import (
     is_reshuffled_each_iteration,
     is_unseeded,
 )
+
+if TYPE_CHECKING:
+    from trainer_kit.inputs.sources.source_protocol import Source
 
 ResumeMethod = Literal["iterator", "skip", "inexact"]
 _LOG = logging.getLogger(__name__)
@@ -234,7 +237,7 @@ class ResumePolicy:
         self.report(resumption, _get_log_level(resumption))
         return resumption.method == "iterator"
 
-    def report_source(self, source: Any, dataset: tf.data.Dataset) -> None:
+    def report_source(self, source: Source, dataset: tf.data.Dataset) -> None:
         """Reports why the dataset of a Source cannot be resumed exactly, if it cannot.
 
         What users gave to ArraySource and TFRecordSource has to be a pure function of the batch and
@@ -299,7 +302,7 @@ def skip_batches(
     return dataset.skip(batches * local_replicas) if batches else dataset
 
 
-def _find_iterator_obstacles(dataset: Any) -> Iterator[str]:
+def _find_iterator_obstacles(dataset: tf.data.Dataset) -> Iterator[str]:
     """Yields the first transformation, from the end of a dataset, that makes its chain unsafe."""
     part = dataset
     # A transformation between a repeat and the parts below it that may hold a pass back.
@@ -355,8 +358,10 @@ def _describe_inexact_resume(unsaved: Sequence[str], section: str) -> str:
 
 
 def _format_list(texts: Sequence[str]) -> str:
-    more = f" and {len(texts) - _LISTED} more" if len(texts) > _LISTED else ""
-    return ", ".join(texts[:_LISTED]) + more
+    """Returns the first texts, and the number of the others."""
+    text = ", ".join(texts[:_LISTED])
+    num_others = len(texts) - _LISTED
+    return f"{text} and {num_others} more" if num_others > 0 else text
 
 
 def _format_transformation(kind: str) -> str:

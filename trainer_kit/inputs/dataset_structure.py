@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
@@ -39,7 +38,7 @@ _INFINITE_IF_INPUTS_ARE = {
 }
 
 
-def iterate_transformations(dataset: Any) -> Iterator[Any]:
+def iterate_transformations(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     """Yields the dataset and all datasets that it is made from, each once.
 
     Datasets that are made inside its functions are not included.
@@ -57,7 +56,7 @@ def iterate_transformations(dataset: Any) -> Iterator[Any]:
             pending += get_input_datasets(part)
 
 
-def is_infinite(dataset: Any) -> bool:
+def is_infinite(dataset: object) -> bool:
     """Whether a dataset is known to have no end, by its cardinality or that of its inputs.
 
     TensorFlow calls the length of `repeat().filter(...)` and of `repeat().flat_map(...)` unknown.
@@ -77,7 +76,12 @@ def is_infinite(dataset: Any) -> bool:
     )
 
 
-def find_failed_op_line(message: str, dataset: Any) -> Frame | None:
+def declare_endless(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset that has no end, with a cardinality that says so."""
+    return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+
+def find_failed_op_line(message: str, dataset: object) -> Frame | None:
     """Returns the user's line that made the operation that failed in a function of a dataset.
 
     Returns None if the line is not known.
@@ -89,6 +93,7 @@ def find_failed_op_line(message: str, dataset: Any) -> Frame | None:
     if not isinstance(dataset, tf.data.Dataset):
         return None
     names = _NODE.findall(message)
+
     # Some versions of TensorFlow do not expose the structure of a dataset.
     with contextlib.suppress(TrainerKitError):
         for part in iterate_transformations(dataset):
@@ -102,7 +107,7 @@ def find_failed_op_line(message: str, dataset: Any) -> Frame | None:
     return None
 
 
-def get_transformation_kind(dataset: Any) -> str:
+def get_transformation_kind(dataset: tf.data.Dataset) -> str:
     """Returns "ParallelMap" for a _ParallelMapDataset."""
     return parse_transformation_kind(type(dataset).__name__)
 

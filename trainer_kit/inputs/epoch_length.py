@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from fractions import Fraction
-from typing import Any
 
 import tensorflow as tf
 
@@ -18,7 +17,7 @@ _SET_IT = "set trainer.steps_per_epoch to the number of steps that count as an e
 
 
 def compute_epoch_length(
-    data: Any,
+    data: tf.data.Dataset | Source | None,
     batch_size: int,
     input_context: tf.distribute.InputContext | None = None,
     required_by: str = "an epoch",
@@ -48,6 +47,7 @@ def compute_epoch_length(
                 required_by,
                 f"{type(data).__name__} does not tell it by num_examples or batches_per_epoch",
             )
+        # A fraction, since batches may run over the end of an epoch.
         return Fraction(examples, batch_size)
 
     if data is None:
@@ -59,7 +59,8 @@ def compute_epoch_length(
 
     batches = int(data.cardinality())
     if batches == tf.data.UNKNOWN_CARDINALITY:
-        batches = int(data.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1))
+        zero = tf.constant(0, tf.int64)
+        batches = int(data.reduce(zero, lambda count, _: count + 1))
         _LOG.info(
             "task.train_data was read once to count the batches of an epoch: %d; set"
             " trainer.steps_per_epoch to save this time at the next start",
@@ -67,7 +68,10 @@ def compute_epoch_length(
         )
     if not batches:
         raise _not_known(required_by, "task.train_data has no batch")
-    return Fraction(batches, count_local_replicas(input_context))
+
+    # Each step takes a batch for each replica of this worker.
+    local_replicas = count_local_replicas(input_context)
+    return Fraction(batches, local_replicas)
 
 
 def _not_known(required_by: str, reason: str) -> ConfigError:

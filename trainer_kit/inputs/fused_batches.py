@@ -5,19 +5,24 @@ The pipeline is asked once for many steps.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_structure import get_transformation_kind
-from trainer_kit.inputs.sources.source_protocol import build_dataset_at
+from trainer_kit.inputs.sources.source_protocol import Source, build_dataset_at
 from trainer_kit.runtime.tensorflow_internals import get_input_datasets
+
+if TYPE_CHECKING:
+    from trainer_kit.typing import NestedSpec
+
+Data = TypeVar("Data")
 
 
 def build_stacked_dataset_at(
-    data: Any,
+    data: tf.data.Dataset | Source,
     position: Position,
     size: int,
     input_context: tf.distribute.InputContext | None = None,
@@ -50,7 +55,12 @@ def build_stacked_dataset_at(
     spec = stacks.element_spec
     if problem := describe_stacking_problem(spec):
         raise UsageError(f"trainer.fuse_steps: {problem}; set trainer.fuse_steps to 1")
-    return stacks.map(lambda *parts: (size, _element(parts, spec))).prefetch(tf.data.AUTOTUNE)
+
+    @tf.autograph.experimental.do_not_convert
+    def add_count(*parts: object) -> tuple[int, Any]:
+        return size, _element(parts, spec)
+
+    return stacks.map(add_count).prefetch(tf.data.AUTOTUNE)
 
 
 def stack_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
@@ -72,20 +82,23 @@ def stack_batches(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
         raise UsageError(f"trainer.fuse_steps: {problem}; set trainer.fuse_steps to 1")
 
     if all(part.shape.is_fully_defined() for part in tf.nest.flatten(spec)):
-        return (
-            dataset.batch(size)
-            .map(lambda *parts: _pad_stack(_element(parts, spec), spec, size))
-            .prefetch(tf.data.AUTOTUNE)
-        )
+
+        @tf.autograph.experimental.do_not_convert
+        def pad(*parts: object) -> tuple[tf.Tensor, Any]:
+            return _pad_stack(_element(parts, spec), spec, size)
+
+        return dataset.batch(size).map(pad).prefetch(tf.data.AUTOTUNE)
+
+    @tf.autograph.experimental.do_not_convert
+    def split(*parts: object) -> tf.data.Dataset:
+        return _split_by_size(_element(parts, spec), spec, size)
 
     # The sizes of batches differ, so they are put together as ragged tensors first.
     ragged = dataset.ragged_batch(size)
-    return ragged.flat_map(
-        lambda *parts: _split_by_size(_element(parts, spec), spec, size)
-    ).prefetch(tf.data.AUTOTUNE)
+    return ragged.flat_map(split).prefetch(tf.data.AUTOTUNE)
 
 
-def describe_stacking_problem(spec: Any) -> str:
+def describe_stacking_problem(spec: NestedSpec) -> str:
     """Returns why batches of this spec cannot be stacked and compiled, or "" if they can."""
     for part in tf.nest.flatten(spec):
         if not isinstance(part, tf.TensorSpec):
@@ -103,7 +116,7 @@ def describe_stacking_problem(spec: Any) -> str:
     return ""
 
 
-def _remove_prefetch(data: Any) -> Any:
+def _remove_prefetch(data: Data) -> Data:
     """Returns a dataset without the prefetch that it ends with.
 
     Stacks are prefetched. Passing each batch between threads costs as much as a small step.
@@ -121,26 +134,30 @@ def _remove_prefetch(data: Any) -> Any:
 
 
 @tf.autograph.experimental.do_not_convert
-def _element(parts: tuple[Any, ...], spec: Any) -> Any:
+def _element(parts: tuple[object, ...], spec: NestedSpec) -> Any:
     """Returns the element that tf.data passes to a function in parts if it is a tuple."""
     return tf.nest.pack_sequence_as(spec, tf.nest.flatten(parts))
 
 
 @tf.autograph.experimental.do_not_convert
-def _pad_stack(batches: Any, spec: Any, size: int) -> tuple[tf.Tensor, Any]:
+def _pad_stack(batches: Any, spec: NestedSpec, size: int) -> tuple[tf.Tensor, Any]:
     """Returns (number of batches, batches), padded with zeros to `size` batches. Runs in graph."""
     count = tf.shape(tf.nest.flatten(batches)[0])[0]
 
     def fill(stack: tf.Tensor, part: tf.TensorSpec) -> tf.Tensor:
-        missing = tf.concat([[[0, size - count]], tf.zeros([part.shape.rank, 2], tf.int32)], axis=0)
-        padded = tf.cond(count < size, lambda: tf.pad(stack, missing), lambda: stack)
+        # Only the first dimension, the number of batches, is padded.
+        added_batches = [[0, size - count]]
+        added_inside = tf.zeros([part.shape.rank, 2], tf.int32)
+        paddings = tf.concat([added_batches, added_inside], axis=0)
+
+        padded = tf.cond(count < size, lambda: tf.pad(stack, paddings), lambda: stack)
         return tf.ensure_shape(padded, [size, *part.shape])
 
     return count, tf.nest.map_structure(fill, batches, spec)
 
 
 @tf.autograph.experimental.do_not_convert
-def _split_by_size(batches: Any, spec: Any, size: int) -> tf.data.Dataset:
+def _split_by_size(batches: Any, spec: NestedSpec, size: int) -> tf.data.Dataset:
     """Returns a dataset of the runs of equal batch sizes in up to `size` batches. Runs in graph.
 
     Args:
@@ -150,13 +167,18 @@ def _split_by_size(batches: Any, spec: Any, size: int) -> tf.data.Dataset:
     """
     ragged = [part for part in tf.nest.flatten(batches) if isinstance(part, tf.RaggedTensor)]
     lengths = tf.stack([part.row_lengths() for part in ragged], axis=1)
-    changes = tf.where(tf.reduce_any(tf.not_equal(lengths[1:], lengths[:-1]), axis=1))[:, 0] + 1
+
+    # A run begins with each batch whose size differs from the one before it.
+    differences = tf.not_equal(lengths[1:], lengths[:-1])
+    is_change = tf.reduce_any(differences, axis=1)
+    changes = tf.where(is_change)[:, 0] + 1
+    num_batches = tf.shape(lengths, tf.int64)[0]
     begins = tf.concat([[0], changes], axis=0)
-    ends = tf.concat([changes, [tf.shape(lengths, tf.int64)[0]]], axis=0)
+    ends = tf.concat([changes, [num_batches]], axis=0)
 
     @tf.autograph.experimental.do_not_convert
     def run(begin: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        def cut(part: Any) -> tf.Tensor:
+        def cut(part: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
             rows = part[begin:end]
             return rows.to_tensor() if isinstance(part, tf.RaggedTensor) else rows
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainer_kit.config.schema.experiment import DatasetConfig
+from trainer_kit.config.schema.experiment import DataConfig, DatasetConfig
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from trainer_kit.typing import TaskLike
 
 
-def get_build_inputs(task: Any, params: Any) -> Callable[..., Any]:
+def get_build_inputs(task: TaskLike, params: DataConfig) -> Callable[..., Any]:
     """Returns the function that makes the data of `params`.
 
     It is a registered function if the config names one, else that of the task.
@@ -22,10 +27,13 @@ def get_build_inputs(task: Any, params: Any) -> Callable[..., Any]:
     if not isinstance(dataset_config, DatasetConfig) or dataset_config.type is None:
         return task.build_inputs
 
+    # A registered function may leave the context out, as a task may.
     build = DatasetConfig.registry.lookup(dataset_config.type).build
     takes_context = "input_context" in inspect.signature(build).parameters
 
-    def build_inputs(params: Any, input_context: Any = None) -> Any:
+    def build_inputs(
+        params: DataConfig, input_context: tf.distribute.InputContext | None = None
+    ) -> Any:
         context = {"input_context": input_context} if takes_context else {}
         return build(dataset_config.get(), params, **context)
 

@@ -16,7 +16,8 @@ _PYTHON = ("PyFunc", "EagerPyFunc")
 
 def iterate_nodes(graph: Any) -> Iterator[Any]:
     """Yields the NodeDefs of a GraphDef, and those of all functions that come with it."""
-    return itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
+    functions = graph.library.function
+    return itertools.chain(graph.node, *(function.node_def for function in functions))
 
 
 def find_unsaved_state(op: str, definition: Any) -> Literal["python", "random"] | None:

@@ -11,6 +11,7 @@ from trainer_kit.config.schema.multitask import (
     ProportionalSampleConfig,
     TaskSamplingConfig,
 )
+from trainer_kit.inputs.dataset_structure import declare_endless
 
 # The number of draws that are made at once. A function call costs as much as hundreds of draws.
 BLOCK = 1024
@@ -50,10 +51,14 @@ class TaskSampler:
         """
         first_block, used_draws = divmod(position, BLOCK)
         blocks = tf.data.Dataset.range(first_block, _FOREVER)
-        tasks = blocks.map(
-            lambda block: self._block(block)[tf.where(block == first_block, used_draws, 0) :]
-        ).unbatch()
-        return tasks.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+        def draw(block: tf.Tensor) -> tf.Tensor:
+            # Only the first block has draws before the position.
+            begin = tf.where(block == first_block, used_draws, 0)
+            return self._block(block)[begin:]
+
+        tasks = blocks.map(draw).unbatch()
+        return declare_endless(tasks)
 
     def count_steps_per_task(self, position: int) -> list[int]:
         """Returns how many of the steps before `position` each task has trained. Runs eagerly.
@@ -64,6 +69,7 @@ class TaskSampler:
         number_of_tasks = self.number_of_tasks
 
         def count(block: tf.Tensor) -> tf.Tensor:
+            # Only the last block has draws after the position.
             draws = tf.where(block == last_block, remaining_draws, BLOCK)
             tasks = tf.cast(self._block(block)[:draws], tf.int32)
             return tf.math.bincount(
@@ -81,29 +87,30 @@ class TaskSampler:
 
         They are a pure function of the block's number, an int64 scalar. Runs in graph.
         """
-        seed = tf.stack([tf.constant(self._seed, tf.int64), block])
+        run_seed = tf.constant(self._seed, tf.int64)
+        seed = tf.stack([run_seed, block])
         draws = tf.random.stateless_uniform([BLOCK], seed, dtype=tf.float64, alg="philox")
-        steps = block * BLOCK + tf.range(BLOCK, dtype=tf.int64)
-        shares = tf.cumsum(self._shares(steps), axis=1)
-        # The last bound is exactly 1, which no draw reaches.
-        bounds = shares / shares[:, -1:]
-        return tf.reduce_sum(tf.cast(draws[:, tf.newaxis] >= bounds, tf.int64), axis=1)
 
-    @tf.autograph.experimental.do_not_convert
-    def _shares(self, steps: tf.Tensor) -> tf.Tensor:
-        """Returns numbers proportional to the probabilities of tasks, float64 [steps or 1, tasks].
-
-        Runs in graph.
-        """
+        # The shares are proportional to the probabilities of tasks, float64 [steps or 1, tasks].
+        config = self._config
         weights = tf.constant([self._weights], tf.float64)
-        if isinstance(self._config, ProportionalSampleConfig):
-            return weights**self._config.alpha
-
-        if isinstance(self._config, AnnealingSampleConfig):
+        if isinstance(config, ProportionalSampleConfig):
+            shares = weights**config.alpha
+        elif isinstance(config, AnnealingSampleConfig):
             # Alpha falls from 1 in the first epoch to _LAST_ALPHA in the last.
-            epochs = max(1, -(-self._config.total_steps // self._config.steps_per_epoch))
-            epoch = tf.minimum(steps // self._config.steps_per_epoch, epochs - 1)
-            alpha = 1.0 - (1.0 - _LAST_ALPHA) * tf.cast(epoch, tf.float64) / max(1, epochs - 1)
-            return weights ** alpha[:, tf.newaxis]
+            first_step = block * BLOCK
+            steps = first_step + tf.range(BLOCK, dtype=tf.int64)
+            epochs = max(1, -(-config.total_steps // config.steps_per_epoch))
+            last_epoch = epochs - 1
+            epoch = tf.minimum(steps // config.steps_per_epoch, last_epoch)
+            decay = (1.0 - _LAST_ALPHA) * tf.cast(epoch, tf.float64)
+            alpha = 1.0 - decay / max(1, last_epoch)
+            shares = weights ** alpha[:, tf.newaxis]
+        else:
+            shares = tf.ones_like(weights)
 
-        return tf.ones_like(weights)
+        # The last bound is exactly 1, which no draw reaches.
+        sums = tf.cumsum(shares, axis=1)
+        bounds = sums / sums[:, -1:]
+        is_above = draws[:, tf.newaxis] >= bounds
+        return tf.reduce_sum(tf.cast(is_above, tf.int64), axis=1)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -26,6 +26,9 @@ from trainer_kit.inputs.worker_pipeline import (
     TrainingStart,
     open_at,
 )
+
+if TYPE_CHECKING:
+    from trainer_kit.typing import Dataset
 
 _NO_POSITION = (
     "task.train_data: resume is not exact: a ready-made {} has no position, so each start and each"
@@ -79,7 +82,7 @@ class TrainData(DatasetIterator):
         section: DataSection | None,
         policy: ResumePolicy,
         global_step: tf.Variable,
-        prebuilt_dataset: Any = None,
+        prebuilt_dataset: Dataset | None = None,
         *,
         batch_size: int = 0,
         advice: str = "return the data from build_inputs instead",
@@ -199,7 +202,7 @@ class TrainData(DatasetIterator):
         """
         return explain_read_errors(lambda: (self.source, self.dataset), self.reset)
 
-    def replace(self, dataset: Any) -> None:
+    def replace(self, dataset: Dataset) -> None:
         """Uses `dataset` for the next iterator.
 
         The iterator begins at the position if no batch was read, otherwise at the beginning of
@@ -286,7 +289,9 @@ class TrainData(DatasetIterator):
         Args:
           path: The prefix of the state's files. None if the checkpoint has no such state.
         """
-        self._saved_iterator_path = path if path and os.path.exists(f"{path}.index") else ""
+        self._saved_iterator_path = ""
+        if path and os.path.exists(f"{path}.index"):
+            self._saved_iterator_path = path
         if self._saved_iterator_path and has_failed_read(self._saved_iterator_path):
             self._saved_iterator_path = ""
             self._policy.report(Resumption("skip", (_FAILED_AHEAD,)))

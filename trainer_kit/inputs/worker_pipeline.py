@@ -16,7 +16,7 @@ from trainer_kit.errors import UsageError
 from trainer_kit.inputs.autotune_off import disable_idle_autotune
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_resume import ResumePolicy, Resumption, examine_dataset
-from trainer_kit.inputs.dataset_structure import is_infinite
+from trainer_kit.inputs.dataset_structure import declare_endless, is_infinite
 from trainer_kit.inputs.fused_batches import build_stacked_dataset_at
 from trainer_kit.inputs.registered_datasets import get_build_inputs
 from trainer_kit.inputs.sources.first_batches import FirstBatches
@@ -90,8 +90,15 @@ class WorkerPipeline(abc.ABC):
         section = self.section
         context = input_context
         workers = input_context.num_input_pipelines if input_context is not None else 1
+
+        # No worker reads all data if the section says so. Sections of Model Garden say it by
+        # `sharding: false`.
+        params = section.params
+        is_sharded = getattr(params, "data_is_sharded", not getattr(params, "sharding", True))
+        is_served = getattr(params, "enable_tf_data_service", False)
+
         # build_inputs has to read the worker's number to shard the data, which is checked below.
-        if input_context is not None and workers > 1 and not _is_sharded(section.params):
+        if input_context is not None and workers > 1 and not (is_sharded or is_served):
             worker = input_context.input_pipeline_id
             context = _WatchedContext(workers, worker, input_context.num_replicas_in_sync)
 
@@ -116,7 +123,7 @@ class WorkerPipeline(abc.ABC):
 
     @abc.abstractmethod
     def build_dataset(
-        self, data: Any, input_context: tf.distribute.InputContext | None
+        self, data: tf.data.Dataset | Source, input_context: tf.distribute.InputContext | None
     ) -> tf.data.Dataset:
         """Returns the dataset of one worker.
 
@@ -124,13 +131,6 @@ class WorkerPipeline(abc.ABC):
           data: The Source or tf.data.Dataset.
           input_context: The worker's place among the others.
         """
-
-
-def _is_sharded(params: Any) -> bool:
-    """Whether the section says that no worker reads all data."""
-    # Sections of Model Garden say it by `sharding: false`.
-    is_sharded = getattr(params, "data_is_sharded", not getattr(params, "sharding", True))
-    return bool(is_sharded or getattr(params, "enable_tf_data_service", False))
 
 
 class OnePassPipeline(WorkerPipeline):
@@ -149,13 +149,15 @@ class OnePassPipeline(WorkerPipeline):
             return super().__call__(input_context)
 
     def build_dataset(
-        self, data: Any, input_context: tf.distribute.InputContext | None
+        self, data: tf.data.Dataset | Source, input_context: tf.distribute.InputContext | None
     ) -> tf.data.Dataset:
         """Returns one pass over the data of one worker."""
         return build_one_pass(data, input_context)
 
 
-def build_one_pass(data: Any, input_context: tf.distribute.InputContext | None) -> tf.data.Dataset:
+def build_one_pass(
+    data: tf.data.Dataset | Source, input_context: tf.distribute.InputContext | None
+) -> tf.data.Dataset:
     """Returns one pass over the data of one worker, from its beginning.
 
     Args:
@@ -164,8 +166,8 @@ def build_one_pass(data: Any, input_context: tf.distribute.InputContext | None) 
     """
     data = disable_idle_autotune(data)
     # A strategy's dataset of several datasets exposes only their cardinality.
-    if is_infinite(data):
-        data = data.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    if isinstance(data, tf.data.Dataset) and is_infinite(data):
+        data = declare_endless(data)
     return build_dataset_at(data, Position(), input_context)
 
 
@@ -202,7 +204,7 @@ class OpenedData:
 
 
 def open_at(
-    data: Any,
+    data: tf.data.Dataset | Source,
     start: TrainingStart,
     policy: ResumePolicy,
     input_context: tf.distribute.InputContext | None = None,
@@ -269,7 +271,7 @@ class PositionedPipeline(WorkerPipeline):
         self.opened_data: OpenedData | None = None
 
     def build_dataset(
-        self, data: Any, input_context: tf.distribute.InputContext | None
+        self, data: tf.data.Dataset | Source, input_context: tf.distribute.InputContext | None
     ) -> tf.data.Dataset:
         """Returns the dataset of one worker from the position on. See `open_at`."""
         self.opened_data = open_at(data, self._start, self._policy, input_context)

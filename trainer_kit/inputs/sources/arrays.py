@@ -9,13 +9,14 @@ import logging
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError
+from trainer_kit.inputs.dataset_structure import declare_endless
 from trainer_kit.inputs.sources.batch_function import BatchFunction
 from trainer_kit.inputs.sources.example_order import Order
 from trainer_kit.inputs.sources.source_pipeline import (
@@ -25,6 +26,11 @@ from trainer_kit.inputs.sources.source_pipeline import (
 )
 
 _LOG = logging.getLogger(__name__)
+
+# Nested arrays or tensors. In those of examples, the first dimension counts the examples.
+Arrays: TypeAlias = "np.ndarray | tf.Tensor | tuple[Arrays, ...] | Mapping[str, Arrays]"
+
+# One gather makes so many batches at most, and so many bytes.
 _MOST_ROWS = 16
 _GATHERED_BYTES = 2**18
 # Bytes of each array. A checksum of so many takes about 10 ms.
@@ -72,7 +78,11 @@ class ArraySource:
     """
 
     def __init__(
-        self, arrays: Any, params: DataConfig, *, transform: Callable[..., Any] | None = None
+        self,
+        arrays: Arrays,
+        params: DataConfig,
+        *,
+        transform: Callable[..., object] | None = None,
     ) -> None:
         self._params = params
         self._transform = None if transform is None else BatchFunction(transform, "transform")
@@ -105,18 +115,18 @@ class ArraySource:
         batches_per_gather = self._count_batches_per_gather(input_context)
         has_several_workers = input_context and input_context.num_input_pipelines > 1
         if batches_per_gather > 1:
+            # The examples of several batches are gathered at once, and then divided.
             indices = self._order.at(
                 position, batches_per_element=batches_per_gather, with_seeds=self._uses_seeds
             )
             gathered = indices.map(self._gather)
             batches = gathered.rebatch(self._params.global_batch_size, drop_remainder=True)
-            batches = batches.apply(
-                tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-            )
+            batches = declare_endless(batches)
         elif self._params.is_training or self._uses_seeds or has_several_workers:
             indices = self._order.at(position, input_context, with_seeds=self._uses_seeds)
             batches = indices.map(self._gather)
         else:
+            # One pass in the arrays' own order needs no gather.
             replicas = input_context.num_replicas_in_sync if input_context else 1
             batches = self._slices(position, replicas)
 
@@ -137,11 +147,13 @@ class ArraySource:
         if has_several_replicas or not self._params.is_training:
             return 1
 
-        example_bytes = sum(
-            array.dtype.size * math.prod(array.shape[1:]) for array in tf.nest.flatten(self._arrays)
-        )
+        example_bytes = 0
+        for array in tf.nest.flatten(self._arrays):
+            values = math.prod(array.shape[1:])
+            example_bytes += array.dtype.size * values
         batch_bytes = max(1, example_bytes * self._params.global_batch_size)
-        return max(1, min(_MOST_ROWS, _GATHERED_BYTES // batch_bytes))
+        batches = min(_MOST_ROWS, _GATHERED_BYTES // batch_bytes)
+        return max(1, batches)
 
     def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
         """Returns the dataset of `at` for one replica, in stacks of `size` batches.
@@ -159,11 +171,13 @@ class ArraySource:
             return None
 
         batch = self._params.global_batch_size
-        indices = self._order.at(position, batches_per_element=size).map(
-            lambda rows: tf.reshape(rows, [size, batch])
-        )
+        rows = self._order.at(position, batches_per_element=size)
+        indices = rows.map(lambda row: tf.reshape(row, [size, batch]))
+        stacks = indices.map(self._gather)
+
+        # The caller prefetches the stacks.
         params = self._params.replace(prefetch_buffer_size=0)
-        return finish_pipeline(indices.map(self._gather), params, self._options)
+        return finish_pipeline(stacks, params, self._options)
 
     def _slices(self, position: int, replicas: int) -> tf.data.Dataset:
         """Returns the batches of one pass for all replicas, without a function in it.
@@ -173,18 +187,20 @@ class ArraySource:
         for each.
         """
         begin, end, sizes, last_sizes = self._order.split_one_pass(position, replicas)
-        has_equal_batches = len(set(sizes)) == 1 and not last_sizes
         examples = tf.data.Dataset.from_tensors(self._part(begin, end))
-        batches = examples.rebatch(
-            sizes[0] if has_equal_batches else sizes, drop_remainder=has_equal_batches
-        )
+
+        # With one size and without a remainder, the batch dimension is static.
+        has_equal_batches = len(set(sizes)) == 1 and not last_sizes
+        size = sizes[0] if has_equal_batches else sizes
+        batches = examples.rebatch(size, drop_remainder=has_equal_batches)
 
         full_batches = (end - begin) // self._params.global_batch_size
         count = full_batches * replicas + len(last_sizes)
-        for size in last_sizes:
-            last_batch = tf.data.Dataset.from_tensors(self._part(end, end + size))
+        for last_size in last_sizes:
+            part = self._part(end, end + last_size)
+            last_batch = tf.data.Dataset.from_tensors(part)
             batches = batches.concatenate(last_batch)
-            end += size
+            end += last_size
         return batches.apply(tf.data.experimental.assert_cardinality(count))
 
     def _part(self, begin: int, end: int) -> Any:
@@ -196,7 +212,7 @@ class ArraySource:
         return batch if seeds is None else (batch, seeds)
 
 
-def compute_array_identity(arrays: Any) -> dict[str, Any]:
+def compute_array_identity(arrays: Arrays) -> dict[str, Any]:
     """Returns dtype, shape and a checksum of each of some nested arrays or tensors.
 
     The checksum covers all of an array of up to 16 MiB. Of a larger one it covers evenly spaced
@@ -207,18 +223,20 @@ def compute_array_identity(arrays: Any) -> dict[str, Any]:
         array = np.atleast_1d(np.asarray(part))
         interval = -(-array.nbytes // _CHECKED_BYTES) or 1
         sample = array[::interval]
+
         # Strings are objects in NumPy, whose bytes are addresses.
         content = repr(sample.tolist()).encode() if array.dtype == object else sample.tobytes()
-        identity[f"array {number}"] = (
-            f"{array.dtype} {list(array.shape)}, checksum {zlib.crc32(content):08x}"
-        )
+        shape = list(array.shape)
+        checksum = zlib.crc32(content)
+        identity[f"array {number}"] = f"{array.dtype} {shape}, checksum {checksum:08x}"
     return identity
 
 
-def _count_examples(arrays: Any) -> int:
+def _count_examples(arrays: Arrays) -> int:
     """Returns the number of examples. Raises DataError for other than arrays of examples."""
     shapes = [np.shape(array) for array in tf.nest.flatten(arrays)]
-    if not shapes or () in shapes or not isinstance(arrays, (tuple, Mapping, np.ndarray)):
+    is_nested = isinstance(arrays, (tuple, Mapping, np.ndarray))
+    if not shapes or () in shapes or not is_nested:
         raise DataError(
             f"ArraySource got a {type(arrays).__name__} of shapes {shapes[:8]}; give it an array,"
             " or a tuple or dict of arrays, whose first dimension counts the examples"

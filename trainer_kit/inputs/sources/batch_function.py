@@ -32,7 +32,7 @@ class BatchFunction:
       UsageError: when it cannot be called with one argument.
     """
 
-    def __init__(self, function: Callable[..., Any], role: str) -> None:
+    def __init__(self, function: Callable[..., object], role: str) -> None:
         self._function = function
         self.label = f"{role} {describe_function(function)}"
         self._seed_argument_kind = _seed_parameter(function)
@@ -68,8 +68,11 @@ class BatchFunction:
             result = self._call(batch, seeds)
             if not keep_seeds:
                 return result
+
             # tf.data makes a tuple of a list that a function returns. Here the list is in a pair.
-            return (tuple(result) if isinstance(result, list) else result, seeds)
+            if isinstance(result, list):
+                result = tuple(result)
+            return result, seeds
 
         mapped = batches.map(call, num_parallel_calls=tf.data.AUTOTUNE)
         mapped.label = self.label
@@ -84,7 +87,7 @@ class BatchFunction:
         return function(batch, seed=seeds)
 
 
-def get_function_label(dataset: Any) -> str | None:
+def get_function_label(dataset: tf.data.Dataset) -> str | None:
     """Returns the label of the user's function that `BatchFunction.apply_to` maps to a dataset.
 
     Returns None for other datasets.
@@ -92,7 +95,7 @@ def get_function_label(dataset: Any) -> str | None:
     return getattr(dataset, "label", None)
 
 
-def _parameters(function: Any) -> list[inspect.Parameter] | None:
+def _parameters(function: Callable[..., object]) -> list[inspect.Parameter] | None:
     """Returns the parameters of a function, or None if Python cannot read its signature."""
     try:
         return list(inspect.signature(function).parameters.values())
@@ -100,7 +103,7 @@ def _parameters(function: Any) -> list[inspect.Parameter] | None:
         return None
 
 
-def _seed_parameter(function: Any) -> Literal["position", "keyword"] | None:
+def _seed_parameter(function: Callable[..., object]) -> Literal["position", "keyword"] | None:
     """Returns how the function takes seeds.
 
     Returns None when it does not, or when a partial has bound its own seed.
@@ -118,7 +121,7 @@ def _seed_parameter(function: Any) -> Literal["position", "keyword"] | None:
     return None
 
 
-def _describe_signature_problem(function: Any, seed_argument_kind: str | None) -> str:
+def _describe_signature_problem(function: object, seed_argument_kind: str | None) -> str:
     """Returns why the function cannot be called with its arguments.
 
     Returns "" if it can be, or if Python cannot read its signature.
@@ -128,22 +131,26 @@ def _describe_signature_problem(function: Any, seed_argument_kind: str | None) -
     if _parameters(function) is None:
         return ""
 
+    # Only the number and the names of the arguments matter, so all of them are 0.
     arguments = (0, 0) if seed_argument_kind == "position" else (0,)
     keywords = {"seed": 0} if seed_argument_kind == "keyword" else {}
+    signature = inspect.signature(function)
     try:
-        inspect.signature(function).bind(*arguments, **keywords)
+        signature.bind(*arguments, **keywords)
     except TypeError:
-        return f"its parameters are {inspect.signature(function)}"
+        return f"its parameters are {signature}"
     return ""
 
 
-def describe_function(function: Any) -> str:
+def describe_function(function: object) -> str:
     """Returns a description such as "augment (task.py:12)". For an object, that of its class."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function) if callable(function) else function
-    name = getattr(function, "__qualname__", type(function).__qualname__).rpartition("<locals>.")[2]
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    name = name.rpartition("<locals>.")[2]
     code = getattr(function, "__code__", None)
     if not code:
         return name
-    return f"{name} ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})"
+    file = code.co_filename.rpartition("/")[2]
+    return f"{name} ({file}:{code.co_firstlineno})"

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, UsageError
+from trainer_kit.inputs.dataset_structure import declare_endless
 from trainer_kit.inputs.sources.example_seeds import epoch_key, example_seeds
 
 # A number of epochs or batches that no run will reach.
@@ -45,11 +46,9 @@ class Order:
                 " more"
             )
         if batch > examples and (params.is_training or params.drop_remainder):
-            advice = (
-                ""
-                if params.is_training
-                else ", or drop_remainder to false to use them in one smaller batch"
-            )
+            advice = ""
+            if not params.is_training:
+                advice = ", or drop_remainder to false to use them in one smaller batch"
             raise DataError(
                 f"global_batch_size is {batch}, but there are {examples} examples, so that no batch"
                 f" is full; set it to {examples} or less{advice}"
@@ -99,14 +98,12 @@ class Order:
         batch = self._params.global_batch_size
         end = self._count - self._count % batch
         begin = min(position * batch, self._count)
+        sizes = _split_evenly(batch, replicas)
+
         has_no_last_batch = self._params.drop_remainder or begin >= self._count
         last_batch = 0 if has_no_last_batch else self._count % batch
-        return (
-            min(begin, end),
-            end,
-            _split_evenly(batch, replicas),
-            _split_evenly(last_batch, replicas) if last_batch else [],
-        )
+        last_sizes = _split_evenly(last_batch, replicas) if last_batch else []
+        return min(begin, end), end, sizes, last_sizes
 
     def _build_shuffled(
         self, position: int, share: _Share, batches_per_element: int, with_seeds: bool
@@ -127,59 +124,78 @@ class Order:
         @tf.autograph.experimental.do_not_convert
         def permutation(epoch: tf.Tensor) -> Any:
             key = tf.stack([tf.constant(seed, tf.int64), epoch])
-            blocks = tf.range(-(-count // block), dtype=tf.int64)
+            num_blocks = -(-count // block)
+            blocks = tf.range(num_blocks, dtype=tf.int64)
             order = tf.random.experimental.stateless_shuffle(blocks, key, alg="philox")
             if block > 1:
-                examples = order[:, tf.newaxis] * block + tf.range(block, dtype=tf.int64)
+                first_examples = order[:, tf.newaxis] * block
+                examples = first_examples + tf.range(block, dtype=tf.int64)
                 order = tf.reshape(examples, [-1])
                 # The last block may be smaller than the others.
                 order = order[order < count]
+
+            # Only the first epoch has examples before the position.
             begin = tf.where(epoch == first_epoch, tf.constant(used_examples, tf.int64), 0)
             order = order[begin:]
-            return (order, example_seeds(epoch_key(seed, epoch), order)) if with_seeds else order
+            if not with_seeds:
+                return order
+            seeds = example_seeds(epoch_key(seed, epoch), order)
+            return order, seeds
 
-        epochs = tf.data.Dataset.range(first_epoch, _FOREVER).map(permutation).prefetch(1)
-        batches = epochs.rebatch(share.global_batch_size * batches_per_element, drop_remainder=True)
+        # The permutation of the next epoch is made in the background.
+        epochs = tf.data.Dataset.range(first_epoch, _FOREVER)
+        orders = epochs.map(permutation).prefetch(1)
+        element_size = share.global_batch_size * batches_per_element
+        batches = orders.rebatch(element_size, drop_remainder=True)
         if share.replicas > 1:
+            # Each worker makes the rows of its own replicas.
             begin = share.first * share.replica_batch_size
-            end = (share.first + share.local_replicas) * share.replica_batch_size
-            local_rows = slice(begin, end)
+            size = share.local_replicas * share.replica_batch_size
+            local_rows = slice(begin, begin + size)
 
             def select_rows(*parts: tf.Tensor) -> Any:
                 rows_of_parts = tuple(part[local_rows] for part in parts)
                 return rows_of_parts if with_seeds else rows_of_parts[0]
 
-            batches = batches.map(select_rows).rebatch(
-                share.replica_batch_size, drop_remainder=True
-            )
-        return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+            local_batches = batches.map(select_rows)
+            batches = local_batches.rebatch(share.replica_batch_size, drop_remainder=True)
+        return declare_endless(batches)
 
     def _in_order(self, position: int, share: _Share, with_seeds: bool) -> tf.data.Dataset:
         """Returns the indices of each batch of one pass, which is epoch 0."""
         count = self._count
-        with tf.device("CPU:0"):
-            key = epoch_key(self._params.seed, tf.constant(0, tf.int64)) if with_seeds else None
+        key = None
+        if with_seeds:
+            with tf.device("CPU:0"):
+                epoch = tf.constant(0, tf.int64)
+                key = epoch_key(self._params.seed, epoch)
 
-        full, rest = divmod(count, share.global_batch_size)
-        batches = full if self._params.drop_remainder or not rest else full + 1
+        full_batches, rest = divmod(count, share.global_batch_size)
+        has_last_batch = rest > 0 and not self._params.drop_remainder
+        batches = full_batches + 1 if has_last_batch else full_batches
         has_equal_parts = share.replica_batch_size * share.replicas == share.global_batch_size
-        all_alike = batches == full and has_equal_parts
+        all_alike = has_equal_parts and not has_last_batch
 
         @tf.autograph.experimental.do_not_convert
         def part(element: tf.Tensor) -> Any:
             batch = element // share.local_replicas
             replica = share.first + element % share.local_replicas
-            examples = tf.minimum(
-                tf.constant(share.global_batch_size, tf.int64),
-                count - batch * share.global_batch_size,
-            )
+            batch_begin = batch * share.global_batch_size
+            batch_size = tf.constant(share.global_batch_size, tf.int64)
+            examples = tf.minimum(batch_size, count - batch_begin)
+
             # The first replicas get one example more where the batch cannot be divided.
             size = examples // share.replicas
             larger = examples % share.replicas
-            begin = batch * share.global_batch_size + replica * size + tf.minimum(replica, larger)
-            indices = tf.range(begin, begin + size + tf.cast(replica < larger, tf.int64))
-            indices = tf.ensure_shape(indices, [share.replica_batch_size if all_alike else None])
-            return indices if key is None else (indices, example_seeds(key, indices))
+            begin = batch_begin + replica * size + tf.minimum(replica, larger)
+            end = begin + size + tf.cast(replica < larger, tf.int64)
+            indices = tf.range(begin, end)
+
+            static_size = share.replica_batch_size if all_alike else None
+            indices = tf.ensure_shape(indices, [static_size])
+            if key is None:
+                return indices
+            return indices, example_seeds(key, indices)
 
         first_element = min(position, batches) * share.local_replicas
         end_element = batches * share.local_replicas

@@ -29,7 +29,8 @@ def epoch_key(seed: int | None, epoch: tf.Tensor) -> tf.Tensor:
       seed: The seed of the data. None counts as 0, as it does for the order.
       epoch: The epoch, an int64 scalar, from 0 on.
     """
-    state = _mix(tf.constant((seed or 0) % 2**64, tf.uint64))
+    data_seed = (seed or 0) % 2**64
+    state = _mix(tf.constant(data_seed, tf.uint64))
     return _mix(state + _GOLDEN * tf.cast(epoch, tf.uint64))
 
 

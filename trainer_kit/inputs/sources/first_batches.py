@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from trainer_kit.errors import DataError
@@ -23,7 +21,7 @@ class FirstBatches:
       repeats: Whether one pass follows another without end.
     """
 
-    def __init__(self, data: Any, batches: int, repeats: bool) -> None:
+    def __init__(self, data: tf.data.Dataset | Source, batches: int, repeats: bool) -> None:
         self._data = data
         self._batches = batches
         self._repeats = repeats
@@ -49,18 +47,24 @@ class FirstBatches:
 
         all_batches = data.at(0, input_context) if isinstance(data, Source) else data
         first_pass = all_batches.take(batches * local_replicas)
+
+        # Without repetition fewer batches are no error. A negative cardinality is not known.
         cardinality = int(first_pass.cardinality()) if self._repeats else -1
         if 0 <= cardinality < batches * local_replicas:
+            available_batches = cardinality // local_replicas
             raise DataError(
-                f"the training data has {cardinality // local_replicas} batches, but {batches} are"
+                f"the training data has {available_batches} batches, but {batches} are"
                 " to be repeated (trainer.overfit_batches); set it to at most"
-                f" {cardinality // local_replicas}"
+                f" {available_batches}"
             )
 
         begin = position % batches if self._repeats else min(position, batches)
         if isinstance(data, Source):
-            rest = data.at(begin, input_context).take((batches - begin) * local_replicas)
+            remaining_batches = batches - begin
+            rest = data.at(begin, input_context).take(remaining_batches * local_replicas)
         else:
             first_pass = first_pass.cache()
             rest = first_pass.skip(begin * local_replicas)
-        return rest.concatenate(first_pass.repeat()) if self._repeats else rest
+        if not self._repeats:
+            return rest
+        return rest.concatenate(first_pass.repeat())

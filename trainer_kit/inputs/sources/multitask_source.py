@@ -14,16 +14,17 @@ from typing import Any
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
+from trainer_kit.inputs.dataset_structure import declare_endless
 from trainer_kit.inputs.sources.example_order import count_local_replicas
 from trainer_kit.inputs.sources.source_protocol import Source, get_data_identity
 from trainer_kit.inputs.task_sampler import TaskSampler
 
 
 def combine_task_data(
-    parts: Mapping[str, Any],
+    parts: Mapping[str, tf.data.Dataset | Source],
     sampler: TaskSampler | None,
     input_context: tf.distribute.InputContext | None = None,
-) -> Any:
+) -> tf.data.Dataset | Source:
     """Returns the data of several tasks as one stream. Runs eagerly, on the host.
 
     Args:
@@ -54,7 +55,9 @@ class MultiTaskSource:
       sampler: Draws the task of each element. None: each element has a batch of every task.
     """
 
-    def __init__(self, parts: Mapping[str, Any], sampler: TaskSampler | None) -> None:
+    def __init__(
+        self, parts: Mapping[str, tf.data.Dataset | Source], sampler: TaskSampler | None
+    ) -> None:
         self._parts = dict(parts)
         self._sampler = sampler
 
@@ -73,12 +76,11 @@ class MultiTaskSource:
 
     def identity(self) -> dict[str, Any]:
         """Returns the identity of the data of each task. See Source."""
-        identities = {task: get_data_identity(part) for task, part in self._parts.items()}
-        return {
-            f"{task}, {name}": value
-            for task, part in identities.items()
-            for name, value in part.items()
-        }
+        identity = {}
+        for task, part in self._parts.items():
+            for name, value in get_data_identity(part).items():
+                identity[f"{task}, {name}"] = value
+        return identity
 
     def stacked_at(self, position: int, size: int) -> tf.data.Dataset | None:
         """Returns the dataset of `at` for one replica, in stacks of `size` elements.
@@ -95,17 +97,18 @@ class MultiTaskSource:
             for name, part in self._parts.items():
                 stacked_at = getattr(part, "stacked_at", None)
                 stacks[name] = stacked_at and stacked_at(position, size)
-            return None if None in stacks.values() else tf.data.Dataset.zip(stacks)
+            if None in stacks.values():
+                return None
+            return tf.data.Dataset.zip(stacks)
 
         datasets = self._datasets_at(position, None)
-        specs = tf.nest.flatten([dataset.element_spec for dataset in datasets.values()])
-        has_static_shapes = all(
-            isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs
-        )
-        if not has_static_shapes:
-            return None
+        for dataset in datasets.values():
+            for spec in tf.nest.flatten(dataset.element_spec):
+                if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
+                    return None
 
-        elements = _interleave_tasks(datasets, self._sampler.draw_tasks(position), 1, full=True)
+        tasks = self._sampler.draw_tasks(position)
+        elements = _interleave_tasks(datasets, tasks, 1, full=True)
         return elements.batch(size, drop_remainder=True)
 
     def _datasets_at(
@@ -147,7 +150,11 @@ def _interleave_tasks(
 
     def zeros(spec: tf.TensorSpec) -> tf.Tensor:
         shape = [size or 0 for size in spec.shape]
-        return tf.zeros(shape if full or not shape else [0, *shape[1:]], spec.dtype)
+
+        # The first dimension of a batch counts its examples. A scalar has none.
+        if shape and not full:
+            shape[0] = 0
+        return tf.zeros(shape, spec.dtype)
 
     def add_other_tasks(number: int, name: str) -> tf.data.Dataset:
         @tf.autograph.experimental.do_not_convert
@@ -159,16 +166,17 @@ def _interleave_tasks(
 
         return datasets[name].map(element)
 
+    # All elements of a global batch are of one task.
     if repeats > 1:
         tasks = tasks.flat_map(lambda task: tf.data.Dataset.from_tensors(task).repeat(repeats))
     streams = [add_other_tasks(number, name) for number, name in enumerate(datasets)]
     elements = tf.data.Dataset.choose_from_datasets(streams, tasks, stop_on_empty_dataset=True)
+
     is_endless = all(
         int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY for dataset in datasets.values()
     )
     if is_endless:
-        elements = elements.apply(
-            tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        )
+        elements = declare_endless(elements)
+
     # A small step is 10 % faster with a prefetch.
     return elements if full else elements.prefetch(tf.data.AUTOTUNE)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import UsageError
 from trainer_kit.inputs.batch_position import Position
 from trainer_kit.inputs.dataset_resume import skip_batches
@@ -48,7 +49,7 @@ class Source(Protocol):
         ...
 
 
-def get_data_identity(data: Any, key_suffix: str = "") -> dict[str, Any]:
+def get_data_identity(data: tf.data.Dataset | Source, key_suffix: str = "") -> dict[str, Any]:
     """Returns the JSON values that describe data, or none if nothing is known. Runs eagerly.
 
     Args:
@@ -66,10 +67,10 @@ def get_data_identity(data: Any, key_suffix: str = "") -> dict[str, Any]:
 
 
 def call_build_inputs(
-    build_inputs: Callable[..., Any],
-    params: Any,
+    build_inputs: Callable[..., tf.data.Dataset | Source],
+    params: DataConfig,
     input_context: tf.distribute.InputContext | None = None,
-) -> Any:
+) -> tf.data.Dataset | Source:
     """Returns the data that a task's `build_inputs` makes: a Source, or a tf.data.Dataset.
 
     Runs eagerly, on the host.
@@ -81,10 +82,12 @@ def call_build_inputs(
     Raises:
       UsageError: when `build_inputs` returns something else.
     """
-    takes_context = "input_context" in inspect.signature(build_inputs).parameters
+    parameters = inspect.signature(build_inputs).parameters
+    takes_context = "input_context" in parameters
     context = {"input_context": input_context} if takes_context else {}
     with restart_operation_seeds():
         data = build_inputs(params, **context)
+
     if not isinstance(data, Source) and not hasattr(data, "element_spec"):
         name = getattr(build_inputs, "__qualname__", "build_inputs")
         kind = "None" if data is None else f"a {type(data).__name__}"
@@ -95,7 +98,9 @@ def call_build_inputs(
 
 
 def build_dataset_at(
-    data: Any, position: Position, input_context: tf.distribute.InputContext | None = None
+    data: tf.data.Dataset | Source,
+    position: Position,
+    input_context: tf.distribute.InputContext | None = None,
 ) -> tf.data.Dataset:
     """Returns a task's data, in batches for one replica, from `position` on.
 
@@ -113,10 +118,13 @@ def build_dataset_at(
         dataset = skip_batches(data, position.batch, local_replicas)
         return _drop_skipped_batches(dataset, position, local_replicas)
 
+    # The ranges between the batches that are left out follow one another.
     ranges = []
     for begin, length in position.iterate_ranges():
         dataset = data.at(begin, input_context)
-        ranges.append(dataset if length is None else dataset.take(length * local_replicas))
+        if length is not None:
+            dataset = dataset.take(length * local_replicas)
+        ranges.append(dataset)
     return functools.reduce(lambda joined, part: joined.concatenate(part), ranges)
 
 
@@ -133,19 +141,24 @@ def _drop_skipped_batches(
         return dataset
 
     @tf.autograph.experimental.do_not_convert
-    def is_used(index: tf.Tensor, element: Any) -> tf.Tensor:
+    def is_used(index: tf.Tensor, element: object) -> tf.Tensor:
         del element
         batch = index // local_replicas + position.batch
         return tf.reduce_all(batch != tf.constant(skipped_batches, tf.int64))
 
-    remaining = dataset.enumerate().filter(is_used).map(lambda index, element: element)
+    numbered = dataset.enumerate()
+    remaining = numbered.filter(is_used).map(lambda index, element: element)
+
+    # The length of a filtered dataset is unknown to TensorFlow, so it is computed here.
     count = int(dataset.cardinality())
     if count == tf.data.UNKNOWN_CARDINALITY:
         return remaining
     if count != tf.data.INFINITE_CARDINALITY:
         # The last global batch of a dataset may have fewer elements than this worker has replicas.
-        count -= sum(
-            min(local_replicas, max(0, count - (batch - position.batch) * local_replicas))
-            for batch in skipped_batches
-        )
+        num_skipped = 0
+        for batch in skipped_batches:
+            begin = (batch - position.batch) * local_replicas
+            available = max(0, count - begin)
+            num_skipped += min(local_replicas, available)
+        count -= num_skipped
     return remaining.apply(tf.data.experimental.assert_cardinality(count))

@@ -102,10 +102,12 @@ class RecordFiles:
             places = zip(rows.tolist(), begins[rows].tolist(), ends[rows].tolist(), strict=True)
             self._read_frames(self._paths[file], list(places), frames)
 
+        # The first record that is not valid is the damaged one.
         valid_records = _read_valid_records(frames)
-        if len(valid_records) < len(indices):
-            path = self._paths[files[len(valid_records)]]
-            offset = int(begins[len(valid_records)])
+        num_valid = len(valid_records)
+        if num_valid < len(indices):
+            path = self._paths[files[num_valid]]
+            offset = int(begins[num_valid])
             raise DataError(
                 f"{path}: the record at offset {offset} is damaged: its checksum differs"
             )
@@ -118,9 +120,13 @@ class RecordFiles:
 
         It consists of their names, and of the number, the lengths and a sample of the records.
         """
-        sample = np.unique(np.linspace(0, len(self) - 1, _SAMPLED).astype(np.int64))
+        # The records of the sample are evenly spaced.
+        places = np.linspace(0, len(self) - 1, _SAMPLED)
+        sample = np.unique(places.astype(np.int64))
         offsets_checksum = zlib.crc32(self._offsets.tobytes())
-        records_checksum = zlib.crc32(b"".join(self.read_records(sample)), offsets_checksum)
+        content = b"".join(self.read_records(sample))
+        records_checksum = zlib.crc32(content, offsets_checksum)
+
         names = [os.path.basename(path) for path in self._paths]
         names_checksum = zlib.crc32("/".join(names).encode())
         return {
@@ -163,14 +169,19 @@ def find_matching_files(pattern: str | Sequence[str]) -> list[str]:
       DataError: when a path or glob matches no file.
     """
     is_sequence = isinstance(pattern, (str, tuple, list))
-    if not is_sequence or not all(isinstance(text, str) for text in pattern) or not pattern:
+    has_texts = is_sequence and all(isinstance(text, str) for text in pattern)
+    if not has_texts or not pattern:
         raise UsageError(
             "input_path: TFRecordSource takes a path or glob, several separated by commas, or a"
             f" list of those; it got {pattern!r}; make one source for each name of a dict"
         )
 
     texts = [pattern] if isinstance(pattern, str) else pattern
-    patterns = [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    patterns: list[str] = []
+    for text in texts:
+        parts = [part.strip() for part in text.split(",")]
+        patterns += [part for part in parts if part]
+
     for path in patterns:
         if is_remote(path):
             raise UsageError(
@@ -245,11 +256,11 @@ def _walk(path: str, content: mmap.mmap, size: int) -> np.ndarray:
 def _parse_compression(head: bytes) -> str:
     """Returns the kind of compression that a file begins with, or ""."""
     # The length of a record may begin with the same bytes as a compressed file.
-    is_length = (
-        len(head) >= _HEAD
-        and _have_valid_checksums(np.frombuffer(head, np.uint8)[np.newaxis]).all()
-    )
-    return "" if is_length else _COMPRESSED.get(head[:2], "")
+    if len(head) >= _HEAD:
+        values = np.frombuffer(head, np.uint8)
+        if _have_valid_checksums(values[np.newaxis]).all():
+            return ""
+    return _COMPRESSED.get(head[:2], "")
 
 
 def _check_heads(path: str, content: mmap.mmap, offsets: np.ndarray) -> None:
@@ -273,11 +284,15 @@ def _have_valid_checksums(heads: np.ndarray) -> np.ndarray:
     """
     checksum = np.full(len(heads), 0xFFFFFFFF, np.uint32)
     for column in heads[:, :8].T:
-        checksum = _TABLE[(checksum ^ column) & 0xFF] ^ (checksum >> 8)
+        entries = _TABLE[(checksum ^ column) & 0xFF]
+        checksum = entries ^ (checksum >> 8)
     checksum = ~checksum
+
     # TFRecord stores a masked form of the checksum.
-    masked = ((checksum >> 15) | (checksum << 17)) + np.uint32(0xA282EAD8)
-    return masked == np.ascontiguousarray(heads[:, 8:]).view("<u4")[:, 0]
+    rotated = (checksum >> 15) | (checksum << 17)
+    masked = rotated + np.uint32(0xA282EAD8)
+    stored_checksums = np.ascontiguousarray(heads[:, 8:]).view("<u4")
+    return masked == stored_checksums[:, 0]
 
 
 def _table() -> np.ndarray:
@@ -285,7 +300,8 @@ def _table() -> np.ndarray:
     values = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         shifted = values >> 1
-        values = np.where(values & 1, shifted ^ np.uint32(_CASTAGNOLI), shifted).astype(np.uint32)
+        remainders = shifted ^ np.uint32(_CASTAGNOLI)
+        values = np.where(values & 1, remainders, shifted).astype(np.uint32)
     return values
 
 

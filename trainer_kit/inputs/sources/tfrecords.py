@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -86,8 +86,8 @@ class TFRecordSource:
         file_pattern: str | Sequence[str],
         params: DataConfig,
         *,
-        parse: Callable[..., Any],
-        batch_transform: Callable[..., Any] | None = None,
+        parse: Callable[..., object],
+        batch_transform: Callable[..., object] | None = None,
     ) -> None:
         self._params = params
         self._functions = [BatchFunction(parse, "parse")]
@@ -123,9 +123,8 @@ class TFRecordSource:
         for function in self._functions:
             # The last function of the chain drops the seeds.
             is_last = function is self._functions[-1]
-            batches = function.apply_to(
-                batches, has_seeds=self._uses_seeds, keep_seeds=self._uses_seeds and not is_last
-            )
+            keeps_seeds = self._uses_seeds and not is_last
+            batches = function.apply_to(batches, has_seeds=self._uses_seeds, keep_seeds=keeps_seeds)
         return finish_pipeline(batches, self._params, self._options)
 
     def identity(self) -> dict[str, Any]:
@@ -154,13 +153,23 @@ def find_data_error(error: BaseException, *datasets: Any) -> DataError | None:
     """
     if not isinstance(error, tf.errors.OpError):
         return None
+    # TensorFlow has kept only the text of an error of RecordFiles.
     damage = _DAMAGE.search(error.message)
     if damage:
         return DataError(damage[1])
     if not is_read_error(error):
         return None
+
+    # The user's line that failed, as far as it is known. The text before the traceback may name the
+    # line that takes a batch.
+    traceback = error.message.partition("Traceback (most recent call last)")[2]
+    python_frames = parse_user_frames(traceback)
+    frame = python_frames[-1] if python_frames else None
+    for dataset in datasets:
+        frame = frame or find_failed_op_line(error.message, dataset)
+    user_line = f"\n  {frame}: {frame.code}" if frame else ""
+
     reason = _reason(error.message)
-    user_line = _describe_user_line(error.message, datasets)
     return DataError(f"the data cannot be read: {reason}{user_line}")
 
 
@@ -171,7 +180,7 @@ def is_read_error(error: tf.errors.OpError) -> bool:
 
 @contextlib.contextmanager
 def explain_read_errors(
-    datasets: Callable[[], Sequence[Any]], on_failure: Callable[[], None] = lambda: None
+    datasets: Callable[[], Sequence[object]], on_failure: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
     """Turns the error of a loop into a DataError if data cannot be read.
 
@@ -196,17 +205,6 @@ def explain_read_errors(
         if data_error:
             raise data_error from error
         raise
-
-
-def _describe_user_line(message: str, datasets: Iterable[Any]) -> str:
-    """Returns the user's line that failed, as far as it is known."""
-    # The text before the traceback may name the line that takes a batch.
-    traceback = message.partition("Traceback (most recent call last)")[2]
-    python_frames = parse_user_frames(traceback)
-    frame = python_frames[-1] if python_frames else None
-    for dataset in datasets:
-        frame = frame or find_failed_op_line(message, dataset)
-    return f"\n  {frame}: {frame.code}" if frame else ""
 
 
 def _reason(message: str) -> str:

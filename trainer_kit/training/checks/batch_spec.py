@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import keras
 import tensorflow as tf
 
 from trainer_kit.config.schema.evaluation import get_validation_sets
+from trainer_kit.config.schema.experiment import TaskConfig
 from trainer_kit.errors import UsageError, add_note, find_trainer_kit_error
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.inputs.dataset_iterator import explain_missing_files
@@ -20,6 +21,7 @@ from trainer_kit.process.error_report import describe_structure
 from trainer_kit.runtime.keras_internals import LayerNumbering
 from trainer_kit.runtime.variable_creation import trace_concrete_function
 from trainer_kit.training.task import is_compiled
+from trainer_kit.typing import Dataset, Metric, Model, NestedSpec, TaskLike
 
 # The data has ended, or another worker is gone: errors that are not about batches or models.
 _NOT_ABOUT_BATCHES = (
@@ -31,7 +33,7 @@ _NOT_ABOUT_BATCHES = (
 )
 
 
-def create_model(task: Any) -> Any:
+def create_model(task: TaskLike) -> Any:
     """Returns the model of a task. Called in strategy scope.
 
     Its Keras 3 layers have the numbers of the first model.
@@ -41,7 +43,11 @@ def create_model(task: Any) -> Any:
 
 
 def build_model(
-    sections: Any, task: Any, model: Any, train: bool, ready_made_dataset: Any = None
+    sections: TaskConfig,
+    task: TaskLike,
+    model: object,
+    train: bool,
+    ready_made_dataset: Dataset | Mapping[str, Dataset] | None = None,
 ) -> None:
     """Creates the missing variables of a model. Runs eagerly, in strategy scope.
 
@@ -72,7 +78,13 @@ def build_model(
             kind = repr(model)
         raise UsageError(f"{type(task).__name__}.build_model returned {kind:.80}; return the model")
 
-    _name_for_graphs(task, model)
+    # Keras 3 names a model after its class, and opens a scope of that name when the model is
+    # called. At the root of a graph TensorFlow refuses a scope that begins with "_". Keras 2 puts
+    # "private" before the name.
+    for layer in (model, *getattr(task, "__dict__", {}).values()):
+        if isinstance(layer, keras.Layer) and layer.name.startswith("_"):
+            layer.name = f"private{layer.name}"
+
     if is_built(model) and not has_unbuilt_metrics(model):
         return
 
@@ -113,12 +125,12 @@ def build_model(
 
 
 def build_metrics(
-    sections: Any,
-    task: Any,
-    model: Any,
-    metrics: Sequence[Any],
+    sections: TaskConfig,
+    task: TaskLike,
+    model: Model,
+    metrics: Sequence[Metric],
     train: bool,
-    ready_made_dataset: Any = None,
+    ready_made_dataset: Dataset | Mapping[str, Dataset] | None = None,
 ) -> None:
     """Creates the variables of metrics that create theirs at the first update.
 
@@ -144,35 +156,41 @@ def build_metrics(
         trace_concrete_function(lambda batch: strategy.run(update_unconverted, (batch,)), spec)
 
 
-def _lacks_variables(metric: Any) -> bool:
+def _lacks_variables(metric: Metric) -> bool:
     """Whether a metric has no variables yet, or lacks some that its result needs."""
     try:
         metric.result()
-    except Exception:  # a missing attribute, or whatever else the class raises
+    except Exception:
+        # An attribute may be missing, and the class may raise anything else.
         return True
     return not metric.variables
 
 
-def _name_for_graphs(task: Any, model: Any) -> None:
-    """Gives models whose class name begins with an underscore a name that a graph scope can have.
-
-    Keras 3 names a model after its class, and opens a scope of that name when the model is called.
-    At the root of a graph TensorFlow refuses a scope that begins with "_". Keras 2 puts "private"
-    before the name.
-    """
-    for layer in (model, *getattr(task, "__dict__", {}).values()):
-        if isinstance(layer, keras.Layer) and layer.name.startswith("_"):
-            layer.name = f"private{layer.name}"
-
-
 def _compute_batch_spec(
-    sections: Any, task: Any, model: Any, train: bool, ready_made_dataset: Any
-) -> tuple[str, Any]:
+    sections: TaskConfig,
+    task: TaskLike,
+    model: Model,
+    train: bool,
+    ready_made_dataset: Dataset | Mapping[str, Dataset] | None,
+) -> tuple[str, NestedSpec]:
     """Returns the dotted path of the data in the config, and the spec of one replica's batch."""
-    name, data = _section_of_batches(sections, train)
+    evaluated = {}
+    for set_name, section in get_validation_sets(sections).items():
+        evaluated[f"validation_data.{set_name}".rstrip(".")] = section
+    trained = {"train_data": getattr(sections, "train_data", None)}
+    candidates = {**trained, **evaluated} if train else {**evaluated, **trained}
+
+    # The other data is used if the preferred one has no batch size.
+    name, data = next(iter(candidates.items()))
+    for candidate, section in candidates.items():
+        if section is not None and getattr(section, "global_batch_size", True):
+            name = candidate
+            data = section
+            break
+
     dataset = ready_made_dataset
-    if isinstance(ready_made_dataset, Mapping):
-        dataset = next(iter(ready_made_dataset.values()))
+    if isinstance(dataset, Mapping):
+        dataset = next(iter(dataset.values()))
 
     if dataset is None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -188,58 +206,43 @@ def _compute_batch_spec(
     return f"task.{name}", get_replica_spec(dataset.element_spec)
 
 
-def _section_of_batches(sections: Any, train: bool) -> tuple[str, Any]:
-    """Returns name and config of the data to use.
-
-    It is the other data if the preferred one has no batch size.
-    """
-    evaluated = {
-        f"validation_data.{name}".rstrip("."): data
-        for name, data in get_validation_sets(sections).items()
-    }
-    trained = {"train_data": getattr(sections, "train_data", None)}
-    candidates = {**trained, **evaluated} if train else {**evaluated, **trained}
-
-    for name, data in candidates.items():
-        if data is not None and getattr(data, "global_batch_size", True):
-            return name, data
-    return next(iter(candidates.items()))
-
-
-def _is_model(model: Any) -> bool:
+def _is_model(model: object) -> TypeGuard[Model]:
     """Whether the object may be a model: an object that has an attribute `variables`."""
     try:
         return not isinstance(model, type) and hasattr(model, "variables")
-    except ValueError:  # as in has_variables
+    except ValueError:
+        # As in has_variables.
         return True
 
 
-def has_variables(model: Any) -> bool:
+def has_variables(model: Model) -> bool:
     """Whether a model has variables already."""
     try:
         return bool(getattr(model, "variables", None))
-    except ValueError:  # what a Sequential of Keras 2 says as long as it has none
+    except ValueError:
+        # A Sequential of Keras 2 raises it as long as it has none.
         return False
 
 
-def is_built(model: Any) -> bool:
+def is_built(model: Model) -> bool:
     """Whether a model has all of its variables, as far as the model knows."""
     if not has_variables(model):
         return False
     if isinstance(model, keras.Model):
         return model.built or all(layer.built for layer in model.layers)
+
     # A model of tf_keras may share layers with another that is built.
-    return all(getattr(part, "built", True) for part in getattr(model, "submodules", ()))
+    parts = getattr(model, "submodules", ())
+    return all(getattr(part, "built", True) for part in parts)
 
 
-def has_unbuilt_metrics(model: Any) -> bool:
+def has_unbuilt_metrics(model: Model) -> bool:
     """Whether a compiled model has metrics that the first batch is to build."""
-    return any(
-        getattr(metric, "built", True) is False for metric in getattr(model, "metrics", None) or ()
-    )
+    metrics = getattr(model, "metrics", None) or ()
+    return any(getattr(metric, "built", True) is False for metric in metrics)
 
 
-def _steps_with_model(task: Any, model: Any) -> Iterator[Callable[[Any], Any]]:
+def _steps_with_model(task: TaskLike, model: Model) -> Iterator[Callable[[Any], Any]]:
     """Yields functions of a batch that call the model as the task does.
 
     The most likely one comes first.
@@ -255,14 +258,14 @@ def _steps_with_model(task: Any, model: Any) -> Iterator[Callable[[Any], Any]]:
         )
 
 
-def _trace(step: Callable[[Any], Any], batch: Any) -> Any:
+def _trace(step: Callable[[Any], Any], batch: NestedSpec) -> NestedSpec:
     """Traces a function of a batch on specs, and returns the specs of its outputs."""
     return trace_concrete_function(step, batch).structured_outputs
 
 
 @contextlib.contextmanager
 def explain_batch_errors(
-    section: str, get_spec: Callable[[], Any], task: Any, model: Any
+    section: str, get_spec: Callable[[], NestedSpec], task: TaskLike, model: Model
 ) -> Iterator[None]:
     """Adds a note to an error in a loop: the specs of a batch and of the model's outputs.
 
@@ -288,10 +291,10 @@ def explain_batch_errors(
         raise
 
 
-def get_replica_spec(spec: Any) -> Any:
+def get_replica_spec(spec: NestedSpec) -> NestedSpec:
     """Returns the spec of the first replica's part of a distributed element."""
 
-    def select_first(part: Any) -> Any:
+    def select_first(part: tf.TypeSpec) -> tf.TypeSpec:
         if type(part).__name__ != "PerReplicaSpec":
             return part
         return tf.nest.flatten(part, expand_composites=True)[0]
@@ -299,7 +302,7 @@ def get_replica_spec(spec: Any) -> Any:
     return tf.nest.map_structure(select_first, spec)
 
 
-def _describe_batch(section: str, batch: Any, task: Any, model: Any) -> Iterator[str]:
+def _describe_batch(section: str, batch: NestedSpec, task: TaskLike, model: Model) -> Iterator[str]:
     """Yields the lines of the note: the batch, what is odd in it, and the model's outputs."""
     yield f"a batch of {section} is {describe_structure(batch)}"
 
@@ -311,27 +314,32 @@ def _describe_batch(section: str, batch: Any, task: Any, model: Any) -> Iterator
             "return pairs from build_inputs, or override the step"
         )
 
+    def run_inference(inputs: Any) -> Any:
+        features = _features(inputs, model)
+        return apply_autograph(task.inference_step)(features, model)
+
+    # A model that fails on the batch has no outputs to describe.
     with contextlib.suppress(Exception):
-        outputs = _trace(
-            lambda inputs: apply_autograph(task.inference_step)(_features(inputs, model), model),
-            batch,
-        )
+        outputs = _trace(run_inference, batch)
         yield f"the model gives {describe_structure(outputs)}"
 
 
-def _features(batch: Any, model: Any) -> Any:
+def _features(batch: Any, model: Model) -> Any:
     """Returns the part of a batch that the model is called on.
 
     This is the first of a pair, and for a compiled model also of a triple.
     """
     lengths = (2, 3) if is_compiled(model) else (2,)
-    return batch[0] if isinstance(batch, tuple) and len(batch) in lengths else batch
+    if isinstance(batch, tuple) and len(batch) in lengths:
+        return batch[0]
+    return batch
 
 
-def _is_default(task: Any, step: str) -> bool:
+def _is_default(task: TaskLike, step: str) -> bool:
     """Whether a step is the default of trainer_kit's or Model Garden's Task.
 
     These take (features, labels).
     """
-    module = getattr(getattr(type(task), step, None), "__module__", "")
+    method = getattr(type(task), step, None)
+    module = getattr(method, "__module__", "")
     return module in ("trainer_kit.training.task", "official.core.base_task")

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -17,6 +17,9 @@ from trainer_kit.errors import DataError, DivergedError, StopTraining, TrainerKi
 from trainer_kit.inputs.sources.tfrecords import is_read_error
 from trainer_kit.optimizers.gradient_processing import parse_non_finite_gradient
 from trainer_kit.training.loops.loop_function import reads_before_writes
+
+if TYPE_CHECKING:
+    from trainer_kit.training.base_trainer import BaseTrainer
 
 _LOG = logging.getLogger(__name__)
 _METHODS = ("train_step", "create_train_loop_fn", "train")
@@ -61,12 +64,13 @@ class LoopChecker:
     """Counts the steps of each loop of a trainer by global_step.
 
     Args:
-      trainer: The trainer that runs the loops.
+      trainer: The trainer that runs the loops. None in a run that only evaluates.
       should_stop: A function that returns whether the run was asked to stop.
     """
 
-    def __init__(self, trainer: Any, should_stop: Callable[[], bool]) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: BaseTrainer | None, should_stop: Callable[[], bool]) -> None:
+        # The methods are called only in runs that train.
+        self._trainer: Any = trainer
         self._should_stop = should_stop
         self._has_warned = False
 
@@ -78,7 +82,7 @@ class LoopChecker:
         except (tf.errors.OutOfRangeError, StopIteration):
             self._trainer.has_data_ended = True
 
-    def check_loop(self, before: int, end: int, logs: Any) -> tuple[Mapping[str, Any], int]:
+    def check_loop(self, before: int, end: int, logs: object) -> tuple[Mapping[str, Any], int]:
         """Returns the logs of a loop and the global step that it reached.
 
         Warns once if the loop did not reach `end`, unless a stop or the end of the data is the
@@ -109,9 +113,8 @@ class LoopChecker:
 
         # The run would never end if the loops did not move global_step.
         has_ended = self._should_stop() or trainer.has_data_ended
-        if reached < before or (
-            reached == before and not has_ended and not trainer.is_out_of_data()
-        ):
+        is_stuck = reached == before and not has_ended and not trainer.is_out_of_data()
+        if reached < before or is_stuck:
             raise _create_uncounted_steps_error(trainer, before, reached)
 
         is_expected = reached < end and has_ended
@@ -140,12 +143,12 @@ class OrbitLoopCheck:
       should_stop: A function that returns whether the run was asked to stop.
     """
 
-    def __init__(self, trainer: Any, should_stop: Callable[[], bool]) -> None:
+    def __init__(self, trainer: BaseTrainer, should_stop: Callable[[], bool]) -> None:
         self._trainer = trainer
         self._should_stop = should_stop
         self._last_step = -1
 
-    def __call__(self, logs: Any) -> None:
+    def __call__(self, logs: object) -> None:
         """Ends the run when another loop would run no steps. Runs eagerly, on the host.
 
         The first loop has no earlier step to compare with.
@@ -173,7 +176,7 @@ class OrbitLoopCheck:
         raise _create_uncounted_steps_error(self._trainer, before, before)
 
 
-def _create_uncounted_steps_error(trainer: Any, before: int, after: int) -> TrainerKitError:
+def _create_uncounted_steps_error(trainer: BaseTrainer, before: int, after: int) -> TrainerKitError:
     return TrainerKitError(
         f"{_describe_loop_methods(trainer)} did not add to global_step: "
         f"it is {before} before and {after} after a training loop, so the run would never end; "
@@ -181,7 +184,7 @@ def _create_uncounted_steps_error(trainer: Any, before: int, after: int) -> Trai
     )
 
 
-def _describe_loop_methods(trainer: Any) -> str:
+def _describe_loop_methods(trainer: BaseTrainer) -> str:
     """Returns the user's methods that run or count training steps, with file and line.
 
     Without any, this is the trainer's `train`.
@@ -195,8 +198,13 @@ def _describe_loop_methods(trainer: Any) -> str:
         if not is_user_defined(kind, name):
             continue
         owner = next(base for base in kind.__mro__ if name in vars(base))
+
+        # A decorator may return an object without code.
         code = getattr(vars(owner)[name], "__code__", None)
-        place = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else ""
+        place = ""
+        if code:
+            file = os.path.basename(code.co_filename)
+            place = f" ({file}:{code.co_firstlineno})"
         locations.append(f"{owner.__name__}.{name}{place}")
     return " or ".join(locations) or f"{type(trainer).__name__}.train"
 
@@ -210,7 +218,7 @@ def is_user_defined(kind: type, name: str) -> bool:
     return owner is not None and owner.__module__.split(".")[0] not in _LIBRARIES
 
 
-def is_state_complete(trainer: Any, error: BaseException) -> bool:
+def is_state_complete(trainer: BaseTrainer, error: BaseException) -> bool:
     """Whether the state after an error in a training loop is that of the last complete step.
 
     That is so in three cases: when the loop was done, when a batch could not be read and the step

@@ -5,20 +5,23 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
+from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.errors import TrainerKitError, UsageError
 from trainer_kit.inputs.op_definitions import find_op_definition
 from trainer_kit.inputs.stateful_ops import find_unsaved_state, iterate_nodes
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
 from trainer_kit.training.task import Task
+from trainer_kit.typing import ExperimentLike, Model, TaskLike
 
 _LOG = logging.getLogger(__name__)
 
 
-def check_sections(config: Any, needs_train_data: bool, needs_validation_data: bool) -> None:
+def check_sections(
+    config: ExperimentLike, needs_train_data: bool, needs_validation_data: bool
+) -> None:
     """Checks that the config has the sections that a trainer needs.
 
     Args:
@@ -41,7 +44,7 @@ def check_sections(config: Any, needs_train_data: bool, needs_validation_data: b
             )
 
 
-def check_model(model: Any, runtime: Any, strategy: tf.distribute.Strategy) -> None:
+def check_model(model: Model, runtime: RuntimeConfig, strategy: tf.distribute.Strategy) -> None:
     """Checks that the model is built, and that the devices support the options in `runtime`.
 
     Runs eagerly, on the host.
@@ -167,7 +170,11 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
             continue
         ops.add(node.op)
 
-    unsaved = sorted(op for op in ops if find_unsaved_state(op, find_op_definition(op)))
+    unsaved = []
+    for op in sorted(ops):
+        definition = find_op_definition(op)
+        if find_unsaved_state(op, definition):
+            unsaved.append(op)
     if not unsaved:
         return
     text = (
@@ -183,7 +190,7 @@ def check_exact_resume(graph: tf.Graph, required: bool) -> None:
     _LOG.warning("%s", text)
 
 
-def check_methods(task: Any, train: bool, evaluate: bool) -> None:
+def check_methods(task: TaskLike, train: bool, evaluate: bool) -> None:
     """Checks the methods of a Task that a run will call. Tasks of other classes are not checked.
 
     Only the signatures are compared, and no method is called.
@@ -203,20 +210,28 @@ def check_methods(task: Any, train: bool, evaluate: bool) -> None:
         method = getattr(task, name)
         try:
             signature = inspect.signature(method)
-        except (TypeError, ValueError):  # a callable that does not show its signature
+        except (TypeError, ValueError):
+            # Some callables do not show their signature.
             continue
 
+        # The values do not matter, so the signature is bound to numbers and None.
         try:
             signature.bind(*range(count), **dict.fromkeys(keywords))
         except TypeError as problem:
-            arguments = _describe_arguments(count, keywords)
+            # The arguments of the call, in words.
+            arguments = []
+            if count:
+                arguments.append(f"{count} positional argument{'s' if count > 1 else ''}")
+            if keywords:
+                arguments.append(", ".join(f"{keyword}=" for keyword in keywords))
+
             parameters = _format_parameters(signature)
             expected = _format_parameters(inspect.signature(getattr(Task, name)))
             code = getattr(inspect.unwrap(method), "__code__", None)
             place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "the task"
             raise TrainerKitError(
                 f"{place}: {type(task).__name__}.{name}{parameters} "
-                f"is called with {arguments}: {problem}; "
+                f"is called with {' and '.join(arguments)}: {problem}; "
                 f"declare it as {name}{expected}"
             ) from None
 
@@ -241,16 +256,6 @@ def _calls(task: Task, train: bool, evaluate: bool) -> Iterator[tuple[str, int, 
         yield "process_metrics", 3, ()
     if default_validation:
         yield "inference_step", 2, ()
-
-
-def _describe_arguments(count: int, keywords: tuple[str, ...]) -> str:
-    """Describes the arguments of a call in words."""
-    parts = []
-    if count:
-        parts.append(f"{count} positional argument{'s' if count > 1 else ''}")
-    if keywords:
-        parts.append(", ".join(f"{name}=" for name in keywords))
-    return " and ".join(parts)
 
 
 def _format_parameters(signature: inspect.Signature) -> str:

@@ -12,7 +12,6 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -31,12 +30,19 @@ from trainer_kit.errors import UsageError, suggest_names
 from trainer_kit.optimizers.moving_average import average_keys, select_averaged_variables
 from trainer_kit.optimizers.per_variable import check_patterns, native_variable, variable_path
 from trainer_kit.process.run_directory import read_layer_names
+from trainer_kit.typing import Model
 
-_DEPTH = 3  # attributes between the root and the model
-Children = Callable[[Any], Mapping[str, Any]]
+# The attributes between the root and the model.
+_DEPTH = 3
+
+# A function that returns the children of an object by name.
+Children = Callable[[object], Mapping[str, object]]
+# How many variables a set of names finds. The largest one is the best.
+Fit = Callable[[Mapping[str, str]], tuple[int, int, int]]
+Shape = tuple[int, ...]
 
 
-def weights_by_path(model: Any) -> dict[str, tf.Variable]:
+def weights_by_path(model: Model) -> dict[str, tf.Variable]:
     """Returns the weights of a built model by path, without the states of random generators.
 
     The paths are those that Keras gives, in which all patterns of variables are searched. The
@@ -48,7 +54,7 @@ def weights_by_path(model: Any) -> dict[str, tf.Variable]:
 
 
 def names_in_file(
-    model: Any,
+    model: Model,
     chosen: Mapping[str, tf.Variable],
     file: WeightFile,
     new_names: Mapping[str, str] | None,
@@ -79,19 +85,23 @@ def names_in_file(
     """
 
     def fit(names: Mapping[str, str]) -> tuple[int, int, int]:
+        # Names that find most variables of the right shape are the best.
         paths = names.keys() & chosen.keys()
-        fitting = [path for path in paths if file.shapes[names[path]] == tuple(chosen[path].shape)]
-        return len(fitting), len(paths), len(names)
+        num_fitting = 0
+        for path in paths:
+            saved = file.shapes[names[path]]
+            num_fitting += saved == tuple(chosen[path].shape)
+        return num_fitting, len(paths), len(names)
 
+    # The names as they are.
     file_names = {name: name for name in file.shapes} if new_names is None else new_names
     namings = _namings(model, file)
     exact = _equal_names(namings, chosen, file_names, fit)
-    ranked = _equal_names(
-        [replace_numbers_by_ranks(naming) for naming in namings],
-        chosen,
-        replace_numbers_by_ranks(file_names),
-        fit,
-    )
+
+    # The names with ranks in place of the numbers of layers.
+    ranked_namings = [replace_numbers_by_ranks(naming) for naming in namings]
+    ranked_file_names = replace_numbers_by_ranks(file_names)
+    ranked = _equal_names(ranked_namings, chosen, ranked_file_names, fit)
 
     names = exact
     checkpoint = file if isinstance(file, TensorFlowFile) and file.has_graph else None
@@ -108,13 +118,18 @@ def names_in_file(
 
         structural = {}
         for path, variable in chosen.items():
-            name = name_by_key.get(keys.get(id(variable), ""))
+            key = keys.get(id(variable), "")
+            name = name_by_key.get(key)
             if name is not None:
                 structural[path] = name
         names = max(structural, names, key=fit)
 
-    by_rank = [path for path in names if ranked.get(path) == names[path] != exact.get(path)]
-    return {path: name for path, name in names.items() if path in chosen}, by_rank
+    by_rank = []
+    for path, name in names.items():
+        if ranked.get(path) == name and exact.get(path) != name:
+            by_rank.append(path)
+    chosen_names = {path: name for path, name in names.items() if path in chosen}
+    return chosen_names, by_rank
 
 
 def apply_renames(
@@ -145,7 +160,7 @@ def apply_renames(
     return names
 
 
-def _namings(model: Any, file: WeightFile) -> list[dict[str, str]]:
+def _namings(model: Model, file: WeightFile) -> list[dict[str, str]]:
     """Returns each naming that a file may have for the weights of a model.
 
     A naming is a dict from name to variable path.
@@ -156,9 +171,9 @@ def _namings(model: Any, file: WeightFile) -> list[dict[str, str]]:
     # The user's numbers of layers count, and ranks for those of Keras.
     own = layer_names(model)
     if file.has_user_numbers and own is not None:
-        named = {
-            own.get(name, name): id(variable) for name, variable in model_variables(model).items()
-        }
+        named = {}
+        for name, variable in model_variables(model).items():
+            named[own.get(name, name)] = id(variable)
         naming = {
             name: path_by_id[identity] for name, identity in named.items() if identity in path_by_id
         }
@@ -167,13 +182,12 @@ def _namings(model: Any, file: WeightFile) -> list[dict[str, str]]:
     namings = [{path: path for path in weights}]
     is_numbered = isinstance(file, KerasFile) and file.has_numbered_variables
     if is_numbered and isinstance(model, keras.Layer):
+        # The file may be that of a part of the model.
         for part in (model, *inner_models(model)):
-            namings.append(
-                {
-                    name: path_by_id[id(variable)]
-                    for name, variable in _list_numbered_variables(part)
-                }
-            )
+            naming = {}
+            for name, variable in _list_numbered_variables(part):
+                naming[name] = path_by_id[id(variable)]
+            namings.append(naming)
     return namings
 
 
@@ -181,23 +195,28 @@ def _equal_names(
     ours: Sequence[Mapping[str, str]],
     chosen: Collection[str],
     theirs: Mapping[str, str],
-    fit: Callable[[Any], Any],
+    fit: Fit,
 ) -> dict[str, str]:
-    """Returns, by path of a weight, the equal name in the file.
-
-    This is by the form of the names that fits best.
+    """Returns the equal names in the file, by path of a weight. The form that fits best counts.
 
     The names of the whole model are compared, and those that are chosen alone, which may have a
     common first part.
     """
-    alone = [{name: path for name, path in naming.items() if path in chosen} for naming in ours]
-    our_forms = [form for naming in (*ours, *alone) for form in _forms(naming)]
+    chosen_namings = []
+    for naming in ours:
+        chosen_namings.append({name: path for name, path in naming.items() if path in chosen})
+
+    our_forms: list[Mapping[str, str]] = []
+    for naming in (*ours, *chosen_namings):
+        our_forms += _forms(naming)
     their_forms = list(_forms(theirs))
 
+    # Each form of the model's names is compared with each form of the file's names.
     candidates = []
     for our in our_forms:
         for their in their_forms:
-            candidates.append({path: their[name] for name, path in our.items() if name in their})
+            equal_names = {path: their[name] for name, path in our.items() if name in their}
+            candidates.append(equal_names)
     return max(candidates, key=fit)
 
 
@@ -207,18 +226,23 @@ def _forms(names: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     These are the names as they are, without the section of the model, and without their common
     first part.
     """
-    unprefixed = {name.removeprefix(MODEL): value for name, value in names.items()}
-    inner = {name.partition("/")[2]: value for name, value in unprefixed.items()}
     yield names
+    unprefixed = {name.removeprefix(MODEL): value for name, value in names.items()}
     yield unprefixed
 
+    first_parts = set()
+    inner = {}
+    for name, value in unprefixed.items():
+        first_part, _, rest = name.partition("/")
+        first_parts.add(first_part)
+        inner[rest] = value
+
     # Where the first parts differ, or nothing follows them, they are layers.
-    first_parts = {name.partition("/")[0] for name in unprefixed}
     if len(first_parts) == 1 and any("/" in name for name in inner):
         yield inner
 
 
-def _list_numbered_variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
+def _list_numbered_variables(model: keras.Layer) -> Iterator[tuple[str, tf.Variable]]:
     """Yields pairs of a name and a variable, with the names that a file of Keras 3 has.
 
     A name consists of the names of layers and a number.
@@ -233,14 +257,18 @@ def _list_numbered_variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
         visited |= {id(child) for child in unvisited}
 
         # A layer numbers only those variables that are not of a layer below it.
-        below = {id(variable) for child in children for variable in child.weights}
+        below: set[int] = set()
+        for child in children:
+            below |= {id(variable) for variable in child.weights}
         own = [variable for variable in layer.weights if id(variable) not in below]
         for number, variable in enumerate(own):
             yield f"{outer}{number}", native_variable(variable)
-        pending += [(f"{outer}{child.name}/", child) for child in unvisited]
+
+        for child in unvisited:
+            pending.append((f"{outer}{child.name}/", child))
 
 
-def get_child_layers(layer: Any) -> list[Any]:
+def get_child_layers(layer: keras.Layer) -> list[keras.Layer]:
     """Returns the layers in the attributes of a Keras layer, each once.
 
     Layers in lists and dicts that are attributes count too.
@@ -249,7 +277,7 @@ def get_child_layers(layer: Any) -> list[Any]:
     return list({id(child): child for child in layers}.values())
 
 
-def _layers_in(values: Iterable[Any]) -> Iterator[Any]:
+def _layers_in(values: Iterable[object]) -> Iterator[keras.Layer]:
     for value in values:
         if isinstance(value, keras.Layer):
             yield value
@@ -275,12 +303,12 @@ class Match:
     part: str
     node: int
     pairs: list[tuple[tf.Variable, str]]
-    misfits: list[tuple[str, str, Any, Any]]
+    misfits: list[tuple[str, str, Shape | None, Shape]]
     is_averaged: bool = False
 
 
 def find_best_match(
-    model: Any, graph: CheckpointGraph, part: str | None = None, averaged: bool | str = True
+    model: Model, graph: CheckpointGraph, part: str | None = None, averaged: bool | str = True
 ) -> Match:
     """Returns the match that leaves the fewest variables without a value.
 
@@ -298,17 +326,21 @@ def find_best_match(
     nodes = graph.nodes(_DEPTH)
     if part is not None:
         if part not in nodes:
-            raise UsageError(
-                f"part: {graph.prefix} has no {part!r}; {suggest_names(part, list(nodes))}"
-            )
+            suggestion = suggest_names(part, list(nodes))
+            raise UsageError(f"part: {graph.prefix} has no {part!r}; {suggestion}")
         nodes = {part: nodes[part]}
 
     # Among equal matches, the one of the attribute "model" counts.
     matches = list(_list_matches(model, graph, nodes))
     best = max(matches, key=lambda match: (-len(match.misfits), match.part == "model"))
-    fitting = {match.node: match.part or "the root" for match in matches if not match.misfits}
-    if part is None and best.part != "model" and len(fitting) > 1:
-        names = ", ".join(sorted(fitting.values()))
+
+    # A node fits if all weights have a value of their shape in one of its matches.
+    fitting_parts: dict[int, str] = {}
+    for match in matches:
+        if not match.misfits:
+            fitting_parts[match.node] = match.part or "the root"
+    if part is None and best.part != "model" and len(fitting_parts) > 1:
+        names = ", ".join(sorted(fitting_parts.values()))
         raise UsageError(
             f"{graph.prefix} has several parts that fit: {names}; give one of them as part="
         )
@@ -316,8 +348,10 @@ def find_best_match(
     if averaged is False or averaged == WEIGHTS:
         return best
 
+    # By default, averages are used where the run has them, and only for its model.
     root = graph.children(ROOT)
-    averages = {AVERAGE: root.get(AVERAGE), **graph.children(root.get("more_averages"))}
+    more_averages = graph.children(root.get("more_averages"))
+    averages = {AVERAGE: root.get(AVERAGE), **more_averages}
     if averaged is True and (averages[AVERAGE] is None or best.part != "model"):
         return best
 
@@ -328,13 +362,14 @@ def find_best_match(
     return _with_averages(model, graph, best, graph.children(averages[name]))
 
 
-def inner_models(model: Any) -> list[Any]:
+def inner_models(model: Model) -> list[keras.Model]:
     """Returns the Keras models that are layers of a model, such as a separate backbone."""
-    return [layer for layer in getattr(model, "layers", ()) if isinstance(layer, keras.Model)]
+    layers = getattr(model, "layers", ())
+    return [layer for layer in layers if isinstance(layer, keras.Model)]
 
 
 def keys_by_structure(
-    model: Any, graph: CheckpointGraph, variable_ids: Collection[int]
+    model: Model, graph: CheckpointGraph, variable_ids: Collection[int]
 ) -> dict[int, str]:
     """Returns the key of the value of each variable, by id(tf.Variable).
 
@@ -348,26 +383,24 @@ def keys_by_structure(
         best.
     """
 
-    def count_fitting(match: Match) -> int:
-        fitting = [
-            variable for variable, key in match.pairs if graph.shapes[key] == tuple(variable.shape)
-        ]
-        return sum(id(variable) in variable_ids for variable in fitting)
+    def rate(match: Match) -> tuple[int, int, bool]:
+        num_fitting = 0
+        for variable, key in match.pairs:
+            has_shape = graph.shapes[key] == tuple(variable.shape)
+            num_fitting += has_shape and id(variable) in variable_ids
+        return num_fitting, -len(match.misfits), match.part == "model"
 
     nodes = graph.nodes(_DEPTH)
-    matches = [
-        match
-        for part in (model, *inner_models(model))
-        for match in _list_matches(part, graph, nodes)
-    ]
-    best = max(
-        matches,
-        key=lambda match: (count_fitting(match), -len(match.misfits), match.part == "model"),
-    )
+    matches: list[Match] = []
+    for part in (model, *inner_models(model)):
+        matches += _list_matches(part, graph, nodes)
+    best = max(matches, key=rate)
     return {id(variable): key for variable, key in best.pairs}
 
 
-def _list_matches(model: Any, graph: CheckpointGraph, nodes: Mapping[str, int]) -> Iterator[Match]:
+def _list_matches(
+    model: Model, graph: CheckpointGraph, nodes: Mapping[str, int]
+) -> Iterator[Match]:
     """Yields the matches of a model with nodes of a checkpoint.
 
     These are the nodes that have a name of the model's children, and the first node.
@@ -381,22 +414,23 @@ def _list_matches(model: Any, graph: CheckpointGraph, nodes: Mapping[str, int]) 
 
 
 def _match_node(
-    model: Any, graph: CheckpointGraph, part: str, node: int, children_of: Children
+    model: Model, graph: CheckpointGraph, part: str, node: int, children_of: Children
 ) -> Match:
     """Walks model and checkpoint together, and matches variables with values by the same names."""
     entries: dict[int, tuple[str, tf.Variable, str | None]] = {}
 
     # The visited objects stay alive, so that no other one gets their id.
-    visited: dict[tuple[int, int | None], Any] = {}
-    pending: deque[tuple[str, int | None, Any]] = deque([("", node, model)])
+    visited: dict[tuple[int, int | None], object] = {}
+    pending: deque[tuple[str, int | None, object]] = deque([("", node, model)])
     while pending:
         path, current, item = pending.popleft()
         if isinstance(item, (tf.Variable, keras.Variable)):
             variable = native_variable(item)
 
             # Of several paths to a variable, the first one that has a value counts.
-            if id(variable) not in entries or entries[id(variable)][2] is None:
-                entries[id(variable)] = (path, variable, graph.key(current))
+            identity = id(variable)
+            if identity not in entries or entries[identity][2] is None:
+                entries[identity] = (path, variable, graph.key(current))
         elif (id(item), current) not in visited:
             visited[id(item), current] = item
             edges = graph.children(current)
@@ -404,13 +438,13 @@ def _match_node(
                 below = edges.get(name, edges.get(name.lstrip("_")))
                 pending.append((f"{path}/{name}".lstrip("/"), below, child))
 
-    weights = {
-        id(native_variable(weight)): weight
-        for weight in getattr(model, "weights", None) or model.variables
-    }
+    # The weights that have no value, or one of another shape.
+    model_weights = getattr(model, "weights", None) or model.variables
+    weights = {id(native_variable(weight)): weight for weight in model_weights}
     misfits = []
     for identity, weight in weights.items():
-        path, _, key = entries.get(identity, (variable_path(weight), weight, None))
+        no_entry = (variable_path(weight), weight, None)
+        path, _, key = entries.get(identity, no_entry)
         saved = graph.shapes[key] if key else None
         shape = tuple(weight.shape)
         if saved != shape:
@@ -418,15 +452,16 @@ def _match_node(
             misfits.append((path, problem, saved, shape))
 
     # A weight counts in whatever shape, and any other variable only in its own.
-    pairs = [
-        (variable, key)
-        for identity, (_, variable, key) in entries.items()
-        if key and (identity in weights or graph.shapes[key] == tuple(variable.shape))
-    ]
+    pairs = []
+    for identity, (_, variable, key) in entries.items():
+        if not key:
+            continue
+        if identity in weights or graph.shapes[key] == tuple(variable.shape):
+            pairs.append((variable, key))
     return Match(part, node, pairs, misfits)
 
 
-def _views(model: Any, graph: CheckpointGraph) -> list[Children]:
+def _views(model: Model, graph: CheckpointGraph) -> list[Children]:
     """Returns the sets of names that a model's variables may have.
 
     Each is a function that maps an object to its children. In a checkpoint of a run that has
@@ -441,24 +476,28 @@ def _views(model: Any, graph: CheckpointGraph) -> list[Children]:
         return [lambda item: named if item is model else {}, _get_tracked_children]
 
     # The variables get the names of the checkpoint, where the user's numbers are the same.
-    saved_names = graph.children(graph.children(ROOT).get("model"))
-    saved = {recorded.get(name, name): name for name in saved_names}
+    model_node = graph.children(ROOT).get("model")
+    saved = {recorded.get(name, name): name for name in graph.children(model_node)}
     by_number = {own.get(name, name): variable for name, variable in named.items()}
     same = {saved[name]: variable for name, variable in by_number.items() if name in saved}
     return [lambda item: same if item is model else {}]
 
 
-def _get_tracked_children(item: Any) -> dict[str, Any]:
+def _get_tracked_children(item: object) -> dict[str, object]:
     """Returns what TensorFlow tracks, and layers by number, as in Keras 2's TensorFlow format."""
     children = dict(tf.train.TrackableView.children(item))
-    if isinstance(item, keras.Model):
-        weighted = enumerate(layer for layer in item.layers if layer.weights)
-        children |= {f"layer_with_weights-{number}": layer for number, layer in weighted}
+    if not isinstance(item, keras.Model):
+        return children
+
+    # Keras 2 counted only the layers that have weights.
+    weighted = [layer for layer in item.layers if layer.weights]
+    for number, layer in enumerate(weighted):
+        children[f"layer_with_weights-{number}"] = layer
     return children
 
 
 def _with_averages(
-    model: Any, graph: CheckpointGraph, match: Match, nodes: Mapping[str, int]
+    model: Model, graph: CheckpointGraph, match: Match, nodes: Mapping[str, int]
 ) -> Match:
     """Replaces the weights in a match by moving averages.
 
@@ -475,13 +514,18 @@ def _with_averages(
         options = EMAConfig(trainable_weights_only=trainable_only)
         variables = select_averaged_variables(model, options)
         variable_by_path = dict(zip(average_keys(variables), variables, strict=True))
-        if nodes.keys() <= variable_by_path.keys():
-            keys = {
-                id(native_variable(variable_by_path[name])): graph.key(node)
-                for name, node in nodes.items()
-            }
-            pairs = [(variable, keys.get(id(variable)) or key) for variable, key in match.pairs]
-            return replace(match, pairs=pairs, is_averaged=True)
+        if not nodes.keys() <= variable_by_path.keys():
+            continue
+
+        keys = {}
+        for name, node in nodes.items():
+            variable = native_variable(variable_by_path[name])
+            keys[id(variable)] = graph.key(node)
+        pairs = []
+        for variable, key in match.pairs:
+            average_key = keys.get(id(variable))
+            pairs.append((variable, average_key or key))
+        return replace(match, pairs=pairs, is_averaged=True)
     raise UsageError(
         f"the moving averages in {graph.prefix} belong to other variables "
         "than those of this model; "

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -20,17 +19,20 @@ from trainer_kit.errors import UsageError
 from trainer_kit.evals.checkpoint_selection import resolve_weights_path
 from trainer_kit.optimizers.per_variable import check_patterns
 from trainer_kit.training.initial_weights.variable_matching import (
+    Shape,
     apply_renames,
     names_in_file,
     weights_by_path,
 )
+from trainer_kit.typing import Model
 
 _LOG = logging.getLogger(__name__)
 _OPTION = "task.init_checkpoint"
-_LISTED = 8  # names in a line of the log
+# The names in a line of the log.
+_LISTED = 8
 
 
-def load_initial_weights(model: Any, sources: str | Sequence[InitCheckpointConfig]) -> list[str]:
+def load_initial_weights(model: Model, sources: str | Sequence[InitCheckpointConfig]) -> list[str]:
     """Loads weights of a model from one or more files, and logs what it took.
 
     Runs eagerly, in strategy scope.
@@ -70,13 +72,24 @@ def load_initial_weights(model: Any, sources: str | Sequence[InitCheckpointConfi
 
     for option, (names, report) in plans.items():
         for path, name in names.items():
-            _assign(weights[path], files[option].read_tensor(name))
+            variable = weights[path]
+            value = files[option].read_tensor(name)
+
+            # Of another shape, only the part that both shapes have is assigned.
+            if value.shape != tuple(variable.shape):
+                merged = variable.numpy()
+                sizes = zip(merged.shape, value.shape, strict=True)
+                shared = tuple(slice(min(pair)) for pair in sizes)
+                merged[shared] = value[shared]
+                value = merged
+
+            variable.assign(tf.cast(value, variable.dtype))
         _LOG.info("%s", report)
     return [report for _, report in plans.values()]
 
 
 def _plan(
-    model: Any,
+    model: Model,
     weights: Mapping[str, tf.Variable],
     option: str,
     config: InitCheckpointConfig,
@@ -93,20 +106,21 @@ def _plan(
     if config.rename:
         new_names = apply_renames(file, config.rename.items(), f"{option}.rename")
 
+    # Without patterns, all variables are included.
     chosen = {}
     for path, variable in weights.items():
-        is_included = not config.variables or any(
-            re.search(pattern, path) for pattern in config.variables
-        )
-        is_excluded = any(re.search(pattern, path) for pattern in config.exclude)
-        if is_included and not is_excluded:
-            chosen[path] = variable
+        is_included = any(re.search(pattern, path) for pattern in config.variables)
+        if config.variables and not is_included:
+            continue
+        if any(re.search(pattern, path) for pattern in config.exclude):
+            continue
+        chosen[path] = variable
 
     # A variable that the file has in another shape is sliced, or it is a misfit.
     names, by_rank = names_in_file(model, chosen, file, new_names)
     taken: dict[str, str] = {}
     sliced: list[str] = []
-    misfits: list[tuple[str, str, Any, Any]] = []
+    misfits: list[tuple[str, str, Shape | None, Shape]] = []
     for path, variable in chosen.items():
         shape = tuple(variable.shape)
         saved = file.shapes[names[path]] if path in names else None
@@ -124,7 +138,9 @@ def _plan(
     if config.other_shapes == "skip":
         skipped = [path for path, _, saved, _ in misfits if saved is not None]
     if len(misfits) > len(skipped) or not taken:
-        table = format_differences(sorted(misfits, key=lambda row: row[0].rpartition("/")))
+        # Rows of one layer follow one another.
+        misfits.sort(key=lambda row: row[0].rpartition("/"))
+        table = format_differences(misfits)
         raise UsageError(
             f"{option}: {len(misfits)} of the {len(chosen)} chosen variables cannot be loaded from "
             f"{file.path}, {file.kind}; "
@@ -133,30 +149,29 @@ def _plan(
         )
 
     by_order = [f"{path} = {name}" for path, name in taken.items() if path in by_rank]
-    saved_names = [name for name in file.shapes if name.startswith(MODEL)] or list(file.shapes)
+    unchosen_paths = [path for path in weights if path not in chosen]
+
+    # Of a checkpoint, only the section of the model counts as not used.
+    saved_names = [name for name in file.shapes if name.startswith(MODEL)]
+    if not saved_names:
+        saved_names = list(file.shapes)
+    unused_names = sorted(set(saved_names) - set(names.values()))
+
     notes = {
         "by the order of layers, since their numbers differ": by_order,
         "a part of": sliced,
         "left new for their shape": skipped,
-        "left new, since they are not chosen": [path for path in weights if path not in chosen],
-        "not used of the file": sorted(set(saved_names) - set(names.values())),
+        "left new, since they are not chosen": unchosen_paths,
+        "not used of the file": unused_names,
     }
     report = (
         f"initial weights: took {len(taken)} of {len(weights)} variables "
         f"from {file.path}, {file.kind}"
     )
     for label, paths in notes.items():
-        if paths:
-            more = f", ... ({len(paths)} in all)" if len(paths) > _LISTED else ""
-            report += f"\n  {label}: {', '.join(paths[:_LISTED])}{more}"
+        if not paths:
+            continue
+        first_paths = ", ".join(paths[:_LISTED])
+        more = f", ... ({len(paths)} in all)" if len(paths) > _LISTED else ""
+        report += f"\n  {label}: {first_paths}{more}"
     return taken, report
-
-
-def _assign(variable: tf.Variable, value: Any) -> None:
-    """Assigns a value, or the part of it that both shapes have."""
-    if value.shape != tuple(variable.shape):
-        merged = variable.numpy()
-        shared = tuple(slice(min(sizes)) for sizes in zip(merged.shape, value.shape, strict=True))
-        merged[shared] = value[shared]
-        value = merged
-    variable.assign(tf.cast(value, variable.dtype))

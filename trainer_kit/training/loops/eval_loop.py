@@ -23,6 +23,7 @@ from trainer_kit.inputs.dataset_iterator import ValidationData
 from trainer_kit.training.loops.iterators import SingleElementIterator, as_int32, loop_over_elements
 from trainer_kit.training.loops.loop_function import (
     LoopFunction,
+    Packed,
     Readback,
     check_one_thread,
     eager,
@@ -30,6 +31,7 @@ from trainer_kit.training.loops.loop_function import (
 )
 from trainer_kit.training.loops.train_loop import LoopSteps
 from trainer_kit.training.metric_set import remove_engine_results
+from trainer_kit.typing import IntLike, NestedSpec
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,11 +39,15 @@ _LOG = logging.getLogger(__name__)
 # state.
 _LARGE = 1000
 _ABSENT: Any = object()
+
+# A function of the state and the outputs of a step that returns the new state.
 Reduce = Callable[[Any, Any], Any]
+# An object in an attribute whose contents are remembered.
+Container = list[Any] | dict[Any, Any] | set[Any]
 
 
 @tf.autograph.experimental.do_not_convert
-def run_one_step(steps: LoopSteps, iterator: Any) -> Any:
+def run_one_step(steps: LoopSteps, iterator: Iterator[object]) -> Any:
     """Runs a step and what follows it, and returns the outputs of the step.
 
     Runs in graph or eagerly.
@@ -60,19 +66,28 @@ class AttributeSnapshot:
       objects: The objects whose attributes are remembered.
     """
 
-    def __init__(self, objects: Sequence[Any]) -> None:
+    def __init__(self, objects: Sequence[object]) -> None:
         self._attributes = [(item, dict(vars(item))) for item in objects]
-        self._contents = [
-            (name, container, _items(container))
-            for item in objects
-            for name, container in _containers(item)
-        ]
+        self._contents: list[tuple[str, Container, dict[Any, Any] | list[Any]]] = []
+        for item in objects:
+            for name, container in _containers(item):
+                self._contents.append((name, container, _items(container)))
 
     def restore(self) -> list[str]:
         """Undoes all changes since, and returns the names of the changed attributes."""
         changed: list[str] = []
-        for item, attributes in self._attributes:
-            changed += _restore_attributes(item, attributes)
+
+        # Attributes are restored one by one, since other threads may read them.
+        for item, before in self._attributes:
+            now = vars(item)
+            for name in {*now, *before}:
+                if now.get(name, _ABSENT) is before.get(name, _ABSENT):
+                    continue
+                changed.append(f"{type(item).__name__}.{name}")
+                if name in before:
+                    now[name] = before[name]
+                else:
+                    del now[name]
 
         for name, container, items in self._contents:
             if _has_same_items(_items(container), items):
@@ -86,27 +101,11 @@ class AttributeSnapshot:
         return sorted(set(changed))
 
 
-def _restore_attributes(item: Any, before: dict[str, Any]) -> list[str]:
-    """Restores changed attributes one by one, since other threads may read them.
-
-    Returns the names of these attributes.
-    """
-    now = vars(item)
-    names = [
-        name for name in {*now, *before} if now.get(name, _ABSENT) is not before.get(name, _ABSENT)
-    ]
-    for name in names:
-        if name in before:
-            now[name] = before[name]
-        else:
-            del now[name]
-    return [f"{type(item).__name__}.{name}" for name in names]
-
-
-def _containers(item: Any) -> Iterator[tuple[str, Any]]:
+def _containers(item: object) -> Iterator[tuple[str, Container]]:
     """Yields every container in the attributes, once, with the name of its attribute."""
     visited: set[int] = set()
-    pending = [(f"{type(item).__name__}.{name}", value) for name, value in vars(item).items()]
+    kind = type(item).__name__
+    pending = [(f"{kind}.{name}", value) for name, value in vars(item).items()]
 
     while pending:
         name, value = pending.pop()
@@ -122,17 +121,19 @@ def _containers(item: Any) -> Iterator[tuple[str, Any]]:
             pending += [(name, part) for part in parts]
 
 
-def _items(container: Any) -> Any:
+def _items(container: Container) -> dict[Any, Any] | list[Any]:
     """Returns a shallow copy of the contents of a container."""
     return dict(container) if isinstance(container, dict) else list(container)
 
 
-def _has_same_items(container: Any, other: Any) -> bool:
+def _has_same_items(
+    container: dict[Any, Any] | list[Any], other: dict[Any, Any] | list[Any]
+) -> bool:
     """Whether two containers contain the same objects.
 
     They are compared by identity, since the objects may not be comparable.
     """
-    if isinstance(container, dict):
+    if isinstance(container, dict) and isinstance(other, dict):
         if container.keys() != other.keys():
             return False
         return all(container[key] is other[key] for key in container)
@@ -164,21 +165,23 @@ class GraphReduction:
     """
 
     def __init__(
-        self, steps: LoopSteps, stop: tf.Variable, reduce_fn: Reduce, watched: Sequence[Any] = ()
+        self, steps: LoopSteps, stop: tf.Variable, reduce_fn: Reduce, watched: Sequence[object] = ()
     ) -> None:
         self.reduce_fn = reduce_fn
         self._steps = steps
         self._stop = stop
         self._watched = watched
-        self._output_specs: Any = None  # specs of the outputs of a step, from the last trace
-        self._output_specs_by_graph: dict[tf.Graph, Any] = {}  # the same, of the step in each graph
+
+        # The specs of the outputs of a step, from the last trace and from that of each graph.
+        self._output_specs: NestedSpec | None = None
+        self._output_specs_by_graph: dict[tf.Graph, NestedSpec | None] = {}
 
         self._first_step_function = graph_function(self._first_step)
         self._outputs_function = graph_function(self._run_step)
         self._reduction_function = graph_function(self._reduce)
         self._remaining_steps_function = graph_function(self._run_remaining_steps)
 
-    def trace(self, iterator: Any, state: Any) -> None:
+    def trace(self, iterator: Iterator[object], state: object) -> None:
         """Traces all graphs that an evaluation with this iterator and state needs.
 
         Nothing runs.
@@ -208,7 +211,7 @@ class GraphReduction:
         """The newest graph that contains the first step. None before the first trace."""
         return next(reversed(self._output_specs_by_graph), None)
 
-    def __call__(self, iterator: Any, limit: int, state: Any) -> tuple[int, Any]:
+    def __call__(self, iterator: Iterator[object], limit: int, state: object) -> tuple[int, object]:
         """Returns the number of steps done and the state, as eager tensors.
 
         Args:
@@ -220,6 +223,7 @@ class GraphReduction:
         if limit == 0 or self._stop.numpy():
             return done, state
 
+        # The first step also creates the state.
         if state is None:
             try:
                 state = self._first_step_function(iterator)
@@ -234,24 +238,26 @@ class GraphReduction:
         )
         return int(count), state
 
-    def _first_step(self, iterator: Any) -> Any:
+    def _first_step(self, iterator: Iterator[object]) -> Any:
         outputs = self._run_step(iterator)
         return self._reduce(None, outputs)
 
     def _run_remaining_steps(
-        self, iterator: Any, limit: tf.Tensor, done: tf.Tensor, state: Any
-    ) -> Any:
-        def one_step(element: SingleElementIterator, flat: Any) -> Any:
+        self, iterator: tf.data.Iterator, limit: tf.Tensor, done: tf.Tensor, state: object
+    ) -> tuple[tf.Tensor, object]:
+        def one_step(element: SingleElementIterator, flat: list[tf.Tensor]) -> list[tf.Tensor]:
             outputs = self._run_step(element)
             state_now = tf.nest.pack_sequence_as(state, flat, expand_composites=True)
-            return tf.nest.flatten(self._reduce(state_now, outputs), expand_composites=True)
+            next_state = self._reduce(state_now, outputs)
+            return tf.nest.flatten(next_state, expand_composites=True)
 
         # The loop in graph takes its state as a flat list of tensors.
         flat = tf.nest.flatten(state, expand_composites=True)
         done, flat = loop_over_elements(iterator, limit, self._stop, one_step, flat, done)
-        return done, tf.nest.pack_sequence_as(state, flat, expand_composites=True)
+        last_state = tf.nest.pack_sequence_as(state, flat, expand_composites=True)
+        return done, last_state
 
-    def _reduce(self, state: Any, outputs: Any) -> Any:
+    def _reduce(self, state: object, outputs: object) -> Any:
         """Reduces the outputs of one step.
 
         Runs in graph, on the host, which supports strings and has the memory.
@@ -285,22 +291,23 @@ class GraphReduction:
             )
         return _tensors(new)
 
-    def _run_step(self, iterator: Any) -> Any:
+    def _run_step(self, iterator: Iterator[object]) -> Any:
         """Returns the outputs of a step as a tf.function would return them.
 
         Remembers the specs of the outputs.
         """
 
-        def as_tensor(leaf: Any) -> Any:
+        def as_tensor(leaf: object) -> Any:
             if leaf is None or tf.is_tensor(leaf):
                 return leaf
             return tf.convert_to_tensor(leaf)
 
-        outputs = tf.nest.map_structure(as_tensor, run_one_step(self._steps, iterator))
+        step_outputs = run_one_step(self._steps, iterator)
+        outputs = tf.nest.map_structure(as_tensor, step_outputs)
         self._output_specs = _specs(outputs)
         return outputs
 
-    def _generalize_specs(self, spec: Any, outputs: Any) -> Any:
+    def _generalize_specs(self, spec: NestedSpec, outputs: NestedSpec) -> NestedSpec:
         """Returns the specs of the state. Every dimension that a reduction changes is left open."""
         while True:
             reduction = self._reduction_function.get_concrete_function(spec, outputs)
@@ -318,13 +325,14 @@ def _reason(error: Exception) -> str:
 
     AutoGraph puts the error below its stack of places.
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    last_line = lines[-1] if lines else ""
     kind = f"{type(error).__name__}: "
-    text = lines[-1].removeprefix(kind)
+    text = last_line.removeprefix(kind)
     return text if isinstance(error, NotInGraph) else kind + text
 
 
-def _merge_specs(spec: Any, other: Any) -> Any:
+def _merge_specs(spec: NestedSpec, other: NestedSpec) -> NestedSpec:
     """Returns the specs that both states fit."""
     try:
         tf.nest.assert_same_structure(spec, other)
@@ -342,7 +350,7 @@ def _merge_specs(spec: Any, other: Any) -> Any:
     return tf.nest.pack_sequence_as(spec, leaves)
 
 
-def _tensors(state: Any) -> Any:
+def _tensors(state: object) -> Any:
     """Returns the state with arrays and whole numbers converted to tensors.
 
     Raises:
@@ -350,7 +358,7 @@ def _tensors(state: Any) -> Any:
         floats, which would lose half their bits.
     """
 
-    def as_tensor(leaf: Any) -> Any:
+    def as_tensor(leaf: object) -> Any:
         if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
             return leaf
         if isinstance(leaf, (int, np.ndarray, np.number, np.bool_)):
@@ -360,10 +368,13 @@ def _tensors(state: Any) -> Any:
     return tf.nest.map_structure(as_tensor, state)
 
 
-def _specs(values: Any) -> Any:
-    return tf.nest.map_structure(
-        lambda leaf: None if leaf is None else tf.type_spec_from_value(leaf), values
-    )
+def _specs(values: object) -> NestedSpec:
+    """Returns the spec of each tensor in nested values. None stays None."""
+
+    def get_spec(leaf: object) -> tf.TypeSpec | None:
+        return None if leaf is None else tf.type_spec_from_value(leaf)
+
+    return tf.nest.map_structure(get_spec, values)
 
 
 class EvaluationHooks(Protocol):
@@ -427,7 +438,7 @@ class EvalLoop:
         check = check_one_thread if one_thread else None
         self._loop_function = LoopFunction(self._run_loop, "the evaluation loop", check=check)
 
-    def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
+    def __call__(self, iterator: Iterator[object], num_steps: IntLike) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values.
 
         Args:
@@ -443,8 +454,8 @@ class EvalLoop:
         """The newest graph of the loop. None before the first trace."""
         return self._loop_function.newest_graph
 
-    def _run_loop(self, iterator: Any, num_steps: tf.Tensor) -> Any:
-        def one_step(element: Any, no_state: Any) -> Any:
+    def _run_loop(self, iterator: tf.data.Iterator, num_steps: tf.Tensor) -> Packed:
+        def one_step(element: SingleElementIterator, no_state: list[tf.Tensor]) -> list[tf.Tensor]:
             run_one_step(self._steps, element)
             return no_state
 
@@ -479,7 +490,7 @@ class StatefulEvalLoop:
         reset_metrics: bool = True,
         use_tf_function: bool = True,
         use_tf_while_loop: bool = False,
-        watched: Sequence[Any] = (),
+        watched: Sequence[object] = (),
     ) -> None:
         self._steps = steps
         self._stop = stop
@@ -494,7 +505,7 @@ class StatefulEvalLoop:
             self._reset = graph_function(steps.reset) if use_tf_function else steps.reset
 
     def __call__(
-        self, iterator: Any, num_steps: Any, state: Any, reduce_fn: Reduce
+        self, iterator: Iterator[object], num_steps: IntLike, state: object, reduce_fn: Reduce
     ) -> tuple[int, Any]:
         """Returns the number of steps done and the state. Runs eagerly, on the host.
 
@@ -533,7 +544,7 @@ class StatefulEvalLoop:
         return getattr(source, "newest_graph", None)
 
     def _trace_reduction(
-        self, iterator: Any, state: Any, reduce_fn: Reduce
+        self, iterator: Iterator[object], state: object, reduce_fn: Reduce
     ) -> GraphReduction | None:
         """Returns the traced reduction. None if it cannot be traced, now and later."""
         # The graphs of an earlier evaluation are used again while its reduction is the same.
@@ -580,7 +591,7 @@ class EagerEvalLoop:
         )
         self._results = Readback(steps.results, eager)
 
-    def __call__(self, iterator: Any, num_steps: tf.Tensor) -> tuple[int, Any]:
+    def __call__(self, iterator: Iterator[object], num_steps: IntLike) -> tuple[int, Any]:
         """Returns the number of steps done and the results. See EvalLoop."""
         done, _ = self._loop(iterator, num_steps, None, lambda state, outputs: None)
         return done, self._results()
@@ -604,7 +615,7 @@ class SplitEvalLoop:
         self._hooks = hooks
         self._data = data
 
-    def __call__(self, iterator: Any, num_steps: Any) -> tuple[int, Any]:
+    def __call__(self, iterator: Iterator[object], num_steps: IntLike) -> tuple[int, Any]:
         """Returns the number of batches evaluated and the results, as NumPy values.
 
         Args:
@@ -614,7 +625,8 @@ class SplitEvalLoop:
         self._loop.reset()
 
         # The limit is None when the number of batches is unknown.
-        limit = self._data.cardinality() if int(num_steps) < 0 else int(num_steps)
+        max_batches = int(num_steps)
+        limit = self._data.cardinality() if max_batches < 0 else max_batches
         done = 0
         results: Any = None
         while limit is None or done < limit:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,8 +28,17 @@ from trainer_kit.training.loops.iterators import (
     parse_wait_seconds,
     should_continue,
 )
-from trainer_kit.training.loops.loop_function import LoopFunction, Readback, graph_function
+from trainer_kit.training.loops.loop_function import (
+    LoopFunction,
+    Packed,
+    Readback,
+    graph_function,
+)
 from trainer_kit.training.loops.train_loop import LoopSteps
+from trainer_kit.typing import Dataset, ExperimentLike, IntLike, NestedSpec
+
+# The stacked batches of an element, how many of them are used, and how many there are.
+StackState = tuple[Any, tf.Tensor, tf.Tensor]
 
 # The user's names of operations that XLA does not support.
 _USERS_NAMES = {
@@ -48,7 +57,10 @@ _OVERDRAWN = (
 
 
 def find_fusing_problem(
-    config: Any, strategy: tf.distribute.Strategy, ready_made_dataset: Any, custom_loop_class: str
+    config: ExperimentLike,
+    strategy: tf.distribute.Strategy,
+    ready_made_dataset: Dataset | None,
+    custom_loop_class: str,
 ) -> str:
     """Returns why training steps cannot be fused in one XLA program. "" if no reason is known.
 
@@ -105,23 +117,26 @@ class BatchStack:
 
     def __init__(self) -> None:
         # A weak reference to the iterator, since other code decides when it is deleted.
-        self._iterator: Any = None
-        self._stored: tuple[Any, Any, Any] | None = None
+        self._iterator: weakref.ref[tf.data.Iterator] | None = None
+        self._stored: StackState | None = None
         self._is_known = True
 
-    def get_batches(self, iterator: Any) -> tuple[Any, Any, Any]:
+    def get_batches(self, iterator: tf.data.Iterator) -> StackState:
         """Returns the batches, the number of used batches, and the number of batches.
 
         The numbers are int32 scalars. For another iterator than the last one, it has no batches.
         """
-        if self._stored is None or self._iterator is None or self._iterator() is not iterator:
+        last_iterator = None if self._iterator is None else self._iterator()
+        if self._stored is None or last_iterator is not iterator:
             self._iterator = weakref.ref(iterator)
+
+            def create_empty(part: tf.TensorSpec) -> tf.Tensor:
+                shape = [size or 0 for size in part.shape]
+                return tf.zeros(shape, part.dtype)
 
             # Stacks of no batches, with the dtypes and ranks of the iterator's own.
             _, spec = iterator.element_spec
-            empty = tf.nest.map_structure(
-                lambda part: tf.zeros([size or 0 for size in part.shape], part.dtype), spec
-            )
+            empty = tf.nest.map_structure(create_empty, spec)
             self._stored = empty, tf.constant(0), tf.constant(0)
             self._is_known = True
         return self._stored
@@ -146,7 +161,7 @@ class BatchStack:
         _, used, count = self._stored
         return int(used) >= int(count)
 
-    def next_batch(self, iterator: Any) -> Any:
+    def next_batch(self, iterator: tf.data.Iterator) -> Any:
         """Returns the next unused batch, and counts it as used.
 
         Raises:
@@ -195,7 +210,7 @@ class FusedLoop:
         self.fuse_steps = fuse_steps
 
     def __call__(
-        self, iterator: Any, num_steps: tf.Tensor, reset_metrics: bool = True
+        self, iterator: tf.data.Iterator, num_steps: IntLike, reset_metrics: bool = True
     ) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values.
 
@@ -230,18 +245,24 @@ class FusedLoop:
         return self.loop_function.newest_graph
 
     def _run_loop(
-        self, iterator: Any, num_steps: tf.Tensor, reset_metrics: tf.Tensor, stack_state: Any
-    ) -> Any:
+        self,
+        iterator: tf.data.Iterator,
+        num_steps: tf.Tensor,
+        reset_metrics: tf.Tensor,
+        stack_state: StackState,
+    ) -> tuple[StackState, Packed]:
         """Runs programs until `num_steps` steps are done or a stop is requested.
 
         The state of the stack is (batches, number of used batches, number of batches).
         """
 
-        def condition(done: tf.Tensor, stack: Any, waited: tf.Tensor) -> tf.Tensor:
+        def condition(done: tf.Tensor, stack: StackState, waited: tf.Tensor) -> tf.Tensor:
             return should_continue(self._stop, done < num_steps)
 
-        def body(done: tf.Tensor, stack: Any, waited: tf.Tensor) -> Any:
-            def read_batches() -> Any:
+        def body(
+            done: tf.Tensor, stack: StackState, waited: tf.Tensor
+        ) -> tuple[tf.Tensor, StackState, tf.Tensor]:
+            def read_batches() -> tuple[StackState, tf.Tensor]:
                 # The clock times only elements of its own graph, here that of this branch.
                 clock = TimedIterator(iterator, tf.identity(waited))
                 count, batches = next(clock)
@@ -267,9 +288,8 @@ class FusedLoop:
         """Runs a step for each batch from `begin` to `end` (excluded). XLA compiles it."""
 
         def body(number: tf.Tensor) -> tuple[tf.Tensor]:
-            batch = SingleElementIterator(
-                tf.nest.map_structure(lambda stack: stack[number], batches)
-            )
+            element = tf.nest.map_structure(lambda stack: stack[number], batches)
+            batch = SingleElementIterator(element)
             try:
                 # Otherwise "while/" would stand before the names of the task's summaries.
                 with tf.name_scope(""):
@@ -283,7 +303,7 @@ class FusedLoop:
         tf.while_loop(lambda number: number < end, body, (begin,))
 
 
-def _get_argument_specs(elements: Any) -> tuple[Any, ...]:
+def _get_argument_specs(elements: tuple[tf.TensorSpec, NestedSpec]) -> Sequence[NestedSpec]:
     """Returns the specs of a loop's arguments after the iterator, for stacks of any size."""
     count, batches = elements
     number = tf.TensorSpec([], tf.int32)

@@ -15,7 +15,8 @@ StepsPerLoop = int | Callable[[int], int]
 def next_multiple(step: int, interval: Interval) -> int:
     """Returns the first multiple of `interval` above `step`, rounded up to a whole step."""
     steps = get_exact_steps(interval)
-    return math.ceil((step // steps + 1) * steps)
+    multiple = step // steps + 1
+    return math.ceil(multiple * steps)
 
 
 def loop_length(step: int, target: int | None, steps_per_loop: StepsPerLoop) -> int:
@@ -78,8 +79,10 @@ class Epochs:
 
         Both count from 1. Step 0 gives (1, 0).
         """
-        before = self.count_completed(max(0, step - 1))
-        return before + 1, step - self.get_end_step(before)
+        # A step that ends an epoch still belongs to it.
+        completed = self.count_completed(max(0, step - 1))
+        begin = self.get_end_step(completed)
+        return completed + 1, step - begin
 
 
 class InterruptedLoop:
@@ -110,7 +113,9 @@ class InterruptedLoop:
 
         # The target may have changed since the stop.
         begin, end = self.steps
-        return begin, end if target is None else min(end, target)
+        if target is not None:
+            end = min(end, target)
+        return begin, end
 
     def state(self) -> list[int] | None:
         """Returns the state for a checkpoint. None when no loop was interrupted."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from trainer_kit.runtime.collectives import all_gather, sum_over_workers, worker_count
 from trainer_kit.runtime.determinism import is_op_determinism_enabled
+from trainer_kit.typing import IntLike
+
+if TYPE_CHECKING:
+    from trainer_kit.training.base_trainer import BaseTrainer
 
 # The steps, or batches of an evaluation, after which several workers agree whether to stop.
 STOP_SYNC_INTERVAL = 10
@@ -61,14 +65,16 @@ def create_boolean_constants() -> tuple[tf.Tensor, tf.Tensor]:
         return tf.constant(False), tf.constant(True)
 
 
-def as_int32(number: Any) -> tf.Tensor:
+def as_int32(number: IntLike) -> tf.Tensor:
     """Returns a number as an int32 scalar.
 
     A tensor of that dtype is returned unchanged, since a cast takes 50 us.
     """
     if isinstance(number, tf.Tensor) and number.dtype == tf.int32:
         return number
-    return _constant(number) if type(number) is int else tf.cast(number, tf.int32)
+    if type(number) is int:
+        return _constant(number)
+    return tf.cast(number, tf.int32)
 
 
 @functools.lru_cache
@@ -167,7 +173,7 @@ class StopFlag:
             self.variable.assign("stop" in requests)
 
 
-def is_stopping(trainer: Any, has_local_request: Callable[[], bool]) -> bool:
+def is_stopping(trainer: BaseTrainer, has_local_request: Callable[[], bool]) -> bool:
     """Whether a run has to stop. Runs eagerly, on the host.
 
     With several workers, this is whether they have agreed to stop.
@@ -218,7 +224,9 @@ class TimedIterator:
       wait_seconds: The seconds so far, including the elements since.
     """
 
-    def __init__(self, iterator: Any, wait_seconds: tf.Tensor, exact: bool = True) -> None:
+    def __init__(
+        self, iterator: Iterator[object], wait_seconds: tf.Tensor, exact: bool = True
+    ) -> None:
         self._iterator = iterator
         self.wait_seconds = wait_seconds
         self._exact = exact
@@ -235,17 +243,16 @@ class TimedIterator:
             return next(self._iterator)
 
         begin = tf.timestamp()
-        with tf.control_dependencies([begin] if self._exact else []):
+        first_reading = [begin] if self._exact else []
+        with tf.control_dependencies(first_reading):
             element = next(self._iterator)
 
         # The second reading of the clock waits for all tensors of the element.
-        parts = [
-            part
-            for part in tf.nest.flatten(element, expand_composites=True)
-            if tf.is_symbolic_tensor(part)
-        ]
-        operations = list(dict.fromkeys(part.op for part in parts))
-        with tf.control_dependencies(operations), tf.device("CPU:0"):
+        operations: dict[tf.Operation, None] = {}
+        for part in tf.nest.flatten(element, expand_composites=True):
+            if tf.is_symbolic_tensor(part):
+                operations[part.op] = None
+        with tf.control_dependencies(list(operations)), tf.device("CPU:0"):
             self.wait_seconds += tf.timestamp() - begin
         return element
 
@@ -272,7 +279,7 @@ class SingleElementIterator:
         eval_tf_function=False.
     """
 
-    def __init__(self, element: Any) -> None:
+    def __init__(self, element: object) -> None:
         self._left = [element]
         self._graph = tf.compat.v1.get_default_graph()
         self.is_overdrawn = False
@@ -303,10 +310,10 @@ class SingleElementIterator:
 
 
 def loop_over_elements(
-    iterator: Any,
+    iterator: tf.data.Iterator,
     limit: tf.Tensor,
     stop: tf.Variable,
-    step: Callable[[SingleElementIterator, Any], Any],
+    step: Callable[[SingleElementIterator, list[tf.Tensor]], list[tf.Tensor]],
     state: Sequence[tf.Tensor] = (),
     done: int | tf.Tensor = 0,
 ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
@@ -330,11 +337,19 @@ def loop_over_elements(
     """
 
     def condition(
-        done: tf.Tensor, is_below_limit: tf.Tensor, element: Any, state: Any
+        done: tf.Tensor,
+        is_below_limit: tf.Tensor,
+        element: tf.experimental.Optional,
+        state: list[tf.Tensor],
     ) -> tf.Tensor:
         return should_continue(stop, element.has_value(), is_below_limit)
 
-    def body(done: tf.Tensor, is_below_limit: tf.Tensor, element: Any, state: Any) -> Any:
+    def body(
+        done: tf.Tensor,
+        is_below_limit: tf.Tensor,
+        element: tf.experimental.Optional,
+        state: list[tf.Tensor],
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.experimental.Optional, list[tf.Tensor]]:
         # Otherwise "while/" would stand before the names of the task's summaries.
         with tf.name_scope(""):
             state = step(SingleElementIterator(element.get_value()), state)
@@ -348,7 +363,10 @@ def loop_over_elements(
 
     done = tf.convert_to_tensor(done)
     state = list(state)
-    start = (done, tf.not_equal(done, limit), iterator.get_next_as_optional(), state)
+    starts_below_limit = tf.not_equal(done, limit)
+    first_element = iterator.get_next_as_optional()
+    start = (done, starts_below_limit, first_element, state)
+
     shapes = (None, None, None, [tensor.shape for tensor in state])
     done, _, _, state = tf.while_loop(condition, body, start, shapes)
     return done, state

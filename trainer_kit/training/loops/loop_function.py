@@ -12,16 +12,20 @@ import functools
 import logging
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from trainer_kit.errors import UsageError
 from trainer_kit.runtime.tensorflow_internals import add_control_inputs
+from trainer_kit.typing import NestedSpec
 
 _LOG = logging.getLogger(__name__)
 _NONE = object()
+
+# Stacked scalars, and the tensors that are not scalars.
+Packed = tuple[tf.Tensor, list[tf.Tensor]]
 
 # The operations of a graph that read a batch, and those that write a variable or other state.
 _READS = re.compile(r"(MultiDevice)?IteratorGetNext\w*")
@@ -32,12 +36,12 @@ _WRITES = re.compile(
 _CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
-def graph_function(function: Callable[..., Any]) -> Any:
+def graph_function(function: Callable[..., object]) -> tf.types.experimental.PolymorphicFunction:
     """Returns a function of trainer_kit as a tf.function, without AutoGraph."""
     return tf.function(function, autograph=False)
 
 
-def eager(function: Callable[..., Any]) -> Any:
+def eager(function: Callable[..., object]) -> Callable[..., Any]:
     """Returns `function` unchanged. Replaces graph_function where nothing is compiled."""
     return function
 
@@ -61,9 +65,9 @@ class LoopFunction:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         name: str,
-        specs: Callable[[Any], Sequence[Any]] | None = None,
+        specs: Callable[..., Sequence[NestedSpec]] | None = None,
         check: Callable[[tf.Graph], None] | None = None,
     ) -> None:
         self.function = graph_function(function)
@@ -77,19 +81,19 @@ class LoopFunction:
         self._elements: Any = _NONE
 
         # A function that returns the iterator of the last call, and the concrete function for it.
-        self._get_last_iterator: Callable[[], Any] = lambda: None
+        self._get_last_iterator: Callable[[], object] = lambda: None
         self._concrete: Any = None
 
-    def __call__(self, iterator: Any, *arguments: Any) -> Any:
+    def __call__(self, iterator: Iterator[object], *arguments: Any) -> Any:
         if tf.config.functions_run_eagerly():
             return self.function(iterator, *arguments)
 
         if self._get_last_iterator() is iterator:
             # To look the concrete function up again takes 0.15 ms, a quarter of the call of a loop
             # without steps.
-            self._concrete = self._concrete or self.function.get_concrete_function(
-                iterator, *self._get_trace_arguments(iterator, arguments)
-            )
+            if self._concrete is None:
+                trace_arguments = self._get_trace_arguments(iterator, arguments)
+                self._concrete = self.function.get_concrete_function(iterator, *trace_arguments)
             return self._concrete(iterator, *arguments)
 
         if _get_element_spec(iterator) != self._elements:
@@ -98,7 +102,7 @@ class LoopFunction:
         self._concrete = None
         return self.function(iterator, *arguments)
 
-    def trace_graph(self, iterator: Any, *arguments: Any) -> tf.Graph | None:
+    def trace_graph(self, iterator: Iterator[object], *arguments: Any) -> tf.Graph | None:
         """Returns the graph for such an iterator and arguments. None if functions run eagerly.
 
         Warns if the function is traced again for them. Runs eagerly, on the host.
@@ -130,12 +134,14 @@ class LoopFunction:
         self._elements = elements
         return graph
 
-    def _get_trace_arguments(self, iterator: Any, arguments: Sequence[Any]) -> Sequence[Any]:
+    def _get_trace_arguments(
+        self, iterator: tf.data.Iterator, arguments: Sequence[object]
+    ) -> Sequence[object]:
         """Returns what stands for the arguments after the iterator when the function is traced."""
         return self._specs(iterator.element_spec) if self._specs else arguments
 
 
-def _weak(iterator: Any) -> Callable[[], Any]:
+def _weak(iterator: Iterator[object]) -> Callable[[], object]:
     """Returns a weak reference, since other code decides when an iterator is deleted.
 
     Some Python iterators have none.
@@ -146,11 +152,11 @@ def _weak(iterator: Any) -> Callable[[], Any]:
         return lambda: None
 
 
-def _get_element_spec(iterator: Any) -> Any:
+def _get_element_spec(iterator: Iterator[object]) -> NestedSpec:
     return getattr(iterator, "element_spec", None)
 
 
-def _format_spec(spec: Any) -> str:
+def _format_spec(spec: NestedSpec) -> str:
     """Returns dtypes and shapes of the tensors in a spec, as text for a message."""
     texts = []
     for part in tf.nest.flatten(spec, expand_composites=True):
@@ -170,7 +176,11 @@ class Readback:
       wrapper: graph_function or eager.
     """
 
-    def __init__(self, results: Callable[[], Any], wrapper: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        results: Callable[[], object],
+        wrapper: Callable[[Callable[..., Packed]], Callable[..., Packed]],
+    ) -> None:
         self._source = results
         self._structure: Any = None
         self._is_scalar: list[bool] = []
@@ -180,7 +190,7 @@ class Readback:
     def __call__(self) -> Any:
         return self.unpack(self._compiled_pack())[0]
 
-    def pack(self, *more: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def pack(self, *more: tf.Tensor) -> Packed:
         """Returns the stacked scalars and the other tensors.
 
         Remembers the structure when it is traced. Runs in graph or eagerly.
@@ -196,7 +206,7 @@ class Readback:
         return scalars, others
 
     @tf.autograph.experimental.do_not_convert
-    def _pack_structure(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _pack_structure(self) -> Packed:
         tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(self._structure)]
         self._structure = tf.nest.map_structure(lambda leaf: None, self._structure)
         self._dtypes = [tensor.dtype.as_numpy_dtype for tensor in tensors]
@@ -214,19 +224,25 @@ class Readback:
                 scalars.append(tf.cast(tensor, tf.float64))
             else:
                 others.append(tensor)
-        return tf.stack(scalars) if scalars else tf.zeros([0], tf.float64), others
+        stacked = tf.stack(scalars) if scalars else tf.zeros([0], tf.float64)
+        return stacked, others
 
-    def unpack(self, packed: tuple[tf.Tensor, list[tf.Tensor]]) -> tuple[Any, list[float]]:
+    def unpack(self, packed: Packed) -> tuple[Any, list[float]]:
         """Returns the nested results and the values of `more`. Runs eagerly, on the host.
 
         The results are NumPy values of their original dtypes.
         """
-        scalars = iter(packed[0].numpy())
-        others = iter(packed[1])
-        leaves = [
-            dtype(next(scalars)) if is_scalar else next(others).numpy()
-            for is_scalar, dtype in zip(self._is_scalar, self._dtypes, strict=True)
-        ]
+        stacked, tensors = packed
+        scalars = iter(stacked.numpy())
+        others = iter(tensors)
+
+        # The leaves come in the order in which they were packed.
+        leaves = []
+        for is_scalar, dtype in zip(self._is_scalar, self._dtypes, strict=True):
+            if is_scalar:
+                leaves.append(dtype(next(scalars)))
+            else:
+                leaves.append(next(others).numpy())
 
         # The scalars that are left are those of `more`.
         numbers = [float(number) for number in scalars]
@@ -255,10 +271,11 @@ def control_dependencies_for_writes(tensors: Sequence[tf.Tensor]) -> Iterator[No
     yield
 
     # Only tensors of this graph have to be waited for. The others are ready already.
-    symbolic = (
-        tensor for tensor in tensors if tf.is_symbolic_tensor(tensor) and tensor.graph is graph
-    )
-    batch = list(dict.fromkeys(tensor.op for tensor in symbolic))
+    sources: dict[tf.Operation, None] = {}
+    for tensor in tensors:
+        if tf.is_symbolic_tensor(tensor) and tensor.graph is graph:
+            sources[tensor.op] = None
+    batch = list(sources)
 
     # The operations come in the order of their creation, so the inputs of one come before it.
     after = set(batch)
@@ -294,16 +311,14 @@ def reads_before_writes(graph: tf.Graph) -> bool:
       graph: The graph of a loop, or of one step.
     """
     definition = graph.as_graph_def()
-    functions = {
-        function.signature.name: function.node_def for function in definition.library.function
-    }
+    functions = _get_function_nodes(definition)
 
     @functools.cache
     def does(function: str, op: re.Pattern[str]) -> bool:
         return any(holds(node, op) for node in functions.get(function, ()))
 
     # A node counts as an operation that a function which it calls contains.
-    def holds(node: Any, op: re.Pattern[str]) -> bool:
+    def holds(node: tf.compat.v1.NodeDef, op: re.Pattern[str]) -> bool:
         if op.fullmatch(node.op) is not None:
             return True
         return any(does(function, op) for function in _called_functions(node))
@@ -315,12 +330,16 @@ def reads_before_writes(graph: tf.Graph) -> bool:
     ]
 
     # Without a loop that reads batches, the graph is that of one step.
-    steps = [functions[name] for name in loops if does(name, _READS)] or [definition.node]
+    steps = [functions[name] for name in loops if does(name, _READS)]
+    if not steps:
+        steps = [definition.node]
     return all(_has_ordered_writes(nodes, holds, functions) for nodes in steps)
 
 
 def _has_ordered_writes(
-    nodes: Sequence[Any], holds: Callable[[Any, re.Pattern[str]], bool], functions: dict[str, Any]
+    nodes: Sequence[tf.compat.v1.NodeDef],
+    holds: Callable[[tf.compat.v1.NodeDef, re.Pattern[str]], bool],
+    functions: Mapping[str, Sequence[tf.compat.v1.NodeDef]],
 ) -> bool:
     """Whether every node that writes depends on every node that reads.
 
@@ -335,21 +354,30 @@ def _has_ordered_writes(
         before = 0
         while len(after) > before:
             before = len(after)
-            after |= {
-                node.name for node in nodes if any(_source(name) in after for name in node.input)
-            }
+            for node in nodes:
+                if any(_source(name) in after for name in node.input):
+                    after.add(node.name)
         if any(node.name not in after for node in writing):
             return False
 
-    mixed = [node for node in reading if node in writing]
-    return all(
-        _has_ordered_writes(functions[name], holds, functions)
-        for node in mixed
-        for name in _called_functions(node)
-    )
+    # A node that does both calls a function, in which the order has to be the same.
+    for node in reading:
+        if node not in writing:
+            continue
+        for name in _called_functions(node):
+            if not _has_ordered_writes(functions[name], holds, functions):
+                return False
+    return True
 
 
-def _called_functions(node: Any) -> Iterator[str]:
+def _get_function_nodes(
+    definition: tf.compat.v1.GraphDef,
+) -> dict[str, Sequence[tf.compat.v1.NodeDef]]:
+    """Returns the nodes of each function of a graph, by the function's name."""
+    return {function.signature.name: function.node_def for function in definition.library.function}
+
+
+def _called_functions(node: tf.compat.v1.NodeDef) -> Iterator[str]:
     """Yields the names of the functions that a node calls."""
     for value in node.attr.values():
         if value.HasField("func"):
@@ -374,9 +402,7 @@ def has_nested_conditions(graph: tf.Graph) -> bool:
       graph: The graph of a traced function.
     """
     definition = graph.as_graph_def()
-    functions = {
-        function.signature.name: function.node_def for function in definition.library.function
-    }
+    functions = _get_function_nodes(definition)
 
     # Each function is searched at most twice: once inside of a condition, and once outside.
     pending = [(definition.node, False)]
@@ -389,9 +415,13 @@ def has_nested_conditions(graph: tf.Graph) -> bool:
                 return True
 
             in_condition = inside or is_condition
-            calls = {(name, in_condition) for name in _called_functions(op)} - visited
-            visited |= calls
-            pending += [(functions[name], flag) for name, flag in calls if name in functions]
+            for name in _called_functions(op):
+                call = (name, in_condition)
+                if call in visited:
+                    continue
+                visited.add(call)
+                if name in functions:
+                    pending.append((functions[name], in_condition))
     return False
 
 

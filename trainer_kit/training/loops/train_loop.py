@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from trainer_kit.checkpoints.state.train_state import TrainState
 from trainer_kit.config.schema.durations import get_exact_steps
+from trainer_kit.config.schema.experiment import TrainerConfig
 from trainer_kit.inputs.autograph import apply_autograph
 from trainer_kit.training.loops.iterators import (
     TimedIterator,
@@ -27,13 +28,24 @@ from trainer_kit.training.loops.iterators import (
     parse_wait_seconds,
     should_continue,
 )
-from trainer_kit.training.loops.loop_function import LoopFunction, Readback, eager, graph_function
+from trainer_kit.training.loops.loop_function import (
+    LoopFunction,
+    Packed,
+    Readback,
+    eager,
+    graph_function,
+)
+from trainer_kit.typing import IntLike, NestedSpec
 
-LoopFn = Callable[[Any, Any, bool], tuple[int, Any]]
+# A function of an iterator, a number of steps, and whether to reset the metrics. It returns the
+# number of steps done and the results, which are nested.
+LoopFn = Callable[[Iterator[object], IntLike, bool], tuple[int, Any]]
+# A function that returns the context of a call.
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 # The steps between checks when loops are shorter. A check in each loop would slow them down.
 FINITE_CHECK_INTERVAL = 5
-_FINITE_KEY = "trainer_kit/sound"  # of the results of a loop
+# The key in the results of a loop.
+_FINITE_KEY = "trainer_kit/sound"
 _NOT_CHECKED = -1
 
 
@@ -43,7 +55,7 @@ class LoopSteps(Protocol):
     def reset(self) -> None:
         """Resets the metrics. A loop calls it first."""
 
-    def step(self, iterator: Any) -> Any:
+    def step(self, iterator: Iterator[object]) -> Any:
         """Runs a step with exactly one element of the iterator. AutoGraph converts it."""
 
     def after_step(self) -> None:
@@ -99,7 +111,7 @@ class TrainLoop:
             self.loop_function = LoopFunction(self._run_step, "the training step")
 
     def __call__(
-        self, iterator: Any, num_steps: tf.Tensor, reset_metrics: bool = True
+        self, iterator: Iterator[object], num_steps: IntLike, reset_metrics: bool = True
     ) -> tuple[int, Any]:
         """Returns the number of steps done and the results, as NumPy values.
 
@@ -138,11 +150,13 @@ class TrainLoop:
         return self.loop_function.newest_graph
 
     @tf.autograph.experimental.do_not_convert
-    def _run_step(self, iterator: Any) -> None:
+    def _run_step(self, iterator: Iterator[object]) -> None:
         apply_autograph(self._steps.step)(iterator)
         self._steps.after_step()
 
-    def _run_loop(self, iterator: Any, num_steps: tf.Tensor, reset_metrics: tf.Tensor) -> Any:
+    def _run_loop(
+        self, iterator: Iterator[object], num_steps: tf.Tensor, reset_metrics: tf.Tensor
+    ) -> Packed:
         steps = self._steps
 
         def condition(done: tf.Tensor, waited: tf.Tensor) -> tf.Tensor:
@@ -165,7 +179,7 @@ class TrainLoop:
         return self._results.pack(done, waited)
 
 
-def _arguments(elements: Any) -> tuple[tf.TensorSpec, tf.TensorSpec]:
+def _arguments(elements: NestedSpec) -> tuple[tf.TensorSpec, tf.TensorSpec]:
     """Returns the specs of the arguments of a whole loop after its iterator.
 
     They do not depend on the elements of the iterator.
@@ -240,8 +254,8 @@ class SegmentedLoop:
     def run(
         self,
         loop: LoopFn,
-        iterator: Any,
-        num_steps: Any,
+        iterator: Iterator[object],
+        num_steps: IntLike,
         reset_metrics: bool,
         context: Context = contextlib.nullcontext,
     ) -> int:
@@ -274,27 +288,19 @@ class SegmentedLoop:
             self.wait_seconds = getattr(loop, "wait_seconds", None)
             return done
 
-        return self._run_segments(loop, iterator, int(num_steps), reset_metrics, context)
-
-    def take_results(self) -> Any:
-        """Returns the results of the last loop, once. None if the loop did not read them."""
-        results = self.results
-        self.results = None
-        return results
-
-    def _run_segments(
-        self, loop: LoopFn, iterator: Any, num_steps: int, reset_metrics: bool, context: Context
-    ) -> int:
-        """Runs the loop in parts: one for each step with hooks, else one for its first step."""
+        # Otherwise it runs in parts: one for each step with hooks, else one for its first step.
         begin = int(self._global_step.numpy())
-        end = begin + num_steps
+        end = begin + int(num_steps)
         step = begin
         waited = 0.0
         results: Any = None
 
         while step < end:
             is_traced = loop is self._traced_loop
-            part_end = end if is_traced else min(end, step + getattr(loop, "fuse_steps", 1))
+            part_end = end
+            if not is_traced:
+                first_steps = getattr(loop, "fuse_steps", 1)
+                part_end = min(end, step + first_steps)
             if self.hooks is not None:
                 part_end = step + 1
                 self.hooks.begin(step)
@@ -324,6 +330,12 @@ class SegmentedLoop:
         self.results = results
         return step - begin
 
+    def take_results(self) -> Any:
+        """Returns the results of the last loop, once. None if the loop did not read them."""
+        results = self.results
+        self.results = None
+        return results
+
 
 class FiniteWeightsCheck:
     """Checks the weights at the end of a training loop.
@@ -335,7 +347,7 @@ class FiniteWeightsCheck:
         loop.
     """
 
-    def __init__(self, state: TrainState, global_step: tf.Variable, options: Any) -> None:
+    def __init__(self, state: TrainState, global_step: tf.Variable, options: TrainerConfig) -> None:
         self._state = state
         self._global_step = global_step
         self._steps_per_loop: int = getattr(options, "steps_per_loop", 1)

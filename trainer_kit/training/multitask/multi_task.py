@@ -19,8 +19,10 @@ from trainer_kit.inputs.sources.source_protocol import call_build_inputs
 from trainer_kit.inputs.task_sampler import TaskSampler
 from trainer_kit.optimizers.gradients import apply_gradients, scale_loss
 from trainer_kit.training.task import Task, full_precision, has_state_methods, split_batch
+from trainer_kit.typing import Model, Optimizer
 
-_ATTRIBUTE = "sub_task_"  # the beginning of the attribute that has the model of a task
+# The beginning of the attribute that has the model of a task.
+_ATTRIBUTE = "sub_task_"
 
 
 class MultiTaskModel(keras.Model):
@@ -57,7 +59,7 @@ class MultiTaskModel(keras.Model):
         return {name: model(inputs, training=training) for name, model in self.sub_tasks.items()}
 
 
-def model_of_task(model: Any, name: str) -> Any:
+def model_of_task(model: Model, name: str) -> Any:
     """Returns the model of a task: its entry in `model.sub_tasks`, or the model without them.
 
     Args:
@@ -108,7 +110,8 @@ class MultiTask(Task):
 
         for task_name, routine in sorted(params.task_routines.items()):
             section = routine.task_config
-            task = lookup_task_class(section)(section, logging_dir=logging_dir)
+            task_class = lookup_task_class(section)
+            task = task_class(section, logging_dir=logging_dir)
             task.name = task_name
             self.tasks[task_name] = task
 
@@ -144,7 +147,7 @@ class MultiTask(Task):
         """
         return MultiTaskModel(self.build_models())
 
-    def initialize(self, model: Any) -> None:
+    def initialize(self, model: Model) -> None:
         """Loads the `init_checkpoint` of this task into the model, and then that of each task.
 
         The one of a task is loaded into its own model. Runs eagerly, in strategy scope.
@@ -167,7 +170,8 @@ class MultiTask(Task):
         data = {}
         for name, task in self.tasks.items():
             section = task.task_config.train_data
-            data[name] = call_build_inputs(get_build_inputs(task, section), section, input_context)
+            build_inputs = get_build_inputs(task, section)
+            data[name] = call_build_inputs(build_inputs, section, input_context)
 
         # In interleaved training the sampler chooses the task of each step.
         sampler = None
@@ -186,7 +190,7 @@ class MultiTask(Task):
 
     @tf.autograph.experimental.do_not_convert
     def train_step(
-        self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None
+        self, inputs: Any, model: Model, optimizer: Optimizer, metrics: Any = None
     ) -> dict[str, Any]:
         """Trains all tasks by the weighted sum of their losses. Runs in graph, on a replica.
 
@@ -214,19 +218,26 @@ class MultiTask(Task):
                 losses[name] = task.batch_loss(models[name], features, labels, outputs[name])
 
             routines = self.task_config.task_routines
-            weighted = [loss * routines[name].task_weight for name, loss in losses.items()]
-            total = tf.add_n(weighted)
+            weighted_losses = []
+            for name, loss in losses.items():
+                weight = routines[name].task_weight
+                weighted_losses.append(loss * weight)
+            total = tf.add_n(weighted_losses)
 
             # The gradients of all replicas are added.
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
             share = scale_loss(optimizer, total / replicas)
 
-        gradients = tape.gradient(share, model.trainable_variables)
-        apply_gradients(optimizer, list(zip(gradients, model.trainable_variables, strict=True)))
+        variables = model.trainable_variables
+        gradients = tape.gradient(share, variables)
+        apply_gradients(optimizer, list(zip(gradients, variables, strict=True)))
 
         for name, task in self.tasks.items():
+            features, labels = batches[name]
             task_metrics = metrics[name] if metrics else ()
-            task.update_metrics(task_metrics, models[name], *batches[name], outputs[name])
+            task.update_metrics(task_metrics, models[name], features, labels, outputs[name])
 
-        task_logs = {name: {self.tasks[name].loss: loss} for name, loss in losses.items()}
-        return {self.loss: total, **task_logs}
+        logs: dict[str, Any] = {self.loss: total}
+        for name, loss in losses.items():
+            logs[name] = {self.tasks[name].loss: loss}
+        return logs

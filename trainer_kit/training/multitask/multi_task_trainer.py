@@ -27,10 +27,12 @@ from trainer_kit.training.metric_set import (
 )
 from trainer_kit.training.multitask.multi_task import MultiTask, model_of_task
 from trainer_kit.training.task import step_loss
-from trainer_kit.training.task_inputs import TaskInputs, ValidationSet, ValidationSets
+from trainer_kit.training.task_inputs import TaskInputs, ValidationSets
 from trainer_kit.training.trainer import Trainer
+from trainer_kit.typing import Dataset, ExperimentLike, Model, Optimizer, TaskLike
 
-_STEPS = "steps"  # the metric of the steps that trained a task
+# The metric of the steps that trained a task.
+_STEPS = "steps"
 
 
 class MultiTaskMetrics(MetricSet):
@@ -74,6 +76,7 @@ class MultiTaskMetrics(MetricSet):
           inputs: The batches by task.
           share: Not used, since batches of several tasks are not split.
         """
+        # The logs of the tasks themselves are under their names.
         own = {name: value for name, value in logs.items() if name not in self.sets}
         own[task.loss] = step_loss(task, own)
 
@@ -81,12 +84,13 @@ class MultiTaskMetrics(MetricSet):
         self.update(task, own, inputs, weight=1.0)
 
         for name, metrics in self.sets.items():
-            if name in logs:
-                member = task.tasks[name]
-                member_logs = metrics.extract_metrics(member, logs[name])
-                metrics.update_with_step(member, member_logs, inputs[name])
+            if name not in logs:
+                continue
+            member = task.tasks[name]
+            member_logs = metrics.extract_metrics(member, logs[name])
+            metrics.update_with_step(member, member_logs, inputs[name])
 
-    def update_with_task(self, name: str, task: Any, logs: Any, inputs: Any) -> None:
+    def update_with_task(self, name: str, task: TaskLike, logs: Any, inputs: Any) -> None:
         """Adds the loss and the other scalars of a step of one task.
 
         Runs in graph, on a replica.
@@ -124,9 +128,9 @@ class MultiTaskMetrics(MetricSet):
 
         Called in cross-replica context, eagerly or in graph.
         """
-        results: dict[str, Any] = {
-            name: dict(metrics.results()) for name, metrics in self.sets.items()
-        }
+        results: dict[str, Any] = {}
+        for name, metrics in self.sets.items():
+            results[name] = dict(metrics.results())
 
         # A float64 is transferred with the other scalars. An int64 has a separate transfer.
         for name, count in self._step_counts.items():
@@ -141,8 +145,10 @@ class MultiTaskMetrics(MetricSet):
         idle = [name for name in self._step_counts if not results[name][_STEPS]]
         reported = {name: value for name, value in results.items() if name not in idle}
 
+        # The number of steps is whole, although the graph has returned a float.
         for name in self._step_counts.keys() & reported.keys():
-            reported[name] = {**reported[name], _STEPS: int(reported[name][_STEPS])}
+            steps = int(reported[name][_STEPS])
+            reported[name] = {**reported[name], _STEPS: steps}
         return reported
 
     def variables(self) -> list[Any]:
@@ -157,7 +163,7 @@ class MultiTaskInputs(TaskInputs):
     """Opens the data of several tasks. Each validation set is that of one task."""
 
     def create_validation_data(
-        self, name: str, params: Any, task: Any, ready_made_dataset: Any = None
+        self, name: str, params: Any, task: Any, ready_made_dataset: Dataset | None = None
     ) -> ValidationData:
         """Returns the ValidationData of the validation data of one task. See TaskInputs."""
         return super().create_validation_data(name, params, task.tasks[name], ready_made_dataset)
@@ -185,10 +191,10 @@ class MultiTaskTrainer(Trainer):
 
     def __init__(
         self,
-        config: Any,
+        config: ExperimentLike,
         task: MultiTask,
-        model: Any,
-        optimizer: Any,
+        model: Model,
+        optimizer: Optimizer,
         train: bool = True,
         evaluate: bool = True,
         *datasets: Any,
@@ -207,9 +213,22 @@ class MultiTaskTrainer(Trainer):
 
         for name, member in task.tasks.items():
             self.state.add_root(f"task/tasks/{name}", member)
-        if evaluate:
-            with self.strategy.scope():
-                self.set_validation_sets(ValidationSets(map(self._bind_to_task, self.validation)))
+        if not evaluate:
+            return
+
+        # Each validation set has the task, the model and the metrics that evaluate it.
+        with self.strategy.scope():
+            validation_sets = []
+            for validation_set in self.validation:
+                member = task.tasks[validation_set.name]
+                member_model = model_of_task(model, validation_set.name)
+                metrics = create_validation_metrics(member, member_model, config, enabled=True)
+                build_metrics(member.task_config, member, member_model, metrics.metrics, False)
+                bound_set = dataclasses.replace(
+                    validation_set, task=member, model=member_model, metrics=metrics
+                )
+                validation_sets.append(bound_set)
+            self.set_validation_sets(ValidationSets(validation_sets))
 
     @property
     def train_metrics(self) -> Any:
@@ -217,7 +236,7 @@ class MultiTaskTrainer(Trainer):
         return {name: metrics.metrics for name, metrics in self._train_metric_set.sets.items()}
 
     @tf.autograph.experimental.do_not_convert
-    def train_step(self, iterator: Any) -> None:
+    def train_step(self, iterator: tf.data.Iterator) -> None:
         """Trains all tasks or the next one on every replica. Runs in graph.
 
         Args:
@@ -232,10 +251,11 @@ class MultiTaskTrainer(Trainer):
         random = stateless_random_operations(self.state.random_generator)
         tensors = local_tensors((number, batches), self.strategy)
         with control_dependencies_for_writes(tensors), random:
-            steps = [
-                functools.partial(self._task_step, name, batches[name]) for name in self.task.tasks
-            ]
-            done = tf.switch_case(tf.cast(turn, tf.int32), steps)
+            steps = []
+            for name in self.task.tasks:
+                steps.append(functools.partial(self._task_step, name, batches[name]))
+            task_number = tf.cast(turn, tf.int32)
+            done = tf.switch_case(task_number, steps)
 
         # The step counts only when the task has been trained.
         with control_dependencies_for_writes([done]):
@@ -269,14 +289,17 @@ class MultiTaskTrainer(Trainer):
 
     @tf.autograph.experimental.do_not_convert
     def _replica_train_step(
-        self, inputs: Any, optimizer: Any = None, share: float | tf.Tensor = 1.0
+        self, inputs: Any, optimizer: Optimizer | None = None, share: float | tf.Tensor = 1.0
     ) -> None:
         super()._replica_train_step(inputs, optimizer, share)
 
         # The element has a batch of each task, on which the whole model cannot be called.
         self.batch_spec = None
 
-    def _training_metrics(self, config: Any, task: Any, model: Any) -> MultiTaskMetrics:
+    def _training_metrics(
+        self, config: ExperimentLike, task: Any, model: Model
+    ) -> MultiTaskMetrics:
+        """Returns the metrics of each task. See Trainer."""
         sets = {}
         for name, member in task.tasks.items():
             member_model = model_of_task(model, name)
@@ -284,14 +307,3 @@ class MultiTaskTrainer(Trainer):
             build_metrics(member.task_config, member, member_model, metrics.metrics, True)
             sets[name] = metrics
         return MultiTaskMetrics(sets, count_steps=not task.is_joint)
-
-    def _bind_to_task(self, validation_set: ValidationSet) -> ValidationSet:
-        """Returns a validation set with the task, the model and new metrics that evaluate it.
-
-        Called in scope.
-        """
-        task = self.task.tasks[validation_set.name]
-        model = model_of_task(self.model, validation_set.name)
-        metrics = create_validation_metrics(task, model, self.config, enabled=True)
-        build_metrics(task.task_config, task, model, metrics.metrics, False)
-        return dataclasses.replace(validation_set, task=task, model=model, metrics=metrics)
