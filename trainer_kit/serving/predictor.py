@@ -75,7 +75,7 @@ def get_predictor(
     layers = LayerOutputs(live_model)
 
     @tf.function(reduce_retracing=True, autograph=False)
-    def traced(values: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def compute_tensors(values: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         with layers.collect(outputs) as collected:
             returned = apply_autograph(live_model)(build_argument(values), training=False)
         if not isinstance(returned, Mapping):
@@ -99,7 +99,7 @@ def get_predictor(
             )
 
         arguments = {name: tf.convert_to_tensor(value) for name, value in values.items()}
-        tensors = traced(arguments)
+        tensors = compute_tensors(arguments)
         return {name: tensor.numpy() for name, tensor in tensors.items()}
 
     return predict

@@ -153,7 +153,7 @@ class TimeAccount:
     first_evaluation_seconds: float = 0.0
 
     @property
-    def unaccounted(self) -> float:
+    def unaccounted_seconds(self) -> float:
         """The seconds outside of all names."""
         return max(0.0, self.wall - sum(self.seconds.values()))
 
@@ -165,7 +165,7 @@ class TimeAccount:
 
     def to_record(self) -> dict[str, Any]:
         """Returns the account for final.json, in seconds rounded to the millisecond."""
-        seconds = {"seconds": self.wall, **self.seconds, "unaccounted": self.unaccounted}
+        seconds = {"seconds": self.wall, **self.seconds, "unaccounted": self.unaccounted_seconds}
         rounded = {name: round(value, 3) for name, value in seconds.items()}
         return {**rounded, "steps": self.steps}
 
@@ -180,7 +180,7 @@ class TimeAccount:
             for name, seconds in self.seconds.items()
         ]
         rows.sort(key=lambda row: -row[1])
-        rows.append(("unaccounted", self.unaccounted))
+        rows.append(("unaccounted", self.unaccounted_seconds))
         parts = [
             f"{name} {percent(seconds / self.wall)}"
             for name, seconds in rows

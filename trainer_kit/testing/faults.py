@@ -69,7 +69,7 @@ def stop_at(point: str, occurrence: int = 1, how: Literal["kill", "raise"] = "ki
     lock = threading.Lock()
     count = 0
 
-    def reached(name: str, path: str) -> None:
+    def fail_if_due(name: str, path: str) -> None:
         nonlocal count
         if name != point:
             return
@@ -81,7 +81,7 @@ def stop_at(point: str, occurrence: int = 1, how: Literal["kill", "raise"] = "ki
         if is_due:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
-    files.on_write_point = reached
+    files.on_write_point = fail_if_due
 
 
 @contextlib.contextmanager
@@ -97,7 +97,7 @@ def record_points(file: str | os.PathLike[str] | None = None) -> Iterator[list[s
     points: list[str] = []
     previous_hook = files.on_write_point
 
-    def reached(point: str, path: str) -> None:
+    def record_point(point: str, path: str) -> None:
         points.append(point)
         if file is not None:
             with open(file, "a", encoding="utf-8") as stream:
@@ -105,7 +105,7 @@ def record_points(file: str | os.PathLike[str] | None = None) -> Iterator[list[s
         if previous_hook is not None:
             previous_hook(point, path)
 
-    files.on_write_point = reached
+    files.on_write_point = record_point
     try:
         yield points
     finally:

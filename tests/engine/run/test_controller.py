@@ -134,7 +134,7 @@ def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> 
     account = controller.times.build_account()
     spent = {name: seconds for name, seconds in account.seconds.items() if seconds}
     assert spent == {"start": 3, "input": 3, "step": 9, "callbacks/actions": 3, "evaluation": 20}
-    assert (account.steps, account.evaluations, account.wall, account.unaccounted) == (12, 2, 38, 0)
+    assert (account.steps, account.evaluations, account.wall, account.unaccounted_seconds) == (12, 2, 38, 0)
 
 
 def test_no_checkpoint_at_the_end_when_it_is_not_wanted(tmp_path: Path) -> None:

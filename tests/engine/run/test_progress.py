@@ -80,7 +80,7 @@ def test_the_time_of_each_phase_is_counted() -> None:
         2,
         1,
     )
-    assert (account.unaccounted, account.wall) == (2, 6)
+    assert (account.unaccounted_seconds, account.wall) == (2, 6)
 
 
 def test_the_activity_of_a_run_has_its_steps_and_batches() -> None:

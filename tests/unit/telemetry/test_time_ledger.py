@@ -42,7 +42,7 @@ def test_a_run_starts_until_it_is_told_that_it_has_begun(ledger: TimeLedger, clo
     ledger.end_start()
     clock.wait(3)
     account = ledger.build_account()
-    assert (account.seconds["start"], account.unaccounted, account.wall) == (2, 3, 5)
+    assert (account.seconds["start"], account.unaccounted_seconds, account.wall) == (2, 3, 5)
 
 
 def test_what_is_inside_counts_for_itself_only(ledger: TimeLedger, clock: _Clock) -> None:
@@ -61,7 +61,7 @@ def test_names_that_are_reported_as_one_add_up(ledger: TimeLedger, clock: _Clock
         with ledger.during(name):
             clock.wait(2)
     account = ledger.build_account()
-    assert (account.seconds["evaluation"], account.evaluations, account.unaccounted) == (4, 1, 0)
+    assert (account.seconds["evaluation"], account.evaluations, account.unaccounted_seconds) == (4, 1, 0)
 
 
 def test_an_error_ends_what_it_comes_out_of(ledger: TimeLedger, clock: _Clock) -> None:
@@ -71,7 +71,7 @@ def test_an_error_ends_what_it_comes_out_of(ledger: TimeLedger, clock: _Clock) -
         raise KeyError
     clock.wait(2)
     account = ledger.build_account()
-    assert (account.seconds["callbacks"], account.unaccounted) == (1, 2)
+    assert (account.seconds["callbacks"], account.unaccounted_seconds) == (1, 2)
 
 
 def test_a_loop_is_taken_apart_into_start_input_and_step(ledger: TimeLedger, clock: _Clock) -> None:

@@ -213,7 +213,7 @@ def copy_batch(batch: Any) -> Any:
     batches that are kept for later evaluations.
     """
 
-    def copied(part: object) -> object:
+    def copy_part(part: object) -> object:
         if isinstance(part, np.ndarray):
             return part.copy()
         if isinstance(part, tf.Tensor):
@@ -221,4 +221,4 @@ def copy_batch(batch: Any) -> Any:
                 return tf.constant(part.numpy(), part.dtype)
         return part
 
-    return tf.nest.map_structure(copied, batch, expand_composites=True)
+    return tf.nest.map_structure(copy_part, batch, expand_composites=True)
