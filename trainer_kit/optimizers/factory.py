@@ -28,6 +28,7 @@ from trainer_kit.optimizers.keras_optimizers import (
     Ftrl,
     Lamb,
     Lion,
+    Muon,
     Nadam,
 )
 from trainer_kit.optimizers.lars import Lars
@@ -167,15 +168,12 @@ def _lars(config: LARSConfig, rate: Rate) -> keras.Optimizer:
 
 
 def _muon(config: MuonConfig, rate: Rate) -> keras.Optimizer:
-    # An older Keras has no Muon, or one without rms_rate.
-    muon_class = getattr(keras.optimizers, "Muon", None)
-    if muon_class is None or "rms_rate" not in inspect.signature(muon_class).parameters:
+    # The Muon of an older Keras has no rms_rate.
+    if "rms_rate" not in inspect.signature(keras.optimizers.Muon).parameters:
         raise UsageError(
             f"optimizer.type=muon needs Keras 3.13 or newer, and Keras {keras.version()} is"
             " installed; update Keras, or choose another optimizer, such as adamw"
         )
-    from trainer_kit.optimizers.keras_optimizers import Muon
-
     names = (
         "momentum nesterov ns_steps muon_a muon_b muon_c rms_rate exclude_layers exclude_embeddings"
         " weight_decay adam_beta_1 adam_beta_2 epsilon adam_lr_ratio adam_weight_decay name"
