@@ -1,6 +1,7 @@
 """Runs an experiment: builds the run, restores its newest checkpoint and runs one mode.
 
-`run_experiment` reads from top to bottom.
+`run_experiment` has the phases in their order: limits, trainer, reports and controller, restore,
+checks, work, end. Objects of a run are built in run/assembly.py.
 """
 
 from __future__ import annotations
@@ -16,23 +17,28 @@ import orbit
 import tensorflow as tf
 
 from trainer_kit.callbacks.callback import Callback
+from trainer_kit.callbacks.early_stopping import EarlyStopping
 from trainer_kit.callbacks.metrics_reporter import get_epoch_progress
 from trainer_kit.config.run_warnings import (
     find_interval_warnings,
     find_save_interval_warnings,
     find_zero_rate_warnings,
 )
-from trainer_kit.config.schema.experiment import ExperimentConfig
+from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import DataError
 from trainer_kit.errors.user_exits import convert_system_exit
+from trainer_kit.evals.best.best_checkpoints import BestCheckpoints
+from trainer_kit.evals.continuous_eval import Sidecar
 from trainer_kit.process.signals import BEFORE_FIRST_STEP, StopSignals
 from trainer_kit.process.watchdog import Watchdog
 from trainer_kit.run import assembly
 from trainer_kit.run.controller import Controller, RunRewound
+from trainer_kit.run.orbit_adapters import OrbitController
 from trainer_kit.run.plan import RunOptions, RunPlan, check_agreement, plan_run, resolve_plan
 from trainer_kit.run.progress import Progress
 from trainer_kit.run.run_limits import TimeLimit, forbid_concurrent_runs
 from trainer_kit.run.run_record import (
+    FinishedRun,
     find_finished_run,
     finish_run,
     record_run,
@@ -157,163 +163,195 @@ def run_experiment(
     plan = plan_run(distribution_strategy, mode, params, model_dir, options)
     progress = Progress()
 
-    with contextlib.ExitStack() as run:
+    with contextlib.ExitStack() as contexts:
         # What can stop or refuse the run: signals, another run, the end of its time, other workers.
         grace_seconds = plan.config.trainer.preemption_grace_seconds
-        signals = run.enter_context(StopSignals(progress, grace_seconds))
-        run.enter_context(forbid_concurrent_runs())
-        run.enter_context(TimeLimit(plan.config.trainer.max_time, signals))
-        lock = run.enter_context(plan.create_lock(progress))
-        run.enter_context(plan.directory.explain_storage_errors())
-        run.enter_context(convert_lost_worker_errors())
-        run.enter_context(convert_system_exit())
+        signals = contexts.enter_context(StopSignals(progress, grace_seconds))
+        contexts.enter_context(forbid_concurrent_runs())
+        contexts.enter_context(TimeLimit(plan.config.trainer.max_time, signals))
+        lock = contexts.enter_context(plan.create_lock(progress))
+        contexts.enter_context(plan.directory.explain_storage_errors())
+        contexts.enter_context(convert_lost_worker_errors())
+        contexts.enter_context(convert_system_exit())
         check_agreement(plan)
 
         # The console shows what the run does while the model is built. Only the chief has one.
-        console = (console or ConsoleWriter(sys.stdout)) if plan.is_chief else None
-        show_activity = getattr(console, "show_activity", None)
-        display = None
+        chief_console = (console or ConsoleWriter(sys.stdout)) if plan.is_chief else None
+        show_activity = getattr(chief_console, "show_activity", None)
+        activity_watcher = None
         if show_activity is not None:
-            display = run.enter_context(ActivityWatcher(progress, show_activity))
+            activity_watcher = ActivityWatcher(progress, show_activity)
+            contexts.enter_context(activity_watcher)
 
-        # The trainer, with model and optimizer. It sees steps in place of epochs and shares.
+        # The trainer, with model and optimizer. From here on the plan has steps in place of epochs
+        # and shares.
         with plan.strategy.scope():
             plan = resolve_plan(plan, task)
             trainer, best = assembly.build_trainer(plan, task)
         config = plan.config
 
-        # From now on a signal stops the trainer. One that came earlier ends the run here.
+        # From here on a signal stops the trainer. One that came earlier ends the run here.
         progress.trainer = trainer
         signals.check_not_stopped(BEFORE_FIRST_STEP)
         timeout_seconds = config.trainer.hang_timeout_seconds
         watchdog = Watchdog(progress.get_progress_token, plan.directory.output_dir, timeout_seconds)
-        run.enter_context(watchdog)
+        contexts.enter_context(watchdog)
 
-        # What the trainer is reported to, saved by and driven by.
-        writers = assembly.build_writers(plan, console)
-        run.enter_context(contextlib.closing(writers.writer))
-        if display is not None:
+        # What the trainer reports to, what saves it, and what drives it.
+        writers = assembly.build_writers(plan, chief_console)
+        contexts.enter_context(contextlib.closing(writers.writer))
+        if activity_watcher is not None:
             # Contexts end in reverse order, so this is before the writer of the console is closed.
-            run.callback(display.stop)
+            contexts.callback(activity_watcher.stop)
         progress.startup_activity = "restoring the checkpoint"
         history = assembly.build_history(plan, writers, trainer, best)
-        manager = run.enter_context(assembly.build_manager(plan, trainer, history))
-        manager.prepare_folder(plan.options.from_step)
+        manager = contexts.enter_context(assembly.build_manager(plan, trainer, history))
+        manager.prepare_folder(from_step)
         early_stopping = assembly.build_early_stopping(plan, history)
         sidecar = assembly.build_sidecar(plan, lock, trainer, writers, history)
         controller = assembly.build_controller(
             plan,
             trainer,
-            manager,
-            writers,
-            history,
-            early_stopping,
-            sidecar,
-            signals,
-            progress.times,
+            manager=manager,
+            writers=writers,
+            history=history,
+            early_stopping=early_stopping,
+            sidecar=sidecar,
+            signals=signals,
+            times=progress.times,
         )
         progress.attach_controller(controller)
 
-        # The step at which the run starts.
+        # The newest checkpoint decides at which step the run starts, and whether anything is left
+        # to do.
         controller.restore_checkpoint()
-        start = int(trainer.global_step.numpy())
-        _log_start(plan, trainer, start)
-
-        # There may be nothing left to do. Early stopping reads the ledger, so the chief decides.
-        stop_reason = ""
-        if early_stopping is not None and plan.is_chief:
-            stop_reason = early_stopping.find_stop_reason(start)
-        stop_reason = broadcast_text(plan.strategy, stop_reason)
-        final = plan.directory.read_final()
-        if final is not None and final["step"] != start:
-            # The run continued after that start, or goes back.
-            final = None
-        finished_run = None if final is None else find_finished_run(plan, final, stop_reason)
-
-        try:
-            trainer.check_data()
-            setup = assembly.check_setup(plan, trainer)
-        except DataError:
-            # The data of a finished run may be gone.
-            if finished_run is None:
-                raise
+        start_step = int(trainer.global_step.numpy())
+        _log_start(plan, trainer, start_step)
+        finished_run = _find_finished_run(plan, early_stopping, start_step)
         if finished_run is not None:
+            # The data of a finished run may be gone. If it exists, other data is still refused.
+            with contextlib.suppress(DataError):
+                trainer.check_data()
+                assembly.check_setup(plan, trainer)
             _LOG.info("nothing to do: %s", finished_run.advice)
             return trainer.model, finished_run.logs
 
         # The last checks and warnings before the work.
+        trainer.check_data()
+        setup = assembly.check_setup(plan, trainer)
         check_evaluation_tensors(trainer)
         if plan.trains:
-            for find_warnings in (
-                find_save_interval_warnings,
-                find_zero_rate_warnings,
-                find_interval_warnings,
-            ):
-                for warning in find_warnings(config.trainer):
-                    _LOG.warning("%s", warning)
+            _log_config_warnings(config.trainer)
         manager.archive_later_checkpoints()
 
-        # The work, recorded before its first step and saved after an error.
-        record: AbstractContextManager[None] = contextlib.nullcontext()
+        # The work. Its record is written before the first step, and an error in it saves the run.
+        recorded_run: AbstractContextManager[None] = contextlib.nullcontext()
         if plan.writes_records:
-            record = record_run(
+            recorded_run = record_run(
                 plan.directory,
                 plan.original_config,
                 experiment,
                 mode,
-                records(),
-                trainer.global_step,
-                setup,
+                extra_files=records(),
+                global_step=trainer.global_step,
+                setup=setup,
             )
-        with (
-            plan.strategy.scope(),
-            record,
-            save_after_errors(controller),
-            contextlib.ExitStack() as work,
-        ):
+        with plan.strategy.scope(), recorded_run, save_after_errors(controller):
             if plan.trains:
-                history.begin_or_rewind(start, manager)
-            work.enter_context(controller.callbacks.call_begin_and_end("run"))
-            evaluates_last = run_post_eval or mode == "train_and_post_eval"
-            is_done = False
-            while not is_done:
-                # The last evaluation may rewind the run. Then training continues from there.
-                with contextlib.suppress(RunRewound):
-                    if plan.trains:
-                        logs = controller.train_and_evaluate(
-                            train_steps=config.trainer.train_steps,
-                            eval_steps=config.trainer.validation_steps,
-                            eval_interval=config.trainer.validation_interval,
-                            evaluates=mode == "train_and_eval",
-                        )
-                        if best is not None:
-                            # The logs of an evaluation that was recorded before may lack it.
-                            best.add_best(trainer, logs)
-                    elif sidecar is not None:
-                        sidecar.begin()
-                        logs = controller.evaluate_continuously(
-                            steps=config.trainer.validation_steps,
-                            timeout=config.trainer.continuous_eval_timeout,
-                            timeout_fn=sidecar.is_finished,
-                            watched_run=sidecar,
-                            newest_only=config.trainer.continuous_eval.policy == "latest",
-                        )
-                        logs = logs or sidecar.last_metrics()
-                    else:
-                        if plan.checkpoint:
-                            controller.restore_checkpoint(plan.checkpoint)
-                        else:
-                            trainer.initialize()
-                        logs = controller.evaluate(steps=config.trainer.validation_steps)
-
-                    if evaluates_last and not was_stopped(signals, trainer):
-                        logs = controller.evaluate(steps=config.trainer.validation_steps)
-                    is_done = True
+                history.begin_or_rewind(start_step, manager)
+            with controller.callbacks.call_begin_and_end("run"):
+                logs: dict[str, Any] | None = None
+                while logs is None:
+                    # The last evaluation may rewind the run. Then training continues from there.
+                    with contextlib.suppress(RunRewound):
+                        logs = _run_mode(plan, controller, best, sidecar, signals)
 
         finish_run(plan, controller, signals, writers, best, logs)
         # No worker is done before the chief is: the chief could not be started again alone.
         barrier(plan.strategy)
     return trainer.model, logs
+
+
+def _find_finished_run(
+    plan: RunPlan, early_stopping: EarlyStopping | None, start_step: int
+) -> FinishedRun | None:
+    """Returns the run that an earlier start has finished at this step.
+
+    Returns None if something is left to do. Called on every worker: early stopping reads the
+    ledger, which only the chief has, so the chief decides.
+    """
+    stop_reason = ""
+    if early_stopping is not None and plan.is_chief:
+        stop_reason = early_stopping.find_stop_reason(start_step)
+    stop_reason = broadcast_text(plan.strategy, stop_reason)
+
+    final = plan.directory.read_final()
+    if final is None or final["step"] != start_step:
+        # No start has ended, or the run continued after that start, or goes back.
+        return None
+    return find_finished_run(plan, final, stop_reason)
+
+
+def _log_config_warnings(options: TrainerConfig) -> None:
+    """Logs a warning for each value that is allowed and probably a mistake."""
+    for find_warnings in (
+        find_save_interval_warnings,
+        find_zero_rate_warnings,
+        find_interval_warnings,
+    ):
+        for warning in find_warnings(options):
+            _LOG.warning("%s", warning)
+
+
+def _run_mode(
+    plan: RunPlan,
+    controller: Controller | OrbitController,
+    best: BestCheckpoints | None,
+    sidecar: Sidecar | None,
+    signals: StopSignals,
+) -> dict[str, Any]:
+    """Does the work of the mode, from the restored step to the end.
+
+    Returns:
+      The logs of the last evaluation, as NumPy values. Empty without an evaluation.
+
+    Raises:
+      RunRewound: when a callback rewinds the run in the last evaluation. The mode then has to run
+        again, from the earlier step.
+    """
+    options = plan.config.trainer
+    logs: dict[str, Any]
+    if plan.trains:
+        logs = controller.train_and_evaluate(
+            train_steps=options.train_steps,
+            eval_steps=options.validation_steps,
+            eval_interval=options.validation_interval,
+            evaluates=plan.mode == "train_and_eval",
+        )
+        if best is not None:
+            # The logs of an evaluation that was recorded before may lack the best value.
+            best.add_best(controller.trainer, logs)
+    elif sidecar is not None:
+        sidecar.begin()
+        logs = controller.evaluate_continuously(
+            steps=options.validation_steps,
+            timeout=options.continuous_eval_timeout,
+            timeout_fn=sidecar.is_finished,
+            watched_run=sidecar,
+            newest_only=options.continuous_eval.policy == "latest",
+        )
+        logs = logs or sidecar.last_metrics()
+    else:
+        if plan.checkpoint:
+            controller.restore_checkpoint(plan.checkpoint)
+        else:
+            controller.evaluator.initialize()
+        logs = controller.evaluate(steps=options.validation_steps)
+
+    evaluates_last = plan.options.run_post_eval or plan.mode == "train_and_post_eval"
+    if evaluates_last and not was_stopped(signals, controller.trainer or controller.evaluator):
+        logs = controller.evaluate(steps=options.validation_steps)
+    return logs
 
 
 def _log_start(plan: RunPlan, trainer: BaseTrainer, start: int) -> None:
