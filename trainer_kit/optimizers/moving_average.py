@@ -151,8 +151,8 @@ class MovingAverage:
         self._exchange_functions: dict[str, Callable[[], None]] = {}
         self._copy_functions: dict[str, Callable[[], None]] = {}
         for name in self.names:
-            self._exchange_functions[name] = self._in_graph(self._exchange_each, name)
-            self._copy_functions[name] = self._in_graph(self._copy_each, name)
+            self._exchange_functions[name] = self._in_graph(self._swap_average_and_weights, name)
+            self._copy_functions[name] = self._in_graph(self._set_average_to_weights, name)
 
     @property
     def names(self) -> list[str]:
@@ -217,7 +217,7 @@ class MovingAverage:
             if keys is None:
                 self._copy_functions[name]()
             else:
-                self._copy_each(name, keys)
+                self._set_average_to_weights(name, keys)
 
     def swap(self, name: str = AVERAGE) -> None:
         """Exchanges variables and averages, on every replica, exactly; a second call undoes it.
@@ -266,7 +266,7 @@ class MovingAverage:
             arguments = (others, value, variable_decays)
             strategy.extended.update(first, _move, args=arguments, group=False)
 
-    def _copy_each(self, name: str, keys: Collection[str] | None = None) -> None:
+    def _set_average_to_weights(self, name: str, keys: Collection[str] | None = None) -> None:
         with self._strategy.scope():
             for averaged in self._averaged_variables:
                 is_selected = keys is None or averaged.key in keys
@@ -276,7 +276,7 @@ class MovingAverage:
                 value = _merge_replica_values(averaged.source)
                 self._strategy.extended.update(average, _copy, args=(value,), group=False)
 
-    def _exchange_each(self, name: str) -> None:
+    def _swap_average_and_weights(self, name: str) -> None:
         averages = []
         sources = []
         for averaged in self._averaged_variables:

@@ -136,13 +136,14 @@ def partition_variables(
 ) -> dict[str, list[Variable]]:
     """Returns the variables that each of several optimizers updates, by its name; runs eagerly.
 
-    A section's patterns choose among the trainable variables that no optimizer before it has. An
-    optimizer without patterns has the variables that the task returned for it.
+    The optimizers choose in the order of `names`. Patterns of a section choose among the trainable
+    variables that no optimizer before it has. An optimizer without patterns has the variables that
+    the task returned for it. Variables that no optimizer has are not trained.
 
     Args:
       names: The names of the optimizers.
-      sections: Their configs, with patterns in `variables`. An optimizer that the task
-        created has none.
+      sections: Their configs by name, with patterns in `variables`. An optimizer that the task
+        created has no config here.
       task_variables: The variables that `task.optimizer_variables(model)` returned, by the name of
         the optimizer.
       model: The built model.

@@ -416,16 +416,17 @@ def read_run_id(model_dir: str) -> str:
 
 
 def read_layer_names(prefix: str) -> dict[str, str] | None:
-    """Reads the names of the variables in a checkpoint with the user's numbers of layers.
+    """Reads the names that the user's program gives to the variables of a checkpoint.
 
-    They are in the manifest of the run.
+    Keras numbers layers of a process, such as `dense_7`, so that a checkpoint may have another
+    number than the program. The manifest of the run records both.
 
     Args:
       prefix: The prefix of a checkpoint or of best weights.
 
     Returns:
-      The names, by the names that the checkpoint has. None for a checkpoint without a commit record
-      in the folder of a run, and of a run that did not record them.
+      The program's names, by those of the checkpoint. None if the checkpoint is not in the folder
+      of a run with a commit record beside it, or if the run did not record names.
     """
     folder = os.path.dirname(os.path.abspath(prefix))
     folder_count = _FOLDERS_UP if os.path.exists(prefix + RECORD_SUFFIX) else 0

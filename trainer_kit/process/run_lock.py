@@ -190,7 +190,9 @@ class RunLock:
             return str(phase), int(step)
 
         self._reader = ProgressReader(read_progress, min(1.0, beat_seconds))
-        self._thread = threading.Thread(target=self._serve, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=self._refresh_until_stopped, name="heartbeat", daemon=True
+        )
 
     @property
     def phase(self) -> str:
@@ -387,7 +389,7 @@ class RunLock:
             f" ends, stop it (`kill {pid}` on {host}), or give another model_dir"
         )
 
-    def _serve(self) -> None:
+    def _refresh_until_stopped(self) -> None:
         while not self._stop_event.wait(self._seconds):
             self.refresh_heartbeat()
         self.refresh_heartbeat()

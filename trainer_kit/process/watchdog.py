@@ -93,7 +93,9 @@ class ProgressReader:
         self._seconds = seconds
         self._has_failed = False
         self._stop_event = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="progress reader", daemon=True)
+        self._thread = threading.Thread(
+            target=self._read_until_stopped, name="progress reader", daemon=True
+        )
 
     def start(self) -> None:
         """Starts the thread."""
@@ -118,7 +120,7 @@ class ProgressReader:
                 _LOG.warning("the progress of the run cannot be read: %r", error)
             self._has_failed = True
 
-    def _serve(self) -> None:
+    def _read_until_stopped(self) -> None:
         while not self._stop_event.is_set():
             self.read()
             self._stop_event.wait(self._seconds)

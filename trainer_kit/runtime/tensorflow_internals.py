@@ -386,7 +386,7 @@ def is_nondeterministic(dataset: tf.data.Dataset) -> bool:
       TrainerKitError: when this TensorFlow does not expose the setting for a parallel map.
     """
     deterministic = getattr(dataset, "_deterministic", _MISSING)
-    _check_exposed(dataset, "ParallelMapDataset", deterministic)
+    _check_settings_exist(dataset, "ParallelMapDataset", deterministic)
     return str(deterministic).lower() == "false"
 
 
@@ -402,7 +402,7 @@ def is_unseeded(dataset: tf.data.Dataset) -> bool:
         Dataset.random.
     """
     seeds = [getattr(dataset, name, _MISSING) for name in ("_seed", "_seed2")]
-    _check_exposed(dataset, "ShuffleDataset RandomDataset", *seeds)
+    _check_settings_exist(dataset, "ShuffleDataset RandomDataset", *seeds)
     return all(tf.is_tensor(seed) and int(seed) == 0 for seed in seeds)
 
 
@@ -415,11 +415,11 @@ def is_reshuffled_each_iteration(dataset: tf.data.Dataset) -> bool:
       TrainerKitError: when this TensorFlow does not expose the setting for a shuffle.
     """
     setting = getattr(dataset, "_reshuffle_each_iteration", _MISSING)
-    _check_exposed(dataset, "ShuffleDataset", setting)
+    _check_settings_exist(dataset, "ShuffleDataset", setting)
     return setting is not False and setting is not _MISSING
 
 
-def _check_exposed(dataset: tf.data.Dataset, class_names: str, *settings: Any) -> None:
+def _check_settings_exist(dataset: tf.data.Dataset, class_names: str, *settings: Any) -> None:
     """Raises TrainerKitError when a dataset of one of the classes lacks a setting.
 
     Datasets of other classes do not have the settings.
@@ -455,9 +455,10 @@ class SummaryState:
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[None]:
-        """Lets the code inside see and change this state.
+        """Puts this summary state into the thread while the context is open.
 
-        Afterwards the thread has the engine's state again.
+        Code of the user that runs in the context sees and changes this state. When the context
+        ends, its changes are kept here, and the thread has the summary state of trainer_kit again.
         """
         engine_values = self._read_values()
         self._write_values(self._values)

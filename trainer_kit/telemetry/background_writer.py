@@ -106,7 +106,7 @@ class BackgroundWriter:
         with self._start_lock:
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._serve, name="trainer_kit telemetry", daemon=True
+                    target=self._write_until_closed, name="trainer_kit telemetry", daemon=True
                 )
                 self._thread.start()
         self._queue.put(item)
@@ -139,7 +139,7 @@ class BackgroundWriter:
         if error is not None:
             raise error
 
-    def _serve(self) -> None:
+    def _write_until_closed(self) -> None:
         while True:
             item = self._queue.get()
             if isinstance(item, Report):

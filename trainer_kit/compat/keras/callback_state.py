@@ -127,13 +127,13 @@ def _decode_value(value: object) -> Any:
 def _format_attributes(attributes: Mapping[str, object]) -> dict[str, str]:
     """Returns texts by which encoded attributes are compared. NaNs have the same text."""
 
-    def describe(array: np.ndarray) -> list[Any]:
+    def fingerprint(array: np.ndarray) -> list[Any]:
         digest = hashlib.sha1(array.tobytes()).hexdigest()
         return [array.dtype.str, array.shape, digest]
 
     texts = {}
     for name, value in attributes.items():
-        texts[name] = json.dumps(value, default=describe)
+        texts[name] = json.dumps(value, default=fingerprint)
     return texts
 
 

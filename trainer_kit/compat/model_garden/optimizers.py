@@ -178,8 +178,8 @@ class OptimizerAverages:
         self._weights = list(inner._model_weights)
         self._strategy = tf.distribute.get_strategy()
         self._swapped = ""
-        self._exchange_function = tf.function(self._exchange_each, autograph=False)
-        self._copy_function = tf.function(self._copy_each, autograph=False)
+        self._exchange_function = tf.function(self._swap_average_and_weights, autograph=False)
+        self._copy_function = tf.function(self._set_average_to_weights, autograph=False)
 
     @property
     def active_average(self) -> str:
@@ -210,10 +210,10 @@ class OptimizerAverages:
         self._exchange_function()
         self._swapped = "" if self._swapped else name
 
-    def _exchange_each(self) -> None:
+    def _swap_average_and_weights(self) -> None:
         exchange(self._strategy, self._averages, self._weights)
 
-    def _copy_each(self) -> None:
+    def _set_average_to_weights(self) -> None:
         update = self._strategy.extended.update
         with self._strategy.scope():
             for average, weight in zip(self._averages, self._weights, strict=True):

@@ -62,7 +62,8 @@ class RetrievalAccuracy(keras.metrics.Mean):
         """Adds queries, in graph or eagerly, on a replica.
 
         Args:
-          y_true: The labels of the queries, in either form.
+          y_true: The labels of the queries: class numbers, [batch] or [batch, 1], or one-hot rows,
+            [batch, classes].
           embeddings: Their embeddings, float [batch, size].
           sample_weight: The weight of each query, [batch]. None: all count alike.
         """

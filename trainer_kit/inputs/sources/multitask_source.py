@@ -156,7 +156,7 @@ def _interleave_tasks(
             shape[0] = 0
         return tf.zeros(shape, spec.dtype)
 
-    def add_other_tasks(number: int, name: str) -> tf.data.Dataset:
+    def pad_with_empty_batches(number: int, name: str) -> tf.data.Dataset:
         @tf.autograph.experimental.do_not_convert
         def element(*parts: Any) -> tuple[tf.Tensor, dict[str, Any]]:
             # tf.data passes a tuple in parts.
@@ -169,7 +169,7 @@ def _interleave_tasks(
     # All elements of a global batch are of one task.
     if repeats > 1:
         tasks = tasks.flat_map(lambda task: tf.data.Dataset.from_tensors(task).repeat(repeats))
-    streams = [add_other_tasks(number, name) for number, name in enumerate(datasets)]
+    streams = [pad_with_empty_batches(number, name) for number, name in enumerate(datasets)]
     elements = tf.data.Dataset.choose_from_datasets(streams, tasks, stop_on_empty_dataset=True)
 
     is_endless = all(

@@ -48,7 +48,7 @@ Container = list[Any] | dict[Any, Any] | set[Any]
 
 @tf.autograph.experimental.do_not_convert
 def run_one_step(steps: LoopSteps, iterator: Iterator[object]) -> Any:
-    """Runs a step and what follows it, and returns the outputs of the step.
+    """Runs a step, then `steps.after_step()`, and returns the outputs of the step.
 
     Runs in graph or eagerly.
     """

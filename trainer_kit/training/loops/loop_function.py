@@ -228,9 +228,9 @@ class Readback:
         return stacked, others
 
     def unpack(self, packed: Packed) -> tuple[Any, list[float]]:
-        """Returns the nested results and the values of `more`. Runs eagerly, on the host.
+        """Returns what `pack` has packed: the nested results, and the values of `more`.
 
-        The results are NumPy values of their original dtypes.
+        The results are NumPy values of their original dtypes. Runs eagerly, on the host.
         """
         stacked, tensors = packed
         scalars = iter(stacked.numpy())

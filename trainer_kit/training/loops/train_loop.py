@@ -217,7 +217,14 @@ class FirstStepCheck(Protocol):
     """A part of a trainer that checks a step which has run."""
 
     def check_first_step(self) -> None:
-        """Called after the first step of each new loop function. Runs eagerly, on the host."""
+        """Refuses a step whose trace shows that it cannot train as the config asks.
+
+        Called after the first step of each traced loop function, before the second one. Runs
+        eagerly, on the host.
+
+        Raises:
+          UsageError: when the step is refused. See MicroBatches.check_first_step.
+        """
 
 
 class SegmentedLoop:
