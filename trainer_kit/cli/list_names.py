@@ -1,6 +1,6 @@
 """Lists what a config can name, such as experiments, optimizers, metrics and callbacks.
 
-It also lists schedules, gradient processors and datasets. Experiments are those in ./experiments, in
+It also lists schedules, gradient processors and datasets. Experiments are those in ./experiments,
 modules named by --import_module, and in entry points, with --all also those of other frameworks.
 Registered names are listed if their modules are imported: with --import_module, or by
 ./experiments.

@@ -73,7 +73,7 @@ def check_request(request: RunRequest) -> ResolvedConfig[ExperimentConfig]:
             discovery.import_experiment(request.experiment, request.import_modules)
             resolved = resolve_config(request.experiment, request.sources)
 
-            # Without a record there is no run yet, or check_model_dir reports what is wrong with it.
+            # Without a record there is no run yet, or check_model_dir reports what is wrong.
             directory = RunDirectory(request.model_dir or "", resolved.config.trainer)
             record = ""
             if request.model_dir:
