@@ -1,4 +1,6 @@
-"""`python -m trainer_kit.train`: what is printed, the exit codes, and what is told before TensorFlow is needed."""
+"""`python -m trainer_kit.train`: what is printed, the exit codes, and what is told before
+TensorFlow is needed.
+"""
 
 from __future__ import annotations
 
@@ -210,7 +212,9 @@ _RESTARTED: dict[str, tuple[list[str], dict[str, str]]] = {
 
 @pytest.fixture(scope="module")
 def restarted(tmp_path_factory: pytest.TempPathFactory) -> Restarted:
-    """By the name of a command: its folder, and how it ended. All run at once: most of each is a wait for a restart."""
+    """By the name of a command: its folder, and how it ended. All run at once: most of each is a
+    wait for a restart.
+    """
     folders = {name: tmp_path_factory.mktemp("restarted") for name in _RESTARTED}
 
     @functools.cache

@@ -1,4 +1,6 @@
-"""Runs that draw random numbers, of every kind that a checkpoint has to bring back; to be started in processes."""
+"""Runs that draw random numbers, of every kind that a checkpoint has to bring back; to be started
+in processes.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +181,8 @@ def _draw_on_all(folder: str, begin: int) -> None:
 
 
 def draw(folder: str, begin: int, replicas: int) -> None:
-    """Draws the numbers of the steps after `begin` of each kind, and writes them to `<kind>/<begin>.json`.
+    """Draws the numbers of the steps after `begin` of each kind, and writes them to
+    `<kind>/<begin>.json`.
 
     It goes on from the checkpoint of `begin`, and from the start saves the last step of the first
     half. A run that goes on has other seeds, as a process has that was started anew.

@@ -1,4 +1,6 @@
-"""Tasks whose training step changes what neither the model's weights nor the optimizer show; run in processes."""
+"""Tasks whose training step changes what neither the model's weights nor the optimizer show; run in
+processes.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class _Scaled(LinearTask):
 
 
 class ModuleOfTask(_Scaled):
-    """A variable of a module in a list of a plain object of the task, whose attributes are not saved."""
+    """A variable of a module in a list of a plain object of the task, whose attributes are not
+    saved.
+    """
 
     def make(self) -> None:
         super().make()
@@ -94,7 +98,9 @@ class SeedOfLambda(LinearTask):
 
 
 class SecondOptimizer(SeedOfLambda):
-    """A second optimizer as an attribute of the model, made in the first step. The model draws random numbers."""
+    """A second optimizer as an attribute of the model, made in the first step. The model draws
+    random numbers.
+    """
 
     second = "second"
 
@@ -152,7 +158,9 @@ class TwoModelsOfClosure(TwoModels):
 
 
 class HostWrites(LinearTask):
-    """Second models that steps only read: an action writes to two of them, `initialize` to one, nothing to another."""
+    """Second models that steps only read: an action writes to two of them, `initialize` to one,
+    nothing to another.
+    """
 
     def build_model(self) -> Any:
         self.target, self.evaluated, self.teacher, self.fixed = (_dense() for _ in range(4))
@@ -230,7 +238,9 @@ class KerasTwoUnbuilt(LinearTask):
 
 
 class KerasTwo(KerasTwoUnbuilt):
-    """A third optimizer stands in a list of the task, with its slots, and trains what the loss does not ask for."""
+    """A third optimizer stands in a list of the task, with its slots, and trains what the loss does
+    not ask for.
+    """
 
     def build_model(self) -> Any:
         model = super().build_model()
@@ -261,7 +271,9 @@ FORMS: dict[str, tuple[Callable[..., Any], int, dict[str, Any]]] = {
 
 
 def train_all(base: str, which: str, from_step: int | None) -> None:
-    """Trains each form in `base/form which`, resumed from `from_step`; writes weights and metrics to its ends.json."""
+    """Trains each form in `base/form which`, resumed from `from_step`; writes weights and metrics
+    to its ends.json.
+    """
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     for form in FORMS:

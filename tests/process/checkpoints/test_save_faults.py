@@ -61,7 +61,9 @@ KILLS = [
 def killed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[Any, Any]]:
-    """The folder of each run that is killed, and its process; all are started before the first test."""
+    """The folder of each run that is killed, and its process; all are started before the first
+    test.
+    """
     items: list[Any] = request.session.items
     chosen = [
         item.callspec.params["kill"] for item in items if "after_a_kill_during_a_save" in item.name

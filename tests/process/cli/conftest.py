@@ -74,7 +74,9 @@ def trainer_kit(
 
 
 def _forget_experiments(folder: Path) -> None:
-    """Removes the modules that were imported from `folder`, and the package of the working directory's experiments."""
+    """Removes the modules that were imported from `folder`, and the package of the working
+    directory's experiments.
+    """
     for name, module in [*sys.modules.items()]:
         file = getattr(module, "__file__", None)
         if name.split(".")[0] == "experiments" or (
@@ -99,7 +101,9 @@ def process(here: Path) -> Command:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real run of 20 steps, evaluated at 10 and 20, and its sidecar `fast`; to be read, or copied, only."""
+    """A real run of 20 steps, evaluated at 10 and 20, and its sidecar `fast`; to be read, or
+    copied, only.
+    """
     from tests.engine.linear_task import linear_experiment
     from trainer_kit.run.launcher import launch
 

@@ -1,4 +1,6 @@
-"""A run of `trainer-kit doctor` in a process of the fork server, which imports this module and so nothing for tests."""
+"""A run of `trainer-kit doctor` in a process of the fork server, which imports this module and so
+nothing for tests.
+"""
 
 from __future__ import annotations
 

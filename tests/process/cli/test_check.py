@@ -93,7 +93,9 @@ class _NestedTask(LinearTask):
 
 @pytest.fixture
 def check(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command here, without a process of its own, on the tiny experiment with another task section."""
+    """Runs the command here, without a process of its own, on the tiny experiment with another task
+    section.
+    """
 
     def run(*arguments: str, task: TinyConfig | None = None) -> tuple[int, str, str]:
         name = f"checked_{next(_numbers)}"

@@ -1,4 +1,6 @@
-"""`trainer-kit doctor learning_rate`: the curve, the suggestion, the picture, and that it writes nothing else."""
+"""`trainer-kit doctor learning_rate`: the curve, the suggestion, the picture, and that it writes
+nothing else.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A process that runs the Python commands of pages one after the other, most of them without a cold start.
+"""A process that runs the Python commands of pages one after the other, most of them without a cold
+start.
 
 A command of its own process spends most of its time in what TensorFlow does once in a process. Here
 each command begins with a folder, arguments and an environment of its own, and without the modules,
@@ -23,7 +24,8 @@ _TRAIN = ["python", "-m", "trainer_kit.train"]
 
 
 def serve(commands: Connection) -> None:
-    """Runs a command for each (folder, line) and answers with its exit code; what it writes is this process's output.
+    """Runs a command for each (folder, line) and answers with its exit code; what it writes is this
+    process's output.
 
     The CPU is two devices, for the page that asks for them.
     """
@@ -106,7 +108,9 @@ def _as_if_new(folder: str) -> Iterator[None]:
 
 
 def _forget(folder: str) -> None:
-    """Forgets the modules of a page and what they have registered, so that each command has to import its own."""
+    """Forgets the modules of a page and what they have registered, so that each command has to
+    import its own.
+    """
     files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
     for name, file in files.items():
         of_the_page = isinstance(file, str) and file.startswith(folder + os.sep)

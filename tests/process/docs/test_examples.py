@@ -41,7 +41,9 @@ class Runner:
         self.background: list[Child] = []
 
     def run(self, line: str, folder: Path) -> tuple[int, str]:
-        """Returns the exit code of a command and its output; `wait` has the largest code of those that it ends."""
+        """Returns the exit code of a command and its output; `wait` has the largest code of those
+        that it ends.
+        """
         if line == "wait":
             ended = [self.background.pop(0).wait() for _ in [*self.background]]
             return max((abs(one.code) for one in ended), default=0), "".join(
@@ -103,7 +105,9 @@ def runner() -> Iterator[Runner]:
 
 
 def _lines(command: Command) -> list[Command]:
-    """Returns the lines of a command that needs no shell to hold them together; all but the last have to end with 0."""
+    """Returns the lines of a command that needs no shell to hold them together; all but the last
+    have to end with 0.
+    """
     files = [found[0] for found in _FILE.finditer(command.text)]
     lines = _FILE.sub("\0\n", command.text).replace("\\\n", " ").strip().split("\n")
     if any(_SHELL.intersection(line.removesuffix(_BACKGROUND)) for line in lines if line != "\0"):

@@ -1,4 +1,6 @@
-"""The site of docs/ is built, with every link and anchor checked, and loads nothing from other hosts."""
+"""The site of docs/ is built, with every link and anchor checked, and loads nothing from other
+hosts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Two epochs of 103 examples in batches of 10, from a Source and from a dataset that ends; a callback of epochs."""
+"""Two epochs of 103 examples in batches of 10, from a Source and from a dataset that ends; a
+callback of epochs.
+"""
 
 from __future__ import annotations
 

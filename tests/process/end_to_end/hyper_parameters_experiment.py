@@ -1,4 +1,6 @@
-"""An experiment of test_callbacks.py: hyper-parameters that can be changed, and a hand that edits them."""
+"""An experiment of test_callbacks.py: hyper-parameters that can be changed, and a hand that edits
+them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class ChangedTask(KilledTask):
 
 
 class Hand(trainer_kit.Callback):
-    """Edits hyper_parameters.yaml at the end of the loop that ends at `step`, before set_from_file reads it."""
+    """Edits hyper_parameters.yaml at the end of the loop that ends at `step`, before set_from_file
+    reads it.
+    """
 
     def __init__(self, step: int, text: str) -> None:
         self._step, self._text = step, text

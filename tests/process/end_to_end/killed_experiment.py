@@ -1,4 +1,6 @@
-"""The experiment that test_kills.py kills: a task that tells of each training step, and faults to import."""
+"""The experiment that test_kills.py kills: a task that tells of each training step, and faults to
+import.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class KilledTask(LinearTask):
 
 @trainer_kit.register_experiment("killed")
 def killed() -> Any:
-    """Momentum, dropout, shuffled data; a checkpoint every 5 steps, an evaluation every 15, two bests kept."""
+    """Momentum, dropout, shuffled data; a checkpoint every 5 steps, an evaluation every 15, two
+    bests kept.
+    """
     config = linear_experiment(
         train_steps=STEPS,
         steps_per_loop=LOOP,
@@ -86,7 +90,9 @@ def killed() -> Any:
 
 @trainer_kit.register_experiment("killed_fused")
 def killed_fused() -> Any:
-    """The same, three steps in one program: the linear task itself, because XLA takes no Python; dropout too."""
+    """The same, three steps in one program: the linear task itself, because XLA takes no Python;
+    dropout too.
+    """
     os.environ.pop(
         "XLA_FLAGS", None
     )  # with the optimizations that users have; see tests/conftest.py
@@ -96,13 +102,17 @@ def killed_fused() -> Any:
 
 
 def killed_at(point: str, occurrence: int, file: str, *arguments: str) -> None:
-    """Trains until a write point is reached, and dies there; notes the points that were reached in `file`."""
+    """Trains until a write point is reached, and dies there; notes the points that were reached in
+    `file`.
+    """
     stop_at(point, occurrence)
     recorded(file, *arguments)
 
 
 def killed_behind_its_reports(*arguments: str) -> None:
-    """Trains with a history that is slow to be written, and dies when the first checkpoint has all its files."""
+    """Trains with a history that is slow to be written, and dies when the first checkpoint has all
+    its files.
+    """
     write = JsonLinesWriter.write
 
     def slowly(writer: JsonLinesWriter, report: Report) -> None:
@@ -115,7 +125,9 @@ def killed_behind_its_reports(*arguments: str) -> None:
 
 
 def held_in_evaluation(step: int, file: str, *arguments: str) -> None:
-    """Evaluates; makes `file` in the first evaluation of `step`, and ends that one when the file is removed."""
+    """Evaluates; makes `file` in the first evaluation of `step`, and ends that one when the file is
+    removed.
+    """
     evaluate, held = Controller.evaluate, False
 
     def slowly(controller: Controller, steps: int = -1) -> Any:
@@ -139,7 +151,9 @@ def recorded(file: str, *arguments: str) -> None:
 
 
 def stopped_in_step(step: int, *arguments: str) -> None:
-    """Trains with a SIGTERM in the middle of `step`, which ends only when the run has seen the signal."""
+    """Trains with a SIGTERM in the middle of `step`, which ends only when the run has seen the
+    signal.
+    """
     global on_step
     seen, count, request_stop = threading.Event(), 0, Trainer.request_stop
 

@@ -1,4 +1,5 @@
-"""Runs training commands one after the other in one process that has TensorFlow: most end before their first step.
+"""Runs training commands one after the other in one process that has TensorFlow: most end before
+their first step.
 
 A fork for each would trace and convert the same functions anew.
 """
@@ -18,7 +19,8 @@ from trainer_kit.train import main
 
 
 def answer(requests: str, replies: str) -> None:
-    """Reads lines from one fifo: the arguments, and a file for what is written, in JSON; writes exit codes to another.
+    """Reads lines from one fifo: the arguments, and a file for what is written, in JSON; writes
+    exit codes to another.
 
     Modules and experiments that a command has brought are gone before the next one.
     """

@@ -1,4 +1,6 @@
-"""A callback of a user, from Python, a config file and gin; what it and others change or stop, after kills too."""
+"""A callback of a user, from Python, a config file and gin; what it and others change or stop,
+after kills too.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def server() -> Iterator[ForkServer]:
 
 
 def _assert_reported(run: Path, steps: list[int]) -> None:
-    """The callback has reported at `steps`, into the history and the event file, and its time was counted."""
+    """The callback has reported at `steps`, into the history and the event file, and its time was
+    counted.
+    """
     lines = [line for line in read_json_lines(run / "metrics.jsonl") if line["kind"] == "train"]
     assert [line["step"] for line in lines if "weight_norm" in line["metrics"]] == steps
     assert "callbacks/WeightNorm" in json.loads((run / "final.json").read_text())["time"]
@@ -91,7 +95,9 @@ def test_a_callback_of_python_reports_and_its_time_is_counted(tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run with all callbacks that nothing has happened to, and one that was killed again and again."""
+    """A run with all callbacks that nothing has happened to, and one that was killed again and
+    again.
+    """
     base = tmp_path_factory.mktemp("changed")
     whole, hit, file = base / "whole", base / "hit", base / "callbacks.yaml"
     file.write_text(YAML)

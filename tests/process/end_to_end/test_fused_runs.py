@@ -102,7 +102,9 @@ DROPOUT = {"dropout": 0.3}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """Weights and reports of a run with dropout, of five steps in a program, that was never stopped."""
+    """Weights and reports of a run with dropout, of five steps in a program, that was never
+    stopped.
+    """
     return _run(tmp_path_factory.mktemp("whole"), DROPOUT, fuse_steps=5)
 
 

@@ -157,7 +157,9 @@ def killed_fused(server: ForkServer, folder: Path, kind: str) -> Story:
 
 
 def _all_scenarios(items: list[pytest.Item]) -> Iterator[Scenario]:
-    """Those of the tests that were chosen, and the runs that they are compared with, which come first."""
+    """Those of the tests that were chosen, and the runs that they are compared with, which come
+    first.
+    """
     found = [
         item.callspec.params["story"]
         for item in items

@@ -70,7 +70,9 @@ def late(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder, the same for all: AutoGraph takes equal functions of two files for one, and names the first."""
+    """An empty folder, the same for all: AutoGraph takes equal functions of two files for one, and
+    names the first.
+    """
     folder = tmp_path_factory.getbasetemp() / "mine"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -88,7 +88,9 @@ def whole(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def stops(
     request: pytest.FixtureRequest, server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[Stop]]]:
-    """The long ones of the tests that were chosen, two at a time, while other tests run: most of each is a wait."""
+    """The long ones of the tests that were chosen, two at a time, while other tests run: most of
+    each is a wait.
+    """
 
     def stop(name: str) -> Stop:
         folder = tmp_path_factory.mktemp("stopped") / "run"
@@ -138,7 +140,8 @@ Often = tuple[Path, dict[str, tuple[Ended, int]], Ended]
 def stopped_often(
     server: ForkServer, tmp_path_factory: pytest.TempPathFactory, stops: Any
 ) -> Callable[[str], Often]:
-    """By its overrides: the folder of a run, how it ended at each moment with its newest checkpoint then, and at last.
+    """By its overrides: the folder of a run, how it ended at each moment with its newest checkpoint
+    then, and at last.
 
     What takes long in other tests goes on meanwhile.
     """

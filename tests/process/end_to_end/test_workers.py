@@ -1,4 +1,6 @@
-"""Two workers as two real processes, which talk over loopback and share a model_dir: nothing is lost, come what may."""
+"""Two workers as two real processes, which talk over loopback and share a model_dir: nothing is
+lost, come what may.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ HITS = (
 
 @dataclass(frozen=True)
 class Runs:
-    """One run that nothing has happened to, and one that was hit; how both workers ended, at each start."""
+    """One run that nothing has happened to, and one that was hit; how both workers ended, at each
+    start.
+    """
 
     whole: Path
     whole_ends: list[Ended]

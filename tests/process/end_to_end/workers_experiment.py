@@ -62,7 +62,9 @@ class NormalizedTask(TinyTask):
 
 @trainer_kit.register_experiment("normalized")
 def normalized() -> Any:
-    """Loops longer than the steps after which workers agree, so that a stop cuts one; changing rates; an early stop."""
+    """Loops longer than the steps after which workers agree, so that a stop cuts one; changing
+    rates; an early stop.
+    """
     hand = {"step": LOOP, "text": "learning_rate: 0.02"}
     plateau = {
         "metric": "validation_loss",
@@ -165,7 +167,8 @@ def watched_worker(
 def hit_worker(
     hosts: Sequence[str], index: int, number: int, moment: str, count: int, *arguments: str
 ) -> None:
-    """Trains until its `count`-th training step or batch of an evaluation, where it gets the signal `number`.
+    """Trains until its `count`-th training step or batch of an evaluation, where it gets the signal
+    `number`.
 
     That step ends only when the run has seen the signal: others may come before it otherwise.
 

@@ -46,7 +46,9 @@ print("done", flush=True)
 
 
 def _ended_late(work: float, saves: str) -> tuple[int, str, str, float]:
-    """The exit code, both outputs and the seconds from SIGTERM to the end of a process with 1.2 s of grace time."""
+    """The exit code, both outputs and the seconds from SIGTERM to the end of a process with 1.2 s
+    of grace time.
+    """
     process = start_python("-c", _LATE, "1.2", str(work), saves)
     begin = time.monotonic()
     process.send_signal(signal.SIGTERM)

@@ -1,4 +1,6 @@
-"""Commands answer signals from their first line on, and keep their exit code to the last; in real processes."""
+"""Commands answer signals from their first line on, and keep their exit code to the last; in real
+processes.
+"""
 
 from __future__ import annotations
 

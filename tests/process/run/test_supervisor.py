@@ -1,4 +1,6 @@
-"""Supervised commands, with small programs as children: attempts, their records, signals, and exit codes."""
+"""Supervised commands, with small programs as children: attempts, their records, signals, and exit
+codes.
+"""
 
 from __future__ import annotations
 

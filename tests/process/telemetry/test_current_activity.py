@@ -1,4 +1,6 @@
-"""What a run is doing, when it takes long: what the watch sees, and what real runs with slow parts print."""
+"""What a run is doing, when it takes long: what the watch sees, and what real runs with slow parts
+print.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def slow_experiment() -> ExperimentConfig:
 
 
 def _lines(tmp_path: Path, config: ExperimentConfig) -> list[str]:
-    """What an evaluation of the initial weights writes: a run would be traced for its training, too."""
+    """What an evaluation of the initial weights writes: a run would be traced for its training,
+    too.
+    """
     console = {"activity_after": 0.0, "activity_every": 0.1}
     return _written(tmp_path, config, "eval", checkpoint="initial", **console).splitlines()
 

@@ -74,7 +74,9 @@ def test_a_run_that_takes_too_long_is_killed(server: ForkServer) -> None:
 
 
 def replace_servers() -> None:
-    """In a process of its own, whose servers import little: what replaces them is the same, and takes no seconds."""
+    """In a process of its own, whose servers import little: what replaces them is the same, and
+    takes no seconds.
+    """
     fork_server._PRELOADED = "colorsys"
     servers = []
     for needs, code in (

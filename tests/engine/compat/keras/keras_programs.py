@@ -1,4 +1,5 @@
-"""Programs of Keras's guides, small: functions that return a compiled model, and the data that they train on.
+"""Programs of Keras's guides, small: functions that return a compiled model, and the data that they
+train on.
 
 Keras would compile them with XLA, which takes longer than the rest of a test; one program asks for
 it.
@@ -22,7 +23,9 @@ CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def classifier(*hidden: Any, **options: Any) -> Any:
-    """Returns a model of one layer behind `hidden`, by default dropout: what is traced takes most of a fit's time."""
+    """Returns a model of one layer behind `hidden`, by default dropout: what is traced takes most
+    of a fit's time.
+    """
     model = keras.Sequential(
         [keras.Input((8,)), *(hidden or [layers.Dropout(0.3)]), layers.Dense(3)]
     )
@@ -87,7 +90,9 @@ def added_loss() -> Any:
 
 
 class CustomStep(keras.Model):
-    """A model whose steps return plain scalars, nested ones among them; an evaluation reports no loss."""
+    """A model whose steps return plain scalars, nested ones among them; an evaluation reports no
+    loss.
+    """
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -184,7 +189,9 @@ class Doubled(tf_keras.layers.Layer):
 
 
 class PositiveBatches(tf_keras.metrics.Metric):
-    """A metric with conditions of tensors: the number of batches with a positive sum, negative from the third one."""
+    """A metric with conditions of tensors: the number of batches with a positive sum, negative from
+    the third one.
+    """
 
     def __init__(self) -> None:
         super().__init__(name="positive_batches")
@@ -211,7 +218,9 @@ def limited_squares(y_true: Any, y_pred: Any) -> Any:
 
 
 def with_tensor_conditions() -> Any:
-    """Returns a model of tf_keras with conditions of tensors in a layer, in its loss and in its metrics."""
+    """Returns a model of tf_keras with conditions of tensors in a layer, in its loss and in its
+    metrics.
+    """
     hidden = [Doubled(), tf_keras.layers.BatchNormalization()]
     model = tf_keras.Sequential([tf_keras.Input((8,)), *hidden, tf_keras.layers.Dense(3)])
     model.compile("adam", limited_squares, metrics=[PositiveBatches(), limited_squares])

@@ -1,4 +1,6 @@
-"""The orders of a pass that a new process begins with: those that the passes before would have led to."""
+"""The orders of a pass that a new process begins with: those that the passes before would have led
+to.
+"""
 
 from __future__ import annotations
 

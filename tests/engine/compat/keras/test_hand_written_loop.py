@@ -23,7 +23,9 @@ X, Y = RANDOM.rand(40, 784).astype("float32"), RANDOM.randint(0, 10, 40)
 
 
 def batches(random: bool = False) -> tf.data.Dataset:
-    """Returns batches of 16 examples; the last one has 8. Random ones are shuffled twice, with noise between."""
+    """Returns batches of 16 examples; the last one has 8. Random ones are shuffled twice, with
+    noise between.
+    """
     dataset = tf.data.Dataset.from_tensor_slices((X, Y))
     if random:
         noisy = dataset.shuffle(40, seed=2).map(
@@ -34,7 +36,9 @@ def batches(random: bool = False) -> tf.data.Dataset:
 
 
 def around() -> dict[str, Any]:
-    """Returns the names that the document uses and does not define, with the same weights each time."""
+    """Returns the names that the document uses and does not define, with the same weights each
+    time.
+    """
     keras.utils.set_random_seed(1)
     layers = [
         keras.layers.Dense(8, activation="relu"),

@@ -55,7 +55,9 @@ class ReturnsRate(keras.Model):
 
 
 class ReturnsOwnLoss(keras.Model):
-    """Returns losses under the name of the tracker of compile, which it never updates, and reads the tracker."""
+    """Returns losses under the name of the tracker of compile, which it never updates, and reads
+    the tracker.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,7 +20,9 @@ classifier = functools.partial(keras_programs.classifier, metrics=["accuracy"])
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, keras.Model]:
-    """The folder of a run whose most accurate weights are not its last, and the model that it trained."""
+    """The folder of a run whose most accurate weights are not its last, and the model that it
+    trained.
+    """
     keras.utils.set_random_seed(4)
     folder, model = tmp_path_factory.mktemp("run"), classifier(optimizer=keras.optimizers.SGD(3.0))
     options = {"epochs": 3, "validation_data": (X, Y), "verbose": 0, "best": "val_accuracy"}

@@ -108,7 +108,9 @@ def test_a_resumed_run_goes_on_with_rate_patience_and_bar(
 
 
 class Copies(Callback):
-    """Copies the folder of a run when the evaluation of step 8 is recorded, and no later checkpoint is saved."""
+    """Copies the folder of a run when the evaluation of step 8 is recorded, and no later checkpoint
+    is saved.
+    """
 
     def __init__(self, to: Path) -> None:
         self._to = to
@@ -140,7 +142,9 @@ def test_what_methods_of_an_evaluation_change_survives_a_kill(tmp_path: Path) ->
 
 
 class Lowers(keras.callbacks.Callback):
-    """Trains with another rate, and may stop the fit in its second epoch; calls `note` with the name of each event."""
+    """Trains with another rate, and may stop the fit in its second epoch; calls `note` with the
+    name of each event.
+    """
 
     def __init__(self, note: Any, stops: bool) -> None:
         super().__init__()

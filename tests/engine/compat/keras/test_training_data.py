@@ -29,7 +29,9 @@ from trainer_kit.errors import DataError, UsageError
 def losses(
     door: str, x: Any, *, model_dir: Path | str = "", build: Any = linear, **options: Any
 ) -> list[float]:
-    """Returns the losses of a fit of Keras or of trainer_kit with the same seed; x may be a function."""
+    """Returns the losses of a fit of Keras or of trainer_kit with the same seed; x may be a
+    function.
+    """
     keras.utils.set_random_seed(3)
     x = x() if callable(x) else x
     model, options = build(), {"verbose": 0, **options}
@@ -163,7 +165,9 @@ def test_a_shuffled_py_dataset_resumes_inside_a_pass(tmp_path: Path) -> None:
 
 
 class Counting(keras.utils.PyDataset):
-    """Four batches whose features are the number of ended epochs, and with a tenth for each epoch that has begun."""
+    """Four batches whose features are the number of ended epochs, and with a tenth for each epoch
+    that has begun.
+    """
 
     ended = begun = 0
 

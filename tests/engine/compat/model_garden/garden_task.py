@@ -97,7 +97,9 @@ def small_trainer(
 
 
 def begun(trainer: Trainer, config: Any, folder: Path) -> CheckpointManager:
-    """Returns the manager of the checkpoints in `folder`, once `trainer` goes on from the newest, if there is one."""
+    """Returns the manager of the checkpoints in `folder`, once `trainer` goes on from the newest,
+    if there is one.
+    """
     options = convert(config).trainer
     manager = CheckpointManager(
         trainer, RunDirectory(str(folder), options), options, asynchronous=False

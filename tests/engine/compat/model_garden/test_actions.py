@@ -1,4 +1,6 @@
-"""What happens after loops and evaluations, for trainers of both frameworks; real ones, beside Model Garden's."""
+"""What happens after loops and evaluations, for trainers of both frameworks; real ones, beside
+Model Garden's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Model Garden's trainers under trainer_kit's runner: their own state, what happens after loops and evaluations."""
+"""Model Garden's trainers under trainer_kit's runner: their own state, what happens after loops and
+evaluations.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def test_it_goes_back_after_a_divergence_as_the_config_says(
 
 
 class Averaging(Counting):
-    """Keeps a number that its evaluations report, and a second optimizer, which makes its slots in the first loop."""
+    """Keeps a number that its evaluations report, and a second optimizer, which makes its slots in
+    the first loop.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)

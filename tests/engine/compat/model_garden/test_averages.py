@@ -1,4 +1,6 @@
-"""Checkpoints of the averaged weights, named like Model Garden's; its own optimizer, one device and two."""
+"""Checkpoints of the averaged weights, named like Model Garden's; its own optimizer, one device and
+two.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from trainer_kit.compat.model_garden.optimizers import OptimizerAverages
 
 
 def _trained() -> tuple[Any, Any]:
-    """Returns a model, of which no two values have the same exponent, and its averaging optimizer. In scope."""
+    """Returns a model, of which no two values have the same exponent, and its averaging optimizer.
+    In scope.
+    """
     model = tf_keras.Sequential(
         [tf_keras.Input((3,)), tf_keras.layers.Dense(4), tf_keras.layers.BatchNormalization()]
     )

@@ -1,4 +1,6 @@
-"""Config objects of Model Garden as config classes of ours, and back: what may be written, and what reaches theirs."""
+"""Config objects of Model Garden as config classes of ours, and back: what may be written, and what
+reaches theirs.
+"""
 
 from __future__ import annotations
 

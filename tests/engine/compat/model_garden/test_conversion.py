@@ -1,4 +1,6 @@
-"""Model Garden's ExperimentConfig becomes ours: what is kept, what means something else, what is refused."""
+"""Model Garden's ExperimentConfig becomes ours: what is kept, what means something else, what is
+refused.
+"""
 
 from __future__ import annotations
 

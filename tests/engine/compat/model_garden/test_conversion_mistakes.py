@@ -1,4 +1,6 @@
-"""Mistakes in configs of Model Garden's experiments are told by path; their YAML is read as they read it."""
+"""Mistakes in configs of Model Garden's experiments are told by path; their YAML is read as they
+read it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The average that an optimizer of Model Garden keeps: exchanged bit by bit, on every replica, wrapped or not."""
+"""The average that an optimizer of Model Garden keeps: exchanged bit by bit, on every replica,
+wrapped or not.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def _model() -> Any:
 
 
 def _averaging(model: Any, trainable_only: bool = True) -> Any:
-    """Returns an averaging optimizer whose averages, and the weights, are of many magnitudes. In scope."""
+    """Returns an averaging optimizer whose averages, and the weights, are of many magnitudes. In
+    scope.
+    """
     optimizer = optimization.ExponentialMovingAverage(
         tf_keras.optimizers.legacy.SGD(), trainable_only
     )

@@ -1,4 +1,6 @@
-"""All optimizers of Model Garden: made whole, saved, restored strictly, and gone on with bit by bit."""
+"""All optimizers of Model Garden: made whole, saved, restored strictly, and gone on with bit by
+bit.
+"""
 
 from __future__ import annotations
 

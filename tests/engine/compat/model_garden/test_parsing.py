@@ -1,4 +1,6 @@
-"""From flags to a config of theirs: the same config as theirs gives, and mistakes in one report of ours."""
+"""From flags to a config of theirs: the same config as theirs gives, and mistakes in one report of
+ours.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def files(tmp_path: Path) -> Path:
 def _both(
     folder: Path, experiment: str = "mock", config_file: Any = (), **flags: Any
 ) -> tuple[Any, Any]:
-    """Returns the config of theirs and of ours for the same flags, a path of FILES in them given by its name."""
+    """Returns the config of theirs and of ours for the same flags, a path of FILES in them given by
+    its name.
+    """
     files = [str(folder / name) for name in config_file]
     if flags.get("params_override") in FILES:
         flags["params_override"] = str(folder / flags["params_override"])

@@ -97,7 +97,9 @@ def _written(folder: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run in mode "train": its folder, its model, the logs of each loop, and what was returned beside it."""
+    """A finished run in mode "train": its folder, its model, the logs of each loop, and what was
+    returned beside it.
+    """
 
     folder: Path
     model: Any
@@ -339,7 +341,9 @@ class OwnTrainerConfig(config_definitions.TrainerConfig):  # type: ignore[misc]
 
 
 class Composite(tf_keras.optimizers.legacy.Optimizer):  # type: ignore[misc]
-    """Updates each variable with an optimizer of its own, and has no learning rate, as one of TF Recommenders."""
+    """Updates each variable with an optimizer of its own, and has no learning rate, as one of TF
+    Recommenders.
+    """
 
     def __init__(self, optimizers: Any) -> None:
         super().__init__("Composite")
@@ -353,7 +357,9 @@ class Composite(tf_keras.optimizers.legacy.Optimizer):  # type: ignore[misc]
 
 
 class OwnTask(SmallTask):  # type: ignore[misc]
-    """Makes the optimizer with the model, and none from the config, as the ranking program of Model Garden does."""
+    """Makes the optimizer with the model, and none from the config, as the ranking program of Model
+    Garden does.
+    """
 
     @classmethod
     def create_optimizer(cls, optimizer_config: Any, runtime_config: Any = None) -> None:

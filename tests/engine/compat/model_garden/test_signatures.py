@@ -1,4 +1,6 @@
-"""Whoever wrote against official.core can call ours the same way: names, order, kinds and defaults of parameters."""
+"""Whoever wrote against official.core can call ours the same way: names, order, kinds and defaults
+of parameters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Our Trainer for tasks of Model Garden, beside theirs: what it is made of, what it evaluates, what gin binds."""
+"""Our Trainer for tasks of Model Garden, beside theirs: what it is made of, what it evaluates, what
+gin binds.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ def write(path: Path, numbers: Iterable[int], compression: str = "") -> None:
 
 
 def write_data_set(folder: Path) -> Path:
-    """Writes 4 files of training examples, of which two are compressed, an empty one, and 2 files of others."""
+    """Writes 4 files of training examples, of which two are compressed, an empty one, and 2 files
+    of others.
+    """
     for file, compression in enumerate(["", "GZIP", "ZLIB", ""]):
         write(folder / f"train-{file:05}.tfrec", range(file, TRAIN, 4), compression)
     (folder / "train-00004.tfrec").touch()

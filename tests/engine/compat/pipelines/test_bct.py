@@ -1,4 +1,6 @@
-"""BCTModel: the influence loss, masked classes, the frozen old classifier, and a fit that is interrupted."""
+"""BCTModel: the influence loss, masked classes, the frozen old classifier, and a fit that is
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def bct_model(old: Any = None, **options: Any) -> Any:
 
 
 def loss_parts(model: Any, y: Any, sample_weight: Any = None) -> tuple[float, float, float]:
-    """Returns the loss, the classification loss and the influence loss of the first three examples, by hand."""
+    """Returns the loss, the classification loss and the influence loss of the first three examples,
+    by hand.
+    """
     predictions, embedding = model(X[:3])
     whole = model.compute_loss(
         x=X[:3], y=y, y_pred=[predictions, embedding], sample_weight=sample_weight
@@ -114,7 +118,9 @@ def fitted(folder: Path, epochs: int, model: Any, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A fit of two epochs: its old classifier and the weights of that before, its model and its history."""
+    """A fit of two epochs: its old classifier and the weights of that before, its model and its
+    history.
+    """
     old = old_classifier()
     before, model = [one.copy() for one in old.get_weights()], bct_model(old, gallery=GALLERY)
     history = fitted(tmp_path_factory.mktemp("whole"), 2, model)

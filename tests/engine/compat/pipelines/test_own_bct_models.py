@@ -1,4 +1,6 @@
-"""Users' own models for backward-compatible training, with steps and a compile of their own, in both Kerases."""
+"""Users' own models for backward-compatible training, with steps and a compile of their own, in
+both Kerases.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Y = np.eye(5, dtype="float32")[RANDOM.randint(0, 5, 48)]
 
 
 def loss_of_both(y: Any, predictions: Any, y_old: Any, old_predictions: Any) -> Any:
-    """Returns the classification loss plus the influence loss, which rows of zeros have no share in."""
+    """Returns the classification loss plus the influence loss, which rows of zeros have no share
+    in.
+    """
     own = keras.losses.categorical_crossentropy(y, predictions)
     old = tf.reduce_sum(y_old, axis=1) * keras.losses.categorical_crossentropy(
         y_old, old_predictions
@@ -29,7 +33,9 @@ def loss_of_both(y: Any, predictions: Any, y_old: Any, old_predictions: Any) -> 
 
 
 def own_model(library: Any) -> Any:
-    """Returns a compiled model of a class whose steps take (x, y, y_old), and whose compile is its own."""
+    """Returns a compiled model of a class whose steps take (x, y, y_old), and whose compile is its
+    own.
+    """
 
     class Compatible(library.Model):
         def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -24,7 +24,9 @@ from trainer_kit.checkpoints.state.random_state import (
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folders of runs whose second half was drawn again by another process, for each number of replicas."""
+    """Folders of runs whose second half was drawn again by another process, for each number of
+    replicas.
+    """
     base = tmp_path_factory.mktemp("drawn")
     with ForkServer(["tests.process.checkpoints.random_runs"]) as server:
         for function in (draw_all, go_on):

@@ -1,4 +1,6 @@
-"""What a training step changes beside weights and optimizer is the same after a resume, or is named."""
+"""What a training step changes beside weights and optimizer is the same after a resume, or is
+named.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ from trainer_kit.training.trainer import Trainer
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folders of runs that were not stopped, and of copies that another process resumed in the middle, by form."""
+    """Folders of runs that were not stopped, and of copies that another process resumed in the
+    middle, by form.
+    """
     base = tmp_path_factory.mktemp("trained")
     with ForkServer(["tests.process.checkpoints.stateful_tasks"]) as server:
         for which, from_step in (("straight", None), ("stopped", STEPS // 2)):

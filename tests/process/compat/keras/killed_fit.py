@@ -23,7 +23,9 @@ class Halve(keras.callbacks.Callback):
 
 
 class WarmUp(keras.callbacks.Callback):
-    """Raises the learning rate in the batches of the first three epochs, and notes the batches and their losses."""
+    """Raises the learning rate in the batches of the first three epochs, and notes the batches and
+    their losses.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +68,8 @@ def run_to_the_end(*folders: str) -> None:
 
 
 def trained(folder: str, kill: int = 0) -> dict[str, Any]:
-    """Trains five epochs of 10 steps, with a checkpoint every four steps; returns history, weights and batches.
+    """Trains five epochs of 10 steps, with a checkpoint every four steps; returns history, weights
+    and batches.
 
     Args:
       folder: The folder of the run and of the files of its callbacks.

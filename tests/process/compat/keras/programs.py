@@ -1,4 +1,5 @@
-"""Programs in the manner of Keras's guides, which may kill their process; each has states of kinds of their own.
+"""Programs in the manner of Keras's guides, which may kill their process; each has states of kinds
+of their own.
 
 A program takes a folder and callbacks, makes model and data from one seed, trains for four epochs
 of ten steps and returns the History and all that has variables. `killed_fit.py` has callbacks, and
@@ -51,7 +52,9 @@ def classifier() -> keras.Model:
 
 
 def averaged_weights(folder: str, callbacks: list[Any]) -> Any:
-    """A callback swaps in the moving average of the optimizer; a dataset is shuffled, and classes have weights."""
+    """A callback swaps in the moving average of the optimizer; a dataset is shuffled, and classes
+    have weights.
+    """
     model = classifier()
     adam = keras.optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.9, clipnorm=1.0)
     model.compile(
@@ -81,7 +84,9 @@ def gan(folder: str, callbacks: list[Any]) -> Any:
 
 
 def loop_by_hand(folder: str, callbacks: list[Any]) -> Any:
-    """The functions of a loop by hand: they use two models, optimizers, a counter and metrics around them."""
+    """The functions of a loop by hand: they use two models, optimizers, a counter and metrics
+    around them.
+    """
     model, critic = classifier(), keras.Sequential([keras.Input((3,)), layers.Dense(1)])
     optimizer, critic_optimizer = keras.optimizers.Adam(1e-2), keras.optimizers.Adam(1e-2)
     count = tf.Variable(0.0, trainable=False)
@@ -125,7 +130,9 @@ def run_killed(name: str, folder: Path, step: int) -> None:
 
 
 def run_to_the_end(folder: Path) -> None:
-    """Runs the killed programs to their end, then all programs whole; writes history and bits to a file each."""
+    """Runs the killed programs to their end, then all programs whole; writes history and bits to a
+    file each.
+    """
     for kind in ("again", "whole"):
         results = {}
         for name, program in PROGRAMS.items():

@@ -1,4 +1,6 @@
-"""A program of three fits, as pretraining and fine-tuning are, that may kill its process in one of them."""
+"""A program of three fits, as pretraining and fine-tuning are, that may kill its process in one of
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ BATCH, STEPS = 16, 5
 
 
 class WarmUp(keras.callbacks.Callback):
-    """Trains with rising rates from a small one on, stops the fit after some steps, and puts the rate back."""
+    """Trains with rising rates from a small one on, stops the fit after some steps, and puts the
+    rate back.
+    """
 
     def __init__(self, steps: int) -> None:
         super().__init__()

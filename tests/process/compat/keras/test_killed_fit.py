@@ -1,4 +1,6 @@
-"""A fit that is killed in several epochs and started again ends with the bits of one that was never killed."""
+"""A fit that is killed in several epochs and started again ends with the bits of one that was never
+killed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tests.process.compat.keras.killed_fit import run_killed, run_to_the_end
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path, Path]:
-    """What a run has printed and another that was killed in the third epoch and after the fourth; their folders."""
+    """What a run has printed and another that was killed in the third epoch and after the fourth;
+    their folders.
+    """
     whole, killed = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("killed")
     with ForkServer() as server:
         for step in (26, 40):

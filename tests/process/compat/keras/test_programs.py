@@ -1,4 +1,6 @@
-"""Programs of Keras's guides end with the same bits if the process of one of their epochs is killed."""
+"""Programs of Keras's guides end with the same bits if the process of one of their epochs is
+killed.
+"""
 
 from __future__ import annotations
 

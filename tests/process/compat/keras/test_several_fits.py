@@ -1,4 +1,6 @@
-"""A program of several fits that is killed in the middle ends as one that was never killed: finished fits count."""
+"""A program of several fits that is killed in the middle ends as one that was never killed:
+finished fits count.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ EPOCHS = 2
 
 
 def fit(hosts: Sequence[str], index: int, folder: str) -> None:
-    """Trains a model with batch normalization, whose averages can be read by all workers together only."""
+    """Trains a model with batch normalization, whose averages can be read by all workers together
+    only.
+    """
     cluster = {"cluster": {"worker": list(hosts)}, "task": {"type": "worker", "index": index}}
     os.environ["TF_CONFIG"] = json.dumps(cluster)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()

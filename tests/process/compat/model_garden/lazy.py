@@ -1,4 +1,6 @@
-"""Experiments of a user of Model Garden: a model that is built by its first call, tasks with a bug, small ResNets."""
+"""Experiments of a user of Model Garden: a model that is built by its first call, tasks with a bug,
+small ResNets.
+"""
 
 from __future__ import annotations
 

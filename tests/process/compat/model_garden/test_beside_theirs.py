@@ -1,4 +1,6 @@
-"""Theirs beside ours in one process: the same seed and the same data give the same losses and the same metrics."""
+"""Theirs beside ours in one process: the same seed and the same data give the same losses and the
+same metrics.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What `check` says of what cannot be built: one line with the section, the exit code, and bugs as they are."""
+"""What `check` says of what cannot be built: one line with the section, the exit code, and bugs as
+they are.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ FILE = "data.tfrecord"
 def check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., tuple[int, str]]]:
-    """Runs the command here, in a folder with a file of data: a process of its own would import for longer."""
+    """Runs the command here, in a folder with a file of data: a process of its own would import for
+    longer.
+    """
     (tmp_path / FILE).touch()
     monkeypatch.chdir(tmp_path)
 

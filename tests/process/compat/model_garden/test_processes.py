@@ -1,4 +1,6 @@
-"""Real processes: the programs in docs/guides/porting.md, and kills of several tasks, in one file to share a server."""
+"""Real processes: the programs in docs/guides/porting.md, and kills of several tasks, in one file
+to share a server.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ OFTEN = ",".join(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    """Starts processes in which Model Garden is imported already, but for its vision and its language models."""
+    """Starts processes in which Model Garden is imported already, but for its vision and its
+    language models.
+    """
     with ForkServer(needs=NEEDS) as started:
         yield started
 
@@ -196,7 +200,9 @@ def test_a_kill_a_sigterm_and_other_starts_change_no_bit(
 
 
 class TheirTrainer(base_trainer.Trainer):  # type: ignore[misc]
-    """Keeps Model Garden's own loops; the second worker is asked to stop in the loop that ends with step 4."""
+    """Keeps Model Garden's own loops; the second worker is asked to stop in the loop that ends with
+    step 4.
+    """
 
     def train_loop_end(self) -> Any:
         """Ends the loop."""

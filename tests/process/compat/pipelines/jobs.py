@@ -26,7 +26,9 @@ _PARSED = {
 
 
 def write_data(folder: Path) -> None:
-    """Writes 300 examples for training, in two files, and 100 for evaluations; a tenth has the label 9."""
+    """Writes 300 examples for training, in two files, and 100 for evaluations; a tenth has the
+    label 9.
+    """
     random = np.random.RandomState(0)
     for name, size in {"train-0": 150, "train-1": 150, "valid-0": 100}.items():
         records = []
@@ -50,7 +52,9 @@ def serve_without_trainer_kit(saved_model: Path, output: Path) -> None:
 
 
 def run_job(data: Path, folder: Path, stop: int = 0) -> None:
-    """Trains, and writes the result to a file; the process gets SIGTERM after a step if one is given."""
+    """Trains, and writes the result to a file; the process gets SIGTERM after a step if one is
+    given.
+    """
     import tf_keras
 
     def build_model(checkpoint: Any = "none is given") -> Any:

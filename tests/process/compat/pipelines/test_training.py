@@ -1,4 +1,6 @@
-"""A job goes on after SIGTERM with the bits of a job that was never stopped; tests of Keras have kills."""
+"""A job goes on after SIGTERM with the bits of a job that was never stopped; tests of Keras have
+kills.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,9 @@ import tensorflow as tf
 
 
 def read_curves(model_dir: Path) -> dict[str, dict[int, dict[str, float]]]:
-    """What `train` and `validation` say by step; a task's values have its name before them, as in "foo/loss"."""
+    """What `train` and `validation` say by step; a task's values have its name before them, as in
+    "foo/loss".
+    """
     return {part: _read(model_dir / part) for part in ("train", "validation")}
 
 

@@ -40,7 +40,9 @@ resnet.RESNET_SPECS[TINY_ID] = [("residual", 64, 1)]
 
 
 def write(folder: Path) -> None:
-    """JPEGs a little larger than what the model sees; the training data in two files, as imagenet's are in many."""
+    """JPEGs a little larger than what the model sees; the training data in two files, as imagenet's
+    are in many.
+    """
     for part, count, shards in (("train", 48, 2), ("validation", 20, 1)):
         random = generator(part)
         examples = []

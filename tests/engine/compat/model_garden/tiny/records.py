@@ -1,4 +1,6 @@
-"""What the makers of data share: TFRecord files of examples that look like something, the same for the same seed."""
+"""What the makers of data share: TFRecord files of examples that look like something, the same for
+the same seed.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ def _sentence(random: Any) -> Any:
 
 
 def config(folder: Path, steps_per_loop: int = STEPS_PER_LOOP) -> Any:
-    """No dropout in the encoder; the 0.1 before the classifier is the default of a class, which no config reaches."""
+    """No dropout in the encoder; the 0.1 before the classifier is the default of a class, which no
+    config reaches.
+    """
     bert = {
         "vocab_size": WORDS,
         "hidden_size": 16,

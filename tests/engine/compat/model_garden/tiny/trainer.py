@@ -1,4 +1,6 @@
-"""What all tiny experiments have in common: how long they run, and how they are cut from a registered config."""
+"""What all tiny experiments have in common: how long they run, and how they are cut from a
+registered config.
+"""
 
 from __future__ import annotations
 

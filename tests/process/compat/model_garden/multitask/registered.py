@@ -1,4 +1,5 @@
-"""Tiny experiments of several tasks as Model Garden registers them, for the command line: their data are in $TINY_DATA.
+"""Tiny experiments of several tasks as Model Garden registers them, for the command line: their
+data are in $TINY_DATA.
 
 Use --experiment=tfm/tiny_joint with
 --import_module=tests.process.compat.model_garden.multitask.registered.
@@ -86,7 +87,9 @@ def data() -> Path:
 
 
 def several(make: Callable[[Path], Any]) -> Any:
-    """The experiment that `make` returns, with tasks that tell of their steps, and one that knows the model."""
+    """The experiment that `make` returns, with tasks that tell of their steps, and one that knows
+    the model.
+    """
     config = make(data())
     config.task = TinyConfig(task_routines=config.task.task_routines)
     for one in config.task.task_routines:
@@ -172,7 +175,9 @@ def killed_at(point: str, occurrence: int, data: str, *arguments: str) -> None:
 
 
 def stopped_in_step(step: int, data: str, *arguments: str) -> None:
-    """Trains with a SIGTERM in the middle of `step`, which ends only when the run has seen the signal."""
+    """Trains with a SIGTERM in the middle of `step`, which ends only when the run has seen the
+    signal.
+    """
     global on_step
     seen, count, request_stop = threading.Event(), 0, Trainer.request_stop
 

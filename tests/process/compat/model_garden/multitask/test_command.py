@@ -1,4 +1,6 @@
-"""Experiments of several tasks from the command line, in each mode; test_processes.py has real processes."""
+"""Experiments of several tasks from the command line, in each mode; test_processes.py has real
+processes.
+"""
 
 from __future__ import annotations
 

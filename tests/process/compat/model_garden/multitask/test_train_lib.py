@@ -1,4 +1,6 @@
-"""Their train_lib beside ours: the same seed and data, the same curves of each task. And what ours adds to it."""
+"""Their train_lib beside ours: the same seed and data, the same curves of each task. And what ours
+adds to it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ CONFIGS = {"joint": multi_task.config_joint, "interleaving": multi_task.config_i
 
 @dataclass(frozen=True)
 class ReadyMade:
-    """A run of ours with a trainer of the caller's: its folder, the model and trainer given, what is returned."""
+    """A run of ours with a trainer of the caller's: its folder, the model and trainer given, what
+    is returned.
+    """
 
     folder: Path
     model: Any
@@ -50,7 +54,9 @@ def ready_made(data: Path, tmp_path_factory: pytest.TempPathFactory) -> ReadyMad
 def pairs(
     data: Path, ready_made: ReadyMade, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """By kind, a folder with a run of theirs and one of ours that keep the best; to be read, or copied, only."""
+    """By kind, a folder with a run of theirs and one of ours that keep the best; to be read, or
+    copied, only.
+    """
     folders = {"joint": tmp_path_factory.mktemp("joint"), "interleaving": ready_made.folder.parent}
     for kind, folder in folders.items():
         run(theirs, best(in_order(CONFIGS[kind](data))), folder / "theirs")
@@ -59,7 +65,9 @@ def pairs(
 
 
 def in_order(config: Any) -> Any:
-    """The config, with data that are not shuffled: on several replicas the order would depend on the batches."""
+    """The config, with data that are not shuffled: on several replicas the order would depend on
+    the batches.
+    """
     for routine in config.task.task_routines:
         routine.task_config.train_data.shuffle_buffer_size = 1
     return config
@@ -197,7 +205,9 @@ def test_a_ready_made_trainer_is_used_and_keeps_the_best(ready_made: ReadyMade) 
 
 
 def with_trainer(config: Any, model_dir: Path, mode: str, **options: Any) -> tuple[Any, Any, Any]:
-    """Runs several tasks with a ready-made trainer; returns the model, the trainer, and what is returned."""
+    """Runs several tasks with a ready-made trainer; returns the model, the trainer, and what is
+    returned.
+    """
     task, model = multitask.MultiTask.from_config(config.task), multi_task.model()
     trainer = ours.get_trainer(tf.distribute.get_strategy(), config, task, model)
     strategy = tf.distribute.get_strategy()
