@@ -295,7 +295,7 @@ def step_that_returns(value: Any) -> Any:
 )
 def test_a_mistake_is_reported(mistake: dict[str, Any], message: str, tmp_path: Path) -> None:
     names = document_names()
-    given = {
+    arguments = {
         "train_step": build_train_step(names),
         "train_ds": batches(),
         **common_arguments(names),

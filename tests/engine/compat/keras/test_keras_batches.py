@@ -1,4 +1,4 @@
-"""Methods of Keras callbacks around batches are called as Model.fit calls them, with the same logs."""
+"""Methods of Keras callbacks around batches are called as by Model.fit, with the same logs."""
 
 from __future__ import annotations
 

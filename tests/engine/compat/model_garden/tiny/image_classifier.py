@@ -26,7 +26,9 @@ from tests.engine.compat.model_garden.tiny.trainer import (
     trainer,
 )
 
-CLASSES, SIZE, BATCH = 4, 32, 8
+CLASSES = 4
+SIZE = 32
+BATCH = 8
 NORM_EPSILON = 0.01
 TINY_ID = 4
 BEST = {

@@ -43,8 +43,8 @@ def write_records(path: Path, examples: Iterable[Any]) -> None:
     """Writes the examples to one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as writer:
-        for one in examples:
-            writer.write(one.SerializeToString())
+        for record in examples:
+            writer.write(record.SerializeToString())
 
 
 def write_shards(folder: Path, part: str, examples: Sequence[Any], shards: int = 1) -> None:

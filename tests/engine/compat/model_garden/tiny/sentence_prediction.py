@@ -10,7 +10,9 @@ import official.nlp.configs.finetuning_experiments  # noqa: F401 -- registers "b
 from tests.engine.compat.model_garden.tiny.records import example, generator, integers, write_shards
 from tests.engine.compat.model_garden.tiny.trainer import STEPS_PER_LOOP, cut, data, trainer
 
-WORDS, LENGTH, BATCH = 40, 12, 8
+WORDS = 40
+LENGTH = 12
+BATCH = 8
 
 
 def write(folder: Path) -> None:

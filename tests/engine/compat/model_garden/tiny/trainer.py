@@ -11,7 +11,9 @@ from official.core import exp_factory
 
 from tests.engine.compat.model_garden.tiny.records import DATA_SEED
 
-STEPS, INTERVAL, STEPS_PER_LOOP = 50, 25, 10
+STEPS = 50
+INTERVAL = 25
+STEPS_PER_LOOP = 10
 
 
 def trainer(steps_per_loop: int = STEPS_PER_LOOP, **more: Any) -> dict[str, Any]:
