@@ -85,7 +85,7 @@ class SeedOfLambda(LinearTask):
 
     def build_model(self) -> Any:
         for _ in range(self.task_config.width % 7):
-            keras.random.SeedGenerator(1)  # Keras counts them in their names
+            keras.random.SeedGenerator(1)  # Keras counts seed generators in their names
         seeds = keras.random.SeedGenerator(3)
 
         def noise(x: Any) -> Any:
@@ -120,7 +120,8 @@ class TwoModels(LinearTask):
     """A second model of the task, trained by an optimizer of the task."""
 
     def build_model(self) -> Any:
-        self.critic, self.critic_optimizer = _dense(1), keras.optimizers.Adam(0.05)
+        self.critic = _dense(1)
+        self.critic_optimizer = keras.optimizers.Adam(0.05)
         self.critic_optimizer.build(self.critic.trainable_variables)
         self.fixed_critic = _dense(1)
         return super().build_model()
@@ -151,7 +152,8 @@ class TwoModelsOfClosure(TwoModels):
 
     def build_model(self) -> Any:
         model = super().build_model()
-        critic, optimizer = self.critic, self.critic_optimizer
+        critic = self.critic
+        optimizer = self.critic_optimizer
         del self.critic, self.critic_optimizer
         self.second = lambda: (critic, optimizer)  # type: ignore[method-assign]
         return model
@@ -163,7 +165,10 @@ class HostWrites(LinearTask):
     """
 
     def build_model(self) -> Any:
-        self.target, self.evaluated, self.teacher, self.fixed = (_dense() for _ in range(4))
+        self.target = _dense()
+        self.evaluated = _dense()
+        self.teacher = _dense()
+        self.fixed = _dense()
         self.learned = super().build_model()
         return self.learned
 
@@ -174,10 +179,8 @@ class HostWrites(LinearTask):
         features, labels = inputs
         with tf.GradientTape() as tape:
             outputs = model(features, training=True)
-            loss = (
-                self.build_losses(labels, outputs)
-                / tf.distribute.get_strategy().num_replicas_in_sync
-            )
+            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            loss = self.build_losses(labels, outputs) / replicas
             for other in (self.target, self.teacher, self.fixed):
                 loss += tf.reduce_mean((outputs - other(features)) ** 2)
         gradients = tape.gradient(loss, model.trainable_variables)

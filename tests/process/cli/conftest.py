@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import restore_registries
 from trainer_kit.cli.main import main
 from trainer_kit.config.experiment_registry import experiments
 
@@ -61,16 +62,14 @@ def trainer_kit(
             code = stop.code
         return subprocess.CompletedProcess(arguments, int(code or 0), *capsys.readouterr())
 
-    modules, registered = dict(sys.modules), dict(experiments._entries)
+    modules = dict(sys.modules)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     _forget_experiments(here)
-    experiments._entries.clear()
-    yield run
+    with restore_registries(experiments, empty=True):
+        yield run
     _forget_experiments(here)
     sys.modules.update(modules)
-    experiments._entries.clear()
-    experiments._entries.update(registered)
 
 
 def _forget_experiments(folder: Path) -> None:
@@ -79,9 +78,8 @@ def _forget_experiments(folder: Path) -> None:
     """
     for name, module in [*sys.modules.items()]:
         file = getattr(module, "__file__", None)
-        if name.split(".")[0] == "experiments" or (
-            isinstance(file, str) and file.startswith(f"{folder}{os.sep}")
-        ):
+        is_in_folder = isinstance(file, str) and file.startswith(f"{folder}{os.sep}")
+        if name.split(".")[0] == "experiments" or is_in_folder:
             del sys.modules[name]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -35,11 +36,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, keras.Model]:
 @pytest.mark.parametrize("data", ["arrays", "dataset"])
 def test_evaluate_gives_what_keras_gives(data: str, run: tuple[Path, keras.Model]) -> None:
     folder, trained = run
-    if data == "arrays":
-        inputs = {"x": X, "y": Y, "sample_weight": WEIGHTS}
-    else:
-        inputs = {"x": pairs().batch(30)}
-    options = {**inputs, "return_dict": data == "dataset", "verbose": 0}
+    inputs: dict[str, Any] = {
+        "arrays": {"x": X, "y": Y, "sample_weight": WEIGHTS},
+        "dataset": {"x": pairs().batch(30)},
+    }
+    options = {**inputs[data], "return_dict": data == "dataset", "verbose": 0}
 
     result = tk_keras.evaluate(classifier(), **options, model_dir=str(folder), which="latest")
     assert result == pytest.approx(trained.evaluate(**options), rel=1e-6)

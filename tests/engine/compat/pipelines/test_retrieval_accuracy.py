@@ -28,7 +28,6 @@ def test_labels_may_be_rows_or_a_column() -> None:
 
 
 def test_a_gallery_without_labels_is_an_error() -> None:
-    with pytest.raises(
-        UsageError, match=r"give embeddings \[examples, size\] and one label for each"
-    ):
+    message = r"give embeddings \[examples, size\] and one label for each"
+    with pytest.raises(UsageError, match=message):
         RetrievalAccuracy(GALLERY, [1, 2])
