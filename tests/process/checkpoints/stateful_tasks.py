@@ -219,7 +219,7 @@ class TwoModelsAndModules(TwoModels, ModuleOfTask, GlobalModule):
 
 
 class KerasTwoUnbuilt(LinearTask):
-    """A model of tf_keras that holds a second optimizer, which makes its slots in the first step."""
+    """A model of tf_keras with a second optimizer, which makes its slots in the first step."""
 
     def build_model(self) -> Any:
         model = tf_keras.Sequential([tf_keras.layers.Dense(CLASSES, input_shape=(FEATURES,))])
@@ -259,7 +259,7 @@ class KerasTwo(KerasTwoUnbuilt):
 
 
 class TwoModelsAndKerasTwo(TwoModels, KerasTwoUnbuilt):
-    """A second model with its optimizer, and an optimizer that makes its slots in the first step."""
+    """A second model with its optimizer, and an optimizer without slots before the first step."""
 
 
 # By form, the task of a run, its replicas, and options of its trainer. What goes together is in one

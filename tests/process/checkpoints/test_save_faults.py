@@ -1,4 +1,4 @@
-"""Saves that go wrong: the process is killed at any write point, or the disk is full at any file."""
+"""Saves that fail: the process is killed at any write point, or the disk is full at any file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command, in this process or in one of its own, in a folder with two experiments of a user's."""
+"""The command, in this process or in its own, in a folder with two experiments of a user's."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ VALID = 10
 
 
 def serialize_example(number: int) -> bytes:
-    """Returns a serialized example: an image [3, 5, 3], whose pixels are the number, and a label."""
+    """Returns a serialized example: an image [3, 5, 3] of pixels with the number, and its label."""
     image = tf.io.encode_png(np.full((3, 5, 3), number, "uint8")).numpy()
     features = {"image": image, "label": LABELS[number % len(LABELS)].encode()}
     lists = {name: tf.train.BytesList(value=[value]) for name, value in features.items()}
