@@ -140,10 +140,11 @@ def test_renamed_variables_are_loaded_under_their_new_names(
     assert all((weight == 4.0).all() for weight in other.get_weights())
 
 
+@pytest.mark.parametrize("kind", ["ours", ".weights.h5"])
 def test_names_that_no_rename_can_give_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = _write_weights(tmp_path, 4.0)
+    path = _write_weights(tmp_path, 4.0, kind)
     for pattern, message in (("dnese", "no variable of"), (".*", "would both be")):
         arguments = [path, "--rename", pattern, "x", "--output", "new"]
         assert message in _run_command(capsys, "rename", *arguments, code=2)

@@ -1,4 +1,4 @@
-"""What the ledgers hold, for those who look: what counts, what is best, and where its weights are."""
+"""What ledgers contain for a viewer: what counts, what is best, and where its weights are."""
 
 from __future__ import annotations
 
