@@ -24,12 +24,12 @@ def _run(arguments: Sequence[str], file: str) -> None:
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), 2)
-    atexit.register(
-        lambda: (
-            "tensorflow" in sys.modules
-            and print("import time: 0 | 0 | tensorflow", file=sys.stderr)
-        )
-    )
+
+    def report_tensorflow() -> None:
+        if "tensorflow" in sys.modules:
+            print("import time: 0 | 0 | tensorflow", file=sys.stderr)
+
+    atexit.register(report_tensorflow)
     train(*arguments)
 
 

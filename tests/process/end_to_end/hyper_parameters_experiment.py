@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 import trainer_kit
-from tests.process.end_to_end.killed_experiment import KilledConfig, KilledTask, killed
+from tests.process.end_to_end.killed_experiment import KilledConfig, KilledTask, build_killed
 
 
 @trainer_kit.configclass
@@ -42,7 +42,8 @@ class Hand(trainer_kit.Callback):
     """
 
     def __init__(self, step: int, text: str) -> None:
-        self._step, self._text = step, text
+        self._step = step
+        self._text = text
 
     def loop_end(self, run: Any, logs: Any) -> None:
         """Writes the file."""
@@ -56,12 +57,10 @@ def rate(step: int) -> float:
 
 
 @trainer_kit.register_experiment("changed")
-def changed() -> Any:
+def build_changed() -> Any:
     """The killed experiment with two optimizers, and evaluations between the checkpoints."""
-    sgd, variables = (
-        {"type": "sgd", "sgd": {"momentum": 0.9}},
-        {"head": ("kernel",), "rest": (".",)},
-    )
+    sgd = {"type": "sgd", "sgd": {"momentum": 0.9}}
+    variables = {"head": ("kernel",), "rest": (".",)}
     rates = {
         "head": {"type": "constant", "constant": {"learning_rate": 0.01}},
         "rest": {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": 100}},
@@ -77,4 +76,4 @@ def changed() -> Any:
         "checkpoint_interval": 15,
         "validation_interval": 10,
     }
-    return killed().replace(task=ChangedConfig(), trainer=trainer)
+    return build_killed().replace(task=ChangedConfig(), trainer=trainer)
