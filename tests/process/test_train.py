@@ -43,6 +43,7 @@ def _main(*arguments: str) -> int:
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_the_help_names_every_flag_and_mode(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _main(flag) == 0
+
     text = capsys.readouterr().out
     for name in set(define_flags()) - {"h"}:
         assert f"--{name}" in text or f"--[no]{name}" in text, name
@@ -91,6 +92,7 @@ def test_mistakes_in_the_flags_are_told_together(
 ) -> None:
     arguments, messages = MISTAKES[mistake]
     assert _main(*(argument.format(name=name) for argument in arguments)) == 2
+
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ")
     for message in messages:
@@ -126,6 +128,7 @@ def test_debug_shows_the_failing_line_of_a_users_module(
         "--model_dir=b",
         f"--import_module={tmp_path}/failing.py",
     )
+
     assert _main(*arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert _main(*arguments, "--debug") == 2
@@ -158,6 +161,7 @@ def test_the_flag_of_the_tpu_wins_over_every_other_source(name: str) -> None:
         ]
     )
     resolved = check_request(build_request(values))
+
     assert resolved.config.runtime.tpu == "local"
     assert resolved.origins["runtime.tpu"] == "--tpu"
 
@@ -248,6 +252,7 @@ def test_with_restarts_the_same_flags_run_in_a_child_process(run_restarted: Rest
     assert "RuntimeError: the crash" in done.stderr
     assert "error: there is no data" in done.stderr
     assert "attempt 3: data after" in done.stderr
+
     records = list(read_json_lines(folder / "run" / "attempts.jsonl"))
     assert [record["exit_code"] for record in records] == [75, 1, 5]
     assert records[0]["command"][:3] == [sys.executable, "-m", "trainer_kit.train"]
@@ -261,6 +266,7 @@ def test_a_supervised_sidecar_has_attempts_of_its_own(run_restarted: Restarted) 
     folder, (done, _) = run_restarted("sidecar")
     assert done.returncode == 5, done.stderr
     assert not (folder / "run" / "attempts.jsonl").exists()
+
     records = list(read_json_lines(folder / "run" / "evals" / "test_set" / "attempts.jsonl"))
     assert [record["exit_code"] for record in records] == [1, 1, 5]
 

@@ -155,7 +155,11 @@ class TwoModelsOfClosure(TwoModels):
         critic = self.critic
         optimizer = self.critic_optimizer
         del self.critic, self.critic_optimizer
-        self.second = lambda: (critic, optimizer)  # type: ignore[method-assign]
+
+        def second() -> tuple[Any, Any]:
+            return critic, optimizer
+
+        self.second = second  # type: ignore[method-assign]
         return model
 
 

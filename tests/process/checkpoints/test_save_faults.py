@@ -226,6 +226,7 @@ def test_a_failed_preparation_leaves_the_save_in_flight_alone(
     run = SmallRun(tmp_path)
     run.train_to(1, sync=False)
     stop_at("checkpoint.save", how="raise")
+
     with pytest.raises(StorageError, match=r"ckpt-2 was not written: No space left on device"):
         run.train_to(2)
     assert names(tmp_path) == sorted(["checkpoint", *parts(1)])
@@ -238,6 +239,7 @@ def test_the_runs_error_is_raised_and_the_failed_save_is_logged(
     run = SmallRun(tmp_path)
     run.train_to(1)
     stop_at("checkpoint.record.open", how="raise")
+
     with pytest.raises(ZeroDivisionError), run.manager:
         run.train_to(2, sync=False)
         raise ZeroDivisionError
@@ -252,6 +254,7 @@ def test_a_saved_checkpoint_and_its_iterator_are_not_saved_again(tmp_path: Path)
     SmallRun(tmp_path).train_to(1)
     before = {name: (tmp_path / name).stat().st_mtime_ns for name in parts(1)}
     run = SmallRun(tmp_path)
+
     assert run.manager.save(1) is None
     assert {name: (tmp_path / name).stat().st_mtime_ns for name in parts(1)} == before
 
@@ -368,6 +371,7 @@ def test_a_pointer_that_cannot_be_written_names_whole_weights(
     best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.5}, 1)
     stop_at(point, how="raise")
     message = r"was written, but the file that names it was not.*bytes are free there"
+
     with pytest.raises(StorageError, match=message):
         best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
     assert tf.train.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-1"
@@ -382,6 +386,7 @@ def test_a_best_on_a_full_disk_is_told_with_what_is_free(small_disk: Path) -> No
     before = names(small_disk / "best")
     _leave_free(small_disk, 2)
     message = r"ckpt-2 was not written: .*No space left.*bytes are free"
+
     with pytest.raises(StorageError, match=message):
         best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
     assert names(small_disk / "best") == before

@@ -83,6 +83,7 @@ def test_weights_that_are_gone_and_an_info_that_differs_are_told(
 def test_a_ledger_without_a_finite_value_has_no_best(capsys: Output, tmp_path: Path) -> None:
     write_params(tmp_path, best_checkpoint_eval_metric="accuracy")
     write_ledger(tmp_path, evaluation(1, accuracy="nan"))
+
     assert main(["best", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("validation: no evaluation has a finite accuracy\n")
     assert _read_best(capsys, str(tmp_path))["best"] == []
@@ -91,7 +92,9 @@ def test_a_ledger_without_a_finite_value_has_no_best(capsys: Output, tmp_path: P
 def test_the_only_ledger_is_the_default_or_all_are_named(capsys: Output, tmp_path: Path) -> None:
     write_params(tmp_path, best_checkpoint_eval_metric="accuracy")
     write_ledger(tmp_path, evaluation(1, accuracy=0.5), name="slow")
+
     assert _read_best(capsys, str(tmp_path))["name"] == "slow"
+
     write_ledger(tmp_path, evaluation(1, accuracy=0.5), name="fast")
     assert main(["best", str(tmp_path)]) == 2
     assert capsys.readouterr().err.endswith("give one of: --name=fast, --name=slow\n")
@@ -118,6 +121,7 @@ def test_a_mistake_is_one_message_and_exit_2(
 ) -> None:
     write_ledger(write_params(tmp_path), evaluation(1, accuracy=0.5, loss=1.0))
     assert main(["best", str(tmp_path), *arguments]) == 2
+
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err

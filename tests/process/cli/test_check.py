@@ -227,6 +227,7 @@ def test_what_a_run_can_do_is_ready(check: Check, setting: str, task: TinyConfig
     code, out, err = check(f"--params_override={setting}", task=task)
     assert code == ExitCode.DONE, err
     assert "is ready to run" in out
+
     has_note = "note: trainer.train_steps is 0, so a run trains nothing" in out
     assert has_note == ("train_steps=0" in setting)
 

@@ -54,6 +54,7 @@ def test_list_shows_names_shapes_and_dtypes(
     lines = _run_command(capsys, "list", _write_weights(tmp_path, 1.0)).splitlines()
     assert lines[0].endswith("ckpt-1, a TensorFlow 2 checkpoint")
     assert lines[1].split() == ["name", "shape", "dtype"]
+
     rows = [line.split() for line in lines]
     assert ["model/sequential/dense/kernel", "[2,", "1]", "float32"] in rows
     assert lines[-1].startswith("5 variables with ")
@@ -110,6 +111,7 @@ def test_an_average_is_no_checkpoint_of_a_run(
     (tmp_path / "manifest.json").write_text("{}")
     (tmp_path / "best_ckpt").mkdir()
     err = _run_command(capsys, "average", "one", "two", "--output", f"{tmp_path}/{name}", code=2)
+
     assert f"{name} would be taken for a checkpoint of the run; give another name" in err
 
 
@@ -118,6 +120,7 @@ def test_files_of_other_variables_are_not_averaged(
 ) -> None:
     paths = [_write_weights(tmp_path, 1.0), _write_weights(tmp_path, 2.0, "plain")]
     err = _run_command(capsys, "average", *paths, "--output", f"{tmp_path}/new", code=2)
+
     assert f"cannot be averaged: global_step only in {paths[0]}" in err
     assert not list(tmp_path.glob("new*"))
 

@@ -27,11 +27,14 @@ def _read_table(capsys: Output, *arguments: str) -> list[list[str]]:
 def test_a_real_run_shows_a_table_for_each_ledger(trainer_kit: Command, finished_run: Path) -> None:
     done = trainer_kit("evals", str(finished_run))
     assert (done.returncode, done.stderr) == (0, "")
+
     first, second = done.stdout.split("\n\n")
     title, header, *rows = first.splitlines()
+
     assert title == "validation: 2 evaluations, best by accuracy (higher)"
     assert header.split()[:2] == ["step", "dataset"]
     assert header.split()[-3:] == ["seconds", "checkpoint", "mark"]
+
     cells = [row.split() for row in rows]
     assert [row[0] for row in cells] == ["10", "20"]
     assert [row[-2:] for row in cells] == [["ckpt-10", "-"], ["ckpt-20", "best"]]
@@ -121,6 +124,7 @@ def test_a_mistake_is_one_message_and_exit_2(
     capsys: Output, finished_run: Path, arguments: list[str], message: str
 ) -> None:
     assert main(["evals", *(argument.format(run=finished_run) for argument in arguments)]) == 2
+
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
@@ -130,5 +134,6 @@ def test_a_mistake_is_one_message_and_exit_2(
 def test_a_run_without_evaluations_says_what_it_holds(capsys: Output, tmp_path: Path) -> None:
     write_params(tmp_path)
     assert main(["evals", str(tmp_path)]) == 2
+
     message = "has no evaluations (evals/<name>.jsonl); it holds: params.yaml"
     assert message in capsys.readouterr().err

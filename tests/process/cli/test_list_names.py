@@ -13,6 +13,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def test_local_experiments_are_listed_with_descriptions(trainer_kit: Command) -> None:
     done = trainer_kit("list", folder=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
+
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     assert lines["digits"].startswith("Returns the config of `digits`")
     assert list(lines) == sorted(lines)
@@ -37,6 +38,7 @@ def test_local_and_named_experiments_are_listed_together(trainer_kit: Command, h
 def test_a_folder_without_experiments_says_where_to_look(trainer_kit: Command) -> None:
     done = trainer_kit("list")
     assert done.returncode == 0
+
     message = "no experiments here; go to a folder that has experiments/, or name a module with"
     assert message in done.stdout
 

@@ -43,6 +43,7 @@ def test_every_command_has_a_help_that_begins_with_what_it_does(
     with pytest.raises(SystemExit) as stop:
         main([*command, "--help"])
     assert stop.value.code == 0
+
     text = " ".join(capsys.readouterr().out.split())
     assert str(module.__doc__).split("\n")[0] in text
     assert "--import_module MODULE" in text
@@ -114,6 +115,7 @@ def test_an_error_in_a_users_module_is_a_bug_with_its_traceback(
 ) -> None:
     (here / "broken.py").write_text("1 / 0\n")
     done = trainer_kit("list", "--import_module=broken.py")
+
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
     assert "broken.py" in done.stderr
@@ -142,6 +144,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(here: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", command], cwd=here, capture_output=True, text=True, timeout=60
     )
+
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 

@@ -29,6 +29,7 @@ def _rows(text: str) -> dict[str, tuple[str, str]]:
 def test_every_value_of_an_experiment_is_shown(trainer_kit: Command) -> None:
     done = trainer_kit("show", "digits", folder=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
+
     rows = _rows(done.stdout)
     assert int(rows["trainer.train_steps"][0]) > 0
     assert "task.model.width" in rows  # the task's own section too
@@ -38,6 +39,7 @@ def test_every_value_of_an_experiment_is_shown(trainer_kit: Command) -> None:
     assert rows["trainer.continuous_eval_timeout"] == ("3600.0", "default")
     assert rows["task.validation_data.drop_remainder"] == ("False", "default")  # that of TaskConfig
     assert {origin for _, origin in rows.values()} == {"default", "experiment"}
+
     general = [
         path
         for path in flatten_values(tiny_experiment())
@@ -75,6 +77,7 @@ def test_a_value_that_is_named_is_explained(trainer_kit: Command) -> None:
 def test_the_default_that_is_shown_is_that_of_the_experiment(trainer_kit: Command) -> None:
     path = "task.validation_data.drop_remainder"
     done = trainer_kit("show", "digits", path, f"--params_override={path}=true", folder=ROOT)
+
     assert done.stdout.splitlines()[0] == f"{path} = True  # --params_override"
     assert done.stdout.endswith("the default here is false.\n")
 
@@ -85,12 +88,14 @@ def test_a_section_that_is_named_is_explained_value_by_value(trainer_kit: Comman
         line.partition(" ")[0] for line in done.stdout.splitlines() if not line.startswith(" ")
     ]
     inside = ("policy", "validation_sets", "max_wait_checkpoints")
+
     assert values == [f"trainer.continuous_eval.{name}" for name in inside]
 
 
 def test_a_path_that_leads_nowhere_is_a_message_with_near_names(trainer_kit: Command) -> None:
     done = trainer_kit("show", "mine/small", "trainer.max_to_kep", "--import_module=mine.py")
     assert (done.returncode, done.stdout) == (2, "")
+
     message = "trainer.max_to_kep: there is no such value; did you mean trainer.max_to_keep"
     assert message in done.stderr
 

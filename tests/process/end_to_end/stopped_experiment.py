@@ -87,5 +87,9 @@ def train_with_signals_at(
     _MOMENT = moment
     _SIGNALS = signals
     _SECONDS = seconds
-    files.on_write_point = lambda point, path: reach_moment(point)
+
+    def reach_point(point: str, path: str) -> None:
+        reach_moment(point)
+
+    files.on_write_point = reach_point
     train(*arguments)

@@ -72,6 +72,7 @@ def test_fine_tunings_take_every_checkpoint_of_a_live_run(unkilled_runs: tuple[P
     pretraining, finetuning = unkilled_runs
     assert sorted(_metrics(finetuning)) == sorted(f"metrics-{step}.json" for step in STEPS)
     assert [count_starts(finetuning / f"finetune-{step}") for step in STEPS] == [1, 1]
+
     lease = read_json(next((pretraining / "evals").glob("finetune-*.lease.json")))
     assert lease["ended"] == "done"
     assert lease["reads"] is None

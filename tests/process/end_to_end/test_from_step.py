@@ -92,6 +92,7 @@ def test_a_model_that_does_not_fit_moves_nothing(finished_run: Path) -> None:
         _run(finished_run, _Wider, from_step=10)
     assert sorted(complete_checkpoints(str(finished_run))) == [10, 20, 30]
     assert not (finished_run / "archived").exists()
+
     _run(finished_run)
     assert _evaluations(finished_run) == [(10, 0), (20, 0), (30, 0)]
 
@@ -99,6 +100,7 @@ def test_a_model_that_does_not_fit_moves_nothing(finished_run: Path) -> None:
 def test_a_rewind_to_a_damaged_checkpoint_moves_nothing(finished_run: Path) -> None:
     data = next(finished_run.glob("ckpt-10.data*"))
     data.write_bytes(data.read_bytes()[:-1])
+
     with pytest.raises(UsageError, match=r"--from_step: .*ckpt-10 is damaged: .*give another step"):
         _run(finished_run, from_step=10)
     assert sorted(complete_checkpoints(str(finished_run))) == [10, 20, 30]
@@ -110,11 +112,14 @@ def test_a_restarted_run_starts_again_only_with_from_step_0(
     _run(finished_run, from_step=0)
     for path in finished_run.glob("ckpt-*"):
         path.unlink()
+
     with pytest.raises(StorageError, match=r"no checkpoint in .* is whole.*--from_step=0"):
         _run(finished_run)
+
     (finished_run / "checkpoint").unlink()
     with pytest.raises(StorageError, match=r"names the checkpoint .*--from_step=0"):
         _run(finished_run)
+
     _run(finished_run, from_step=0)
     assert _evaluations(finished_run) == [(10, 2), (20, 2), (30, 2)]
     assert read_json(finished_run / "best_ckpt" / "info.json")["step"] in (10, 20, 30)

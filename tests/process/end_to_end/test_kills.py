@@ -235,6 +235,7 @@ def test_a_run_that_was_killed_often_has_changed_no_bit(story: Story, reference:
 def test_a_kill_at_a_write_point_leaves_a_whole_best(story: Story, point: str) -> None:
     number = story.causes.index(point)
     death = story.deaths[number]
+
     assert death.code == -signal.SIGKILL, death.text
     assert story.best[number] == ""
 
@@ -243,13 +244,16 @@ def test_a_kill_at_a_write_point_leaves_a_whole_best(story: Story, point: str) -
 def test_kills_at_random_moments_lose_little(story: Story) -> None:
     first = story.causes.index(RANDOM)
     codes = [death.code for death in story.deaths[first:]]
+
     assert set(codes) <= {-signal.SIGKILL, 0}, codes
     assert codes.count(-signal.SIGKILL) >= 2, codes
     assert set(story.best[first:]) == {""}
+
     # Steps that were told and then taken again: an interval, and one more whose checkpoint was
     # still being written.
     pairs = zip(story.steps[first:], story.starts[first + 1 :], strict=True)
     repeated_steps = [step - start for step, start in pairs if start is not None]
+
     assert repeated_steps
     assert max(repeated_steps) <= 2 * INTERVAL, repeated_steps
 

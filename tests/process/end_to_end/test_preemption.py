@@ -229,6 +229,7 @@ def test_a_long_evaluation_is_cut_and_earlier_steps_are_saved(long: Stop) -> Non
     assert end.seconds < 45
     assert "stopped in the middle of an evaluation or a report; saved step 10" in end.text
     assert _newest(folder) == 10
+
     record = read_json(folder / "ckpt-10.commit.json")
     assert set(record["files"]) == {"ckpt-10.index", "ckpt-10.data-00000-of-00001"}
 
@@ -242,6 +243,7 @@ def test_a_run_that_hangs_ends_with_its_own_exit_code(long: Stop, phase: str) ->
     folder, end = long
     assert end.code == 7, end.text
     assert f"no progress for 8 s in phase '{phase}'" in end.text
+
     (stacks,) = folder.glob("stacks-*.txt")
     assert "reach_moment" in stacks.read_text()
 
@@ -252,6 +254,7 @@ def test_neither_a_hang_nor_a_second_ctrl_c_damages_a_run(
 ) -> None:
     folder, _ = long
     end = _stop(server, folder, **SECOND_CTRL_C)
+
     assert end.code == 130, end.text
     assert end.seconds < 30  # it leaves at once
     assert server.run("train", *_flags(folder)).code == 0

@@ -120,10 +120,12 @@ def test_two_workers_train_and_only_the_chief_writes(runs: Runs) -> None:
     assert f"train | step {STEPS}/{TRAIN_STEPS}" in chief.text
     assert f"validation | step {STEPS}/{TRAIN_STEPS}" in chief.text
     assert "train | step" not in other.text
+
     own_folder = f"{runs.whole}/workers"
     assert [line for line in runs.changed_by_other.splitlines() if own_folder not in line] == []
     assert not any((runs.whole / "workers").rglob("*"))
     assert len(list(runs.whole.glob("train/events*"))) == 1
+
     names = {path.name for path in runs.whole.glob("ckpt-*.index")}
     assert names == {f"ckpt-{STEPS}.index", "ckpt-80.index"}
 
@@ -189,6 +191,7 @@ def test_stopped_and_killed_workers_keep_the_same_bits(runs: Runs) -> None:
     for index in (0, 1):
         assert starting_steps(runs.hit_ends, index) == [0, LOOP // 2, LOOP, 2 * LOOP, STEPS]
     assert compare_runs(runs.whole, runs.hit) == []
+
     changes = [
         line["metrics"]
         for line in read_json_lines(runs.hit / "metrics.jsonl")
@@ -239,6 +242,7 @@ def test_the_chief_refuses_a_model_dir_in_which_others_train(
         # The chief that trains may be about to end.
         wait_until(lambda: "waits for all 2 workers" in other.text)
     other.kill()
+
     assert "train_and_eval" not in other.wait(SURVIVAL).text
 
 

@@ -61,6 +61,7 @@ def test_every_file_of_a_run_lies_in_model_dir(tmp_path: Path) -> None:
         for name, path in vars(directory).items()
         if path
     }
+
     assert places == {
         "path": ".",
         "output_dir": ".",
@@ -163,6 +164,7 @@ def test_final_json_exists_from_the_end_until_a_resume(
 ) -> None:
     directory = _start_run(tmp_path)
     assert directory.read_final() is None
+
     directory.write_final(
         50, "train", {"accuracy": 0.5}, exporter, more.get("stopped", ""), more.get("time")
     )
@@ -173,6 +175,7 @@ def test_final_json_exists_from_the_end_until_a_resume(
         **best,
         **more,
     }
+
     directory.write_record(_config(train_steps=80), "mine", "train", {})
     assert directory.read_final() is None
     assert not (tmp_path / "final.json").exists()
@@ -197,6 +200,7 @@ def test_a_damaged_final_json_counts_as_none_with_one_warning(
 ) -> None:
     (tmp_path / "final.json").write_bytes(text)
     assert [_directory(tmp_path).read_final() for _ in range(3)] == [None] * 3
+
     (message,) = caplog.messages
     assert message.startswith(f"{tmp_path}/final.json cannot be read (")
 
@@ -216,6 +220,7 @@ def test_another_experiment_is_refused_before_anything_else(tmp_path: Path) -> N
 def test_a_damaged_manifest_stops_nobody(tmp_path: Path, manifest: str) -> None:
     directory = _start_run(tmp_path)
     (tmp_path / "manifest.json").write_text(manifest)
+
     assert check_model_dir(directory, _config(), "yours", []) == []
     assert read_thread_counts(str(tmp_path)) is None
     assert count_starts(tmp_path) == 0
@@ -243,6 +248,7 @@ def test_without_a_config_or_a_checkpoint_there_is_no_run_to_fit(
     directory = _start_run(tmp_path)
     (tmp_path / missing).unlink()
     other = _config().replace(runtime={"random_seed": 2})
+
     assert check_model_dir(directory, other, "mine", []) == []
 
 
@@ -262,6 +268,7 @@ def test_what_is_no_file_is_not_read(
     directory = _start_run(tmp_path)
     (tmp_path / name).unlink(missing_ok=True)
     make(tmp_path / name)
+
     assert directory.read_steps_per_epoch() is None  # which a fit asks for first
     with pytest.raises(StorageError, match=f"{tmp_path}/{name} is not a file; remove it"):
         check_model_dir(directory, _config(), "mine", [])
@@ -349,9 +356,11 @@ def test_the_config_hash_covers_what_evaluations_depend_on() -> None:
 def test_the_config_hash_is_that_of_earlier_releases() -> None:
     # Of a config before datasets had names in it.
     assert compute_config_hash(ExperimentConfig()) == "19d2ba3d1665"
+
     # Of a config before there were several averages.
     average = {"average_decay": 0.9, "more_decays": {"fast": 0.5}}
     config = ExperimentConfig().replace(trainer={"optimizer_config": {"ema": average}})
+
     assert compute_config_hash(config) == "8c7500f33386"
 
 
@@ -396,10 +405,12 @@ def test_the_first_thread_counts_and_all_starts_are_recorded(
     directory = _directory(tmp_path)
     assert read_thread_counts(str(tmp_path)) is None
     assert count_starts(tmp_path) == 0
+
     for start, count in enumerate((2, 2, 4), start=1):
         directory.write_record(_config(), "mine", "train", {}, {"inter_op": count, "intra_op": 2})
         assert count_starts(tmp_path) == start
     assert read_thread_counts(str(tmp_path)) == {"inter_op": 4, "intra_op": 2}
+
     warning = "threads: {'inter_op': 2, 'intra_op': 2} when the run was started, "
     assert caplog.text.count(warning) == 1
 
@@ -408,12 +419,16 @@ def test_withdrawing_a_record_removes_only_new_files(tmp_path: Path) -> None:
     directory = _directory(tmp_path)
     (tmp_path / "notes.gin").write_text("the user's")
     new = directory.list_missing_records(["notes.gin", "other.gin"])
+
     assert new == [str(tmp_path / name) for name in ("params.yaml", "manifest.json", "other.gin")]
+
     directory.write_record(_config(), "mine", "train", {"notes.gin": "", "other.gin": ""})
     assert directory.is_recorded()
+
     directory.remove_records(new)
     assert _list_files(tmp_path) == ["notes.gin"]
     assert not directory.is_recorded()
+
     directory.write_record(_config(), "mine", "train", {})
     assert directory.list_missing_records([]) == []
 
@@ -424,6 +439,7 @@ def test_the_record_of_a_checkpoint_stays(tmp_path: Path) -> None:
     directory.write_record(_config(), "mine", "train", {})
     (tmp_path / "run[1]" / "ckpt-0.index").write_text("")
     directory.remove_records(new)
+
     assert _list_files(tmp_path / "run[1]") == ["ckpt-0.index", "manifest.json", "params.yaml"]
 
 

@@ -207,10 +207,12 @@ def test_children_that_outlive_the_trainer_do_not_keep_the_lock(
     first = start(tmp_path, children=True)
     assert first.trains()
     assert len(first.children) == 2
+
     start(tmp_path).read_refusal()
     first.kill()
     for pid in first.children:
         os.kill(pid, 0)
+
     assert start(tmp_path).trains()
 
 
@@ -305,6 +307,7 @@ def test_a_trainer_elsewhere_that_ends_is_followed_at_once(
     with RunLock(tmp_path, host="here", beat_seconds=5):
         assert time.monotonic() - begin < 20
         assert _read_heartbeat(tmp_path)["host"] == "here"
+
     assert "cut off" not in caplog.text
 
 
@@ -476,6 +479,7 @@ def test_a_release_by_hand_has_the_last_word(tmp_path: Path) -> None:
         with RunLock(tmp_path, host="other"):
             pass
     heartbeat = _read_heartbeat(tmp_path)
+
     assert heartbeat["host"] == "other"
     assert heartbeat["ended"] == "done"
 
@@ -488,6 +492,7 @@ def test_a_heartbeat_tells_who_where_and_since_when_in_utc(tmp_path: Path) -> No
         wait_until(lambda: _read_heartbeat(tmp_path)["step"] == 5)
         assert (lock.phase, lock.step) == ("train", 5)
         later = _read_heartbeat(tmp_path)
+
     assert list(first) == ["host", "pid", "started", "step", "phase", "beat", "ended"]
     assert (first["host"], first["pid"], first["ended"]) == ("here", os.getpid(), None)
     assert first["started"] == later["started"]
@@ -557,8 +562,10 @@ def test_a_disk_full_at_the_start_fails_and_frees_the_lock(
 ) -> None:
     monkeypatch.setattr(files, "on_write_point", None)  # the patch puts it back at the end
     stop_at("heartbeat.flush", how="raise")
+
     with pytest.raises(StorageError, match="No space left"):
         RunLock(tmp_path).__enter__()
+
     with RunLock(tmp_path):
         pass
 
@@ -566,8 +573,10 @@ def test_a_disk_full_at_the_start_fails_and_frees_the_lock(
 def test_a_heartbeat_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     assert read_heartbeat(tmp_path) is None
     assert read_heartbeat(str(tmp_path / "missing")) is None
+
     _write_heartbeat(tmp_path)
     assert read_heartbeat(tmp_path) == _RECORD
+
     whole = (tmp_path / "heartbeat.json").read_bytes()
     for cut in (
         b"",

@@ -147,6 +147,7 @@ def test_a_run_in_another_thread_warns_of_signals(caplog: pytest.LogCaptureFixtu
     thread = threading.Thread(target=StopSignals().__enter__)
     thread.start()
     thread.join()
+
     assert "not in the main thread" in caplog.text
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -172,13 +173,16 @@ HUP = signal.SIGHUP
 def test_a_stop_is_requested_once_and_a_second_ctrl_c_exits(first: int, code: int) -> None:
     process = start_python("-c", _PROGRAM)
     assert process.stdout is not None
+
     process.send_signal(first)
     assert process.stdout.readline() == "asked to stop\n"
+
     if first == TERM:
         process.send_signal(INT)
         time.sleep(0.2)
         assert process.poll() is None
     process.send_signal(INT)
+
     assert (process.wait(timeout=20), process.stdout.read()) == (code, "")
 
 
@@ -274,6 +278,7 @@ def test_handlers_are_put_back() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert run.asked.wait(5)
         assert signals.received_signal == signal.SIGTERM
+
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 

@@ -64,6 +64,7 @@ def test_a_stall_ends_with_7_after_a_warning_and_writes_stacks(tmp_path: Path) -
         for phase, stall in stalls.items()
     ]
     runs = _run_together([tmp_path / phase for phase in stalls], texts)
+
     assert time.monotonic() - start < 1 + 5
     for (phase, stall), done in zip(stalls.items(), runs, strict=True):
         assert done.returncode == 7
@@ -101,6 +102,7 @@ with watch(timeout_seconds=0.6, warn_after_seconds=30):
 print("trained")
 """
     done = _run(tmp_path, text)
+
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
     assert list(tmp_path.iterdir()) == []
 
@@ -152,6 +154,7 @@ print("left")
     process.send_signal(signal.SIGSTOP)
     time.sleep(2)
     process.send_signal(signal.SIGCONT)
+
     assert process.communicate("go on\n", timeout=20)[0] == "left\n"
     assert process.returncode == 0
 
@@ -194,6 +197,7 @@ def test_without_a_timeout_each_stall_gets_one_warning(
             wait_until(lambda count=count: len(caplog.messages) > count)
     warning = "no progress for 0.05 s in phase 'train' (step {}); the process is never ended for it"
     again = r"progress again after \d+ s in phase 'train' \(step {}\)"
+
     for step, (stall, end) in enumerate([caplog.messages[0:2], caplog.messages[2:4]], start=1):
         assert stall.startswith(warning.format(step))
         assert re.fullmatch(again.format(step + 1), end)
@@ -224,6 +228,7 @@ def test_a_change_of_phase_alone_is_progress() -> None:
     for _ in range(4):
         reader.read()
         changes.append(reader.changes)
+
     assert changes == [1, 1, 2, 3]
 
 
@@ -248,4 +253,5 @@ def test_a_bounded_call_tells_whether_it_came_back_whole(caplog: pytest.LogCaptu
     assert not call_within(20, lambda: 1 / 0)
     assert "ZeroDivisionError" in caplog.messages[0]
     assert not call_within(0.05, lambda: never.wait(20))
+
     never.set()

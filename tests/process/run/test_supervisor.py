@@ -219,6 +219,7 @@ time.sleep(60)
 """
     handler = signal.getsignal(number)
     command = [sys.executable, "-S", "-c", program]
+
     assert supervise(command, max_restarts=9, log_dir=tmp_path, grace_seconds=grace) == expected
     assert _attempts(tmp_path, "exit_code") == [recorded]
     assert _attempts(tmp_path, "decision") == [f"end: asked to stop by {number.name}"]
@@ -239,6 +240,7 @@ time.sleep(60)
 """
     command = [sys.executable, "-S", "-c", program]
     code = supervise(command, max_restarts=9, log_dir=tmp_path, grace_seconds=1.0)
+
     assert code == ExitCode.PREEMPTED
     assert _attempts(tmp_path, "decision") == ["end: asked to stop by SIGHUP"]
 
@@ -246,6 +248,7 @@ time.sleep(60)
 def test_the_process_of_a_supervisor_has_no_tensorflow(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _SUPERVISOR, tmp_path, *_program_with_ends(tmp_path, 0)]
     done = subprocess.run(command, capture_output=True, text=True)
+
     assert done.returncode == 0, done.stderr
     assert done.stdout == "attempt 0\nFalse\n"
 
@@ -257,6 +260,7 @@ def test_a_supervisor_stopped_during_a_wait_starts_no_attempt(tmp_path: Path) ->
         assert supervisor.stderr.readline() == "error 0\n"
         assert supervisor.stderr.readline().endswith("; restart in 1e+06 s\n")
         supervisor.send_signal(signal.SIGTERM)
+
     assert supervisor.returncode == 75
     assert _attempts(tmp_path, "exit_code") == [1]
 
@@ -287,5 +291,7 @@ open({str(tmp_path / "pid")!r}, "w").write(str(away.pid))
 """
     begin = time.monotonic()
     supervise([sys.executable, "-S", "-c", program], max_restarts=0, log_dir=tmp_path)
+
     assert time.monotonic() - begin < 60
+
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

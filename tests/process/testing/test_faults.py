@@ -47,9 +47,11 @@ def test_the_process_dies_at_the_asked_occurrence_of_the_point(
 def test_a_full_disk_is_met_once_and_told_as_one(tmp_path: Path) -> None:
     stop_at("final.flush", occurrence=2, how="raise")
     files.write_text(tmp_path / "a.txt", "1", point="final")
+
     with pytest.raises(StorageError, match=r"a\.txt cannot be written: No space left on device"):
         files.write_text(tmp_path / "a.txt", "2", point="final")
     assert (tmp_path / "a.txt").read_text() == "1"
+
     files.write_text(tmp_path / "a.txt", "3", point="final")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 

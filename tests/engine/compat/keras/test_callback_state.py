@@ -41,6 +41,7 @@ def test_rows_after_the_checkpoint_are_written_once(kind: Any, tmp_path: Path) -
     first.epochs(2)
     StartedLogger(kind, tmp_path / "log.csv", state).epochs(2, 3)
     rows = (tmp_path / "log.csv").read_text().splitlines()
+
     assert rows == ["epoch,loss,val_loss", "0,0.0,1.0", "1,0.5,1.0", "2,1.0,1.0", "3,1.5,1.0"]
 
 
@@ -52,6 +53,7 @@ def test_a_run_that_goes_back_writes_its_rows_again(kind: Any, tmp_path: Path) -
     started.epochs(1)
     truncate_csv_files([started.logger], state)
     started.epochs(1)
+
     assert (tmp_path / "log.csv").read_text().splitlines()[1:] == ["0,0.0,1.0", "1,0.5,1.0"]
 
 
@@ -60,6 +62,7 @@ def test_a_checkpoint_before_the_first_row_gives_a_header(tmp_path: Path) -> Non
     state = csv_lengths([first.logger])
     first.epochs(0)
     StartedLogger(keras.callbacks.CSVLogger, tmp_path / "log.csv", state).epochs(0)
+
     assert (tmp_path / "log.csv").read_text().splitlines() == ["epoch,loss,val_loss", "0,0.0,1.0"]
 
 

@@ -146,4 +146,5 @@ def test_a_run_that_goes_back_says_that_it_draws_other_orders(
     passes = DatasetPasses(dataset, 6, original_dataset=dataset)
     for position in (0, 6, 0, 6):
         passes.prepare_pass(position, has_iterator=False)
+
     assert caplog.text.count("x: a dataset that was read in this process before") == 1

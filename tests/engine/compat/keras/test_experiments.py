@@ -40,6 +40,7 @@ def test_each_epoch_of_an_experiment_has_its_own_order() -> None:
     task = ExperimentTask(None, None, KerasExperiment(classifier, build_arrays))
     source = task.build_inputs(DataConfig(global_batch_size=100, is_training=True))
     first, second = (y.numpy().tolist() for _, y in source.at(0).take(2))
+
     assert first != second
     assert sorted(first) == sorted(second)
 
@@ -59,6 +60,7 @@ def test_a_subclass_of_keras_task_reads_a_source_of_trainer_kit() -> None:
     config = ExperimentConfig(task=task, trainer=TrainerConfig(train_steps=2))
     trainer = KerasTrainer.create(config, _SourceTask(config.task), train=True, evaluate=True)
     trainer.train(tf.constant(2))
+
     assert int(trainer.global_step) == 2
 
 

@@ -97,12 +97,15 @@ def test_a_loss_in_place_of_a_metric_is_reported(replicas: int, tmp_path: Path) 
         }
         folder = {} if door is keras.Model.fit else {"model_dir": str(tmp_path)}
         history = door(model, X, targets, callbacks=[note], **options, **folder).history
+
     assert len(losses[0]) == 4
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     # Keras shows 0 at the end of an epoch.
     np.testing.assert_allclose(history["loss"], losses[0][1::2], rtol=1e-5)
+
     last_batch = np.mean(np.square(model.predict(X[50:], verbose=0) - targets[50:]))
     np.testing.assert_allclose(history["val_loss"][-1], last_batch, rtol=1e-5)
+
     best = read_json(tmp_path / "best_ckpt" / "info.json")
     assert best["value"] == pytest.approx(min(history["val_loss"]))
 

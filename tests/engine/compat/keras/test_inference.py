@@ -85,6 +85,7 @@ def test_the_best_weights_are_the_default(run: tuple[Path, keras.Model]) -> None
 def test_load_takes_a_step(run: tuple[Path, keras.Model]) -> None:
     folder, trained = run
     early = tk_keras.load(classifier(), str(folder), which=4)
+
     assert not np.allclose(early.get_weights()[0], trained.get_weights()[0])
     with pytest.raises(UsageError, match=r"there are the steps 4, 8, 12"):
         tk_keras.load(classifier(), str(folder), which="5")

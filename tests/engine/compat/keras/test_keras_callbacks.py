@@ -62,6 +62,7 @@ def test_a_run_of_a_native_task_calls_callbacks_of_keras(tmp_path: Path) -> None
     run_experiment(
         None, LinearTask(config.task), "train", config, str(tmp_path), callbacks=callbacks
     )
+
     assert epochs == [0, 1]
 
 

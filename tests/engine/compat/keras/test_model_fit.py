@@ -29,9 +29,11 @@ def test_epochs_of_another_length_are_refused(tmp_path: Path) -> None:
     tk_keras.fit(linear(), X, Y, epochs=1, verbose=0, model_dir=str(tmp_path))
     with pytest.raises(UsageError, match=r"has 4 steps, and .* it has 2; give the data of the run"):
         tk_keras.fit(linear(), X[:50], Y[:50], epochs=2, verbose=0, model_dir=str(tmp_path))
+
     allowed = ["trainer.steps_per_epoch", "task.train_data.identity"]
     options = {"epochs": 3, "verbose": 0, "allow_config_change": allowed}
     again = tk_keras.fit(linear(), X[:50], Y[:50], model_dir=str(tmp_path), **options)
+
     assert again.model.optimizer.iterations == 6
 
 
@@ -108,9 +110,12 @@ def test_a_fit_stays_in_its_folder_after_os_chdir(
         on_epoch_end=lambda epoch, logs: os.chdir(tmp_path / "other")
     )
     first = tk_keras.fit(linear(), X, Y, epochs=2, verbose=0, model_dir="run", callbacks=[leave])
+
     assert os.listdir("../other") == []
+
     monkeypatch.chdir(tmp_path)
     again = tk_keras.fit(linear(), X, Y, epochs=2, verbose=0, model_dir="run")
+
     assert_same_history(again, first)
     assert again.model.optimizer.iterations == 8
 
@@ -181,6 +186,7 @@ def test_a_step_may_need_the_size_of_a_batch(replicas: int, tmp_path: Path) -> N
             model.compile("sgd", jit_compile=False)
         door = tk_keras.fit if folder else keras.Model.fit
         histories.append(door(model, dataset, epochs=2, verbose=0, **folder))
+
     assert_same_history(histories[1], histories[0])
 
 

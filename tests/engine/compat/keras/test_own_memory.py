@@ -75,6 +75,7 @@ def test_a_step_on_split_batches_does_not_change_arrays(make: Any, read: Any, pa
         iterator = iter(dataset)
         for _ in range(2 * BATCHES):
             assert float(step(iterator)[0, 0]) == 4.0
+
     np.testing.assert_array_equal(array, 1.0)
 
 

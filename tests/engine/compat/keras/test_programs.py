@@ -248,8 +248,10 @@ def test_a_gan_trains_on_two_replicas_and_is_loaded(tmp_path: Path) -> None:
     with replicas(2).scope():
         model = build_with_seed(gan)
     history = tk_keras.fit(model, X, epochs=1, verbose=0, model_dir=str(tmp_path))
+
     assert list(history.history) == ["d_loss", "g_loss"]
     assert model.g_optimizer.iterations == 4
+
     loaded = tk_keras.load(gan(), str(tmp_path))  # it has no call
     np.testing.assert_array_equal(
         loaded.generator.get_weights()[0], model.generator.get_weights()[0]

@@ -152,10 +152,13 @@ def test_early_stopping_puts_the_best_weights_back(fits: tuple[Fit, Fit]) -> Non
 def test_model_checkpoint_writes_the_files_of_keras(fits: tuple[Fit, Fit]) -> None:
     theirs, ours = fits
     assert ours.files() == theirs.files()
+
     last = next(name for name in ours.files() if name.startswith("5-") and name.endswith(".keras"))
     models = [keras.models.load_model(fit.folder / last) for fit in fits]
+
     assert all(map(are_close, models[1].get_weights(), models[0].get_weights()))
     assert are_close(*(model.optimizer.learning_rate for model in models))
+
     of_a_batch = next(name for name in ours.files() if name.startswith("5-") and name != last)
     for name in ("best.weights.h5", of_a_batch):
         for model, fit in zip(models, fits, strict=True):
@@ -223,6 +226,7 @@ def test_the_methods_of_epochs_are_called_as_in_keras(fits: tuple[Fit, Fit]) -> 
 def test_a_loop_of_one_step_is_reported_with_its_epoch(fits: tuple[Fit, Fit]) -> None:
     run = fits[1].folder.parent / "run"
     records = json_lines(run / "metrics.jsonl")
+
     assert [record["step"] for record in records if record["kind"] == "train"] == [4, 8, 12, 16, 20]
     assert max(complete_checkpoints(str(run))) == 20
 

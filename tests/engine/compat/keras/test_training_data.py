@@ -50,6 +50,7 @@ def fit_losses(
 def test_an_epoch_ends_with_arrays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = {"y": Y, "batch_size": 20, "steps_per_epoch": 7, "epochs": 2}
     ours = fit_losses("ours", X, model_dir=tmp_path, **options)
+
     np.testing.assert_allclose(ours, fit_losses("keras", X, **options), rtol=1e-6)
     assert caplog.text.count("an epoch ends with them") == 1
 
@@ -114,6 +115,7 @@ def test_two_fits_read_a_dataset_as_one(
     keras.utils.set_random_seed(3)
     dataset = shuffled_batches()
     fit_losses("ours", dataset, epochs=1, model_dir=tmp_path, **WEIGHTED)
+
     assert fit_losses("ours", dataset, epochs=3, model_dir=tmp_path, **WEIGHTED) == whole
     assert "is read again from the middle" not in caplog.text
 
@@ -197,7 +199,9 @@ def mean_model() -> Any:
 def test_a_py_dataset_changes_where_keras_changes_it(tmp_path: Path) -> None:
     options = {"verbose": 0, "validation_data": Counting()}
     expected = mean_model().fit(Counting(), epochs=4, **options).history
+
     assert [round(value) for value in expected["val_loss"]] == [1, 3, 5, 7]
+
     for epochs in (1, 3, 4):  # each with a dataset of its own, as in another process
         options["validation_data"] = Counting()
         ours = tk_keras.fit(

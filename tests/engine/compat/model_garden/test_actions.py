@@ -79,6 +79,7 @@ def test_a_trainer_of_theirs_gets_what_theirs_would_give_it(tmp_path: Path, tria
 def test_our_trainer_gets_no_actions_that_its_runner_does(tmp_path: Path, params: Any) -> None:
     config = linear_experiment()
     trainer = create_trainer(config, LinearTask(config.task))
+
     assert actions.get_train_actions(params, trainer, str(tmp_path), None) == []
     assert actions.get_eval_actions(params, trainer, str(tmp_path)) == []
 
@@ -107,8 +108,10 @@ def test_a_trainer_of_ours_that_averages_saves_the_averages_too(tmp_path: Path) 
     (action,) = actions.get_eval_actions(config, trainer, str(tmp_path))
     action({})
     path = str(tmp_path / "ema_checkpoints" / "average_weights-5")
+
     for variable, weight in zip(trainer.model.trainable_variables, weights, strict=True):
         np.testing.assert_array_equal(variable.numpy(), weight)
+
     trainer.state.weights_checkpoint.read(path).expect_partial()
     for variable, average in zip(trainer.model.trainable_variables, averages, strict=True):
         np.testing.assert_array_equal(variable.numpy(), average)

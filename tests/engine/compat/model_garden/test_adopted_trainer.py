@@ -259,6 +259,7 @@ def test_a_trainer_of_orbit_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     whole = _run_of_orbit(tmp_path / "whole", 4)
     _run_of_orbit(tmp_path / "again", 2)
     again = _run_of_orbit(tmp_path / "again", 4)  # with numbers 8 to 15
+
     assert int(again.optimizer.iterations) == int(again.global_step) == 4
     assert again.model.weight.numpy() == whole.model.weight.numpy() != 0.5
 

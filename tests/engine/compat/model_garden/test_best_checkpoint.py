@@ -149,6 +149,7 @@ def test_a_damaged_info_json_stops_no_start(tmp_path: Path, damage: str, theirs:
     whole = (tmp_path / "info.json").read_bytes()
     (tmp_path / "info.json").write_text(damage)
     run = _Run(tmp_path)
+
     assert ((tmp_path / "info.json").read_bytes() == whole) != theirs  # ours is made again
     assert run.evaluate(20, 0.4) == theirs
     assert run.best == ((20, 20.0, 0.4) if theirs else (10, 10.0, 0.5))

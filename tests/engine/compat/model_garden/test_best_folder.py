@@ -74,14 +74,18 @@ def test_the_best_weights_are_named_in_model_gardens_form(tmp_path: Path) -> Non
     folder = GardenBestFolder(str(tmp_path))
     _write_best(folder, 10)
     info = _write_best(folder, 20)
+
     assert _files(tmp_path) == [*LINKS, *OURS]
     assert os.path.samefile(tmp_path / "best_ckpt-1.index", tmp_path / "ckpt-20.index")
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "ckpt-20")
+
     written = json.loads((tmp_path / "info.json").read_text())
     assert written == {**METRICS, "best_ckpt_global_step": 20.0}
     assert read_info(str(tmp_path)) == info
+
     folder.write_best(info)
     assert json.loads((tmp_path / "info.json").read_text()) == written
+
     folder.clear_best()
     assert [name for name in _files(tmp_path) if name.endswith(".index")] == ["ckpt-20.index"]
     assert not {"info.json", "checkpoint"} & set(_files(tmp_path))
@@ -127,6 +131,7 @@ def test_links_that_fail_end_no_run_and_are_not_copied(
     _weights(20).write(folder.prefix(20))
     monkeypatch.setattr(os, "link", _refuse)
     folder.write_best(build_info(20, METRICS, "val|accuracy"))
+
     assert tf.train.latest_checkpoint(str(tmp_path)) == folder.prefix(20)
     assert not {*LINKS} & {*_files(tmp_path)}
 
@@ -145,9 +150,12 @@ def test_a_worker_foresees_the_takeover_and_writes_nothing(tmp_path: Path) -> No
     before = _files(tmp_path)
     folder = GardenBestFolder(str(tmp_path), is_writer=False)
     folder.import_garden_weights("val|accuracy")
+
     assert folder.read_infos("val|accuracy") == {10: build_info(10, METRICS, "val|accuracy")}
+
     folder.write_best(build_info(10, METRICS, "val|accuracy"))
     folder.clear_best()
+
     assert _files(tmp_path) == before
 
 
@@ -164,6 +172,7 @@ def test_untrusted_weights_are_not_taken_over_for_a_reason(
     before = _files(tmp_path)
     with caplog.at_level(logging.WARNING):
         GardenBestFolder(str(tmp_path)).import_garden_weights(metric)
+
     assert f"is damaged or has no finite {metric}" in caplog.text
     assert _files(tmp_path) == before
 

@@ -85,6 +85,7 @@ def test_what_is_not_touched_comes_back_as_it_was() -> None:
     theirs = Whole()
     theirs.override({"more": {"a": 1}, "extra": 5}, is_strict=False)
     back = build_original(mirror(theirs))
+
     assert type(back) is Whole and back is not theirs
     assert back == theirs and back.as_dict() == theirs.as_dict()
     assert isinstance(back.several, tuple) and isinstance(back.rate, int) and back.rate == 1
@@ -210,6 +211,7 @@ def test_keys_that_they_do_not_annotate_can_be_written() -> None:
     theirs = Whole()
     theirs.override({"more": {"a": 1}, "extra": 5}, is_strict=False)
     back = build_original(_override_mirror(theirs, {"extra": "six", "more": {"a": 2}}))
+
     assert (back.extra, back.more.a) == ("six", 2)
     with pytest.raises(ConfigError, match=r"more.b: there is no such key"):
         _override_mirror(theirs, {"more": {"b": 2}})
@@ -335,6 +337,7 @@ def test_a_mirror_is_copied(copy_mirror: Any) -> None:
         Whole(), {"count": 9, "absent": {"size": 4}, "heads": [{"name": "c"}]}
     )
     again = copy_mirror(mirrored)
+
     assert again == mirrored and again is not mirrored
     assert build_original(again) == build_original(mirrored)
     assert apply_layers(again, [ConfigLayer({"count": 11})]).config.count == 11

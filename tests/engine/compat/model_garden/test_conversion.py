@@ -76,6 +76,7 @@ def test_the_best_has_a_folder_even_if_none_was_named() -> None:
     trainer = convert(_mock_config(trainer={"best_checkpoint_eval_metric": "acc"})).trainer
     assert trainer.best_checkpoint_export_subdir == "best_ckpt"
     assert trainer.best_checkpoint_eval_metric == "acc"
+
     named = convert(_mock_config(trainer={"best_checkpoint_export_subdir": "mine"})).trainer
     assert named.best_checkpoint_export_subdir == "mine"
     assert build_original(convert(_mock_config())).trainer.best_checkpoint_export_subdir == ""
@@ -144,6 +145,7 @@ def test_what_a_config_of_theirs_does_not_have_has_our_default() -> None:
         default_params={"task": {"model": {"name": "x"}}, "trainer": {"train_steps": 7}}
     )
     converted = convert(partial)
+
     assert converted.trainer.train_steps == 7
     assert converted.trainer.steps_per_loop == TrainerConfig().steps_per_loop
     assert converted.runtime.distribution_strategy == "auto"
@@ -157,5 +159,6 @@ def test_a_loss_scale_counts_with_float16_only(dtype: str | None, counts: bool) 
     config = _mock_config()
     config.override({"runtime": {"mixed_precision_dtype": dtype, "loss_scale": "dynamic"}})
     converted = convert(config)
+
     assert (converted.runtime.loss_scale == "dynamic") is counts
     assert build_original(converted).runtime.loss_scale == "dynamic"

@@ -76,6 +76,7 @@ def test_a_reset_makes_the_averages_equal_to_the_weights() -> None:
         average = OptimizerAverages(optimizer, model)
     weights = bits(model.variables)
     average.reset()
+
     assert bits(optimizer._average_weights) == bits(model.trainable_variables)
     assert bits(model.variables) == weights
 
@@ -99,6 +100,7 @@ def test_only_an_averaging_optimizer_averages() -> None:
     plain = tf_keras.optimizers.legacy.SGD()
     ema = optimization.ExponentialMovingAverage(tf_keras.optimizers.legacy.SGD())
     loss_scale = tf_keras.mixed_precision.LossScaleOptimizer
+
     assert find_averaging_optimizer(ema) is ema
     assert find_averaging_optimizer(loss_scale(ema)) is ema
     for other in (plain, tf_keras.optimizers.SGD(), loss_scale(plain), None, {}):

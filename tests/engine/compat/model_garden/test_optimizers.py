@@ -201,6 +201,7 @@ def test_wrapped_optimizers_have_their_slots_before_a_step(tmp_path: Path) -> No
         path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "optimizer"))
         sizes.append(len(tf.train.load_checkpoint(path).get_variable_to_shape_map()))
         create_optimizer_variables(optimizer, model.trainable_variables)
+
     assert sizes[1] >= sizes[0] + 4  # two moments of two variables
 
 

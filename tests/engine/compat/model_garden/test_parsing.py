@@ -113,7 +113,9 @@ def test_repeated_flags_are_applied_in_order(files: Path) -> None:
     overrides = ["trainer.train_steps=8,trainer.max_to_keep=4", "trainer.train_steps=9"]
     flags = _Flags("mock", [str(files / "data.yaml")], params_override=overrides)
     config = parsing.parse_configuration(flags, lock_return=False)
+
     assert (config.trainer.train_steps, config.trainer.max_to_keep) == (9, 4)
+
     config.trainer.train_steps = 10  # it is not locked
 
 
@@ -121,6 +123,7 @@ def test_options_of_our_engine_can_be_given_too(files: Path) -> None:
     overrides = "trainer.fuse_steps=4,trainer.continuous_eval.policy=latest,runtime.random_seed=7"
     config = parsing.parse_configuration(ParseConfigOptions("mock", [], params_override=overrides))
     converted = convert(config)
+
     assert (converted.trainer.fuse_steps, converted.runtime.random_seed) == (4, 7)
     assert converted.trainer.continuous_eval.policy == "latest"
     with pytest.raises(KeyError, match="does not exist"):
@@ -150,8 +153,10 @@ def test_all_mistakes_of_files_and_override_are_in_one_report(files: Path) -> No
 def test_the_override_can_mend_what_a_file_breaks(files: Path) -> None:
     (files / "short.yaml").write_text("trainer: {steps_per_loop: 300, summary_interval: 500}\n")
     flags = ParseConfigOptions("mock", [str(files / "short.yaml")])
+
     with pytest.raises(ConfigError, match="500 is not a multiple of steps_per_loop"):
         parsing.parse_configuration(flags)
+
     flags.params_override = "trainer.summary_interval=600"
     assert parsing.parse_configuration(flags).trainer.summary_interval == 600
 
@@ -223,4 +228,5 @@ def test_a_program_may_give_an_override_as_a_mapping() -> None:
     override = {"trainer": {"train_steps": 3, "optimizer_config": {"optimizer": {"type": "sgd"}}}}
     options = ParseConfigOptions("mock", [], params_override=override)
     trainer = parsing.parse_configuration(options, print_return=False).trainer
+
     assert (trainer.train_steps, trainer.optimizer_config.optimizer.type) == (3, "sgd")

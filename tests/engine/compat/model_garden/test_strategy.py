@@ -26,6 +26,7 @@ def test_one_device_gives_the_same_strategy_as_theirs(name: str) -> None:
 def test_mirroring_over_one_device_mirrors_nothing(arguments: dict[str, object]) -> None:
     theirs = distribute_utils.get_distribution_strategy("mirrored", **arguments)
     assert isinstance(theirs, tf.distribute.MirroredStrategy)
+
     ours = get_distribution_strategy("mirrored", **arguments)  # type: ignore[arg-type]
     assert ours is tf.distribute.get_strategy()
 
@@ -104,5 +105,6 @@ def test_without_requested_gpus_training_uses_the_cpu(caplog: pytest.LogCaptureF
         pytest.skip("there is no GPU")
     with caplog.at_level(logging.WARNING):
         strategy = get_distribution_strategy("mirrored", num_gpus=0)
+
     assert "GPU(s) are left unused" in caplog.text
     assert all("CPU" in device for device in strategy.extended.worker_devices)

@@ -54,6 +54,7 @@ def test_a_saved_model_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     path = tmp_path / "artifacts" / "saved_model"
     for text in ("old", "new"):
         export_saved_model(OneFileModel(text), str(path))
+
     assert (path / "saved_model.pb").read_text() == "new"
     assert os.listdir(path.parent) == ["saved_model"]
 
@@ -61,6 +62,7 @@ def test_a_saved_model_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
 def test_a_failed_export_leaves_the_older_model(tmp_path: Path) -> None:
     path = tmp_path / "saved_model"
     export_saved_model(OneFileModel("old"), str(path))
+
     with pytest.raises(ZeroDivisionError):
         export_saved_model(OneFileModel("new", ZeroDivisionError()), str(path))
     assert (path / "saved_model.pb").read_text() == "old"

@@ -90,6 +90,7 @@ def test_one_hot_labels_are_those_of_the_new_classes() -> None:
     predictions, embedding = model(X[:1])
     model.compute_loss(y=tf.one_hot([0], 5), y_pred=[predictions, embedding])
     expected = -math.log(model.old_classifier(embedding)[0, 1])
+
     assert float(model.influence_tracker.result()) == pytest.approx(expected, rel=1e-5)
 
 
@@ -156,6 +157,7 @@ def test_a_resumed_fit_has_the_same_bits(whole: dict[str, Any], tmp_path: Path) 
 def test_the_old_classifier_is_in_no_optimizer(whole: dict[str, Any]) -> None:
     model = whole["model"]
     paths = [variable.path for variable in model.trainable_variables]
+
     assert paths == ["embedding/kernel", "embedding/bias", "head/kernel", "head/bias"]
     assert len(model.optimizer.variables) == 2 + 4
     np.testing.assert_equal(whole["old"].get_weights(), whole["before"])

@@ -15,6 +15,7 @@ from trainer_kit.errors import UsageError
 def test_the_middle_of_an_image_is_taken() -> None:
     image = np.zeros((4, 8, 1), "uint8")
     image[:, 2:6] = 255
+
     np.testing.assert_array_equal(preprocess_image(image, 4), np.ones((4, 4, 1)))
     assert np.mean(preprocess_image(image, (4, 8))) == 0.5
 

@@ -79,7 +79,9 @@ def test_a_checkpoint_is_never_passed() -> None:
 def test_a_custom_class_takes_inputs_and_outputs(library: ModuleType, kind: type) -> None:
     plain = library.Sequential([library.layers.Input((4,)), library.layers.Dense(2)])
     model = build_in_scope(lambda: plain, kind)
+
     assert isinstance(model, kind)
+
     x = np.ones((3, 4), "float32")
     np.testing.assert_array_equal(model(x), plain(x))
 
@@ -191,6 +193,7 @@ def test_numbers_of_numpy_go_on_as_the_program_seeded_them() -> None:
     expected = np.random.rand()
     np.random.seed(1)
     build_weights(3)
+
     assert np.random.rand() == expected
 
 

@@ -84,6 +84,7 @@ def test_what_is_no_classifier_is_an_error(classifier: Any, message: str) -> Non
 def test_logits_are_told_from_probabilities() -> None:
     logits = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     assert count_classes(logits, 3, True) == 2
+
     message = "old_from_logits=False: the old classifier returns logits"
     with pytest.raises(UsageError, match=message):
         count_classes(logits, 3, False)

@@ -74,6 +74,7 @@ def test_each_pass_has_all_examples_in_another_order(folder: Path) -> None:
     dataset = get_training_numbers(folder)
     first = read_numbers(dataset)
     second = read_numbers(dataset)
+
     assert sorted(first) == sorted(second) == list(range(TRAIN))
     assert first != second != sorted(second)
     assert (
@@ -193,13 +194,17 @@ def test_missing_files_are_told_with_what_is_there(folder: Path, tmp_path: Path)
 def test_files_that_hold_no_records_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "train-0.tfrec"
     path.touch()
+
     with pytest.raises(DataError, match=r"matches only empty files, without a record"):
         get_train_ds(tmp_path, decode_number, 4)
+
     path.write_text("this is no file of records")
     with pytest.raises(DataError, match=r"train-0\.tfrec: at offset 0 there is no record"):
         get_train_ds(tmp_path, decode_number, 4)
+
     write_examples(path, range(5), "GZIP")
     path.write_bytes(path.read_bytes()[:100])
+
     with pytest.raises(DataError, match=r"train-0\.tfrec cannot be read: DataLossError"):
         get_train_ds(tmp_path, decode_number, 4)
 
@@ -247,5 +252,6 @@ def test_damage_in_a_record_is_no_silent_loss(tmp_path: Path) -> None:
     content = bytearray((tmp_path / "valid-0.tfrec").read_bytes())
     content[40] ^= 1
     (tmp_path / "valid-0.tfrec").write_bytes(content)
+
     with pytest.raises(tf.errors.DataLossError):
         np.asarray(read_numbers(get_valid_ds(tmp_path, decode_number, 2)))

@@ -56,8 +56,10 @@ def test_a_job_trains_in_the_scope_of_its_strategy(
     strategy = replicas(2)
     with strategy.scope():
         job = create_job(tmp_path, use_tpu=True)
+
     assert job.distribute_strategy is strategy
     assert "TPU" not in caplog.text
+
     job.run_train(build_batches(), None, 1)
     np.testing.assert_allclose(load_outputs(tmp_path), job.model(X), atol=1e-6)
 
@@ -83,6 +85,7 @@ def test_a_finished_job_trains_what_it_has_lost(lost: str, tmp_path: Path) -> No
     model = load_outputs(tmp_path)
     shutil.rmtree(tmp_path / "artifacts")
     (tmp_path / "job/checkpoints" / lost).unlink()
+
     assert create_job(tmp_path).run_train(build_batches(), build_batches(), 2).history == history
     np.testing.assert_array_equal(load_outputs(tmp_path), model)
 
@@ -163,6 +166,7 @@ def test_without_folders_no_artifacts_are_written(
         assert job.last_epoch == 1
     finally:
         shutil.rmtree(job.job_dir)
+
     assert list(tmp_path.iterdir()) == []
     assert f"job_dir is not given: the files are in {job.job_dir}" in caplog.text
     with pytest.raises(ValueError, match="save_model: artifacts_dir is not given"):

@@ -133,7 +133,9 @@ def test_only_hidden_state_of_tracked_models_is_found() -> None:
     module = tf.Module()
     module.weights = [tf.Variable(1.0)]
     module.generator = tf.random.Generator.from_seed(1)
+
     assert untracked_model_state(module) == {}
+
     tf_keras.backend.experimental.enable_tf_random_generator()
     try:
         model = tf_keras.Sequential([tf_keras.layers.Dense(2), tf_keras.layers.Dropout(0.5)])
@@ -141,6 +143,7 @@ def test_only_hidden_state_of_tracked_models_is_found() -> None:
     finally:
         tf_keras.backend.experimental.disable_tf_random_generator()
     (variable,) = untracked_model_state(model).values()
+
     assert variable is model.layers[1]._random_generator._generator.state
 
 

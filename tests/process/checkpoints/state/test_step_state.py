@@ -380,7 +380,11 @@ class _Holder:
         self.deep = {"list": [tf.Variable(1.0)], 3: keras.random.SeedGenerator(1)}
         self.plain = SimpleNamespace(count=tf.Variable(2.0))
         hidden = tf.Variable(3.0)
-        self.function = lambda x: x + hidden
+
+        def add_hidden(x: Any) -> Any:
+            return x + hidden
+
+        self.function = add_hidden
 
 
 def test_paths_depend_on_neither_attribute_order_nor_counters() -> None:

@@ -58,9 +58,12 @@ def test_params_tell_what_is_best(tmp_path: Path) -> None:
 def test_a_heartbeat_is_read_as_far_as_it_is_complete(tmp_path: Path) -> None:
     path = write_process(tmp_path / "heartbeat.json", host="a", pid=5, step=3, ended="failed")
     os.utime(path, (50, 50))
+
     assert read_trainer_heartbeat(tmp_path) == TrainerHeartbeat("a", 5, 3, "failed", 50.0)
+
     os.utime(write_process(path), (50, 50))
     assert read_trainer_heartbeat(tmp_path) == TrainerHeartbeat("", None, None, "", 50.0)
+
     os.utime(write_process(path, host=None, pid="5", step=None, ended=True), (50, 50))
     assert read_trainer_heartbeat(tmp_path) == TrainerHeartbeat("", None, None, "done", 50.0)
 

@@ -49,6 +49,7 @@ def test_the_last_checkpoint_holds_the_weights_that_are_left(
     _, killed, _, folder = outputs
     saved = tf.train.load_checkpoint(str(folder / "run"))
     kernel = "model/sequential.Sdense.Skernel/.ATTRIBUTES/VARIABLE_VALUE"
+
     assert saved.get_tensor(kernel).tobytes().hex() == killed["weights"][0]
 
 
@@ -62,6 +63,7 @@ def test_model_checkpoint_counts_its_batches_over_kills(
 ) -> None:
     *_, whole, killed = outputs
     names = sorted(os.listdir(whole / "files"))
+
     assert sorted(os.listdir(killed / "files")) == names
     assert len(names) > 9
 

@@ -219,6 +219,7 @@ def test_a_trainer_of_theirs_is_stopped_on_both_workers(server: ForkServer, tmp_
     hosts = free_hosts(2)
     children = [server.start(their_worker, hosts, index, str(tmp_path)) for index in (0, 1)]
     first, second = [child.wait(SECONDS) for child in children]
+
     assert "another worker was asked to stop; this one stopped at step 4" in first.text, first.text
     assert "stopped by SIGTERM at step 4" in second.text, second.text
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "ckpt-4")

@@ -75,6 +75,7 @@ def test_the_options_of_an_interleaving_trainer_count(tasks: multitask.MultiTask
         logs.append(trainer.train(tf.constant(6)))
         counts = [int(trainer.task_step_counter(name).numpy()) for name in multi_task.TASKS]
         assert counts == GardenTaskSampler(sampler, 2).count_steps_per_task(6)
+
     for name in multi_task.TASKS:
         assert logs[1][name] == pytest.approx(logs[0][name], rel=1e-5)
 

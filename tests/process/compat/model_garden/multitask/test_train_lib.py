@@ -338,5 +338,6 @@ def test_epochs_are_counted_in_the_data_of_the_trained_task(
     config = registered.separate()
     config.override({"trainer": {"train_steps": "1 epochs"}})
     monkeypatch.setattr(registered, "separate", lambda: config)
+
     with pytest.raises(ConfigError, match=r"trainer\.train_steps: .*task\.train_data has no end"):
         run_separate(ours, tmp_path)
