@@ -35,10 +35,6 @@ def _arguments(folder: Path, mode: str, *overrides: str) -> list[str]:
     return [*common, *(f"--params_override={override}" for override in all_overrides)]
 
 
-def _pretraining(folder: Path) -> list[str]:
-    return _arguments(folder, "train", "trainer.max_to_keep=1")
-
-
 def _finetuning(folder: Path, pretraining: Path, *overrides: str) -> list[str]:
     return _arguments(
         folder,
@@ -61,7 +57,8 @@ def unkilled_runs(
     folder = tmp_path_factory.mktemp("runs")
     finetuning = server.start("train", *_finetuning(folder / "finetuning", folder / "pretraining"))
     wait_until(lambda: (folder / "finetuning/heartbeat.json").exists(), 60)
-    pretraining = server.run("train", *_pretraining(folder / "pretraining"))
+    command = _arguments(folder / "pretraining", "train", "trainer.max_to_keep=1")
+    pretraining = server.run("train", *command)
     assert pretraining.code == 0, pretraining.text
     end = finetuning.wait()
     assert end.code == 0, end.text

@@ -272,15 +272,17 @@ child = subprocess.Popen(["sleep", "600"])
 open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
 """
     supervise([sys.executable, "-S", "-c", program], max_restarts=0, log_dir=tmp_path)
-    child = int((tmp_path / "pid").read_text())
-    wait_until(lambda: not _is_running(child))
+    pid = int((tmp_path / "pid").read_text())
 
+    def is_running() -> bool:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return False
+        return state != "Z"
 
-def _is_running(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
+    wait_until(lambda: not is_running())
+    assert not is_running()
 
 
 def test_a_process_that_left_the_group_does_not_hold_up_the_end(tmp_path: Path) -> None:

@@ -86,10 +86,15 @@ def test_what_is_not_touched_comes_back_as_it_was() -> None:
     theirs.override({"more": {"a": 1}, "extra": 5}, is_strict=False)
     back = build_original(mirror(theirs))
 
-    assert type(back) is Whole and back is not theirs
-    assert back == theirs and back.as_dict() == theirs.as_dict()
-    assert isinstance(back.several, tuple) and isinstance(back.rate, int) and back.rate == 1
-    assert isinstance(back.heads[1], Head) and isinstance(back.part.neck, Neck)
+    assert type(back) is Whole
+    assert back is not theirs
+    assert back == theirs
+    assert back.as_dict() == theirs.as_dict()
+    assert isinstance(back.several, tuple)
+    assert isinstance(back.rate, int)
+    assert back.rate == 1
+    assert isinstance(back.heads[1], Head)
+    assert isinstance(back.part.neck, Neck)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +193,10 @@ def test_list_items_may_have_fields_unknown_to_their_class() -> None:
     assert isinstance(back.routines[1].part, Neck)
 
     changed = build_original(_override_mirror(theirs, {"routines": [{"head": {"depth": 7}}, {}]}))
-    assert isinstance(changed.routines[0].head, LargeHead) and changed.routines[0].head.depth == 7
-    assert changed.routines[0].name == "a" and changed.routines[1] == theirs.routines[1]
+    assert isinstance(changed.routines[0].head, LargeHead)
+    assert changed.routines[0].head.depth == 7
+    assert changed.routines[0].name == "a"
+    assert changed.routines[1] == theirs.routines[1]
 
 
 def test_only_what_changed_is_put_on_their_object() -> None:
@@ -338,7 +345,8 @@ def test_a_mirror_is_copied(copy_mirror: Any) -> None:
     )
     again = copy_mirror(mirrored)
 
-    assert again == mirrored and again is not mirrored
+    assert again == mirrored
+    assert again is not mirrored
     assert build_original(again) == build_original(mirrored)
     assert apply_layers(again, [ConfigLayer({"count": 11})]).config.count == 11
 

@@ -65,11 +65,13 @@ def test_a_checkpoint_is_never_passed() -> None:
         passed.append(options)
         return functional_model()
 
+    def required(checkpoint: Any) -> Any:  # it is None
+        passed.append(checkpoint)
+        return functional_model()
+
     build_in_scope(optional)
     build_in_scope(any_keyword)
-    build_in_scope(
-        lambda checkpoint: passed.append(checkpoint) or functional_model()
-    )  # required: it is None
+    build_in_scope(required)
     assert passed == ["its default", {}, None]
 
 

@@ -51,7 +51,7 @@ def read_numbers(dataset: tf.data.Dataset) -> list[int]:
     return [int(number) for batch in dataset.as_numpy_iterator() for number in batch]
 
 
-def get_training_numbers(folder: Path, size: int = 8, **options: Any) -> tf.data.Dataset:
+def get_number_dataset(folder: Path, size: int = 8, **options: Any) -> tf.data.Dataset:
     return get_tfrecord_dataset(str(folder), decode_number, size, "train", **options)
 
 
@@ -71,15 +71,14 @@ def test_images_and_labels_come_in_batches_of_known_shape(folder: Path) -> None:
 
 
 def test_each_pass_has_all_examples_in_another_order(folder: Path) -> None:
-    dataset = get_training_numbers(folder)
+    dataset = get_number_dataset(folder)
     first = read_numbers(dataset)
     second = read_numbers(dataset)
 
     assert sorted(first) == sorted(second) == list(range(TRAIN))
     assert first != second != sorted(second)
-    assert (
-        len(read_numbers(get_training_numbers(folder, 9))) == 36
-    )  # without the smaller last batch
+    # Without the smaller last batch.
+    assert len(read_numbers(get_number_dataset(folder, 9))) == 36
 
 
 def test_validation_is_in_the_order_of_the_files(folder: Path) -> None:
@@ -116,7 +115,7 @@ def test_a_share_of_the_classes_is_read(folder: Path) -> None:
 
 def test_augmentation_is_for_training_only(folder: Path) -> None:
     options: Any = {"data_augmentation": lambda number: number + 100}
-    assert min(read_numbers(get_training_numbers(folder, **options))) == 100
+    assert min(read_numbers(get_number_dataset(folder, **options))) == 100
     assert (
         read_numbers(get_tfrecord_dataset(folder, decode_number, 5, "valid", **options))[0] == 100
     )
@@ -128,15 +127,15 @@ def test_augmentation_is_for_training_only(folder: Path) -> None:
 def test_the_order_follows_from_the_global_seed_alone(folder: Path) -> None:
     def read_order(seed: int) -> list[int]:
         tf.random.set_seed(seed)
-        return read_numbers(get_training_numbers(folder))
+        return read_numbers(get_number_dataset(folder))
 
     first = read_order(1)
     other = read_order(2)
     tf.random.set_seed(1)
     tf.random.uniform([3])
-    assert read_numbers(get_training_numbers(folder)) == first != other
+    assert read_numbers(get_number_dataset(folder)) == first != other
     tf.random.set_seed(None)
-    assert read_numbers(get_training_numbers(folder)) == read_numbers(get_training_numbers(folder))
+    assert read_numbers(get_number_dataset(folder)) == read_numbers(get_number_dataset(folder))
 
 
 def build_epochs(folder: Path) -> Any:
@@ -211,7 +210,7 @@ def test_files_that_hold_no_records_are_refused(tmp_path: Path) -> None:
 
 def test_a_batch_beyond_the_data_is_refused(folder: Path) -> None:
     with pytest.raises(DataError, match=f"has {TRAIN} examples, and a batch 41"):
-        get_training_numbers(folder, 41)
+        get_number_dataset(folder, 41)
     assert len(get_valid_ds(folder, decode_number, 41)) == 1
 
 
