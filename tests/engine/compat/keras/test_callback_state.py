@@ -36,10 +36,10 @@ class StartedLogger:
 @pytest.mark.parametrize("kind", [keras.callbacks.CSVLogger, tf_keras.callbacks.CSVLogger])
 def test_rows_after_the_checkpoint_are_written_once(kind: Any, tmp_path: Path) -> None:
     first = StartedLogger(kind, tmp_path / "log.csv")
-    first.epochs(0, 1)
+    first.write_epochs(0, 1)
     state = csv_lengths([first.logger])
-    first.epochs(2)
-    StartedLogger(kind, tmp_path / "log.csv", state).epochs(2, 3)
+    first.write_epochs(2)
+    StartedLogger(kind, tmp_path / "log.csv", state).write_epochs(2, 3)
     rows = (tmp_path / "log.csv").read_text().splitlines()
 
     assert rows == ["epoch,loss,val_loss", "0,0.0,1.0", "1,0.5,1.0", "2,1.0,1.0", "3,1.5,1.0"]
@@ -48,11 +48,11 @@ def test_rows_after_the_checkpoint_are_written_once(kind: Any, tmp_path: Path) -
 @pytest.mark.parametrize("kind", [keras.callbacks.CSVLogger, tf_keras.callbacks.CSVLogger])
 def test_a_run_that_goes_back_writes_its_rows_again(kind: Any, tmp_path: Path) -> None:
     started = StartedLogger(kind, tmp_path / "log.csv")
-    started.epochs(0)
+    started.write_epochs(0)
     state = csv_lengths([started.logger])
-    started.epochs(1)
+    started.write_epochs(1)
     truncate_csv_files([started.logger], state)
-    started.epochs(1)
+    started.write_epochs(1)
 
     assert (tmp_path / "log.csv").read_text().splitlines()[1:] == ["0,0.0,1.0", "1,0.5,1.0"]
 
@@ -60,8 +60,8 @@ def test_a_run_that_goes_back_writes_its_rows_again(kind: Any, tmp_path: Path) -
 def test_a_checkpoint_before_the_first_row_gives_a_header(tmp_path: Path) -> None:
     first = StartedLogger(keras.callbacks.CSVLogger, tmp_path / "log.csv")
     state = csv_lengths([first.logger])
-    first.epochs(0)
-    StartedLogger(keras.callbacks.CSVLogger, tmp_path / "log.csv", state).epochs(0)
+    first.write_epochs(0)
+    StartedLogger(keras.callbacks.CSVLogger, tmp_path / "log.csv", state).write_epochs(0)
 
     assert (tmp_path / "log.csv").read_text().splitlines() == ["epoch,loss,val_loss", "0,0.0,1.0"]
 
@@ -70,8 +70,8 @@ def test_a_checkpoint_before_the_first_row_gives_a_header(tmp_path: Path) -> Non
 def test_a_logger_that_is_new_in_the_run_does_as_it_says(
     append: bool, rows: int, tmp_path: Path
 ) -> None:
-    StartedLogger(keras.callbacks.CSVLogger, tmp_path / "log.csv").epochs(0)
-    StartedLogger(keras.callbacks.CSVLogger, tmp_path / "log.csv", {}, append).epochs(5)
+    StartedLogger(keras.callbacks.CSVLogger, tmp_path / "log.csv").write_epochs(0)
+    StartedLogger(keras.callbacks.CSVLogger, tmp_path / "log.csv", {}, append).write_epochs(5)
     assert len((tmp_path / "log.csv").read_text().splitlines()) == rows
 
 
