@@ -171,7 +171,7 @@ def test_a_restart_goes_on_with_the_same_batches(folder: Path) -> None:
     assert read_batches_from(restarted, 10) == second[3:]  # from the middle of the second pass
     assert read_batches_from(restarted, 14) == third
     reasons = "".join(whole.resumption(deterministic_ops=False).reasons)
-    assert "data_augmentation build_epochs.<locals>.add_noise (test_tfrecords.py:" in reasons
+    assert "data_augmentation add_noise (test_tfrecords.py:" in reasons
     assert "RandomUniform" in reasons
 
 
