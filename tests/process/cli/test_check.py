@@ -204,7 +204,7 @@ BEST = "trainer.best_checkpoint_eval_metric"
         ("", _FailingConfig(), 1, "train: 3 steps", "in train_step\n    raise RuntimeError("),
     ],
 )
-def test_what_fails_is_told_with_the_exit_code_of_a_run(
+def test_a_failed_check_has_the_exit_code_of_a_run(
     check: Check, setting: str, task: TinyConfig | None, code: int, failed: str, message: str
 ) -> None:
     exit_code, out, err = check(f"--params_override={setting}", task=task)
@@ -223,7 +223,9 @@ def test_what_fails_is_told_with_the_exit_code_of_a_run(
         ("runtime.virtual_cpus=2,trainer.train_steps=0", None),
     ],
 )
-def test_what_a_run_can_do_is_ready(check: Check, setting: str, task: TinyConfig | None) -> None:
+def test_an_experiment_that_can_run_is_ready(
+    check: Check, setting: str, task: TinyConfig | None
+) -> None:
     code, out, err = check(f"--params_override={setting}", task=task)
     assert code == ExitCode.DONE, err
     assert "is ready to run" in out

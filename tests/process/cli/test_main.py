@@ -96,7 +96,7 @@ def test_an_explained_mistake_is_one_message_and_exit_2(trainer_kit: Command, de
     assert ("import_experiment" in "".join(traceback)) == bool(traceback) == debug
 
 
-def test_all_mistakes_are_in_one_report(trainer_kit: Command) -> None:
+def test_mistakes_of_files_and_overrides_are_in_one_report(trainer_kit: Command) -> None:
     overrides = "--params_override=trainer.train_step=7,runtime.num_gpus=x"
 
     done = trainer_kit(

@@ -81,7 +81,7 @@ def test_every_file_of_a_run_lies_in_model_dir(tmp_path: Path) -> None:
     assert _list_files(tmp_path) == []
 
 
-def test_what_a_sidecar_writes_lies_apart_from_the_run(tmp_path: Path) -> None:
+def test_the_files_of_a_sidecar_lie_apart_from_the_run(tmp_path: Path) -> None:
     run = vars(_directory(tmp_path))
     sidecar = vars(_directory(tmp_path, "test_set"))
 
@@ -242,9 +242,7 @@ def test_safe_changes_are_returned_and_dangerous_ones_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("missing", ["params.yaml", "ckpt-10.index"])
-def test_without_a_config_or_a_checkpoint_there_is_no_run_to_fit(
-    tmp_path: Path, missing: str
-) -> None:
+def test_a_folder_without_config_or_checkpoint_fits_any_run(tmp_path: Path, missing: str) -> None:
     directory = _start_run(tmp_path)
     (tmp_path / missing).unlink()
     other = _config().replace(runtime={"random_seed": 2})

@@ -57,7 +57,7 @@ def _stop_late_program(work: float, saves: str) -> tuple[int, str, str, float]:
     return process.returncode, output, errors, time.monotonic() - begin
 
 
-def test_all_of_the_grace_time_is_given_unless_all_is_saved() -> None:
+def test_the_grace_time_is_given_in_full_unless_all_is_saved() -> None:
     cases = [
         (0.1, "cannot", 0, "done\n", (0.1, 0.6)),
         # The second half of the grace time is the main thread's too.
@@ -316,7 +316,7 @@ def test_a_signal_of_a_nested_handler_is_not_lost_at_its_end() -> None:
         assert earlier.received_signal is None
 
 
-def test_one_entered_after_the_signal_stops_at_once() -> None:
+def test_a_run_entered_after_the_signal_stops_at_once() -> None:
     run = _Run()
     nested_run = _Run()
     with StopSignals(run):

@@ -107,7 +107,7 @@ def test_death_by_a_signal_that_ends_it_is_returned_as_1(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "code", [code for code in ExitCode if classify_exit_code(code)[1] is Decision.END]
 )
-def test_what_a_restart_does_not_help_ends_with_its_own_code(code: int, tmp_path: Path) -> None:
+def test_an_error_that_a_restart_does_not_help_keeps_its_code(code: int, tmp_path: Path) -> None:
     assert supervise(_program_with_ends(tmp_path, code), max_restarts=9, log_dir=tmp_path) == code
     assert _attempts(tmp_path, "exit_code") == [code]
 

@@ -114,7 +114,7 @@ class Copies(Callback):
             shutil.copytree(run.directory, self._to)
 
 
-def test_what_methods_of_an_evaluation_change_survives_a_kill(tmp_path: Path) -> None:
+def test_changes_by_methods_of_an_evaluation_survive_a_kill(tmp_path: Path) -> None:
     class Lowers(keras.callbacks.Callback):
         def on_test_begin(self, logs: Any = None) -> None:
             self.model.optimizer.learning_rate.assign(self.model.optimizer.learning_rate * 0.5)

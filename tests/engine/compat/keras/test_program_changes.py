@@ -55,7 +55,7 @@ def test_an_optimizer_without_a_config_is_described_by_its_class() -> None:
     assert not any("of the optimizer" in name for name in described)
 
 
-def test_what_callbacks_changed_is_no_change_of_the_program(
+def test_a_rate_that_callbacks_changed_is_no_program_change(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fit(model: Any, epochs: int) -> None:

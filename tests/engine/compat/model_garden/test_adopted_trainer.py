@@ -72,7 +72,7 @@ def _config_of_steps(steps: int, **optimization: Any) -> Any:
     return config
 
 
-def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(
+def test_the_runs_checkpoints_contain_the_trainers_own_items(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _run_counting(_config_of_steps(3), tmp_path)
@@ -96,7 +96,7 @@ def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(
     assert resumed.train_dataset is other
 
 
-def test_it_goes_back_after_a_divergence_as_the_config_says(
+def test_a_garden_trainer_goes_back_after_a_divergence(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = _config_of_steps(6)
@@ -202,7 +202,7 @@ def test_a_name_that_our_checkpoints_have_is_refused() -> None:
         adapt_trainer(inner)
 
 
-def test_what_cannot_be_driven_is_told() -> None:
+def test_a_trainer_that_cannot_be_adapted_is_refused() -> None:
     with pytest.raises(
         UsageError,
         match="SimpleNamespace has no config, model, optimizer, global_step, checkpoint; g",

@@ -81,7 +81,7 @@ def _restore_step(path: str | None) -> int:
         [0.3, 0.2, 0.1],
     ],
 )
-def test_every_decision_and_what_is_told_of_it_is_theirs(
+def test_the_exporter_decides_and_records_as_theirs(
     tmp_path: Path, comp: str, values: list[Any]
 ) -> None:
     ours = _Run(tmp_path / "ours", comp=comp)
@@ -125,14 +125,14 @@ def test_each_framework_resumes_from_the_others_best(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [[NAN, 0.5, 0.4], [math.inf, 0.5, NAN], [NAN, -math.inf, 0.5]])
-def test_what_is_not_finite_never_stands_in_the_way(tmp_path: Path, values: list[float]) -> None:
+def test_a_metric_that_is_not_finite_is_never_the_best(tmp_path: Path, values: list[float]) -> None:
     run = _Run(tmp_path)
     for step, value in enumerate(values, 1):
         assert run.evaluate(step, value) == (value == 0.5)
     assert run.best == (values.index(0.5) + 1, values.index(0.5) + 1, 0.5)
 
 
-def test_before_the_first_best_the_logs_are_the_last_refused(tmp_path: Path) -> None:
+def test_the_logs_before_the_first_best_are_the_last_refused(tmp_path: Path) -> None:
     run = _Run(tmp_path)
     run.evaluate(1, NAN)
 
@@ -305,7 +305,7 @@ def _run_linear(model_dir: Path, steps: int, **options: Any) -> tuple[BestCheckp
     return exporter, logs
 
 
-def test_our_runner_keeps_resumes_and_takes_it_back_with_the_run(tmp_path: Path) -> None:
+def test_our_runner_keeps_resumes_and_rewinds_the_best(tmp_path: Path) -> None:
     _run_linear(tmp_path, 20)
     exporter, logs = _run_linear(tmp_path, 40)
     folder = tmp_path / "best_ckpt"

@@ -81,7 +81,7 @@ def _changed_items(before: dict[str, Any], after: dict[str, Any]) -> dict[str, A
     }
 
 
-def test_what_is_not_touched_comes_back_as_it_was() -> None:
+def test_an_untouched_config_comes_back_as_it_was() -> None:
     theirs = Whole()
     theirs.override({"more": {"a": 1}, "extra": 5}, is_strict=False)
     back = build_original(mirror(theirs))
@@ -158,7 +158,7 @@ def test_an_override_reaches_the_original_object(
     ],
     ids=str,
 )
-def test_what_their_classes_would_take_is_refused_with_its_path(
+def test_a_value_that_their_class_would_take_is_refused_by_path(
     override: dict[str, Any], problem: str
 ) -> None:
     theirs = Whole(data=config_definitions.DataConfig(input_path={"train": "x"}))
@@ -199,7 +199,7 @@ def test_list_items_may_have_fields_unknown_to_their_class() -> None:
     assert changed.routines[1] == theirs.routines[1]
 
 
-def test_only_what_changed_is_put_on_their_object() -> None:
+def test_changed_values_alone_are_put_on_their_object() -> None:
     overrides: list[Any] = []
 
     @dataclasses.dataclass

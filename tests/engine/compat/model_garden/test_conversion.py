@@ -140,7 +140,7 @@ def test_xla_is_for_gpus_that_are_asked_for_as_theirs_has_it() -> None:
         assert converted.runtime.enable_xla is compiled
 
 
-def test_what_a_config_of_theirs_does_not_have_has_our_default() -> None:
+def test_a_field_that_their_config_lacks_has_our_default() -> None:
     partial = TheirConfig(
         default_params={"task": {"model": {"name": "x"}}, "trainer": {"train_steps": 7}}
     )

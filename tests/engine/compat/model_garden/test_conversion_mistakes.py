@@ -188,7 +188,7 @@ def test_a_file_that_does_not_fit_is_told_by_its_line(
         _resolve(RESNET, ConfigSources(config_files=(str(file),)))
 
 
-def test_what_is_a_tuple_of_theirs_comes_to_them_as_one() -> None:
+def test_a_tuple_of_theirs_comes_to_them_as_a_tuple() -> None:
     text = "task.train_data.feature_shape=[8,64,64,3]"
     ours = _resolve("video_classification_kinetics400", ConfigSources(params_overrides=(text,)))
     assert build_original(ours.task).train_data.feature_shape == (8, 64, 64, 3)

@@ -110,7 +110,7 @@ def test_only_an_averaging_optimizer_averages() -> None:
 @pytest.mark.parametrize(
     "ema", [{"more_decays": {"fast": 0.5}}, {"evaluate": ("average", "weights")}], ids=str
 )
-def test_several_averages_are_refused(ema: dict[str, Any]) -> None:
+def test_an_optimizer_with_several_averages_is_refused(ema: dict[str, Any]) -> None:
     one_average = linear_experiment(optimizer_config={"ema": {"average_decay": 0.5}})
     several_averages = linear_experiment(optimizer_config={"ema": ema})
 

@@ -118,7 +118,7 @@ def test_each_optimizer_goes_on_as_if_it_had_not_stopped(case: str, tmp_path: Pa
     assert _checkpoint_values(again, tmp_path) == end
 
 
-def test_every_optimizer_that_model_garden_has_is_among_them() -> None:
+def test_the_cases_have_every_optimizer_of_model_garden() -> None:
     sections = vars(optimization.OptimizationConfig().optimizer)
     names = {
         name
@@ -129,7 +129,7 @@ def test_every_optimizer_that_model_garden_has_is_among_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["optimizer", "learning_rate"])
-def test_what_is_not_chosen_is_refused_by_model_garden(name: str) -> None:
+def test_a_missing_optimizer_or_rate_is_refused(name: str) -> None:
     config = small_config(**{name: {"type": None}})
     task = task_factory.get_task(config.task)
 

@@ -87,7 +87,7 @@ def test_a_refused_argument_is_reported_in_model_gardens_words(
         ({"num_gpus": "2"}, r"^runtime\.num_gpus: '2' is not"),
     ],
 )
-def test_what_model_garden_would_take_is_reported_in_our_words(
+def test_an_argument_that_only_we_refuse_has_our_words(
     arguments: dict[str, object], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):

@@ -209,7 +209,7 @@ def test_a_task_may_have_a_static_optimizer_and_no_section() -> None:
     assert "training_loss" in trainer.train(tf.constant(2))
 
 
-def test_what_gin_binds_of_their_trainer_counts_for_ours() -> None:
+def test_gin_bindings_of_their_trainer_count_for_ours() -> None:
     gin.parse_config("official.core.base_trainer.Trainer.train_dataset = @tests.door.my_data()")
     config = small_config()
     trainer = create_trainer(config, task_factory.get_task(config.task), train=True, evaluate=True)

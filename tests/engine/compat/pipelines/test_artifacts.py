@@ -69,7 +69,7 @@ def test_a_failed_export_leaves_the_older_model(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["saved_model"]
 
 
-def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:
+def test_files_that_a_killed_export_left_are_removed(tmp_path: Path) -> None:
     (tmp_path / "saved_model.tmp" / "variables").mkdir(parents=True)
     export_saved_model(OneFileModel("new"), str(tmp_path / "saved_model"))
     assert os.listdir(tmp_path) == ["saved_model"]

@@ -210,7 +210,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_does_not_fit_is_an_error(mistake: str) -> None:
+def test_a_classifier_that_does_not_fit_is_an_error(mistake: str) -> None:
     options, message = MISTAKES[mistake]
     with pytest.raises(UsageError, match=message):
         bct_model(**options)

@@ -76,7 +76,7 @@ def test_a_whole_model_is_no_classifier_of_embeddings() -> None:
         (3, "int is no model"),
     ],
 )
-def test_what_is_no_classifier_is_an_error(classifier: Any, message: str) -> None:
+def test_an_object_that_is_no_classifier_is_an_error(classifier: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_frozen_classifier(classifier)
 

@@ -40,7 +40,9 @@ def load_outputs(folder: Path) -> np.ndarray:
     return model.serve(X).numpy()
 
 
-def test_without_a_tpu_one_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_without_a_tpu_says_so_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         job = create_job(tmp_path, use_tpu=True)
 
@@ -156,7 +158,7 @@ def test_a_loop_of_a_subclass_saves_its_own_artifacts(tmp_path: Path) -> None:
     np.testing.assert_allclose(load_outputs(tmp_path), job.model(X), atol=1e-6)
 
 
-def test_without_folders_no_artifacts_are_written(
+def test_a_job_without_folders_writes_no_artifacts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -65,7 +65,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_never_stopped(runs: Path, form:
     assert stopped == straight
 
 
-def test_what_is_saved_has_the_path_of_attributes_or_a_number(runs: Path) -> None:
+def test_saved_step_state_has_the_path_of_attributes_or_a_number(runs: Path) -> None:
     keys = {
         form: CheckpointGraph(f"{runs}/{form} stopped/ckpt-{STEPS}").get_section_keys("step_state")
         for form in FORMS
@@ -233,7 +233,7 @@ class _OwnLoop(Trainer):
         return lambda iterator, steps: None
 
 
-def test_with_a_loop_of_its_own_attributes_are_saved(tmp_path: Path) -> None:
+def test_a_trainer_with_its_own_loop_saves_attributes(tmp_path: Path) -> None:
     config = linear_experiment()
     trainer, resumed = (
         _OwnLoop.create(config, TwoModels(config.task), True, True) for _ in range(2)
@@ -266,7 +266,7 @@ class _OwnTrain(Trainer):
         return {}
 
 
-def test_with_a_train_of_its_own_what_changes_is_saved(
+def test_a_trainer_with_its_own_train_saves_what_changes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = linear_experiment()
@@ -401,7 +401,7 @@ def test_paths_depend_on_neither_attribute_order_nor_counters() -> None:
     assert [states[1].variables[name].name for name in ("task/a", "task/b")] == ["a:0", "b:0"]
 
 
-def test_what_a_graph_only_reads_is_not_written() -> None:
+def test_variables_that_a_graph_only_reads_are_not_written() -> None:
     read_only = tf.Variable(1.0)
     changed = tf.Variable(1.0)
     inner = tf.Variable(1.0)

@@ -92,7 +92,7 @@ def check(
 @pytest.mark.parametrize(
     ("name", "override", "code", "message"), CASES, ids=[f"{n} {o}"[:90] for n, o, _, _ in CASES]
 )
-def test_what_is_missing_is_told_by_its_path(
+def test_check_names_a_missing_value_by_its_path(
     check: Any, name: str, override: str, code: int, message: str
 ) -> None:
     exit_code, text = check(name, override)
@@ -128,7 +128,7 @@ def test_a_missing_package_or_file_is_told() -> None:
         raise FileNotFoundError("cannot open no/1")
 
 
-def test_another_error_gets_a_note() -> None:
+def test_an_unexplained_error_gets_a_note_with_its_section() -> None:
     with pytest.raises(ZeroDivisionError) as error, explain_config_errors("task.model"):
         raise ZeroDivisionError
     assert error.value.__notes__ == [

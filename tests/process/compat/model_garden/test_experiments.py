@@ -74,7 +74,7 @@ def test_a_near_name_is_told(name: str, near: str) -> None:
         import_experiment(name)
 
 
-def test_theirs_is_not_imported_early_and_is_missed_in_one_line() -> None:
+def test_model_garden_is_imported_late_and_missed_in_one_line() -> None:
     ended = run_program(
         "import sys; from trainer_kit.cli.main import main\n"
         "main(['list', '--all']); main(['show', 'tfm/mok'])\n"  # neither a list nor a typo needs it
@@ -94,7 +94,7 @@ def test_theirs_is_not_imported_early_and_is_missed_in_one_line() -> None:
     assert code == "2"
 
 
-def test_what_a_module_of_a_user_registers_with_them_is_known() -> None:
+def test_experiments_that_a_user_registers_with_them_are_known() -> None:
     if OF_TESTS not in exp_factory._REGISTERED_CONFIGS:
         exp_factory.register_config_factory(OF_TESTS)(TheirExperimentConfig)
     find(PREFIX + OF_TESTS)

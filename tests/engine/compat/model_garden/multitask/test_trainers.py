@@ -209,7 +209,7 @@ def test_aggregating_and_other_tasks_are_evaluated_together(tasks: multitask.Mul
     assert evaluator.validation_metric_names() is None
 
 
-def test_what_does_not_fit_is_told(tasks: multitask.MultiTask) -> None:
+def test_an_evaluator_refuses_tasks_that_do_not_fit(tasks: multitask.MultiTask) -> None:
     task = tasks.tasks["sum"]
     model = multi_task.model()
     with pytest.raises(UsageError, match="two tasks to evaluate have the same name: sum, sum"):

@@ -34,7 +34,7 @@ def read_evaluations(folder: Path, name: str) -> list[tuple[int, str]]:
     ]
 
 
-def test_several_tasks_are_trained_and_evaluated_beside_it(
+def test_a_sidecar_evaluates_a_run_of_several_tasks(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = ["sum", "difference"]

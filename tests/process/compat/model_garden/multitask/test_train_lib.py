@@ -308,7 +308,7 @@ def test_missing_data_of_a_task_that_is_only_evaluated_are_told(
             run_separate(ours, tmp_path)
 
 
-def test_what_is_missing_is_told(data: Path, tmp_path: Path) -> None:
+def test_a_wrong_trainer_mode_or_metric_is_refused(data: Path, tmp_path: Path) -> None:
     config = multi_task.config_joint(data)
     config.override({"trainer": {"trainer_type": "jiont"}})
     with pytest.raises(UsageError, match=r"there is no trainer type 'jiont'.*joint"):
