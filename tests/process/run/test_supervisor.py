@@ -179,10 +179,11 @@ def test_records_follow_those_of_an_earlier_supervisor(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_written_does_not_stop_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").write_text("")
-    assert (
-        supervise(_program_with_ends(tmp_path, 6), max_restarts=9, log_dir=tmp_path / "file") == 6
-    )
+    log_dir = tmp_path / "file"
+    log_dir.write_text("")
+    program = _program_with_ends(tmp_path, 6)
+
+    assert supervise(program, max_restarts=9, log_dir=log_dir) == 6
     assert "attempts.jsonl cannot be written" in caplog.text
 
 

@@ -209,9 +209,9 @@ def test_a_callback_that_compiles_the_model_ends_the_run(event: str, tmp_path: P
     callback = keras.callbacks.LambdaCallback(
         **{event: lambda *_: model.compile(model.optimizer, model.loss)}
     )
-    with pytest.raises(
-        UsageError, match=r"called model\.compile, which has no effect.*another model_dir"
-    ):
+    message = r"called model\.compile, which has no effect.*another model_dir"
+
+    with pytest.raises(UsageError, match=message):
         fit(model, tmp_path, [callback], validation_data=None)
 
 

@@ -140,9 +140,9 @@ def test_folds_that_share_a_folder_are_refused(
     fit_fold(slice(0, 50))
     fit_fold(slice(0, 50))
     assert "nothing to do: the run in" in capsys.readouterr().out
-    with pytest.raises(
-        UsageError, match=r"task\.train_data: .*\n.*task\.validation_data: the data has changed"
-    ):
+    message = r"task\.train_data: .*\n.*task\.validation_data: the data has changed"
+
+    with pytest.raises(UsageError, match=message):
         fit_fold(slice(50, 100))
     allowed = ["task.train_data.identity", "task.validation_data.identity"]
     assert fit_fold(slice(50, 100), allow_config_change=allowed).model.optimizer.iterations == 2

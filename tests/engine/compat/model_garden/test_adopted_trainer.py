@@ -76,10 +76,9 @@ def test_the_runs_checkpoints_contain_the_trainers_own_items(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _run_counting(_config_of_steps(3), tmp_path)
-    assert (
-        "from its beginning; have Counting inherit from trainer_kit.compat.model_garden.Trainer"
-        in caplog.text
-    )
+    advice = "have Counting inherit from trainer_kit.compat.model_garden.Trainer"
+    assert f"from its beginning; {advice}" in caplog.text
+
     names = {
         name.partition("/")[0] for name, _ in tf.train.list_variables(str(tmp_path / "ckpt-3"))
     }
@@ -195,18 +194,16 @@ def test_a_name_that_our_checkpoints_have_is_refused() -> None:
     inner = theirs.create_trainer(
         config, task_factory.get_task(config.task), True, True, trainer_cls=Named
     )
-    with pytest.raises(
-        UsageError,
-        match="every checkpoint already has a part named task; give your item another name",
-    ):
+    message = "every checkpoint already has a part named task; give your item another name"
+
+    with pytest.raises(UsageError, match=message):
         adapt_trainer(inner)
 
 
 def test_a_trainer_that_cannot_be_adapted_is_refused() -> None:
-    with pytest.raises(
-        UsageError,
-        match="SimpleNamespace has no config, model, optimizer, global_step, checkpoint; g",
-    ):
+    message = "SimpleNamespace has no config, model, optimizer, global_step, checkpoint; g"
+
+    with pytest.raises(UsageError, match=message):
         adapt_trainer(SimpleNamespace(strategy=None))
 
 
@@ -265,16 +262,15 @@ def test_a_trainer_of_orbit_goes_on_to_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_loop_of_orbit_without_a_training_loss_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError,
-        match="a training loop returned mse and no training_loss, by which a run recovers",
-    ):
+    message = "a training loop returned mse and no training_loss, by which a run recovers"
+
+    with pytest.raises(UsageError, match=message):
         _run_of_orbit(tmp_path, 4, log="mse")
 
 
 def test_best_weights_that_no_trainer_keeps_are_refused() -> None:
     config = ExperimentConfig(trainer=TrainerConfig(best_checkpoint_eval_metric="accuracy"))
-    with pytest.raises(
-        UsageError, match="best_checkpoint_eval_metric=accuracy: OrbitTrainer keeps no best weights"
-    ):
+    message = "best_checkpoint_eval_metric=accuracy: OrbitTrainer keeps no best weights"
+
+    with pytest.raises(UsageError, match=message):
         adapt_trainer(OrbitTrainer(config))

@@ -365,9 +365,9 @@ def test_a_class_goes_with_its_last_object() -> None:
 def test_an_option_of_ours_on_their_object_is_checked() -> None:
     theirs = config_definitions.TrainerConfig()
     theirs.override({"continuous_eval": {"policy": "newest"}}, is_strict=False)
-    with pytest.raises(
-        ConfigError, match=r"continuous_eval.policy .*: 'newest' is not one of all, latest"
-    ):
+    message = r"continuous_eval.policy .*: 'newest' is not one of all, latest"
+
+    with pytest.raises(ConfigError, match=message):
         _mirror_trainer(theirs)
 
 

@@ -223,7 +223,7 @@ def test_a_broken_restriction_is_reported_before_a_run() -> None:
 
 def test_a_trainer_refuses_a_config_that_breaks_a_restriction() -> None:
     theirs = exp_factory.get_exp_config("wmt_transformer/large")
-    with pytest.raises(
-        ConfigError, match=r"task\.sentencepiece_model_path: breaks the experiment's rule"
-    ):
+    message = r"task\.sentencepiece_model_path: breaks the experiment's rule"
+
+    with pytest.raises(ConfigError, match=message):
         check_values(SimpleNamespace(create_optimizer=None), theirs)

@@ -88,10 +88,11 @@ def test_validation_is_in_the_order_of_the_files(folder: Path) -> None:
 
 
 def test_is_train_says_the_split(folder: Path) -> None:
-    assert len(read_numbers(get_tfrecord_dataset(folder, decode_number, 4, is_train=True))) == TRAIN
-    assert (
-        len(read_numbers(get_tfrecord_dataset(folder, decode_number, 4, is_train=False))) == VALID
-    )
+    training = get_tfrecord_dataset(folder, decode_number, 4, is_train=True)
+    validation = get_tfrecord_dataset(folder, decode_number, 4, is_train=False)
+
+    assert len(read_numbers(training)) == TRAIN
+    assert len(read_numbers(validation)) == VALID
 
 
 def test_a_share_of_the_classes_is_read(folder: Path) -> None:
@@ -103,22 +104,16 @@ def test_a_share_of_the_classes_is_read(folder: Path) -> None:
     assert count == 2
     assert len(dataset) == 4
     assert {int(label) for _, batch in dataset for label in batch[:, 0]} == {0, 1}
-    assert read_numbers(get_valid_ds(folder, decode_number, 5, 50)) == [
-        100,
-        101,
-        104,
-        105,
-        108,
-        109,
-    ]
+    validation = read_numbers(get_valid_ds(folder, decode_number, 5, 50))
+    assert validation == [100, 101, 104, 105, 108, 109]
 
 
 def test_augmentation_is_for_training_only(folder: Path) -> None:
     options: Any = {"data_augmentation": lambda number: number + 100}
+    validation = get_tfrecord_dataset(folder, decode_number, 5, "valid", **options)
+
     assert min(read_numbers(get_number_dataset(folder, **options))) == 100
-    assert (
-        read_numbers(get_tfrecord_dataset(folder, decode_number, 5, "valid", **options))[0] == 100
-    )
+    assert read_numbers(validation)[0] == 100
 
 
 # ---- orders
