@@ -86,8 +86,8 @@ def test_the_runs_checkpoints_contain_the_trainers_own_items(
 
     resumed = _run_counting(_config_of_steps(6), tmp_path)
     assert int(resumed.batches) == int(resumed.others.batches) == int(resumed.global_step) == 6
-    names = CheckpointGraph(str(tmp_path / "ckpt-6")).get_section_keys("step_state").keys()
-    assert names == {"trainer/others/batches", "trainer/others/fixed"}
+    keys = CheckpointGraph(str(tmp_path / "ckpt-6")).get_section_keys("step_state")
+    assert keys.keys() == {"trainer/others/batches", "trainer/others/fixed"}
 
     assert resumed.train_dataset is not None  # its data are those of the wrapped trainer
     other = tf.data.Dataset.range(3)

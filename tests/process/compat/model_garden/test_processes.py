@@ -92,8 +92,8 @@ def test_a_run_of_their_program_is_resumed_by_all_programs(
 
     # Ours went on at 200.
     reports = json_lines(folder / "run" / "metrics.jsonl")
-    steps = [report["step"] for report in reports if report["kind"] == "train"]
-    assert steps == [300, 400, 500, 600]
+    reported = [report["step"] for report in reports if report["kind"] == "train"]
+    assert reported == [300, 400, 500, 600]
     info = read_json(folder / "run" / "best_ckpt" / "info.json")
     assert set(info) == {"accuracy", "validation_loss", "best_ckpt_global_step"}
 
