@@ -6,18 +6,20 @@ without TensorFlow. `tests/engine/linear_task.py` has the small task and its exp
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainer_kit.config.registry import Registry
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.telemetry.metrics_jsonl import read_active_history
@@ -50,6 +52,38 @@ def validation_data(batch: int = 4, **fields: Any) -> DataConfig:
     return DataConfig(
         **{"is_training": False, "global_batch_size": batch, "drop_remainder": False, **fields}
     )
+
+
+# ---- registries
+
+
+@contextlib.contextmanager
+def restore_registries(*registries: Registry[Any], empty: bool = False) -> Iterator[None]:
+    """Restores the entries of registries on exit: removes what was registered meanwhile.
+
+    Args:
+      registries: The registries, such as `experiments` and `OptimizerConfig.registry`.
+      empty: Whether the registries have no entries on entry.
+    """
+    saved_entries = [dict(registry._entries) for registry in registries]
+    if empty:
+        for registry in registries:
+            registry._entries.clear()
+    try:
+        yield
+    finally:
+        for registry, entries in zip(registries, saved_entries, strict=True):
+            registry._entries.clear()
+            registry._entries.update(entries)
+
+
+def remove_user_entries(*registries: Registry[Any]) -> None:
+    """Removes from registries what was not registered by a module of trainer_kit."""
+    for registry in registries:
+        for name, entry in list(registry._entries.items()):
+            function_or_class = getattr(entry, "build", entry)
+            if not function_or_class.__module__.startswith("trainer_kit."):
+                del registry._entries[name]
 
 
 # ---- devices and data

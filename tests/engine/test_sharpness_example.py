@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from scripts.examples import collect_files, read_pages
+from tests.builders import restore_registries
 from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.training.trainer import Trainer
 
@@ -22,17 +23,18 @@ RATE, RHO = 0.1, 0.5
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The module of the example."""
-    pages, folder = read_pages(), tmp_path_factory.mktemp("example")
+    folder = tmp_path_factory.mktemp("example")
+    pages = read_pages()
     page = next(page for page in pages if "sam.py" in page.files)
     for name, text in collect_files(page, pages).items():
-        (Path(folder) / name).write_text(text)
-    sys.path.insert(0, str(folder))
-    try:
-        yield __import__("sam")
-    finally:
-        sys.path.remove(str(folder))
-        for module, experiment in (("sam", "rings_sam"), ("my_task", "rings")):
-            del sys.modules[module], experiments._entries[experiment]
+        (folder / name).write_text(text)
+
+    with restore_registries(experiments), pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.syspath_prepend(folder)
+        yield importlib.import_module("sam")
+
+    del sys.modules["sam"]
+    del sys.modules["my_task"]
 
 
 def _linear_sam(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:

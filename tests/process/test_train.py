@@ -1,4 +1,6 @@
-"""`python -m trainer_kit.train`: what is printed, the exit codes, and what is told before TensorFlow is needed."""
+"""`python -m trainer_kit.train`: what is printed, the exit codes, and what is told before
+TensorFlow is needed.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,12 @@ def _main(*arguments: str) -> int:
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_the_help_names_every_flag_and_mode(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _main(flag) == 0
+
     text = capsys.readouterr().out
-    assert all(
-        f"--{name}" in text or f"--[no]{name}" in text for name in define_flags() if name != "h"
-    )
-    assert all(name in text for name in MODES)
+    for name in set(define_flags()) - {"h"}:
+        assert f"--{name}" in text or f"--[no]{name}" in text, name
+    for mode in MODES:
+        assert mode in text
 
 
 MISTAKES: dict[str, tuple[list[str], list[str]]] = {
@@ -89,10 +92,13 @@ def test_mistakes_in_the_flags_are_told_together(
 ) -> None:
     arguments, messages = MISTAKES[mistake]
     assert _main(*(argument.format(name=name) for argument in arguments)) == 2
+
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ")
-    assert all(message.format(name=name) in printed.err for message in messages)
-    assert printed.out == "" and "Traceback" not in printed.err
+    for message in messages:
+        assert message.format(name=name) in printed.err
+    assert printed.out == ""
+    assert "Traceback" not in printed.err
 
 
 @pytest.mark.parametrize(
@@ -122,6 +128,7 @@ def test_debug_shows_the_failing_line_of_a_users_module(
         "--model_dir=b",
         f"--import_module={tmp_path}/failing.py",
     )
+
     assert _main(*arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert _main(*arguments, "--debug") == 2
@@ -133,14 +140,13 @@ def test_an_unwritable_model_dir_is_exit_6_in_every_mode(
     name: str, mode: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    pretraining = "--params_override=task.init_checkpoint=elsewhere"
-    common = (
+    flags = (
         f"--experiment={name}",
         f"--model_dir={tmp_path}/file/run",
         "--checkpoint=best",
-        pretraining,
+        "--params_override=task.init_checkpoint=elsewhere",
     )
-    assert _main(*common, f"--mode={mode}") == 6
+    assert _main(*flags, f"--mode={mode}") == 6
 
 
 def test_the_flag_of_the_tpu_wins_over_every_other_source(name: str) -> None:
@@ -155,6 +161,7 @@ def test_the_flag_of_the_tpu_wins_over_every_other_source(name: str) -> None:
         ]
     )
     resolved = check_request(build_request(values))
+
     assert resolved.config.runtime.tpu == "local"
     assert resolved.origins["runtime.tpu"] == "--tpu"
 
@@ -182,7 +189,18 @@ trainer_kit.register_experiment("a")(trainer_kit.ExperimentConfig)
 """
 
 
-def _supervised(folder: Path, ends: str, *flags: str, mode: str = "train") -> Supervised:
+# The command, which tells at its end whether it has imported TensorFlow.
+_SUPERVISOR = """
+import sys
+from trainer_kit.train import main
+
+code = main()
+print("tensorflow" in sys.modules)
+sys.exit(code)
+"""
+
+
+def _run_supervised(folder: Path, ends: str, *flags: str, mode: str = "train") -> Supervised:
     """Runs the file under a supervisor; returns it with the flags that each run is to have."""
     (folder / "failing.py").write_text(_FAILING)
     (folder / "ends").write_text(ends)
@@ -192,9 +210,8 @@ def _supervised(folder: Path, ends: str, *flags: str, mode: str = "train") -> Su
         f"--mode={mode}",
         "--experiment=a",
     ]
-    code = "import sys; from trainer_kit.train import main; c = main(); print('tensorflow' in sys.modules); sys.exit(c)"
     done = subprocess.run(
-        [sys.executable, "-c", code, "--max_restarts=3", *common, *flags],
+        [sys.executable, "-c", _SUPERVISOR, "--max_restarts=3", *common, *flags],
         capture_output=True,
         text=True,
         env={**os.environ, "FOLDER": str(folder)},
@@ -209,15 +226,18 @@ _RESTARTED: dict[str, tuple[list[str], dict[str, str]]] = {
 
 
 @pytest.fixture(scope="module")
-def restarted(tmp_path_factory: pytest.TempPathFactory) -> Restarted:
-    """By the name of a command: its folder, and how it ended. All run at once: most of each is a wait for a restart."""
+def run_restarted(tmp_path_factory: pytest.TempPathFactory) -> Restarted:
+    """By the name of a command: its folder, and how it ended.
+
+    All run at once: most of each is a wait for a restart.
+    """
     folders = {name: tmp_path_factory.mktemp("restarted") for name in _RESTARTED}
 
     @functools.cache
     def run_all() -> dict[str, Supervised]:
         with ThreadPoolExecutor(len(folders)) as pool:
             runs = {
-                name: pool.submit(_supervised, folders[name], *arguments, **options)
+                name: pool.submit(_run_supervised, folders[name], *arguments, **options)
                 for name, (arguments, options) in _RESTARTED.items()
             }
         return {name: run.result() for name, run in runs.items()}
@@ -225,47 +245,45 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Restarted:
     return lambda name: (folders[name], run_all()[name])
 
 
-def test_with_restarts_the_same_flags_run_in_a_child_process(restarted: Restarted) -> None:
-    folder, (done, flags) = restarted("trainer")
+def test_with_restarts_the_same_flags_run_in_a_child_process(run_restarted: Restarted) -> None:
+    folder, (done, flags) = run_restarted("trainer")
     assert done.returncode == 5, done.stderr
     assert done.stdout == "import 0\nimport 1\nimport 2\nimport 3\nFalse\n"
-    assert "RuntimeError: the crash" in done.stderr and "error: there is no data" in done.stderr
+    assert "RuntimeError: the crash" in done.stderr
+    assert "error: there is no data" in done.stderr
     assert "attempt 3: data after" in done.stderr
+
     records = list(read_json_lines(folder / "run" / "attempts.jsonl"))
     assert [record["exit_code"] for record in records] == [75, 1, 5]
     assert records[0]["command"][:3] == [sys.executable, "-m", "trainer_kit.train"]
     # The run has not begun, so each attempt gets --from_step.
-    assert [set(record["command"][3:]) == flags for record in records] == [True] * 3
+    for record in records:
+        assert set(record["command"][3:]) == flags
     assert "  RuntimeError: the crash" in records[1]["log"]
 
 
-def test_a_supervised_sidecar_has_attempts_of_its_own(restarted: Restarted) -> None:
-    folder, (done, _) = restarted("sidecar")
+def test_a_supervised_sidecar_has_attempts_of_its_own(run_restarted: Restarted) -> None:
+    folder, (done, _) = run_restarted("sidecar")
     assert done.returncode == 5, done.stderr
     assert not (folder / "run" / "attempts.jsonl").exists()
+
     records = list(read_json_lines(folder / "run" / "evals" / "test_set" / "attempts.jsonl"))
     assert [record["exit_code"] for record in records] == [1, 1, 5]
 
 
 def test_with_restarts_an_early_failure_is_reported_at_once(tmp_path: Path) -> None:
-    done, _ = _supervised(tmp_path, "no-data")
+    done, _ = _run_supervised(tmp_path, "no-data")
     assert (done.returncode, done.stdout) == (5, "import 0\nFalse\n")
-    assert "there is no data" in done.stderr and "attempt" not in done.stderr
+    assert "there is no data" in done.stderr
+    assert "attempt" not in done.stderr
     assert not (tmp_path / "run").exists()
 
 
 def test_with_restarts_a_mistake_is_reported_once(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        _main(
-            "--max_restarts=5",
-            f"--experiment={name}x",
-            "--mode=trian",
-            f"--model_dir={tmp_path}/run",
-        )
-        == 2
-    )
+    flags = (f"--experiment={name}x", "--mode=trian", f"--model_dir={tmp_path}/run")
+    assert _main("--max_restarts=5", *flags) == 2
     assert capfd.readouterr().err.count("no mode is called 'trian'") == 1
     assert not (tmp_path / "run").exists()
 

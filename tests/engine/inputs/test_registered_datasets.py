@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
-from tests.builders import replicas
+from tests.builders import replicas, restore_registries
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.experiment import DatasetConfig
 from trainer_kit.errors import UsageError
@@ -31,26 +31,23 @@ class FirstConfig(tk.Config):
 
 
 @pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
+def register_datasets() -> Iterator[None]:
     """Registers two datasets for the time of a test."""
+    with restore_registries(DatasetConfig.registry):
 
-    @tk.register_dataset("first", FirstConfig)
-    def first(config: FirstConfig, params: Any) -> Any:
-        features, labels = tiny_arrays(bool(params.is_training))
-        return tk.ArraySource((features[: config.examples], labels[: config.examples]), params)
+        @tk.register_dataset("first", FirstConfig)
+        def build_first(config: FirstConfig, params: Any) -> Any:
+            features, labels = tiny_arrays(bool(params.is_training))
+            return tk.ArraySource((features[: config.examples], labels[: config.examples]), params)
 
-    @tk.register_dataset("piped")
-    def piped(config: Any, params: Any, input_context: Any = None) -> Any:
-        size = (
-            input_context.get_per_replica_batch_size(params.global_batch_size)
-            if input_context
-            else 8
-        )
-        return tf.data.Dataset.from_tensor_slices(tiny_arrays(False)).batch(size)
+        @tk.register_dataset("piped")
+        def build_piped(config: Any, params: Any, input_context: Any = None) -> Any:
+            size = 8
+            if input_context:
+                size = input_context.get_per_replica_batch_size(params.global_batch_size)
+            return tf.data.Dataset.from_tensor_slices(tiny_arrays(False)).batch(size)
 
-    yield
-    for name in ("first", "piped"):
-        del DatasetConfig.registry._entries[name]
+        yield
 
 
 class _NoInputs(LinearTask):

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
-from tests.builders import optimization
+from tests.builders import optimization, restore_registries
 from tests.engine.optimizers import numpy_optimizers
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
@@ -218,15 +218,14 @@ class ScaledConfig(tk.BaseOptimizerConfig):
 @pytest.fixture
 def scaled() -> Iterator[str]:
     """The name of an optimizer that a user has registered."""
-    name = "scaled"
+    with restore_registries(OptimizerConfig.registry):
 
-    @tk.register_optimizer(name, ScaledConfig)
-    def build(config: ScaledConfig, learning_rate: Any) -> Any:
-        """Makes short or long steps."""
-        return keras.optimizers.SGD(config.scale * learning_rate) if config.scale > 0 else None
+        @tk.register_optimizer("scaled", ScaledConfig)
+        def build(config: ScaledConfig, learning_rate: Any) -> Any:
+            """Makes short or long steps."""
+            return keras.optimizers.SGD(config.scale * learning_rate) if config.scale > 0 else None
 
-    yield name
-    del OptimizerConfig.registry._entries[name]
+        yield "scaled"
 
 
 def _registered(name: str, scale: float, **clipping: float) -> OptimizationConfig:

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
-from tests.builders import optimization, replicas
+from tests.builders import optimization, replicas, restore_registries
 from tests.engine.optimizers.test_gradients import train
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.optimizer_configs import OptimizerConfig
@@ -133,16 +133,15 @@ def test_replicas_change_nothing() -> None:
 @pytest.fixture
 def registered() -> Iterator[str]:
     """The name of a user's optimizer that leaves weight decay to Keras, for all variables but the biases."""
-    name = "decayed_by_keras"
+    with restore_registries(OptimizerConfig.registry):
 
-    @tk.register_optimizer(name)
-    def build(config: Any, learning_rate: Any) -> keras.Optimizer:
-        optimizer = keras.optimizers.AdamW(learning_rate, weight_decay=0.2)
-        optimizer.exclude_from_weight_decay(var_names=["bias"])
-        return optimizer
+        @tk.register_optimizer("decayed_by_keras")
+        def build(config: Any, learning_rate: Any) -> keras.Optimizer:
+            optimizer = keras.optimizers.AdamW(learning_rate, weight_decay=0.2)
+            optimizer.exclude_from_weight_decay(var_names=["bias"])
+            return optimizer
 
-    yield name
-    del OptimizerConfig.registry._entries[name]
+        yield "decayed_by_keras"
 
 
 def test_decay_of_a_registered_optimizer_has_the_groups_rate(registered: str) -> None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from official.modeling.optimization import OptimizationConfig as GardenConfig
 from official.modeling.optimization import OptimizerFactory
 
+from tests.builders import restore_registries
 from trainer_kit.config.registration import register_schedule
 from trainer_kit.config.schema.optimization import OptimizationConfig
 from trainer_kit.config.schema.schedules import LrConfig
@@ -262,15 +263,6 @@ def test_stepwise_without_a_boundary_is_its_one_value() -> None:
     assert create_learning_rate(OptimizationConfig(learning_rate=schedule)) == 0.3  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def unregister() -> Any:
-    """Forgets the schedules that a test has registered."""
-    yield
-    for name in ("ramp", "broken"):
-        LrConfig.registry._entries.pop(name, None)
-
-
-@pytest.mark.usefixtures("unregister")
 @pytest.mark.parametrize(
     "built",
     [
@@ -280,18 +272,19 @@ def unregister() -> Any:
     ids=["a function of the step", "a Keras schedule"],
 )
 def test_a_registered_schedule_gives_rates_and_takes_a_warmup(built: Any) -> None:
-    register_schedule("ramp")(lambda config: built)
     warmup = {"type": "linear", "linear": {"warmup_steps": 4}}
-    config = OptimizationConfig(learning_rate={"type": "ramp"}, warmup=warmup)  # type: ignore[arg-type]
-    rate: Any = create_learning_rate(config)
+    with restore_registries(LrConfig.registry):
+        register_schedule("ramp")(lambda config: built)
+        config = OptimizationConfig(learning_rate={"type": "ramp"}, warmup=warmup)  # type: ignore[arg-type]
+        rate: Any = create_learning_rate(config)
+        optimizer = create_optimizer(config.replace(optimizer={"type": "sgd"}))
+
     values = [float(rate(tf.constant(step))) for step in (0, 2, 4, 6)]
     np.testing.assert_allclose(values, [0.0, 0.2, 0.4, 0.6], rtol=1e-6)
-    optimizer = create_optimizer(config.replace(optimizer={"type": "sgd"}))
     assert float(current_learning_rate(optimizer, step=6)) == pytest.approx(0.6)
 
 
-@pytest.mark.usefixtures("unregister")
 def test_a_registered_schedule_that_is_none_is_refused() -> None:
-    register_schedule("broken")(lambda config: "fast")
-    with pytest.raises(UsageError):
+    with restore_registries(LrConfig.registry), pytest.raises(UsageError):
+        register_schedule("broken")(lambda config: "fast")
         create_learning_rate(OptimizationConfig(learning_rate={"type": "broken"}))  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import trainer_kit as tk
-from tests.builders import seeded_trainer
+from tests.builders import restore_registries, seeded_trainer
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.config.schema.metric_configs import MetricConfig
 from trainer_kit.errors import UsageError
@@ -29,11 +29,11 @@ class TopConfig(tk.Config):
 
 
 @pytest.fixture(autouse=True)
-def top() -> Iterator[None]:
+def register_top() -> Iterator[None]:
     """Registers a metric for the time of a test."""
-    tk.register_metric("top", TopConfig)(lambda config: _TOP[config.k]())
-    yield
-    del MetricConfig.registry._entries["top"]
+    with restore_registries(MetricConfig.registry):
+        tk.register_metric("top", TopConfig)(lambda config: _TOP[config.k]())
+        yield
 
 
 _TOP: dict[int, Any] = {

@@ -1,4 +1,6 @@
-"""Runs that draw random numbers, of every kind that a checkpoint has to bring back; to be started in processes."""
+"""Runs that draw random numbers, of every kind that a checkpoint has to bring back; to be started
+in processes.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,20 @@ class Task:
     """Any object; `draw` is called beside the model."""
 
     def __init__(self, draw: Callable[[], Any] = lambda: tf.zeros([3]), **state: Any) -> None:
-        self.draw, self.words, self.numbers = draw, ["no", "state"], (1, 2)
+        self.draw = draw
+        self.words = ["no", "state"]
+        self.numbers = (1, 2)
         for name, value in state.items():
             setattr(self, name, value)
 
 
-def _counter() -> tuple[tf.Variable, Callable[[], Any]]:
+def _counter_and_draw() -> tuple[tf.Variable, Callable[[], Any]]:
     counter = tf.Variable(0, dtype=tf.int32)
-    return counter, lambda: tf.random.stateless_normal([3], [1, counter.assign_add(1)])
+
+    def draw() -> Any:
+        return tf.random.stateless_normal([3], [1, counter.assign_add(1)])
+
+    return counter, draw
 
 
 def _sequential(layer: Any) -> Any:
@@ -73,7 +81,7 @@ def _layers_below_layers() -> tuple[Any, Any]:
 
 
 def _layer_variable() -> tuple[Any, Any]:
-    counter, draw = _counter()
+    counter, draw = _counter_and_draw()
     return _sequential(Noise(draw, counter=counter)), Task()
 
 
@@ -85,7 +93,7 @@ def _task_generator() -> tuple[Any, Any]:
 
 
 def _task_variable() -> tuple[Any, Any]:
-    counter, draw = _counter()
+    counter, draw = _counter_and_draw()
     return _sequential(keras.layers.Dropout(0.5)), Task(draw, counter=counter)
 
 
@@ -154,22 +162,22 @@ ON_REPLICAS = (
 )
 
 
-def kinds(replicas: int) -> list[str]:
+def select_kinds(replicas: int) -> list[str]:
     """Those to draw on so many replicas."""
     return [*KINDS] if replicas == 1 else [*ON_REPLICAS]
 
 
 def draw_all(folder: str) -> None:
     """Draws the numbers of all steps, and saves a checkpoint in the middle."""
-    _draw_on_all(folder, 0)
+    _draw_on_replicas(folder, 0)
 
 
-def go_on(folder: str) -> None:
+def draw_second_half(folder: str) -> None:
     """Draws the second half, from the checkpoint in the middle."""
-    _draw_on_all(folder, STEPS // 2)
+    _draw_on_replicas(folder, STEPS // 2)
 
 
-def _draw_on_all(folder: str, begin: int) -> None:
+def _draw_on_replicas(folder: str, begin: int) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * max(REPLICAS)
@@ -179,25 +187,25 @@ def _draw_on_all(folder: str, begin: int) -> None:
 
 
 def draw(folder: str, begin: int, replicas: int) -> None:
-    """Draws the numbers of the steps after `begin` of each kind, and writes them to `<kind>/<begin>.json`.
+    """Draws the numbers of the steps after `begin`, and writes them to `<kind>/<begin>.json`.
 
     It goes on from the checkpoint of `begin`, and from the start saves the last step of the first
     half. A run that goes on has other seeds, as a process has that was started anew.
     """
-    for kind in kinds(replicas):
-        strategy = (
-            tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)])
-            if replicas > 1
-            else None
-        )
+    for kind in select_kinds(replicas):
+        strategy = tf.distribute.get_strategy()
+        scope: Any = contextlib.nullcontext()
+        if replicas > 1:
+            devices = [f"CPU:{number}" for number in range(replicas)]
+            strategy = tf.distribute.MirroredStrategy(devices)
+            scope = strategy.scope()
+
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(7 + begin)
-        with strategy.scope() if strategy else contextlib.nullcontext():
+        with scope:
             tf.random.set_global_generator(tf.random.Generator.from_seed(7 + begin))
-            drawn = _draw_kind(
-                KINDS[kind], f"{folder}/{kind}", begin, strategy or tf.distribute.get_strategy()
-            )
-        Path(f"{folder}/{kind}/{begin}.json").write_text(json.dumps(drawn))
+            numbers = _draw_kind(KINDS[kind], f"{folder}/{kind}", begin, strategy)
+        Path(f"{folder}/{kind}/{begin}.json").write_text(json.dumps(numbers))
 
 
 def _draw_kind(
@@ -215,18 +223,17 @@ def _draw_kind(
     assert int(step.numpy()) == begin
     Path(folder).mkdir(parents=True, exist_ok=True)
 
-    def one() -> Any:
+    def run_step() -> Any:
         return strategy.run(lambda: model(tf.ones([1, 3]), training=True) + task.draw())
 
-    one = (
-        tf.function(one) if strategy.num_replicas_in_sync > 1 else one
-    )  # eager is quicker, where it can be
-    drawn = []
+    if strategy.num_replicas_in_sync > 1:  # elsewhere eager steps work, and are quicker
+        run_step = tf.function(run_step)
+    numbers = []
     for number in range(begin + 1, STEPS + 1):
-        values = strategy.experimental_local_results(one())
-        drawn.append([value.numpy().tobytes().hex() for value in values])
+        values = strategy.experimental_local_results(run_step())
+        numbers.append([value.numpy().tobytes().hex() for value in values])
         step.assign(number)
         if not begin and number == STEPS // 2:
             manager.save(number)
     manager.sync()
-    return drawn
+    return numbers

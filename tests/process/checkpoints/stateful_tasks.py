@@ -1,4 +1,6 @@
-"""Tasks whose training step changes what neither the model's weights nor the optimizer show; run in processes."""
+"""Tasks whose training step changes what neither the model's weights nor the optimizer show; run in
+processes.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class _Scaled(LinearTask):
 
 
 class ModuleOfTask(_Scaled):
-    """A variable of a module in a list of a plain object of the task, whose attributes are not saved."""
+    """A variable of a module in a list of a plain object of the task, whose attributes are not
+    saved.
+    """
 
     def make(self) -> None:
         super().make()
@@ -81,7 +85,7 @@ class SeedOfLambda(LinearTask):
 
     def build_model(self) -> Any:
         for _ in range(self.task_config.width % 7):
-            keras.random.SeedGenerator(1)  # Keras counts them in their names
+            keras.random.SeedGenerator(1)  # Keras counts seed generators in their names
         seeds = keras.random.SeedGenerator(3)
 
         def noise(x: Any) -> Any:
@@ -94,7 +98,9 @@ class SeedOfLambda(LinearTask):
 
 
 class SecondOptimizer(SeedOfLambda):
-    """A second optimizer as an attribute of the model, made in the first step. The model draws random numbers."""
+    """A second optimizer as an attribute of the model, made in the first step. The model draws
+    random numbers.
+    """
 
     second = "second"
 
@@ -114,7 +120,8 @@ class TwoModels(LinearTask):
     """A second model of the task, trained by an optimizer of the task."""
 
     def build_model(self) -> Any:
-        self.critic, self.critic_optimizer = _dense(1), keras.optimizers.Adam(0.05)
+        self.critic = _dense(1)
+        self.critic_optimizer = keras.optimizers.Adam(0.05)
         self.critic_optimizer.build(self.critic.trainable_variables)
         self.fixed_critic = _dense(1)
         return super().build_model()
@@ -145,17 +152,27 @@ class TwoModelsOfClosure(TwoModels):
 
     def build_model(self) -> Any:
         model = super().build_model()
-        critic, optimizer = self.critic, self.critic_optimizer
+        critic = self.critic
+        optimizer = self.critic_optimizer
         del self.critic, self.critic_optimizer
-        self.second = lambda: (critic, optimizer)  # type: ignore[method-assign]
+
+        def second() -> tuple[Any, Any]:
+            return critic, optimizer
+
+        self.second = second  # type: ignore[method-assign]
         return model
 
 
 class HostWrites(LinearTask):
-    """Second models that steps only read: an action writes to two of them, `initialize` to one, nothing to another."""
+    """Second models that steps only read: an action writes to two of them, `initialize` to one,
+    nothing to another.
+    """
 
     def build_model(self) -> Any:
-        self.target, self.evaluated, self.teacher, self.fixed = (_dense() for _ in range(4))
+        self.target = _dense()
+        self.evaluated = _dense()
+        self.teacher = _dense()
+        self.fixed = _dense()
         self.learned = super().build_model()
         return self.learned
 
@@ -166,10 +183,8 @@ class HostWrites(LinearTask):
         features, labels = inputs
         with tf.GradientTape() as tape:
             outputs = model(features, training=True)
-            loss = (
-                self.build_losses(labels, outputs)
-                / tf.distribute.get_strategy().num_replicas_in_sync
-            )
+            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            loss = self.build_losses(labels, outputs) / replicas
             for other in (self.target, self.teacher, self.fixed):
                 loss += tf.reduce_mean((outputs - other(features)) ** 2)
         gradients = tape.gradient(loss, model.trainable_variables)
@@ -208,7 +223,7 @@ class TwoModelsAndModules(TwoModels, ModuleOfTask, GlobalModule):
 
 
 class KerasTwoUnbuilt(LinearTask):
-    """A model of tf_keras that holds a second optimizer, which makes its slots in the first step."""
+    """A model of tf_keras with a second optimizer, which makes its slots in the first step."""
 
     def build_model(self) -> Any:
         model = tf_keras.Sequential([tf_keras.layers.Dense(CLASSES, input_shape=(FEATURES,))])
@@ -230,7 +245,9 @@ class KerasTwoUnbuilt(LinearTask):
 
 
 class KerasTwo(KerasTwoUnbuilt):
-    """A third optimizer stands in a list of the task, with its slots, and trains what the loss does not ask for."""
+    """A third optimizer stands in a list of the task, with its slots, and trains what the loss does
+    not ask for.
+    """
 
     def build_model(self) -> Any:
         model = super().build_model()
@@ -246,7 +263,7 @@ class KerasTwo(KerasTwoUnbuilt):
 
 
 class TwoModelsAndKerasTwo(TwoModels, KerasTwoUnbuilt):
-    """A second model with its optimizer, and an optimizer that makes its slots in the first step."""
+    """A second model with its optimizer, and an optimizer without slots before the first step."""
 
 
 # By form, the task of a run, its replicas, and options of its trainer. What goes together is in one
@@ -261,7 +278,9 @@ FORMS: dict[str, tuple[Callable[..., Any], int, dict[str, Any]]] = {
 
 
 def train_all(base: str, which: str, from_step: int | None) -> None:
-    """Trains each form in `base/form which`, resumed from `from_step`; writes weights and metrics to its ends.json."""
+    """Trains each form in `base/form which`, resumed from `from_step`; writes weights and metrics
+    to its ends.json.
+    """
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     for form in FORMS:

@@ -1,4 +1,4 @@
-"""Saves that go wrong: the process is killed at any write point, or the disk is full at any file."""
+"""Saves that fail: the process is killed at any write point, or the disk is full at any file."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ from trainer_kit.errors import ExitCode, StorageError
 from trainer_kit.evals.best.exporter import BestWeightsExporter
 from trainer_kit.testing import stop_at
 
-FOREIGN = (
-    "ckpt-1.data-00000-of-00001",
-    "notes.txt",
-)  # half of a checkpoint of somebody else, and another file
+# Half of a checkpoint of somebody else, and another file.
+FOREIGN = ("ckpt-1.data-00000-of-00001", "notes.txt")
 PAGE = 4096  # bytes, the unit in which a tmpfs fills
 REMOVED = [
     "commit.json",
@@ -58,24 +56,26 @@ KILLS = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def killed(
+def killed_runs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[Any, Any]]:
-    """The folder of each run that is killed, and its process; all are started before the first test."""
+    """The folder of each run that is killed, and its process; all are started before the first
+    test.
+    """
     items: list[Any] = request.session.items
-    chosen = [
+    kills = [
         item.callspec.params["kill"] for item in items if "after_a_kill_during_a_save" in item.name
     ]
     base = tmp_path_factory.mktemp("killed")
     with ForkServer(["tests.engine.checkpoints.small_run"]) as server:
-        started = {}
-        for number, kill in enumerate(chosen):
+        runs = {}
+        for number, kill in enumerate(kills):
             folder = base / str(number)
             SmallRun(folder, max_to_keep=2, run_id=RUN_ID).train_to(2, 3)
             for name in FOREIGN:
                 (folder / name).write_text("mine")
-            started[kill] = (folder, server.start(save_and_die, str(folder), *kill[:3]))
-        yield started
+            runs[kill] = (folder, server.start(save_and_die, str(folder), *kill[:3]))
+        yield runs
 
 
 @pytest.fixture
@@ -107,42 +107,46 @@ def _leave_free(disk: Path, pages: int) -> None:
     (disk / "ballast").write_bytes(bytes(shutil.disk_usage(disk).free - pages * PAGE))
 
 
-def _is_told_well(error: StorageError, path: Path) -> bool:
-    told = str(error)
-    named = told.startswith(f"the checkpoint {path} was ") and "No space left on device" in told
-    return (
-        named
-        and " bytes are free there)" in told
-        and "{{" not in told
-        and len(told.splitlines()) <= 3
-    )
+def _assert_explains(error: StorageError, path: Path) -> None:
+    message = str(error)
+    assert message.startswith(f"the checkpoint {path} was ")
+    assert "No space left on device" in message
+    assert " bytes are free there)" in message
+    assert "{{" not in message
+    assert len(message.splitlines()) <= 3
 
 
 @pytest.mark.parametrize("asynchronous", [True, False], ids=["async", "sync"])
 def test_a_disk_full_at_any_file_is_reported_and_loses_nothing(
     small_disk: Path, asynchronous: bool
 ) -> None:
-    folder, failed = small_disk / "run", []
+    folder = small_disk / "run"
     SmallRun(folder, 3000, max_to_keep=2).train_to(1, 2)
-    step, whole = 3, 2
+    newest_step = 2
+    messages = []
     for pages in range(12) if asynchronous else (0, 4, 6, 9, 10, 11):
         run = SmallRun(folder, 3000, max_to_keep=2, asynchronous=asynchronous)
-        assert run.start == whole
+        assert run.start == newest_step
+
         _leave_free(small_disk, pages)
         try:
-            run.train_to(step)
+            run.train_to(newest_step + 1)
         except StorageError as error:
-            assert _is_told_well(error, folder / f"ckpt-{step}"), error
+            _assert_explains(error, folder / f"ckpt-{newest_step + 1}")
             assert error.exit_code == ExitCode.STORAGE
-            failed.append(str(error))
-        there = {name.split(".")[0] for name in names(folder)} - {"checkpoint"}
-        assert len(there) >= 2 and f"ckpt-{whole}" in there  # two are to be kept
-        assert all(describe_damage(str(folder / name)) == "" for name in there)
+            messages.append(str(error))
+
+        checkpoints = {name.split(".")[0] for name in names(folder)} - {"checkpoint"}
+        assert len(checkpoints) >= 2  # as many as are kept
+        assert f"ckpt-{newest_step}" in checkpoints
+        assert all(describe_damage(str(folder / name)) == "" for name in checkpoints)
         assert [name for name in names(folder) if "tmp" in name or "temp" in name] == []
+
+        # There is room again, for the same process too.
         (small_disk / "ballast").unlink()
-        whole = SmallRun(folder, 3000, max_to_keep=2).start
-        run.train_to(whole + 1)  # there is room again, for the same process too
-        step, whole = whole + 2, whole + 1
+        newest_step = SmallRun(folder, 3000, max_to_keep=2).start + 1
+        run.train_to(newest_step)
+
     for file in (
         ".iterator_temp/",
         ".iterator.index;",
@@ -150,8 +154,8 @@ def test_a_disk_full_at_any_file_is_reported_and_loses_nothing(
         ".index;",
         "/checkpoint cannot",
     ):
-        assert any(file in told for told in failed), (file, failed)
-    assert len(failed) == (11 if asynchronous else 5)  # the last had room
+        assert any(file in message for message in messages), (file, messages)
+    assert len(messages) == (11 if asynchronous else 5)  # the last had room
 
 
 @pytest.mark.parametrize("asynchronous", [True, False], ids=["async", "sync"])
@@ -171,11 +175,12 @@ def test_a_save_that_fails_is_told_once_and_can_be_made_again(
             run.train_to(3)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
     reason = "No space left on device" if how == "record" else "File too large"
-    assert f"the checkpoint {tmp_path}/ckpt-3 was not written: " in str(
-        error.value
-    ) and reason in str(error.value)
+    assert f"the checkpoint {tmp_path}/ckpt-3 was not written: " in str(error.value)
+    assert reason in str(error.value)
     assert names(tmp_path) == sorted(["checkpoint", *parts(1), *parts(2)])
+
     run.manager.sync()
     run.train_to(3)
     assert SmallRun(tmp_path, 100_000).start == 3
@@ -206,10 +211,9 @@ def test_the_next_save_reports_a_failed_background_save_by_name(
     run.train_to(1)
     stop_at("checkpoint.record.open", how="raise")
     run.train_to(2, sync=False)
-    with pytest.raises(
-        StorageError,
-        match=r"ckpt-2 was not written: .*ckpt-2\.commit\.json cannot be written: No space",
-    ):
+
+    message = r"ckpt-2 was not written: .*ckpt-2\.commit\.json cannot be written: No space"
+    with pytest.raises(StorageError, match=message):
         run.train_to(3)
     assert names(tmp_path) == sorted(["checkpoint", *parts(1)])
     run.train_to(3)
@@ -222,6 +226,7 @@ def test_a_failed_preparation_leaves_the_save_in_flight_alone(
     run = SmallRun(tmp_path)
     run.train_to(1, sync=False)
     stop_at("checkpoint.save", how="raise")
+
     with pytest.raises(StorageError, match=r"ckpt-2 was not written: No space left on device"):
         run.train_to(2)
     assert names(tmp_path) == sorted(["checkpoint", *parts(1)])
@@ -234,6 +239,7 @@ def test_the_runs_error_is_raised_and_the_failed_save_is_logged(
     run = SmallRun(tmp_path)
     run.train_to(1)
     stop_at("checkpoint.record.open", how="raise")
+
     with pytest.raises(ZeroDivisionError), run.manager:
         run.train_to(2, sync=False)
         raise ZeroDivisionError
@@ -248,6 +254,7 @@ def test_a_saved_checkpoint_and_its_iterator_are_not_saved_again(tmp_path: Path)
     SmallRun(tmp_path).train_to(1)
     before = {name: (tmp_path / name).stat().st_mtime_ns for name in parts(1)}
     run = SmallRun(tmp_path)
+
     assert run.manager.save(1) is None
     assert {name: (tmp_path / name).stat().st_mtime_ns for name in parts(1)} == before
 
@@ -262,14 +269,18 @@ def test_rotation_removes_oldest_records_first_and_keeps_pins(
     run.train_to(1, 2, 3)
     (tmp_path / "ckpt-2.pin").touch()
     removed: list[str] = []
-    files.on_write_point = lambda point, path: (
-        removed.append(Path(path).name) if point == "checkpoint.remove" else None
-    )
+
+    def note_removal(point: str, path: str) -> None:
+        if point == "checkpoint.remove":
+            removed.append(Path(path).name)
+
+    files.on_write_point = note_removal
     run.train_to(4, 5)
     assert removed == [f"ckpt-3.{kind}" for kind in REMOVED]
     assert names(tmp_path) == sorted(["checkpoint", "ckpt-2.pin", *parts(2), *parts(4), *parts(5)])
     listed = tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths
     assert [Path(path).name for path in listed] == ["ckpt-2", "ckpt-4", "ckpt-5"]
+
     (tmp_path / "ckpt-2.pin").unlink()
     SmallRun(tmp_path, max_to_keep=2).train_to(6)
     assert names(tmp_path) == sorted(["checkpoint", *parts(5), *parts(6)])
@@ -297,7 +308,8 @@ def test_a_worker_that_is_not_chief_keeps_one_copy_of_its_own(
     monkeypatch.setattr(manager, "is_chief", lambda _: False)
     monkeypatch.setattr(manager, "worker_index", lambda _: 2)
     monkeypatch.setattr(manager, "broadcast_int", lambda *_: 1)
-    before, attempts = names(tmp_path), tmp_path / "workers/2/attempts.jsonl"
+    before = names(tmp_path)
+    attempts = tmp_path / "workers/2/attempts.jsonl"
     attempts.parent.mkdir(parents=True)
     attempts.write_text("of the supervisor")
     for steps in ((2, 3), (2,)):  # the second process begins where the first one was killed
@@ -307,9 +319,9 @@ def test_a_worker_that_is_not_chief_keeps_one_copy_of_its_own(
         assert names(tmp_path / "workers/2/checkpoints") == ["checkpoint", *parts(steps[-1])]
         assert other.manager.find_newest() == f"{tmp_path}/ckpt-1"
     other.manager.__exit__(None, None, None)
-    assert names(tmp_path) == [*before, "workers"] and names(tmp_path / "workers/2") == [
-        "attempts.jsonl"
-    ]
+
+    assert names(tmp_path) == [*before, "workers"]
+    assert names(tmp_path / "workers/2") == ["attempts.jsonl"]
 
 
 def test_a_discarded_checkpoints_step_can_be_saved_again(tmp_path: Path) -> None:
@@ -318,12 +330,11 @@ def test_a_discarded_checkpoints_step_can_be_saved_again(tmp_path: Path) -> None
     run.trainer.state = SimpleNamespace(
         optional_sections=(), all_finite=iter([False, True]).__next__
     )
-    assert (
-        run.manager.restore_finite(f"{tmp_path}/ckpt-2")
-        == f"{tmp_path}/ckpt-1"
-        == run.manager.latest_checkpoint
-    )
+
+    path = run.manager.restore_finite(f"{tmp_path}/ckpt-2")
+    assert path == run.manager.latest_checkpoint == f"{tmp_path}/ckpt-1"
     assert names(tmp_path / "diverged") == parts(2)
+
     run.train_to(2)
     assert SmallRun(tmp_path).start == 2
 
@@ -340,11 +351,11 @@ def test_a_best_that_cannot_be_written_leaves_the_one_before(
     best = BestWeightsExporter(str(tmp_path), "accuracy")
     best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.5}, 1)
     stop_at(point, how="raise")
-    with pytest.raises(
-        StorageError, match=r"the checkpoint .*ckpt-2 was not written: .*bytes are free there"
-    ):
+    message = r"the checkpoint .*ckpt-2 was not written: .*bytes are free there"
+    with pytest.raises(StorageError, match=message):
         best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
     assert [name for name in names(tmp_path) if name.endswith(("tmp", "temp"))] == []
+
     again = BestWeightsExporter(str(tmp_path), "accuracy")
     assert again.best == ("accuracy", 0.5, 1)
     assert again.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
@@ -359,9 +370,9 @@ def test_a_pointer_that_cannot_be_written_names_whole_weights(
     best = BestWeightsExporter(str(tmp_path), "accuracy")
     best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.5}, 1)
     stop_at(point, how="raise")
-    with pytest.raises(
-        StorageError, match=r"was written, but the file that names it was not.*bytes are free there"
-    ):
+    message = r"was written, but the file that names it was not.*bytes are free there"
+
+    with pytest.raises(StorageError, match=message):
         best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
     assert tf.train.latest_checkpoint(str(tmp_path)) == f"{tmp_path}/ckpt-1"
     assert BestWeightsExporter(str(tmp_path), "accuracy").best == ("accuracy", 0.6, 2)
@@ -374,9 +385,9 @@ def test_a_best_on_a_full_disk_is_told_with_what_is_free(small_disk: Path) -> No
     best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.5}, 1)
     before = names(small_disk / "best")
     _leave_free(small_disk, 2)
-    with pytest.raises(
-        StorageError, match=r"ckpt-2 was not written: .*No space left.*bytes are free"
-    ):
+    message = r"ckpt-2 was not written: .*No space left.*bytes are free"
+
+    with pytest.raises(StorageError, match=message):
         best.maybe_export_checkpoint(checkpoint, {"accuracy": 0.6}, 2)
     assert names(small_disk / "best") == before
 
@@ -386,9 +397,9 @@ def test_a_best_on_a_full_disk_is_told_with_what_is_free(small_disk: Path) -> No
 
 @pytest.mark.parametrize("kill", KILLS, ids=lambda kill: " ".join(map(str, kill[:3])))
 def test_a_run_resumes_after_a_kill_during_a_save(
-    killed: dict[Any, Any], kill: tuple[str, int, bool, int], caplog: pytest.LogCaptureFixture
+    killed_runs: dict[Any, Any], kill: tuple[str, int, bool, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, process = killed[kill]
+    folder, process = killed_runs[kill]
     end = process.wait()
     assert end.code == -signal.SIGKILL, end.text
     point, occurrence, _, start = kill
@@ -397,8 +408,10 @@ def test_a_run_resumes_after_a_kill_during_a_save(
         assert left == {name for name in names(folder) if name.startswith("ckpt-2.")}
     run = SmallRun(folder, max_to_keep=2, run_id=RUN_ID)
     assert run.start == start
-    told = [record for record in caplog.records if record.name.startswith("trainer_kit")]
-    assert [record.getMessage() for record in told if record.levelno >= logging.WARNING] == []
+    for record in caplog.records:
+        is_ours = record.name.startswith("trainer_kit")
+        assert not is_ours or record.levelno < logging.WARNING, record.getMessage()
+
     run.train_to(5, 6)
     assert names(folder) == sorted(["checkpoint", *FOREIGN, *parts(5), *parts(6)])
     assert SmallRun(folder, max_to_keep=2, run_id=RUN_ID).start == 6

@@ -1,4 +1,4 @@
-"""The command, in this process or in one of its own, in a folder with two experiments of a user's."""
+"""The command, in this process or in its own, in a folder with two experiments of a user's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import restore_registries
 from trainer_kit.cli.main import main
 from trainer_kit.config.experiment_registry import experiments
 
@@ -61,25 +62,24 @@ def trainer_kit(
             code = stop.code
         return subprocess.CompletedProcess(arguments, int(code or 0), *capsys.readouterr())
 
-    modules, registered = dict(sys.modules), dict(experiments._entries)
+    modules = dict(sys.modules)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     _forget_experiments(here)
-    experiments._entries.clear()
-    yield run
+    with restore_registries(experiments, empty=True):
+        yield run
     _forget_experiments(here)
     sys.modules.update(modules)
-    experiments._entries.clear()
-    experiments._entries.update(registered)
 
 
 def _forget_experiments(folder: Path) -> None:
-    """Removes the modules that were imported from `folder`, and the package of the working directory's experiments."""
+    """Removes the modules that were imported from `folder`, and the package of the working
+    directory's experiments.
+    """
     for name, module in [*sys.modules.items()]:
         file = getattr(module, "__file__", None)
-        if name.split(".")[0] == "experiments" or (
-            isinstance(file, str) and file.startswith(f"{folder}{os.sep}")
-        ):
+        is_in_folder = isinstance(file, str) and file.startswith(f"{folder}{os.sep}")
+        if name.split(".")[0] == "experiments" or is_in_folder:
             del sys.modules[name]
 
 
@@ -99,7 +99,9 @@ def process(here: Path) -> Command:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real run of 20 steps, evaluated at 10 and 20, and its sidecar `fast`; to be read, or copied, only."""
+    """A real run of 20 steps, evaluated at 10 and 20, and its sidecar `fast`; to be read, or
+    copied, only.
+    """
     from tests.engine.linear_task import linear_experiment
     from trainer_kit.run.launcher import launch
 

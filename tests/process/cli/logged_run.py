@@ -1,4 +1,6 @@
-"""A run of `trainer-kit doctor` in a process of the fork server, which imports this module and so nothing for tests."""
+"""A run of `trainer-kit doctor` in a process of the fork server, which imports this module and so
+nothing for tests.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import os
 from tests.fork_server import train
 
 
-def logged(log: str, *arguments: str) -> None:
+def train_with_log(log: str, *arguments: str) -> None:
     """Trains, with the output in a file."""
     with open(log, "wb") as stream:
         os.dup2(stream.fileno(), 1)

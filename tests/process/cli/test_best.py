@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders import read_json
 from tests.process.cli.written_runs import evaluation, write_ledger, write_params
 from trainer_kit.cli.main import main
 
@@ -18,7 +19,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 Output = pytest.CaptureFixture[str]
 
 
-def _json(capsys: Output, *arguments: str) -> Any:
+def _read_best(capsys: Output, *arguments: str) -> Any:
     assert main(["best", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -26,46 +27,41 @@ def _json(capsys: Output, *arguments: str) -> Any:
 def test_the_best_of_a_real_run_is_what_info_json_names(
     trainer_kit: Command, finished_run: Path
 ) -> None:
-    info = json.loads((finished_run / "best_ckpt" / "info.json").read_text())
+    info = read_json(finished_run / "best_ckpt" / "info.json")
+
     done = trainer_kit("best", str(finished_run))
+
     assert (done.returncode, done.stderr) == (0, "")
     title, header, row, verdict = done.stdout.splitlines()
     assert title == "validation: best by accuracy (higher)"
     assert header.split() == ["step", "accuracy", "dataset", "checkpoint", "weights"]
-    assert row.split() == [
-        "20",
-        f"{info['value']:.6g}",
-        "validation",
-        "ckpt-20",
-        "best_ckpt/ckpt-20",
-    ]
+    value = f"{info['value']:.6g}"
+    assert row.split() == ["20", value, "validation", "ckpt-20", "best_ckpt/ckpt-20"]
     assert verdict == f"info.json agrees: step 20, accuracy {info['value']!r}"
 
 
 def test_the_top_are_in_order_with_their_weights(capsys: Output, finished_run: Path) -> None:
-    shown = _json(capsys, str(finished_run), "--top=3")
-    assert [(one["step"], one["weights"]) for one in shown["best"]] == [
-        (20, "best_ckpt/ckpt-20"),
-        (10, "ckpt-10"),
-    ]
-    assert (
-        shown["best"][0]["value"]
-        == shown["best"][0]["metrics"]["accuracy"]
-        >= shown["best"][1]["value"]
-    )
+    shown = _read_best(capsys, str(finished_run), "--top=3")
+
+    first, second = shown["best"]
+    assert (first["step"], first["weights"]) == (20, "best_ckpt/ckpt-20")
+    assert (second["step"], second["weights"]) == (10, "ckpt-10")
+    assert first["value"] == first["metrics"]["accuracy"] >= second["value"]
     assert shown["info"]["agrees"] is True
 
 
 def test_a_sidecar_has_its_own_best(capsys: Output, finished_run: Path) -> None:
-    shown = _json(capsys, str(finished_run), "--name=fast")
-    assert (shown["name"], shown["best"][0]["weights"]) == ("fast", "evals/fast/best_ckpt/ckpt-20")
+    shown = _read_best(capsys, str(finished_run), "--name=fast")
+    assert shown["name"] == "fast"
+    assert shown["best"][0]["weights"] == "evals/fast/best_ckpt/ckpt-20"
     assert shown["info"]["agrees"] is True
 
 
 def test_another_metric_has_another_best(capsys: Output, finished_run: Path) -> None:
-    shown = _json(capsys, str(finished_run), "--metric=validation_loss", "--comparison=higher")
-    assert [one["step"] for one in shown["best"]] == [10]
-    assert shown["info"]["agrees"] is None and "uses another metric" in shown["info"]["told"]
+    shown = _read_best(capsys, str(finished_run), "--metric=validation_loss", "--comparison=higher")
+    assert [row["step"] for row in shown["best"]] == [10]
+    assert shown["info"]["agrees"] is None
+    assert "uses another metric" in shown["info"]["told"]
 
 
 def test_weights_that_are_gone_and_an_info_that_differs_are_told(
@@ -75,10 +71,9 @@ def test_weights_that_are_gone_and_an_info_that_differs_are_told(
     shutil.copytree(finished_run, folder)
     for path in [*folder.glob("ckpt-10.*"), *folder.glob("**/ckpt-20.*")]:
         path.unlink()
-    info = json.loads((folder / "best_ckpt" / "info.json").read_text())
-    (folder / "best_ckpt" / "info.json").write_text(
-        json.dumps({**info, "step": 10, "checkpoint": "ckpt-10"})
-    )
+    path = folder / "best_ckpt" / "info.json"
+    path.write_text(json.dumps({**read_json(path), "step": 10, "checkpoint": "ckpt-10"}))
+
     assert main(["best", str(folder), "--top=2"]) == 0
     _, _, *rows, verdict = capsys.readouterr().out.splitlines()
     assert [row.split()[-1] for row in rows] == ["gone", "gone"]
@@ -88,15 +83,18 @@ def test_weights_that_are_gone_and_an_info_that_differs_are_told(
 def test_a_ledger_without_a_finite_value_has_no_best(capsys: Output, tmp_path: Path) -> None:
     write_params(tmp_path, best_checkpoint_eval_metric="accuracy")
     write_ledger(tmp_path, evaluation(1, accuracy="nan"))
+
     assert main(["best", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("validation: no evaluation has a finite accuracy\n")
-    assert _json(capsys, str(tmp_path))["best"] == []
+    assert _read_best(capsys, str(tmp_path))["best"] == []
 
 
 def test_the_only_ledger_is_the_default_or_all_are_named(capsys: Output, tmp_path: Path) -> None:
     write_params(tmp_path, best_checkpoint_eval_metric="accuracy")
     write_ledger(tmp_path, evaluation(1, accuracy=0.5), name="slow")
-    assert _json(capsys, str(tmp_path))["name"] == "slow"
+
+    assert _read_best(capsys, str(tmp_path))["name"] == "slow"
+
     write_ledger(tmp_path, evaluation(1, accuracy=0.5), name="fast")
     assert main(["best", str(tmp_path)]) == 2
     assert capsys.readouterr().err.endswith("give one of: --name=fast, --name=slow\n")
@@ -108,7 +106,8 @@ def test_the_only_ledger_is_the_default_or_all_are_named(capsys: Output, tmp_pat
         (["--top=0"], "error: --top: must be 1 or more, not 0"),
         (
             [],
-            "error: --metric: is required, because the run keeps no best checkpoint; there are: accuracy, loss",
+            "error: --metric: is required, because the run keeps no best checkpoint; "
+            "there are: accuracy, loss",
         ),
         (
             ["--metric=los", "--comparison=lower"],
@@ -122,19 +121,22 @@ def test_a_mistake_is_one_message_and_exit_2(
 ) -> None:
     write_ledger(write_params(tmp_path), evaluation(1, accuracy=0.5, loss=1.0))
     assert main(["best", str(tmp_path), *arguments]) == 2
+
     out, err = capsys.readouterr()
-    assert out == "" and message in err and len(err.splitlines()) == 1
+    assert out == ""
+    assert message in err
+    assert len(err.splitlines()) == 1
 
 
 def test_the_runs_own_metric_that_no_evaluation_has_is_told(capsys: Output, tmp_path: Path) -> None:
     two = {"two": {"metric": "loss", "metric_comp": "lower"}}
     write_params(tmp_path, best_checkpoint_eval_metric="accuracy", best_checkpoints=two)
     write_ledger(tmp_path, evaluation(1, acuracy=0.5))
-    message = "error: trainer.best_checkpoint_eval_metric: no evaluation has 'accuracy'; did you mean acuracy?"
+
     assert main(["best", str(tmp_path)]) == 2
-    assert message in capsys.readouterr().err
+    message = "no evaluation has 'accuracy'; did you mean acuracy?"
+    assert f"error: trainer.best_checkpoint_eval_metric: {message}" in capsys.readouterr().err
+
     assert main(["best", str(tmp_path), "--best=two"]) == 2
-    assert (
-        "error: trainer.best_checkpoints.two.metric: no evaluation has 'loss'"
-        in capsys.readouterr().err
-    )
+    message = "error: trainer.best_checkpoints.two.metric: no evaluation has 'loss'"
+    assert message in capsys.readouterr().err

@@ -93,7 +93,9 @@ class _NestedTask(LinearTask):
 
 @pytest.fixture
 def check(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command here, without a process of its own, on the tiny experiment with another task section."""
+    """Runs the command here, without a process of its own, on the tiny experiment with another task
+    section.
+    """
 
     def run(*arguments: str, task: TinyConfig | None = None) -> tuple[int, str, str]:
         name = f"checked_{next(_numbers)}"
@@ -117,7 +119,9 @@ def test_the_command_checks_everything_and_leaves_nothing_behind(
     temporary = tmp_path_factory.mktemp("temporary")
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     (here / "mine.py").write_text(_FILE)
+
     done = trainer_kit("check", "mine/tiny", "--import_module=mine.py")
+
     assert done.returncode == 0, done.stderr
     checks = [
         line.split("  ")[-1].split(":")[0].split(" (")[0]
@@ -139,12 +143,11 @@ def test_the_command_checks_everything_and_leaves_nothing_behind(
         "restore",
     ]
     assert "mine/tiny is ready to run" in done.stdout.splitlines()[-1]
-    assert "training_loss" in done.stdout and "FAIL" not in done.stdout
+    assert "training_loss" in done.stdout
+    assert "FAIL" not in done.stdout
     assert [path.name for path in here.iterdir()] == ["mine.py"]
     # TensorFlow leaves the code that it traced until the process ends.
-    assert [
-        path.name for path in temporary.iterdir() if not path.name.startswith("__autograph")
-    ] == []
+    assert all(path.name.startswith("__autograph") for path in temporary.iterdir())
 
 
 BEST = "trainer.best_checkpoint_eval_metric"
@@ -201,13 +204,15 @@ BEST = "trainer.best_checkpoint_eval_metric"
         ("", _FailingConfig(), 1, "train: 3 steps", "in train_step\n    raise RuntimeError("),
     ],
 )
-def test_what_fails_is_told_with_the_exit_code_of_a_run(
+def test_a_failed_check_has_the_exit_code_of_a_run(
     check: Check, setting: str, task: TinyConfig | None, code: int, failed: str, message: str
 ) -> None:
-    ended, out, err = check(f"--params_override={setting}", task=task)
-    assert ended == code
+    exit_code, out, err = check(f"--params_override={setting}", task=task)
+
+    assert exit_code == code
     assert out.splitlines()[-1].startswith(f"FAIL  {failed}")
-    assert message in err and "Traceback" not in err
+    assert message in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
@@ -218,13 +223,15 @@ def test_what_fails_is_told_with_the_exit_code_of_a_run(
         ("runtime.virtual_cpus=2,trainer.train_steps=0", None),
     ],
 )
-def test_what_a_run_can_do_is_ready(check: Check, setting: str, task: TinyConfig | None) -> None:
+def test_an_experiment_that_can_run_is_ready(
+    check: Check, setting: str, task: TinyConfig | None
+) -> None:
     code, out, err = check(f"--params_override={setting}", task=task)
     assert code == ExitCode.DONE, err
     assert "is ready to run" in out
-    assert ("note: trainer.train_steps is 0, so a run trains nothing" in out) == (
-        "train_steps=0" in setting
-    )
+
+    has_note = "note: trainer.train_steps is 0, so a run trains nothing" in out
+    assert has_note == ("train_steps=0" in setting)
 
 
 def test_an_unknown_gin_name_fails_when_the_task_is_imported(check: Check) -> None:
@@ -237,37 +244,39 @@ def test_an_unknown_gin_name_fails_when_the_task_is_imported(check: Check) -> No
 class _Noting(Callback):
     """Notes what it is asked, and may fail."""
 
-    noted: ClassVar[list[str]] = []
+    events: ClassVar[list[str]] = []
     every = 500
 
     def __init__(self, fails: bool = False) -> None:
         self._fails = fails
 
     def loop_end(self, run: Run, logs: Mapping[str, Any]) -> None:
-        self.noted.append(f"loop_end {run.step}")
+        self.events.append(f"loop_end {run.step}")
         if self._fails:
             raise RuntimeError("a bug in a callback")
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
-        self.noted.append(f"evaluation_end {run.step}")
+        self.events.append(f"evaluation_end {run.step}")
 
     def run_end(self, run: Run) -> None:
-        self.noted.append("run_end")
+        self.events.append("run_end")
 
 
 @pytest.mark.parametrize(("fails", "code"), [(False, ExitCode.DONE), (True, ExitCode.BUG)])
 def test_callbacks_are_called_after_a_few_steps(
     check: Check, fails: bool, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _Noting.noted.clear()
-    # Which nobody should hear of a check by
+    _Noting.events.clear()
+    # A check calls no webhook.
     webhook = "{name: webhook, args: {url: 'http://127.0.0.1:9'}}"
     noting = f"{{name: '{__name__}:_Noting', args: {{fails: {str(fails).lower()}}}}}"
-    given = f"trainer: {{callbacks: [{webhook}, {noting}]}}"
-    found, out, err = check(f"--params_override={given}")
-    assert found == code, err
+
+    exit_code, out, err = check(f"--params_override=trainer: {{callbacks: [{webhook}, {noting}]}}")
+
+    assert exit_code == code, err
     assert "webhook" not in caplog.text + err
     if fails:
-        assert out.splitlines()[-1].startswith("FAIL  train") and "a bug in a callback" in err
+        assert out.splitlines()[-1].startswith("FAIL  train")
+        assert "a bug in a callback" in err
     else:
-        assert _Noting.noted == ["loop_end 3", "evaluation_end 3", "run_end"]
+        assert _Noting.events == ["loop_end 3", "evaluation_end 3", "run_end"]

@@ -21,21 +21,16 @@ _TEXTS = [
 ]
 
 
-def _parsed(*texts: str) -> argparse.Namespace:
+def test_sources_are_kept_in_their_order_as_training_takes_them() -> None:
     parser = argparse.ArgumentParser()
     add_config_arguments(parser)
-    return parser.parse_args(["mine", *texts])
 
+    sources = build_sources(parser.parse_args(["mine", *_TEXTS]))
 
-def test_sources_are_kept_in_their_order_as_training_takes_them() -> None:
-    expected = ConfigSources(
+    assert sources == ConfigSources(
         config_files=("one.yaml", "two.yaml"),
         gin_files=("one.gin", "two.gin"),
         gin_params=("a.b = 1", "a.b = 2"),
         params_overrides=("a=1", "a=2"),
     )
-    assert (
-        build_sources(_parsed(*_TEXTS))
-        == train_sources(parse_flags(["train", *_TEXTS]))
-        == expected
-    )
+    assert train_sources(parse_flags(["train", *_TEXTS])) == sources

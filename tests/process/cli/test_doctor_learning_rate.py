@@ -1,4 +1,6 @@
-"""`trainer-kit doctor learning_rate`: the curve, the suggestion, the picture, and that it writes nothing else."""
+"""`trainer-kit doctor learning_rate`: the curve, the suggestion, the picture, and that it writes
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from trainer_kit.training.rate_range import DATA_ENDED, DIVERGED, RateRange
 
 
 @register_experiment("tests_rated")
-def _rated() -> object:
+def _tiny() -> object:
     return tiny_experiment()
 
 
@@ -27,18 +29,15 @@ def test_the_curve_and_a_suggestion_are_printed(
     monkeypatch.chdir(here)
     arguments = ["--steps=60", "--lowest=1e-4", "--highest=1e4", "--picture=rates.png"]
     epochs = "--params_override=trainer.train_steps=3 epochs,trainer.validation_interval=10 %"
+
     assert main(["doctor", "learning_rate", "tests_rated", epochs, *arguments]) == ExitCode.DONE
-    lines = capsys.readouterr().out.splitlines()
-    assert re.match(r"\s+0\.0001  +\d\.\d+  #+$", lines[1])
-    assert re.search(
-        r"^stopped after \d\d steps, at the rate [\d.]+: training diverged$", "\n".join(lines), re.M
-    )
-    (found,) = [
-        float(line.split()[3].rstrip(","))
-        for line in lines
-        if line.startswith("suggested learning rate: ")
-    ]
-    assert 1e-4 < found < 1
+
+    out = capsys.readouterr().out
+    assert re.match(r"\s+0\.0001  +\d\.\d+  #+$", out.splitlines()[1])
+    end = r"^stopped after \d\d steps, at the rate [\d.]+: training diverged$"
+    assert re.search(end, out, re.MULTILINE)
+    (rate,) = re.findall(r"^suggested learning rate: ([^ ,]+)", out, re.MULTILINE)
+    assert 1e-4 < float(rate) < 1
     assert (here / "rates.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in here.iterdir()} == {"mine.py", "rates.png"}
 
@@ -70,24 +69,28 @@ def test_rates_that_make_no_curve_are_refused(
     assert message in capsys.readouterr().err
 
 
-def _falling(ended_by: str) -> RateRange:
+def _falling_curve(ended_by: str) -> RateRange:
     """A curve whose loss falls up to the highest rate."""
     return RateRange(np.logspace(-5, 1, 100), np.linspace(2, 1, 100), ended_by)
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("curve", "message"),
     [
         (
-            _falling(""),
-            "no suggestion: the loss still falls at the highest of these rates, 10; try higher ones",
+            _falling_curve(""),
+            "no suggestion: the loss still falls at the highest of these rates, 10; "
+            "try higher ones",
         ),
-        (_falling(DATA_ENDED), "at the highest of these rates, 10; give --steps=100, or more data"),
-        (_falling(DIVERGED), "upper bound: 10, where the loss is lowest"),
+        (
+            _falling_curve(DATA_ENDED),
+            "at the highest of these rates, 10; give --steps=100, or more data",
+        ),
+        (_falling_curve(DIVERGED), "upper bound: 10, where the loss is lowest"),
     ],
 )
 def test_a_loss_that_still_falls_gets_no_suggestion_is_named(
-    found: RateRange, message: str, capsys: pytest.CaptureFixture[str]
+    curve: RateRange, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _print(found)
+    _print(curve)
     assert message in capsys.readouterr().out

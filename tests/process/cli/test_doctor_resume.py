@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.fork_server import Child, ForkServer
-from tests.process.cli.logged_run import logged
+from tests.process.cli.logged_run import train_with_log
 from trainer_kit.cli import doctor_resume
 from trainer_kit.cli.main import build_parser
 from trainer_kit.errors import UsageError
@@ -43,8 +43,10 @@ class DrawnTask(LinearTask):
 
 def small():
     # With fewer steps a busy machine may kill too late.
-    return linear_experiment(train_steps=800, steps_per_loop=20, summary_interval=20, checkpoint_interval=100,
-                             validation_interval=400, best_checkpoint_eval_metric="accuracy")
+    return linear_experiment(
+        train_steps=800, steps_per_loop=20, summary_interval=20, checkpoint_interval=100,
+        validation_interval=400, best_checkpoint_eval_metric="accuracy",
+    )
 
 
 @trainer_kit.register_experiment("sound")
@@ -71,7 +73,8 @@ class _Forked:
     """What doctor asks of a process, of one that begins with TensorFlow imported."""
 
     def __init__(self, child: Child) -> None:
-        self._child, self.returncode = child, 0
+        self._child = child
+        self.returncode = 0
 
     def poll(self) -> int | None:
         return None if self._child.alive else self.wait()
@@ -91,51 +94,54 @@ class _Forked:
 
 
 @pytest.fixture
-def forked(experiments: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def runs_in_forks(experiments: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The runs of doctor by the fork server, with the arguments that doctor gives them."""
     with ForkServer() as server:
 
         def start(command: list[str], folder: Path) -> _Forked:
             log = doctor_resume._get_log_path(folder)
             log.touch()  # it is read at once
-            return _Forked(server.start(logged, str(log), *command[3:], folder=str(experiments)))
+            child = server.start(train_with_log, str(log), *command[3:], folder=str(experiments))
+            return _Forked(child)
 
         monkeypatch.setattr(doctor_resume, "_start", start)
         yield
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("runs_in_forks")
 def test_a_run_that_resumes_exactly_is_told_so_with_each_kill(trainer_kit: Command) -> None:
-    chosen = ("--import_module=experiments_here.py", "--kills=1", "--seed=1", "--signal=kill")
-    done = trainer_kit("doctor", "resume", "sound", *chosen)
-    told = done.stdout
+    options = ("--import_module=experiments_here.py", "--kills=1", "--seed=1", "--signal=kill")
+
+    done = trainer_kit("doctor", "resume", "sound", *options)
+
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^uninterrupted: 800 steps", told, re.MULTILINE)
+    assert re.search(r"^uninterrupted: 800 steps", done.stdout, re.MULTILINE)
     kill = re.search(
-        r"^kill 1: SIGKILL .* at step (\d+); exit code (-9); resumed from step (\d+)", told, re.M
+        r"^kill 1: SIGKILL .* at step (\d+); exit code -9; resumed from step (\d+)",
+        done.stdout,
+        re.MULTILINE,
     )
-    assert kill is not None, told
-    assert 0 <= int(kill[3]) <= int(kill[1]) < 800
-    assert told.endswith("the same, bit by bit: 1 kills, 1 restarts\n")
+    assert kill is not None, done.stdout
+    killed_at, resumed_from = map(int, kill.groups())
+    assert 0 <= resumed_from <= killed_at < 800
+    assert done.stdout.endswith("the same, bit by bit: 1 kills, 1 restarts\n")
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("runs_in_forks")
 def test_a_run_with_unseeded_noise_is_reported_to_differ(trainer_kit: Command) -> None:
-    done = trainer_kit(
-        "doctor", "resume", "drawn", "--import_module=experiments_here.py", "--kills=1", "--keep"
-    )
+    options = ("--import_module=experiments_here.py", "--kills=1", "--keep")
+
+    done = trainer_kit("doctor", "resume", "drawn", *options)
+
     assert (done.returncode, done.stderr) == (1, "")
-    told = done.stdout
-    assert (
-        "the run says: the training step uses EagerPyFunc, whose state is not in a checkpoint"
-        in told
-    )
-    assert (
-        "first different at step 20, before any resume: the experiment computes other numbers each time"
-        in told
-    )
-    assert "different: newest checkpoint: model/" in told
-    kept = re.search(r"^kept: (.+)$", told, re.MULTILINE)
+    for message in (
+        "the run says: the training step uses EagerPyFunc, whose state is not in a checkpoint",
+        "first different at step 20, before any resume: "
+        "the experiment computes other numbers each time",
+        "different: newest checkpoint: model/",
+    ):
+        assert message in done.stdout
+    kept = re.search(r"^kept: (.+)$", done.stdout, re.MULTILINE)
     assert kept is not None
     assert {path.name for path in Path(kept[1]).iterdir()} >= {"uninterrupted", "killed"}
     shutil.rmtree(kept[1])
@@ -145,11 +151,13 @@ def test_the_real_command_is_run_and_its_failure_told(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(here)
-    given = build_parser().parse_args(["doctor", "resume", "mine/smal", "--import_module=mine.py"])
+    arguments = ["doctor", "resume", "mine/smal", "--import_module=mine.py"]
     folder = tmp_path / "uninterrupted"
-    command = doctor_resume._command(given, folder)
+    command = doctor_resume._command(build_parser().parse_args(arguments), folder)
+
     with pytest.raises(doctor_resume.DoctorError) as error:
         doctor_resume._run_to_end(command, folder)
+
     message = (
         "the run ended with exit code 2; its last lines:\n  error: --experiment: no experiment is"
         " called 'mine/smal'"
@@ -161,12 +169,12 @@ def test_fewer_kills_than_were_asked_for_prove_nothing(tmp_path: Path) -> None:
     folders = tmp_path / "whole", tmp_path / "killed"
     for folder in folders:
         tf.train.Checkpoint(step=tf.Variable(1)).write(str(folder / "ckpt-1"))
-    asked = argparse.Namespace(kills=2)
-    assert doctor_resume._report_verdict(asked, *folders, 2, [], False) == 0
-    with pytest.raises(
-        UsageError, match=r"ended before kill 2 of 2, and is the same so far; give it more steps"
-    ):
-        doctor_resume._report_verdict(asked, *folders, 1, [], False)
+    arguments = argparse.Namespace(kills=2)
+
+    assert doctor_resume._report_verdict(arguments, *folders, 2, [], False) == 0
+    message = r"ended before kill 2 of 2, and is the same so far; give it more steps"
+    with pytest.raises(UsageError, match=message):
+        doctor_resume._report_verdict(arguments, *folders, 1, [], False)
 
 
 def test_a_wrong_number_of_kills_is_told_before_anything_runs(trainer_kit: Command) -> None:

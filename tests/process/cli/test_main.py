@@ -23,21 +23,18 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def test_the_help_names_every_verb_and_every_exit_code(process: Command) -> None:
     done = process("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(
-        re.search(rf"^    {verb}\s", done.stdout, re.MULTILINE)
-        for verb in [*VERBS, "checkpoint", "doctor"]
-    )
-    assert all(
-        f"  {code.value:>3}  {meaning}" in done.stdout for code, meaning in EXIT_CODES.items()
-    )
+    for verb in [*VERBS, "checkpoint", "doctor"]:
+        assert re.search(rf"^    {verb}\s", done.stdout, re.MULTILINE)
+    for code, meaning in EXIT_CODES.items():
+        assert f"  {code.value:>3}  {meaning}" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("command", "module"),
     [
         *(((verb,), module) for verb, module in VERBS.items()),
-        *((("checkpoint", one), module) for one, module in CHECKPOINTS.items()),
-        *((("doctor", one), module) for one, module in CHECKS.items()),
+        *((("checkpoint", verb), module) for verb, module in CHECKPOINTS.items()),
+        *((("doctor", verb), module) for verb, module in CHECKS.items()),
     ],
 )
 def test_every_command_has_a_help_that_begins_with_what_it_does(
@@ -46,9 +43,11 @@ def test_every_command_has_a_help_that_begins_with_what_it_does(
     with pytest.raises(SystemExit) as stop:
         main([*command, "--help"])
     assert stop.value.code == 0
+
     text = " ".join(capsys.readouterr().out.split())
     assert str(module.__doc__).split("\n")[0] in text
-    assert "--import_module MODULE" in text and "--debug" in text
+    assert "--import_module MODULE" in text
+    assert "--debug" in text
 
 
 def test_the_version_is_the_packages(trainer_kit: Command) -> None:
@@ -61,12 +60,11 @@ def test_the_version_is_the_packages(trainer_kit: Command) -> None:
         ([], "the following arguments are required: VERB"),
         (
             ["shwo"],
-            "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'evals', 'best', 'tensorboard', ",
+            "invalid choice: 'shwo' (choose from 'list', 'show', 'check', 'evals', 'best', "
+            "'tensorboard', ",
         ),
-        (
-            ["list", "--import=mine.py"],
-            "unrecognized arguments: --import=mine.py",
-        ),  # no abbreviations
+        # There are no abbreviations.
+        (["list", "--import=mine.py"], "unrecognized arguments: --import=mine.py"),
         (
             ["best", "run", "--metrc=loss"],
             "unrecognized arguments: --metrc=loss; did you mean --metric?",
@@ -86,9 +84,10 @@ def test_a_wrong_command_line_is_exit_2_with_the_usage(
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_an_explained_mistake_is_one_message_and_exit_2(trainer_kit: Command, debug: bool) -> None:
-    done = trainer_kit(
-        "show", "mine/smal", "--import_module=mine.py", *(["--debug"] if debug else [])
-    )
+    options = ["--debug"] if debug else []
+
+    done = trainer_kit("show", "mine/smal", "--import_module=mine.py", *options)
+
     assert (done.returncode, done.stdout) == (2, "")
     *traceback, message = done.stderr.splitlines()
     assert message.startswith(
@@ -97,16 +96,17 @@ def test_an_explained_mistake_is_one_message_and_exit_2(trainer_kit: Command, de
     assert ("import_experiment" in "".join(traceback)) == bool(traceback) == debug
 
 
-def test_all_mistakes_are_in_one_report(trainer_kit: Command) -> None:
+def test_mistakes_of_files_and_overrides_are_in_one_report(trainer_kit: Command) -> None:
     overrides = "--params_override=trainer.train_step=7,runtime.num_gpus=x"
+
     done = trainer_kit(
         "show", "mine/small", "--import_module=mine.py", overrides, "--config_file=missing.yaml"
     )
+
     assert done.returncode == 2
     assert done.stderr.startswith("error: 3 mistakes\n")
-    assert all(
-        name in done.stderr for name in ("trainer.train_step", "runtime.num_gpus", "missing.yaml")
-    )
+    for name in ("trainer.train_step", "runtime.num_gpus", "missing.yaml"):
+        assert name in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -115,8 +115,10 @@ def test_an_error_in_a_users_module_is_a_bug_with_its_traceback(
 ) -> None:
     (here / "broken.py").write_text("1 / 0\n")
     done = trainer_kit("list", "--import_module=broken.py")
+
     assert done.returncode == 1
-    assert "ZeroDivisionError" in done.stderr and "broken.py" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+    assert "broken.py" in done.stderr
 
 
 @pytest.mark.parametrize("verb", ["show", "check"])
@@ -129,18 +131,20 @@ def test_an_experiment_that_exits_is_a_bug(
         f"import sys, trainer_kit\n\n\n{registered}\ndef quits():\n    sys.exit(0)\n"
     )
     monkeypatch.chdir(here)
+
     assert main([verb, name, f"--import_module={name}.py"]) == 1
-    assert (
-        f"{here}/{name}.py:6: this line ends the program (SystemExit(0))" in capsys.readouterr().err
-    )
+    message = f"{here}/{name}.py:6: this line ends the program (SystemExit(0))"
+    assert message in capsys.readouterr().err
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(here: Path) -> None:
-    code = "import sys, trainer_kit.cli.main as m; sys.exit(m.main(['show', 'mine/small', '--import_module=mine.py']))"
+    arguments = ["show", "mine/small", "--import_module=mine.py"]
+    code = f"import sys, trainer_kit.cli.main as m; sys.exit(m.main({arguments}))"
     command = f'{sys.executable} -c "{code}" | true; echo ${{PIPESTATUS[0]}}'
     done = subprocess.run(
         ["bash", "-c", command], cwd=here, capture_output=True, text=True, timeout=60
     )
+
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
@@ -149,12 +153,15 @@ def test_looking_at_experiments_and_runs_does_without_tensorflow(finished_run: P
         ["list"],
         ["show", "digits"],
         ["show", "digits", "--gin_params=digits.learning_rate=3e-3"],
+        ["evals", str(finished_run)],
+        ["best", str(finished_run)],
     ]
-    commands += [["evals", str(finished_run)], ["best", str(finished_run)]]
     code = (
         f"import sys, trainer_kit.cli.main as m; print({{*map(m.main, {commands})}}, *sys.modules)"
     )
+
     done = run_program(code, cwd=ROOT)
+
     codes, *modules = done.stdout.splitlines()[-1].split()
     assert codes == "{0}", done.stderr
     assert "experiments.digits" in modules

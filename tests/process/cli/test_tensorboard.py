@@ -16,6 +16,7 @@ import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from tests.builders import wait_until
 from tests.process.cli.written_runs import write_params, write_process
 from trainer_kit.cli.main import main
 from trainer_kit.cli.tensorboard import _table
@@ -30,15 +31,10 @@ def _write_events(folder: Path) -> None:
     writer.close()
 
 
-def _runs(url: str, wanted: set[str]) -> set[str]:
-    """Returns the names of the runs that the server shows, as soon as all wanted ones are there."""
-    end = time.monotonic() + 30
-    while True:
-        with urllib.request.urlopen(f"{url}data/runs", timeout=10) as answer:
-            found = set(json.loads(answer.read()))
-        if wanted <= found or time.monotonic() > end:
-            return found
-        time.sleep(0.1)
+def _read_runs(url: str) -> set[str]:
+    """Returns the names of the runs that the server shows."""
+    with urllib.request.urlopen(f"{url}data/runs", timeout=10) as answer:
+        return set(json.loads(answer.read()))
 
 
 def test_running_jobs_and_new_ones_are_served_on_loopback(tmp_path: Path) -> None:
@@ -47,14 +43,8 @@ def test_running_jobs_and_new_ones_are_served_on_loopback(tmp_path: Path) -> Non
     checkpoints.mkdir()
     heartbeat = {"host": os.uname().nodename, "pid": os.getpid(), "step": 7, "beat": 1}
     (checkpoints / "heartbeat.json").write_text(json.dumps(heartbeat))
-    command = [
-        sys.executable,
-        "-m",
-        "trainer_kit.cli.main",
-        "tensorboard",
-        str(tmp_path),
-        "--port=0",
-    ]
+    arguments = ["tensorboard", str(tmp_path), "--port=0"]
+    command = [sys.executable, "-m", "trainer_kit.cli.main", *arguments]
     # TensorBoard reads local files without TensorFlow, whose import takes most of the time until it
     # serves.
     without = tmp_path / "without"
@@ -68,14 +58,18 @@ def test_running_jobs_and_new_ones_are_served_on_loopback(tmp_path: Path) -> Non
         lines = []
         for line in process.stdout:
             lines.append(line)
-            if found := re.search(r"at (http://\S+/)", line):
+            if address := re.search(r"at (http://\S+/)", line):
                 break
-        assert found, "".join(lines)
-        assert re.search(r"job_1/checkpoints +alive +7\n", "".join(lines))
-        assert found[1].startswith(("http://127.0.0.1:", "http://localhost:"))
-        assert _runs(found[1], {"job_1/logs/train"}) == {"job_1/logs/train"}
+        text = "".join(lines)
+        assert address, text
+        assert re.search(r"job_1/checkpoints +alive +7\n", text)
+        url = address[1]
+        assert url.startswith(("http://127.0.0.1:", "http://localhost:"))
+
+        wait_until(lambda: _read_runs(url) == {"job_1/logs/train"}, seconds=30)
         _write_events(tmp_path / "job_2" / "logs" / "train")
-        assert "job_2/logs/train" in _runs(found[1], {"job_2/logs/train"})
+        wait_until(lambda: "job_2/logs/train" in _read_runs(url), seconds=30)
+
         process.send_signal(signal.SIGTERM)
         process.wait(20)
 
@@ -98,7 +92,6 @@ def test_the_state_of_a_trainer_comes_from_its_heartbeat(tmp_path: Path) -> None
     write_params(tmp_path / "waiting")
 
     _, _, *rows = format_table(_table(tmp_path)).splitlines()
-
     assert [re.split("  +", row) for row in rows] == [
         ["alive", "alive", "7"],
         ["dead", "gone, no end recorded", "8"],

@@ -26,9 +26,8 @@ def write_ledger(folder: Path, *records: dict[str, Any] | str, name: str = "vali
     """Writes evals/<name>.jsonl, text as it is; returns `folder`."""
     path = folder / "evals" / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        "".join(one if isinstance(one, str) else json.dumps(one) + "\n" for one in records)
-    )
+    lines = [record if isinstance(record, str) else json.dumps(record) + "\n" for record in records]
+    path.write_text("".join(lines))
     return folder
 
 
@@ -39,8 +38,8 @@ def write_params(folder: Path, **trainer: Any) -> Path:
     return folder
 
 
-def write_process(path: Path, **told: Any) -> Path:
+def write_process(path: Path, **fields: Any) -> Path:
     """Writes a heartbeat or a lease; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(fields))
     return path

@@ -1,4 +1,5 @@
-"""A process that runs the Python commands of pages one after the other, most of them without a cold start.
+"""A process that runs the Python commands of pages one after the other, most of them without a cold
+start.
 
 A command of its own process spends most of its time in what TensorFlow does once in a process. Here
 each command begins with a folder, arguments and an environment of its own, and without the modules,
@@ -23,7 +24,8 @@ _TRAIN = ["python", "-m", "trainer_kit.train"]
 
 
 def serve(commands: Connection) -> None:
-    """Runs a command for each (folder, line) and answers with its exit code; what it writes is this process's output.
+    """Runs a command for each (folder, line) and answers with its exit code; what it writes is this
+    process's output.
 
     The CPU is two devices, for the page that asks for them.
     """
@@ -36,7 +38,7 @@ def serve(commands: Connection) -> None:
     while True:
         folder, line = commands.recv()
         with _as_if_new(folder):
-            code = _ended(line)
+            code = _run_to_exit_code(line)
         sys.stdout.flush()
         sys.stderr.flush()
         commands.send(code)
@@ -66,13 +68,15 @@ def _perform(line: str) -> int:
     return 0
 
 
-def _ended(line: str) -> int:
+def _run_to_exit_code(line: str) -> int:
     try:
         return int(_perform(line))
     except SystemExit as error:
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, int):
+            return error.code
+        return int(error.code is not None)
     except Exception:
         traceback.print_exc()
         return 1
@@ -85,7 +89,13 @@ def _as_if_new(folder: str) -> Iterator[None]:
     import tensorflow as tf
     from absl import flags
 
-    argv, path, environment, known = sys.argv, [*sys.path], dict(os.environ), {*flags.FLAGS}
+    from tests.builders import restore_registries
+    from trainer_kit.config.experiment_registry import experiments
+
+    argv = sys.argv
+    path = [*sys.path]
+    environment = dict(os.environ)
+    flag_names = {*flags.FLAGS}
     os.chdir(folder)
     sys.path.insert(0, folder)
     keras.utils.clear_session()  # the names of layers count from the beginning
@@ -94,35 +104,36 @@ def _as_if_new(folder: str) -> Iterator[None]:
     random.seed()
     np.random.seed()
     try:
-        yield
+        with restore_registries(experiments, empty=True):
+            yield
     finally:
-        sys.argv, sys.path[:] = argv, path
+        sys.argv = argv
+        sys.path[:] = path
         for name in {*os.environ} - {*environment}:
             del os.environ[name]
         os.environ.update(environment)
-        for name in {*flags.FLAGS} - known:
+        for name in {*flags.FLAGS} - flag_names:
             delattr(flags.FLAGS, name)
         _forget(folder)
 
 
 def _forget(folder: str) -> None:
-    """Forgets the modules of a page and what they have registered, so that each command has to import its own."""
+    """Forgets the modules of a page and what they have registered, so that each command has to
+    import its own.
+    """
     files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
     for name, file in files.items():
-        of_the_page = isinstance(file, str) and file.startswith(folder + os.sep)
-        if of_the_page or name.split(".")[0] == "experiments":
+        is_of_page = isinstance(file, str) and file.startswith(folder + os.sep)
+        if is_of_page or name.split(".")[0] == "experiments":
             del sys.modules[name]
     _forget_registrations()
 
 
 def _forget_registrations() -> None:
     """Forgets what was registered, but for what trainer_kit itself has."""
+    from tests.builders import remove_user_entries
     from trainer_kit.callbacks.configured_callbacks import _callbacks
-    from trainer_kit.config.experiment_registry import experiments
     from trainer_kit.config.schema.open_choice import OpenOneOfConfig
 
-    experiments._entries.clear()
-    for registry in (_callbacks, *(choice.registry for choice in OpenOneOfConfig.__subclasses__())):
-        for name, entry in [*registry._entries.items()]:
-            if not getattr(entry, "build", entry).__module__.startswith("trainer_kit."):
-                del registry._entries[name]
+    choices = (choice.registry for choice in OpenOneOfConfig.__subclasses__())
+    remove_user_entries(_callbacks, *choices)

@@ -20,19 +20,17 @@ from tests.process.docs.page_process import run_in_background, serve
 
 PAGES = read_pages()
 _PYTHON = re.compile(r"(\w+=\S* )*(python -m trainer_kit\.train|python \w+\.py|trainer-kit) ?")
-_FILE = re.compile(
-    r"^cat > \S+ <<'(\w+)'\n.*?\n\1\n", re.DOTALL | re.MULTILINE
-)  # a command that writes a file
+# A command that writes a file.
+_FILE = re.compile(r"^cat > \S+ <<'(\w+)'\n.*?\n\1\n", re.DOTALL | re.MULTILINE)
 _SHELL = set("&|;$`#<>*\0")  # what needs a shell
 _LONGEST = 300.0  # seconds of a command
 _BACKGROUND = " &"  # ends a command that the next ones do not wait for
-_BIN = Path(
-    sys.executable
-).parent  # not resolved: python3.11 of a virtual environment links to another folder
+# Not resolved: python3.11 of a virtual environment links to another folder.
+_BIN = Path(sys.executable).parent
 
 
 class Runner:
-    """Runs commands: those of Python alone in one process without cold starts, all others by Bash."""
+    """Runs commands: those of Python alone in one process without cold starts, others by Bash."""
 
     def __init__(self, server: ForkServer) -> None:
         self._server = server
@@ -41,27 +39,27 @@ class Runner:
         self.background: list[Child] = []
 
     def run(self, line: str, folder: Path) -> tuple[int, str]:
-        """Returns the exit code of a command and its output; `wait` has the largest code of those that it ends."""
+        """Returns the exit code of a command and its output; `wait` has the largest code of those
+        that it ends.
+        """
         if line == "wait":
-            ended = [self.background.pop(0).wait() for _ in [*self.background]]
-            return max((abs(one.code) for one in ended), default=0), "".join(
-                one.text for one in ended
-            )
+            ends = [self.background.pop(0).wait() for _ in [*self.background]]
+            code = max((abs(end.code) for end in ends), default=0)
+            return code, "".join(end.text for end in ends)
         if not _PYTHON.match(line) or _SHELL.intersection(line.removesuffix(_BACKGROUND)):
-            return _by_bash(line, folder)
+            return _run_bash(line, folder)
         if line.endswith(_BACKGROUND):
             command = line.removesuffix(_BACKGROUND)
-            self.background.append(
-                self._server.start(run_in_background, command, folder=str(folder))
-            )
+            child = self._server.start(run_in_background, command, folder=str(folder))
+            self.background.append(child)
             return 0, ""
-        return self._by_python(line, folder)
+        return self._run_python(line, folder)
 
-    def _by_python(self, line: str, folder: Path) -> tuple[int, str]:
+    def _run_python(self, line: str, folder: Path) -> tuple[int, str]:
         if self._child is None or self._commands is None or not self._child.alive:
-            self._commands, there = multiprocessing.Pipe()
-            self._child = self._server.start(serve, there)
-            there.close()
+            self._commands, other_end = multiprocessing.Pipe()
+            self._child = self._server.start(serve, other_end)
+            other_end.close()
         before = len(self._child.text)
         self._commands.send((str(folder), line))
         if not self._commands.poll(_LONGEST):
@@ -76,7 +74,7 @@ class Runner:
         return code, self._child.text[before:]
 
 
-def _by_bash(text: str, folder: Path) -> tuple[int, str]:
+def _run_bash(text: str, folder: Path) -> tuple[int, str]:
     environment = {
         **os.environ,
         "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}",
@@ -102,9 +100,11 @@ def runner() -> Iterator[Runner]:
         yield Runner(server)
 
 
-def _lines(command: Command) -> list[Command]:
-    """Returns the lines of a command that needs no shell to hold them together; all but the last have to end with 0."""
-    files = [found[0] for found in _FILE.finditer(command.text)]
+def _split_lines(command: Command) -> list[Command]:
+    """Returns the lines of a command that needs no shell to hold them together; all but the last
+    have to end with 0.
+    """
+    files = [match[0] for match in _FILE.finditer(command.text)]
     lines = _FILE.sub("\0\n", command.text).replace("\\\n", " ").strip().split("\n")
     if any(_SHELL.intersection(line.removesuffix(_BACKGROUND)) for line in lines if line != "\0"):
         return [command]
@@ -115,14 +115,14 @@ def _lines(command: Command) -> list[Command]:
     ]
 
 
-def _run(page: Page, pages: list[Page], folder: Path, runner: Runner) -> None:
+def _run_page(page: Page, pages: list[Page], folder: Path, runner: Runner) -> None:
     """Writes the page's files into `folder` and runs its commands there, in order."""
     folder.mkdir(exist_ok=True)
     for shared in ("experiments", "configs"):  # what commands find in the checkout
         (folder / shared).symlink_to(ROOT / shared)
     for name, text in collect_files(page, pages).items():
         (folder / name).write_text(text)
-    for command in [line for block in page.commands for line in _lines(block)]:
+    for command in [line for block in page.commands for line in _split_lines(block)]:
         code, text = runner.run(command.text, folder)
         assert code == command.code, f"{page.path}, {command.name}: {command.text}\n{text}"
     assert not runner.background, (
@@ -134,7 +134,7 @@ def _run(page: Page, pages: list[Page], folder: Path, runner: Runner) -> None:
     "page", [pytest.param(page, id=page.path) for page in PAGES if page.commands]
 )
 def test_the_commands_of_a_page_end_as_it_says(page: Page, runner: Runner, tmp_path: Path) -> None:
-    _run(page, PAGES, tmp_path, runner)
+    _run_page(page, PAGES, tmp_path, runner)
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.path) for page in PAGES])
@@ -170,22 +170,25 @@ def test_a_page_is_read_as_files_and_commands() -> None:
     page = read_page("docs/a.md", _TEXT)
     assert page.files == {"mine.py": "import other\nprint(other.NUMBER)\n"}
     assert page.commands == (Command("two", 'test "$(python mine.py)" = 7\nexit 3\n', 3),)
-    assert (page.needs, page.lost) == (("other.py",), ())
+    assert page.needs == ("other.py",)
+    assert page.lost == ()
 
 
 def test_an_example_uses_a_file_of_another_page(runner: Runner, tmp_path: Path) -> None:
     other = read_page("b.md", "<!-- example: other.py -->\n```python\nNUMBER = 7\n```\n")
     page = read_page("a.md", _TEXT)
-    _run(page, [page, other], tmp_path, runner)
+    _run_page(page, [page, other], tmp_path, runner)
 
 
 def test_every_line_of_a_command_has_to_pass(runner: Runner, tmp_path: Path) -> None:
-    fails = "<!-- example: one.py -->\n```python\nraise SystemExit(3)\n```\n<!-- run: one, exit 3 -->\n```bash\n"
-    _run(read_page("a.md", f"{fails}true\npython one.py\n```\n"), [], tmp_path / "last", runner)
+    example = "<!-- example: one.py -->\n```python\nraise SystemExit(3)\n```\n"
+    command = "<!-- run: one, exit 3 -->\n```bash\n"
+    fails_last = read_page("a.md", f"{example}{command}true\npython one.py\n```\n")
+    fails_first = read_page("a.md", f"{example}{command}python one.py\ntrue\n```\n")
+
+    _run_page(fails_last, [], tmp_path / "last", runner)
     with pytest.raises(AssertionError, match=r"a\.md, one: python one\.py\n"):
-        _run(
-            read_page("a.md", f"{fails}python one.py\ntrue\n```\n"), [], tmp_path / "first", runner
-        )
+        _run_page(fails_first, [], tmp_path / "first", runner)
 
 
 def test_a_marker_without_its_block_is_noticed() -> None:

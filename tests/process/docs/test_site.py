@@ -1,4 +1,6 @@
-"""The site of docs/ is built, with every link and anchor checked, and loads nothing from other hosts."""
+"""The site of docs/ is built, with every link and anchor checked, and loads nothing from other
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 _LOADED = re.compile(
-    r"<(?:script|img|iframe)[^>]*\ssrc=\"(?:https?:)?//|<link[^>]*stylesheet[^>]*href=\"(?:https?:)?//"
+    r"<(?:script|img|iframe)[^>]*\ssrc=\"(?:https?:)?//"
+    r"|<link[^>]*stylesheet[^>]*href=\"(?:https?:)?//"
 )
 
 
@@ -21,18 +24,13 @@ _LOADED = re.compile(
     reason="mkdocs-material is not installed; requirements.lock has it",
 )
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        "--site-dir",
-        str(tmp_path),
-    ]
+    options = ["--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", *options]
+
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
     assert done.returncode == 0, done.stdout + done.stderr
     pages = list(tmp_path.rglob("*.html"))
-    assert tmp_path / "index.html" in pages and tmp_path / "reference" / "config.html" in pages
+    assert tmp_path / "index.html" in pages
+    assert tmp_path / "reference" / "config.html" in pages
     assert [page.name for page in pages if _LOADED.search(page.read_text())] == []

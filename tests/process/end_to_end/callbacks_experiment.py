@@ -15,7 +15,9 @@ class WeightNorm(trainer_kit.Callback):
     """Reports the norm of the kernel at its steps, and remembers the largest one."""
 
     def __init__(self, every: int = 20) -> None:
-        self.every, self.largest, self.evaluations = every, 0.0, 0
+        self.every = every
+        self.largest = 0.0
+        self.evaluations = 0
 
     def loop_end(self, run: Any, logs: Any) -> None:
         norm = float((run.model.layers[-1].kernel.numpy() ** 2).sum() ** 0.5)

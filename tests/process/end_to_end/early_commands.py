@@ -1,4 +1,5 @@
-"""Runs `python -m trainer_kit.train` for each line of standard input, in a fork of a process without TensorFlow.
+"""Runs `python -m trainer_kit.train` for each line of standard input, in a fork of a process
+without TensorFlow.
 
 A line holds, in JSON, the arguments and a file for what is written to standard error; the exit code
 is printed. The command's modules are imported already, so one that ends before TensorFlow is
@@ -18,15 +19,17 @@ from tests.fork_server import train
 
 
 def _run(arguments: Sequence[str], file: str) -> None:
-    """In the fork: the command, with a line of `-X importtime` at the end when it has imported TensorFlow."""
+    """In the fork: the command, with a line of `-X importtime` at the end when it has imported
+    TensorFlow.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), 2)
-    atexit.register(
-        lambda: (
-            "tensorflow" in sys.modules
-            and print("import time: 0 | 0 | tensorflow", file=sys.stderr)
-        )
-    )
+
+    def report_tensorflow() -> None:
+        if "tensorflow" in sys.modules:
+            print("import time: 0 | 0 | tensorflow", file=sys.stderr)
+
+    atexit.register(report_tensorflow)
     train(*arguments)
 
 

@@ -1,4 +1,6 @@
-"""Two epochs of 103 examples in batches of 10, from a Source and from a dataset that ends; a callback of epochs."""
+"""Two epochs of 103 examples in batches of 10, from a Source and from a dataset that ends; a
+callback of epochs.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,8 @@ class EpochsTask(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         """Returns an ArraySource, or a shuffled dataset of 11 batches."""
         if params.is_training and self.task_config.plain:
-            return (
-                tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).shuffle(103, seed=5).batch(10)
-            )
+            examples = tf.data.Dataset.from_tensor_slices(tiny_arrays(True))
+            return examples.shuffle(103, seed=5).batch(10)
         return super().build_inputs(params, input_context)
 
 
@@ -49,9 +50,8 @@ class NoteEpochs(trainer_kit.Callback):
         self._note(run, f"begin {epoch} at {run.step}")
 
     def epoch_end(self, run: Any, epoch: int, logs: Any) -> None:
-        self._note(
-            run, f"end {epoch} at {run.step}: {logs['training_loss']:.9g} {logs['accuracy']:.9g}"
-        )
+        values = f"{logs['training_loss']:.9g} {logs['accuracy']:.9g}"
+        self._note(run, f"end {epoch} at {run.step}: {values}")
 
     def _note(self, run: Any, text: str) -> None:
         with Path(run.directory, "epochs.txt").open("a") as stream:

@@ -17,7 +17,9 @@ class FramesConfig(TinyConfig):
 
 @trainer_kit.register_task(FramesConfig)
 class FramesTask(TinyTask):
-    """Prints the frames of trainer_kit, and those that AutoGraph has made, above each trace of the training step."""
+    """Prints the frames of trainer_kit, and those that AutoGraph has made, above each trace of the
+    training step.
+    """
 
     def train_step(self, *arguments: Any, **named: Any) -> Any:
         """Takes the step."""

@@ -1,4 +1,6 @@
-"""An experiment of test_callbacks.py: hyper-parameters that can be changed, and a hand that edits them."""
+"""An experiment of test_callbacks.py: hyper-parameters that can be changed, and a hand that edits
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 import trainer_kit
-from tests.process.end_to_end.killed_experiment import KilledConfig, KilledTask, killed
+from tests.process.end_to_end.killed_experiment import KilledConfig, KilledTask, build_killed
 
 
 @trainer_kit.configclass
@@ -35,10 +37,13 @@ class ChangedTask(KilledTask):
 
 
 class Hand(trainer_kit.Callback):
-    """Edits hyper_parameters.yaml at the end of the loop that ends at `step`, before set_from_file reads it."""
+    """Edits hyper_parameters.yaml at the end of the loop that ends at `step`, before set_from_file
+    reads it.
+    """
 
     def __init__(self, step: int, text: str) -> None:
-        self._step, self._text = step, text
+        self._step = step
+        self._text = text
 
     def loop_end(self, run: Any, logs: Any) -> None:
         """Writes the file."""
@@ -52,12 +57,10 @@ def rate(step: int) -> float:
 
 
 @trainer_kit.register_experiment("changed")
-def changed() -> Any:
+def build_changed() -> Any:
     """The killed experiment with two optimizers, and evaluations between the checkpoints."""
-    sgd, variables = (
-        {"type": "sgd", "sgd": {"momentum": 0.9}},
-        {"head": ("kernel",), "rest": (".",)},
-    )
+    sgd = {"type": "sgd", "sgd": {"momentum": 0.9}}
+    variables = {"head": ("kernel",), "rest": (".",)}
     rates = {
         "head": {"type": "constant", "constant": {"learning_rate": 0.01}},
         "rest": {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": 100}},
@@ -73,4 +76,4 @@ def changed() -> Any:
         "checkpoint_interval": 15,
         "validation_interval": 10,
     }
-    return killed().replace(task=ChangedConfig(), trainer=trainer)
+    return build_killed().replace(task=ChangedConfig(), trainer=trainer)

@@ -1,4 +1,6 @@
-"""The experiment that test_kills.py kills: a task that tells of each training step, and faults to import."""
+"""The experiment that test_kills.py kills: a task that tells of each training step, and faults to
+import.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,13 @@ from trainer_kit.testing import TinyConfig, record_points, stop_at
 from trainer_kit.testing.tiny_task import FEATURES, tiny_arrays
 from trainer_kit.training.trainer import Trainer
 
-LOOP, STEPS, INTERVAL = 5, 60, 5
-on_step: Callable[[], None] = lambda: None  # noqa: E731 -- replaced in the processes that are to be stopped
+LOOP = 5
+STEPS = 60
+INTERVAL = 5
+
+
+def on_step() -> None:
+    """Does nothing: it is replaced in the processes that are to be stopped."""
 
 
 @trainer_kit.configclass
@@ -35,7 +41,7 @@ class KilledConfig(TinyConfig):
 
 
 @tf.autograph.experimental.do_not_convert
-def moved(batch: Any, seed: tf.Tensor) -> Any:
+def move_points(batch: Any, seed: tf.Tensor) -> Any:
     """Moves each point a little, by the seed of its example, int32 [examples, 2]; in graph."""
     points, labels = batch
     angles = tf.cast(seed[:, :1] % 1000, tf.float32) * tf.range(1.0, FEATURES + 1.0)
@@ -57,7 +63,7 @@ class KilledTask(LinearTask):
         """Returns the points; those to train on are moved by the seed of each example."""
         arrays = tiny_arrays(bool(params.is_training), self.task_config.examples)
         return trainer_kit.ArraySource(
-            arrays, params, transform=moved if params.is_training else None
+            arrays, params, transform=move_points if params.is_training else None
         )
 
     @tf.autograph.experimental.do_not_convert  # which is not the subject
@@ -69,8 +75,10 @@ class KilledTask(LinearTask):
 
 
 @trainer_kit.register_experiment("killed")
-def killed() -> Any:
-    """Momentum, dropout, shuffled data; a checkpoint every 5 steps, an evaluation every 15, two bests kept."""
+def build_killed() -> Any:
+    """Momentum, dropout, shuffled data; a checkpoint every 5 steps, an evaluation every 15, two
+    bests kept.
+    """
     config = linear_experiment(
         train_steps=STEPS,
         steps_per_loop=LOOP,
@@ -85,75 +93,87 @@ def killed() -> Any:
 
 
 @trainer_kit.register_experiment("killed_fused")
-def killed_fused() -> Any:
-    """The same, three steps in one program: the linear task itself, because XLA takes no Python; dropout too."""
-    os.environ.pop(
-        "XLA_FLAGS", None
-    )  # with the optimizations that users have; see tests/conftest.py
-    return killed().replace(
+def build_killed_fused() -> Any:
+    """The same, three steps in one program: the linear task itself, because XLA takes no Python;
+    dropout too.
+    """
+    # With the optimizations that users have; see tests/conftest.py.
+    os.environ.pop("XLA_FLAGS", None)
+    return build_killed().replace(
         task=LinearConfig(dropout=0.3), trainer={"fuse_steps": 3, "checkpoint_interval": 10}
     )
 
 
-def killed_at(point: str, occurrence: int, file: str, *arguments: str) -> None:
-    """Trains until a write point is reached, and dies there; notes the points that were reached in `file`."""
+def train_and_die_at(point: str, occurrence: int, file: str, *arguments: str) -> None:
+    """Trains until a write point is reached, and dies there; notes the points that were reached in
+    `file`.
+    """
     stop_at(point, occurrence)
-    recorded(file, *arguments)
+    train_and_record_points(file, *arguments)
 
 
-def killed_behind_its_reports(*arguments: str) -> None:
-    """Trains with a history that is slow to be written, and dies when the first checkpoint has all its files."""
+def train_and_die_before_reports(*arguments: str) -> None:
+    """Trains with a history that is slow to be written, and dies when the first checkpoint has all
+    its files.
+    """
     write = JsonLinesWriter.write
 
-    def slowly(writer: JsonLinesWriter, report: Report) -> None:
+    def write_slowly(writer: JsonLinesWriter, report: Report) -> None:
         time.sleep(2)
         write(writer, report)
 
-    JsonLinesWriter.write = slowly  # type: ignore[method-assign]
+    JsonLinesWriter.write = write_slowly  # type: ignore[method-assign]
     stop_at("checkpoint.move")
     train(*arguments)
 
 
-def held_in_evaluation(step: int, file: str, *arguments: str) -> None:
-    """Evaluates; makes `file` in the first evaluation of `step`, and ends that one when the file is removed."""
-    evaluate, held = Controller.evaluate, False
+def train_and_hold_evaluation(step: int, file: str, *arguments: str) -> None:
+    """Evaluates; makes `file` in the first evaluation of `step`, and ends that one when the file is
+    removed.
+    """
+    evaluate = Controller.evaluate
+    was_held = False
 
-    def slowly(controller: Controller, steps: int = -1) -> Any:
-        nonlocal held
+    def evaluate_slowly(controller: Controller, steps: int = -1) -> Any:
+        nonlocal was_held
         logs = evaluate(controller, steps)
-        if int(controller.global_step.numpy()) == step and not held:
-            held = True
+        if int(controller.global_step.numpy()) == step and not was_held:
+            was_held = True
             Path(file).touch()
             while os.path.exists(file):
                 time.sleep(0.05)
         return logs
 
-    Controller.evaluate = slowly  # type: ignore[method-assign]
+    Controller.evaluate = evaluate_slowly  # type: ignore[method-assign]
     train(*arguments)
 
 
-def recorded(file: str, *arguments: str) -> None:
+def train_and_record_points(file: str, *arguments: str) -> None:
     """Trains, and notes the write points that are reached in `file`."""
     with record_points(file):
         train(*arguments)
 
 
-def stopped_in_step(step: int, *arguments: str) -> None:
-    """Trains with a SIGTERM in the middle of `step`, which ends only when the run has seen the signal."""
+def train_and_stop_in_step(step: int, *arguments: str) -> None:
+    """Trains with a SIGTERM in the middle of `step`, which ends only when the run has seen the
+    signal.
+    """
     global on_step
-    seen, count, request_stop = threading.Event(), 0, Trainer.request_stop
+    stop_requested = threading.Event()
+    request_stop = Trainer.request_stop
+    count = 0
 
-    def noted(trainer: Trainer) -> None:
+    def request_and_note(trainer: Trainer) -> None:
         request_stop(trainer)
-        seen.set()
+        stop_requested.set()
 
     def stop() -> None:
         nonlocal count
         count += 1
         if count == step:
             os.kill(os.getpid(), signal.SIGTERM)
-            assert seen.wait(20)
+            assert stop_requested.wait(20)
 
-    Trainer.request_stop = noted  # type: ignore[method-assign]
+    Trainer.request_stop = request_and_note  # type: ignore[method-assign]
     on_step = stop
     train(*arguments)

@@ -1,4 +1,5 @@
-"""Runs training commands one after the other in one process that has TensorFlow: most end before their first step.
+"""Runs training commands one after the other in one process that has TensorFlow: most end before
+their first step.
 
 A fork for each would trace and convert the same functions anew.
 """
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import keras
 
+from tests.builders import restore_registries
 from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.train import main
 
 
 def answer(requests: str, replies: str) -> None:
-    """Reads lines from one fifo: the arguments, and a file for what is written, in JSON; writes exit codes to another.
+    """Reads lines from one fifo: the arguments, and a file for what is written, in JSON; writes
+    exit codes to another.
 
     Modules and experiments that a command has brought are gone before the next one.
     """
@@ -29,14 +32,13 @@ def answer(requests: str, replies: str) -> None:
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
             os.close(descriptor)
-            modules, registered = set(sys.modules), dict(experiments._entries)
-            code = main(["trainer_kit.train", *arguments])
+            modules = set(sys.modules)
+            with restore_registries(experiments):
+                code = main(["trainer_kit.train", *arguments])
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             for name in set(sys.modules) - modules:
                 del sys.modules[name]
-            experiments._entries.clear()
-            experiments._entries.update(registered)
             keras.utils.clear_session()
             linecache.clearcache()  # AutoGraph would read lambdas of an earlier module of this name
             print(code, file=codes, flush=True)

@@ -1,4 +1,6 @@
-"""Runs scripts in a fork of a process that has imported TensorFlow and trainer_kit, which not every script may need."""
+"""Runs scripts in a fork of a process that has imported TensorFlow and trainer_kit, which not every
+script may need.
+"""
 
 from __future__ import annotations
 

@@ -14,12 +14,14 @@ from tests.fork_server import train
 from trainer_kit import files
 from trainer_kit.testing import TinyConfig
 
-STEPS, LOOP = 60, 10
-_MOMENT, _SECONDS = "", 0.0
+STEPS = 60
+LOOP = 10
+_MOMENT = ""
+_SECONDS = 0.0
 _SIGNALS: tuple[int, ...] = ()
 
 
-def happens(moment: str) -> None:
+def reach_moment(moment: str) -> None:
     """Sends the signals, once, if this is the moment, and then takes its time."""
     global _MOMENT
     if moment != _MOMENT:
@@ -44,27 +46,27 @@ class StoppedTask(LinearTask):
 
     def build_model(self) -> Any:
         """Returns the model."""
-        happens("build")
+        reach_moment("build")
         return super().build_model()
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, *arguments: Any, **named: Any) -> Any:
         """Takes the step; tracing it is a part of the compilation."""
-        happens("compile")
+        reach_moment("compile")
         iterations = named["optimizer"].iterations
-        tf.py_function(lambda step: happens(f"step {int(step)}"), [iterations], [])
+        tf.py_function(lambda step: reach_moment(f"step {int(step)}"), [iterations], [])
         return super().train_step(*arguments, **named)
 
     @tf.autograph.experimental.do_not_convert
     def validation_step(self, *arguments: Any, **named: Any) -> Any:
         """Takes the step."""
-        happens("compile evaluation")
-        tf.py_function(lambda: happens("evaluation"), [], [])
+        reach_moment("compile evaluation")
+        tf.py_function(lambda: reach_moment("evaluation"), [], [])
         return super().validation_step(*arguments, **named)
 
 
 @trainer_kit.register_experiment("stopped")
-def stopped() -> Any:
+def build_stopped() -> Any:
     """Momentum, dropout, shuffled data; evaluations between the checkpoints, the best kept."""
     config = linear_experiment(
         train_steps=STEPS,
@@ -77,9 +79,17 @@ def stopped() -> Any:
     return config.replace(task=StoppedConfig())
 
 
-def stopped_at(moment: str, signals: tuple[int, ...], seconds: float, *arguments: str) -> None:
-    """Trains, and gets signals at `moment`: a step, a compilation, an evaluation, or a write point."""
+def train_with_signals_at(
+    moment: str, signals: tuple[int, ...], seconds: float, *arguments: str
+) -> None:
+    """Trains, and gets signals at a moment: a step, a compilation, an evaluation, a write point."""
     global _MOMENT, _SIGNALS, _SECONDS
-    _MOMENT, _SIGNALS, _SECONDS = moment, signals, seconds
-    files.on_write_point = lambda point, path: happens(point)
+    _MOMENT = moment
+    _SIGNALS = signals
+    _SECONDS = seconds
+
+    def reach_point(point: str, path: str) -> None:
+        reach_moment(point)
+
+    files.on_write_point = reach_point
     train(*arguments)

@@ -1,4 +1,6 @@
-"""A callback of a user, from Python, a config file and gin; what it and others change or stop, after kills too."""
+"""A callback of a user, from Python, a config file and gin; what it and others change or stop,
+after kills too.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import curve, final_record
 from tests.engine.linear_task import linear_experiment
 from tests.fork_server import ForkServer
 from tests.process.end_to_end.callbacks_experiment import WeightNorm
-from tests.process.end_to_end.killed_experiment import killed_at
+from tests.process.end_to_end.killed_experiment import train_and_die_at
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.files import read_json_lines
 from trainer_kit.run.launcher import launch
@@ -30,11 +33,12 @@ trainer:
   - {{name: weight_norm, args: {{every: 10}}}}
   - {{name: "{CHANGED}:Hand", args: {{step: 25, text: "head.learning_rate: 0.003"}}}}
   - {{name: set_at_steps, args: {{parameter: loss_weight, steps: [[12, 0.5], [33, 2.0]]}}}}
-  - {{name: set_by_function, args: {{parameter: loss_weight, function: "{CHANGED}:rate", every: 35}}}}
+  - name: set_by_function
+    args: {{parameter: loss_weight, function: "{CHANGED}:rate", every: 35}}
   - {{name: set_from_file}}
   - name: reduce_on_plateau
-    args: {{metric: validation_loss, metric_comp: lower, parameter: rest.learning_rate_factor, patience: 1,
-           min_delta: 9.0}}
+    args: {{metric: validation_loss, metric_comp: lower, parameter: rest.learning_rate_factor,
+           patience: 1, min_delta: 9.0}}
   early_stopping: {{metric: validation_loss, metric_comp: lower, min_delta: 100.0, patience: 3}}
 """
 # What kills a run, one after the other, and then its last evaluation and its newest checkpoint.
@@ -45,12 +49,8 @@ KILLS = (
     ("ledger.append", 1, 0, 0),
     ("checkpoint.save", 1, 10, 0),
     ("best.weights", 1, 10, 17),
-    (
-        "checkpoint.save",
-        1,
-        20,
-        17,
-    ),  # of step 30; the plateau was seen at 20, and a hyper-parameter was read at 25
+    # Of step 30; the plateau was reached at 20, and a hyper-parameter was read at 25.
+    ("checkpoint.save", 1, 20, 17),
     # In the third evaluation, and in the fourth, which ends the run, before its line is in the
     # ledger; when the line is there and the last checkpoint is not; while that is written; before
     # the end is noted.
@@ -64,72 +64,77 @@ KILLS = (
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer([CALLBACKS, CHANGED]) as started:
-        yield started
+    with ForkServer([CALLBACKS, CHANGED]) as fork_server:
+        yield fork_server
 
 
-def _assert_reported(run: Path, steps: list[int]) -> None:
-    """The callback has reported at `steps`, into the history and the event file, and its time was counted."""
-    lines = [line for line in read_json_lines(run / "metrics.jsonl") if line["kind"] == "train"]
-    assert [line["step"] for line in lines if "weight_norm" in line["metrics"]] == steps
-    assert "callbacks/WeightNorm" in json.loads((run / "final.json").read_text())["time"]
-    (events,) = (run / "train").glob("events*")
-    found = [
-        event for event in tf.compat.v1.train.summary_iterator(str(events)) if event.summary.value
-    ]
-    assert [
+def _read_event_steps(run: Path) -> list[int]:
+    """Returns the steps at which the event file of training has the norm of the weights."""
+    (path,) = (run / "train").glob("events*")
+    return [
         event.step
-        for event in found
+        for event in tf.compat.v1.train.summary_iterator(str(path))
         if any(value.tag == "weight_norm" for value in event.summary.value)
-    ] == steps
+    ]
 
 
 def test_a_callback_of_python_reports_and_its_time_is_counted(tmp_path: Path) -> None:
-    launch(linear_experiment(), "train", str(tmp_path / "run"), callbacks=[WeightNorm(every=10)])
-    _assert_reported(tmp_path / "run", [10, 20])
+    launch(linear_experiment(), "train", str(tmp_path), callbacks=[WeightNorm(every=10)])
+
+    norms = curve(tmp_path / "metrics.jsonl", "weight_norm", "train")
+    assert [step for step, _ in norms] == _read_event_steps(tmp_path) == [10, 20]
+    assert "callbacks/WeightNorm" in final_record(tmp_path)["time"]
 
 
 @pytest.fixture(scope="module")
 def runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run with all callbacks that nothing has happened to, and one that was killed again and again."""
+    """A run with all callbacks that nothing has happened to, and one that was killed again and
+    again.
+    """
     base = tmp_path_factory.mktemp("changed")
-    whole, hit, file = base / "whole", base / "hit", base / "callbacks.yaml"
+    whole = base / "whole"
+    hit = base / "hit"
+    file = base / "callbacks.yaml"
     file.write_text(YAML)
     flags = [f"--import_module={module}" for module in (CALLBACKS, CHANGED)]
     flags += ["--experiment=changed", "--mode=train_and_eval", f"--config_file={file}"]
     uninterrupted = server.start("train", *flags, f"--model_dir={whole}")
     for point, occurrence, evaluated, saved in KILLS:
         death = server.run(
-            killed_at, point, occurrence, f"{hit}.points", *flags, f"--model_dir={hit}"
+            train_and_die_at, point, occurrence, f"{hit}.points", *flags, f"--model_dir={hit}"
         )
         assert death.code == -signal.SIGKILL, (point, death.text)
-        ledger, saves = hit / "evals/validation.jsonl", complete_checkpoints(str(hit))
+        ledger = hit / "evals/validation.jsonl"
         steps = [line["step"] for line in read_json_lines(ledger)] if ledger.exists() else []
-        assert (max(steps, default=0), max(saves, default=0)) == (evaluated, saved), point
-    for ended in (server.run("train", *flags, f"--model_dir={hit}"), uninterrupted.wait()):
-        assert ended.code == 0, ended.text
-    assert "the run ends at step 40: validation_loss has not improved" in ended.text
+        assert max(steps, default=0) == evaluated, point
+        assert max(complete_checkpoints(str(hit)), default=0) == saved, point
+    for end in (server.run("train", *flags, f"--model_dir={hit}"), uninterrupted.wait()):
+        assert end.code == 0, end.text
+    assert "the run ends at step 40: validation_loss has not improved" in end.text
     return whole, hit
 
 
 def test_a_callback_of_yaml_reports_and_keeps_its_state(runs: tuple[Path, Path]) -> None:
     whole, hit = runs
-    _assert_reported(whole, [10, 20, 30, 40])
-    assert (whole / "largest.json").read_text() == (hit / "largest.json").read_text()
-    assert json.loads((whole / "largest.json").read_text())[1] == 4
+
+    norms = curve(whole / "metrics.jsonl", "weight_norm", "train")
+    assert [step for step, _ in norms] == _read_event_steps(whole) == [10, 20, 30, 40]
+    assert "callbacks/WeightNorm" in final_record(whole)["time"]
+    state = (whole / "largest.json").read_text()
+    assert state == (hit / "largest.json").read_text()
+    assert json.loads(state)[1] == 4
 
 
 def test_kills_change_neither_the_stop_step_nor_the_bits(runs: tuple[Path, Path]) -> None:
-    finals = [json.loads((run / "final.json").read_text()) for run in runs]
-    assert [final["step"] for final in finals] == [40, 40]
-    assert finals[0]["stopped"] == finals[1]["stopped"]
+    whole_record, hit_record = map(final_record, runs)
+    assert whole_record["step"] == hit_record["step"] == 40
+    assert whole_record["stopped"] == hit_record["stopped"]
     assert compare_runs(*runs) == []
 
 
 def test_hyper_parameters_change_at_the_same_steps_after_kills(runs: tuple[Path, Path]) -> None:
-    lines = [
-        line for line in read_json_lines(runs[1] / "metrics.jsonl") if line["kind"] == "change"
-    ]
+    _, hit = runs
+    lines = [line for line in read_json_lines(hit / "metrics.jsonl") if line["kind"] == "change"]
     assert [(line["step"], line["metrics"]) for line in lines] == [
         (0, {"loss_weight": 0.01}),
         (12, {"loss_weight": 0.5}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -14,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import final_record, json_lines, read_json, wait_until
 from tests.fork_server import Child, ForkServer
 from tests.process.end_to_end.scripts_in_a_fork import run_without_trainer_kit
-from trainer_kit.files import read_json_lines
 
 ROOT = Path(__file__).parents[3]
 
@@ -54,8 +53,10 @@ class CriticTask(TinyTask):
 @trainer_kit.register_experiment("outside/tiny")
 def tiny(steps: int = 200):
     """A tiny task."""
-    config = tiny_experiment(train_steps=steps, steps_per_loop=20, summary_interval=20, checkpoint_interval=40,
-                             validation_interval=50, best_checkpoint_eval_metric="accuracy")
+    config = tiny_experiment(
+        train_steps=steps, steps_per_loop=20, summary_interval=20, checkpoint_interval=40,
+        validation_interval=50, best_checkpoint_eval_metric="accuracy",
+    )
     return trainer_kit.ExperimentConfig(task=WithCritic(), trainer=config.trainer)
 '''
 
@@ -84,99 +85,84 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-def _start(folder: Path, mode: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        _command(mode, *arguments),
-        cwd=folder,
-        env=_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def _run(folder: Path, mode: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        _command(mode, *arguments),
-        cwd=folder,
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
-def _forked(server: ForkServer, folder: Path, mode: str, *arguments: str) -> Child:
-    """The same, in a process that begins with TensorFlow imported."""
+def _start_in_fork(server: ForkServer, folder: Path, mode: str, *arguments: str) -> Child:
+    """Starts the command in a process that begins with TensorFlow imported."""
     return server.start("train", *_command(mode, *arguments)[3:], folder=str(folder))
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer() as running:
-        yield running
+    with ForkServer() as fork_server:
+        yield fork_server
 
 
-def _steps(text: str, kind: str) -> list[int]:
+def _printed_steps(text: str, kind: str) -> list[int]:
     return [int(step) for step in re.findall(rf"^{kind} \| step (\d+)/", text, re.MULTILINE)]
 
 
 def test_a_run_is_trained_resumed_and_evaluated(folder: Path, server: ForkServer) -> None:
     (folder / "binding.gin").write_text("outside.tiny.steps = 120\nSGDConfig.momentum = 0.8\n")
     common = ("--model_dir=run", "--gin_file=binding.gin")
-    first = _run(folder, "train_and_eval", *common)
+
+    first = subprocess.run(
+        _command("train_and_eval", *common),
+        cwd=folder,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert first.returncode == 0, first.stderr
-    assert _steps(first.stdout, "train")[-1] == 120
-    assert _steps(first.stdout, "validation") == [50, 100, 120]
-    assert not re.search(
-        r"[\x00-\x09\x0b-\x1f]", first.stdout
-    )  # a pipe gets lines and no control characters
+    assert _printed_steps(first.stdout, "train")[-1] == 120
+    assert _printed_steps(first.stdout, "validation") == [50, 100, 120]
+    # A pipe gets lines and no control characters.
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", first.stdout)
     assert "momentum: 0.8" in (folder / "run/params.yaml").read_text()
     assert (folder / "run/operative_config.train_and_eval.gin").is_file()
 
     longer = "--params_override=trainer.train_steps=200"
-    sidecar = _forked(server, folder, "continuous_eval", *common, longer)
-    second = _forked(server, folder, "train_and_eval", *common, longer).wait()
+    sidecar = _start_in_fork(server, folder, "continuous_eval", *common, longer)
+    second = _start_in_fork(server, folder, "train_and_eval", *common, longer).wait()
     assert second.code == 0, second.text
     assert "train_and_eval from step 120" in second.text
-    assert _steps(second.text, "train") == [140, 150, 170, 190, 200]
+    assert _printed_steps(second.text, "train") == [140, 150, 170, 190, 200]
 
-    beside = sidecar.wait(240)
-    assert beside.code == 0, beside.text
-    ledger, own = (
-        list(read_json_lines(folder / f"run/evals/{name}.jsonl"))
-        for name in ("continuous_eval", "validation")
-    )
-    assert ledger[-1]["metrics"] == own[-1]["metrics"]  # by the second model as it was trained
-    steps = [record["step"] for record in ledger]
+    sidecar_end = sidecar.wait(240)
+    assert sidecar_end.code == 0, sidecar_end.text
+    sidecar_records = json_lines(folder / "run/evals/continuous_eval.jsonl")
+    records = json_lines(folder / "run/evals/validation.jsonl")
+    # By the second model as it was trained.
+    assert sidecar_records[-1]["metrics"] == records[-1]["metrics"]
+    steps = [record["step"] for record in sidecar_records]
     assert steps[-1] == 200
     assert steps == sorted(set(steps))
 
-    evaluated = _forked(server, folder, "eval", *common, "--checkpoint=best").wait()
-    assert evaluated.code == 0, evaluated.text
-    best = json.loads((folder / "run/best_ckpt/info.json").read_text())
-    line = re.search(r"^validation .*\| accuracy ([\d.]+)", evaluated.text, re.MULTILINE)
+    evaluation = _start_in_fork(server, folder, "eval", *common, "--checkpoint=best").wait()
+    assert evaluation.code == 0, evaluation.text
+    line = re.search(r"^validation .*\| accuracy ([\d.]+)", evaluation.text, re.MULTILINE)
     assert line is not None
-    assert float(line.group(1)) == pytest.approx(
-        best["value"], abs=1e-4
-    )  # as many digits as are printed
+    # As many digits as are printed.
+    best = read_json(folder / "run/best_ckpt/info.json")
+    assert float(line.group(1)) == pytest.approx(best["value"], abs=1e-4)
 
 
 def test_a_stopped_run_saves_and_tells_so(folder: Path, server: ForkServer) -> None:
     override = (
         "--params_override=trainer.train_steps=100000000,trainer.checkpoint_interval=100000000"
     )
-    child = _forked(server, folder, "train", "--model_dir=stopped", override)
+    child = _start_in_fork(server, folder, "train", "--model_dir=stopped", override)
     while "train | step" not in child.text:
         assert child.alive, child.text
         time.sleep(0.05)
+
     begin = time.monotonic()
     child.kill(signal.SIGINT)
-    ended = child.wait(60)
-    assert ended.code == 130, ended.text
+    end = child.wait(60)
+
+    assert end.code == 130, end.text
     assert time.monotonic() - begin < 30
-    assert "stopped by SIGINT at step" in ended.text
-    assert "Traceback" not in ended.text
+    assert "stopped by SIGINT at step" in end.text
+    assert "Traceback" not in end.text
     assert list((folder / "stopped").glob("ckpt-*.index"))
 
 
@@ -186,33 +172,34 @@ def test_deterministic_ops_train_without_timing_the_input(
 ) -> None:
     trainer = f"trainer.train_steps=40,trainer.fuse_steps={fuse_steps}"
     overrides = f"--params_override=runtime.deterministic_ops=true,{trainer}"
-    ended = _forked(
-        server, folder, "train", f"--model_dir=deterministic{fuse_steps}", overrides
-    ).wait()
-    assert ended.code == 0, ended.text
-    assert (
-        "input"
-        not in json.loads((folder / f"deterministic{fuse_steps}" / "final.json").read_text())[
-            "time"
-        ]
-    )
+    run = f"deterministic{fuse_steps}"
+
+    end = _start_in_fork(server, folder, "train", f"--model_dir={run}", overrides).wait()
+
+    assert end.code == 0, end.text
+    assert "input" not in final_record(folder / run)["time"]
 
 
 def test_sigterm_during_the_import_of_tensorflow_is_exit_75(folder: Path) -> None:
-    process = _start(folder, "train", "--model_dir=early")
-    give_up = time.monotonic() + 60
-    while (
-        "tensorflow" not in Path(f"/proc/{process.pid}/maps").read_text()
-        and time.monotonic() < give_up
-    ):
-        time.sleep(0.02)
+    process = subprocess.Popen(
+        _command("train", "--model_dir=early"),
+        cwd=folder,
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: "tensorflow" in Path(f"/proc/{process.pid}/maps").read_text(), 60)
+
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
+
     assert process.returncode == 75, errors
-    assert "stopped by SIGTERM" in errors and "Traceback" not in errors
+    assert "stopped by SIGTERM" in errors
+    assert "Traceback" not in errors
 
 
-_EVALUATED = """
+_EVALUATION = """
 import numpy as np
 
 points = np.random.default_rng(2).normal(size=(2000, 2)).astype("float32")
@@ -227,20 +214,24 @@ def _example(page: str, name: str) -> str:
 
 
 def test_the_example_of_the_readme_trains(tmp_path: Path, server: ForkServer) -> None:
-    text, tutorial = (ROOT / "README.md").read_text(), (ROOT / "docs" / "tutorial.md").read_text()
-    example = _example(text, "my_task.py")
-    assert len(text.splitlines()) <= 120 and _example(tutorial, "my_task.py") == example
+    readme = (ROOT / "README.md").read_text()
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text()
+    example = _example(readme, "my_task.py")
+    assert len(readme.splitlines()) <= 120
+    assert _example(tutorial, "my_task.py") == example
     assert len([line for line in example.splitlines() if line.strip()]) <= 30
+
     (tmp_path / "my_task.py").write_text(example)
-    command = next(line for line in text.splitlines() if "--import_module=my_task.py" in line)
+    command = next(line for line in readme.splitlines() if "--import_module=my_task.py" in line)
     assert command.startswith("python -m trainer_kit.train ")
-    ended = server.run("train", *command.split()[3:], folder=str(tmp_path))
-    assert ended.code == 0, ended.text
-    best = json.loads((tmp_path / "runs/rings/best_ckpt/info.json").read_text())
+    end = server.run("train", *command.split()[3:], folder=str(tmp_path))
+    assert end.code == 0, end.text
+    best = read_json(tmp_path / "runs/rings/best_ckpt/info.json")
     assert best["value"] > 0.95
+
     (tmp_path / "plain.py").write_text(_example(tutorial, "plain.py"))
-    (tmp_path / "load.py").write_text(_example(tutorial, "load.py") + _EVALUATED)
+    (tmp_path / "load.py").write_text(_example(tutorial, "load.py") + _EVALUATION)
     done = server.run(run_without_trainer_kit, "plain.py", "load.py", folder=str(tmp_path))
     assert done.code == 0, done.text
-    found = [float(value) for value in re.findall(r"accuracy ([\d.]+)", done.text)]
-    assert found == pytest.approx([best["value"]] * 2)
+    accuracies = [float(value) for value in re.findall(r"accuracy ([\d.]+)", done.text)]
+    assert accuracies == pytest.approx([best["value"]] * 2)

@@ -1,8 +1,7 @@
-"""--from_step: a run goes back to one of its checkpoints, all of it, whatever happens on the way."""
+"""--from_step: a run goes back to one of its checkpoints, all of it, whatever happens meanwhile."""
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import keras
 import pytest
 
+from tests.builders import read_json
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.startup_scan import archive_later_checkpoints
@@ -50,7 +50,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def finished(reference: Path, tmp_path: Path) -> Path:
+def finished_run(reference: Path, tmp_path: Path) -> Path:
     """A finished run of a test's own."""
     return Path(shutil.copytree(reference, tmp_path / "run"))
 
@@ -61,63 +61,68 @@ def _evaluations(folder: Path) -> list[tuple[int, int]]:
     return [(record["step"], record["lineage"]) for record in active_records(lines)]
 
 
-def _same_but_for_lineages(one: Path, other: Path) -> list[str]:
-    return [line for line in compare_runs(one, other) if "lineage" not in line]
+def _compare_without_lineages(run: Path, other_run: Path) -> list[str]:
+    return [line for line in compare_runs(run, other_run) if "lineage" not in line]
 
 
-def test_a_run_that_goes_back_takes_the_same_way_again(reference: Path, finished: Path) -> None:
-    _run(finished, from_step=10)
-    assert sorted(complete_checkpoints(str(finished / "archived"))) == [20, 30]
-    assert _evaluations(finished) == [(10, 0), (20, 1), (30, 1)]
-    assert _same_but_for_lineages(reference, finished) == []
+def test_a_run_that_goes_back_takes_the_same_way_again(reference: Path, finished_run: Path) -> None:
+    _run(finished_run, from_step=10)
+    assert sorted(complete_checkpoints(str(finished_run / "archived"))) == [20, 30]
+    assert _evaluations(finished_run) == [(10, 0), (20, 1), (30, 1)]
+    assert _compare_without_lineages(reference, finished_run) == []
 
 
 @pytest.mark.parametrize("step", [0, 10])
 def test_a_kill_after_the_archiving_does_not_stop_the_rewind(
-    reference: Path, finished: Path, step: int
+    reference: Path, finished_run: Path, step: int
 ) -> None:
-    archive_later_checkpoints(
-        str(finished), step
-    )  # and then the process was killed; it is started again without the flag
-    _run(finished)
-    assert _evaluations(finished) == [(10, 0 if step else 1), (20, 1), (30, 1)]
-    assert _same_but_for_lineages(reference, finished) == []
-    before = _evaluations(finished)
-    _run(finished)  # it is done with it
-    assert _evaluations(finished) == before
+    # Then the process was killed; it is started again without the flag.
+    archive_later_checkpoints(str(finished_run), step)
+    _run(finished_run)
+    assert _evaluations(finished_run) == [(10, 0 if step else 1), (20, 1), (30, 1)]
+    assert _compare_without_lineages(reference, finished_run) == []
+
+    before = _evaluations(finished_run)
+    _run(finished_run)  # the rewind is finished
+    assert _evaluations(finished_run) == before
 
 
-def test_a_model_that_does_not_fit_moves_nothing(finished: Path) -> None:
+def test_a_model_that_does_not_fit_moves_nothing(finished_run: Path) -> None:
     with pytest.raises(UsageError, match="does not fit"):
-        _run(finished, _Wider, from_step=10)
-    assert sorted(complete_checkpoints(str(finished))) == [10, 20, 30]
-    assert not (finished / "archived").exists()
-    _run(finished)
-    assert _evaluations(finished) == [(10, 0), (20, 0), (30, 0)]
+        _run(finished_run, _Wider, from_step=10)
+    assert sorted(complete_checkpoints(str(finished_run))) == [10, 20, 30]
+    assert not (finished_run / "archived").exists()
+
+    _run(finished_run)
+    assert _evaluations(finished_run) == [(10, 0), (20, 0), (30, 0)]
 
 
-def test_a_rewind_to_a_damaged_checkpoint_moves_nothing(finished: Path) -> None:
-    data = next(finished.glob("ckpt-10.data*"))
+def test_a_rewind_to_a_damaged_checkpoint_moves_nothing(finished_run: Path) -> None:
+    data = next(finished_run.glob("ckpt-10.data*"))
     data.write_bytes(data.read_bytes()[:-1])
+
     with pytest.raises(UsageError, match=r"--from_step: .*ckpt-10 is damaged: .*give another step"):
-        _run(finished, from_step=10)
-    assert sorted(complete_checkpoints(str(finished))) == [10, 20, 30]
+        _run(finished_run, from_step=10)
+    assert sorted(complete_checkpoints(str(finished_run))) == [10, 20, 30]
 
 
 def test_a_restarted_run_starts_again_only_with_from_step_0(
-    finished: Path,
+    finished_run: Path,
 ) -> None:
-    _run(finished, from_step=0)
-    for path in finished.glob("ckpt-*"):
+    _run(finished_run, from_step=0)
+    for path in finished_run.glob("ckpt-*"):
         path.unlink()
+
     with pytest.raises(StorageError, match=r"no checkpoint in .* is whole.*--from_step=0"):
-        _run(finished)
-    (finished / "checkpoint").unlink()
+        _run(finished_run)
+
+    (finished_run / "checkpoint").unlink()
     with pytest.raises(StorageError, match=r"names the checkpoint .*--from_step=0"):
-        _run(finished)
-    _run(finished, from_step=0)
-    assert _evaluations(finished) == [(10, 2), (20, 2), (30, 2)]
-    assert json.loads((finished / "best_ckpt" / "info.json").read_text())["step"] in (10, 20, 30)
+        _run(finished_run)
+
+    _run(finished_run, from_step=0)
+    assert _evaluations(finished_run) == [(10, 2), (20, 2), (30, 2)]
+    assert read_json(finished_run / "best_ckpt" / "info.json")["step"] in (10, 20, 30)
 
 
 def test_a_run_that_lost_its_checkpoints_says_that_it_restarts(
@@ -125,19 +130,19 @@ def test_a_run_that_lost_its_checkpoints_says_that_it_restarts(
 ) -> None:
     config = linear_experiment(train_steps=10)
     run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path))
-    (tmp_path / "copied").mkdir()
+
+    # Whoever copies checkpoints alone knows that the rest is missing.
+    copy = tmp_path / "copy"
+    copy.mkdir()
     for path in tmp_path.glob("ckpt-*"):
-        shutil.copy(path, tmp_path / "copied")
+        shutil.copy(path, copy)
     with caplog.at_level(logging.WARNING, "trainer_kit"):
-        run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path / "copied"))
-    assert (
-        "has lost" not in caplog.text
-    )  # whoever copies checkpoints alone knows that the rest is not there
+        run_experiment(None, LinearTask(config.task), "train", config, str(copy))
+    assert "has lost" not in caplog.text
+
     for path in (*tmp_path.glob("ckpt-*"), tmp_path / "checkpoint", tmp_path / "final.json"):
         path.unlink()
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         run_experiment(None, LinearTask(config.task), "train", config, str(tmp_path))
-    assert (
-        "metrics.jsonl has reports up to step 10, but there is no checkpoint: the run begins at step 0"
-        in caplog.text
-    )
+    message = "has reports up to step 10, but there is no checkpoint: the run begins at step 0"
+    assert f"metrics.jsonl {message}" in caplog.text

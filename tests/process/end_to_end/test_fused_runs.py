@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import assert_all_close, json_lines
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from trainer_kit.config.experiment_registry import register_task
 from trainer_kit.config.schema.configclass import configclass
@@ -33,10 +33,8 @@ class _ListTask(LinearTask):
 
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
         """Returns the points in their own order; the last batch of each pass is smaller."""
-        source = super().build_inputs(params.replace(is_training=False), input_context)
-        dataset = tf.data.Dataset.from_tensor_slices(tuple(source._arrays)).batch(
-            params.global_batch_size
-        )
+        arrays = tiny_arrays(training=False)
+        dataset = tf.data.Dataset.from_tensor_slices(arrays).batch(params.global_batch_size)
         return dataset.repeat() if params.is_training else dataset
 
 
@@ -52,8 +50,9 @@ class _PoisonedTask(LinearTask):
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         """Returns the points; those of one training example are NaN."""
         points, labels = tiny_arrays(bool(params.is_training))
-        spoilt = (np.arange(len(points)) == 42) & bool(params.is_training)
-        return ArraySource((np.where(spoilt[:, None], np.float32(np.nan), points), labels), params)
+        if params.is_training:
+            points[42] = np.nan
+        return ArraySource((points, labels), params)
 
 
 @configclass
@@ -67,10 +66,8 @@ class _ShortTask(LinearTask):
 
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
         """Returns the points once; the last of the thirteen batches is smaller."""
-        source = super().build_inputs(params.replace(is_training=False), input_context)
-        return tf.data.Dataset.from_tensor_slices(tuple(source._arrays)).batch(
-            params.global_batch_size
-        )
+        arrays = tiny_arrays(training=False)
+        return tf.data.Dataset.from_tensor_slices(arrays).batch(params.global_batch_size)
 
 
 def _run(
@@ -78,23 +75,16 @@ def _run(
     task: dict[str, Any] | None = None,
     section: LinearConfig | None = None,
     **trainer: Any,
-) -> list[Any]:
-    """Runs a linear experiment and returns its weights and the reports of its training loops."""
+) -> tuple[list[Any], dict[int, Any]]:
+    """Runs a linear experiment; returns its weights, and the metrics of its training by step."""
     keras.utils.clear_session()
     config = linear_experiment(**trainer)
     if section is not None:
         config = config.replace(task=section)
     model, _ = launch(config.replace(task=task or {}), "train", str(folder))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        model.get_weights(),
-        {line["step"]: line["metrics"] for line in lines if line["kind"] == "train"},
-    ]
-
-
-def _assert_equal(one: list[Any], other: list[Any]) -> None:
-    for a, b in zip(one[0], other[0], strict=True):
-        np.testing.assert_array_equal(a, b)
+    lines = json_lines(folder / "metrics.jsonl")
+    metrics = {line["step"]: line["metrics"] for line in lines if line["kind"] == "train"}
+    return model.get_weights(), metrics
 
 
 DROPOUT = {"dropout": 0.3}
@@ -102,26 +92,31 @@ DROPOUT = {"dropout": 0.3}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """Weights and reports of a run with dropout, of five steps in a program, that was never stopped."""
-    return _run(tmp_path_factory.mktemp("whole"), DROPOUT, fuse_steps=5)
+    """Weights of a run with dropout, of five steps in a program, that was never stopped."""
+    weights, _ = _run(tmp_path_factory.mktemp("whole"), DROPOUT, fuse_steps=5)
+    return weights
 
 
 def test_any_grouping_and_a_resume_keep_the_bits_with_dropout(
     whole: list[Any], tmp_path: Path
 ) -> None:
     _run(tmp_path, DROPOUT, fuse_steps=3, train_steps=11, steps_per_loop=5)
-    _assert_equal(whole, _run(tmp_path, DROPOUT, fuse_steps=3, steps_per_loop=5))
+    weights, _ = _run(tmp_path, DROPOUT, fuse_steps=3, steps_per_loop=5)
+
+    assert_all_close(weights, whole)
 
 
 def test_a_saved_iterator_resumes_exactly_inside_a_stack(tmp_path: Path) -> None:
     loops = {"fuse_steps": 2, "steps_per_loop": 10, "summary_interval": 10}
-    whole = _run(tmp_path / "whole", section=_ListConfig(), **loops)
+    expected, _ = _run(tmp_path / "whole", section=_ListConfig(), **loops)
+
     resumed = tmp_path / "resumed"
     _run(resumed, section=_ListConfig(), **{**loops, "train_steps": 10, "checkpoint_interval": 7})
     assert list(resumed.glob("ckpt-10.iterator*"))
     _run(resumed, section=_ListConfig(), **{**loops, "train_steps": 15})
     assert not list(resumed.glob("ckpt-15.iterator*"))  # the last stack is half used
-    _assert_equal(whole, _run(resumed, section=_ListConfig(), **loops))
+    weights, _ = _run(resumed, section=_ListConfig(), **loops)
+    assert_all_close(weights, expected)
 
 
 _TOO_FAST = {
@@ -137,7 +132,7 @@ _TOO_FAST = {
 
 
 @pytest.mark.parametrize(
-    ("section", "trainer", "told"),
+    ("section", "trainer", "message"),
     [
         (_PoisonedConfig(), {}, "is left out"),
         (LinearConfig(), _TOO_FAST, "the learning rate is 1e-05 times"),
@@ -148,30 +143,31 @@ def test_a_diverged_fused_run_recovers_as_separate_steps_do(
     caplog: pytest.LogCaptureFixture,
     section: LinearConfig,
     trainer: dict[str, Any],
-    told: str,
+    message: str,
 ) -> None:
     runs = []
     for fuse_steps in (1, 5):
+        options = {"fuse_steps": fuse_steps, "recovery_max_trials": 2, **trainer}
         caplog.clear()
         with caplog.at_level(logging.INFO, logger="trainer_kit"):
-            given = {"fuse_steps": fuse_steps, "recovery_max_trials": 2, **trainer}
-            runs.append(_run(tmp_path / str(fuse_steps), section=section, **given))
-        assert told in caplog.text
-    plain, fused = runs
-    for one, other in zip(plain[0], fused[0], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    assert plain[1].keys() == fused[1].keys() == {5, 10, 15, 20}
-    for step, metrics in plain[1].items():
-        assert metrics == pytest.approx(fused[1][step], rel=1e-4)
+            runs.append(_run(tmp_path / str(fuse_steps), section=section, **options))
+        assert message in caplog.text
+
+    (plain_weights, plain_metrics), (fused_weights, fused_metrics) = runs
+    for plain, fused in zip(plain_weights, fused_weights, strict=True):
+        np.testing.assert_allclose(fused, plain, rtol=1e-5, atol=1e-6)
+    assert plain_metrics.keys() == fused_metrics.keys() == {5, 10, 15, 20}
+    for step, metrics in plain_metrics.items():
+        assert fused_metrics[step] == pytest.approx(metrics, rel=1e-4)
 
 
 def test_data_that_ends_in_a_fused_loop_ends_it_at_its_step(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"task\.train_data ended at step 13 of 20"):
         _run(tmp_path, section=_ShortConfig(), fuse_steps=5)
-    assert sorted(path.name for path in tmp_path.glob("ckpt-??.index")) == [
+    assert {path.name for path in tmp_path.glob("ckpt-??.index")} == {
         "ckpt-10.index",
         "ckpt-13.index",
-    ]
+    }
 
 
 def test_custom_loops_and_distributed_data_are_refused() -> None:
@@ -182,10 +178,11 @@ def test_custom_loops_and_distributed_data_are_refused() -> None:
     config = linear_experiment(fuse_steps=5)
     task = LinearTask(config.task)
     parts = (task, task.build_model(), task.create_optimizer(config.trainer.optimizer_config))
-    with pytest.raises(
-        UsageError, match=r"trainer\.fuse_steps=5: OwnLoop builds its own training loop"
-    ):
+
+    message = r"trainer\.fuse_steps=5: OwnLoop builds its own training loop"
+    with pytest.raises(UsageError, match=message):
         OwnLoop(config, *parts)
+
     trainer = Trainer(config, *parts)
     distributed = tf.distribute.OneDeviceStrategy("CPU:1").experimental_distribute_dataset(
         tf.data.Dataset.range(3)

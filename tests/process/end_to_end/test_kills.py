@@ -21,12 +21,13 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tests.builders import read_json
 from tests.fork_server import Ended, ForkServer
 from tests.process.end_to_end.killed_experiment import (
     INTERVAL,
-    killed_at,
-    killed_behind_its_reports,
-    recorded,
+    train_and_die_at,
+    train_and_die_before_reports,
+    train_and_record_points,
 )
 from trainer_kit.checkpoints.commit import describe_damage, read_commit_record
 from trainer_kit.testing import WRITE_POINTS, compare_runs
@@ -35,7 +36,10 @@ EXPERIMENT = "tests.process.end_to_end.killed_experiment"
 SECONDS = 100.0  # the most that one run may take
 
 AVERAGE = "--params_override=trainer.optimizer_config.ema.average_decay=0.9"
-LATE, TWO_SAVES, RANDOM = "late", "two saves", "random"  # what kills a run besides a write point
+# What kills a run besides a write point.
+LATE = "late"
+TWO_SAVES = "two saves"
+RANDOM = "random"
 
 
 def _points(*names: str) -> tuple[str, ...]:
@@ -76,60 +80,61 @@ class Story:
     best: list[str] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
 
-    def died(self, cause: str, how: Ended) -> None:
+    def note_death(self, cause: str, end: Ended) -> None:
         """Notes a death, and what is on the disk right after it."""
         self.causes.append(cause)
-        self.deaths.append(how)
+        self.deaths.append(end)
         folders = [self.folder / "best_ckpt", self.folder / "best_checkpoints" / "two"]
-        self.best.append("; ".join(filter(None, map(_wrong_with_best, folders))))
-        self.steps.append(
-            max([0, *(line["step"] for line in _lines(self.folder / "metrics.jsonl"))])
-        )
+        self.best.append("; ".join(filter(None, map(_describe_wrong_best, folders))))
+        lines = _complete_lines(self.folder / "metrics.jsonl")
+        self.steps.append(max((line["step"] for line in lines), default=0))
 
     @property
     def starts(self) -> list[int | None]:
         """The step that each process went on from; None for one that did not come so far."""
-        found = [
+        matches = [
             re.search(r"train_and_eval from step (\d+)", end.text)
             for end in (*self.deaths, self.last)
             if end
         ]
-        return [int(match[1]) if match else None for match in found]
+        return [int(match[1]) if match else None for match in matches]
 
 
 Scenario = tuple[Callable[[ForkServer, Path, str], Story], str]
 
 
-def uninterrupted(server: ForkServer, folder: Path, kind: str) -> Story:
+def run_uninterrupted(server: ForkServer, folder: Path, kind: str) -> Story:
     """A run that nothing happens to; it notes its write points."""
-    return Story(
-        folder,
-        last=server.run(recorded, f"{folder}.points", *_arguments(folder, kind), timeout=SECONDS),
-    )
+    notes = f"{folder}.points"
+    arguments = _arguments(folder, kind)
+    end = server.run(train_and_record_points, notes, *arguments, timeout=SECONDS)
+    return Story(folder, last=end)
 
 
-def killed_often(server: ForkServer, folder: Path, chain: str) -> Story:
+def kill_often(server: ForkServer, folder: Path, chain: str) -> Story:
     """SIGKILL by each cause of a chain in turn."""
-    story, chance, arguments = Story(folder), random.Random("one seed"), _arguments(folder)
+    story = Story(folder)
+    chance = random.Random("one seed")
+    arguments = _arguments(folder)
     notes = f"{folder}.points"
     for cause in CHAINS[chain]:
         if cause == RANDOM:
-            death = _killed_at_random(
-                server, folder, chance, between=story.causes.count(RANDOM) % 2 == 0
-            )
+            between = story.causes.count(RANDOM) % 2 == 0
+            death = _kill_at_random(server, folder, chance, between)
         elif cause == LATE:
-            death = server.run(killed_behind_its_reports, *arguments, timeout=SECONDS)
+            death = server.run(train_and_die_before_reports, *arguments, timeout=SECONDS)
         else:
-            fault = (
-                ("checkpoint.save", 2) if cause == TWO_SAVES else (cause, OCCURRENCES.get(cause, 1))
+            point = "checkpoint.save" if cause == TWO_SAVES else cause
+            occurrence = 2 if cause == TWO_SAVES else OCCURRENCES.get(cause, 1)
+            death = server.run(
+                train_and_die_at, point, occurrence, notes, *arguments, timeout=SECONDS
             )
-            death = server.run(killed_at, *fault, notes, *arguments, timeout=SECONDS)
-        story.died(cause, death)
-    story.last = server.run(recorded, notes, *arguments, timeout=SECONDS)
+        story.note_death(cause, death)
+    story.last = server.run(train_and_record_points, notes, *arguments, timeout=SECONDS)
     return story
 
 
-def _killed_at_random(
+def _kill_at_random(
     server: ForkServer, folder: Path, chance: random.Random, between: bool
 ) -> Ended:
     """SIGKILL when a file has appeared, or between two of them."""
@@ -141,30 +146,35 @@ def _killed_at_random(
     return child.wait(SECONDS)
 
 
-def killed_fused(server: ForkServer, folder: Path, kind: str) -> Story:
+def kill_fused_run(server: ForkServer, folder: Path, kind: str) -> Story:
     """SIGKILL in a save beside fused loops, and right after the next file."""
-    story, arguments = Story(folder), _arguments(folder, kind)
+    story = Story(folder)
+    arguments = _arguments(folder, kind)
     death = server.run(
-        killed_at, "checkpoint.pointer", 2, f"{folder}.points", *arguments, timeout=SECONDS
+        train_and_die_at, "checkpoint.pointer", 2, f"{folder}.points", *arguments, timeout=SECONDS
     )
-    story.died("checkpoint.pointer", death)
+    story.note_death("checkpoint.pointer", death)
+
     child = server.start("train", *arguments)
     _wait_for_new_files(folder, 3, lambda: child.alive)
     child.kill()
-    story.died("a file", child.wait(SECONDS))
+    story.note_death("a file", child.wait(SECONDS))
+
     story.last = server.run("train", *arguments, timeout=SECONDS)
     return story
 
 
 def _all_scenarios(items: list[pytest.Item]) -> Iterator[Scenario]:
-    """Those of the tests that were chosen, and the runs that they are compared with, which come first."""
-    found = [
+    """Those of the tests that were chosen, and the runs that they are compared with, which come
+    first.
+    """
+    scenarios = [
         item.callspec.params["story"]
         for item in items
         if "story" in getattr(item, "fixturenames", ())
     ]
-    yield from dict.fromkeys((uninterrupted, _kind(*scenario)) for scenario in found)
-    yield from dict.fromkeys(found)
+    yield from dict.fromkeys((run_uninterrupted, _kind(*scenario)) for scenario in scenarios)
+    yield from dict.fromkeys(scenarios)
 
 
 @pytest.fixture(scope="module")
@@ -186,28 +196,28 @@ def stories(
 @pytest.fixture
 def story(request: pytest.FixtureRequest, stories: dict[Scenario, Any]) -> Story:
     """What has happened in the scenario that the test asks for."""
-    found: Story = stories[request.param].result(10 * SECONDS)
-    assert found.last is not None
-    assert found.last.code == 0, found.last.text
-    return found
+    story: Story = stories[request.param].result(10 * SECONDS)
+    assert story.last is not None
+    assert story.last.code == 0, story.last.text
+    return story
 
 
 @pytest.fixture
 def reference(request: pytest.FixtureRequest, stories: dict[Scenario, Any]) -> Path:
     """The folder of the uninterrupted run that the scenario has to equal."""
     scenario = request.node.callspec.params["story"]
-    found: Story = stories[uninterrupted, _kind(*scenario)].result(10 * SECONDS)
-    assert found.last is not None
-    assert found.last.code == 0, found.last.text
-    return found.folder
+    story: Story = stories[run_uninterrupted, _kind(*scenario)].result(10 * SECONDS)
+    assert story.last is not None
+    assert story.last.code == 0, story.last.text
+    return story.folder
 
 
-def _of(function: Callable[..., Story], *names: str) -> Any:
+def _parametrize_story(function: Callable[..., Story], *names: str) -> Any:
     scenarios = [pytest.param((function, name), id=name) for name in names]
     return pytest.mark.parametrize("story", scenarios, indirect=True)
 
 
-@_of(killed_often, *CHAINS)
+@_parametrize_story(kill_often, *CHAINS)
 def test_a_run_that_was_killed_often_has_changed_no_bit(story: Story, reference: Path) -> None:
     assert compare_runs(reference, story.folder) == []
 
@@ -215,7 +225,7 @@ def test_a_run_that_was_killed_often_has_changed_no_bit(story: Story, reference:
 @pytest.mark.parametrize(
     ("story", "point"),
     [
-        pytest.param((killed_often, chain), point, id=point)
+        pytest.param((kill_often, chain), point, id=point)
         for chain, causes in CHAINS.items()
         for point in causes
         if point in WRITE_POINTS
@@ -225,36 +235,42 @@ def test_a_run_that_was_killed_often_has_changed_no_bit(story: Story, reference:
 def test_a_kill_at_a_write_point_leaves_a_whole_best(story: Story, point: str) -> None:
     number = story.causes.index(point)
     death = story.deaths[number]
+
     assert death.code == -signal.SIGKILL, death.text
     assert story.best[number] == ""
 
 
-@_of(killed_often, "start")
+@_parametrize_story(kill_often, "start")
 def test_kills_at_random_moments_lose_little(story: Story) -> None:
     first = story.causes.index(RANDOM)
     codes = [death.code for death in story.deaths[first:]]
-    assert set(codes) <= {-signal.SIGKILL, 0} and codes.count(-signal.SIGKILL) >= 2, codes
+
+    assert set(codes) <= {-signal.SIGKILL, 0}, codes
+    assert codes.count(-signal.SIGKILL) >= 2, codes
     assert set(story.best[first:]) == {""}
+
     # Steps that were told and then taken again: an interval, and one more whose checkpoint was
     # still being written.
     pairs = zip(story.steps[first:], story.starts[first + 1 :], strict=True)
-    redone = [step - start for step, start in pairs if start is not None]
-    assert redone and max(redone) <= 2 * INTERVAL, redone
+    repeated_steps = [step - start for step, start in pairs if start is not None]
+
+    assert repeated_steps
+    assert max(repeated_steps) <= 2 * INTERVAL, repeated_steps
 
 
-@_of(killed_often, "best")
+@_parametrize_story(kill_often, "best")
 def test_a_full_and_a_resumed_run_reach_exactly_all_write_points(
     story: Story, reference: Path
 ) -> None:
-    reached = {
+    points = {
         point
         for run in (reference, story.folder)
         for point in Path(f"{run}.points").read_text().split()
     }
-    assert sorted(reached) == sorted(WRITE_POINTS)
+    assert sorted(points) == sorted(WRITE_POINTS)
 
 
-@_of(killed_often, "best")
+@_parametrize_story(kill_often, "best")
 def test_the_history_is_as_new_as_an_unrecorded_checkpoint(story: Story) -> None:
     number = story.causes.index(LATE)
     assert story.deaths[number].code == -signal.SIGKILL, story.deaths[number].text
@@ -262,7 +278,7 @@ def test_the_history_is_as_new_as_an_unrecorded_checkpoint(story: Story) -> None
     assert story.steps[number] >= INTERVAL
 
 
-@_of(killed_fused, "fused")
+@_parametrize_story(kill_fused_run, "fused")
 def test_two_kills_of_a_fused_run_change_no_bit(story: Story, reference: Path) -> None:
     assert [death.code for death in story.deaths] == [-signal.SIGKILL, -signal.SIGKILL]
     assert story.starts[1], story.starts  # it went on from a checkpoint
@@ -270,24 +286,22 @@ def test_two_kills_of_a_fused_run_change_no_bit(story: Story, reference: Path) -
 
 
 def _kind(function: Callable[..., Story], name: str) -> str:
-    return name if function in (uninterrupted, killed_fused) else "average"
+    return name if function in (run_uninterrupted, kill_fused_run) else "average"
 
 
 def _arguments(folder: Path, kind: str = "average") -> list[str]:
-    experiment, flags = ("killed_fused", []) if kind == "fused" else ("killed", [AVERAGE])
-    common = [
-        f"--import_module={EXPERIMENT}",
-        f"--experiment={experiment}",
-        "--mode=train_and_eval",
-    ]
-    return [*common, f"--model_dir={folder}", *flags]
+    flags = [f"--import_module={EXPERIMENT}", "--mode=train_and_eval", f"--model_dir={folder}"]
+    if kind == "fused":
+        return [*flags, "--experiment=killed_fused"]
+    return [*flags, "--experiment=killed", AVERAGE]
 
 
 def _wait_for_new_files(folder: Path, count: int, alive: Callable[[], bool]) -> None:
     """Returns when `count` names that were not there before have appeared, or the run has ended."""
-    before, seen = _names(folder), set[str]()
-    while len(seen) < count and alive():
-        seen |= _names(folder) - before
+    before = _names(folder)
+    new_names = set[str]()
+    while len(new_names) < count and alive():
+        new_names |= _names(folder) - before
         time.sleep(0.001)  # or the wait takes a core from the run
 
 
@@ -299,31 +313,25 @@ def _names(folder: Path) -> set[str]:
     }
 
 
-def _wrong_with_best(folder: Path) -> str:
-    """What info.json tells that the weights do not: "" if they agree, or nothing was exported yet."""
+def _describe_wrong_best(folder: Path) -> str:
+    """What info.json and the weights disagree in: "" if in nothing, or nothing was exported yet."""
     if not (folder / "info.json").exists():
         return ""
-    info = json.loads((folder / "info.json").read_text())
+    info = read_json(folder / "info.json")
     prefix = str(folder / info["checkpoint"])
-    if wrong := describe_damage(prefix):
-        return wrong
-    if (noted := (read_commit_record(prefix) or {}).get("info")) != info:
-        return f"info.json tells {info}, the record of the weights {noted}"
+    if damage := describe_damage(prefix):
+        return damage
+    recorded_info = (read_commit_record(prefix) or {}).get("info")
+    if recorded_info != info:
+        return f"info.json has {info}, the record of the weights {recorded_info}"
     step = int(tf.train.load_variable(prefix, "global_step/.ATTRIBUTES/VARIABLE_VALUE"))
-    return (
-        ""
-        if step == info["step"]
-        else f"info.json tells step {info['step']}, the weights are of step {step}"
-    )
+    if step != info["step"]:
+        return f"info.json has step {info['step']}, the weights are of step {step}"
+    return ""
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return (
-        [
-            json.loads(line)
-            for line in path.read_text().splitlines(keepends=True)
-            if line.endswith("\n")
-        ]
-        if path.exists()
-        else []
-    )
+def _complete_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -27,15 +27,14 @@ from tests.process.end_to_end.late_commands import answer
 
 _EARLY = [mistake for mistake in MISTAKES if not mistake.needs_tensorflow]
 _LATE = [mistake for mistake in MISTAKES if mistake.needs_tensorflow]
-Run = Callable[
-    [list[str]], tuple[int, str]
-]  # a command, by its arguments: its exit code and what it has written
+# A command, by its arguments: its exit code and its output.
+Run = Callable[[list[str]], tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer() as running:
-        yield running
+    with ForkServer() as fork_server:
+        yield fork_server
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +50,11 @@ def commands() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture(scope="module")
-def late(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run_late(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Runs commands one after the other in one process that has TensorFlow."""
     folder = tmp_path_factory.mktemp("late")
-    requests, replies = folder / "requests", folder / "replies"
+    requests = folder / "requests"
+    replies = folder / "replies"
     for fifo in (requests, replies):
         os.mkfifo(fifo)
     server.start(answer, str(requests), str(replies), folder=str(ROOT))
@@ -70,7 +70,9 @@ def late(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder, the same for all: AutoGraph takes equal functions of two files for one, and names the first."""
+    """An empty folder, the same for all: AutoGraph takes equal functions of two files for one, and
+    names the first.
+    """
     folder = tmp_path_factory.getbasetemp() / "mine"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -91,6 +93,7 @@ def test_a_mistake_gets_one_message_and_leaves_nothing(
         return int(commands.stdout.readline()), errors.read_text()
 
     outcome = run_mistake(mistake, tmp_path, run)
+
     assert outcome.code == mistake.code, outcome.text
     assert mistake.expected.replace("{folder}", str(tmp_path)) in outcome.text
     assert "Traceback" not in outcome.text
@@ -107,9 +110,9 @@ def test_the_real_command_tells_a_mistake(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mistake", _LATE, ids=lambda mistake: mistake.name.replace(" ", "_"))
 def test_a_mistake_that_needs_tensorflow_gets_one_message_too(
-    mistake: CommandMistake, tmp_path: Path, late: Run
+    mistake: CommandMistake, tmp_path: Path, run_late: Run
 ) -> None:
-    outcome = run_mistake(mistake, tmp_path, late)
+    outcome = run_mistake(mistake, tmp_path, run_late)
     assert outcome.code == mistake.code, outcome.text
     assert mistake.expected.replace("{folder}", str(tmp_path)) in outcome.text
     assert "Traceback" not in outcome.text
@@ -120,14 +123,15 @@ def test_a_mistake_that_needs_tensorflow_gets_one_message_too(
     "mistake", CODE_MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "_")
 )
 def test_an_error_of_own_code_shows_the_line_and_the_shapes(
-    mistake: CodeMistake, mine: Path, late: Run, server: ForkServer
+    mistake: CodeMistake, mine: Path, run_late: Run, server: ForkServer
 ) -> None:
     def run(arguments: list[str]) -> tuple[int, str]:
-        ended = server.run("train", *arguments, folder=str(ROOT))
-        return ended.code, ended.text
+        end = server.run("train", *arguments, folder=str(ROOT))
+        return end.code, end.text
 
-    of_the_process = "runtime." in mistake.overrides
-    code, text = run_module(mistake, mine, run if of_the_process else late)
+    needs_own_process = "runtime." in mistake.overrides
+    code, text = run_module(mistake, mine, run if needs_own_process else run_late)
+
     assert find_missing_parts(mistake, code, text, mine) == [], text
 
 
@@ -138,10 +142,13 @@ def test_the_sample_in_the_guide_is_what_is_printed() -> None:
         for part in text.split("```")
         if part.strip().startswith("$ python -m trainer_kit.train ")
     )
-    command, *printed = block.strip().splitlines()
+    command, *expected = block.strip().splitlines()
     arguments = [sys.executable, *command.split()[2:]]
+
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr.splitlines()) == (2, printed)
+
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == expected
 
 
 def test_the_mistakes_have_names_of_their_own() -> None:

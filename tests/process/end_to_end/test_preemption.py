@@ -1,9 +1,8 @@
-"""Signals in every phase of a run: it saves, ends in time, and goes on as if nothing had happened."""
+"""Signals in every phase of a run: it saves, ends in time, and resumes as if never stopped."""
 
 from __future__ import annotations
 
 import functools
-import json
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -13,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.builders import read_json
 from tests.fork_server import Ended, ForkServer
-from tests.process.end_to_end.stopped_experiment import stopped_at
+from tests.process.end_to_end.stopped_experiment import train_with_signals_at
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.testing import compare_runs
 
@@ -23,7 +23,9 @@ TWO_CPUS = (
     "runtime.virtual_cpus=2,runtime.distribution_strategy=mirrored,trainer.accumulate_steps=2,"
     "trainer.optimizer_config.ema.average_decay=0.9"
 )
-TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+TERM = signal.SIGTERM
+INT = signal.SIGINT
+HUP = signal.SIGHUP
 # By the overrides of a run: the moments in the order in which it is stopped at them, started again
 # up to the next one, and at last to the end; and the step that it has reached.
 PHASES: dict[str, dict[str, int | None]] = {
@@ -70,8 +72,8 @@ Stop = tuple[Path, Ended]  # the folder of a run, and how it was stopped
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer([EXPERIMENT]) as running:
-        yield running
+    with ForkServer([EXPERIMENT]) as fork_server:
+        yield fork_server
 
 
 @pytest.fixture(scope="module")
@@ -88,19 +90,21 @@ def whole(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def stops(
     request: pytest.FixtureRequest, server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[Stop]]]:
-    """The long ones of the tests that were chosen, two at a time, while other tests run: most of each is a wait."""
+    """The long ones of the tests that were chosen, two at a time, while other tests run: most of
+    each is a wait.
+    """
 
     def stop(name: str) -> Stop:
         folder = tmp_path_factory.mktemp("stopped") / "run"
         return folder, _stop(server, folder, **LONG[name])
 
-    chosen = [
+    names = [
         item.callspec.params.get("long")
         for item in request.session.items
         if hasattr(item, "callspec")
     ]
     with ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(stop, name) for name in LONG if name in chosen}
+        yield {name: pool.submit(stop, name) for name in LONG if name in names}
         pool.shutdown(cancel_futures=True)
 
 
@@ -111,9 +115,15 @@ def long(request: pytest.FixtureRequest, stops: dict[str, Future[Stop]]) -> Stop
 
 
 def _flags(folder: Path, overrides: str = "") -> list[str]:
-    given = [f"--params_override={overrides}"] if overrides else []
-    flags = ["--experiment=stopped", "--mode=train_and_eval", f"--model_dir={folder}"]
-    return [*flags, f"--import_module={EXPERIMENT}", *given]
+    flags = [
+        "--experiment=stopped",
+        "--mode=train_and_eval",
+        f"--model_dir={folder}",
+        f"--import_module={EXPERIMENT}",
+    ]
+    if overrides:
+        flags.append(f"--params_override={overrides}")
+    return flags
 
 
 def _stop(
@@ -124,7 +134,7 @@ def _stop(
     seconds: float = 0.0,
     overrides: str = "",
 ) -> Ended:
-    return server.run(stopped_at, moment, signals, seconds, *_flags(folder, overrides))
+    return server.run(train_with_signals_at, moment, signals, seconds, *_flags(folder, overrides))
 
 
 def _newest(folder: Path) -> int:
@@ -135,55 +145,58 @@ Often = tuple[Path, dict[str, tuple[Ended, int]], Ended]
 
 
 @pytest.fixture(scope="module")
-def stopped_often(
+def stop_run_often(
     server: ForkServer, tmp_path_factory: pytest.TempPathFactory, stops: Any
 ) -> Callable[[str], Often]:
-    """By its overrides: the folder of a run, how it ended at each moment with its newest checkpoint then, and at last.
+    """By its overrides: the folder of a run, how it ended at each moment with its newest checkpoint
+    then, and at last.
 
     What takes long in other tests goes on meanwhile.
     """
     del stops
 
     @functools.cache
-    def stop_often(overrides: str) -> Often:
-        folder, ends = tmp_path_factory.mktemp("often") / "run", {}
+    def stop(overrides: str) -> Often:
+        folder = tmp_path_factory.mktemp("often") / "run"
+        ends = {}
         for moment in PHASES[overrides]:
-            ended = _stop(server, folder, moment, SIGNALS.get(moment, (TERM,)), overrides=overrides)
-            ends[moment] = ended, _newest(folder)
+            end = _stop(server, folder, moment, SIGNALS.get(moment, (TERM,)), overrides=overrides)
+            ends[moment] = end, _newest(folder)
         return folder, ends, server.run("train", *_flags(folder, overrides))
 
-    return stop_often
+    return stop
 
 
 @pytest.mark.parametrize(
     ("overrides", "moment"),
     [(overrides, moment) for overrides, phases in PHASES.items() for moment in phases],
-    ids=lambda given: {"": "one CPU", TWO_CPUS: "two CPUs"}.get(given, given),
+    ids=lambda value: {"": "one CPU", TWO_CPUS: "two CPUs"}.get(value, value),
 )
 def test_a_signal_saves_and_the_next_start_resumes_from_there(
-    stopped_often: Callable[[str], Often], overrides: str, moment: str
+    stop_run_often: Callable[[str], Often], overrides: str, moment: str
 ) -> None:
-    ends = stopped_often(overrides)[1]
-    (ended, newest), signals = ends[moment], SIGNALS.get(moment, (TERM,))
-    decides = TERM if TERM in signals else signals[0]
-    assert ended.code == (130 if decides == INT else 75), ended.text
-    told = re.search(rf"stopped by {decides.name} at step (\d+)", ended.text)
-    assert told is not None, ended.text
-    assert int(told.group(1)) == newest  # nothing is lost
+    _, ends, _ = stop_run_often(overrides)
+
+    end, newest = ends[moment]
+    signals = SIGNALS.get(moment, (TERM,))
+    deciding_signal = TERM if TERM in signals else signals[0]
+    assert end.code == (130 if deciding_signal == INT else 75), end.text
+    message = re.search(rf"stopped by {deciding_signal.name} at step (\d+)", end.text)
+    assert message is not None, end.text
+    assert int(message.group(1)) == newest  # nothing is lost
     assert PHASES[overrides][moment] in (newest, None)
-    before = (
-        [number for _, number in ends.values()][list(ends).index(moment) - 1]
-        if moment != "compile"
-        else 0
-    )
-    assert f"train_and_eval from step {before}" in ended.text
+
+    # Each start goes on from where the stop before it has saved.
+    newest_steps = [0, *(step for _, step in ends.values())]
+    start = newest_steps[list(ends).index(moment)]
+    assert f"train_and_eval from step {start}" in end.text
 
 
 @pytest.mark.parametrize("overrides", PHASES, ids=["one CPU", "two CPUs"])
 def test_a_run_that_was_stopped_everywhere_keeps_the_same_bits(
-    whole: dict[str, Path], stopped_often: Callable[[str], Often], overrides: str
+    whole: dict[str, Path], stop_run_often: Callable[[str], Often], overrides: str
 ) -> None:
-    folder, _, last = stopped_often(overrides)
+    folder, _, last = stop_run_often(overrides)
     assert last.code == 0, last.text
     assert compare_runs(whole[overrides], folder) == []
 
@@ -191,32 +204,33 @@ def test_a_run_that_was_stopped_everywhere_keeps_the_same_bits(
 def test_a_run_that_is_still_being_built_ends_within_seconds(
     server: ForkServer, tmp_path: Path
 ) -> None:
-    ended = _stop(server, tmp_path / "run", "build", (INT, TERM), seconds=60)
-    assert ended.code == 75 and ended.seconds < 30, ended.text
-    assert (
-        "stopped by SIGTERM before the first step; the same command starts the run again"
-        in ended.text
-    )
+    end = _stop(server, tmp_path / "run", "build", (INT, TERM), seconds=60)
+
+    assert end.code == 75, end.text
+    assert end.seconds < 30, end.text
+    message = "stopped by SIGTERM before the first step; the same command starts the run again"
+    assert message in end.text
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("long", ["step"], indirect=True)
 def test_a_step_that_takes_too_long_is_not_waited_for(long: Stop) -> None:
-    folder, ended = long
-    assert ended.code == 75
-    assert ended.seconds < 45
-    assert "the steps after 10 are lost" in ended.text
+    folder, end = long
+    assert end.code == 75
+    assert end.seconds < 45
+    assert "the steps after 10 are lost" in end.text
     assert _newest(folder) == 10
 
 
 @pytest.mark.parametrize("long", ["evaluation"], indirect=True)
 def test_a_long_evaluation_is_cut_and_earlier_steps_are_saved(long: Stop) -> None:
-    folder, ended = long
-    assert ended.code == 75
-    assert ended.seconds < 45
-    assert "stopped in the middle of an evaluation or a report; saved step 10" in ended.text
+    folder, end = long
+    assert end.code == 75
+    assert end.seconds < 45
+    assert "stopped in the middle of an evaluation or a report; saved step 10" in end.text
     assert _newest(folder) == 10
-    record = json.loads((folder / "ckpt-10.commit.json").read_text())
+
+    record = read_json(folder / "ckpt-10.commit.json")
     assert set(record["files"]) == {"ckpt-10.index", "ckpt-10.data-00000-of-00001"}
 
 
@@ -226,11 +240,12 @@ def test_a_long_evaluation_is_cut_and_earlier_steps_are_saved(long: Stop) -> Non
     indirect=["long"],
 )
 def test_a_run_that_hangs_ends_with_its_own_exit_code(long: Stop, phase: str) -> None:
-    folder, ended = long
-    assert ended.code == 7, ended.text
-    assert f"no progress for 8 s in phase '{phase}'" in ended.text
-    assert len(list(folder.glob("stacks-*.txt"))) == 1
-    assert "happens" in next(folder.glob("stacks-*.txt")).read_text()
+    folder, end = long
+    assert end.code == 7, end.text
+    assert f"no progress for 8 s in phase '{phase}'" in end.text
+
+    (stacks,) = folder.glob("stacks-*.txt")
+    assert "reach_moment" in stacks.read_text()
 
 
 @pytest.mark.parametrize("long", ["hanging best"], indirect=True)
@@ -238,15 +253,16 @@ def test_neither_a_hang_nor_a_second_ctrl_c_damages_a_run(
     server: ForkServer, whole: dict[str, Path], long: Stop
 ) -> None:
     folder, _ = long
-    ended = _stop(server, folder, **SECOND_CTRL_C)
-    assert ended.code == 130, ended.text
-    assert ended.seconds < 30  # it leaves at once
+    end = _stop(server, folder, **SECOND_CTRL_C)
+
+    assert end.code == 130, end.text
+    assert end.seconds < 30  # it leaves at once
     assert server.run("train", *_flags(folder)).code == 0
     assert compare_runs(whole[""], folder) == []
 
 
 @pytest.mark.parametrize("long", ["hanging save"], indirect=True)
 def test_a_save_that_hangs_ends_the_run_too(long: Stop) -> None:
-    _, ended = long
-    assert ended.code == 7, ended.text
-    assert "in phase 'save'" in ended.text
+    _, end = long
+    assert end.code == 7, end.text
+    assert "in phase 'save'" in end.text

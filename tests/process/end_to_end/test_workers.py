@@ -1,4 +1,6 @@
-"""Two workers as two real processes, which talk over loopback and share a model_dir: nothing is lost, come what may."""
+"""Two workers as two real processes, which talk over loopback and share a model_dir: nothing is
+lost, come what may.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import free_hosts, wait_until
+from tests.builders import final_record, free_hosts, json_lines, read_json, wait_until
 from tests.fork_server import Ended, ForkServer, train
 from tests.process.end_to_end.workers_experiment import (
     LOOP,
@@ -44,7 +46,9 @@ HITS = (
 
 @dataclass(frozen=True)
 class Runs:
-    """One run that nothing has happened to, and one that was hit; how both workers ended, at each start."""
+    """One run that nothing has happened to, and one that was hit; how both workers ended, at each
+    start.
+    """
 
     whole: Path
     whole_ends: list[Ended]
@@ -57,21 +61,27 @@ class Runs:
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
     """What starts the workers."""
-    with ForkServer([EXPERIMENT]) as started:
-        yield started
+    with ForkServer([EXPERIMENT]) as fork_server:
+        yield fork_server
 
 
 @pytest.fixture(scope="module")
 def runs(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Both runs, on the same two ports, one after the other."""
-    base, hosts = tmp_path_factory.mktemp("workers"), free_hosts(2)
-    whole, notes = base / "whole", base / "notes.txt"
+    base = tmp_path_factory.mktemp("workers")
+    hosts = free_hosts(2)
+
+    whole = base / "whole"
+    notes = base / "notes.txt"
     starts = [
         server.start(worker, hosts, 0, *arguments(whole)),
         server.start(watched_worker, hosts, 1, str(notes), str(whole), *arguments(whole)),
     ]
     whole_ends = [start.wait(SECONDS) for start in starts]
-    hit, hit_ends, copies = base / "hit", [], list[list[str]]()
+
+    hit = base / "hit"
+    hit_ends: list[list[Ended]] = []
+    copies: list[list[str]] = []
     for index, number, moment, count in HITS:
         children = [
             server.start(hit_worker, hosts, own, int(number), moment, count, *arguments(hit))
@@ -99,8 +109,8 @@ def arguments(
 
 
 def starting_steps(ends: list[list[Ended]], index: int) -> list[int]:
-    found = [re.search(r"train_and_eval from step (\d+)", end[index].text) for end in ends]
-    return [int(match[1]) if match else -1 for match in found]
+    matches = [re.search(r"train_and_eval from step (\d+)", end[index].text) for end in ends]
+    return [int(match[1]) if match else -1 for match in matches]
 
 
 def test_two_workers_train_and_only_the_chief_writes(runs: Runs) -> None:
@@ -110,39 +120,36 @@ def test_two_workers_train_and_only_the_chief_writes(runs: Runs) -> None:
     assert f"train | step {STEPS}/{TRAIN_STEPS}" in chief.text
     assert f"validation | step {STEPS}/{TRAIN_STEPS}" in chief.text
     assert "train | step" not in other.text
-    private = f"{runs.whole}/workers"
-    assert [line for line in runs.changed_by_other.splitlines() if private not in line] == []
+
+    own_folder = f"{runs.whole}/workers"
+    assert [line for line in runs.changed_by_other.splitlines() if own_folder not in line] == []
     assert not any((runs.whole / "workers").rglob("*"))
     assert len(list(runs.whole.glob("train/events*"))) == 1
-    assert sorted(path.name for path in runs.whole.glob("ckpt-*.index")) == [
-        f"ckpt-{STEPS}.index",
-        "ckpt-80.index",
-    ]
+
+    names = {path.name for path in runs.whole.glob("ckpt-*.index")}
+    assert names == {f"ckpt-{STEPS}.index", "ckpt-80.index"}
 
 
 def test_two_workers_are_stopped_together_by_the_chiefs_ledger(runs: Runs) -> None:
     for end in (*runs.whole_ends, *runs.hit_ends[-1]):
         assert f"the run ends at step {STEPS}: " in end.text, end.text
-    assert [
-        json.loads((run / "final.json").read_text())["step"] for run in (runs.whole, runs.hit)
-    ] == [STEPS, STEPS]
+    assert final_record(runs.whole)["step"] == STEPS
+    assert final_record(runs.hit)["step"] == STEPS
 
 
 def test_two_workers_evaluate_what_their_checkpoint_holds(
     runs: Runs, server: ForkServer, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(runs.whole, tmp_path / "alone")
-    alone = server.start(
-        train,
-        *arguments(folder, mode="eval"),
-        "--params_override=runtime.distribution_strategy=auto",
-    )
-    assert alone.wait(SECONDS).code == 0
-    recorded, again = (
-        list(read_json_lines(folder / f"evals/{name}.jsonl"))[-1] for name in ("validation", "eval")
-    )
-    assert recorded["step"] == again["step"] == STEPS
-    assert again["metrics"] == pytest.approx(recorded["metrics"], rel=1e-6)
+    override = "--params_override=runtime.distribution_strategy=auto"
+
+    end = server.start(train, *arguments(folder, mode="eval"), override).wait(SECONDS)
+
+    assert end.code == 0, end.text
+    record = json_lines(folder / "evals/validation.jsonl")[-1]
+    record_of_one = json_lines(folder / "evals/eval.jsonl")[-1]
+    assert record["step"] == record_of_one["step"] == STEPS
+    assert record_of_one["metrics"] == pytest.approx(record["metrics"], rel=1e-6)
 
 
 def test_logs_of_one_worker_are_not_aggregated(server: ForkServer, tmp_path: Path) -> None:
@@ -150,32 +157,33 @@ def test_logs_of_one_worker_are_not_aggregated(server: ForkServer, tmp_path: Pat
     starts = [
         server.start(worker, hosts, own, *arguments(tmp_path, "aggregating")) for own in (0, 1)
     ]
-    for end in [start.wait(SECONDS) for start in starts]:
+    ends = [start.wait(SECONDS) for start in starts]
+
+    message = "AggregatingTask.aggregate_logs gets only the logs of one worker's replicas"
+    for end in ends:
         assert end.code == 2, end.text
-        assert (
-            "error: AggregatingTask.aggregate_logs gets only the logs of one worker's replicas"
-            in end.text
-        )
+        assert f"error: {message}" in end.text
     assert not list(tmp_path.glob("ckpt-*"))
 
 
 def test_a_signal_to_either_worker_stops_both_at_the_same_step(runs: Runs) -> None:
-    for start, asked, step in ((0, 1, LOOP // 2), (3, 0, STEPS)):
-        ends = runs.hit_ends[start]
-        assert [end.code for end in ends] == [75, 75], ends[0].text + ends[1].text
-        assert f"stopped by SIGTERM at step {step};" in ends[asked].text
-        assert (
-            f"another worker was asked to stop; this one stopped at step {step};"
-            in ends[1 - asked].text
-        )
+    for start, index, step in ((0, 1, LOOP // 2), (3, 0, STEPS)):
+        end = runs.hit_ends[start][index]
+        other_end = runs.hit_ends[start][1 - index]
+        assert end.code == 75, end.text
+        assert other_end.code == 75, other_end.text
+        assert f"stopped by SIGTERM at step {step};" in end.text
+        message = f"another worker was asked to stop; this one stopped at step {step};"
+        assert message in other_end.text
 
 
 def test_a_worker_whose_peer_was_killed_ends_soon_with_exit_75(runs: Runs) -> None:
-    for start, killed in ((1, 0), (2, 1)):
-        ends = runs.hit_ends[start]
-        assert ends[killed].code == -signal.SIGKILL, ends[killed].text
-        assert ends[1 - killed].code == 75, ends[1 - killed].text
-        assert f"error: worker {killed} is gone" in ends[1 - killed].text
+    for start, index in ((1, 0), (2, 1)):
+        end = runs.hit_ends[start][index]
+        other_end = runs.hit_ends[start][1 - index]
+        assert end.code == -signal.SIGKILL, end.text
+        assert other_end.code == 75, other_end.text
+        assert f"error: worker {index} is gone" in other_end.text
 
 
 def test_stopped_and_killed_workers_keep_the_same_bits(runs: Runs) -> None:
@@ -183,15 +191,14 @@ def test_stopped_and_killed_workers_keep_the_same_bits(runs: Runs) -> None:
     for index in (0, 1):
         assert starting_steps(runs.hit_ends, index) == [0, LOOP // 2, LOOP, 2 * LOOP, STEPS]
     assert compare_runs(runs.whole, runs.hit) == []
+
     changes = [
         line["metrics"]
         for line in read_json_lines(runs.hit / "metrics.jsonl")
         if line["kind"] == "change"
     ]
-    assert changes == [
-        {"learning_rate": 0.02},
-        {"learning_rate_factor": 0.1},
-    ]  # from steps LOOP and 2 * LOOP on
+    # From steps LOOP and 2 * LOOP on.
+    assert changes == [{"learning_rate": 0.02}, {"learning_rate_factor": 0.1}]
 
 
 def test_a_worker_that_waits_for_a_late_one_ends_at_sigterm(
@@ -199,25 +206,28 @@ def test_a_worker_that_waits_for_a_late_one_ends_at_sigterm(
 ) -> None:
     early = server.start(worker, free_hosts(2), 1, *arguments(tmp_path))
     wait_until(lambda: "waits for all 2 workers" in early.text)
+
     early.kill(signal.SIGTERM)
-    ended = early.wait(10)
-    assert ended.code == 75, ended.text
+    end = early.wait(10)
+
+    assert end.code == 75, end.text
 
 
 def test_both_workers_refuse_other_data(runs: Runs, server: ForkServer, tmp_path: Path) -> None:
     folder = shutil.copytree(runs.whole, tmp_path / "run")
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     assert (manifest["replicas"], manifest["workers"]) == (2, 2)
     manifest["data"]["task.train_data"]["array 1"] = "other labels"
     (folder / "manifest.json").write_text(json.dumps(manifest))
     hosts = free_hosts(2)
+
     children = [server.start(worker, hosts, own, *arguments(folder)) for own in (0, 1)]
-    for end in [child.wait(SECONDS) for child in children]:
+    ends = [child.wait(SECONDS) for child in children]
+
+    message = "the data has changed since this run began: array 1 was other labels"
+    for end in ends:
         assert end.code == 2
-        assert (
-            "task.train_data: the data has changed since this run began: array 1 was other labels"
-            in end.text
-        )
+        assert f"task.train_data: {message}" in end.text
 
 
 def test_the_chief_refuses_a_model_dir_in_which_others_train(
@@ -229,39 +239,40 @@ def test_the_chief_refuses_a_model_dir_in_which_others_train(
         chief = server.run(worker, hosts, 0, *arguments(tmp_path), timeout=SECONDS)
         assert chief.code == 4, chief.text
         assert f"{tmp_path} is in use" in chief.text
-        wait_until(
-            lambda: "waits for all 2 workers" in other.text
-        )  # the chief that trains may be about to end
+        # The chief that trains may be about to end.
+        wait_until(lambda: "waits for all 2 workers" in other.text)
     other.kill()
+
     assert "train_and_eval" not in other.wait(SURVIVAL).text
 
 
 def test_a_killed_worker_leaves_one_copy_which_goes_away(runs: Runs) -> None:
-    assert runs.copies == [
-        [],
-        [],
-        [f"ckpt-{2 * LOOP}.index"],
-        [],
-    ]  # killed after it had saved steps 40 and 80
+    # It was killed after it had saved steps 40 and 80.
+    assert runs.copies == [[], [], [f"ckpt-{2 * LOOP}.index"], []]
 
 
 def test_workers_with_other_configs_are_told_what_differs(
     server: ForkServer, tmp_path: Path
 ) -> None:
-    hosts, flags = free_hosts(2), arguments(tmp_path / "run")
-    other = "--params_override=trainer.train_steps=80,runtime.random_seed=7,task.width=9"
+    hosts = free_hosts(2)
+    flags = arguments(tmp_path / "run")
+    override = "--params_override=trainer.train_steps=80,runtime.random_seed=7,task.width=9"
+
     children = [
         server.start(worker, hosts, 0, *flags),
-        server.start(worker, hosts, 1, *flags, other),
+        server.start(worker, hosts, 1, *flags, override),
     ]
-    for ended in [child.wait(SECONDS) for child in children]:
-        assert ended.code == 2, ended.text
+    ends = [child.wait(SECONDS) for child in children]
+
+    for end in ends:
+        assert end.code == 2, end.text
         for line in (
-            "trainer.train_steps: 80 on worker 1, but 160 on worker 0; start all workers with one config",
+            "trainer.train_steps: 80 on worker 1, but 160 on worker 0; "
+            "start all workers with one config",
             "runtime.random_seed: 7 on worker 1, but 1 on worker 0",
             "task.width: 9 on worker 1, but 16 on worker 0",
         ):
-            assert line in ended.text
+            assert line in end.text
     assert not (tmp_path / "run").exists()
 
 
@@ -270,10 +281,10 @@ def test_a_worker_with_another_model_dir_says_so(server: ForkServer, tmp_path: P
     children = [
         server.start(hasty_worker, hosts, own, *arguments(tmp_path / f"{own}")) for own in (0, 1)
     ]
-    ended = [child.wait(SECONDS) for child in children]
-    assert [end.code for end in ended] == [2, 2], ended[0].text + ended[1].text
-    assert (
-        f"model_dir: worker 0 trains in another folder than {tmp_path}/1; all need one shared"
-        in ended[1].text
-    )
+    chief_end, other_end = (child.wait(SECONDS) for child in children)
+
+    assert chief_end.code == 2, chief_end.text
+    assert other_end.code == 2, other_end.text
+    message = f"worker 0 trains in another folder than {tmp_path}/1; all need one shared"
+    assert f"model_dir: {message}" in other_end.text
     assert not (tmp_path / "1").exists()

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -19,9 +19,17 @@ from trainer_kit.run import plan
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 from trainer_kit.training.trainer import Trainer
 
-LOOP, STEPS, TRAIN_STEPS = 40, 120, 160  # early stopping ends a run at STEPS
-on_step: Callable[[], None] = lambda: None  # noqa: E731 -- replaced in the processes that something happens to
-on_batch: Callable[[], None] = lambda: None  # noqa: E731
+LOOP = 40
+STEPS = 120  # where early stopping ends a run
+TRAIN_STEPS = 160
+
+
+def on_step() -> None:
+    """Does nothing: it is replaced in the processes that something happens to."""
+
+
+def on_batch() -> None:
+    """Does nothing: it is replaced in the processes that something happens to."""
 
 
 @trainer_kit.configclass
@@ -61,15 +69,18 @@ class NormalizedTask(TinyTask):
 
 
 @trainer_kit.register_experiment("normalized")
-def normalized() -> Any:
-    """Loops longer than the steps after which workers agree, so that a stop cuts one; changing rates; an early stop."""
+def build_normalized() -> Any:
+    """Loops longer than the steps after which workers agree, so that a stop cuts one; changing
+    rates; an early stop.
+    """
     hand = {"step": LOOP, "text": "learning_rate: 0.02"}
     plateau = {
         "metric": "validation_loss",
         "metric_comp": "lower",
         "parameter": "learning_rate_factor",
+        "patience": 1,
+        "min_delta": 9.0,
     }
-    plateau |= {"patience": 1, "min_delta": 9.0}
     never_better = {
         "metric": "validation_loss",
         "metric_comp": "lower",
@@ -111,9 +122,9 @@ class AggregatingTask(NormalizedTask):
 
 
 @trainer_kit.register_experiment("aggregating")
-def aggregating() -> Any:
+def build_aggregating() -> Any:
     """The same run with that task."""
-    return normalized().replace(task=AggregatingConfig())
+    return build_normalized().replace(task=AggregatingConfig())
 
 
 def worker(hosts: Sequence[str], index: int, *arguments: str) -> None:
@@ -150,11 +161,9 @@ def watched_worker(
             and isinstance(details[2], int)
             and details[2] & (os.O_WRONLY | os.O_RDWR)
         )
-        # A file that has the folder for its name has none: it tells whether the folder can be
-        # written.
-        if (writes or event in changes) and any(
-            str(one).startswith(f"{folder}/") for one in details
-        ):
+        # A file without a name, whose path is the folder, shows whether the folder can be written.
+        is_inside = any(str(detail).startswith(f"{folder}/") for detail in details)
+        if (writes or event in changes) and is_inside:
             os.write(notes, f"{event} {details}\n".encode())
 
     notes = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -165,7 +174,8 @@ def watched_worker(
 def hit_worker(
     hosts: Sequence[str], index: int, number: int, moment: str, count: int, *arguments: str
 ) -> None:
-    """Trains until its `count`-th training step or batch of an evaluation, where it gets the signal `number`.
+    """Trains until its `count`-th training step or batch of an evaluation, where it gets the signal
+    `number`.
 
     That step ends only when the run has seen the signal: others may come before it otherwise.
 
@@ -176,19 +186,21 @@ def hit_worker(
       count: of those since the start of this process.
       *arguments: of the command.
     """
-    seen, heard, request_stop = 0, threading.Event(), Trainer.request_stop
+    stop_requested = threading.Event()
+    request_stop = Trainer.request_stop
+    calls = 0
 
-    def noted(trainer: Trainer) -> None:
+    def request_and_note(trainer: Trainer) -> None:
         request_stop(trainer)
-        heard.set()
+        stop_requested.set()
 
     def hit() -> None:
-        nonlocal seen
-        seen += 1
-        if seen == count:
+        nonlocal calls
+        calls += 1
+        if calls == count:
             os.kill(os.getpid(), signal.Signals(number))
-            assert heard.wait(20)
+            assert stop_requested.wait(20)
 
-    Trainer.request_stop = noted  # type: ignore[method-assign]
+    Trainer.request_stop = request_and_note  # type: ignore[method-assign]
     globals()[moment] = hit
     worker(hosts, index, *arguments)

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -45,41 +46,37 @@ print("done", flush=True)
 """
 
 
-def _ended_late(work: float, saves: str) -> tuple[int, str, str, float]:
-    """The exit code, both outputs and the seconds from SIGTERM to the end of a process with 1.2 s of grace time."""
+def _stop_late_program(work: float, saves: str) -> tuple[int, str, str, float]:
+    """The exit code, both outputs and the seconds from SIGTERM to the end of a process with 1.2 s
+    of grace time.
+    """
     process = start_python("-c", _LATE, "1.2", str(work), saves)
     begin = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    told, errors = process.communicate(timeout=20)
-    return process.returncode, told, errors, time.monotonic() - begin
+    output, errors = process.communicate(timeout=20)
+    return process.returncode, output, errors, time.monotonic() - begin
 
 
-def test_all_of_the_grace_time_is_given_unless_all_is_saved() -> None:
+def test_the_grace_time_is_given_in_full_unless_all_is_saved() -> None:
     cases = [
         (0.1, "cannot", 0, "done\n", (0.1, 0.6)),
-        (
-            0.8,
-            "cannot",
-            0,
-            "late\ndone\n",
-            (0.8, 1.2),
-        ),  # the second half of the grace time is the main thread's too
+        # The second half of the grace time is the main thread's too.
+        (0.8, "cannot", 0, "late\ndone\n", (0.8, 1.2)),
         (9.0, "cannot", 75, "late\n", (1.15, 2.0)),
         (9.0, "saves", 75, "late\n", (1.05, 1.2)),  # nothing to wait for any more
     ]
     with ThreadPoolExecutor(len(cases)) as pool:  # most of each is a wait
-        ends = list(pool.map(_ended_late, [case[0] for case in cases], [case[1] for case in cases]))
-    for (_, saves, code, output, (least, most)), end in zip(cases, ends, strict=True):
-        returned, told, errors, seconds = end
-        assert (returned, told) == (code, output), errors
-        assert ("of the grace time, which is 1.2 s" in errors) == (code == 75)
-        how = (
-            "nothing is lost"
-            if saves == "saves"
-            else "the steps after the last checkpoint are lost"
-        )
-        assert (how in errors) == (code == 75)
-        assert least <= seconds < most + 3  # a busy machine
+        ends = list(pool.map(lambda case: _stop_late_program(case[0], case[1]), cases))
+
+    for case, (code, output, errors, seconds) in zip(cases, ends, strict=True):
+        _, saves, expected_code, expected_output, (shortest, longest) = case
+        assert code == expected_code, errors
+        assert output == expected_output, errors
+        is_cut = code == 75
+        assert ("of the grace time, which is 1.2 s" in errors) == is_cut
+        loss = "nothing is" if saves == "saves" else "the steps after the last checkpoint are"
+        assert (f"{loss} lost" in errors) == is_cut
+        assert shortest <= seconds < longest + 3  # a busy machine
 
 
 _BUSY = {
@@ -113,22 +110,22 @@ def test_nothing_keeps_a_stopped_program_after_the_grace_time() -> None:
     def run(is_command: str, busy: str) -> tuple[int, str, str, float]:
         begin = time.monotonic()
         command = [sys.executable, "-c", _ENDS, is_command, busy]
-        with (
-            tempfile.TemporaryFile("w+") as output,
-            tempfile.TemporaryFile("w+") as errors,
-        ):  # a child keeps them open
-            ended = subprocess.run(command, stdout=output, stderr=errors, timeout=30)
+        # Files, not pipes: a child keeps them open.
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+            done = subprocess.run(command, stdout=output, stderr=errors, timeout=30)
             output.seek(0)
             errors.seek(0)
-            return ended.returncode, output.read(), errors.read(), time.monotonic() - begin
+            return done.returncode, output.read(), errors.read(), time.monotonic() - begin
 
     # Python joins the threads of pools before it says that the main thread has ended, so only
     # commands are sure to end.
-    cases = [("command", busy) for busy in _BUSY] + [
-        ("", busy) for busy in _BUSY if busy != "a pool"
+    cases = [
+        *(("command", busy) for busy in _BUSY),
+        *(("", busy) for busy in _BUSY if busy != "a pool"),
     ]
     with ThreadPoolExecutor(2) as pool:
         ends = list(pool.map(lambda case: run(case[0], _BUSY[case[1]]), cases))
+
     for case, (code, output, errors, seconds) in zip(cases, ends, strict=True):
         assert (code, output) == (75, "stopped by SIGTERM at step 3\n"), (case, errors)
         assert "ended at the end of the grace time" in errors, case
@@ -137,12 +134,12 @@ def test_nothing_keeps_a_stopped_program_after_the_grace_time() -> None:
 
 def test_a_program_that_goes_on_after_a_stop_is_left_alone() -> None:
     program = f"{_ENDS.replace('sys.exit(', 'signals = (')}\ntime.sleep(2.5)\nprint('went on')"
-    ended = subprocess.run(
-        [sys.executable, "-c", program, "", ""], capture_output=True, text=True, timeout=30
-    )
-    assert (ended.returncode, ended.stdout) == (0, "stopped by SIGTERM at step 3\nwent on\n"), (
-        ended.stderr
-    )
+    command = [sys.executable, "-c", program, "", ""]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "stopped by SIGTERM at step 3\nwent on\n"
 
 
 def test_a_run_in_another_thread_warns_of_signals(caplog: pytest.LogCaptureFixture) -> None:
@@ -150,6 +147,7 @@ def test_a_run_in_another_thread_warns_of_signals(caplog: pytest.LogCaptureFixtu
     thread = threading.Thread(target=StopSignals().__enter__)
     thread.start()
     thread.join()
+
     assert "not in the main thread" in caplog.text
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -166,31 +164,37 @@ with StopSignals(Run(), clock=itertools.count().__next__) as signals:
     sys.stdin.readline()
 print("left with", signals.received_signal and signals.received_signal.name, flush=True)
 """
-TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+TERM = signal.SIGTERM
+INT = signal.SIGINT
+HUP = signal.SIGHUP
 
 
 @pytest.mark.parametrize(("first", "code"), [(INT, 130), (TERM, 75)])
 def test_a_stop_is_requested_once_and_a_second_ctrl_c_exits(first: int, code: int) -> None:
     process = start_python("-c", _PROGRAM)
     assert process.stdout is not None
+
     process.send_signal(first)
     assert process.stdout.readline() == "asked to stop\n"
+
     if first == TERM:
         process.send_signal(INT)
         time.sleep(0.2)
         assert process.poll() is None
     process.send_signal(INT)
+
     assert (process.wait(timeout=20), process.stdout.read()) == (code, "")
 
 
 class _Clock:
-    """Tells the seconds that it is set to; `read` is how often it was asked."""
+    """Shows the seconds that it is set to; `readings` counts how often it was read."""
 
     def __init__(self) -> None:
-        self.seconds, self.read = 0.0, 0
+        self.seconds = 0.0
+        self.readings = 0
 
     def __call__(self) -> float:
-        self.read += 1
+        self.readings += 1
         return self.seconds
 
 
@@ -215,18 +219,23 @@ def test_a_second_ctrl_c_exits_only_after_a_second(
     exits: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ended: list[int] = []
-    monkeypatch.setattr("trainer_kit.process.signals.os._exit", ended.append)
-    clock, run = _Clock(), _Run()
+    exit_codes: list[int] = []
+    monkeypatch.setattr("trainer_kit.process.signals.os._exit", exit_codes.append)
+    clock = _Clock()
+    run = _Run()
+
+    interrupts = 0
     with StopSignals(run, clock=clock) as signals:
-        for number, (clock.seconds, one) in enumerate(sent):
-            os.kill(os.getpid(), one)
-            interrupts = sum(each == INT for _, each in sent[: number + 1])
-            wait_until(
-                lambda least=interrupts: signals.received_signal is not None and clock.read >= least
-            )
-        wait_until(lambda: signals.received_signal == received and ended == exits)
-    assert (run.stops, ended) == (1, exits)
+        for seconds, number in sent:
+            clock.seconds = seconds
+            os.kill(os.getpid(), number)
+            interrupts += number == INT
+            wait_until(lambda: signals.received_signal is not None)
+            wait_until(lambda least=interrupts: clock.readings >= least)
+        wait_until(lambda: signals.received_signal == received and exit_codes == exits)
+
+    assert run.stops == 1
+    assert exit_codes == exits
 
 
 def test_sighup_stays_ignored_below_nohup() -> None:
@@ -269,47 +278,52 @@ def test_handlers_are_put_back() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert run.asked.wait(5)
         assert signals.received_signal == signal.SIGTERM
+
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
 def test_a_handler_that_python_does_not_know_becomes_the_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before, own = signal.getsignal(HUP), signal.signal
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            signal, "signal", lambda *given: own(*given) and None
-        )  # as after one of C code
+    before = signal.getsignal(HUP)
+    set_handler = signal.signal
+
+    def set_after_handler_of_c(number: int, handler: Any) -> None:
+        set_handler(number, handler)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "signal", set_after_handler_of_c)
         signals = StopSignals().__enter__()
     signals.__exit__(None, None, None)
+
     assert signal.getsignal(HUP) == signal.SIG_DFL
-    for number in (TERM, INT):
-        signal.signal(number, signal.SIG_DFL if number == TERM else signal.default_int_handler)
+    signal.signal(TERM, signal.SIG_DFL)
+    signal.signal(INT, signal.default_int_handler)
     signal.signal(HUP, before)
 
 
 def test_a_signal_of_a_nested_handler_is_not_lost_at_its_end() -> None:
     run = _Run()
-    with StopSignals(run) as around:
-        with StopSignals() as ended:
+    with StopSignals(run) as outer:
+        with StopSignals() as earlier:
             pass
-        with StopSignals() as inside:
+        with StopSignals() as inner:
             os.kill(os.getpid(), signal.SIGTERM)
             assert run.asked.wait(5)
-            wait_until(lambda: inside.received_signal is not None)  # told last
-        assert (around.received_signal, inside.received_signal, ended.received_signal) == (
-            signal.SIGTERM,
-            signal.SIGTERM,
-            None,
-        )
+            wait_until(lambda: inner.received_signal is not None)  # it learns of it last
+        assert outer.received_signal == signal.SIGTERM
+        assert inner.received_signal == signal.SIGTERM
+        assert earlier.received_signal is None
 
 
-def test_one_entered_after_the_signal_stops_at_once() -> None:
-    run, nested = _Run(), _Run()
+def test_a_run_entered_after_the_signal_stops_at_once() -> None:
+    run = _Run()
+    nested_run = _Run()
     with StopSignals(run):
         os.kill(os.getpid(), signal.SIGTERM)
         assert run.asked.wait(5)
-        with StopSignals(nested) as inside:
-            assert nested.asked.wait(5) and inside.received_signal == signal.SIGTERM
-    with StopSignals() as next_one:
-        assert next_one.received_signal is None
+        with StopSignals(nested_run) as inner:
+            assert nested_run.asked.wait(5)
+            assert inner.received_signal == signal.SIGTERM
+    with StopSignals() as later:
+        assert later.received_signal is None

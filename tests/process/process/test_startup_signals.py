@@ -1,4 +1,6 @@
-"""Commands answer signals from their first line on, and keep their exit code to the last; in real processes."""
+"""Commands answer signals from their first line on, and keep their exit code to the last; in real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ from trainer_kit.errors import ExitCode
 from trainer_kit.process.startup_signals import get_signal_exit_code
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+TERM = signal.SIGTERM
+INT = signal.SIGINT
+HUP = signal.SIGHUP
 
 
 def test_exit_codes_are_those_of_the_one_table() -> None:
-    assert [get_signal_exit_code(number) for number in (TERM, HUP, INT)] == [
-        ExitCode.PREEMPTED,
-        ExitCode.PREEMPTED,
-        ExitCode.INTERRUPTED,
-    ]
+    assert get_signal_exit_code(TERM) == ExitCode.PREEMPTED
+    assert get_signal_exit_code(HUP) == ExitCode.PREEMPTED
+    assert get_signal_exit_code(INT) == ExitCode.INTERRUPTED
 
 
 TRAIN = [
@@ -36,7 +38,7 @@ TRAIN = [
 LIST = ["-m", "trainer_kit", "list", "--import_module=slow.py"]
 
 
-_STARTED = """
+_STARTING = """
 import time
 from trainer_kit.process.startup_signals import install_exit_handlers
 install_exit_handlers()
@@ -50,9 +52,9 @@ time.sleep(60)
     [
         (TRAIN, [INT, TERM], 75),
         (LIST, [INT], 130),
-        (["-c", _STARTED], [TERM], 75),
-        (["-c", _STARTED], [HUP], 75),
-        (["-c", _STARTED], [TERM, INT], 75),
+        (["-c", _STARTING], [TERM], 75),
+        (["-c", _STARTING], [HUP], 75),
+        (["-c", _STARTING], [TERM, INT], 75),
     ],
 )
 def test_signals_while_modules_are_imported(
@@ -60,26 +62,29 @@ def test_signals_while_modules_are_imported(
 ) -> None:
     (tmp_path / "slow.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     process = start_python(*command, cwd=tmp_path, env=ENVIRONMENT)
+
     for number in numbers:
         process.send_signal(number)
     _, errors = process.communicate(timeout=30)
+
     assert process.returncode == code
-    assert errors.startswith("stopped by SIG") and len(errors.splitlines()) == 1
+    assert errors.startswith("stopped by SIG")
+    assert len(errors.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
 
 def test_a_sigterm_while_tensorflow_is_imported_is_never_lost(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("print('ready', flush=True)\nimport tensorflow\n")
     process = start_python(*TRAIN, cwd=tmp_path, env=ENVIRONMENT)
-    time.sleep(
-        0.2
-        # Seconds; NumPy's extensions come first, then TensorFlow's, of which test_command_line.py
-        # tests
-    )
+    # NumPy's extensions come first, then TensorFlow's, which are for test_command_line.py.
+    time.sleep(0.2)
+
     process.send_signal(TERM)
     _, errors = process.communicate(timeout=60)
+
     assert process.returncode == 75, errors
-    assert "Traceback" not in errors and "ignored" not in errors
+    assert "Traceback" not in errors
+    assert "ignored" not in errors
 
 
 _ENDING = """
@@ -96,8 +101,12 @@ def test_a_signal_while_python_shuts_down_changes_no_result(
     own: int, number: int, code: int, tmp_path: Path
 ) -> None:
     process = start_python("-c", _ENDING, str(own), says="ending", cwd=tmp_path)
+
     process.send_signal(number)
-    assert (process.communicate(timeout=30)[1], process.returncode) == ("", code)
+    _, errors = process.communicate(timeout=30)
+
+    assert errors == ""
+    assert process.returncode == code
 
 
 _UNDER_NOHUP = """

@@ -29,6 +29,7 @@ def test_two_runs_draw_equal_numbers_at_the_precision_set() -> None:
         first = server.run(build_keras_2_model)
         second = server.run(build_keras_2_model)
     assert first.code == 0, first.text
+
     numbers = first.text.splitlines()[-2:]  # TensorFlow may print lines of its own before them
     assert numbers[0].startswith("mixed_bfloat16 bfloat16 ")
     assert second.text.splitlines()[-2:] == numbers

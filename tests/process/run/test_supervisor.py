@@ -1,8 +1,9 @@
-"""Supervised commands, with small programs as children: attempts, their records, signals, and exit codes."""
+"""Supervised commands, with small programs as children: attempts, their records, signals, and exit
+codes.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import wait_until
 from trainer_kit import supervise
 from trainer_kit.config.schema.experiment import ExperimentConfig, TrainerConfig
 from trainer_kit.errors import ExitCode, UsageError
@@ -42,13 +44,14 @@ import logging, sys
 from trainer_kit import supervise
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
-code = supervise(sys.argv[2:], max_restarts=9, log_dir=sys.argv[1], backoff_seconds=1e6, max_backoff_seconds=1e6)
+options = {"backoff_seconds": 1e6, "max_backoff_seconds": 1e6}
+code = supervise(sys.argv[2:], max_restarts=9, log_dir=sys.argv[1], **options)
 print("tensorflow" in sys.modules)
 sys.exit(code)
 """
 
 
-def _ends(folder: Path, *codes: int) -> list[str]:
+def _program_with_ends(folder: Path, *codes: int) -> list[str]:
     return [sys.executable, "-S", "-c", _ENDS, str(folder / "count"), *map(str, codes)]
 
 
@@ -60,7 +63,7 @@ def test_two_preemptions_and_a_crash_take_four_attempts(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    command = _ends(tmp_path, 75, 75, 1, 0)
+    command = _program_with_ends(tmp_path, 75, 75, 1, 0)
     assert supervise(command, max_restarts=1, log_dir=tmp_path, backoff_seconds=0.001) == 0
 
     assert _attempts(tmp_path, "attempt") == [1, 2, 3, 4]
@@ -78,7 +81,7 @@ def test_two_preemptions_and_a_crash_take_four_attempts(
 
 def test_the_wait_is_short_again_after_a_long_attempt(tmp_path: Path) -> None:
     # Every attempt lasts longer than the longest wait.
-    command = _ends(tmp_path, 1, 1, 0)
+    command = _program_with_ends(tmp_path, 1, 1, 0)
     supervise(
         command, max_restarts=9, log_dir=tmp_path, backoff_seconds=0.001, max_backoff_seconds=0.002
     )
@@ -86,28 +89,26 @@ def test_the_wait_is_short_again_after_a_long_attempt(tmp_path: Path) -> None:
 
 
 def test_without_restarts_left_the_last_crashs_code_is_returned(tmp_path: Path) -> None:
-    command = _ends(tmp_path, 1, 75, 7)
+    command = _program_with_ends(tmp_path, 1, 75, 7)
     assert supervise(command, max_restarts=1, log_dir=tmp_path, backoff_seconds=0.001) == 7
     assert _attempts(tmp_path, "decision")[-1] == "end: no restart is left of 1"
 
 
 def test_a_killed_run_is_restarted(tmp_path: Path) -> None:
-    assert (
-        supervise(_ends(tmp_path, -9, 0), max_restarts=1, log_dir=tmp_path, backoff_seconds=0.001)
-        == 0
-    )
+    command = _program_with_ends(tmp_path, -9, 0)
+    assert supervise(command, max_restarts=1, log_dir=tmp_path, backoff_seconds=0.001) == 0
     assert _attempts(tmp_path, "exit_code") == [-9, 0]
 
 
 def test_death_by_a_signal_that_ends_it_is_returned_as_1(tmp_path: Path) -> None:
-    assert supervise(_ends(tmp_path, -11), max_restarts=0, log_dir=tmp_path) == 1
+    assert supervise(_program_with_ends(tmp_path, -11), max_restarts=0, log_dir=tmp_path) == 1
 
 
 @pytest.mark.parametrize(
     "code", [code for code in ExitCode if classify_exit_code(code)[1] is Decision.END]
 )
-def test_what_a_restart_does_not_help_ends_with_its_own_code(code: int, tmp_path: Path) -> None:
-    assert supervise(_ends(tmp_path, code), max_restarts=9, log_dir=tmp_path) == code
+def test_an_error_that_a_restart_does_not_help_keeps_its_code(code: int, tmp_path: Path) -> None:
+    assert supervise(_program_with_ends(tmp_path, code), max_restarts=9, log_dir=tmp_path) == code
     assert _attempts(tmp_path, "exit_code") == [code]
 
 
@@ -118,7 +119,7 @@ def test_a_run_that_max_time_stopped_is_not_restarted(tmp_path: Path) -> None:
 
 
 def test_a_mistake_in_the_arguments_leaves_nothing_behind(tmp_path: Path) -> None:
-    assert supervise(_ends(tmp_path, 2), max_restarts=9, log_dir=tmp_path / "run") == 2
+    assert supervise(_program_with_ends(tmp_path, 2), max_restarts=9, log_dir=tmp_path / "run") == 2
     assert not (tmp_path / "run").exists()
 
 
@@ -152,40 +153,37 @@ def test_until_begun_arguments_are_used_until_a_run_begins(
     (run / "manifest.json").write_bytes(before)
 
     log_dir = tmp_path / "other" if own_log_dir else run
-    command = [
-        sys.executable,
-        "-S",
-        "-c",
-        _BEGINS,
-        str(run),
-        "75,1,75+,75,0",
-        str(tmp_path / "begun.json"),
-    ]
-    once = ["--from_step=40"]
-    run_dir = run if own_log_dir else None
+    arguments = [str(run), "75,1,75+,75,0", str(tmp_path / "begun.json")]
+    command = [sys.executable, "-S", "-c", _BEGINS, *arguments]
+    first_arguments = ["--from_step=40"]
     code = supervise(
         command,
         max_restarts=1,
         log_dir=log_dir,
         backoff_seconds=0.001,
-        first_attempt_arguments=once,
-        run_dir=run_dir,
+        first_attempt_arguments=first_arguments,
+        run_dir=run if own_log_dir else None,
     )
+
     assert code == 0
-    assert _attempts(log_dir, "command") == [[*command, *once]] * 3 + [command] * 2
+    commands = [[*command, *first_arguments]] * 3 + [command] * 2
+    assert _attempts(log_dir, "command") == commands
 
 
 def test_records_follow_those_of_an_earlier_supervisor(tmp_path: Path) -> None:
     append_json_line(tmp_path / "attempts.jsonl", {"exit_code": 130})
-    supervise(_ends(tmp_path, 0), max_restarts=0, log_dir=tmp_path)
+    supervise(_program_with_ends(tmp_path, 0), max_restarts=0, log_dir=tmp_path)
     assert _attempts(tmp_path, "exit_code") == [130, 0]
 
 
 def test_a_record_that_cannot_be_written_does_not_stop_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").write_text("")
-    assert supervise(_ends(tmp_path, 6), max_restarts=9, log_dir=tmp_path / "file") == 6
+    log_dir = tmp_path / "file"
+    log_dir.write_text("")
+    program = _program_with_ends(tmp_path, 6)
+
+    assert supervise(program, max_restarts=9, log_dir=log_dir) == 6
     assert "attempts.jsonl cannot be written" in caplog.text
 
 
@@ -222,6 +220,7 @@ time.sleep(60)
 """
     handler = signal.getsignal(number)
     command = [sys.executable, "-S", "-c", program]
+
     assert supervise(command, max_restarts=9, log_dir=tmp_path, grace_seconds=grace) == expected
     assert _attempts(tmp_path, "exit_code") == [recorded]
     assert _attempts(tmp_path, "decision") == [f"end: asked to stop by {number.name}"]
@@ -241,31 +240,30 @@ for number in sorted({{signal.SIGHUP, signal.SIGINT}}, key=lambda number: number
 time.sleep(60)
 """
     command = [sys.executable, "-S", "-c", program]
-    assert (
-        supervise(command, max_restarts=9, log_dir=tmp_path, grace_seconds=1.0)
-        == ExitCode.PREEMPTED
-    )
+    code = supervise(command, max_restarts=9, log_dir=tmp_path, grace_seconds=1.0)
+
+    assert code == ExitCode.PREEMPTED
     assert _attempts(tmp_path, "decision") == ["end: asked to stop by SIGHUP"]
 
 
 def test_the_process_of_a_supervisor_has_no_tensorflow(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _SUPERVISOR, tmp_path, *_ends(tmp_path, 0)],
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout) == (0, "attempt 0\nFalse\n"), done.stderr
+    command = [sys.executable, "-c", _SUPERVISOR, tmp_path, *_program_with_ends(tmp_path, 0)]
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "attempt 0\nFalse\n"
 
 
 def test_a_supervisor_stopped_during_a_wait_starts_no_attempt(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _SUPERVISOR, tmp_path, *_ends(tmp_path, 1)]
+    command = [sys.executable, "-c", _SUPERVISOR, tmp_path, *_program_with_ends(tmp_path, 1)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stderr is not None
         assert supervisor.stderr.readline() == "error 0\n"
         assert supervisor.stderr.readline().endswith("; restart in 1e+06 s\n")
         supervisor.send_signal(signal.SIGTERM)
+
     assert supervisor.returncode == 75
-    assert json.loads((tmp_path / "attempts.jsonl").read_text())["exit_code"] == 1
+    assert _attempts(tmp_path, "exit_code") == [1]
 
 
 def test_children_of_the_command_end_with_it(tmp_path: Path) -> None:
@@ -275,18 +273,17 @@ child = subprocess.Popen(["sleep", "600"])
 open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
 """
     supervise([sys.executable, "-S", "-c", program], max_restarts=0, log_dir=tmp_path)
-    child = int((tmp_path / "pid").read_text())
-    give_up = time.monotonic() + 20
-    while _runs(child) and time.monotonic() < give_up:
-        time.sleep(0.01)
-    assert not _runs(child)
+    pid = int((tmp_path / "pid").read_text())
 
+    def is_running() -> bool:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return False
+        return state != "Z"
 
-def _runs(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
+    wait_until(lambda: not is_running())
+    assert not is_running()
 
 
 def test_a_process_that_left_the_group_does_not_hold_up_the_end(tmp_path: Path) -> None:
@@ -297,5 +294,7 @@ open({str(tmp_path / "pid")!r}, "w").write(str(away.pid))
 """
     begin = time.monotonic()
     supervise([sys.executable, "-S", "-c", program], max_restarts=0, log_dir=tmp_path)
+
     assert time.monotonic() - begin < 60
+
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

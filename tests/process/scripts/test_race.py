@@ -16,8 +16,8 @@ TICK = "tests.process.scripts.sleepers:tick"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer() as running:
-        yield running
+    with ForkServer() as fork_server:
+        yield fork_server
 
 
 def test_a_race_has_readings_of_each_round_and_its_failures(server: ForkServer) -> None:

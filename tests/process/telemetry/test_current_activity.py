@@ -1,4 +1,6 @@
-"""What a run is doing, when it takes long: what the watch sees, and what real runs with slow parts print."""
+"""What a run is doing, when it takes long: what the watch sees, and what real runs with slow parts
+print.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from trainer_kit.testing import TinyConfig
 
 
 @pytest.fixture(autouse=True)
-def frequent(monkeypatch: pytest.MonkeyPatch) -> None:
+def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Polls and drawings that come often, so that what they show may be short."""
     monkeypatch.setattr(
         runner, "ActivityWatcher", functools.partial(ActivityWatcher, poll_seconds=0.02)
@@ -56,17 +58,15 @@ class SlowTask(LinearTask):
             time.sleep(0.04)
             return batch
 
-        slow = dataset.map(
-            lambda *batch: tf.py_function(slowly, batch, [tensor.dtype for tensor in batch])
-        )
-        slow = slow.map(lambda *batch: _with_shapes(batch, dataset.element_spec))
+        def delay_batch(*batch: Any) -> Any:
+            tensors = tf.py_function(slowly, batch, [tensor.dtype for tensor in batch])
+            return tuple(
+                tf.ensure_shape(tensor, spec.shape)
+                for tensor, spec in zip(tensors, dataset.element_spec, strict=True)
+            )
+
+        slow = dataset.map(delay_batch)
         return slow.apply(tf.data.experimental.assert_cardinality(dataset.cardinality()))
-
-
-def _with_shapes(batch: Any, spec: Any) -> Any:
-    return tuple(
-        tf.ensure_shape(tensor, one.shape) for tensor, one in zip(batch, spec, strict=True)
-    )
 
 
 def slow_experiment() -> ExperimentConfig:
@@ -74,70 +74,70 @@ def slow_experiment() -> ExperimentConfig:
     return linear_experiment(train_steps=10, validation_interval=5).replace(task=SlowConfig())
 
 
-def _lines(tmp_path: Path, config: ExperimentConfig) -> list[str]:
-    """What an evaluation of the initial weights writes: a run would be traced for its training, too."""
+def _evaluate_to_lines(tmp_path: Path, config: ExperimentConfig) -> list[str]:
+    """What an evaluation of the initial weights writes: a run would be traced for its training,
+    too.
+    """
     console = {"activity_after": 0.0, "activity_every": 0.1}
-    return _written(tmp_path, config, "eval", checkpoint="initial", **console).splitlines()
+    return _run_to_text(tmp_path, config, "eval", checkpoint="initial", **console).splitlines()
 
 
-def _written(
+def _run_to_text(
     tmp_path: Path, config: ExperimentConfig, mode: str, checkpoint: str = "latest", **console: Any
 ) -> str:
     stream = io.StringIO()
-    launch(
-        config, mode, str(tmp_path), checkpoint=checkpoint, console=ConsoleWriter(stream, **console)
-    )
+    writer = ConsoleWriter(stream, **console)
+    launch(config, mode, str(tmp_path), checkpoint=checkpoint, console=writer)
     return stream.getvalue()
 
 
 def test_a_long_evaluation_tells_now_and_then_how_far_it_is(tmp_path: Path) -> None:
-    written = _written(
+    text = _run_to_text(
         tmp_path, slow_experiment(), "train_and_eval", activity_after=0.05, activity_every=0.1
     )
-    lines = written.splitlines()
-    kinds = [
-        kind
-        for line in lines
-        if (kind := line.split(" | ")[0]) in ("train", "evaluating", "validation")
-    ]
+
+    lines = text.splitlines()
+    kinds = [line.split(" | ")[0] for line in lines]
+    kinds = [kind for kind in kinds if kind in ("train", "evaluating", "validation")]
     assert [kind for kind in kinds if kind != "evaluating"] == ["train", "validation"] * 2, lines
-    first, second, rest = " ".join(kinds).split(
-        "validation"
-    )  # the first line of each may come before "train"
-    assert min(first.count("evaluating"), second.count("evaluating")) >= 2 and rest == "", lines
-    told = [line for line in lines if line.startswith("evaluating")]
+    # The first line of each evaluation may come before "train".
+    first, second, rest = " ".join(kinds).split("validation")
+    assert first.count("evaluating") >= 2, lines
+    assert second.count("evaluating") >= 2, lines
+    assert rest == "", lines
+
+    pattern = r"evaluating \| step (5|10) \| batch (\d+)/13 \| 0:00:\d\d( \| 0:00:\d\d left)?"
     batches = []
-    for line in told:
-        match = re.fullmatch(
-            r"evaluating \| step (5|10) \| batch (\d+)/13 \| 0:00:\d\d( \| 0:00:\d\d left)?", line
-        )
-        assert match, line
-        batches.append((int(match[1]), int(match[2])))
-    assert batches == sorted(batches) and any(0 < done < 13 for _, done in batches)
+    for line in lines:
+        if line.startswith("evaluating"):
+            match = re.fullmatch(pattern, line)
+            assert match, line
+            batches.append((int(match[1]), int(match[2])))
+    assert batches == sorted(batches)
+    assert any(0 < batch < 13 for _, batch in batches)
 
 
 def test_a_part_of_the_validation_data_is_the_known_end(tmp_path: Path) -> None:
-    lines = _lines(tmp_path, slow_experiment().replace(trainer={"validation_steps": 9}))
+    lines = _evaluate_to_lines(tmp_path, slow_experiment().replace(trainer={"validation_steps": 9}))
     assert any(re.match(r"evaluating \| step 0 \| batch \d+/9 \| ", line) for line in lines), lines
 
 
 def test_two_replicas_count_global_batches(tmp_path: Path) -> None:
-    lines = _lines(tmp_path, slow_experiment().replace(runtime={"virtual_cpus": 2}))
+    lines = _evaluate_to_lines(tmp_path, slow_experiment().replace(runtime={"virtual_cpus": 2}))
     assert any(re.match(r"evaluating \| step 0 \| batch \d+/13 \| ", line) for line in lines), lines
 
 
 def test_a_terminal_redraws_one_line_and_removes_it_at_the_end(tmp_path: Path) -> None:
-    written = _written(
+    text = _run_to_text(
         tmp_path, slow_experiment(), "train_and_eval", interactive=True, activity_after=0.05
     )
-    assert len(set(re.findall(r"evaluating \| step 5 \| batch \d+/13", written))) > 2
-    seen = screen(written)
-    assert [line.split(" | ")[1] for line in seen if line.startswith("validation")] == [
-        "step 5/10",
-        "step 10/10",
-    ]
-    assert sum(line.startswith("train") for line in seen) == 1
-    assert not any("evaluating" in line for line in seen), seen
+
+    assert len(set(re.findall(r"evaluating \| step 5 \| batch \d+/13", text))) > 2
+    lines = screen(text)
+    steps = [line.split(" | ")[1] for line in lines if line.startswith("validation")]
+    assert steps == ["step 5/10", "step 10/10"]
+    assert sum(line.startswith("train") for line in lines) == 1
+    assert not any("evaluating" in line for line in lines), lines
 
 
 class Activities:
@@ -154,15 +154,23 @@ class Activities:
 
 
 def test_each_evaluation_is_counted_from_its_own_start() -> None:
-    now, seen = [0.0], []
-    evaluating = [(10, 43), (10, 50), (20, 62), (20, 70)]
-    looks = [("", 10, 10, 40), *((EVALUATING, step, step, batches) for step, batches in evaluating)]
-    looks = [*looks[:4], ("", 20, 20, 70), (EVALUATING, 20, 20, 71)]
-    watch = ActivityWatcher(Activities(looks), seen.append, clock=lambda: now[0])
-    for _ in range(6):
-        watch.poll()
-        now[0] += 1.0
-    assert seen == [
+    looks = [
+        ("", 10, 10, 40),
+        (EVALUATING, 10, 10, 43),
+        (EVALUATING, 10, 10, 50),
+        (EVALUATING, 20, 20, 62),
+        ("", 20, 20, 70),
+        (EVALUATING, 20, 20, 71),
+    ]
+    now = 0.0
+    activities: list[Activity | None] = []
+    watcher = ActivityWatcher(Activities(looks), activities.append, clock=lambda: now)
+
+    for _ in looks:
+        watcher.poll()
+        now += 1.0
+
+    assert activities == [
         Activity(EVALUATING, 10, 3, 20, 0.0),
         Activity(EVALUATING, 10, 10, 20, 1.0),
         None,
@@ -173,17 +181,19 @@ def test_each_evaluation_is_counted_from_its_own_start() -> None:
 
 
 def test_each_training_loop_is_timed_from_its_own_start() -> None:
-    seen: list[Activity | None] = []
     looks = [
         ("building the model", 0, 0, 0),
         (TRAINING, 5, 7, 0),
         (TRAINING, 5, 8, 0),
         (TRAINING, 10, 10, 0),
     ]
-    watch = ActivityWatcher(Activities(looks), seen.append, clock=lambda: 0.0)
+    activities: list[Activity | None] = []
+    watcher = ActivityWatcher(Activities(looks), activities.append, clock=lambda: 0.0)
+
     for _ in range(4):
-        watch.poll()
-    assert seen == [
+        watcher.poll()
+
+    assert activities == [
         Activity("building the model", 0, 0, None, 0.0),
         None,
         Activity(TRAINING, 7, 2, 20, 0.0),
@@ -207,21 +217,24 @@ class _SlowlyBuiltTask(LinearTask):
             time.sleep(0.15)
             return value
 
-        waited = tf.ensure_shape(tf.py_function(slowly, [tf.stop_gradient(loss)], tf.float32), [])
-        return loss + 0.0 * waited
+        late_loss = tf.py_function(slowly, [tf.stop_gradient(loss)], tf.float32)
+        return loss + 0.0 * tf.ensure_shape(late_loss, [])
 
 
 def test_slow_building_and_steps_are_shown_in_the_first_loop(tmp_path: Path) -> None:
-    config, stream = linear_experiment(train_steps=5), io.StringIO()
+    config = linear_experiment(train_steps=5)
+    stream = io.StringIO()
     console = ConsoleWriter(stream, interactive=True, activity_after=0.05, activity_every=0.1)
+
     run_experiment(
         None, _SlowlyBuiltTask(config.task), "train", config, str(tmp_path), console=console
     )
-    written = stream.getvalue()
-    before_the_report = written[: written.index("training_loss")]
+
+    text = stream.getvalue()
+    before_the_report = text[: text.index("training_loss")]
     assert "building the model | 0:00:0" in before_the_report
-    assert re.search(r"training \| step [1-4]/5 \| 0:00:0\d", before_the_report), written
-    assert not any("training |" in line for line in screen(written))
+    assert re.search(r"training \| step [1-4]/5 \| 0:00:0\d", before_the_report), text
+    assert not any("training |" in line for line in screen(text))
 
 
 def test_an_error_of_the_watch_is_told_once_and_harms_nothing(
@@ -230,11 +243,8 @@ def test_an_error_of_the_watch_is_told_once_and_harms_nothing(
     def fail(progress: Activity | None) -> None:
         raise OSError("gone")
 
-    with (
-        caplog.at_level(logging.WARNING),
-        ActivityWatcher(Activities([(EVALUATING, 1, 1, 1)]), fail, 0.01),
-    ):
+    activities = Activities([(EVALUATING, 1, 1, 1)])
+    with caplog.at_level(logging.WARNING), ActivityWatcher(activities, fail, 0.01):
         time.sleep(0.1)
-    assert [record.getMessage() for record in caplog.records] == [
-        "the run's current activity is no longer shown: OSError('gone')"
-    ]
+    message = "the run's current activity is no longer shown: OSError('gone')"
+    assert caplog.messages == [message]

@@ -35,21 +35,23 @@ def test_the_process_dies_at_the_asked_occurrence_of_the_point(
 ) -> None:
     path = tmp_path / "a.txt"
     with ForkServer() as server:
-        ended = server.run(write_until_killed, str(path), "final.rename", occurrence)
-    assert (ended.code, ended.text) == (-signal.SIGKILL, "")
+        end = server.run(write_until_killed, str(path), "final.rename", occurrence)
+
+    assert end.code == -signal.SIGKILL
+    assert end.text == ""
     assert (path.read_text() if path.exists() else None) == left
-    assert (
-        Path(f"{path}.points").read_text().split()
-        == ["final.open", "final.flush", "final.rename"] * occurrence
-    )
+    points = ["final.open", "final.flush", "final.rename"] * occurrence
+    assert Path(f"{path}.points").read_text().split() == points
 
 
 def test_a_full_disk_is_met_once_and_told_as_one(tmp_path: Path) -> None:
     stop_at("final.flush", occurrence=2, how="raise")
     files.write_text(tmp_path / "a.txt", "1", point="final")
+
     with pytest.raises(StorageError, match=r"a\.txt cannot be written: No space left on device"):
         files.write_text(tmp_path / "a.txt", "2", point="final")
     assert (tmp_path / "a.txt").read_text() == "1"
+
     files.write_text(tmp_path / "a.txt", "3", point="final")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
@@ -63,9 +65,8 @@ def test_recorded_points_come_in_order_and_end_with_the_block(tmp_path: Path) ->
 
 
 def test_an_unknown_write_point_is_refused_with_near_names() -> None:
-    with pytest.raises(
-        UsageError, match=r"no write point 'ledger\.apend'; did you mean ledger\.append"
-    ):
+    message = r"no write point 'ledger\.apend'; did you mean ledger\.append"
+    with pytest.raises(UsageError, match=message):
         stop_at("ledger.apend")
     with pytest.raises(UsageError, match="occurrence is 0"):
         stop_at("ledger.append", 0)

@@ -1,4 +1,4 @@
-"""Children of the fork server behave as processes of their own that begin with TensorFlow imported."""
+"""Children of the fork server behave as new processes that begin with TensorFlow imported."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ def test_each_child_is_a_session_with_an_unused_tensorflow(
     server: ForkServer, tmp_path: Path
 ) -> None:
     for _ in range(2):
-        ended = server.run(split_the_cpu, folder=str(tmp_path))
-        assert ended.code == 1
-        assert f"True {tmp_path} 2\n" in ended.text and "ValueError: what went wrong" in ended.text
+        end = server.run(split_the_cpu, folder=str(tmp_path))
+        assert end.code == 1
+        assert f"True {tmp_path} 2\n" in end.text
+        assert "ValueError: what went wrong" in end.text
 
 
 def test_a_child_can_be_killed_and_waited_for(server: ForkServer) -> None:
@@ -63,8 +64,11 @@ def test_a_child_can_be_killed_and_waited_for(server: ForkServer) -> None:
     with pytest.raises(TimeoutError, match="here"):
         child.wait(0.01)
     child.kill(signal.SIGTERM)
-    ended = child.wait(30)
-    assert (ended.code, ended.text, child.alive) == (-signal.SIGTERM, "here\n", False)
+    end = child.wait(30)
+
+    assert end.code == -signal.SIGTERM
+    assert end.text == "here\n"
+    assert not child.alive
     child.kill()  # of a process that is gone: nothing
 
 
@@ -74,25 +78,25 @@ def test_a_run_that_takes_too_long_is_killed(server: ForkServer) -> None:
 
 
 def replace_servers() -> None:
-    """In a process of its own, whose servers import little: what replaces them is the same, and takes no seconds."""
+    """In a process of its own, whose servers import little: what replaces them is the same, and
+    takes no seconds.
+    """
     fork_server._PRELOADED = "colorsys"
+    # Modules that nothing else imports.
     servers = []
-    for needs, code in (
-        ((), 3),
-        (["poplib"], 0),
-        ((), 0),
-        (["imaplib"], 0),
-    ):  # modules that nothing else imports
+    for needs, code in (((), 3), (["poplib"], 0), ((), 0), (["imaplib"], 0)):
         with ForkServer(needs=needs) as server:
-            ended = server.run(know, "poplib")
-        assert ended.code == code, ended.text
-        servers.append(int(ended.text))
+            end = server.run(know, "poplib")
+        assert end.code == code, end.text
+        servers.append(int(end.text))
+
     first, second, same, last = servers
-    assert second == same and len({first, second, last}) == 3
-    for replaced in (first, second):
+    assert second == same
+    assert len({first, second, last}) == 3
+    for pid in (first, second):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(replaced, 0)
-            raise AssertionError(f"the replaced server {replaced} is still there")
+            os.kill(pid, 0)
+            raise AssertionError(f"the replaced server {pid} is still running")
 
 
 def test_a_server_that_lacks_what_is_needed_is_started_anew() -> None:

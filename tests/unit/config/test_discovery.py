@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import restore_registries
 from trainer_kit.config import discovery
 from trainer_kit.config.experiment_registry import experiments, get_experiment
 from trainer_kit.errors import UsageError
@@ -40,19 +41,21 @@ def find(name):
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty working directory; what a test imports and registers is gone afterwards."""
-    modules, path, registered = set(sys.modules), list(sys.path), dict(experiments._entries)
+    modules = set(sys.modules)
+    path = list(sys.path)
     for module in [module for module in sys.modules if module.split(".")[0] == "experiments"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.chdir(tmp_path)
     importlib.invalidate_caches()
-    yield tmp_path
+
+    with restore_registries(experiments):
+        yield tmp_path
+
     sys.path[:] = path
     for module in set(sys.modules) - modules:
         del sys.modules[module]
     for module in [module for module in sys.modules if module.split(".")[0] == "experiments"]:
         del sys.modules[module]
-    experiments._entries.clear()
-    experiments._entries.update(registered)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.builders import restore_registries
 from tests.config_builders import overridden, refused
 from trainer_kit.config.experiment_registry import register_experiment
 from trainer_kit.config.registration import (
@@ -42,13 +43,13 @@ class LookaheadConfig(BaseOptimizerConfig):
 @pytest.fixture(autouse=True)
 def lookahead() -> Iterator[None]:
     """Registers an optimizer and a schedule for the time of a test."""
-    register_optimizer("lookahead", LookaheadConfig)(
-        lambda config, learning_rate: (config, learning_rate)
-    )
-    register_schedule("flat")(lambda config: 0.5)
-    yield
-    for choice in (OptimizerConfig, LrConfig, DatasetConfig, MetricConfig):
-        choice.registry._entries.clear()
+    choices = (OptimizerConfig, LrConfig, DatasetConfig, MetricConfig)
+    with restore_registries(*(choice.registry for choice in choices)):
+        register_optimizer("lookahead", LookaheadConfig)(
+            lambda config, learning_rate: (config, learning_rate)
+        )
+        register_schedule("flat")(lambda config: 0.5)
+        yield
 
 
 def test_a_registered_optimizer_is_set_like_a_built_in_one() -> None:

@@ -1,4 +1,5 @@
-"""Programs of Keras's guides, small: functions that return a compiled model, and the data that they train on.
+"""Programs of Keras's guides, small: functions that return a compiled model, and the data that they
+train on.
 
 Keras would compile them with XLA, which takes longer than the rest of a test; one program asks for
 it.
@@ -22,7 +23,9 @@ CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def classifier(*hidden: Any, **options: Any) -> Any:
-    """Returns a model of one layer behind `hidden`, by default dropout: what is traced takes most of a fit's time."""
+    """Returns a model of one layer behind `hidden`, by default dropout: what is traced takes most
+    of a fit's time.
+    """
     model = keras.Sequential(
         [keras.Input((8,)), *(hidden or [layers.Dropout(0.3)]), layers.Dense(3)]
     )
@@ -34,14 +37,14 @@ def linear(**options: Any) -> Any:
     """Returns a model of one layer, whose weights, and orders of arrays, come from one seed."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((8,)), layers.Dense(3, name="dense")], name="linear")
-    given = {
+    settings = {
         "optimizer": "sgd",
         "loss": CROSSENTROPY,
         "metrics": ["accuracy"],
         "jit_compile": False,
         **options,
     }
-    model.compile(**given)
+    model.compile(**settings)
     return model
 
 
@@ -87,7 +90,9 @@ def added_loss() -> Any:
 
 
 class CustomStep(keras.Model):
-    """A model whose steps return plain scalars, nested ones among them; an evaluation reports no loss."""
+    """A model whose steps return plain scalars, nested ones among them; an evaluation reports no
+    loss.
+    """
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -117,10 +122,8 @@ class Gan(keras.Model):
         super().__init__()
         self.generator = keras.Sequential([keras.Input((4,)), layers.Dense(8)])
         self.discriminator = keras.Sequential([keras.Input((8,)), layers.Dense(1)])
-        self.d_loss, self.g_loss = (
-            keras.metrics.Mean(name="d_loss"),
-            keras.metrics.Mean(name="g_loss"),
-        )
+        self.d_loss = keras.metrics.Mean(name="d_loss")
+        self.g_loss = keras.metrics.Mean(name="g_loss")
         self.seeds = keras.random.SeedGenerator(1)
 
     @property
@@ -129,10 +132,13 @@ class Gan(keras.Model):
 
     def compile(self, d_optimizer: Any, g_optimizer: Any, loss: Any) -> None:
         super().compile(jit_compile=False)
-        self.d_optimizer, self.g_optimizer, self.loss_function = d_optimizer, g_optimizer, loss
+        self.d_optimizer = d_optimizer
+        self.g_optimizer = g_optimizer
+        self.loss_function = loss
 
     def train_step(self, real: Any) -> dict[str, Any]:
         size = tf.shape(real)[0]
+
         fake = self.generator(keras.random.normal((size, 4), seed=self.seeds))
         labels = tf.concat([tf.ones((size, 1)), tf.zeros((size, 1))], 0)
         with tf.GradientTape() as tape:
@@ -141,6 +147,7 @@ class Gan(keras.Model):
         self.d_optimizer.apply_gradients(
             zip(tape.gradient(d_loss, variables), variables, strict=True)
         )
+
         noise = keras.random.normal((size, 4), seed=self.seeds)
         with tf.GradientTape() as tape:
             g_loss = self.loss_function(
@@ -150,6 +157,7 @@ class Gan(keras.Model):
         self.g_optimizer.apply_gradients(
             zip(tape.gradient(g_loss, variables), variables, strict=True)
         )
+
         self.d_loss.update_state(d_loss)
         self.g_loss.update_state(g_loss)
         return {"d_loss": self.d_loss.result(), "g_loss": self.g_loss.result()}
@@ -163,7 +171,7 @@ def gan() -> Any:
     return model
 
 
-def of_tf_keras() -> Any:
+def tf_keras_linear() -> Any:
     """Returns a model of tf_keras, whose seeds are its own."""
     tf_keras.utils.set_random_seed(3)
     model = tf_keras.Sequential([tf_keras.Input((8,)), tf_keras.layers.Dense(3)])
@@ -184,7 +192,9 @@ class Doubled(tf_keras.layers.Layer):
 
 
 class PositiveBatches(tf_keras.metrics.Metric):
-    """A metric with conditions of tensors: the number of batches with a positive sum, negative from the third one."""
+    """A metric with conditions of tensors: the number of batches with a positive sum, negative from
+    the third one.
+    """
 
     def __init__(self) -> None:
         super().__init__(name="positive_batches")
@@ -210,8 +220,10 @@ def limited_squares(y_true: Any, y_pred: Any) -> Any:
     return error
 
 
-def with_tensor_conditions() -> Any:
-    """Returns a model of tf_keras with conditions of tensors in a layer, in its loss and in its metrics."""
+def model_with_tensor_conditions() -> Any:
+    """Returns a model of tf_keras with conditions of tensors in a layer, in its loss and in its
+    metrics.
+    """
     hidden = [Doubled(), tf_keras.layers.BatchNormalization()]
     model = tf_keras.Sequential([tf_keras.Input((8,)), *hidden, tf_keras.layers.Dense(3)])
     model.compile("adam", limited_squares, metrics=[PositiveBatches(), limited_squares])
@@ -223,14 +235,16 @@ class TwoOptimizers(tf_keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = tf_keras.layers.Dense(4), tf_keras.layers.Dense(1)
+        self.first = tf_keras.layers.Dense(4)
+        self.second = tf_keras.layers.Dense(1)
 
     def call(self, inputs: Any) -> Any:
         return self.second(self.first(inputs))
 
     def compile(self, first_optimizer: Any, second_optimizer: Any) -> None:
         super().compile()
-        self.first_optimizer, self.second_optimizer = first_optimizer, second_optimizer
+        self.first_optimizer = first_optimizer
+        self.second_optimizer = second_optimizer
 
     def train_step(self, data: Any) -> dict[str, Any]:
         with tf.GradientTape(persistent=True) as tape:
@@ -244,8 +258,8 @@ class TwoOptimizers(tf_keras.Model):
         return {"square": loss}
 
 
-def with_two_optimizers() -> Any:
-    """Returns a model of tf_keras that is not built and has an optimizer of today and an old one."""
+def model_with_two_optimizers() -> Any:
+    """Returns a model of tf_keras that is not built, with an optimizer of today and an old one."""
     model = TwoOptimizers()
     model.compile(tf_keras.optimizers.Adam(), tf_keras.optimizers.legacy.Adam(0.01))
     return model
@@ -253,14 +267,19 @@ def with_two_optimizers() -> Any:
 
 def two_outputs() -> Any:
     """Returns a functional model with two inputs and two outputs."""
-    a, b = keras.Input((8,), name="a"), keras.Input((8,), name="b")
+    a = keras.Input((8,), name="a")
+    b = keras.Input((8,), name="b")
     both = layers.concatenate([a, b])
     model = keras.Model(
         [a, b], {"p": layers.Dense(3, name="p")(both), "q": layers.Dense(1, name="q")(both)}
     )
-    losses, weights = {"p": CROSSENTROPY, "q": "mse"}, {"p": 1.0, "q": 0.2}
-    metrics = {"p": ["accuracy"], "q": ["mae"]}
-    model.compile("sgd", losses, loss_weights=weights, metrics=metrics, jit_compile=False)
+    model.compile(
+        "sgd",
+        loss={"p": CROSSENTROPY, "q": "mse"},
+        loss_weights={"p": 1.0, "q": 0.2},
+        metrics={"p": ["accuracy"], "q": ["mae"]},
+        jit_compile=False,
+    )
     return model
 
 
@@ -272,9 +291,8 @@ class Batches(keras.utils.PyDataset):
 
     def __getitem__(self, number: int) -> Any:
         part = slice(number * 20, number * 20 + 20)
-        return X[part].copy(), Y[
-            part
-        ].copy()  # TensorFlow may write to a view, in dropout on two replicas
+        # Copies: TensorFlow may write to a view, in dropout on two replicas.
+        return X[part].copy(), Y[part].copy()
 
 
 class Changing(Batches):
@@ -303,7 +321,7 @@ class OldBatches(tf_keras.utils.Sequence):
         return Batches()[number]
 
 
-def generated() -> Any:
+def endless_batches() -> Any:
     """Yields batches without end."""
     batches = Batches()
     while True:

@@ -16,7 +16,7 @@ from trainer_kit.compat.keras.callback_state import (
 )
 
 
-class Started:
+class StartedLogger:
     """A logger in a process that has begun, and has resumed if a state is given."""
 
     def __init__(
@@ -28,38 +28,41 @@ class Started:
         truncate_csv_files([self.logger], state or {})
         self.logger.on_train_begin()
 
-    def epochs(self, *numbers: int) -> None:
+    def write_epochs(self, *numbers: int) -> None:
         for number in numbers:
             self.logger.on_epoch_end(number, {"loss": number / 2, "val_loss": 1.0})
 
 
 @pytest.mark.parametrize("kind", [keras.callbacks.CSVLogger, tf_keras.callbacks.CSVLogger])
 def test_rows_after_the_checkpoint_are_written_once(kind: Any, tmp_path: Path) -> None:
-    first = Started(kind, tmp_path / "log.csv")
-    first.epochs(0, 1)
+    first = StartedLogger(kind, tmp_path / "log.csv")
+    first.write_epochs(0, 1)
     state = csv_lengths([first.logger])
-    first.epochs(2)
-    Started(kind, tmp_path / "log.csv", state).epochs(2, 3)
+    first.write_epochs(2)
+    StartedLogger(kind, tmp_path / "log.csv", state).write_epochs(2, 3)
     rows = (tmp_path / "log.csv").read_text().splitlines()
+
     assert rows == ["epoch,loss,val_loss", "0,0.0,1.0", "1,0.5,1.0", "2,1.0,1.0", "3,1.5,1.0"]
 
 
 @pytest.mark.parametrize("kind", [keras.callbacks.CSVLogger, tf_keras.callbacks.CSVLogger])
 def test_a_run_that_goes_back_writes_its_rows_again(kind: Any, tmp_path: Path) -> None:
-    started = Started(kind, tmp_path / "log.csv")
-    started.epochs(0)
+    started = StartedLogger(kind, tmp_path / "log.csv")
+    started.write_epochs(0)
     state = csv_lengths([started.logger])
-    started.epochs(1)
+    started.write_epochs(1)
     truncate_csv_files([started.logger], state)
-    started.epochs(1)
+    started.write_epochs(1)
+
     assert (tmp_path / "log.csv").read_text().splitlines()[1:] == ["0,0.0,1.0", "1,0.5,1.0"]
 
 
 def test_a_checkpoint_before_the_first_row_gives_a_header(tmp_path: Path) -> None:
-    first = Started(keras.callbacks.CSVLogger, tmp_path / "log.csv")
+    first = StartedLogger(keras.callbacks.CSVLogger, tmp_path / "log.csv")
     state = csv_lengths([first.logger])
-    first.epochs(0)
-    Started(keras.callbacks.CSVLogger, tmp_path / "log.csv", state).epochs(0)
+    first.write_epochs(0)
+    StartedLogger(keras.callbacks.CSVLogger, tmp_path / "log.csv", state).write_epochs(0)
+
     assert (tmp_path / "log.csv").read_text().splitlines() == ["epoch,loss,val_loss", "0,0.0,1.0"]
 
 
@@ -67,18 +70,17 @@ def test_a_checkpoint_before_the_first_row_gives_a_header(tmp_path: Path) -> Non
 def test_a_logger_that_is_new_in_the_run_does_as_it_says(
     append: bool, rows: int, tmp_path: Path
 ) -> None:
-    Started(keras.callbacks.CSVLogger, tmp_path / "log.csv").epochs(0)
-    Started(keras.callbacks.CSVLogger, tmp_path / "log.csv", {}, append).epochs(5)
+    StartedLogger(keras.callbacks.CSVLogger, tmp_path / "log.csv").write_epochs(0)
+    StartedLogger(keras.callbacks.CSVLogger, tmp_path / "log.csv", {}, append).write_epochs(5)
     assert len((tmp_path / "log.csv").read_text().splitlines()) == rows
 
 
 @pytest.mark.parametrize("module", [keras, tf_keras])
 def test_a_worker_beside_the_chief_writes_to_another_folder(module: Any, tmp_path: Path) -> None:
     saver = module.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
-    logger, board = (
-        module.callbacks.CSVLogger(str(tmp_path / "log.csv")),
-        module.callbacks.TensorBoard(str(tmp_path)),
-    )
+    logger = module.callbacks.CSVLogger(str(tmp_path / "log.csv"))
+    board = module.callbacks.TensorBoard(str(tmp_path))
+
     redirect_to_temporary_folders([keras.callbacks.History(), saver, logger, board])
     paths = [Path(path) for path in (saver.filepath, logger.filename, board.log_dir)]
     assert [path.name for path in paths] == ["{epoch}.keras", "log.csv", tmp_path.name]

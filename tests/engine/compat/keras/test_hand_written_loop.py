@@ -19,11 +19,14 @@ from trainer_kit.errors import UsageError
 PAGE = Path(__file__).with_name("loops_by_hand.md").read_text(encoding="utf-8")
 METRICS, FUNCTION = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 RANDOM = np.random.RandomState(0)
-X, Y = RANDOM.rand(40, 784).astype("float32"), RANDOM.randint(0, 10, 40)
+X = RANDOM.rand(40, 784).astype("float32")
+Y = RANDOM.randint(0, 10, 40)
 
 
 def batches(random: bool = False) -> tf.data.Dataset:
-    """Returns batches of 16 examples; the last one has 8. Random ones are shuffled twice, with noise between."""
+    """Returns batches of 16 examples; the last one has 8. Random ones are shuffled twice, with
+    noise between.
+    """
     dataset = tf.data.Dataset.from_tensor_slices((X, Y))
     if random:
         noisy = dataset.shuffle(40, seed=2).map(
@@ -33,8 +36,10 @@ def batches(random: bool = False) -> tf.data.Dataset:
     return dataset.batch(16)
 
 
-def around() -> dict[str, Any]:
-    """Returns the names that the document uses and does not define, with the same weights each time."""
+def document_names() -> dict[str, Any]:
+    """Returns the names that the document uses and does not define, with the same weights each
+    time.
+    """
     keras.utils.set_random_seed(1)
     layers = [
         keras.layers.Dense(8, activation="relu"),
@@ -56,17 +61,19 @@ def around() -> dict[str, Any]:
     }
 
 
-def run(*blocks: str, **given: Any) -> dict[str, Any]:
+def run_blocks(*blocks: str) -> dict[str, Any]:
     """Runs blocks of the document, and returns their names."""
-    names = {**around(), **given}
+    names = document_names()
     for block in blocks:
         exec(block.replace("reset_states", "reset_state"), names)
     return names
 
 
-def undecorated(names: dict[str, Any]) -> Any:
+def build_train_step(names: dict[str, Any]) -> Any:
     """Returns the body of the document's loop as a function, with a condition on a tensor."""
-    model, loss_fn, optimizer = names["model"], names["loss_fn"], names["optimizer"]
+    model = names["model"]
+    loss_fn = names["loss_fn"]
+    optimizer = names["optimizer"]
 
     def train_step(x_train: Any, y_train: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -81,24 +88,26 @@ def undecorated(names: dict[str, Any]) -> Any:
     return train_step
 
 
-def parts(names: dict[str, Any]) -> dict[str, Any]:
+def common_arguments(names: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of train_loop that are the same in all tests."""
     return {"epochs": 2, "model": names["model"], "optimizer": names["optimizer"], "verbose": 0}
 
 
 def assert_same_weights(names: dict[str, Any], expected: dict[str, Any]) -> None:
-    for one, other in zip(
-        names["model"].get_weights(), expected["model"].get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    weights = names["model"].get_weights()
+    expected_weights = expected["model"].get_weights()
+    for weight, expected_weight in zip(weights, expected_weights, strict=True):
+        np.testing.assert_allclose(weight, expected_weight, rtol=1e-6, atol=1e-6)
 
 
 def test_metrics_are_those_that_the_loop_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    expected, names = run(METRICS), around()
+    expected = run_blocks(METRICS)
     printed = re.findall(r"acc.*: (\d\.\d{4})", capsys.readouterr().out)
     assert len(printed) == 4
+
+    names = document_names()
 
     def test_step(x_val: Any, y_val: Any) -> None:
         names["val_acc_metric"].update_state(y_val, names["model"](x_val, training=False))
@@ -107,14 +116,14 @@ def test_metrics_are_those_that_the_loop_prints(
     noting = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: ends.append((batch, logs["acc"]))
     )
-    schedule = keras.callbacks.LearningRateScheduler(
-        lambda epoch: 1e-3
-    )  # the rate of the document's optimizer
+    # The rate of the document's optimizer, which the scheduler sets back.
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 1e-3)
     names["optimizer"].learning_rate = 0.5
+
     history = tk_keras.train_loop(
-        undecorated(names),
+        build_train_step(names),
         batches(),
-        **parts(names),
+        **common_arguments(names),
         metrics=[names["train_acc_metric"]],
         callbacks=[noting, schedule],
         test_step=test_step,
@@ -134,13 +143,14 @@ def test_metrics_are_those_that_the_loop_prints(
 def test_a_tf_function_reads_the_orders_of_the_loop(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected, names = run(FUNCTION), run(FUNCTION)
+    expected = run_blocks(FUNCTION)
     losses = []
     data = batches(random=True)
     for _ in range(2):
-        losses.append(
-            np.average([float(expected["train_step"](x, y)) for x, y in data], weights=[16, 16, 8])
-        )
+        losses_of_batches = [float(expected["train_step"](x, y)) for x, y in data]
+        losses.append(np.average(losses_of_batches, weights=[16, 16, 8]))
+
+    names = run_blocks(FUNCTION)
 
     def test_step(batch: Any) -> Any:
         x_val, y_val = batch
@@ -149,7 +159,7 @@ def test_a_tf_function_reads_the_orders_of_the_loop(
     history = tk_keras.train_loop(
         names["train_step"],
         batches(random=True),
-        **parts(names),
+        **common_arguments(names),
         test_step=test_step,
         val_dataset=batches(),
         model_dir=str(tmp_path),
@@ -157,10 +167,8 @@ def test_a_tf_function_reads_the_orders_of_the_loop(
     assert_same_weights(names, expected)
     np.testing.assert_allclose(history.history["loss"], losses, rtol=1e-6)
     assert list(history.history) == ["loss", "val_loss"]
-    assert (
-        "train_step updates the metric 'acc', which is not in metrics; it is not reported"
-        in caplog.text
-    )
+    warning = "train_step updates the metric 'acc', which is not in metrics; it is not reported"
+    assert warning in caplog.text
     assert (tmp_path / "best_ckpt").exists()
 
 
@@ -168,13 +176,11 @@ def test_a_tf_function_reads_the_orders_of_the_loop(
 def test_one_optimizer_of_two_models_resumes_with_any_callbacks(
     first_start_has_callbacks: bool, tmp_path: Path
 ) -> None:
-    def train(epochs: int, folder: str, has_callbacks: bool) -> list[Any]:
-        names = around()
+    def train_two_models(epochs: int, folder: str, has_callbacks: bool) -> list[Any]:
+        names = document_names()
         optimizer = keras.optimizers.Adam(1e-2)
-        model, decoder = (
-            names["model"],
-            keras.Sequential([keras.Input((10,)), keras.layers.Dense(784)]),
-        )
+        model = names["model"]
+        decoder = keras.Sequential([keras.Input((10,)), keras.layers.Dense(784)])
         variables = [*model.trainable_variables, *decoder.trainable_variables]
 
         def train_step(x: Any, y: Any) -> Any:
@@ -184,35 +190,38 @@ def test_one_optimizer_of_two_models_resumes_with_any_callbacks(
             return loss
 
         arguments = {
-            **parts(names),
+            **common_arguments(names),
             "epochs": epochs,
             "optimizer": optimizer,
             "model_dir": str(tmp_path / folder),
         }
         callbacks = [keras.callbacks.TerminateOnNaN()] if has_callbacks else None
         tk_keras.train_loop(train_step, batches(), **arguments, callbacks=callbacks)
+
         return [variable.numpy().tolist() for variable in variables]
 
-    expected = train(2, "straight", has_callbacks=True)
-    train(1, "stopped", has_callbacks=first_start_has_callbacks)
+    expected = train_two_models(2, "straight", has_callbacks=True)
+    train_two_models(1, "stopped", has_callbacks=first_start_has_callbacks)
     keras.layers.Dense(1)  # Keras counts layers in their names
-    assert train(2, "stopped", has_callbacks=not first_start_has_callbacks) == expected
+    resumed = train_two_models(2, "stopped", has_callbacks=not first_start_has_callbacks)
+
+    assert resumed == expected
 
 
 def test_each_epoch_of_some_steps_begins_at_the_start(tmp_path: Path) -> None:
-    names = around()
+    names = document_names()
 
     def train_step(x: Any, y: Any) -> Any:
         return names["loss_fn"](y, names["model"](x))  # the weights stay as they are
 
     history = tk_keras.train_loop(
-        train_step, batches(), **parts(names), steps_per_epoch=1, model_dir=str(tmp_path)
+        train_step, batches(), **common_arguments(names), steps_per_epoch=1, model_dir=str(tmp_path)
     ).history
     assert history["loss"][0] == history["loss"][1]
 
 
 def test_scalars_of_a_dict_are_means_over_the_examples(tmp_path: Path) -> None:
-    names = around()
+    names = document_names()
     sums = [float(tf.reduce_sum(x)) for x, _ in batches()]
 
     def train_step(x: Any, y: Any) -> dict[str, Any]:
@@ -228,7 +237,7 @@ def test_scalars_of_a_dict_are_means_over_the_examples(tmp_path: Path) -> None:
     history = tk_keras.train_loop(
         train_step,
         batches(),
-        **parts(names),
+        **common_arguments(names),
         test_step=test_step,
         val_dataset=batches(),
         model_dir=str(tmp_path),
@@ -246,7 +255,7 @@ def test_a_tuple_begins_with_the_loss(tmp_path: Path) -> None:
         return tf.reduce_sum(x), x
 
     history = tk_keras.train_loop(
-        train_step, batches(), **parts(around()), model_dir=str(tmp_path)
+        train_step, batches(), **common_arguments(document_names()), model_dir=str(tmp_path)
     ).history
     sums = [float(tf.reduce_sum(x)) for x, _ in batches()]
     np.testing.assert_allclose(
@@ -255,15 +264,18 @@ def test_a_tuple_begins_with_the_loss(tmp_path: Path) -> None:
     assert list(history) == ["loss"]
 
 
-def returning(value: Any) -> Any:
+def step_that_returns(value: Any) -> Any:
     return lambda x, y: value
 
 
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        ({"train_step": returning(None)}, r"train_step returned no loss.*return loss"),
-        ({"train_step": returning({"error": 1.0})}, r"train_step returned no loss.*return a dict"),
+        ({"train_step": step_that_returns(None)}, r"train_step returned no loss.*return loss"),
+        (
+            {"train_step": step_that_returns({"error": 1.0})},
+            r"train_step returned no loss.*return a dict",
+        ),
         ({"train_step": lambda x, y: (x, 1.0)}, r"a tuple that does not begin with the loss"),
         ({"train_step": lambda x, y, z: 1.0}, r"train_step\(x, y, z\) cannot be called .* 2 parts"),
         (
@@ -274,25 +286,33 @@ def returning(value: Any) -> Any:
             {"model": tf.Module()},
             r"model is a Module; train_loop takes a Keras model.*trainer_kit\.Task",
         ),
-        ({"test_step": returning(None)}, r"val_dataset is missing.*both or none"),
+        ({"test_step": step_that_returns(None)}, r"val_dataset is missing.*both or none"),
         (
-            {"test_step": returning(None), "val_dataset": batches},
+            {"test_step": step_that_returns(None), "val_dataset": batches},
             r"evaluation has no result.*val_metrics",
         ),
     ],
 )
 def test_a_mistake_is_reported(mistake: dict[str, Any], message: str, tmp_path: Path) -> None:
-    names = around()
-    given = {"train_step": undecorated(names), "train_ds": batches(), **parts(names), **mistake}
-    if "val_dataset" in given:
-        given["val_dataset"] = batches()
+    names = document_names()
+    arguments = {
+        "train_step": build_train_step(names),
+        "train_ds": batches(),
+        **common_arguments(names),
+        **mistake,
+    }
+    if "val_dataset" in arguments:
+        arguments["val_dataset"] = batches()
+
     with pytest.raises(UsageError, match=message):
-        tk_keras.train_loop(**given, model_dir=str(tmp_path / "run"))
+        tk_keras.train_loop(**arguments, model_dir=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_model_on_several_replicas_is_refused(tmp_path: Path) -> None:
     with replicas(2).scope():
-        names = around()
+        names = document_names()
     with pytest.raises(UsageError, match=r"2 replicas.*call fit"):
-        tk_keras.train_loop(undecorated(names), batches(), **parts(names), model_dir=str(tmp_path))
+        tk_keras.train_loop(
+            build_train_step(names), batches(), **common_arguments(names), model_dir=str(tmp_path)
+        )

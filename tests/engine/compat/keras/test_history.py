@@ -55,7 +55,9 @@ class ReturnsRate(keras.Model):
 
 
 class ReturnsOwnLoss(keras.Model):
-    """Returns losses under the name of the tracker of compile, which it never updates, and reads the tracker."""
+    """Returns losses under the name of the tracker of compile, which it never updates, and reads
+    the tracker.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,12 +81,12 @@ class ReturnsOwnLoss(keras.Model):
 def test_a_loss_in_place_of_a_metric_is_reported(replicas: int, tmp_path: Path) -> None:
     losses: list[list[float]] = [[], []]
     targets = X.sum(axis=1, keepdims=True)
-    for door, seen in zip((keras.Model.fit, tk_keras.fit), losses, strict=True):
+    for door, losses_of_door in zip((keras.Model.fit, tk_keras.fit), losses, strict=True):
         with replicas_of(replicas).scope():
             model = ReturnsOwnLoss()
             model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
         note = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda _, logs, to=seen: to.append(logs["loss"])
+            on_train_batch_end=lambda _, logs, to=losses_of_door: to.append(logs["loss"])
         )
         options = {
             "validation_data": (X, targets),
@@ -95,20 +97,24 @@ def test_a_loss_in_place_of_a_metric_is_reported(replicas: int, tmp_path: Path) 
         }
         folder = {} if door is keras.Model.fit else {"model_dir": str(tmp_path)}
         history = door(model, X, targets, callbacks=[note], **options, **folder).history
+
     assert len(losses[0]) == 4
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-    np.testing.assert_allclose(
-        history["loss"], losses[0][1::2], rtol=1e-5
-    )  # Keras shows 0 at the end of an epoch
+    # Keras shows 0 at the end of an epoch.
+    np.testing.assert_allclose(history["loss"], losses[0][1::2], rtol=1e-5)
+
     last_batch = np.mean(np.square(model.predict(X[50:], verbose=0) - targets[50:]))
     np.testing.assert_allclose(history["val_loss"][-1], last_batch, rtol=1e-5)
+
     best = read_json(tmp_path / "best_ckpt" / "info.json")
     assert best["value"] == pytest.approx(min(history["val_loss"]))
 
 
 def test_epochs_is_a_total_and_a_finished_fit_returns_all(tmp_path: Path) -> None:
-    models, histories = [], []
     targets = keras.utils.to_categorical(Y)
+
+    models = []
+    histories = []
     for epochs in (2, 1, 2, 2):
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
         model = linear(loss=loss, metrics=[keras.metrics.F1Score(average=None, name="f1")])
@@ -125,9 +131,8 @@ def test_epochs_is_a_total_and_a_finished_fit_returns_all(tmp_path: Path) -> Non
         models.append(model)
     expected, first, longer, finished = histories
     assert np.shape(expected.history["f1"]) == (2, 3)
-    assert (
-        expected.history.pop("time") == longer.history.pop("time") == finished.history.pop("time")
-    )
+    times = [history.history.pop("time") for history in (expected, longer, finished)]
+    assert times[0] == times[1] == times[2]
     assert first.epoch == [0]
     assert_same_history(longer, expected)
     np.testing.assert_equal(finished.history, longer.history)
@@ -140,20 +145,17 @@ def test_epochs_is_a_total_and_a_finished_fit_returns_all(tmp_path: Path) -> Non
 
 def test_steps_return_what_they_like(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = {"x": X, "y": Y, "validation_data": (X, Y), "epochs": 1, "verbose": 0}
-    histories = []
-    for door in (keras.Model.fit, tk_keras.fit):
+    models = []
+    for _ in range(2):
         keras.utils.set_random_seed(3)
         model = ReturnsRate()
         model.compile("sgd", CROSSENTROPY, jit_compile=False)
-        with caplog.at_level(logging.INFO):
-            histories.append(
-                door(
-                    model,
-                    **options,
-                    **({} if len(histories) == 0 else {"model_dir": str(tmp_path)}),
-                )
-            )
-    expected, history = histories
+        models.append(model)
+
+    expected = models[0].fit(**options)
+    with caplog.at_level(logging.INFO):
+        history = tk_keras.fit(models[1], **options, model_dir=str(tmp_path))
+
     assert_same_history(history, expected)
     assert list(history.history) == ["learning_rate", "loss", "val_size"]
     assert "no best weights are kept" in caplog.text
@@ -163,8 +165,11 @@ def test_steps_return_what_they_like(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_metrics_of_an_epoch_continue_from_earlier_releases() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    of_fit = KerasMetrics("training_loss", model, {}).variables()
-    of_loop = LoopMetrics("training_loss", [keras.metrics.Mean("mean")]).variables()
-    of_model = len(model.metrics_variables)
-    assert [tuple(variable.shape) for variable in of_fit] == [(), (), (64, 2), *[()] * of_model]
-    assert [tuple(variable.shape) for variable in of_loop] == [(), (), (), (), (64, 2)]
+
+    variables_of_fit = KerasMetrics("training_loss", model, {}).variables()
+    variables_of_loop = LoopMetrics("training_loss", [keras.metrics.Mean("mean")]).variables()
+
+    shapes_of_model = [()] * len(model.metrics_variables)
+    shapes_of_fit = [tuple(variable.shape) for variable in variables_of_fit]
+    assert shapes_of_fit == [(), (), (64, 2), *shapes_of_model]
+    assert [tuple(variable.shape) for variable in variables_of_loop] == [(), (), (), (), (64, 2)]

@@ -1,4 +1,4 @@
-"""Methods of Keras callbacks around batches are called as Model.fit calls them, with the same logs."""
+"""Methods of Keras callbacks around batches are called as by Model.fit, with the same logs."""
 
 from __future__ import annotations
 
@@ -68,56 +68,63 @@ def fit(model: Any, folder: Path | None, callbacks: list[Any], **options: Any) -
         "callbacks": callbacks,
         **options,
     }
-    return (
-        tk_keras.fit(model, X, Y, model_dir=str(folder), **options)
-        if folder
-        else model.fit(X, Y, **options)
-    )
+    if folder is None:
+        return model.fit(X, Y, **options)
+    return tk_keras.fit(model, X, Y, model_dir=str(folder), **options)
 
 
-def assert_same_calls(found: Calls, expected: Calls) -> None:
+def assert_same_calls(calls: Calls, expected_calls: Calls) -> None:
     """Checks that methods, numbers and keys are the same, and the values to 1e-6."""
-    assert [call[:2] for call in found] == [call[:2] for call in expected]
-    for (method, batch, logs), (_, _, wanted) in zip(found, expected, strict=True):
-        assert list(logs or {}) == list(wanted or {}), (method, batch)
-        assert all(type(value) is float for value in (logs or {}).values())
-        np.testing.assert_allclose([*(logs or {}).values()], [*(wanted or {}).values()], 1e-6, 1e-6)
+    assert [call[:2] for call in calls] == [call[:2] for call in expected_calls]
+    for (method, batch, logs), (_, _, expected_logs) in zip(calls, expected_calls, strict=True):
+        values = logs or {}
+        expected = expected_logs or {}
+        assert list(values) == list(expected), (method, batch)
+        assert all(type(value) is float for value in values.values())
+        np.testing.assert_allclose([*values.values()], [*expected.values()], 1e-6, 1e-6)
 
 
 def test_two_replicas_evaluate_batches_with_the_logs_of_one(tmp_path: Path) -> None:
-    one, two = Batches(), Batches()
+    of_two_replicas = Batches()
     with replicas(2).scope():
         model = linear()
-    fit(model, tmp_path, [two], epochs=1)
-    with_one = linear()
-    with_one.set_weights(model.get_weights())
-    with_one.evaluate(X[:70], Y[:70], verbose=0, callbacks=[one])
-    found = [call for call in two.calls if "test" in call[0]]
-    assert_same_calls(found, one.calls)
+    fit(model, tmp_path, [of_two_replicas], epochs=1)
+
+    of_one_replica = Batches()
+    model_of_one_replica = linear()
+    model_of_one_replica.set_weights(model.get_weights())
+    model_of_one_replica.evaluate(X[:70], Y[:70], verbose=0, callbacks=[of_one_replica])
+
+    evaluation_calls = [call for call in of_two_replicas.calls if "test" in call[0]]
+    assert_same_calls(evaluation_calls, of_one_replica.calls)
 
 
 def test_batches_and_a_stop_between_them_are_those_of_keras(tmp_path: Path) -> None:
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.model.stop_training = (
-                self.model.optimizer.iterations == 7
-            )  # after three of the four batches
+            # After three of the four batches.
+            self.model.stop_training = self.model.optimizer.iterations == 7
 
-    theirs, ours, again = (
-        Batches(),
-        Batches(),
-        Batches(),
-    )  # calls are state: those of an earlier start come back
-    expected = fit(one := linear(), None, [theirs, WarmUp(), Stop()], epochs=4)
-    history = fit(other := linear(), tmp_path, [ours, WarmUp(), Stop()], epochs=4)
+    theirs = Batches()
+    their_model = linear()
+    expected = fit(their_model, None, [theirs, WarmUp(), Stop()], epochs=4)
+    ours = Batches()
+    our_model = linear()
+    history = fit(our_model, tmp_path, [ours, WarmUp(), Stop()], epochs=4)
+
     assert_same_calls(ours.calls, theirs.calls)
     assert history.epoch == expected.epoch == [0, 1]
     np.testing.assert_allclose(history.history["val_loss"], expected.history["val_loss"], rtol=1e-6)
-    np.testing.assert_allclose(other.get_weights()[0], one.get_weights()[0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        our_model.get_weights()[0], their_model.get_weights()[0], rtol=1e-6, atol=1e-6
+    )
+
+    # Calls are state: those of an earlier start come back.
+    again = Batches()
     finished = linear()
     assert fit(finished, tmp_path, [again], epochs=4).history == history.history
     assert len(again.calls) == len(ours.calls)
-    np.testing.assert_array_equal(finished.get_weights()[0], other.get_weights()[0])
+    np.testing.assert_array_equal(finished.get_weights()[0], our_model.get_weights()[0])
 
 
 def test_stops_and_errors_between_batches_lose_no_step(tmp_path: Path) -> None:
@@ -133,33 +140,40 @@ def test_stops_and_errors_between_batches_lose_no_step(tmp_path: Path) -> None:
             if self.model.optimizer.iterations == self.error_at:
                 raise StopIteration("a mistake of the callback")
 
-    def trained(folder: str, *callbacks: Any) -> tuple[Any, Any]:
+    def train_model(folder: str, *callbacks: Any) -> tuple[Any, Any]:
         model = linear()
         return fit(model, tmp_path / folder, list(callbacks), validation_data=None), model
 
-    whole, ours, interrupting = Batches(), Batches(), Interrupting()
-    history, one = trained("whole", whole)
+    whole = Batches()
+    expected, uninterrupted_model = train_model("whole", whole)
+
+    batches = Batches()
+    interrupting = Interrupting()
     interrupting.stops_at = 3
     with pytest.raises(PreemptedError, match="at step 3"):
-        trained("run", ours, interrupting)
-    interrupting.stops_at, interrupting.error_at = -1, 6
-    with pytest.raises(
-        RuntimeError, match=r"Interrupting\.on_train_batch_end raised StopIteration"
-    ):
-        trained("run", ours, interrupting)
+        train_model("run", batches, interrupting)
+
+    interrupting.stops_at = -1
+    interrupting.error_at = 6
+    message = r"Interrupting\.on_train_batch_end raised StopIteration"
+    with pytest.raises(RuntimeError, match=message):
+        train_model("run", batches, interrupting)
+
     interrupting.error_at = -1
-    resumed, other = trained("run", ours, interrupting)
-    assert resumed.history == history.history
-    assert ours.calls == whole.calls
-    assert_same_weights(other, one)
+    resumed, resumed_model = train_model("run", batches, interrupting)
+    assert resumed.history == expected.history
+    assert batches.calls == whole.calls
+    assert_same_weights(resumed_model, uninterrupted_model)
 
 
 def test_terminate_on_nan_ends_an_eager_run_at_the_batch(tmp_path: Path) -> None:
     weight = np.ones(100, "float32")
     weight[40] = np.nan  # in the second batch
     options = {"epochs": 3, "shuffle": False, "sample_weight": weight}
-    theirs, ours = Batches(), Batches()
+
+    theirs = Batches()
     fit(linear(run_eagerly=True), None, [keras.callbacks.TerminateOnNaN(), theirs], **options)
+    ours = Batches()
     history = fit(
         linear(run_eagerly=True), tmp_path, [keras.callbacks.TerminateOnNaN(), ours], **options
     )
@@ -179,16 +193,18 @@ def test_callbacks_of_tf_keras_have_its_numbers(tmp_path: Path) -> None:
         def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
             self.calls.append((batch, int(self.model._test_counter), {**logs}))
 
-    def model() -> Any:
+    def build_model() -> Any:
         tf_keras.utils.set_random_seed(3)
         model = tf_keras.Sequential([tf_keras.Input((8,)), tf_keras.layers.Dense(3)])
         loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("sgd", loss, metrics=["accuracy"], jit_compile=False)
         return model
 
-    theirs, ours = Noting(), Noting()
-    fit(model(), None, [theirs], shuffle=False)
-    fit(model(), tmp_path, [ours], shuffle=False)
+    theirs = Noting()
+    fit(build_model(), None, [theirs], shuffle=False)
+    ours = Noting()
+    fit(build_model(), tmp_path, [ours], shuffle=False)
+
     assert [call[:2] for call in ours.calls] == [call[:2] for call in theirs.calls]
     for (_, _, logs), (_, _, expected) in zip(ours.calls, theirs.calls, strict=True):
         assert logs == pytest.approx(expected, abs=1e-6)
@@ -204,7 +220,7 @@ class Own(keras.callbacks.ModelCheckpoint):
         """Does something."""
 
 
-def progress_bar(verbose: Any) -> Any:
+def build_progress_bar(verbose: Any) -> Any:
     bar = keras.callbacks.ProgbarLogger()
     bar.set_params({"verbose": verbose, "epochs": 1, "steps": 1})
     return bar
@@ -224,8 +240,8 @@ def progress_bar(verbose: Any) -> Any:
         (keras.callbacks.TensorBoard(), False),
         (keras.callbacks.TensorBoard(update_freq=5), True),
         (keras.callbacks.TensorBoard(profile_batch=(2, 3)), True),
-        (progress_bar("auto"), True),
-        (progress_bar(2), False),
+        (build_progress_bar("auto"), True),
+        (build_progress_bar(2), False),
         (tf_keras.callbacks.LambdaCallback(on_batch_end=print), True),
         (tf_keras.callbacks.TensorBoard(), False),
     ],

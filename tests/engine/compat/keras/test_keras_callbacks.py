@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 import keras
 import pytest
 
+from tests.builders import wait_until
 from tests.engine.compat.keras.keras_programs import X, Y, assert_same_weights, linear
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit import Callback
@@ -62,6 +62,7 @@ def test_a_run_of_a_native_task_calls_callbacks_of_keras(tmp_path: Path) -> None
     run_experiment(
         None, LinearTask(config.task), "train", config, str(tmp_path), callbacks=callbacks
     )
+
     assert epochs == [0, 1]
 
 
@@ -72,10 +73,9 @@ def test_a_resumed_run_goes_on_with_rate_patience_and_bar(
         return rate / 2 if epoch else rate
 
     def run(folder: str, *others: Any, patience: int = 4) -> Any:
-        waiting = keras.callbacks.EarlyStopping("val_loss", 10.0, patience)
         callbacks = [
             keras.callbacks.LearningRateScheduler(halve),
-            waiting,
+            keras.callbacks.EarlyStopping("val_loss", 10.0, patience),
             keras.callbacks.ProgbarLogger(),
             *others,
         ]
@@ -89,42 +89,32 @@ def test_a_resumed_run_goes_on_with_rate_patience_and_bar(
             run("b", StopAt(stopped_at), patience=9)
     capsys.readouterr()
     resumed = run("b")  # the program's patience counts, not that of the checkpoint
+
     assert resumed.history == whole.history
-    assert resumed.history["learning_rate"] == pytest.approx(
-        [1e-2 * 0.5**epoch for epoch in range(5)]
-    )
-    assert resumed.epoch == [
-        0,
-        1,
-        2,
-        3,
-        4,
-    ]  # some epochs were waited before: there would be more to wait for all again
-    assert re.findall(r"Epoch \d/\d", capsys.readouterr().out) == [
-        "Epoch 3/9",
-        "Epoch 4/9",
-        "Epoch 5/9",
-    ]
+    rates = [1e-2 * 0.5**epoch for epoch in range(5)]
+    assert resumed.history["learning_rate"] == pytest.approx(rates)
+    # Epochs that were waited for before the stop count: with four more there would be more epochs.
+    assert resumed.epoch == [0, 1, 2, 3, 4]
+    titles = re.findall(r"Epoch \d/\d", capsys.readouterr().out)
+    assert titles == ["Epoch 3/9", "Epoch 4/9", "Epoch 5/9"]
 
 
 class Copies(Callback):
-    """Copies the folder of a run when the evaluation of step 8 is recorded, and no later checkpoint is saved."""
+    """Copies the folder of a run when the evaluation of step 8 is recorded, and no later checkpoint
+    is saved.
+    """
 
     def __init__(self, to: Path) -> None:
         self._to = to
 
     def loop_end(self, run: Any, logs: Any) -> None:
         if run.step == 12:
-            deadline = time.monotonic() + 10
-            while (
-                not has_report(f"{run.directory}/metrics.jsonl", "validation", 8)
-                and time.monotonic() < deadline
-            ):
-                time.sleep(0.01)
+            history = f"{run.directory}/metrics.jsonl"
+            wait_until(lambda: has_report(history, "validation", 8))
             shutil.copytree(run.directory, self._to)
 
 
-def test_what_methods_of_an_evaluation_change_survives_a_kill(tmp_path: Path) -> None:
+def test_changes_by_methods_of_an_evaluation_survive_a_kill(tmp_path: Path) -> None:
     class Lowers(keras.callbacks.Callback):
         def on_test_begin(self, logs: Any = None) -> None:
             self.model.optimizer.learning_rate.assign(self.model.optimizer.learning_rate * 0.5)
@@ -132,69 +122,85 @@ def test_what_methods_of_an_evaluation_change_survives_a_kill(tmp_path: Path) ->
         def on_test_end(self, logs: Any = None) -> None:
             self.model.optimizer.learning_rate.assign(self.model.optimizer.learning_rate * 0.8)
 
-    whole, resumed = linear(), linear()
+    whole = linear()
     fit(whole, tmp_path / "a", [Lowers(), Copies(tmp_path / "b")])
+    resumed = linear()
     fit(resumed, tmp_path / "b", [Lowers()])
+
     assert float(resumed.optimizer.learning_rate) == float(whole.optimizer.learning_rate)
     assert_same_weights(resumed, whole)
 
 
 class Lowers(keras.callbacks.Callback):
-    """Trains with another rate, and may stop the fit in its second epoch; calls `note` with the name of each event."""
+    """Trains with another rate, and may stop the fit in its second epoch; calls `note` with the
+    name of each event.
+    """
 
     def __init__(self, note: Any, stops: bool) -> None:
         super().__init__()
-        self.note, self.stops, self.before = note, stops, None
+        self.note = note
+        self.stops = stops
+        self.rate_before: float | None = None
+        self.val_losses: dict[int, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.note("on_train_begin")
-        self.before, self.seen = float(self.model.optimizer.learning_rate), {}
+        self.rate_before = float(self.model.optimizer.learning_rate)
+        self.val_losses = {}
         self.model.optimizer.learning_rate = 1e-5
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.note("on_epoch_end")
-        self.seen[epoch] = logs["val_loss"]
+        self.val_losses[epoch] = logs["val_loss"]
         self.model.optimizer.learning_rate = 1e-3 * (epoch + 1)
         self.model.stop_training = self.stops and epoch == 1
 
     def on_train_end(self, logs: Any = None) -> None:
         self.note("on_train_end")
-        self.model.optimizer.learning_rate = self.before / 2
-        self.best = min(self.seen.values())
+        self.model.optimizer.learning_rate = self.rate_before / 2
+        self.best = min(self.val_losses.values())
 
 
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_finished_fit_restores_callbacks_and_calls_no_event(stops: bool, tmp_path: Path) -> None:
     events: list[str] = []
-    first, again = Lowers(events.append, stops), Lowers(events.append, stops)
-    model, restored = linear(), linear()
+    first = Lowers(events.append, stops)
+    model = linear()
     fit(model, tmp_path, [first])
     assert events.pop() == "on_train_end"
     events.clear()
+
+    again = Lowers(events.append, stops)
+    restored = linear()
     fit(restored, tmp_path, [again])
+
     assert events == []
-    assert (again.before, again.seen, again.best) == (first.before, first.seen, first.best)
-    assert (
-        float(restored.optimizer.learning_rate)
-        == float(model.optimizer.learning_rate)
-        == pytest.approx(5e-3)
-    )
+    assert again.rate_before == first.rate_before
+    assert again.val_losses == first.val_losses
+    assert again.best == first.best
+    assert float(model.optimizer.learning_rate) == pytest.approx(5e-3)
+    assert float(restored.optimizer.learning_rate) == float(model.optimizer.learning_rate)
     assert again.model is restored
     assert restored.stop_training == model.stop_training == stops
 
 
 def test_on_train_begin_changes_nothing_in_a_resumed_run(tmp_path: Path) -> None:
     events: list[str] = []
-    whole, resumed = (Lowers(events.append, stops=False) for _ in range(2))
-    models = linear(), linear()
-    fit(models[0], tmp_path / "a", [whole], checkpoint_interval=2)
+    whole = Lowers(events.append, stops=False)
+    whole_model = linear()
+    fit(whole_model, tmp_path / "a", [whole], checkpoint_interval=2)
+
     callbacks = [Lowers(events.append, stops=False), StopAt(10)]  # inside of the third epoch
     with pytest.raises(RuntimeError, match="stopped by the test"):
         fit(linear(), tmp_path / "b", callbacks, checkpoint_interval=2)
-    fit(models[1], tmp_path / "b", [resumed], checkpoint_interval=2)
+    resumed = Lowers(events.append, stops=False)
+    resumed_model = linear()
+    fit(resumed_model, tmp_path / "b", [resumed], checkpoint_interval=2)
+
     assert events.count("on_train_begin") == 3
-    assert (resumed.before, resumed.seen) == (whole.before, whole.seen)
-    assert_same_weights(models[1], models[0])
+    assert resumed.rate_before == whole.rate_before
+    assert resumed.val_losses == whole.val_losses
+    assert_same_weights(resumed_model, whole_model)
 
 
 @pytest.mark.parametrize("event", ["on_train_begin", "on_epoch_begin", "on_epoch_end"])
@@ -203,9 +209,9 @@ def test_a_callback_that_compiles_the_model_ends_the_run(event: str, tmp_path: P
     callback = keras.callbacks.LambdaCallback(
         **{event: lambda *_: model.compile(model.optimizer, model.loss)}
     )
-    with pytest.raises(
-        UsageError, match=r"called model\.compile, which has no effect.*another model_dir"
-    ):
+    message = r"called model\.compile, which has no effect.*another model_dir"
+
+    with pytest.raises(UsageError, match=message):
         fit(model, tmp_path, [callback], validation_data=None)
 
 
@@ -217,13 +223,8 @@ def test_a_layer_that_is_frozen_late_is_trained_with_a_warning(
     def freeze(epoch: int, logs: Any) -> None:
         model.layers[0].trainable = epoch != 1
 
-    fit(
-        model,
-        tmp_path / "a",
-        [keras.callbacks.LambdaCallback(on_epoch_begin=freeze)],
-        epochs=2,
-        validation_data=None,
-    )
+    freezing = keras.callbacks.LambdaCallback(on_epoch_begin=freeze)
+    fit(model, tmp_path / "a", [freezing], epochs=2, validation_data=None)
     never_frozen = linear()
     fit(never_frozen, tmp_path / "b", [], epochs=2, validation_data=None)
     assert caplog.text.count("layer.trainable was changed") == 1
@@ -231,11 +232,15 @@ def test_a_layer_that_is_frozen_late_is_trained_with_a_warning(
 
 
 def test_a_plain_fit_saves_once_and_predict_has_callbacks(tmp_path: Path) -> None:
-    saves, noted, model = Saves(), [], linear()
+    saves = Saves()
+    model = linear()
+
     fit(model, tmp_path, [saves], epochs=1, validation_data=None)
     assert saves.steps == [4]
+
+    batches: list[int] = []
     callback = keras.callbacks.LambdaCallback(
-        on_predict_batch_end=lambda batch, logs: noted.append(batch)
+        on_predict_batch_end=lambda batch, logs: batches.append(batch)
     )
     tk_keras.predict(model, X, verbose=0, callbacks=[callback], model_dir=str(tmp_path))
-    assert noted == [0, 1, 2, 3]
+    assert batches == [0, 1, 2, 3]

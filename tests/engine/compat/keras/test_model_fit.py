@@ -18,8 +18,8 @@ from tests.engine.compat.keras.keras_programs import (
     Y,
     assert_same_history,
     linear,
-    of_tf_keras,
     pairs,
+    tf_keras_linear,
 )
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.errors import UsageError
@@ -29,16 +29,11 @@ def test_epochs_of_another_length_are_refused(tmp_path: Path) -> None:
     tk_keras.fit(linear(), X, Y, epochs=1, verbose=0, model_dir=str(tmp_path))
     with pytest.raises(UsageError, match=r"has 4 steps, and .* it has 2; give the data of the run"):
         tk_keras.fit(linear(), X[:50], Y[:50], epochs=2, verbose=0, model_dir=str(tmp_path))
+
     allowed = ["trainer.steps_per_epoch", "task.train_data.identity"]
-    again = tk_keras.fit(
-        linear(),
-        X[:50],
-        Y[:50],
-        epochs=3,
-        verbose=0,
-        model_dir=str(tmp_path),
-        allow_config_change=allowed,
-    )
+    options = {"epochs": 3, "verbose": 0, "allow_config_change": allowed}
+    again = tk_keras.fit(linear(), X[:50], Y[:50], model_dir=str(tmp_path), **options)
+
     assert again.model.optimizer.iterations == 6
 
 
@@ -51,28 +46,24 @@ def test_shuffled_validation_data_are_named_once(
         )
         return examples.take(60).batch(20), examples.skip(60).batch(20)
 
-    exact = {"trainer": {"require_exact_resume": True}, "epochs": 1, "verbose": 0}
-    train, validation = halves(reshuffles=True)
-    with pytest.raises(
-        UsageError, match=r"validation_data: shuffle\(\) draws another order in each evaluation"
-    ):
+    def fit(name: str, data: Any, **options: Any) -> None:
+        train, validation = data
+        folder = str(tmp_path / name)
         tk_keras.fit(
-            linear(), train, validation_data=validation, model_dir=str(tmp_path / "a"), **exact
+            linear(), train, validation_data=validation, verbose=0, model_dir=folder, **options
         )
-    tk_keras.fit(
-        linear(),
-        train,
-        validation_data=validation,
-        epochs=2,
-        verbose=0,
-        model_dir=str(tmp_path / "b"),
-    )
+
+    exact = {"trainer": {"require_exact_resume": True}, "epochs": 1}
+    reshuffled = halves(reshuffles=True)
+    message = r"validation_data: shuffle\(\) draws another order in each evaluation"
+    with pytest.raises(UsageError, match=message):
+        fit("a", reshuffled, **exact)
+
+    fit("b", reshuffled, epochs=2)
     assert caplog.text.count("validation_data: shuffle() draws another order") == 1
+
     caplog.clear()
-    train, validation = halves(reshuffles=False)
-    tk_keras.fit(
-        linear(), train, validation_data=validation, model_dir=str(tmp_path / "c"), **exact
-    )
+    fit("c", halves(reshuffles=False), **exact)
     assert "validation_data" not in caplog.text
 
 
@@ -80,7 +71,9 @@ def test_shuffled_arrays_of_tf_keras_resume_exactly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     exact = {"require_exact_resume": True}
-    tk_keras.fit(of_tf_keras(), X, Y, epochs=1, verbose=0, model_dir=str(tmp_path), trainer=exact)
+    tk_keras.fit(
+        tf_keras_linear(), X, Y, epochs=1, verbose=0, model_dir=str(tmp_path), trainer=exact
+    )
     assert "resume is not exact" not in caplog.text
 
 
@@ -97,11 +90,12 @@ class _Batches(keras.utils.PyDataset):
 def test_a_run_goes_on_with_data_of_another_kind(
     begins_with_a_dataset: bool, tmp_path: Path
 ) -> None:
-    data: list[Any] = [
-        tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(100, seed=3).batch(25),
-        _Batches(),
-    ]
-    first, second = data if begins_with_a_dataset else reversed(data)
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(100, seed=3).batch(25)
+    data: list[Any] = [dataset, _Batches()]
+    if not begins_with_a_dataset:
+        data.reverse()
+    first, second = data
+
     tk_keras.fit(linear(), first, epochs=1, verbose=0, model_dir=str(tmp_path))
     history = tk_keras.fit(linear(), second, epochs=2, verbose=0, model_dir=str(tmp_path))
     assert history.epoch == [0, 1]
@@ -116,9 +110,12 @@ def test_a_fit_stays_in_its_folder_after_os_chdir(
         on_epoch_end=lambda epoch, logs: os.chdir(tmp_path / "other")
     )
     first = tk_keras.fit(linear(), X, Y, epochs=2, verbose=0, model_dir="run", callbacks=[leave])
+
     assert os.listdir("../other") == []
+
     monkeypatch.chdir(tmp_path)
     again = tk_keras.fit(linear(), X, Y, epochs=2, verbose=0, model_dir="run")
+
     assert_same_history(again, first)
     assert again.model.optimizer.iterations == 8
 
@@ -143,9 +140,9 @@ def test_folds_that_share_a_folder_are_refused(
     fit_fold(slice(0, 50))
     fit_fold(slice(0, 50))
     assert "nothing to do: the run in" in capsys.readouterr().out
-    with pytest.raises(
-        UsageError, match=r"task\.train_data: .*\n.*task\.validation_data: the data has changed"
-    ):
+    message = r"task\.train_data: .*\n.*task\.validation_data: the data has changed"
+
+    with pytest.raises(UsageError, match=message):
         fit_fold(slice(50, 100))
     allowed = ["task.train_data.identity", "task.validation_data.identity"]
     assert fit_fold(slice(50, 100), allow_config_change=allowed).model.optimizer.iterations == 2
@@ -155,16 +152,10 @@ def test_other_validation_labels_are_refused(tmp_path: Path) -> None:
     tk_keras.fit(
         linear(), X, Y, epochs=1, verbose=0, validation_data=(X, Y), model_dir=str(tmp_path)
     )
+
+    options = {"epochs": 2, "verbose": 0, "validation_data": (X, Y[::-1])}
     with pytest.raises(UsageError, match=r"^task\.validation_data: .*: array 1 was int64 \[100\]"):
-        tk_keras.fit(
-            linear(),
-            X,
-            Y,
-            epochs=2,
-            verbose=0,
-            validation_data=(X, Y[::-1]),
-            model_dir=str(tmp_path),
-        )
+        tk_keras.fit(linear(), X, Y, model_dir=str(tmp_path), **options)
 
 
 class ReturnsLoss(keras.Sequential):
@@ -174,9 +165,8 @@ class ReturnsLoss(keras.Sequential):
 
 class StaticSize(keras.Sequential):
     def train_step(self, data: Any) -> Any:
-        targets = np.zeros(
-            (data[0].shape[0], 3), "float32"
-        )  # a dataset that drops the remainder tells the size
+        # A dataset that drops the remainder tells the size of a batch.
+        targets = np.zeros((data[0].shape[0], 3), "float32")
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(self(data[0]) - targets))
         gradients = tape.gradient(loss, self.trainable_variables)
@@ -196,6 +186,7 @@ def test_a_step_may_need_the_size_of_a_batch(replicas: int, tmp_path: Path) -> N
             model.compile("sgd", jit_compile=False)
         door = tk_keras.fit if folder else keras.Model.fit
         histories.append(door(model, dataset, epochs=2, verbose=0, **folder))
+
     assert_same_history(histories[1], histories[0])
 
 
@@ -213,12 +204,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         r"compiled without an optimizer.*optimizer=\"adam\"",
     ),
     "a tensor from test_step": (
-        lambda: compiled(ReturnsLoss),
+        lambda: build_compiled(ReturnsLoss),
         {},
         r"test_step returned a SymbolicTensor.* return \{\"loss\": loss\}",
     ),
     "outputs from train_step": (
-        lambda: compiled(ReturnsOutputs),
+        lambda: build_compiled(ReturnsOutputs),
         {},
         r"train_step returned 'outputs' for each example",
     ),
@@ -271,7 +262,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 }
 
 
-def compiled(kind: type[keras.Sequential]) -> keras.Model:
+def build_compiled(kind: type[keras.Sequential]) -> keras.Model:
     """Returns a model of a class, with one layer."""
     model = kind(DENSE)
     model.compile("sgd", "mse")
@@ -280,10 +271,11 @@ def compiled(kind: type[keras.Sequential]) -> keras.Model:
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_reported_before_the_run(mistake: str, tmp_path: Path) -> None:
-    build, given, message = MISTAKES[mistake]
-    options = {"x": X, "y": Y, "validation_data": (X, Y), **given}
+    build, changes, message = MISTAKES[mistake]
+    options = {"x": X, "y": Y, "validation_data": (X, Y), **changes}
     if callable(options["x"]):
         options["x"] = options["x"]()
+
     with pytest.raises(UsageError, match=message):
         tk_keras.fit(build(), **options, model_dir=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()

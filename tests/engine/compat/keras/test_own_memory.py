@@ -13,7 +13,9 @@ import tensorflow as tf
 from trainer_kit.compat.keras.py_dataset_epochs import copy_batch
 from trainer_kit.compat.keras.training_data import build_training_data, build_validation_data
 
-BATCHES, BATCH, ALIGNMENT = 5, 20, 64
+BATCHES = 5
+BATCH = 20
+ALIGNMENT = 64
 
 
 def aligned_ones() -> np.ndarray:
@@ -38,12 +40,12 @@ class Views(keras.utils.PyDataset):
         return part, part[:, :1]
 
 
-def generated(array: np.ndarray) -> Iterator[Any]:
+def yield_views(array: np.ndarray) -> Iterator[Any]:
     """Yields the same views."""
     yield from (Views(array)[number] for number in range(BATCHES))
 
 
-def refilled() -> Iterator[Any]:
+def refill_buffer() -> Iterator[Any]:
     """Yields one buffer again and again, with other values."""
     buffer = aligned_ones()[:BATCH]
     for number in range(BATCHES):
@@ -51,20 +53,20 @@ def refilled() -> Iterator[Any]:
         yield buffer, buffer[:, :1]
 
 
-def training(data: Any) -> Any:
-    return opened(build_training_data(data, steps_per_epoch=BATCHES).batches)
+def read_for_training(data: Any) -> Any:
+    return open_dataset(build_training_data(data, steps_per_epoch=BATCHES).batches)
 
 
-def validation(data: Any) -> Any:
-    return opened(build_validation_data(data, steps=BATCHES))
+def read_for_validation(data: Any) -> Any:
+    return open_dataset(build_validation_data(data, steps=BATCHES))
 
 
-def opened(batches: Any) -> Any:
+def open_dataset(batches: Any) -> Any:
     return batches if isinstance(batches, tf.data.Dataset) else batches.at(0)
 
 
-@pytest.mark.parametrize("make", [Views, generated])
-@pytest.mark.parametrize(("read", "passes"), [(training, 1), (validation, 2)])
+@pytest.mark.parametrize("make", [Views, yield_views])
+@pytest.mark.parametrize(("read", "passes"), [(read_for_training, 1), (read_for_validation, 2)])
 def test_a_step_on_split_batches_does_not_change_arrays(make: Any, read: Any, passes: int) -> None:
     array = aligned_ones()
     dataset = read(make(array)).rebatch(BATCH // 2)  # as a strategy splits the batches
@@ -73,20 +75,30 @@ def test_a_step_on_split_batches_does_not_change_arrays(make: Any, read: Any, pa
         iterator = iter(dataset)
         for _ in range(2 * BATCHES):
             assert float(step(iterator)[0, 0]) == 4.0
+
     np.testing.assert_array_equal(array, 1.0)
 
 
-@pytest.mark.parametrize("read", [training, validation])
+@pytest.mark.parametrize("read", [read_for_training, read_for_validation])
 def test_a_generator_may_refill_one_buffer(read: Any) -> None:
-    first = [float(batch[0][0, 0]) for batch in read(refilled())]
+    first = [float(batch[0][0, 0]) for batch in read(refill_buffer())]
     assert first == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 def test_ragged_and_sparse_parts_and_texts_are_copied() -> None:
-    ragged, sparse = tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[0, 4]])
-    batch = copy_batch(
-        {"ragged": ragged, "sparse": sparse, "text": tf.constant(["a"]), "none": None, "list": [5]}
-    )
-    assert batch["ragged"].to_list() == [[1], [2, 3]] and batch["ragged"].dtype == tf.int32
-    assert tf.sparse.to_dense(batch["sparse"]).numpy().tolist() == [[0, 4]]
-    assert (batch["text"].numpy().tolist(), batch["none"], batch["list"]) == ([b"a"], None, [5])
+    batch = {
+        "ragged": tf.ragged.constant([[1], [2, 3]]),
+        "sparse": tf.sparse.from_dense([[0, 4]]),
+        "text": tf.constant(["a"]),
+        "none": None,
+        "list": [5],
+    }
+
+    copied = copy_batch(batch)
+
+    assert copied["ragged"].to_list() == [[1], [2, 3]]
+    assert copied["ragged"].dtype == tf.int32
+    assert tf.sparse.to_dense(copied["sparse"]).numpy().tolist() == [[0, 4]]
+    assert copied["text"].numpy().tolist() == [b"a"]
+    assert copied["none"] is None
+    assert copied["list"] == [5]

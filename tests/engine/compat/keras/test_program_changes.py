@@ -14,7 +14,7 @@ from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.keras.program_changes import describe_model
 
 
-def made(
+def build_model(
     of: Any = keras, activation: str = "relu", rate: float = 0.01, from_logits: bool = True
 ) -> Any:
     model = of.Sequential([of.Input((8,)), of.layers.Dense(3, activation=activation)])
@@ -29,7 +29,7 @@ def test_a_changed_program_is_named_at_a_resume(
 ) -> None:
     def fit(epochs: int, **changed: Any) -> str:
         caplog.clear()
-        model = made(of, **changed)
+        model = build_model(of, **changed)
         tk_keras.fit(model, X, Y, epochs=epochs, verbose=0, model_dir=str(tmp_path))
         assert float(model.optimizer.learning_rate) == pytest.approx(changed.get("rate", 0.01))
         return "".join(line for line in caplog.messages if "the program has changed" in line)
@@ -48,14 +48,14 @@ def test_an_optimizer_without_a_config_is_described_by_its_class() -> None:
         def get_config(self) -> dict[str, Any]:
             raise NotImplementedError("it consists of several")
 
-    model = made(tf_keras)
+    model = build_model(tf_keras)
     model.optimizer = Composite()
     described = describe_model(model)
     assert described["the optimizer"] == "Composite"
     assert not any("of the optimizer" in name for name in described)
 
 
-def test_what_callbacks_changed_is_no_change_of_the_program(
+def test_a_rate_that_callbacks_changed_is_no_program_change(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fit(model: Any, epochs: int) -> None:
@@ -64,7 +64,8 @@ def test_what_callbacks_changed_is_no_change_of_the_program(
             model, X, Y, epochs=epochs, callbacks=[lower], verbose=0, model_dir=str(tmp_path)
         )
 
-    fit(model := made(), 1)
+    model = build_model()
+    fit(model, 1)
     fit(model, 2)
-    fit(made(), 3)
+    fit(build_model(), 3)
     assert "the program has changed" not in caplog.text

@@ -26,19 +26,19 @@ from tests.engine.compat.keras.keras_programs import (
     classifier,
     custom_step,
     deep_classifier,
+    endless_batches,
     gan,
-    generated,
     linear,
-    of_tf_keras,
+    model_with_tensor_conditions,
+    model_with_two_optimizers,
     pairs,
+    tf_keras_linear,
     two_outputs,
-    with_tensor_conditions,
-    with_two_optimizers,
 )
 from trainer_kit.compat import keras as tk_keras
 
 
-def assert_same(model: Any, history: Any, theirs: Any, expected: Any) -> None:
+def assert_same_fit(model: Any, history: Any, theirs: Any, expected: Any) -> None:
     """Checks that two fits have the same histories and weights."""
     assert_same_history(history, expected)
     for weight, other in zip(model.get_weights(), theirs.get_weights(), strict=True):
@@ -73,16 +73,16 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
     ),
     "a PyDataset": (classifier, lambda: {"x": Batches(workers=2), "shuffle": False}),
     "a Sequence of tf_keras": (
-        of_tf_keras,
+        tf_keras_linear,
         lambda: {"x": OldBatches(), "shuffle": False, "validation_data": OldBatches()},
     ),
     "conditions of tensors in a model of tf_keras": (
-        with_tensor_conditions,
+        model_with_tensor_conditions,
         lambda: {"x": X, "y": Y, "validation_data": (X, Y)},
     ),
     "a generator, averaged weights": (
         lambda: classifier(optimizer=keras.optimizers.SGD(use_ema=True)),
-        lambda: {"x": generated(), "steps_per_epoch": 5},
+        lambda: {"x": endless_batches(), "steps_per_epoch": 5},
     ),
     "weights, validation in some epochs": (
         lambda: classifier(metrics=["accuracy"], weighted_metrics=["accuracy"]),
@@ -99,7 +99,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
 }
 
 
-def seeded(build: Callable[[], Any]) -> Any:
+def build_with_seed(build: Callable[[], Any]) -> Any:
     """Returns a new model whose weights, masks and orders come from one seed."""
     keras.utils.set_random_seed(3)
     tf_keras.utils.set_random_seed(3)
@@ -109,25 +109,28 @@ def seeded(build: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_fit_gives_the_numbers_of_keras(program: str, tmp_path: Path) -> None:
     build, data = PROGRAMS[program]
-    theirs = seeded(build)
+    theirs = build_with_seed(build)
     expected = theirs.fit(**{"epochs": 2, "verbose": 0, **data()})
-    ours = seeded(build)
+
+    ours = build_with_seed(build)
     history = tk_keras.fit(
         ours, **{"epochs": 2, "verbose": 0, "model_dir": str(tmp_path), **data()}
     )
-    assert_same(ours, history, theirs, expected)
+
+    assert_same_fit(ours, history, theirs, expected)
 
 
 def test_an_added_loss_counts_in_single_and_fused_steps(tmp_path: Path) -> None:
     options = {"epochs": 2, "validation_data": (X, Y), "validation_freq": 2, "verbose": 0}
-    theirs = seeded(added_loss)
+    theirs = build_with_seed(added_loss)
     expected = theirs.fit(X, Y, **options)
+
     for fuse_steps in (1, 3):
-        ours = seeded(added_loss)
+        ours = build_with_seed(added_loss)
         history = tk_keras.fit(
             ours, X, Y, **options, model_dir=str(tmp_path / str(fuse_steps)), fuse_steps=fuse_steps
         )
-        assert_same(ours, history, theirs, expected)
+        assert_same_fit(ours, history, theirs, expected)
 
 
 class Level(keras.callbacks.Callback):
@@ -142,33 +145,32 @@ class Level(keras.callbacks.Callback):
 
 
 def test_a_resumed_fit_reads_a_py_dataset_as_keras(tmp_path: Path) -> None:
-    def data() -> dict[str, Any]:
-        return {
-            "x": (batches := Changing()),
-            "callbacks": [Level(batches)],
-            "shuffle": False,
-            "verbose": 0,
-        }
+    def arguments() -> dict[str, Any]:
+        batches = Changing()
+        return {"x": batches, "callbacks": [Level(batches)], "shuffle": False, "verbose": 0}
 
-    theirs = seeded(classifier)
-    expected = theirs.fit(**data(), epochs=3)
-    tk_keras.fit(seeded(classifier), **data(), epochs=1, model_dir=str(tmp_path))
-    resumed = seeded(classifier)
-    history = tk_keras.fit(resumed, **data(), epochs=3, model_dir=str(tmp_path))
-    assert_same(resumed, history, theirs, expected)
+    theirs = build_with_seed(classifier)
+    expected = theirs.fit(**arguments(), epochs=3)
+
+    tk_keras.fit(build_with_seed(classifier), **arguments(), epochs=1, model_dir=str(tmp_path))
+    resumed = build_with_seed(classifier)
+    history = tk_keras.fit(resumed, **arguments(), epochs=3, model_dir=str(tmp_path))
+
+    assert_same_fit(resumed, history, theirs, expected)
 
 
 def test_two_replicas_give_the_numbers_of_keras(tmp_path: Path) -> None:
-    def normalized() -> Any:
+    def build_normalized() -> Any:
         return classifier(
             keras.layers.Dropout(0.3), keras.layers.BatchNormalization(), metrics=["accuracy"]
         )
 
     with replicas(2).scope():
-        theirs = seeded(normalized)
+        theirs = build_with_seed(build_normalized)
     expected = theirs.fit(pairs().shuffle(100).batch(32), epochs=2, verbose=0)
+
     with replicas(2).scope():
-        ours = seeded(normalized)
+        ours = build_with_seed(build_normalized)
     history = tk_keras.fit(
         ours,
         pairs().shuffle(100).batch(32),
@@ -178,9 +180,10 @@ def test_two_replicas_give_the_numbers_of_keras(tmp_path: Path) -> None:
         model_dir=str(tmp_path),
     )
     evaluated = {name: history.history.pop(f"val_{name}")[-1] for name in ("loss", "accuracy")}
-    assert_same(ours, history, theirs, expected)
+    assert_same_fit(ours, history, theirs, expected)
+
     # Keras evaluates each replica with its own moving averages, and saves those of the first one.
-    saved = normalized()
+    saved = build_normalized()
     saved.set_weights(ours.get_weights())
     assert saved.evaluate(X, Y, verbose=0, return_dict=True) == pytest.approx(evaluated, rel=1e-5)
 
@@ -189,59 +192,66 @@ def test_two_replicas_give_the_numbers_of_tf_keras(tmp_path: Path) -> None:
     # Without validation data: tf_keras evaluates each replica with its own moving averages.
     data = {"x": pairs().batch(32), "epochs": 2, "verbose": 0}
     with replicas(2).scope():
-        theirs = seeded(with_tensor_conditions)
+        theirs = build_with_seed(model_with_tensor_conditions)
     expected = theirs.fit(**data)
+
     with replicas(2).scope():
-        ours = seeded(with_tensor_conditions)
-    assert_same(ours, tk_keras.fit(ours, **data, model_dir=str(tmp_path)), theirs, expected)
+        ours = build_with_seed(model_with_tensor_conditions)
+    assert_same_fit(ours, tk_keras.fit(ours, **data, model_dir=str(tmp_path)), theirs, expected)
 
 
 def test_two_optimizers_of_tf_keras_go_on_to_the_same_bits(tmp_path: Path) -> None:
-    whole = seeded(with_two_optimizers)
+    whole = build_with_seed(model_with_two_optimizers)
     expected = tk_keras.fit(whole, X, epochs=3, verbose=0, model_dir=str(tmp_path / "whole"))
-    for epochs in (1, 3, 3):  # the last one finds a finished run
-        model = seeded(with_two_optimizers)
+
+    for epochs in (1, 3, 3):  # the last fit continues a finished run
+        model = build_with_seed(model_with_two_optimizers)
         history = tk_keras.fit(
             model, X, epochs=epochs, verbose=0, model_dir=str(tmp_path / "again")
         )
     assert history.history == expected.history
-    for name, optimizer in (("first", model.first_optimizer), ("second", model.second_optimizer)):
-        assert int(optimizer.iterations) == 3 * 4, name
+    assert int(model.first_optimizer.iterations) == 3 * 4
+    assert int(model.second_optimizer.iterations) == 3 * 4
     assert_same_weights(model, whole)
 
 
 def test_two_replicas_build_a_model_from_a_py_dataset(tmp_path: Path) -> None:
-    def unbuilt() -> Any:
+    def build_without_input() -> Any:
         with replicas(2).scope():
             keras.utils.set_random_seed(3)
             model = keras.Sequential([keras.layers.Dropout(0.3), keras.layers.Dense(3)])
             model.compile(keras.optimizers.Adam(use_ema=True), CROSSENTROPY, jit_compile=False)
         return model
 
-    theirs = unbuilt()
+    theirs = build_without_input()
     expected = theirs.fit(Batches(), epochs=2, shuffle=False, verbose=0)
-    ours = unbuilt()
+
+    ours = build_without_input()
     history = tk_keras.fit(
         ours, Batches(), epochs=2, shuffle=False, verbose=0, model_dir=str(tmp_path)
     )
-    assert_same(ours, history, theirs, expected)
+    assert_same_fit(ours, history, theirs, expected)
 
 
 def test_two_replicas_clip_like_one(tmp_path: Path) -> None:
-    one = linear(optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.05))
-    expected = one.fit(X, Y, epochs=2, verbose=0)
+    theirs = linear(optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.05))
+    expected = theirs.fit(X, Y, epochs=2, verbose=0)
+
     with replicas(2).scope():
-        two = linear(optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.05))
-    history = tk_keras.fit(two, X, Y, epochs=2, verbose=0, model_dir=str(tmp_path))
-    assert_same(two, history, one, expected)
+        ours = linear(optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.05))
+    history = tk_keras.fit(ours, X, Y, epochs=2, verbose=0, model_dir=str(tmp_path))
+
+    assert_same_fit(ours, history, theirs, expected)
 
 
 def test_a_gan_trains_on_two_replicas_and_is_loaded(tmp_path: Path) -> None:
     with replicas(2).scope():
-        model = seeded(gan)
+        model = build_with_seed(gan)
     history = tk_keras.fit(model, X, epochs=1, verbose=0, model_dir=str(tmp_path))
+
     assert list(history.history) == ["d_loss", "g_loss"]
     assert model.g_optimizer.iterations == 4
+
     loaded = tk_keras.load(gan(), str(tmp_path))  # it has no call
     np.testing.assert_array_equal(
         loaded.generator.get_weights()[0], model.generator.get_weights()[0]

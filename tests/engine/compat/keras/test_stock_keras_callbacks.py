@@ -34,9 +34,11 @@ class Recorder(keras.callbacks.Callback):
         if name.startswith(
             ("on_epoch", "on_train_begin", "on_train_end", "on_test_begin", "on_test_end")
         ):
-            return lambda *given, **named: self.calls.append(
-                (name, *map(str, [*given, *named.values()]))
-            )
+
+            def record_call(*arguments: Any, **named: Any) -> None:
+                self.calls.append((name, *map(str, [*arguments, *named.values()])))
+
+            return record_call
         return super().__getattribute__(name)
 
 
@@ -65,10 +67,8 @@ class Fit:
 
     def callbacks(self) -> list[Any]:
         of = keras.callbacks
-        epochs, best = (
-            str(self.folder / "{epoch}-{val_loss:.4f}.keras"),
-            str(self.folder / "best.weights.h5"),
-        )
+        epochs = str(self.folder / "{epoch}-{val_loss:.4f}.keras")
+        best = str(self.folder / "best.weights.h5")
         batches = str(self.folder / "{epoch}-{batch}-{loss:.4f}.weights.h5")
         return [
             of.LearningRateScheduler(lambda epoch, rate: rate * 0.9 if epoch else rate),
@@ -86,7 +86,7 @@ class Fit:
         ]
 
     def files(self) -> list[str]:
-        return sorted(one.name for one in self.folder.iterdir() if one.is_file())
+        return sorted(path.name for path in self.folder.iterdir() if path.is_file())
 
     def rows(self) -> list[dict[str, str]]:
         return list(csv.DictReader((self.folder / "log.csv").read_text().splitlines()))
@@ -97,7 +97,8 @@ class Fit:
         ).Reload()
         return {
             tag: [
-                (one.step, float(np.sum(one.tensor_proto.float_val))) for one in board.Tensors(tag)
+                (event.step, float(np.sum(event.tensor_proto.float_val)))
+                for event in board.Tensors(tag)
             ]
             for tag in board.Tags()["tensors"]
             if not tag.endswith(("keras", "histogram"))
@@ -109,30 +110,25 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fit, Fit]]:
     """The fit of Keras and that of trainer_kit."""
     folder = tmp_path_factory.mktemp("stock")
 
-    def of_keras(fit: Fit, **options: Any) -> Any:
+    def run_keras(fit: Fit, **options: Any) -> Any:
         return fit.model.fit(X, Y, **options)
 
-    def of_ours(fit: Fit, callbacks: list[Any], **options: Any) -> Any:
-        others = [keras.callbacks.BackupAndRestore(str(folder / "backup"))]
+    def run_trainer_kit(fit: Fit, callbacks: list[Any], **options: Any) -> Any:
+        backup = keras.callbacks.BackupAndRestore(str(folder / "backup"))
+        run = str(folder / "run")
         return tk_keras.fit(
-            fit.model,
-            X,
-            Y,
-            callbacks=[*callbacks, *others],
-            model_dir=str(folder / "run"),
-            **options,
+            fit.model, X, Y, callbacks=[*callbacks, backup], model_dir=run, **options
         )
 
+    # A bar is drawn after every batch: a fast fit leaves some out.
     bar = functools.partialmethod(keras.utils.Progbar.__init__, interval=-1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            keras.utils.Progbar, "__init__", bar
-        )  # drawn after every batch: a fast fit leaves some out
-        yield Fit(folder / "theirs", of_keras), Fit(folder / "ours", of_ours)
+        patch.setattr(keras.utils.Progbar, "__init__", bar)
+        yield Fit(folder / "theirs", run_keras), Fit(folder / "ours", run_trainer_kit)
 
 
-def close(one: Any, other: Any) -> bool:
-    return bool(np.allclose(one, other, rtol=1e-6, atol=1e-6))
+def are_close(values: Any, expected: Any) -> bool:
+    return bool(np.allclose(values, expected, rtol=1e-6, atol=1e-6))
 
 
 def test_rates_and_early_stopping_have_the_history_of_keras(fits: tuple[Fit, Fit]) -> None:
@@ -141,7 +137,8 @@ def test_rates_and_early_stopping_have_the_history_of_keras(fits: tuple[Fit, Fit
     assert ours.history.epoch == theirs.history.epoch == [0, 1, 2, 3, 4]
     assert list(ours.history.history) == list(theirs.history.history)
     assert all(
-        close(ours.history.history[name], values) for name, values in theirs.history.history.items()
+        are_close(ours.history.history[name], values)
+        for name, values in theirs.history.history.items()
     )
     assert len(set(ours.history.history["learning_rate"])) > 3
 
@@ -149,39 +146,44 @@ def test_rates_and_early_stopping_have_the_history_of_keras(fits: tuple[Fit, Fit
 def test_early_stopping_puts_the_best_weights_back(fits: tuple[Fit, Fit]) -> None:
     theirs, ours = fits
     assert ours.stopping.best_epoch == theirs.stopping.best_epoch == 2
-    assert all(map(close, ours.model.get_weights(), theirs.model.get_weights()))
+    assert all(map(are_close, ours.model.get_weights(), theirs.model.get_weights()))
 
 
 def test_model_checkpoint_writes_the_files_of_keras(fits: tuple[Fit, Fit]) -> None:
     theirs, ours = fits
     assert ours.files() == theirs.files()
+
     last = next(name for name in ours.files() if name.startswith("5-") and name.endswith(".keras"))
-    models = [keras.models.load_model(one.folder / last) for one in fits]
-    assert all(map(close, models[1].get_weights(), models[0].get_weights()))
-    assert close(*(model.optimizer.learning_rate for model in models))
+    models = [keras.models.load_model(fit.folder / last) for fit in fits]
+
+    assert all(map(are_close, models[1].get_weights(), models[0].get_weights()))
+    assert are_close(*(model.optimizer.learning_rate for model in models))
+
     of_a_batch = next(name for name in ours.files() if name.startswith("5-") and name != last)
     for name in ("best.weights.h5", of_a_batch):
-        for model, one in zip(models, fits, strict=True):
-            model.load_weights(one.folder / name)
-        assert all(map(close, models[1].get_weights(), models[0].get_weights()))
+        for model, fit in zip(models, fits, strict=True):
+            model.load_weights(fit.folder / name)
+        assert all(map(are_close, models[1].get_weights(), models[0].get_weights()))
 
 
 def test_csv_logger_writes_the_rows_of_keras(fits: tuple[Fit, Fit]) -> None:
-    theirs, ours = (one.rows() for one in fits)
+    theirs, ours = (fit.rows() for fit in fits)
+
     assert [list(row) for row in ours] == [list(row) for row in theirs]
     values = [[[float(value) for value in row.values()] for row in rows] for rows in (ours, theirs)]
-    assert close(*values)
+    assert are_close(*values)
 
 
 @pytest.mark.parametrize("kind", ["train", "validation"])
 def test_tensorboard_writes_the_curves_of_keras(fits: tuple[Fit, Fit], kind: str) -> None:
-    theirs, ours = (one.curves(kind) for one in fits)
+    theirs, ours = (fit.curves(kind) for fit in fits)
+
     assert ours.keys() == theirs.keys()
-    assert all(close(ours[tag], values) for tag, values in theirs.items())
+    assert all(are_close(ours[tag], values) for tag, values in theirs.items())
 
 
 def test_swap_ema_weights_evaluates_and_leaves_the_average(tmp_path: Path) -> None:
-    fitted = []
+    histories = []
     for folder in ({}, {"model_dir": str(tmp_path)}):
         model = linear(optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
         callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]
@@ -192,34 +194,39 @@ def test_swap_ema_weights_evaluates_and_leaves_the_average(tmp_path: Path) -> No
             "callbacks": callbacks,
         }
         door = tk_keras.fit if folder else keras.Model.fit
-        fitted.append(door(model, X, Y, **options, **folder))
-    theirs, ours = fitted
+        histories.append(door(model, X, Y, **options, **folder))
+
+    theirs, ours = histories
     assert_same_history(ours, theirs)
-    assert all(map(close, ours.model.get_weights(), theirs.model.get_weights()))
+    assert all(map(are_close, ours.model.get_weights(), theirs.model.get_weights()))
     tk_keras.load(model, str(tmp_path), "best")
     best = model.evaluate(X[:70], Y[:70], verbose=0)[0]
-    assert close(best, min(ours.history["val_loss"]))
+    assert are_close(best, min(ours.history["val_loss"]))
 
 
 def test_progbar_logger_shows_the_bar_of_keras(fits: tuple[Fit, Fit]) -> None:
-    theirs, ours = (
-        re.sub(r"\d+(s|ms|us)\b", "", re.sub(r"[\x08\r ]+|\x1b\[[\d;]*m", " ", one.shown))
-        for one in fits
-    )
+    bars = []
+    for fit in fits:
+        text = re.sub(r"[\x08\r ]+|\x1b\[[\d;]*m", " ", fit.shown)
+        bars.append(re.sub(r"\d+(s|ms|us)\b", "", text))
+    theirs, ours = bars
+
     assert ours.count("━") == theirs.count("━") > 0
     assert re.findall(r"loss: [\d.]+", ours) == re.findall(r"loss: [\d.]+", theirs)
 
 
 def test_the_methods_of_epochs_are_called_as_in_keras(fits: tuple[Fit, Fit]) -> None:
-    theirs, ours = (one.recorder.calls for one in fits)
-    of_epochs = [[call[:2] for call in calls if "epoch" in call[0]] for calls in (theirs, ours)]
-    assert of_epochs[1] == of_epochs[0]
+    theirs, ours = (fit.recorder.calls for fit in fits)
+
+    their_epochs = [call[:2] for call in theirs if "epoch" in call[0]]
+    assert [call[:2] for call in ours if "epoch" in call[0]] == their_epochs
     assert [call[0] for call in ours] == [call[0] for call in theirs]
 
 
 def test_a_loop_of_one_step_is_reported_with_its_epoch(fits: tuple[Fit, Fit]) -> None:
     run = fits[1].folder.parent / "run"
     records = json_lines(run / "metrics.jsonl")
+
     assert [record["step"] for record in records if record["kind"] == "train"] == [4, 8, 12, 16, 20]
     assert max(complete_checkpoints(str(run))) == 20
 

@@ -18,27 +18,30 @@ from tests.engine.compat.keras.keras_programs import (
     X,
     Y,
     linear,
-    of_tf_keras,
     pairs,
+    tf_keras_linear,
 )
 from trainer_kit.compat import keras as tk_keras
 from trainer_kit.compat.keras.training_data import build_training_data, build_validation_data
 from trainer_kit.errors import DataError, UsageError
 
 
-def losses(
+def fit_losses(
     door: str, x: Any, *, model_dir: Path | str = "", build: Any = linear, **options: Any
 ) -> list[float]:
-    """Returns the losses of a fit of Keras or of trainer_kit with the same seed; x may be a function."""
+    """Returns the losses of a fit of Keras or of trainer_kit with the same seed; x may be a
+    function.
+    """
     keras.utils.set_random_seed(3)
-    x = x() if callable(x) else x
-    model, options = build(), {"verbose": 0, **options}
-    fitted = (
-        model.fit(x, **options)
-        if door == "keras"
-        else tk_keras.fit(model, x, model_dir=str(model_dir), **options)
-    )
-    return [float(loss) for loss in fitted.history["loss"]]
+    if callable(x):
+        x = x()
+    options = {"verbose": 0, **options}
+    model = build()
+    if door == "keras":
+        history = model.fit(x, **options)
+    else:
+        history = tk_keras.fit(model, x, model_dir=str(model_dir), **options)
+    return [float(loss) for loss in history.history["loss"]]
 
 
 # ---- the length of an epoch
@@ -46,8 +49,9 @@ def losses(
 
 def test_an_epoch_ends_with_arrays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = {"y": Y, "batch_size": 20, "steps_per_epoch": 7, "epochs": 2}
-    ours = losses("ours", X, model_dir=tmp_path, **options)
-    np.testing.assert_allclose(ours, losses("keras", X, **options), rtol=1e-6)
+    ours = fit_losses("ours", X, model_dir=tmp_path, **options)
+
+    np.testing.assert_allclose(ours, fit_losses("keras", X, **options), rtol=1e-6)
     assert caplog.text.count("an epoch ends with them") == 1
 
 
@@ -58,7 +62,7 @@ def test_steps_per_epoch_is_at_most_the_length(caplog: pytest.LogCaptureFixture)
     assert "does not divide the 10 batches" in caplog.text
 
 
-def numbered(count: int) -> Iterator[Any]:
+def generate_numbered(count: int) -> Iterator[Any]:
     """Yields batches whose features are their number."""
     for number in range(count):
         yield np.full((4, 8), number, "float32"), np.zeros(4, "int32")
@@ -66,15 +70,15 @@ def numbered(count: int) -> Iterator[Any]:
 
 def test_a_generator_that_ends_early_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="ended at step 5 of 6"):
-        losses("ours", numbered(5), model_dir=tmp_path, steps_per_epoch=3, epochs=2)
+        fit_losses("ours", generate_numbered(5), model_dir=tmp_path, steps_per_epoch=3, epochs=2)
 
 
 # ---- orders
 
 
-@pytest.mark.parametrize("build", [linear, of_tf_keras])
+@pytest.mark.parametrize("build", [linear, tf_keras_linear])
 def test_each_pass_begins_random_ops_and_shuffles_as_keras(build: Any, tmp_path: Path) -> None:
-    def augmented() -> tf.data.Dataset:
+    def build_dataset() -> tf.data.Dataset:
         noisy = (
             pairs()
             .shuffle(100, seed=1)
@@ -83,14 +87,16 @@ def test_each_pass_begins_random_ops_and_shuffles_as_keras(build: Any, tmp_path:
         )
         return noisy.shuffle(3, seed=2)
 
-    ours = losses("ours", augmented, model_dir=tmp_path, build=build, epochs=3)
-    np.testing.assert_allclose(ours, losses("keras", augmented, build=build, epochs=3), rtol=1e-6)
+    ours = fit_losses("ours", build_dataset, model_dir=tmp_path, build=build, epochs=3)
+    np.testing.assert_allclose(
+        ours, fit_losses("keras", build_dataset, build=build, epochs=3), rtol=1e-6
+    )
 
 
 WEIGHTED = {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
 
 
-def shuffled() -> tf.data.Dataset:
+def shuffled_batches() -> tf.data.Dataset:
     """Returns ten batches, which are shuffled twice."""
     return pairs().shuffle(50, seed=1).batch(10).shuffle(2, seed=2)
 
@@ -98,8 +104,8 @@ def shuffled() -> tf.data.Dataset:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of a fit of three epochs that nothing interrupts."""
-    return losses(
-        "ours", shuffled, epochs=3, model_dir=tmp_path_factory.mktemp("whole"), **WEIGHTED
+    return fit_losses(
+        "ours", shuffled_batches, epochs=3, model_dir=tmp_path_factory.mktemp("whole"), **WEIGHTED
     )
 
 
@@ -107,31 +113,32 @@ def test_two_fits_read_a_dataset_as_one(
     whole: list[float], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keras.utils.set_random_seed(3)
-    dataset = shuffled()
-    losses("ours", dataset, epochs=1, model_dir=tmp_path, **WEIGHTED)
-    assert losses("ours", dataset, epochs=3, model_dir=tmp_path, **WEIGHTED) == whole
+    dataset = shuffled_batches()
+    fit_losses("ours", dataset, epochs=1, model_dir=tmp_path, **WEIGHTED)
+
+    assert fit_losses("ours", dataset, epochs=3, model_dir=tmp_path, **WEIGHTED) == whole
     assert "is read again from the middle" not in caplog.text
 
 
 def test_a_new_process_draws_the_orders_of_the_first(whole: list[float], tmp_path: Path) -> None:
-    interval = {
-        "checkpoint_interval": 3,
-        "trainer": {"train_steps": 16},
-    }  # ends inside of the second epoch
-    losses("ours", shuffled, epochs=2, model_dir=tmp_path, **interval, **WEIGHTED)
-    assert losses("ours", shuffled, epochs=3, model_dir=tmp_path, **WEIGHTED) == whole
+    # Ends inside of the second epoch.
+    interval = {"checkpoint_interval": 3, "trainer": {"train_steps": 16}}
+    fit_losses("ours", shuffled_batches, epochs=2, model_dir=tmp_path, **interval, **WEIGHTED)
+    assert fit_losses("ours", shuffled_batches, epochs=3, model_dir=tmp_path, **WEIGHTED) == whole
 
 
 def test_a_shuffled_dataset_is_read_once_an_epoch(tmp_path: Path) -> None:
     read = []
 
-    def noted(x: Any, y: Any) -> Any:
+    def note_example(x: Any, y: Any) -> Any:
         read.append(1)
         return x, y
 
-    mapped = pairs().map(lambda x, y: tf.numpy_function(noted, [x, y], [tf.float32, tf.int64]))
+    mapped = pairs().map(
+        lambda x, y: tf.numpy_function(note_example, [x, y], [tf.float32, tf.int64])
+    )
     shaped = mapped.map(lambda x, y: (tf.ensure_shape(x, [8]), tf.ensure_shape(y, [])))
-    losses("ours", shaped.shuffle(60, seed=1).batch(20), epochs=3, model_dir=tmp_path)
+    fit_losses("ours", shaped.shuffle(60, seed=1).batch(20), epochs=3, model_dir=tmp_path)
     assert len(read) == 300
 
 
@@ -150,20 +157,20 @@ def test_a_shuffled_py_dataset_resumes_inside_a_pass(tmp_path: Path) -> None:
     assert orders[0] != orders[1] == [*orders[1][:2], *orders[2]]
     assert sorted(orders[0]) == sorted(orders[1]) == [0, 1, 2, 3, 4]
 
-    expected = losses("ours", Numbered(), model_dir=tmp_path / "a", epochs=3, **options)
-    stopped = {
-        "checkpoint_interval": 3,
-        "trainer": {"train_steps": 8},
-    }  # inside of the second epoch
-    losses("ours", Numbered(), model_dir=tmp_path / "b", epochs=3, **stopped, **options)
-    assert losses("ours", Numbered(), model_dir=tmp_path / "b", epochs=3, **options) == expected
+    expected = fit_losses("ours", Numbered(), model_dir=tmp_path / "a", epochs=3, **options)
+    # Ends inside of the second epoch.
+    stopped = {"checkpoint_interval": 3, "trainer": {"train_steps": 8}}
+    fit_losses("ours", Numbered(), model_dir=tmp_path / "b", epochs=3, **stopped, **options)
+    assert fit_losses("ours", Numbered(), model_dir=tmp_path / "b", epochs=3, **options) == expected
 
 
 # ---- a PyDataset that changes at the end of an epoch
 
 
 class Counting(keras.utils.PyDataset):
-    """Four batches whose features are the number of ended epochs, and with a tenth for each epoch that has begun."""
+    """Four batches whose features are the number of ended epochs, and with a tenth for each epoch
+    that has begun.
+    """
 
     ended = begun = 0
 
@@ -180,7 +187,7 @@ class Counting(keras.utils.PyDataset):
         self.ended += 1
 
 
-def mean() -> Any:
+def mean_model() -> Any:
     """Returns a model whose loss is the mean of the features, and which never changes."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
     model.compile(
@@ -191,12 +198,14 @@ def mean() -> Any:
 
 def test_a_py_dataset_changes_where_keras_changes_it(tmp_path: Path) -> None:
     options = {"verbose": 0, "validation_data": Counting()}
-    expected = mean().fit(Counting(), epochs=4, **options).history
+    expected = mean_model().fit(Counting(), epochs=4, **options).history
+
     assert [round(value) for value in expected["val_loss"]] == [1, 3, 5, 7]
+
     for epochs in (1, 3, 4):  # each with a dataset of its own, as in another process
         options["validation_data"] = Counting()
         ours = tk_keras.fit(
-            mean(), Counting(), epochs=epochs, model_dir=str(tmp_path), **options
+            mean_model(), Counting(), epochs=epochs, model_dir=str(tmp_path), **options
         ).history
     np.testing.assert_allclose(ours["loss"], expected["loss"], rtol=1e-6)
     np.testing.assert_allclose(ours["val_loss"], expected["val_loss"], rtol=1e-6)
@@ -205,7 +214,7 @@ def test_a_py_dataset_changes_where_keras_changes_it(tmp_path: Path) -> None:
 def test_an_epoch_of_some_steps_ends_for_a_py_dataset(tmp_path: Path) -> None:
     for epochs in (2, 5):
         options = {"epochs": epochs, "steps_per_epoch": 3, "verbose": 0, "model_dir": str(tmp_path)}
-        history = tk_keras.fit(mean(), Counting(), **options).history
+        history = tk_keras.fit(mean_model(), Counting(), **options).history
     np.testing.assert_allclose(history["loss"], [1.1, 2.2, 3.3, 4.4, 5.5], rtol=1e-6)
 
 
@@ -218,7 +227,7 @@ def test_steps_divide_validation_arrays_as_in_keras() -> None:
 
 
 def test_each_evaluation_has_the_same_batches_of_a_generator() -> None:
-    batches = build_validation_data(numbered(9), steps=4)
+    batches = build_validation_data(generate_numbered(9), steps=4)
     numbers = [[int(x[0, 0]) for x, _ in batches] for _ in range(2)]
     assert numbers == [[0, 1, 2, 3]] * 2
 
@@ -227,10 +236,12 @@ def test_each_evaluation_has_the_same_batches_of_a_generator() -> None:
 
 
 def test_a_finished_fit_begins_the_epochs_of_a_py_dataset(tmp_path: Path) -> None:
-    first, again = Changing(), Changing()
-    for data in (first, again):
-        losses("ours", data, model_dir=tmp_path, epochs=2)
-    assert (again.begun, again.ended) == (first.begun, first.ended) == (2, 2)
+    first = Changing()
+    later = Changing()
+    for data in (first, later):
+        fit_losses("ours", data, model_dir=tmp_path, epochs=2)
+
+    assert (later.begun, later.ended) == (first.begun, first.ended) == (2, 2)
 
 
 class Drawn(Batches):
@@ -241,8 +252,8 @@ class Drawn(Batches):
         self._choose = choose
 
     def __getitem__(self, index: int) -> Any:
-        chosen = self._choose(index)
-        return X[chosen], Y[chosen]
+        rows = self._choose(index)
+        return X[rows], Y[rows]
 
 
 def test_a_py_dataset_with_global_random_state_is_not_exact(
@@ -251,23 +262,14 @@ def test_a_py_dataset_with_global_random_state_is_not_exact(
     from_random = Drawn(lambda _: random.choices(range(100), k=20))
     from_numpy = Drawn(lambda _: np.random.randint(0, 100, 20))
     from_index = Drawn(lambda index: np.random.default_rng((1, index)).integers(0, 100, 20))
+    exact = {"epochs": 1, "trainer": {"require_exact_resume": True}}
+
+    message = r"draws from the global state.* draw from np\.random\.default_rng"
     for data in (from_random, from_numpy):
-        with pytest.raises(
-            UsageError, match=r"draws from the global state.* draw from np\.random\.default_rng"
-        ):
-            losses(
-                "ours",
-                data,
-                model_dir=tmp_path / "exact",
-                epochs=1,
-                trainer={"require_exact_resume": True},
-            )
-    losses("ours", from_numpy, model_dir=tmp_path / "numpy", epochs=2)
+        with pytest.raises(UsageError, match=message):
+            fit_losses("ours", data, model_dir=tmp_path / "exact", **exact)
+
+    fit_losses("ours", from_numpy, model_dir=tmp_path / "numpy", epochs=2)
     assert caplog.text.count("draws from the global state of random or np.random") == 1
-    losses(
-        "ours",
-        from_index,
-        model_dir=tmp_path / "index",
-        epochs=1,
-        trainer={"require_exact_resume": True},
-    )
+
+    assert fit_losses("ours", from_index, model_dir=tmp_path / "index", **exact)

@@ -19,7 +19,10 @@ from trainer_kit.compat.model_garden.conversion import convert
 from trainer_kit.compat.model_garden.garden_trainer import Trainer, create_trainer
 from trainer_kit.process.run_directory import RunDirectory
 
-BATCH, FEATURES, CLASSES, BATCHES = 8, 4, 3, 5
+BATCH = 8
+FEATURES = 4
+CLASSES = 3
+BATCHES = 5
 
 
 @dataclasses.dataclass
@@ -87,17 +90,18 @@ def small_trainer(
     ours: bool = False,
     **options: Any,
 ) -> Trainer:
-    """Returns our Trainer of a new SmallTask, model and optimizer; `ours`: from the config as ours."""
+    """Returns our Trainer of a new SmallTask; `ours`: from the config converted to ours."""
     with (strategy or tf.distribute.get_strategy()).scope():
         task = task_factory.get_task(config.task)
-        made: Trainer = create_trainer(
-            convert(config) if ours else config, task, train, evaluate, **options
-        )
-    return made
+        params = convert(config) if ours else config
+        trainer: Trainer = create_trainer(params, task, train, evaluate, **options)
+    return trainer
 
 
-def begun(trainer: Trainer, config: Any, folder: Path) -> CheckpointManager:
-    """Returns the manager of the checkpoints in `folder`, once `trainer` goes on from the newest, if there is one."""
+def restore_newest(trainer: Trainer, config: Any, folder: Path) -> CheckpointManager:
+    """Returns the manager of the checkpoints in `folder`, once `trainer` goes on from the newest,
+    if there is one.
+    """
     options = convert(config).trainer
     manager = CheckpointManager(
         trainer, RunDirectory(str(folder), options), options, asynchronous=False
@@ -112,7 +116,11 @@ def begun(trainer: Trainer, config: Any, folder: Path) -> CheckpointManager:
 
 def bits(variables: Any) -> list[bytes]:
     """Returns the values of variables, on every replica, to be compared bit by bit."""
-    return [local.numpy().tobytes() for one in variables for local in getattr(one, "values", [one])]
+    return [
+        local.numpy().tobytes()
+        for variable in variables
+        for local in getattr(variable, "values", [variable])
+    ]
 
 
 @contextlib.contextmanager
@@ -125,11 +133,11 @@ def eagerly() -> Iterator[None]:
         tf.config.run_functions_eagerly(False)
 
 
-def half_precision() -> Any:
+def set_half_precision() -> Any:
     """Sets float16 as the policy of Keras 2; to be undone by `full_precision`."""
     performance.set_mixed_precision_policy(tf.float16)
 
 
-def full_precision() -> None:
+def set_full_precision() -> None:
     """Sets float32 as the policy of Keras 2."""
     tf_keras.mixed_precision.set_global_policy("float32")

@@ -1,4 +1,6 @@
-"""What happens after loops and evaluations, for trainers of both frameworks; real ones, beside Model Garden's."""
+"""What happens after loops and evaluations, for trainers of both frameworks; real ones, beside
+Model Garden's.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,13 @@ def _garden_params(ema: Any = None, **trainer: Any) -> Any:
     return params
 
 
-def _kinds(found: list[Any]) -> list[str]:
-    inside = [
-        [type(one.condition), type(one.action)] if hasattr(one, "condition") else [type(one)]
-        for one in found
-    ]
-    return [kind.__name__ for kinds in inside for kind in kinds]
+def _class_names(train_actions: list[Any]) -> list[str]:
+    """Returns the names of the actions' classes; of a conditional action, those of its parts."""
+    names = []
+    for action in train_actions:
+        parts = [action.condition, action.action] if hasattr(action, "condition") else [action]
+        names += [type(part).__name__ for part in parts]
+    return names
 
 
 @pytest.mark.parametrize("trials", [-1, 0, 3])
@@ -60,14 +63,14 @@ def test_a_trainer_of_theirs_gets_what_theirs_would_give_it(tmp_path: Path, tria
     trainer = _garden_trainer(params)
     manager = tf.train.CheckpointManager(trainer.checkpoint, str(tmp_path), max_to_keep=1)
     ours = actions.get_train_actions(params, trainer, str(tmp_path), manager)
-    assert _kinds(ours) == _kinds(theirs.get_train_actions(params, trainer, str(tmp_path), manager))
-    for one in ours:
-        condition = one.condition
-        assert (condition.loss_upper_bound, condition.recovery_begin_steps) == (5.0, 2)
-        assert (condition.recovery_max_trials, condition.global_step) == (
-            trials,
-            trainer.global_step,
-        )
+    expected = theirs.get_train_actions(params, trainer, str(tmp_path), manager)
+
+    assert _class_names(ours) == _class_names(expected)
+    for action in ours:
+        assert action.condition.loss_upper_bound == 5.0
+        assert action.condition.recovery_begin_steps == 2
+        assert action.condition.recovery_max_trials == trials
+        assert action.condition.global_step is trainer.global_step
 
 
 @pytest.mark.parametrize(
@@ -76,6 +79,7 @@ def test_a_trainer_of_theirs_gets_what_theirs_would_give_it(tmp_path: Path, tria
 def test_our_trainer_gets_no_actions_that_its_runner_does(tmp_path: Path, params: Any) -> None:
     config = linear_experiment()
     trainer = create_trainer(config, LinearTask(config.task))
+
     assert actions.get_train_actions(params, trainer, str(tmp_path), None) == []
     assert actions.get_eval_actions(params, trainer, str(tmp_path)) == []
 
@@ -83,9 +87,9 @@ def test_our_trainer_gets_no_actions_that_its_runner_does(tmp_path: Path, params
 @pytest.mark.parametrize("ema", [False, True])
 def test_model_gardens_averaging_trainer_saves_its_averages(tmp_path: Path, ema: bool) -> None:
     params = _garden_params(EMA if ema else None)
-    with tf.distribute.OneDeviceStrategy(
-        "CPU:0"
-    ).scope():  # without one Model Garden's action refuses
+
+    # Without a scope Model Garden's action refuses.
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         trainer = _garden_trainer(params)
         for action in actions.get_eval_actions(params, trainer, str(tmp_path)):
             action({})
@@ -104,8 +108,10 @@ def test_a_trainer_of_ours_that_averages_saves_the_averages_too(tmp_path: Path) 
     (action,) = actions.get_eval_actions(config, trainer, str(tmp_path))
     action({})
     path = str(tmp_path / "ema_checkpoints" / "average_weights-5")
+
     for variable, weight in zip(trainer.model.trainable_variables, weights, strict=True):
         np.testing.assert_array_equal(variable.numpy(), weight)
+
     trainer.state.weights_checkpoint.read(path).expect_partial()
     for variable, average in zip(trainer.model.trainable_variables, averages, strict=True):
         np.testing.assert_array_equal(variable.numpy(), average)
@@ -115,16 +121,14 @@ def test_a_trainer_of_ours_that_averages_saves_the_averages_too(tmp_path: Path) 
 def test_pruning_without_its_package_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(
-        sys.modules, "tensorflow_model_optimization", None
-    )  # as Python knows one that is missing
+    # So Python remembers a package that is missing.
+    monkeypatch.setitem(sys.modules, "tensorflow_model_optimization", None)
     params = SimpleNamespace(task=SimpleNamespace(pruning="on"))
-    with pytest.raises(
-        UsageError, match=r"task\.pruning: a package is missing: .*tensorflow_model_optimization"
-    ):
-        actions.get_train_actions(
-            params, SimpleNamespace(model=None, optimizer=None), str(tmp_path), None
-        )
+    trainer = SimpleNamespace(model=None, optimizer=None)
+
+    message = r"task\.pruning: a package is missing: .*tensorflow_model_optimization"
+    with pytest.raises(UsageError, match=message):
+        actions.get_train_actions(params, trainer, str(tmp_path), None)
 
 
 def test_a_short_gin_binding_is_for_both(tmp_path: Path) -> None:
@@ -145,6 +149,7 @@ def test_a_task_that_prunes_gets_the_action(tmp_path: Path) -> None:
     trainer = SimpleNamespace(model=model, optimizer=tf_keras.optimizers.legacy.SGD())
     options = _garden_params(recovery_max_trials=-1, preemption_on_demand_checkpoint=False).trainer
     params = SimpleNamespace(task=SimpleNamespace(pruning="on"), trainer=options)
-    assert _kinds(actions.get_train_actions(params, trainer, str(tmp_path), None)) == [
-        "PruningAction"
-    ]
+
+    train_actions = actions.get_train_actions(params, trainer, str(tmp_path), None)
+
+    assert _class_names(train_actions) == ["PruningAction"]

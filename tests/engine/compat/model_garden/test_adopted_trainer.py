@@ -1,4 +1,6 @@
-"""Model Garden's trainers under trainer_kit's runner: their own state, what happens after loops and evaluations."""
+"""Model Garden's trainers under trainer_kit's runner: their own state, what happens after loops and
+evaluations.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,19 @@ from trainer_kit.run import runner
 
 
 class Counting(base_trainer.Trainer):  # type: ignore[misc]
-    """Counts batches in two variables, of which its checkpoint holds one, under a name of its own."""
+    """Counts batches in two variables, of which its checkpoint contains one under its own name."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.batches = tf.Variable(0, dtype=tf.int64)
         self.others = tf.Module()
-        self.others.batches, self.others.fixed = tf.Variable(0), tf.Variable(3.0)
-        model, optimizer, step = self.model, self.optimizer, self.global_step
+        self.others.batches = tf.Variable(0)
+        self.others.fixed = tf.Variable(3.0)
         self._checkpoint = tf.train.Checkpoint(
-            model=model, optimizer=optimizer, global_step=step, my_batches=self.batches
+            model=self.model,
+            optimizer=self.optimizer,
+            global_step=self.global_step,
+            my_batches=self.batches,
         )
 
     def next_train_inputs(self, iterator: Any) -> Any:
@@ -44,13 +49,16 @@ class Counting(base_trainer.Trainer):  # type: ignore[misc]
         return super().next_train_inputs(iterator)
 
 
-def _run(config: Any, folder: Path, trainers: list[TrainerAdapter] | None = None) -> TrainerAdapter:
+def _run_counting(
+    config: Any, folder: Path, trainers: list[TrainerAdapter] | None = None
+) -> TrainerAdapter:
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
         task = task_factory.get_task(config.task)
         inner = theirs.create_trainer(config, task, train=True, evaluate=True, trainer_cls=Counting)
         trainer: Any = adapt_trainer(inner)
-    (trainers if trainers is not None else []).append(trainer)
+    if trainers is not None:
+        trainers.append(trainer)
     runner.run_experiment(
         strategy, task, "train_and_eval", convert(config), str(folder), trainer=trainer
     )
@@ -58,59 +66,69 @@ def _run(config: Any, folder: Path, trainers: list[TrainerAdapter] | None = None
     return trainer
 
 
-def _with_steps(steps: int, **optimization: Any) -> Any:
+def _config_of_steps(steps: int, **optimization: Any) -> Any:
     config = small_config(**optimization)
     config.trainer.override({"train_steps": steps, "validation_steps": 2})
     return config
 
 
-def test_what_its_own_checkpoint_holds_is_in_those_of_the_run(
+def test_the_runs_checkpoints_contain_the_trainers_own_items(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _run(_with_steps(3), tmp_path)
-    assert (
-        "from its beginning; have Counting inherit from trainer_kit.compat.model_garden.Trainer"
-        in caplog.text
-    )
+    _run_counting(_config_of_steps(3), tmp_path)
+    advice = "have Counting inherit from trainer_kit.compat.model_garden.Trainer"
+    assert f"from its beginning; {advice}" in caplog.text
+
     names = {
         name.partition("/")[0] for name, _ in tf.train.list_variables(str(tmp_path / "ckpt-3"))
     }
     assert {"model", "optimizer", "global_step", "my_batches"} <= names
-    gone_on = _run(_with_steps(6), tmp_path)
-    assert int(gone_on.batches) == int(gone_on.others.batches) == int(gone_on.global_step) == 6
-    names = CheckpointGraph(str(tmp_path / "ckpt-6")).get_section_keys("step_state").keys()
-    assert names == {"trainer/others/batches", "trainer/others/fixed"}
-    assert gone_on.train_dataset is not None  # its data are those of the wrapped trainer
-    gone_on.train_dataset = other = tf.data.Dataset.range(3)
-    assert gone_on.train_dataset is other
+
+    resumed = _run_counting(_config_of_steps(6), tmp_path)
+    assert int(resumed.batches) == int(resumed.others.batches) == int(resumed.global_step) == 6
+    keys = CheckpointGraph(str(tmp_path / "ckpt-6")).get_section_keys("step_state")
+    assert keys.keys() == {"trainer/others/batches", "trainer/others/fixed"}
+
+    assert resumed.train_dataset is not None  # its data are those of the wrapped trainer
+    other = tf.data.Dataset.range(3)
+    resumed.train_dataset = other
+    assert resumed.train_dataset is other
 
 
-def test_it_goes_back_after_a_divergence_as_the_config_says(
+def test_a_garden_trainer_goes_back_after_a_divergence(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config, trainers = _with_steps(6), []  # type: ignore[var-annotated]
+    config = _config_of_steps(6)
     config.trainer.override(
         {"recovery_max_trials": 1, "recovery_begin_steps": 4, "loss_upper_bound": 0.0}
     )
+
+    trainers: list[TrainerAdapter] = []
     with pytest.raises(DivergedError, match="recovery_max_trials=1 is used up"):
-        _run(config, tmp_path, trainers)
+        _run_counting(config, tmp_path, trainers)
+
     assert f"Recovering the model from checkpoint: {tmp_path}/ckpt-3" in caplog.text
-    assert (
-        int(trainers[0].batches) == int(trainers[0].global_step) == 4
-    )  # as if step 4 had been done once
+    # As if step 4 had been done once.
+    assert int(trainers[0].batches) == int(trainers[0].global_step) == 4
 
 
 class Averaging(Counting):
-    """Keeps a number that its evaluations report, and a second optimizer, which makes its slots in the first loop."""
+    """Keeps a number that its evaluations report, and a second optimizer, which makes its slots in
+    the first loop.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.loops, self.weight = tf.Variable(0.0), tf.Variable(1.0)
+        self.loops = tf.Variable(0.0)
+        self.weight = tf.Variable(1.0)
         self.second = tf_keras.optimizers.Adam(0.1)
-        items = {"loops": self.loops, "weight": self.weight, "second": self.second}
-        model, optimizer, step = self.model, self.optimizer, self.global_step
         self._checkpoint = tf.train.Checkpoint(
-            model=model, optimizer=optimizer, global_step=step, **items
+            model=self.model,
+            optimizer=self.optimizer,
+            global_step=self.global_step,
+            loops=self.loops,
+            weight=self.weight,
+            second=self.second,
         )
 
     def train_loop_end(self) -> Any:
@@ -130,7 +148,7 @@ class Averaging(Counting):
         }
 
 
-def _logs(config: Any, folder: Path, mode: str = "train_and_eval", **options: Any) -> Any:
+def _run_averaging(config: Any, folder: Path, mode: str = "train_and_eval", **options: Any) -> Any:
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
         task = task_factory.get_task(config.task)
@@ -151,14 +169,19 @@ def eager() -> Iterator[None]:
 
 @pytest.mark.usefixtures("eager")
 def test_checkpoint_items_and_their_optimizers_are_restored(tmp_path: Path) -> None:
-    weight, second = tf.Variable(1.0), tf_keras.optimizers.Adam(0.1)
+    weight = tf.Variable(1.0)
+    second = tf_keras.optimizers.Adam(0.1)
     for _ in range(6):  # what six loops without a stop do
         second.apply_gradients([(weight.read_value(), weight)])
-    _logs(_with_steps(3), tmp_path / "run")
-    logs = _logs(_with_steps(6), tmp_path / "run")
-    assert [float(logs[name]) for name in ("loops", "w")] == [6.0, float(weight)]
-    evaluated = _logs(_with_steps(6), tmp_path / "run", "eval", checkpoint="3")
-    assert float(evaluated["loops"]) == 3.0 and float(evaluated["w"]) > float(logs["w"])
+
+    _run_averaging(_config_of_steps(3), tmp_path / "run")
+    logs = _run_averaging(_config_of_steps(6), tmp_path / "run")
+    assert float(logs["loops"]) == 6.0
+    assert float(logs["w"]) == float(weight)
+
+    earlier_logs = _run_averaging(_config_of_steps(6), tmp_path / "run", "eval", checkpoint="3")
+    assert float(earlier_logs["loops"]) == 3.0
+    assert float(earlier_logs["w"]) > float(logs["w"])
 
 
 def test_a_name_that_our_checkpoints_have_is_refused() -> None:
@@ -167,22 +190,20 @@ def test_a_name_that_our_checkpoints_have_is_refused() -> None:
             super().__init__(*arguments, **named)
             self._checkpoint = tf.train.Checkpoint(global_step=self.global_step, task=self.batches)
 
-    config = _with_steps(3)
+    config = _config_of_steps(3)
     inner = theirs.create_trainer(
         config, task_factory.get_task(config.task), True, True, trainer_cls=Named
     )
-    with pytest.raises(
-        UsageError,
-        match="every checkpoint already has a part named task; give your item another name",
-    ):
+    message = "every checkpoint already has a part named task; give your item another name"
+
+    with pytest.raises(UsageError, match=message):
         adapt_trainer(inner)
 
 
-def test_what_cannot_be_driven_is_told() -> None:
-    with pytest.raises(
-        UsageError,
-        match="SimpleNamespace has no config, model, optimizer, global_step, checkpoint; g",
-    ):
+def test_a_trainer_that_cannot_be_adapted_is_refused() -> None:
+    message = "SimpleNamespace has no config, model, optimizer, global_step, checkpoint; g"
+
+    with pytest.raises(UsageError, match=message):
         adapt_trainer(SimpleNamespace(strategy=None))
 
 
@@ -191,7 +212,9 @@ class OrbitTrainer(orbit.StandardTrainer):  # type: ignore[misc]
 
     def __init__(self, config: ExperimentConfig, log: str = "training_loss") -> None:
         super().__init__(tf.data.Dataset.range(24, output_type=tf.float32).repeat().batch(4))
-        self.strategy, self.config, self.log = tf.distribute.get_strategy(), config, log
+        self.strategy = tf.distribute.get_strategy()
+        self.config = config
+        self.log = log
         self.model = tf.Module()
         self.model.weight = tf.Variable(0.5)
         self.optimizer = tf_keras.optimizers.Adam(0.1)
@@ -233,21 +256,21 @@ def test_a_trainer_of_orbit_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     whole = _run_of_orbit(tmp_path / "whole", 4)
     _run_of_orbit(tmp_path / "again", 2)
     again = _run_of_orbit(tmp_path / "again", 4)  # with numbers 8 to 15
+
     assert int(again.optimizer.iterations) == int(again.global_step) == 4
     assert again.model.weight.numpy() == whole.model.weight.numpy() != 0.5
 
 
 def test_a_loop_of_orbit_without_a_training_loss_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError,
-        match="a training loop returned mse and no training_loss, by which a run recovers",
-    ):
+    message = "a training loop returned mse and no training_loss, by which a run recovers"
+
+    with pytest.raises(UsageError, match=message):
         _run_of_orbit(tmp_path, 4, log="mse")
 
 
 def test_best_weights_that_no_trainer_keeps_are_refused() -> None:
     config = ExperimentConfig(trainer=TrainerConfig(best_checkpoint_eval_metric="accuracy"))
-    with pytest.raises(
-        UsageError, match="best_checkpoint_eval_metric=accuracy: OrbitTrainer keeps no best weights"
-    ):
+    message = "best_checkpoint_eval_metric=accuracy: OrbitTrainer keeps no best weights"
+
+    with pytest.raises(UsageError, match=message):
         adapt_trainer(OrbitTrainer(config))

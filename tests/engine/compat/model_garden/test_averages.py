@@ -1,4 +1,6 @@
-"""Checkpoints of the averaged weights, named like Model Garden's; its own optimizer, one device and two."""
+"""Checkpoints of the averaged weights, named like Model Garden's; its own optimizer, one device and
+two.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ from trainer_kit.compat.model_garden.actions import AveragesSaver
 from trainer_kit.compat.model_garden.optimizers import OptimizerAverages
 
 
-def _trained() -> tuple[Any, Any]:
-    """Returns a model, of which no two values have the same exponent, and its averaging optimizer. In scope."""
+def _build_averaging() -> tuple[Any, Any]:
+    """Returns a model, of which no two values have the same exponent, and its averaging optimizer.
+    In scope.
+    """
     model = tf_keras.Sequential(
         [tf_keras.Input((3,)), tf_keras.layers.Dense(4), tf_keras.layers.BatchNormalization()]
     )
@@ -36,7 +40,7 @@ def _trained() -> tuple[Any, Any]:
     return model, optimizer
 
 
-def _read(folder: Path, model: Any) -> list[Any]:
+def _read_newest(folder: Path, model: Any) -> list[Any]:
     """Returns the weights of the newest checkpoint in a folder."""
     path = tf.train.latest_checkpoint(os.path.join(folder, "ema_checkpoints"))
     other = tf_keras.models.clone_model(model)
@@ -49,7 +53,7 @@ def _saver(folder: Path, model: Any, optimizer: Any, max_to_keep: int = 1) -> Av
     average = OptimizerAverages(optimizer, model)
 
     @contextlib.contextmanager
-    def averaged(name: str) -> Iterator[None]:
+    def use_average(name: str) -> Iterator[None]:
         average.swap()
         yield
         average.swap()
@@ -59,7 +63,7 @@ def _saver(folder: Path, model: Any, optimizer: Any, max_to_keep: int = 1) -> Av
         strategy=tf.distribute.get_strategy(),
         checkpoint=checkpoint,
         global_step=optimizer.iterations,
-        use_weights=averaged,
+        use_weights=use_average,
     )
     return AveragesSaver(trainer, str(folder), max_to_keep)
 
@@ -67,20 +71,24 @@ def _saver(folder: Path, model: Any, optimizer: Any, max_to_keep: int = 1) -> Av
 @pytest.mark.parametrize("devices", [1, 2])
 def test_averages_are_saved_and_weights_are_back_bit_by_bit(tmp_path: Path, devices: int) -> None:
     with replicas(devices).scope():
-        model, optimizer = _trained()
-        weights, averages = bits(model.variables), bits(optimizer._average_weights)
-        averaged = [variable.numpy() for variable in optimizer._average_weights]
+        model, optimizer = _build_averaging()
+        weights = bits(model.variables)
+        averages = bits(optimizer._average_weights)
+        average_values = [variable.numpy() for variable in optimizer._average_weights]
+
         _saver(tmp_path, model, optimizer)({})
-        assert (bits(model.variables), bits(optimizer._average_weights)) == (weights, averages)
-    for saved, average in zip(_read(tmp_path, model), averaged, strict=True):
+
+        assert bits(model.variables) == weights
+        assert bits(optimizer._average_weights) == averages
+    for saved, average in zip(_read_newest(tmp_path, model), average_values, strict=True):
         np.testing.assert_array_equal(saved, average)
 
 
 def test_the_files_are_called_as_theirs_and_the_newest_stay(tmp_path: Path) -> None:
-    found = {}
+    names = {}
     for name in ("ours", "theirs"):
         with tf.distribute.OneDeviceStrategy("CPU:0").scope():
-            model, optimizer = _trained()
+            model, optimizer = _build_averaging()
             if name == "ours":
                 saves = _saver(tmp_path / name, model, optimizer, max_to_keep=2)
             else:
@@ -91,9 +99,8 @@ def test_the_files_are_called_as_theirs_and_the_newest_stay(tmp_path: Path) -> N
             for step in (70, 80, 90):
                 optimizer.iterations.assign(step)
                 saves({})
-        found[name] = sorted(os.listdir(tmp_path / name / "ema_checkpoints"))
-    assert found["ours"] == found["theirs"]
-    assert found["ours"][:1] + found["ours"][-1:] == [
-        "average_weights-80.data-00000-of-00001",
-        "checkpoint",
-    ]
+        names[name] = sorted(os.listdir(tmp_path / name / "ema_checkpoints"))
+
+    assert names["ours"] == names["theirs"]
+    assert names["ours"][0] == "average_weights-80.data-00000-of-00001"
+    assert names["ours"][-1] == "checkpoint"

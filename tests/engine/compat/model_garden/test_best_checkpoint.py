@@ -1,8 +1,7 @@
-"""The best checkpoint by Model Garden's names: beside theirs, read by theirs, and in a run of ours."""
+"""The best checkpoint by Model Garden's names: beside theirs, read by theirs, in a run of ours."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import pytest
 import tensorflow as tf
 from official.core import train_utils
 
-from tests.builders import json_lines
+from tests.builders import json_lines, read_json
 from tests.engine.linear_task import LinearTask, linear_experiment
 from trainer_kit import files
 from trainer_kit.compat.model_garden.best_checkpoint import (
@@ -34,8 +33,10 @@ class _Run:
 
     def __init__(self, folder: Path, theirs: bool = False, comp: str = "higher") -> None:
         kind = train_utils.BestCheckpointExporter if theirs else BestCheckpointExporter
-        self.folder, self.exporter = folder, kind(str(folder), METRIC, comp)
-        self.step, self.value = tf.Variable(0, dtype=tf.int64), tf.Variable(0.0)
+        self.folder = folder
+        self.exporter = kind(str(folder), METRIC, comp)
+        self.step = tf.Variable(0, dtype=tf.int64)
+        self.value = tf.Variable(0.0)
         self.checkpoint = tf.train.Checkpoint(global_step=self.step, value=self.value)
 
     def evaluate(self, step: int, value: Any, **options: Any) -> bool:
@@ -51,18 +52,19 @@ class _Run:
         return bool(self.exporter.maybe_export_checkpoint(self.checkpoint, logs, step, **options))
 
     @property
-    def kept(self) -> tuple[int, float, float]:
-        """The step of the weights that are kept, and step and metric that info.json tells of them."""
-        info = json.loads((self.folder / "info.json").read_text())
+    def best(self) -> tuple[int, float, float]:
+        """The step of the best weights, and their step and metric in info.json."""
+        info = read_json(self.folder / "info.json")
         return (
-            _step_of(self.exporter.best_ckpt_path),
+            _restore_step(self.exporter.best_ckpt_path),
             info["best_ckpt_global_step"],
             info["val"]["accuracy"],
         )
 
 
-def _step_of(path: str | None) -> int:
-    step, value = tf.Variable(0, dtype=tf.int64), tf.Variable(0.0)
+def _restore_step(path: str | None) -> int:
+    step = tf.Variable(0, dtype=tf.int64)
+    value = tf.Variable(0.0)
     tf.train.Checkpoint(global_step=step, value=value).restore(path).assert_consumed()
     assert int(step) == int(value)
     return int(step)
@@ -79,29 +81,27 @@ def _step_of(path: str | None) -> int:
         [0.3, 0.2, 0.1],
     ],
 )
-def test_every_decision_and_what_is_told_of_it_is_theirs(
+def test_the_exporter_decides_and_records_as_theirs(
     tmp_path: Path, comp: str, values: list[Any]
 ) -> None:
-    ours, theirs = (
-        _Run(tmp_path / "ours", comp=comp),
-        _Run(tmp_path / "theirs", theirs=True, comp=comp),
-    )
+    ours = _Run(tmp_path / "ours", comp=comp)
+    theirs = _Run(tmp_path / "theirs", theirs=True, comp=comp)
     assert ours.exporter.best_ckpt_logs is theirs.exporter.best_ckpt_logs is None
     assert ours.exporter.best_ckpt_path is theirs.exporter.best_ckpt_path is None
-    for step, given in enumerate(values, 1):
-        value = given() if callable(given) else given  # no tensor while tests are collected
+
+    for step, value in enumerate(values, 1):
+        if callable(value):  # no tensor exists while tests are collected
+            value = value()
         assert ours.evaluate(step, value) == theirs.evaluate(step, value)
-        assert ours.kept == theirs.kept
+        assert ours.best == theirs.best
         assert ours.exporter.best_ckpt_logs["val"]["accuracy"] == float(
             theirs.exporter.best_ckpt_logs["val"]["accuracy"]
         )
-    assert (
-        Path(ours.exporter.best_ckpt_logs_path).name
-        == Path(theirs.exporter.best_ckpt_logs_path).name
-        == "info.json"
-    )
-    told = [json.loads((tmp_path / name / "info.json").read_text()) for name in ("ours", "theirs")]
-    assert told[0] == told[1]
+
+    assert Path(ours.exporter.best_ckpt_logs_path).name == "info.json"
+    assert Path(theirs.exporter.best_ckpt_logs_path).name == "info.json"
+    our_info = read_json(tmp_path / "ours" / "info.json")
+    assert our_info == read_json(tmp_path / "theirs" / "info.json")
 
 
 def test_each_framework_resumes_from_the_others_best(tmp_path: Path) -> None:
@@ -116,30 +116,28 @@ def test_each_framework_resumes_from_the_others_best(tmp_path: Path) -> None:
     ]:
         run = _Run(tmp_path, theirs=kind)
         assert run.evaluate(step, value) == better
-        expected = max(
-            [(0.5, 10), (0.6, 30), (0.7, 50)], key=lambda one: one if one[1] <= step else (0.0, 0)
-        )
-        assert run.kept == (expected[1], float(expected[1]), expected[0])
-    assert {path.name for path in tmp_path.glob("*.index")} == {
-        "ckpt-50.index",
-        "best_ckpt-1.index",
-    }
+        bests = [(0.5, 10), (0.6, 30), (0.7, 50)]
+        best_value, best_step = max(best for best in bests if best[1] <= step)
+        assert run.best == (best_step, float(best_step), best_value)
+
+    names = {path.name for path in tmp_path.glob("*.index")}
+    assert names == {"ckpt-50.index", "best_ckpt-1.index"}
 
 
 @pytest.mark.parametrize("values", [[NAN, 0.5, 0.4], [math.inf, 0.5, NAN], [NAN, -math.inf, 0.5]])
-def test_what_is_not_finite_never_stands_in_the_way(tmp_path: Path, values: list[float]) -> None:
+def test_a_metric_that_is_not_finite_is_never_the_best(tmp_path: Path, values: list[float]) -> None:
     run = _Run(tmp_path)
     for step, value in enumerate(values, 1):
         assert run.evaluate(step, value) == (value == 0.5)
-    assert run.kept == (values.index(0.5) + 1, values.index(0.5) + 1, 0.5)
+    assert run.best == (values.index(0.5) + 1, values.index(0.5) + 1, 0.5)
 
 
-def test_before_the_first_best_the_logs_are_the_last_refused(tmp_path: Path) -> None:
+def test_the_logs_before_the_first_best_are_the_last_refused(tmp_path: Path) -> None:
     run = _Run(tmp_path)
     run.evaluate(1, NAN)
-    assert math.isnan(
-        run.exporter.best_ckpt_logs["val"]["accuracy"]
-    )  # what Model Garden's Trainer asks for
+
+    # Model Garden's Trainer asks for these logs.
+    assert math.isnan(run.exporter.best_ckpt_logs["val"]["accuracy"])
     assert run.exporter.best is None
     assert not (tmp_path / "info.json").exists()
 
@@ -151,9 +149,10 @@ def test_a_damaged_info_json_stops_no_start(tmp_path: Path, damage: str, theirs:
     whole = (tmp_path / "info.json").read_bytes()
     (tmp_path / "info.json").write_text(damage)
     run = _Run(tmp_path)
+
     assert ((tmp_path / "info.json").read_bytes() == whole) != theirs  # ours is made again
     assert run.evaluate(20, 0.4) == theirs
-    assert run.kept == ((20, 20.0, 0.4) if theirs else (10, 10.0, 0.5))
+    assert run.best == ((20, 20.0, 0.4) if theirs else (10, 10.0, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -183,14 +182,16 @@ def test_a_kill_at_any_point_leaves_a_consistent_record(
     with pytest.raises(Killed):
         run.evaluate(20, 0.6)
     monkeypatch.undo()
-    known = read_info(str(tmp_path))
-    assert known is not None
-    assert _read_step(tmp_path / known["checkpoint"]) == known["step"]
+
+    info = read_info(str(tmp_path))
+    assert info is not None
+    assert _read_step(tmp_path / info["checkpoint"]) == info["step"]
+
     again = _Run(tmp_path)
-    best = again.kept
+    best = again.best
     assert best in [(10, 10.0, 0.5), (20, 20.0, 0.6)]
     assert again.evaluate(20, 0.6) == (best[0] == 10)
-    assert again.kept == (20, 20.0, 0.6)
+    assert again.best == (20, 20.0, 0.6)
     assert again.evaluate(30, 0.7)
     assert [path.name for path in tmp_path.glob("ckpt-*.index")] == ["ckpt-30.index"]
 
@@ -231,33 +232,32 @@ def test_logs_alone_are_written_as_theirs(tmp_path: Path) -> None:
         "val": {"accuracy": tf.constant(0.5), "image": tf.zeros([4, 4, 3])},
         "loss": np.float32(2.0),
     }
-    for name, kind in (
-        ("ours", BestCheckpointExporter),
-        ("theirs", train_utils.BestCheckpointExporter),
-    ):
-        kind(str(tmp_path / name), METRIC, "higher").export_best_eval_metric(logs, 100)
-    ours, theirs = (
-        json.loads((tmp_path / name / "info.json").read_text()) for name in ("ours", "theirs")
-    )
-    assert ours == theirs == {"val": {"accuracy": 0.5}, "loss": 2.0, "best_ckpt_global_step": 100.0}
+    ours = BestCheckpointExporter(str(tmp_path / "ours"), METRIC, "higher")
+    theirs = train_utils.BestCheckpointExporter(str(tmp_path / "theirs"), METRIC, "higher")
+
+    for exporter in (ours, theirs):
+        exporter.export_best_eval_metric(logs, 100)
+
+    expected = {"val": {"accuracy": 0.5}, "loss": 2.0, "best_ckpt_global_step": 100.0}
+    assert read_json(tmp_path / "ours" / "info.json") == expected
+    assert read_json(tmp_path / "theirs" / "info.json") == expected
 
 
 def test_an_overridden_record_is_called_after_each_export(tmp_path: Path) -> None:
-    class Telling(BestCheckpointExporter):
-        told: list[int]
+    steps: list[int] = []
 
+    class NotingExporter(BestCheckpointExporter):
         def export_best_eval_metric(self, eval_logs: Any, global_step: Any) -> None:
             super().export_best_eval_metric(eval_logs, global_step)
-            self.told.append(global_step)
+            steps.append(global_step)
 
     run = _Run(tmp_path)
-    run.exporter = Telling(str(tmp_path), METRIC, "higher")
-    run.exporter.told = []
+    run.exporter = NotingExporter(str(tmp_path), METRIC, "higher")
     for step, value in enumerate((0.5, 0.4, 0.6), 1):
         run.evaluate(step, value)
     run.evaluate(4, 0.7, write_logs=False)
-    assert run.exporter.told == [1, 3]
-    assert run.kept == (4, 4.0, 0.7)
+    assert steps == [1, 3]
+    assert run.best == (4, 4.0, 0.7)
     logs = run.exporter.best_ckpt_logs
     assert logs["val"]["accuracy"] == logs[METRIC] == pytest.approx(0.7)
 
@@ -270,21 +270,21 @@ def test_a_config_decides_about_an_exporter_as_for_theirs(
     subdir: str, metric: str, folder: str
 ) -> None:
     options = {"best_checkpoint_export_subdir": subdir, "best_checkpoint_eval_metric": metric}
-    params = SimpleNamespace(
-        trainer=SimpleNamespace(**options, best_checkpoint_metric_comp="lower")
-    )
+    trainer = SimpleNamespace(**options, best_checkpoint_metric_comp="lower")
+    params = SimpleNamespace(trainer=trainer)
+
     ours = maybe_create_best_ckpt_exporter(params, folder)
     theirs = train_utils.maybe_create_best_ckpt_exporter(params, folder)
-    assert getattr(ours, "best_ckpt_logs_path", None) == getattr(
-        theirs, "best_ckpt_logs_path", None
-    )
+
+    path = getattr(theirs, "best_ckpt_logs_path", None)
+    assert getattr(ours, "best_ckpt_logs_path", None) == path
     assert (ours is not None) == bool(subdir and metric)
 
 
 # ---- in a run of ours
 
 
-def _run(model_dir: Path, steps: int, **options: Any) -> tuple[BestCheckpointExporter, Any]:
+def _run_linear(model_dir: Path, steps: int, **options: Any) -> tuple[BestCheckpointExporter, Any]:
     config = linear_experiment(
         train_steps=steps,
         best_checkpoint_eval_metric="accuracy",
@@ -305,18 +305,19 @@ def _run(model_dir: Path, steps: int, **options: Any) -> tuple[BestCheckpointExp
     return exporter, logs
 
 
-def test_our_runner_keeps_resumes_and_takes_it_back_with_the_run(tmp_path: Path) -> None:
-    _, logs = _run(tmp_path, 20)
-    exporter, logs = _run(tmp_path, 40)
+def test_our_runner_keeps_resumes_and_rewinds_the_best(tmp_path: Path) -> None:
+    _run_linear(tmp_path, 20)
+    exporter, logs = _run_linear(tmp_path, 40)
     folder = tmp_path / "best_ckpt"
     ledger = json_lines(tmp_path / "evals" / "validation.jsonl")
-    best = max(ledger, key=lambda one: one["metrics"]["accuracy"])
+    best = max(ledger, key=lambda record: record["metrics"]["accuracy"])
     assert exporter.best == ("accuracy", best["metrics"]["accuracy"], best["step"])
     assert logs["best_accuracy"] == best["metrics"]["accuracy"]
     theirs = train_utils.BestCheckpointExporter(str(folder), "accuracy", "higher")
     assert theirs.best_ckpt_logs["best_ckpt_global_step"] == best["step"] > 10
     assert _read_step(Path(theirs.best_ckpt_path)) == best["step"]
-    exporter, _ = _run(tmp_path, 10, from_step=10)
+
+    exporter, _ = _run_linear(tmp_path, 10, from_step=10)
     assert exporter.best[2] == exporter.best_ckpt_logs["best_ckpt_global_step"] == 10
     assert exporter.best_ckpt_path is None or _read_step(Path(exporter.best_ckpt_path)) == 10
-    assert list((tmp_path / "best_ckpt" / "archived").glob("ckpt-*.index"))
+    assert list((folder / "archived").glob("ckpt-*.index"))

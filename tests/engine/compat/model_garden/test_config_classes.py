@@ -1,4 +1,6 @@
-"""Config objects of Model Garden as config classes of ours, and back: what may be written, and what reaches theirs."""
+"""Config objects of Model Garden as config classes of ours, and back: what may be written, and what
+reaches theirs.
+"""
 
 from __future__ import annotations
 
@@ -69,26 +71,34 @@ class Tree(base_config.Config):
     inside: Optional[Tree] = None  # noqa: UP045
 
 
-def _overridden(theirs: Any, *layers: dict[str, Any]) -> Any:
+def _override_mirror(theirs: Any, *layers: dict[str, Any]) -> Any:
     return apply_layers(mirror(theirs), [ConfigLayer(values) for values in layers]).config
 
 
-def _differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in other.items() if name not in one or one[name] != value}
+def _changed_items(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value for name, value in after.items() if name not in before or before[name] != value
+    }
 
 
-def test_what_is_not_touched_comes_back_as_it_was() -> None:
+def test_an_untouched_config_comes_back_as_it_was() -> None:
     theirs = Whole()
     theirs.override({"more": {"a": 1}, "extra": 5}, is_strict=False)
     back = build_original(mirror(theirs))
-    assert type(back) is Whole and back is not theirs
-    assert back == theirs and back.as_dict() == theirs.as_dict()
-    assert isinstance(back.several, tuple) and isinstance(back.rate, int) and back.rate == 1
-    assert isinstance(back.heads[1], Head) and isinstance(back.part.neck, Neck)
+
+    assert type(back) is Whole
+    assert back is not theirs
+    assert back == theirs
+    assert back.as_dict() == theirs.as_dict()
+    assert isinstance(back.several, tuple)
+    assert isinstance(back.rate, int)
+    assert back.rate == 1
+    assert isinstance(back.heads[1], Head)
+    assert isinstance(back.part.neck, Neck)
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("override", "changed"),
     [
         ({"count": 5}, {"count": 5}),
         ({"rate": 2}, {"rate": 2.0}),
@@ -118,22 +128,22 @@ def test_what_is_not_touched_comes_back_as_it_was() -> None:
     ids=str,
 )
 def test_an_override_reaches_the_original_object(
-    given: dict[str, Any], found: dict[str, Any]
+    override: dict[str, Any], changed: dict[str, Any]
 ) -> None:
-    theirs, mirrored = Whole(), _overridden(Whole(), given)
-    back = build_original(mirrored)
-    theirs.override(given)
+    back = build_original(_override_mirror(Whole(), override))
+
+    theirs = Whole()
+    theirs.override(override)
     assert back.as_dict() == theirs.as_dict()
-    assert _differences(Whole().as_dict(), back.as_dict()) == found
-    for name, value in found.items():
-        kind = (
-            float if isinstance(value, float) else type(getattr(theirs, name))
-        )  # a rate of 2 is 2.0
+    assert _changed_items(Whole().as_dict(), back.as_dict()) == changed
+    for name, value in changed.items():
+        # A rate of 2 is 2.0.
+        kind = float if isinstance(value, float) else type(getattr(theirs, name))
         assert type(getattr(back, name)) is kind
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("override", "problem"),
     [
         ({"count": None}, "count: null is not a whole number"),
         ({"heads": [{}, {"size": "2"}]}, "heads.1.size: '2' is not a whole number"),
@@ -148,12 +158,12 @@ def test_an_override_reaches_the_original_object(
     ],
     ids=str,
 )
-def test_what_their_classes_would_take_is_refused_with_its_path(
-    given: dict[str, Any], problem: str
+def test_a_value_that_their_class_would_take_is_refused_by_path(
+    override: dict[str, Any], problem: str
 ) -> None:
     theirs = Whole(data=config_definitions.DataConfig(input_path={"train": "x"}))
     with pytest.raises(ConfigError, match=problem):
-        _overridden(theirs, given)
+        _override_mirror(theirs, override)
 
 
 @dataclasses.dataclass
@@ -174,50 +184,52 @@ class LargeHead(Head):
 
 
 def test_list_items_may_have_fields_unknown_to_their_class() -> None:
-    theirs = Routines(
-        routines=(Routine(name="a", head=LargeHead()), Routine(name="b", part=Neck()))
-    )
+    routines = (Routine(name="a", head=LargeHead()), Routine(name="b", part=Neck()))
+    theirs = Routines(routines=routines)
+
     back = build_original(mirror(theirs))
-    assert (
-        back == theirs
-        and isinstance(back.routines[0].head, LargeHead)
-        and isinstance(back.routines[1].part, Neck)
-    )
-    changed = build_original(_overridden(theirs, {"routines": [{"head": {"depth": 7}}, {}]}))
-    assert isinstance(changed.routines[0].head, LargeHead) and changed.routines[0].head.depth == 7
-    assert changed.routines[0].name == "a" and changed.routines[1] == theirs.routines[1]
+    assert back == theirs
+    assert isinstance(back.routines[0].head, LargeHead)
+    assert isinstance(back.routines[1].part, Neck)
+
+    changed = build_original(_override_mirror(theirs, {"routines": [{"head": {"depth": 7}}, {}]}))
+    assert isinstance(changed.routines[0].head, LargeHead)
+    assert changed.routines[0].head.depth == 7
+    assert changed.routines[0].name == "a"
+    assert changed.routines[1] == theirs.routines[1]
 
 
-def test_only_what_changed_is_put_on_their_object() -> None:
-    given: list[Any] = []
+def test_changed_values_alone_are_put_on_their_object() -> None:
+    overrides: list[Any] = []
 
     @dataclasses.dataclass
     class Noting(Head):
         def override(self, override_params: Any, is_strict: bool = True) -> None:
-            given.append(override_params)
+            overrides.append(override_params)
             super().override(override_params, is_strict)
 
-    mirrored = _overridden(Noting(), {"name": "n", "size": 1})
-    given.clear()
+    mirrored = _override_mirror(Noting(), {"name": "n", "size": 1})
+    overrides.clear()
     assert build_original(mirrored).name == "n"
-    assert given == [{"name": "n"}]
+    assert overrides == [{"name": "n"}]
 
 
 def test_keys_that_they_do_not_annotate_can_be_written() -> None:
     theirs = Whole()
     theirs.override({"more": {"a": 1}, "extra": 5}, is_strict=False)
-    back = build_original(_overridden(theirs, {"extra": "six", "more": {"a": 2}}))
+    back = build_original(_override_mirror(theirs, {"extra": "six", "more": {"a": 2}}))
+
     assert (back.extra, back.more.a) == ("six", 2)
     with pytest.raises(ConfigError, match=r"more.b: there is no such key"):
-        _overridden(theirs, {"more": {"b": 2}})
+        _override_mirror(theirs, {"more": {"b": 2}})
 
 
-def _trainer(theirs: config_definitions.TrainerConfig) -> Any:
+def _mirror_trainer(theirs: config_definitions.TrainerConfig) -> Any:
     return mirror(theirs, TrainerConfig, optimizer_config=mirror(theirs.optimizer_config))
 
 
 @pytest.mark.parametrize(
-    "given",
+    "option",
     [
         {"fuse_steps": 4},
         {"early_stopping": {"metric": "loss"}},
@@ -225,71 +237,68 @@ def _trainer(theirs: config_definitions.TrainerConfig) -> Any:
     ],
     ids=str,
 )
-def test_an_option_of_trainer_kit_survives_a_round_trip(given: dict[str, Any]) -> None:
-    before = _trainer(config_definitions.TrainerConfig()).replace(**given)
+def test_an_option_of_trainer_kit_survives_a_round_trip(option: dict[str, Any]) -> None:
+    defaults = _mirror_trainer(config_definitions.TrainerConfig())
+    before = defaults.replace(**option)
+
     back = build_original(before)
+    after = _mirror_trainer(back)
+
     assert type(back) is config_definitions.TrainerConfig
-    after = _trainer(back)
-    assert (
-        after.as_dict()
-        == before.as_dict()
-        != _trainer(config_definitions.TrainerConfig()).as_dict()
-    )
-    (name,) = given
+    assert after.as_dict() == before.as_dict() != defaults.as_dict()
+    (name,) = option
     assert type(getattr(after, name)) is type(getattr(before, name))
-    assert not any(
-        hasattr(back, other) for other in {"fuse_steps", "early_stopping"} - {name}
-    )  # only what changed
+    # Their object has only the option that changed.
+    assert not any(hasattr(back, other) for other in {"fuse_steps", "early_stopping"} - {name})
 
 
 @pytest.mark.parametrize("inner", [False, True])
 def test_the_original_of_a_locked_object_can_be_changed(inner: bool) -> None:
     theirs = Whole(count=70 + inner)  # of which there is no mirror yet
-    for part in (theirs.heads[0], theirs.part.neck, theirs.data) if inner else ():
-        part.lock()
+    if inner:
+        for part in (theirs.heads[0], theirs.part.neck, theirs.data):
+            part.lock()
     theirs.lock()
-    given = {
+
+    override = {
         "count": 4,
         "heads": [{"size": 7}, {}],
         "part": {"neck": {"depth": 5}},
         "data": {"cache": True},
     }
-    back = build_original(_overridden(theirs, given))
-    assert (back.count, back.heads[0].size, back.part.neck.depth, back.data.cache) == (
-        4,
-        7,
-        5,
-        True,
-    )
-    back.data.cache = back.on = False
+    back = build_original(_override_mirror(theirs, override))
+
+    assert back.count == 4
+    assert back.heads[0].size == 7
+    assert back.part.neck.depth == 5
+    assert back.data.cache is True
+    back.data.cache = False
+    back.on = False
     with pytest.raises(ValueError, match="locked"):
         theirs.on = True
 
 
 def test_a_class_that_holds_itself_ends_where_there_is_nothing() -> None:
-    back = build_original(
-        _overridden(Tree(inside=Tree(size=2)), {"inside": {"size": 3, "inside": {"size": 4}}})
-    )
-    assert back.as_dict() == {
-        "size": 1,
-        "inside": {"size": 3, "inside": {"size": 4, "inside": None}},
-    }
+    tree = Tree(inside=Tree(size=2))
+    back = build_original(_override_mirror(tree, {"inside": {"size": 3, "inside": {"size": 4}}}))
+    innermost = {"size": 4, "inside": None}
+    assert back.as_dict() == {"size": 1, "inside": {"size": 3, "inside": innermost}}
     assert type(back.inside.inside) is Tree
-    assert (
-        build_original(_overridden(Tree(), {"inside": {"inside": {"size": 4}}})).inside.inside.size
-        == 4
-    )
+
+    back = build_original(_override_mirror(Tree(), {"inside": {"inside": {"size": 4}}}))
+    assert back.inside.inside.size == 4
 
 
 def test_two_mirrors_share_nothing_that_can_be_changed() -> None:
-    first, second = mirror(Whole()), mirror(Whole())
-    assert first == second and first is not second
+    first = mirror(Whole())
+    second = mirror(Whole())
+    assert first == second
+    assert first is not second
+
     first.heads.append("mine")
-    assert (
-        mirror(Whole()).as_dict()["heads"]
-        == second.as_dict()["heads"]
-        == Whole().as_dict()["heads"]
-    )
+    heads = Whole().as_dict()["heads"]
+    assert mirror(Whole()).as_dict()["heads"] == second.as_dict()["heads"] == heads
+
     back = build_original(second)
     back.heads[0].size = 100
     back.data.input_path = "mine"
@@ -297,7 +306,7 @@ def test_two_mirrors_share_nothing_that_can_be_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("override", "other"),
     [
         ({"anything": 1}, {"anything": True}),
         ({"anything": 1}, {"anything": 1.0}),
@@ -306,54 +315,60 @@ def test_two_mirrors_share_nothing_that_can_be_changed() -> None:
     ids=str,
 )
 def test_objects_with_other_value_types_have_own_mirrors(
-    one: dict[str, Any], other: dict[str, Any]
+    override: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    for given in (one, other, one):
+    for values in (override, other, override):
         theirs = Whole()
-        theirs.override(given)
-        ((name, value),) = given.items()
-        found = getattr(build_original(mirror(theirs)), name)
-        assert found == value and type(found) is type(value)
+        theirs.override(values)
+        back = build_original(mirror(theirs))
+        ((name, value),) = values.items()
+        assert getattr(back, name) == value
+        assert type(getattr(back, name)) is type(value)
 
 
 def test_two_classes_of_the_same_name_have_own_mirrors() -> None:
-    made = []
+    mirrors = []
     for default in (1, 2):
 
         @dataclasses.dataclass
         class Same(base_config.Config):
             size: int = default
 
-        made.append(mirror(Same()))
-    assert [one.size for one in made] == [1, 2]
+        mirrors.append(mirror(Same()))
+    assert [mirrored.size for mirrored in mirrors] == [1, 2]
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-def test_a_mirror_is_copied(copied: Any) -> None:
-    mirrored = _overridden(Whole(), {"count": 9, "absent": {"size": 4}, "heads": [{"name": "c"}]})
-    again = copied(mirrored)
-    assert again == mirrored and again is not mirrored
+@pytest.mark.parametrize("copy_mirror", [copy.copy, copy.deepcopy])
+def test_a_mirror_is_copied(copy_mirror: Any) -> None:
+    mirrored = _override_mirror(
+        Whole(), {"count": 9, "absent": {"size": 4}, "heads": [{"name": "c"}]}
+    )
+    again = copy_mirror(mirrored)
+
+    assert again == mirrored
+    assert again is not mirrored
     assert build_original(again) == build_original(mirrored)
     assert apply_layers(again, [ConfigLayer({"count": 11})]).config.count == 11
 
 
 def test_a_class_goes_with_its_last_object() -> None:
     mirrored = mirror(Head(name="only here"))
-    seen = weakref.ref(type(mirrored))
+    reference = weakref.ref(type(mirrored))
     gc.collect()
-    assert seen() is not None
+    assert reference() is not None
+
     del mirrored
     gc.collect()
-    assert seen() is None
+    assert reference() is None
 
 
 def test_an_option_of_ours_on_their_object_is_checked() -> None:
     theirs = config_definitions.TrainerConfig()
     theirs.override({"continuous_eval": {"policy": "newest"}}, is_strict=False)
-    with pytest.raises(
-        ConfigError, match=r"continuous_eval.policy .*: 'newest' is not one of all, latest"
-    ):
-        _trainer(theirs)
+    message = r"continuous_eval.policy .*: 'newest' is not one of all, latest"
+
+    with pytest.raises(ConfigError, match=message):
+        _mirror_trainer(theirs)
 
 
 def test_a_value_that_their_class_refuses_is_told() -> None:
@@ -367,4 +382,4 @@ def test_a_value_that_their_class_refuses_is_told() -> None:
             super().override(override_params, is_strict)
 
     with pytest.raises(ConfigError, match="too large"):
-        build_original(_overridden(Strict(), {"size": 3}))
+        build_original(_override_mirror(Strict(), {"size": 3}))

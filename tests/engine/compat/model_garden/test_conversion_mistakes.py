@@ -1,4 +1,6 @@
-"""Mistakes in configs of Model Garden's experiments are told by path; their YAML is read as they read it."""
+"""Mistakes in configs of Model Garden's experiments are told by path; their YAML is read as they
+read it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 from official.common import registry_imports  # noqa: F401  it registers all of theirs
-from official.core import exp_factory
+from official.core import config_definitions, exp_factory
 from official.modeling.hyperparams import params_dict
 
 from trainer_kit.compat.model_garden.config_classes import build_original
@@ -23,7 +25,8 @@ from trainer_kit.config.schema.experiment import ExperimentConfig
 from trainer_kit.config.sources.layer import ConfigLayer
 from trainer_kit.errors import ConfigError
 
-RESNET, BERT = "resnet_imagenet", "bert/pretraining"
+RESNET = "resnet_imagenet"
+BERT = "bert/pretraining"
 OPTIMIZER = "trainer.optimizer_config"
 
 MISTAKES = [
@@ -81,14 +84,20 @@ trainer:
 """,
     "mobilenet_imagenet": """
 task:
-  model: {backbone: {mobilenet: {model_id: 'MobileNetV4ConvSmall'}, type: 'mobilenet'}, dropout_rate: 0}
+  model:
+    backbone: {mobilenet: {model_id: 'MobileNetV4ConvSmall'}, type: 'mobilenet'}
+    dropout_rate: 0
   train_data:
     aug_type: {randaug: {cutout_const: 20, exclude_ops: ['Cutout'], magnitude: 9}, type: 'randaug'}
 trainer:
   optimizer_config:
     ema: {average_decay: 0.9999, trainable_weights_only: false}
-    learning_rate: {cosine: {decay_steps: 300, initial_learning_rate: 0.002, name: 'CosineDecay'}, type: 'cosine'}
-    optimizer: {adamw: {beta_1: 0.6, exclude_from_weight_decay: ['batch_normalization']}, type: 'adamw'}
+    learning_rate:
+      cosine: {decay_steps: 300, initial_learning_rate: 0.002, name: 'CosineDecay'}
+      type: 'cosine'
+    optimizer:
+      adamw: {beta_1: 0.6, exclude_from_weight_decay: ['batch_normalization']}
+      type: 'adamw'
 """,
     "semantic_segmentation": """
 task:
@@ -100,10 +109,12 @@ task:
   init_checkpoint: ''
   model:
     encoder: {type: albert, albert: {hidden_size: 768, dropout_rate: 0.0}}
-    cls_heads: [{activation: tanh, dropout_rate: 0.1, inner_dim: 768, name: next_sentence, num_classes: 2}]
+    cls_heads:
+    - {activation: tanh, dropout_rate: 0.1, inner_dim: 768, name: next_sentence, num_classes: 2}
 trainer:
   optimizer_config:
-    learning_rate: {polynomial: {cycle: false, decay_steps: 10, initial_learning_rate: 0.0001, power: 1.0}}
+    learning_rate:
+      polynomial: {cycle: false, decay_steps: 10, initial_learning_rate: 0.0001, power: 1.0}
     warmup: {polynomial: {power: 1, warmup_steps: 3}, type: polynomial}
   best_checkpoint_export_subdir: 'best_ckpt'
   best_checkpoint_eval_metric: 'cls_accuracy'
@@ -111,41 +122,44 @@ trainer:
 }
 
 
-def _resolved(name: str, sources: ConfigSources) -> ExperimentConfig:
+def _resolve(name: str, sources: ConfigSources) -> ExperimentConfig:
     import_experiment(PREFIX + name)
     return resolve_config(PREFIX + name, sources).config
 
 
-def _listed(value: Any) -> Any:
+def _replace_tuples(value: Any) -> Any:
     """Tuples as lists."""
     if isinstance(value, dict):
-        return {key: _listed(item) for key, item in value.items()}
-    return [_listed(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: _replace_tuples(item) for key, item in value.items()}
+    return [_replace_tuples(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 @pytest.mark.parametrize(
     ("name", "override", "message"), MISTAKES, ids=[override for _, override, _ in MISTAKES]
 )
 def test_a_mistake_is_told_in_one_line(name: str, override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)) as told:
-        _resolved(name, ConfigSources(params_overrides=(override,)))
-    assert "\n" not in str(told.value)
-    assert str(told.value).startswith(override.partition("=")[0].split("[")[0][:8])
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        _resolve(name, ConfigSources(params_overrides=(override,)))
+
+    assert "\n" not in str(error.value)
+    path = override.partition("=")[0]
+    assert str(error.value).startswith(path[:8])
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_theirs_gives_the_values_that_it_gives_them(name: str, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(FILES[name])
+
     theirs = params_dict.override_params_dict(
         exp_factory.get_exp_config(name), str(file), is_strict=True
     )
-    ours = _resolved(name, ConfigSources(config_files=(str(file),)))
-    assert _listed(build_original(ours.task).as_dict()) == _listed(theirs.task.as_dict())
-    assert (
-        build_original(ours.trainer.optimizer_config).as_dict()
-        == theirs.trainer.optimizer_config.as_dict()
-    )
+    ours = _resolve(name, ConfigSources(config_files=(str(file),)))
+
+    task = build_original(ours.task)
+    assert _replace_tuples(task.as_dict()) == _replace_tuples(theirs.task.as_dict())
+    optimizer_config = build_original(ours.trainer.optimizer_config)
+    assert optimizer_config.as_dict() == theirs.trainer.optimizer_config.as_dict()
     assert ours.trainer.train_steps == theirs.trainer.train_steps
 
 
@@ -168,42 +182,48 @@ def test_a_file_that_does_not_fit_is_told_by_its_line(
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)
-    with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace(")", r"\)")):
-        _resolved(RESNET, ConfigSources(config_files=(str(file),)))
+
+    pattern = message.replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(ConfigError, match=pattern):
+        _resolve(RESNET, ConfigSources(config_files=(str(file),)))
 
 
-def test_what_is_a_tuple_of_theirs_comes_to_them_as_one() -> None:
+def test_a_tuple_of_theirs_comes_to_them_as_a_tuple() -> None:
     text = "task.train_data.feature_shape=[8,64,64,3]"
-    ours = _resolved("video_classification_kinetics400", ConfigSources(params_overrides=(text,)))
+    ours = _resolve("video_classification_kinetics400", ConfigSources(params_overrides=(text,)))
     assert build_original(ours.task).train_data.feature_shape == (8, 64, 64, 3)
 
 
 def test_a_broken_restriction_is_reported_before_a_run() -> None:
-    theirs = exp_factory.get_exp_config(RESNET)
-    theirs._restrictions = [
-        "task.model.num_classes > 5",
-        "task.train_data.dtype == task.validation_data.dtype",
-    ]
+    resnet = exp_factory.get_exp_config(RESNET)
+    theirs = config_definitions.ExperimentConfig(
+        task=resnet.task,
+        trainer=resnet.trainer,
+        runtime=resnet.runtime,
+        restrictions=[
+            "task.model.num_classes > 5",
+            "task.train_data.dtype == task.validation_data.dtype",
+        ],
+    )
     ours = convert(theirs)
-    assert not find_broken_rules(theirs) and not find_broken_rules(ours)
+    assert not find_broken_rules(theirs)
+    assert not find_broken_rules(ours)
+
     changes = {"model": {"num_classes": 3}, "train_data": {"dtype": "float16"}}
-    mistakes = find_broken_rules(
-        apply_layers(ours, [ConfigLayer({"task": changes}, {"task": "here"})]).config
-    )
-    assert str(mistakes[0]).startswith(
-        "task.model.num_classes: breaks the experiment's rule 'task.model.num_classes >"
-    )
-    assert [mistake.path for mistake in mistakes] == [
-        "task.model.num_classes",
-        "task.train_data.dtype",
-    ]
+    changed = apply_layers(ours, [ConfigLayer({"task": changes}, {"task": "here"})]).config
+    mistakes = find_broken_rules(changed)
+    paths = [mistake.path for mistake in mistakes]
+    assert paths == ["task.model.num_classes", "task.train_data.dtype"]
+    message = "task.model.num_classes: breaks the experiment's rule 'task.model.num_classes >"
+    assert str(mistakes[0]).startswith(message)
+
     theirs.task.model.num_classes = 3
     assert [mistake.path for mistake in find_broken_rules(theirs)] == ["task.model.num_classes"]
 
 
 def test_a_trainer_refuses_a_config_that_breaks_a_restriction() -> None:
     theirs = exp_factory.get_exp_config("wmt_transformer/large")
-    with pytest.raises(
-        ConfigError, match=r"task\.sentencepiece_model_path: breaks the experiment's rule"
-    ):
+    message = r"task\.sentencepiece_model_path: breaks the experiment's rule"
+
+    with pytest.raises(ConfigError, match=message):
         check_values(SimpleNamespace(create_optimizer=None), theirs)

@@ -1,4 +1,6 @@
-"""All optimizers of Model Garden: made whole, saved, restored strictly, and gone on with bit by bit."""
+"""All optimizers of Model Garden: made whole, saved, restored strictly, and gone on with bit by
+bit.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from tests.engine.compat.model_garden.garden_task import (
     BATCH,
     CLASSES,
     FEATURES,
-    begun,
     eagerly,
+    restore_newest,
     small_config,
     small_trainer,
 )
@@ -64,27 +66,22 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def _all(part: Any, folder: Path) -> dict[str, bytes]:
+def _checkpoint_values(part: Any, folder: Path) -> dict[str, bytes]:
     """Returns all that a checkpoint holds of model and optimizer, bit by bit."""
-    path = tf.train.Checkpoint(model=part.model, optimizer=part.optimizer).write(
-        str(folder / "all")
-    )
-    reader = tf.train.load_checkpoint(path)
-    names = [
-        name
-        for name in reader.get_variable_to_shape_map()
-        if name != "_CHECKPOINTABLE_OBJECT_GRAPH"
-    ]
+    checkpoint = tf.train.Checkpoint(model=part.model, optimizer=part.optimizer)
+    reader = tf.train.load_checkpoint(checkpoint.write(str(folder / "all")))
+    names = set(reader.get_variable_to_shape_map()) - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
     return {name: reader.get_tensor(name).tobytes() for name in names}
 
 
-class _Part:
+class _RunParts:
     """The model and the optimizer of a run, as a trainer makes them, and their checkpoint."""
 
     def __init__(self, case: str) -> None:
         config = small_config(**CASES[case])
         self.task = task_factory.get_task(config.task)
-        self.model, self.optimizer = self.task.build_model(), create_optimizer(self.task, config)
+        self.model = self.task.build_model()
+        self.optimizer = create_optimizer(self.task, config)
         create_optimizer_variables(self.optimizer, self.model.trainable_variables)
         if find_averaging_optimizer(self.optimizer) is not None:
             OptimizerAverages(self.optimizer, self.model)
@@ -95,49 +92,49 @@ class _Part:
 
     def train(self, *seeds: int) -> None:
         for seed in seeds:
-            batch = (
-                tf.random.stateless_normal([BATCH, FEATURES], [seed, 1]),
-                tf.range(BATCH) % CLASSES,
-            )
-            self.task.train_step(batch, self.model, self.optimizer)
+            features = tf.random.stateless_normal([BATCH, FEATURES], [seed, 1])
+            labels = tf.range(BATCH) % CLASSES
+            self.task.train_step((features, labels), self.model, self.optimizer)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_optimizer_goes_on_as_if_it_had_not_stopped(case: str, tmp_path: Path) -> None:
-    whole = _Part(case)
-    begin = _all(whole, tmp_path)
+    whole = _RunParts(case)
+    begin = _checkpoint_values(whole, tmp_path)
     whole.train(1, 2)
     path = whole.checkpoint.save(str(tmp_path / "middle"))
-    middle = _all(whole, tmp_path)
+    middle = _checkpoint_values(whole, tmp_path)
     whole.train(3)
-    end = _all(whole, tmp_path)
-    assert (
-        begin.keys() == middle.keys() == end.keys()
-    )  # the first step makes nothing that was not there
+    end = _checkpoint_values(whole, tmp_path)
+
+    # The first step makes nothing that did not exist before.
+    assert begin.keys() == middle.keys() == end.keys()
     assert begin != middle != end
-    again = _Part(case)
+
+    again = _RunParts(case)
     restore(again.checkpoint, path, strict=True)
-    assert _all(again, tmp_path) == middle
+    assert _checkpoint_values(again, tmp_path) == middle
     again.train(3)
-    assert _all(again, tmp_path) == end
+    assert _checkpoint_values(again, tmp_path) == end
 
 
-def test_every_optimizer_that_model_garden_has_is_among_them() -> None:
-    known = vars(optimization.OptimizationConfig().optimizer)
+def test_the_cases_have_every_optimizer_of_model_garden() -> None:
+    sections = vars(optimization.OptimizationConfig().optimizer)
     names = {
-        name for name, one in known.items() if isinstance(one, optimizer_config.BaseOptimizerConfig)
+        name
+        for name, section in sections.items()
+        if isinstance(section, optimizer_config.BaseOptimizerConfig)
     }
     assert names == {*(case["optimizer"]["type"] for case in CASES.values()), *UNRELEASED}
 
 
 @pytest.mark.parametrize("name", ["optimizer", "learning_rate"])
-def test_what_is_not_chosen_is_refused_by_model_garden(name: str) -> None:
+def test_a_missing_optimizer_or_rate_is_refused(name: str) -> None:
     config = small_config(**{name: {"type": None}})
     task = task_factory.get_task(config.task)
-    with pytest.raises(
-        UsageError,
-        match=r"^trainer\.optimizer_config: Model Garden refuses its values: .*specified",
-    ):
+
+    message = r"^trainer\.optimizer_config: Model Garden refuses its values: .*specified"
+    with pytest.raises(UsageError, match=message):
         create_optimizer(task, config)
 
 
@@ -146,32 +143,32 @@ def test_a_model_of_zero_classes_is_refused() -> None:
         __module__ = "official.vision.tasks"  # a task of a user may mean something else by it
 
     task = Task(task_config=SimpleNamespace(model=SimpleNamespace(num_classes=0)))
-    with pytest.raises(
-        ConfigError, match=r"task\.model\.num_classes: is 0; give the number of classes"
-    ):
+
+    message = r"task\.model\.num_classes: is 0; give the number of classes"
+    with pytest.raises(ConfigError, match=message):
         check_values(task, small_config())
 
 
 @pytest.mark.parametrize("ours", [False, True])
 def test_the_task_makes_the_optimizer_from_its_own_config(ours: bool) -> None:
-    config = small_config(
-        ema={"average_decay": 0.5}, learning_rate={"type": None}
-    )  # of which it knows itself
-    seen: list[Any] = []
+    # The task itself knows the learning rate.
+    config = small_config(ema={"average_decay": 0.5}, learning_rate={"type": None})
+    arguments: list[Any] = []
 
     class Task:
         task_config = None
 
         def create_optimizer(self, optimizer_config: Any, runtime_config: Any = None) -> str:
-            seen.extend([optimizer_config, runtime_config])
-            return "made"
+            arguments.extend([optimizer_config, runtime_config])
+            return "the optimizer"
 
-    assert create_optimizer(Task(), convert(config) if ours else config) == "made"
-    assert (
-        isinstance(seen[0], optimization.OptimizationConfig)
-        and seen[0] == config.trainer.optimizer_config
-    )
-    assert seen[1].mixed_precision_dtype is None
+    optimizer = create_optimizer(Task(), convert(config) if ours else config)
+
+    assert optimizer == "the optimizer"
+    own_config, runtime_config = arguments
+    assert isinstance(own_config, optimization.OptimizationConfig)
+    assert own_config == config.trainer.optimizer_config
+    assert runtime_config.mixed_precision_dtype is None
 
 
 def test_differential_privacy_is_for_tasks_that_know_of_it() -> None:
@@ -185,7 +182,7 @@ def test_differential_privacy_is_for_tasks_that_know_of_it() -> None:
 
     class Plain(Private):
         def create_optimizer(self, optimizer_config: Any, runtime_config: Any = None) -> str:
-            return "made"
+            return "the optimizer"
 
     config = small_config()
     config.task.differential_privacy_config = {"clipping_norm": 2.0}
@@ -204,6 +201,7 @@ def test_wrapped_optimizers_have_their_slots_before_a_step(tmp_path: Path) -> No
         path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "optimizer"))
         sizes.append(len(tf.train.load_checkpoint(path).get_variable_to_shape_map()))
         create_optimizer_variables(optimizer, model.trainable_variables)
+
     assert sizes[1] >= sizes[0] + 4  # two moments of two variables
 
 
@@ -215,18 +213,19 @@ def test_wrapped_optimizers_have_their_slots_before_a_step(tmp_path: Path) -> No
 def test_a_changed_learning_rate_wins_over_the_restored_one(
     kind: str, ema: Any, tmp_path: Path
 ) -> None:
-    def begin(rate: float) -> Any:
+    def begin_run(rate: float) -> Any:
         learning_rate = {"type": "constant", "constant": {"learning_rate": rate}}
         config = small_config(optimizer={"type": kind}, ema=ema, learning_rate=learning_rate)
         config.trainer.checkpoint_interval = 1
         trainer = small_trainer(config, evaluate=False)
-        return trainer, begun(trainer, config, tmp_path)
+        return trainer, restore_newest(trainer, config, tmp_path)
 
     with eagerly():
-        first, manager = begin(0.1)
+        first, manager = begin_run(0.1)
         first.train(tf.constant(1))
         first.optimizer.learning_rate = 0.3  # as a callback would
         manager.save()
+
         for rate, expected in ((0.1, 0.3), (0.2, 0.2)):
-            again, _ = begin(rate)
+            again, _ = begin_run(rate)
             assert float(again.train(tf.constant(1))["learning_rate"]) == pytest.approx(expected)

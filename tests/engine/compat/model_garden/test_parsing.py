@@ -1,4 +1,6 @@
-"""From flags to a config of theirs: the same config as theirs gives, and mistakes in one report of ours."""
+"""From flags to a config of theirs: the same config as theirs gives, and mistakes in one report of
+ours.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from official.core import exp_factory, train_utils
+from official.core import config_definitions, exp_factory, train_utils
 from official.core.train_utils import ParseConfigOptions
 from official.utils.testing import mock_task  # noqa: F401 - registers the experiment
 
@@ -42,10 +44,10 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _both(
+def _parse_both(
     folder: Path, experiment: str = "mock", config_file: Any = (), **flags: Any
 ) -> tuple[Any, Any]:
-    """Returns the config of theirs and of ours for the same flags, a path of FILES in them given by its name."""
+    """Returns the config of theirs and of ours for the same flags, which name files of FILES."""
     files = [str(folder / name) for name in config_file]
     if flags.get("params_override") in FILES:
         flags["params_override"] = str(folder / flags["params_override"])
@@ -62,26 +64,29 @@ def _both(
         {"config_file": ["data.yaml"], "params_override": "task.train_data.input_path=other"},
         {"config_file": ["data.yaml"], "params_override": "task.train_data.input_path.a=other"},
         {
-            "params_override": "{trainer: {train_steps: 9}, task: {train_data: {input_path: [p, q]}}}"
+            "params_override": "{trainer: {train_steps: 9}, "
+            "task: {train_data: {input_path: [p, q]}}}"
         },
         {"params_override": "rates.yaml"},
         {"tpu": "grpc://10.0.0.2:8470"},
         {
             "config_file": ["data.yaml", "rates.yaml"],
             "tf_data_service": "grpc://10.0.0.3:5050",
-            "params_override": "task.train_data.tf_data_service_address=elsewhere,runtime.num_gpus=1,"
-            "trainer.optimizer_config.optimizer.type=adamw",
+            "params_override": "task.train_data.tf_data_service_address=elsewhere,"
+            "runtime.num_gpus=1,trainer.optimizer_config.optimizer.type=adamw",
         },
     ],
     ids=str,
 )
 def test_the_same_flags_give_the_same_config(files: Path, flags: dict[str, Any]) -> None:
-    theirs, ours = _both(files, **flags)
-    assert type(ours) is type(theirs) and type(ours.task) is type(theirs.task)
+    theirs, ours = _parse_both(files, **flags)
+
+    assert type(ours) is type(theirs)
+    assert type(ours.task) is type(theirs.task)
     assert ours.as_dict() == theirs.as_dict()
-    assert ours._locked and theirs._locked
-    with pytest.raises(ValueError, match="locked"):
-        ours.override({"trainer": {"train_steps": 1}})
+    for config in (ours, theirs):
+        with pytest.raises(ValueError, match="locked"):
+            config.override({"trainer": {"train_steps": 1}})
 
 
 @dataclasses.dataclass
@@ -93,24 +98,24 @@ class _Flags(ParseConfigOptions):
 
 
 def test_an_explicit_value_counts_even_if_it_is_our_choice(files: Path) -> None:
-    chosen = "trainer.best_checkpoint_export_subdir=best_ckpt,runtime.distribution_strategy=auto"
-    _, plain = _both(files)
-    ours = parsing.parse_configuration(ParseConfigOptions("mock", [], params_override=chosen))
-    assert (plain.trainer.best_checkpoint_export_subdir, plain.runtime.distribution_strategy) == (
-        "",
-        "mirrored",
-    )
-    assert (ours.trainer.best_checkpoint_export_subdir, ours.runtime.distribution_strategy) == (
-        "best_ckpt",
-        "auto",
-    )
+    override = "trainer.best_checkpoint_export_subdir=best_ckpt,runtime.distribution_strategy=auto"
+
+    _, plain = _parse_both(files)
+    explicit = parsing.parse_configuration(ParseConfigOptions("mock", [], params_override=override))
+
+    assert plain.trainer.best_checkpoint_export_subdir == ""
+    assert plain.runtime.distribution_strategy == "mirrored"
+    assert explicit.trainer.best_checkpoint_export_subdir == "best_ckpt"
+    assert explicit.runtime.distribution_strategy == "auto"
 
 
 def test_repeated_flags_are_applied_in_order(files: Path) -> None:
     overrides = ["trainer.train_steps=8,trainer.max_to_keep=4", "trainer.train_steps=9"]
     flags = _Flags("mock", [str(files / "data.yaml")], params_override=overrides)
     config = parsing.parse_configuration(flags, lock_return=False)
+
     assert (config.trainer.train_steps, config.trainer.max_to_keep) == (9, 4)
+
     config.trainer.train_steps = 10  # it is not locked
 
 
@@ -118,10 +123,11 @@ def test_options_of_our_engine_can_be_given_too(files: Path) -> None:
     overrides = "trainer.fuse_steps=4,trainer.continuous_eval.policy=latest,runtime.random_seed=7"
     config = parsing.parse_configuration(ParseConfigOptions("mock", [], params_override=overrides))
     converted = convert(config)
+
     assert (converted.trainer.fuse_steps, converted.runtime.random_seed) == (4, 7)
     assert converted.trainer.continuous_eval.policy == "latest"
     with pytest.raises(KeyError, match="does not exist"):
-        _both(files, params_override=overrides)
+        _parse_both(files, params_override=overrides)
 
 
 def test_all_mistakes_of_files_and_override_are_in_one_report(files: Path) -> None:
@@ -129,11 +135,12 @@ def test_all_mistakes_of_files_and_override_are_in_one_report(files: Path) -> No
         "trainer:\n  train_stepz: 3\n  max_to_keep: few\nruntime: {num_gpu: 1}\n"
     )
     text = "task.train_data.global_batch_sise=1,trainer.steps_per_loop=3,trainer.summary_interval=4"
-    with pytest.raises(ConfigError) as caught:
-        parsing.parse_configuration(
-            ParseConfigOptions("mock", [str(files / "wrong.yaml")], params_override=text)
-        )
-    origins = {mistake.path: mistake.origin.rpartition("/")[2] for mistake in caught.value.mistakes}
+    flags = ParseConfigOptions("mock", [str(files / "wrong.yaml")], params_override=text)
+
+    with pytest.raises(ConfigError) as error:
+        parsing.parse_configuration(flags)
+
+    origins = {mistake.path: mistake.origin.rpartition("/")[2] for mistake in error.value.mistakes}
     assert origins == {
         "trainer.train_stepz": "wrong.yaml:2",
         "trainer.max_to_keep": "wrong.yaml:3",
@@ -146,8 +153,10 @@ def test_all_mistakes_of_files_and_override_are_in_one_report(files: Path) -> No
 def test_the_override_can_mend_what_a_file_breaks(files: Path) -> None:
     (files / "short.yaml").write_text("trainer: {steps_per_loop: 300, summary_interval: 500}\n")
     flags = ParseConfigOptions("mock", [str(files / "short.yaml")])
+
     with pytest.raises(ConfigError, match="500 is not a multiple of steps_per_loop"):
         parsing.parse_configuration(flags)
+
     flags.params_override = "trainer.summary_interval=600"
     assert parsing.parse_configuration(flags).trainer.summary_interval == 600
 
@@ -162,26 +171,32 @@ def test_an_experiment_and_a_folder_have_to_be_named() -> None:
 
 
 def test_their_restrictions_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = exp_factory.get_exp_config("mock")
-    config._restrictions = ["trainer.train_steps == trainer.max_to_keep"]
-    monkeypatch.setattr(
-        exp_factory, "get_exp_config", lambda name: config
-    )  # as a factory with restrictions
+    mock = exp_factory.get_exp_config("mock")
+    config = config_definitions.ExperimentConfig(
+        task=mock.task,
+        trainer=mock.trainer,
+        runtime=mock.runtime,
+        restrictions=["trainer.train_steps == trainer.max_to_keep"],
+    )
+    monkeypatch.setattr(exp_factory, "get_exp_config", lambda name: config)
+
+    flags = ParseConfigOptions("mock", [], params_override="trainer.train_steps=2")
     with pytest.raises(KeyError, match="inconsistency"):
-        parsing.parse_configuration(
-            ParseConfigOptions("mock", [], params_override="trainer.train_steps=2")
-        )
+        parsing.parse_configuration(flags)
     flags = ParseConfigOptions("mock", [], params_override="trainer.train_steps=5")
     assert parsing.parse_configuration(flags).trainer.train_steps == 5
 
 
 @pytest.mark.parametrize("ours", [False, True])
 def test_the_record_is_one_of_our_runs(tmp_path: Path, files: Path, ours: bool) -> None:
-    _, params = _both(files, config_file=["data.yaml", "rates.yaml"])
+    _, params = _parse_both(files, config_file=["data.yaml", "rates.yaml"])
+
     parsing.serialize_config(convert(params) if ours else params, str(tmp_path / "run"))
+
     text = (tmp_path / "run" / "params.yaml").read_text()
     default = convert(exp_factory.get_exp_config("mock"))
     assert from_yaml(text, default).as_dict() == convert(params).as_dict()
+
     flags = ParseConfigOptions("mock", [str(tmp_path / "run" / "params.yaml")])
     again = parsing.parse_configuration(flags)
     assert convert(again).as_dict() == convert(params).as_dict()
@@ -196,13 +211,13 @@ def test_the_record_of_a_run_is_not_overwritten(tmp_path: Path) -> None:
     before = (folder / "params.yaml").read_bytes()
     tf.train.Checkpoint(global_step=tf.Variable(1)).write(str(folder / "ckpt-1"))
     parsing.serialize_config(config, str(folder))
+
     config.task.train_data.global_batch_size = 16
-    with pytest.raises(
-        ConfigError,
-        match=r"task.train_data.global_batch_size: was 8 when this run began and is 16 now",
-    ):
+    message = r"task.train_data.global_batch_size: was 8 when this run began and is 16 now"
+    with pytest.raises(ConfigError, match=message):
         parsing.serialize_config(config, str(folder))
     assert (folder / "params.yaml").read_bytes() == before
+
     config.task.train_data.global_batch_size = 8
     config.trainer.train_steps = 100
     parsing.serialize_config(config, str(folder))  # a run may be prolonged
@@ -213,4 +228,5 @@ def test_a_program_may_give_an_override_as_a_mapping() -> None:
     override = {"trainer": {"train_steps": 3, "optimizer_config": {"optimizer": {"type": "sgd"}}}}
     options = ParseConfigOptions("mock", [], params_override=override)
     trainer = parsing.parse_configuration(options, print_return=False).trainer
+
     assert (trainer.train_steps, trainer.optimizer_config.optimizer.type) == (3, "sgd")

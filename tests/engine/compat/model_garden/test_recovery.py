@@ -18,13 +18,15 @@ from trainer_kit.errors import DivergedError, UsageError
 NAN = math.nan
 
 
-def _answers(condition: Any, step: tf.Variable, losses: list[tuple[int, Any]]) -> list[Any]:
+def _collect_answers(condition: Any, step: tf.Variable, losses: list[tuple[int, Any]]) -> list[Any]:
     """What the condition says of the loss at each step, up to the error, if there is one."""
     answers: list[Any] = []
     for number, loss in losses:
         step.assign(number)
+        if callable(loss):  # no tensor exists while tests are collected
+            loss = loss()
         try:
-            answers.append(bool(condition({"training_loss": loss() if callable(loss) else loss})))
+            answers.append(bool(condition({"training_loss": loss})))
         except RuntimeError:
             return [*answers, RuntimeError]
     return answers
@@ -53,34 +55,35 @@ def _answers(condition: Any, step: tf.Variable, losses: list[tuple[int, Any]]) -
 )
 def test_the_decisions_are_theirs(options: dict[str, int], losses: list[tuple[int, Any]]) -> None:
     step = tf.Variable(0, dtype=tf.int64)
-    ours = _answers(RecoveryCondition(step, 0.5, **options), step, losses)
-    assert ours == _answers(theirs.RecoveryCondition(step, 0.5, **options), step, losses)
+    ours = _collect_answers(RecoveryCondition(step, 0.5, **options), step, losses)
+    assert ours == _collect_answers(theirs.RecoveryCondition(step, 0.5, **options), step, losses)
 
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf])
 def test_an_infinite_loss_has_diverged_at_every_step(loss: float) -> None:
     step = tf.Variable(0, dtype=tf.int64)
-    options = {"loss_upper_bound": math.inf, "recovery_begin_steps": 10, "recovery_max_trials": 1}
-    assert _answers(RecoveryCondition(step, **options), step, [(1, loss), (2, loss)]) == [
-        True,
-        RuntimeError,
-    ]  # type: ignore[arg-type]
-    assert _answers(theirs.RecoveryCondition(step, **options), step, [(1, loss), (2, loss)]) == [
-        False,
-        False,
-    ]
+    options: dict[str, Any] = {
+        "loss_upper_bound": math.inf,
+        "recovery_begin_steps": 10,
+        "recovery_max_trials": 1,
+    }
+    losses = [(1, loss), (2, loss)]
+
+    our_answers = _collect_answers(RecoveryCondition(step, **options), step, losses)
+    their_answers = _collect_answers(theirs.RecoveryCondition(step, **options), step, losses)
+
+    assert our_answers == [True, RuntimeError]
+    assert their_answers == [False, False]
 
 
 def test_the_error_has_loss_and_step_and_is_a_divergence() -> None:
     condition = RecoveryCondition(tf.Variable(7), 0.5, recovery_max_trials=0)
-    with pytest.raises(
-        DivergedError,
-        match=r"larger than the bound 0\.5.*training_loss is 0\.75 at step 7, and recovery_max_trials=0",
-    ):
+
+    loss_and_step = r"training_loss is 0\.75 at step 7, and recovery_max_trials=0"
+    with pytest.raises(DivergedError, match=rf"larger than the bound 0\.5.*{loss_and_step}"):
         condition({"training_loss": 0.75})
-    with pytest.raises(
-        RuntimeError, match=r"The loss value is NaN .*training_loss is nan at step 7"
-    ):
+    message = r"The loss value is NaN .*training_loss is nan at step 7"
+    with pytest.raises(RuntimeError, match=message):
         condition({"training_loss": NAN})
     assert condition.recover_counter == 2
 
@@ -94,23 +97,25 @@ class _Run:
     """Weights and a step, with checkpoints of either manager."""
 
     def __init__(self, folder: Path, own: bool = False) -> None:
-        self.step, self.weights = tf.Variable(0, dtype=tf.int64), tf.Variable([0.0, 0.0])
+        self.step = tf.Variable(0, dtype=tf.int64)
+        self.weights = tf.Variable([0.0, 0.0])
         self.checkpoint = tf.train.Checkpoint(global_step=self.step, weights=self.weights)
-        options: dict[str, Any] = {
-            "max_to_keep": 5,
-            "step_counter": self.step,
-            "checkpoint_interval": 10,
-        }
-        self.initialized = 0
-        options["init_fn"] = self._initialize
+        self.initializations = 0
         if own:
             trainer = SavedTrainer(self.checkpoint, self.step, initialize=self._initialize)
             self.manager = manager_of(trainer, folder, max_to_keep=5, interval=10)
         else:
-            self.manager = tf.train.CheckpointManager(self.checkpoint, str(folder), **options)
+            self.manager = tf.train.CheckpointManager(
+                self.checkpoint,
+                str(folder),
+                max_to_keep=5,
+                step_counter=self.step,
+                checkpoint_interval=10,
+                init_fn=self._initialize,
+            )
 
     def _initialize(self) -> None:
-        self.initialized += 1
+        self.initializations += 1
 
     def save(self, step: int, weights: list[float]) -> None:
         self.step.assign(step)
@@ -119,8 +124,8 @@ class _Run:
         if isinstance(self.manager, CheckpointManager):
             self.manager.sync()  # else it would still write when pytest has removed the folder
 
-    @property
-    def now(self) -> tuple[int, list[float]]:
+    def values(self) -> tuple[int, list[float]]:
+        """Returns the step and the weights."""
         return int(self.step), self.weights.numpy().tolist()
 
 
@@ -132,16 +137,20 @@ def test_the_newest_checkpoint_comes_back(tmp_path: Path, own: bool) -> None:
     run.save(20, [2.0, 2.0])
     run.step.assign(27)
     run.weights.assign([NAN, 3.0])
+
     RecoveryAction(run.manager)({})
-    assert run.now == (20, [2.0, 2.0])
+
+    assert run.values() == (20, [2.0, 2.0])
 
 
 def test_without_a_checkpoint_recovery_is_an_error(tmp_path: Path) -> None:
     run = _Run(tmp_path)
     run.weights.assign([NAN, 3.0])
+
     theirs.RecoveryAction(run.manager)({})
-    assert math.isnan(run.now[1][0])
-    initialized = run.initialized
+    assert math.isnan(run.weights.numpy()[0])
+
+    initializations = run.initializations
     with pytest.raises(DivergedError, match="has no checkpoint; save one before the first step"):
         RecoveryAction(run.manager)({})
-    assert run.initialized == initialized
+    assert run.initializations == initializations

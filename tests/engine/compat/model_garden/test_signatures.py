@@ -1,4 +1,6 @@
-"""Whoever wrote against official.core can call ours the same way: names, order, kinds and defaults of parameters."""
+"""Whoever wrote against official.core can call ours the same way: names, order, kinds and defaults
+of parameters.
+"""
 
 from __future__ import annotations
 
@@ -38,39 +40,31 @@ METHODS = {
     trainer.Trainer: (
         base_trainer.Trainer,
         [
-            *(
-                "strategy",
-                "config",
-                "task",
-                "model",
-                "optimizer",
-                "global_step",
-                "checkpoint",
-                "checkpoint_exporter",
-            ),
-            *(
-                "train_loss",
-                "validation_loss",
-                "train_metrics",
-                "validation_metrics",
-                "initialize",
-                "join",
-            ),
-            *(
-                "train_loop_end",
-                "next_train_inputs",
-                "train_step",
-                "eval_begin",
-                "next_eval_inputs",
-                "eval_step",
-            ),
-            *(
-                "eval_end",
-                "eval_reduce",
-                "distribute_dataset",
-                "create_train_loop_fn",
-                "create_eval_loop_fn",
-            ),
+            "strategy",
+            "config",
+            "task",
+            "model",
+            "optimizer",
+            "global_step",
+            "checkpoint",
+            "checkpoint_exporter",
+            "train_loss",
+            "validation_loss",
+            "train_metrics",
+            "validation_metrics",
+            "initialize",
+            "join",
+            "train_loop_end",
+            "next_train_inputs",
+            "train_step",
+            "eval_begin",
+            "next_eval_inputs",
+            "eval_step",
+            "eval_end",
+            "eval_reduce",
+            "distribute_dataset",
+            "create_train_loop_fn",
+            "create_eval_loop_fn",
         ],
     ),
     runner.OrbitExperimentRunner: (
@@ -82,22 +76,26 @@ METHODS = {
     best_checkpoint.BestCheckpointExporter: (
         train_utils.BestCheckpointExporter,
         [
-            *("maybe_export_checkpoint", "export_best_eval_metric"),
-            *("best_ckpt_logs", "best_ckpt_logs_path", "best_ckpt_path"),
+            "maybe_export_checkpoint",
+            "export_best_eval_metric",
+            "best_ckpt_logs",
+            "best_ckpt_logs_path",
+            "best_ckpt_path",
         ],
     ),
     multitask.MultiTaskBaseTrainer: (
         their_multitask_trainer.MultiTaskBaseTrainer,
         [
-            *(
-                "train_loop_begin",
-                "train_loop_end",
-                "checkpoint",
-                "training_losses",
-                "training_metrics",
-                "strategy",
-            ),
-            *("multi_task", "multi_task_model", "optimizer", "global_step"),
+            "train_loop_begin",
+            "train_loop_end",
+            "checkpoint",
+            "training_losses",
+            "training_metrics",
+            "strategy",
+            "multi_task",
+            "multi_task_model",
+            "optimizer",
+            "global_step",
         ],
     ),
     multitask.MultiTaskInterleavingTrainer: (
@@ -107,15 +105,13 @@ METHODS = {
     multitask.MultiTaskEvaluator: (
         evaluator.MultiTaskEvaluator,
         [
-            *(
-                "strategy",
-                "tasks",
-                "model",
-                "global_step",
-                "validation_losses",
-                "validation_metrics",
-                "checkpoint",
-            ),
+            "strategy",
+            "tasks",
+            "model",
+            "global_step",
+            "validation_losses",
+            "validation_metrics",
+            "checkpoint",
             "evaluate",
         ],
     ),
@@ -143,26 +139,32 @@ NAMED = [
 
 
 def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
-    defaults = inspect.signature(function).parameters.values()
-    return [(one.name, one.kind, getattr(one.default, "__name__", one.default)) for one in defaults]
+    """Returns name, kind and default of each parameter."""
+    parameters = inspect.signature(function).parameters.values()
+    return [
+        (parameter.name, parameter.kind, getattr(parameter.default, "__name__", parameter.default))
+        for parameter in parameters
+    ]
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"), [one[1:] for one in NAMED], ids=[one[0] for one in NAMED]
+    ("ours", "theirs"), [pair for _, *pair in NAMED], ids=[name for name, *_ in NAMED]
 )
 def test_the_parameters_match_and_added_ones_are_optional(ours: Any, theirs: Any) -> None:
     if isinstance(theirs, property):
         assert isinstance(ours, property)
         return
-    of_several = "multitask" in theirs.__module__
-    expected = [one for one in _parameters(theirs) if not (of_several and one[0] in ELSEWHERE)]
-    found = _parameters(ours)
-    assert found[: len(expected)] == expected
-    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    added = found[len(expected) :]
-    assert all(
-        kind in by_name or (of_several and default != "_empty") for _, kind, default in added
-    )
+    is_multitask = "multitask" in theirs.__module__
+    expected = _parameters(theirs)
+    if is_multitask:
+        expected = [parameter for parameter in expected if parameter[0] not in ELSEWHERE]
+
+    parameters = _parameters(ours)
+
+    assert parameters[: len(expected)] == expected
+    keyword_kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    for _, kind, default in parameters[len(expected) :]:
+        assert kind in keyword_kinds or (is_multitask and default != "_empty")
 
 
 def test_a_name_of_several_tasks_is_imported_when_it_is_used() -> None:

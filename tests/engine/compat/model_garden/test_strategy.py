@@ -14,7 +14,9 @@ from trainer_kit.errors import ConfigError, UsageError
 
 @pytest.mark.parametrize("name", ["OFF", "One_Device"])
 def test_one_device_gives_the_same_strategy_as_theirs(name: str) -> None:
-    ours, theirs = get_distribution_strategy(name), distribute_utils.get_distribution_strategy(name)
+    ours = get_distribution_strategy(name)
+    theirs = distribute_utils.get_distribution_strategy(name)
+
     assert type(ours) is type(theirs)
     if tf.distribute.get_strategy() is not ours:
         assert ours.extended.worker_devices == theirs.extended.worker_devices
@@ -24,11 +26,13 @@ def test_one_device_gives_the_same_strategy_as_theirs(name: str) -> None:
 def test_mirroring_over_one_device_mirrors_nothing(arguments: dict[str, object]) -> None:
     theirs = distribute_utils.get_distribution_strategy("mirrored", **arguments)
     assert isinstance(theirs, tf.distribute.MirroredStrategy)
-    assert get_distribution_strategy("mirrored", **arguments) is tf.distribute.get_strategy()  # type: ignore[arg-type]
+
+    ours = get_distribution_strategy("mirrored", **arguments)  # type: ignore[arg-type]
+    assert ours is tf.distribute.get_strategy()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             {"distribution_strategy": False},
@@ -59,16 +63,16 @@ def test_mirroring_over_one_device_mirrors_nothing(arguments: dict[str, object])
     ],
 )
 def test_a_refused_argument_is_reported_in_model_gardens_words(
-    arguments: dict[str, object], told: str
+    arguments: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError):
         distribute_utils.get_distribution_strategy(**arguments)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         get_distribution_strategy(**arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             {"distribution_strategy": "auto", "all_reduce_alg": "bogus"},
@@ -83,23 +87,24 @@ def test_a_refused_argument_is_reported_in_model_gardens_words(
         ({"num_gpus": "2"}, r"^runtime\.num_gpus: '2' is not"),
     ],
 )
-def test_what_model_garden_would_take_is_reported_in_our_words(
-    arguments: dict[str, object], told: str
+def test_an_argument_that_only_we_refuse_has_our_words(
+    arguments: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         get_distribution_strategy(**arguments)  # type: ignore[arg-type]
 
 
 def test_gpus_that_are_not_there_are_an_error_at_once() -> None:
-    there = len(tf.config.list_physical_devices("GPU"))
-    with pytest.raises(ConfigError, match=rf"the config requests {there + 2}, but TensorFlow sees"):
-        get_distribution_strategy("mirrored", num_gpus=there + 2)
+    count = len(tf.config.list_physical_devices("GPU")) + 2
+    with pytest.raises(ConfigError, match=rf"the config requests {count}, but TensorFlow sees"):
+        get_distribution_strategy("mirrored", num_gpus=count)
 
 
 def test_without_requested_gpus_training_uses_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
     if not tf.config.list_physical_devices("GPU"):
         pytest.skip("there is no GPU")
     with caplog.at_level(logging.WARNING):
-        made = get_distribution_strategy("mirrored", num_gpus=0)
+        strategy = get_distribution_strategy("mirrored", num_gpus=0)
+
     assert "GPU(s) are left unused" in caplog.text
-    assert all("CPU" in device for device in made.extended.worker_devices)
+    assert all("CPU" in device for device in strategy.extended.worker_devices)

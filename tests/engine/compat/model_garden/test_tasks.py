@@ -24,22 +24,28 @@ class _Writing(SmallTask):
     def __init__(self, params: Any, logging_dir: str | None = None, **more: Any) -> None:
         super().__init__(params, logging_dir, **more)
         assert logging_dir is not None
-        Path(logging_dir, "note").write_text("made")
+        Path(logging_dir, "note").write_text("created")
 
 
 def test_a_task_finds_its_folder_and_what_it_writes_stays(tmp_path: Path) -> None:
     config = small_config()
     config.task = _Config()
-    assert isinstance(create_task(convert(config).task, str(tmp_path / "run")), _Writing)
-    assert (tmp_path / "run" / "note").read_text() == "made"
+
+    task = create_task(convert(config).task, str(tmp_path / "run"))
+
+    assert isinstance(task, _Writing)
+    assert (tmp_path / "run" / "note").read_text() == "created"
 
 
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
 def test_a_folder_that_nothing_was_written_to_is_there_as_before(
-    there: bool, tmp_path: Path
+    exists: bool, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs" / "run"
-    if there:
+    if exists:
         folder.mkdir(parents=True)
+
     create_task(convert(small_config()).task, str(folder))
-    assert folder.exists() == there and (tmp_path / "runs").exists() == there
+
+    assert folder.exists() == exists
+    assert (tmp_path / "runs").exists() == exists

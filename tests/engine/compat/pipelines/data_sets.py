@@ -9,11 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 LABELS = ["犬", "猫", "tree frog", "ぞう"]
-TRAIN, VALID = 40, 10  # examples
+# Examples of each split.
+TRAIN = 40
+VALID = 10
 
 
-def example(number: int) -> bytes:
-    """Returns a serialized example: an image [3, 5, 3] whose pixels are the number, and its label."""
+def serialize_example(number: int) -> bytes:
+    """Returns a serialized example: an image [3, 5, 3] of pixels with the number, and its label."""
     image = tf.io.encode_png(np.full((3, 5, 3), number, "uint8")).numpy()
     features = {"image": image, "label": LABELS[number % len(LABELS)].encode()}
     lists = {name: tf.train.BytesList(value=[value]) for name, value in features.items()}
@@ -21,19 +23,21 @@ def example(number: int) -> bytes:
     return tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString()
 
 
-def write(path: Path, numbers: Iterable[int], compression: str = "") -> None:
+def write_examples(path: Path, numbers: Iterable[int], compression: str = "") -> None:
     """Writes the examples of some numbers to a file."""
     with tf.io.TFRecordWriter(str(path), compression) as writer:
         for number in numbers:
-            writer.write(example(number))
+            writer.write(serialize_example(number))
 
 
 def write_data_set(folder: Path) -> Path:
-    """Writes 4 files of training examples, of which two are compressed, an empty one, and 2 files of others."""
+    """Writes 4 files of training examples, of which two are compressed, an empty one, and 2 files
+    of others.
+    """
     for file, compression in enumerate(["", "GZIP", "ZLIB", ""]):
-        write(folder / f"train-{file:05}.tfrec", range(file, TRAIN, 4), compression)
+        write_examples(folder / f"train-{file:05}.tfrec", range(file, TRAIN, 4), compression)
     (folder / "train-00004.tfrec").touch()
     for file in range(2):
-        write(folder / f"valid-{file:05}.tfrec", range(100 + 5 * file, 105 + 5 * file))
+        write_examples(folder / f"valid-{file:05}.tfrec", range(100 + 5 * file, 105 + 5 * file))
     (folder / "labels.txt").write_text("".join(f"{label}\r\n" for label in LABELS) + "\r\n")
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from trainer_kit.compat.pipelines.artifacts import export_saved_model, write_his
 from trainer_kit.errors import StorageError
 
 
-class Exported:
+class OneFileModel:
     """Stands for a model: it writes one file."""
 
     def __init__(self, text: str, error: Exception | None = None) -> None:
-        self._text, self._error = text, error
+        self._text = text
+        self._error = error
 
     def export(self, path: str, **options: Any) -> None:
         Path(path).mkdir()
@@ -33,49 +35,49 @@ def test_history_csv_is_what_pandas_writes(tmp_path: Path) -> None:
         "count": [1, 2],
         "rate": [1e-05, 1],
     }
-    write_history_csv(str(tmp_path / "new" / "history.csv"), history)
+    path = tmp_path / "new" / "history.csv"
+
+    write_history_csv(str(path), history)
+
     expected = ",loss,f1,count,rate\n0,0.1,[0.5 1. ],1,1e-05\n1,,[0.5 1. ],2,1.0\n"
-    assert (
-        (tmp_path / "new" / "history.csv").read_text() == expected == pd.DataFrame(history).to_csv()
-    )
+    assert path.read_text() == expected
+    assert pd.DataFrame(history).to_csv() == expected
 
 
 def test_a_log_that_began_later_has_empty_cells_before(tmp_path: Path) -> None:
-    write_history_csv(
-        str(tmp_path / "history.csv"), {"loss": [3.0, 2.0, 1.0], "learning_rate": [0.5]}
-    )
-    assert (
-        tmp_path / "history.csv"
-    ).read_text() == ",loss,learning_rate\n0,3.0,\n1,2.0,\n2,1.0,0.5\n"
+    path = tmp_path / "history.csv"
+    write_history_csv(str(path), {"loss": [3.0, 2.0, 1.0], "learning_rate": [0.5]})
+    assert path.read_text() == ",loss,learning_rate\n0,3.0,\n1,2.0,\n2,1.0,0.5\n"
 
 
 def test_a_saved_model_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     path = tmp_path / "artifacts" / "saved_model"
     for text in ("old", "new"):
-        export_saved_model(Exported(text), str(path))
+        export_saved_model(OneFileModel(text), str(path))
+
     assert (path / "saved_model.pb").read_text() == "new"
-    assert [one.name for one in path.parent.iterdir()] == ["saved_model"]
+    assert os.listdir(path.parent) == ["saved_model"]
 
 
 def test_a_failed_export_leaves_the_older_model(tmp_path: Path) -> None:
     path = tmp_path / "saved_model"
-    export_saved_model(Exported("old"), str(path))
+    export_saved_model(OneFileModel("old"), str(path))
+
     with pytest.raises(ZeroDivisionError):
-        export_saved_model(Exported("new", ZeroDivisionError()), str(path))
+        export_saved_model(OneFileModel("new", ZeroDivisionError()), str(path))
     assert (path / "saved_model.pb").read_text() == "old"
-    assert [one.name for one in tmp_path.iterdir()] == ["saved_model"]
+    assert os.listdir(tmp_path) == ["saved_model"]
 
 
-def test_what_a_killed_export_left_is_removed(tmp_path: Path) -> None:
+def test_files_that_a_killed_export_left_are_removed(tmp_path: Path) -> None:
     (tmp_path / "saved_model.tmp" / "variables").mkdir(parents=True)
-    export_saved_model(Exported("new"), str(tmp_path / "saved_model"))
-    assert [one.name for one in tmp_path.iterdir()] == ["saved_model"]
+    export_saved_model(OneFileModel("new"), str(tmp_path / "saved_model"))
+    assert os.listdir(tmp_path) == ["saved_model"]
 
 
 def test_an_export_to_a_full_disk_is_a_storage_error(tmp_path: Path) -> None:
-    with pytest.raises(
-        StorageError, match="saved_model cannot be written: No space left on device"
-    ):
-        export_saved_model(
-            Exported("new", OSError(28, "No space left on device")), str(tmp_path / "saved_model")
-        )
+    model = OneFileModel("new", OSError(28, "No space left on device"))
+
+    message = "saved_model cannot be written: No space left on device"
+    with pytest.raises(StorageError, match=message):
+        export_saved_model(model, str(tmp_path / "saved_model"))

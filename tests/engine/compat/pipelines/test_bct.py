@@ -1,4 +1,6 @@
-"""BCTModel: the influence loss, masked classes, the frozen old classifier, and a fit that is interrupted."""
+"""BCTModel: the influence loss, masked classes, the frozen old classifier, and a fit that is
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +46,19 @@ def bct_model(old: Any = None, **options: Any) -> Any:
 
 
 def loss_parts(model: Any, y: Any, sample_weight: Any = None) -> tuple[float, float, float]:
-    """Returns the loss, the classification loss and the influence loss of the first three examples, by hand."""
+    """Returns the loss, the classification loss and the influence loss of the first three examples,
+    by hand.
+    """
     predictions, embedding = model(X[:3])
-    whole = model.compute_loss(
+    loss = model.compute_loss(
         x=X[:3], y=y, y_pred=[predictions, embedding], sample_weight=sample_weight
     )
-    own = -np.log(predictions.numpy()[np.arange(3), [4, 1, 0]]).mean()
+
+    classification_loss = -np.log(predictions.numpy()[np.arange(3), [4, 1, 0]]).mean()
+    # The first example has no old class.
     old = model.old_classifier(embedding).numpy()
-    return (
-        float(whole),
-        own,
-        -(math.log(old[1, 1]) + math.log(old[2, 0])) / 3,
-    )  # the first one has no old class
+    influence_loss = -(math.log(old[1, 1]) + math.log(old[2, 0])) / 3
+    return float(loss), classification_loss, influence_loss
 
 
 LABELS = {
@@ -69,11 +72,16 @@ LABELS = {
 
 @pytest.mark.parametrize("form", LABELS)
 def test_the_influence_loss_equals_its_value_by_hand(form: str) -> None:
-    y, third = tf.nest.map_structure(tf.constant, LABELS[form][0]), LABELS[form][1]
+    y = tf.nest.map_structure(tf.constant, LABELS[form][0])
+    third = LABELS[form][1]
+    if third is not None:
+        third = tf.constant(third)
     model = bct_model(influence_weight=2.0)
-    whole, own, old = loss_parts(model, y, None if third is None else tf.constant(third))
-    assert whole == pytest.approx(own + 2 * old, rel=1e-5)
-    assert float(model.influence_tracker.result()) == pytest.approx(old, rel=1e-5)
+
+    loss, classification_loss, influence_loss = loss_parts(model, y, third)
+
+    assert loss == pytest.approx(classification_loss + 2 * influence_loss, rel=1e-5)
+    assert float(model.influence_tracker.result()) == pytest.approx(influence_loss, rel=1e-5)
 
 
 def test_one_hot_labels_are_those_of_the_new_classes() -> None:
@@ -82,6 +90,7 @@ def test_one_hot_labels_are_those_of_the_new_classes() -> None:
     predictions, embedding = model(X[:1])
     model.compute_loss(y=tf.one_hot([0], 5), y_pred=[predictions, embedding])
     expected = -math.log(model.old_classifier(embedding)[0, 1])
+
     assert float(model.influence_tracker.result()) == pytest.approx(expected, rel=1e-5)
 
 
@@ -90,9 +99,9 @@ def test_an_example_without_an_old_class_has_no_gradient(activation: str | None)
     old = old_classifier(activation)
     old.set_weights([np.float32([[1, -1], [0, 0], [0, 0]]), np.zeros(2, np.float32)])
     model = bct_model(old, old_from_logits=activation is None)
-    embedding = tf.Variable(
-        [[20.0, 0, 0], [20.0, 0, 0]]
-    )  # the old classifier is sure: exp(40) to 1
+    # The old classifier is sure: exp(40) to 1.
+    embedding = tf.Variable([[20.0, 0, 0], [20.0, 0, 0]])
+
     with tf.GradientTape() as tape:
         outputs = model.old_classifier(embedding)
         loss = tf.reduce_sum(model.influence_loss(tf.constant([[0.0, 0], [0, 1]]), outputs))
@@ -102,11 +111,11 @@ def test_an_example_without_an_old_class_has_no_gradient(activation: str | None)
 
 def test_weights_of_examples_count_in_both_losses() -> None:
     model = bct_model()
-    y, nothing = tf.constant([4, 1, 0]), tf.zeros(3)
-    assert loss_parts(model, y, nothing)[0] == 0
+    loss, _, _ = loss_parts(model, tf.constant([4, 1, 0]), sample_weight=tf.zeros(3))
+    assert loss == 0
 
 
-def fitted(folder: Path, epochs: int, model: Any, **options: Any) -> Any:
+def fit_model(folder: Path, epochs: int, model: Any, **options: Any) -> Any:
     """Returns the history of a fit with an evaluation after each epoch."""
     data = {"epochs": epochs, "batch_size": 16, "validation_data": (X, Y)}
     return tk_keras.fit(model, X, Y, **data, model_dir=str(folder), verbose=0, **options).history
@@ -114,43 +123,42 @@ def fitted(folder: Path, epochs: int, model: Any, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A fit of two epochs: its old classifier and the weights of that before, its model and its history."""
+    """A fit of two epochs: its old classifier and the weights of that before, its model and its
+    history.
+    """
     old = old_classifier()
-    before, model = [one.copy() for one in old.get_weights()], bct_model(old, gallery=GALLERY)
-    history = fitted(tmp_path_factory.mktemp("whole"), 2, model)
+    before = [weight.copy() for weight in old.get_weights()]
+    model = bct_model(old, gallery=GALLERY)
+    history = fit_model(tmp_path_factory.mktemp("whole"), 2, model)
     return {"old": old, "before": before, "model": model, "history": history}
 
 
 def test_a_fit_has_the_history_of_keras(whole: dict[str, Any]) -> None:
     model = bct_model(whole["old"], gallery=GALLERY)
     plain = model.fit(X, Y, batch_size=16, epochs=2, validation_data=(X, Y), verbose=0).history
-    assert (
-        {"influence_loss", "old_accuracy", "val_cross_retrieval"}
-        <= whole["history"].keys()
-        == plain.keys()
-    )
+
+    assert whole["history"].keys() == plain.keys()
+    assert {"influence_loss", "old_accuracy", "val_cross_retrieval"} <= plain.keys()
     for name, values in plain.items():
         np.testing.assert_allclose(whole["history"][name], values, rtol=1e-5, err_msg=name)
 
 
 def test_a_resumed_fit_has_the_same_bits(whole: dict[str, Any], tmp_path: Path) -> None:
-    fitted(tmp_path, 1, bct_model(whole["old"], gallery=GALLERY))
-    model = bct_model(
-        gallery=GALLERY
-    )  # with new values in the old classifier: those of the run are in its checkpoint
-    assert fitted(tmp_path, 2, model) == whole["history"]
-    for one, other in zip(model.variables, whole["model"].variables, strict=True):
-        assert one.numpy().tobytes() == other.numpy().tobytes()
+    fit_model(tmp_path, 1, bct_model(whole["old"], gallery=GALLERY))
+    # Its old classifier has new values: those of the run are in its checkpoint.
+    model = bct_model(gallery=GALLERY)
+    history = fit_model(tmp_path, 2, model)
+
+    assert history == whole["history"]
+    for variable, expected in zip(model.variables, whole["model"].variables, strict=True):
+        assert variable.numpy().tobytes() == expected.numpy().tobytes()
 
 
 def test_the_old_classifier_is_in_no_optimizer(whole: dict[str, Any]) -> None:
     model = whole["model"]
-    assert [one.path for one in model.trainable_variables] == [
-        "embedding/kernel",
-        "embedding/bias",
-        "head/kernel",
-        "head/bias",
-    ]
+    paths = [variable.path for variable in model.trainable_variables]
+
+    assert paths == ["embedding/kernel", "embedding/bias", "head/kernel", "head/bias"]
     assert len(model.optimizer.variables) == 2 + 4
     np.testing.assert_equal(whole["old"].get_weights(), whole["before"])
 
@@ -160,28 +168,33 @@ def test_the_losses_of_two_replicas_add_up_to_that_of_one() -> None:
     with strategy.scope():
         model = bct_model()
 
-    def loss_of(x: Any, y: Any) -> Any:
+    def compute_loss(x: Any, y: Any) -> Any:
         return model.compute_loss(x=x, y=y, y_pred=model(x))
 
     halves = [
         strategy.experimental_distribute_values_from_function(
-            lambda context, one=one: tf.constant(one[context.replica_id_in_sync_group :: 2])
+            lambda context, array=array: tf.constant(array[context.replica_id_in_sync_group :: 2])
         )
-        for one in (X, Y)
+        for array in (X, Y)
     ]
-    shares = tf.function(lambda: strategy.run(loss_of, halves))()
-    both, tracked = strategy.reduce("SUM", shares, axis=None), model.influence_tracker.result()
+    losses = tf.function(lambda: strategy.run(compute_loss, halves))()
+    loss = strategy.reduce("SUM", losses, axis=None)
+    influence_loss = model.influence_tracker.result()
+
     model.reset_metrics()
-    np.testing.assert_allclose(both, loss_of(tf.constant(X), tf.constant(Y)), rtol=1e-5)
-    np.testing.assert_allclose(tracked, model.influence_tracker.result(), rtol=1e-5)
+    np.testing.assert_allclose(loss, compute_loss(tf.constant(X), tf.constant(Y)), rtol=1e-5)
+    np.testing.assert_allclose(influence_loss, model.influence_tracker.result(), rtol=1e-5)
 
 
 def test_a_keras_file_gives_the_model_back(tmp_path: Path) -> None:
     model = bct_model(old_classes=[3, 4], influence_weight=0.5)
     model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"BCTModel": BCTModel})
-    losses = [one.compute_loss(y=tf.constant(Y), y_pred=one(X)) for one in (again, model)]
-    assert float(losses[0]) == float(losses[1])
+    loaded = keras.saving.load_model(
+        tmp_path / "model.keras", custom_objects={"BCTModel": BCTModel}
+    )
+
+    loss = model.compute_loss(y=tf.constant(Y), y_pred=model(X))
+    assert float(loaded.compute_loss(y=tf.constant(Y), y_pred=loaded(X))) == float(loss)
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
@@ -197,7 +210,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_does_not_fit_is_an_error(mistake: str) -> None:
+def test_a_classifier_that_does_not_fit_is_an_error(mistake: str) -> None:
     options, message = MISTAKES[mistake]
     with pytest.raises(UsageError, match=message):
         bct_model(**options)

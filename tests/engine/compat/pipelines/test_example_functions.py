@@ -19,7 +19,7 @@ def pairs() -> tf.data.Dataset:
     return tf.data.Dataset.range(6).map(lambda number: (tf.ones([4, 4, 3]), number))
 
 
-def first(dataset: tf.data.Dataset) -> Any:
+def read_first(dataset: tf.data.Dataset) -> Any:
     return next(iter(dataset))
 
 
@@ -38,15 +38,14 @@ READERS: dict[str, Callable[[], Any]] = {
     "a partial": lambda: functools.partial(
         lambda example, factor: (example, factor * example), factor=2
     ),
-    "any keywords": lambda: lambda **given: (given["example"], 2 * given["example"]),
+    "any keywords": lambda: lambda **named: (named["example"], 2 * named["example"]),
 }
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_preprocessing_is_called_by_keyword(name: str) -> None:
-    assert [
-        int(one) for one in first(apply_preprocessing(tf.data.Dataset.range(3, 5), READERS[name]()))
-    ] == [3, 6]
+    dataset = apply_preprocessing(tf.data.Dataset.range(3, 5), READERS[name]())
+    assert [int(part) for part in read_first(dataset)] == [3, 6]
 
 
 def unconditional(example: Any, size: int) -> Any:
@@ -68,12 +67,13 @@ def test_preprocessing_that_cannot_be_called_is_told(function: Any, problem: str
 
 
 def test_conditions_over_tensors_are_converted() -> None:
-    def doubled(example: Any) -> Any:
+    def double_large(example: Any) -> Any:
         if example > 3:
             example = 2 * example
         return example
 
-    assert [int(one) for one in apply_preprocessing(tf.data.Dataset.range(3, 5), doubled)] == [3, 8]
+    dataset = apply_preprocessing(tf.data.Dataset.range(3, 5), double_large)
+    assert [int(number) for number in dataset] == [3, 8]
 
 
 class Flipped(keras.layers.Layer):
@@ -95,7 +95,7 @@ AUGMENTATIONS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_augmentation_gets_all_parts_or_the_first(name: str) -> None:
-    image, label = first(apply_augmentation(pairs(), AUGMENTATIONS[name]()))
+    image, label = read_first(apply_augmentation(pairs(), AUGMENTATIONS[name]()))
     assert (float(image[0, 0, 0]), int(label)) == (-1, 0)
 
 
@@ -107,11 +107,11 @@ def test_augmentation_of_three_arguments_for_two_is_refused() -> None:
 
 
 def test_random_ops_draw_the_same_numbers_in_two_runs() -> None:
-    def numbers() -> list[float]:
+    def draw_numbers() -> list[float]:
         tf.random.set_seed(1)
         noisy = apply_augmentation(
             tf.data.Dataset.range(400), lambda number: tf.random.uniform([], seed=2)
         )
         return [float(number) for number in noisy]
 
-    assert numbers() == numbers()
+    assert draw_numbers() == draw_numbers()

@@ -15,6 +15,7 @@ from trainer_kit.errors import UsageError
 def test_the_middle_of_an_image_is_taken() -> None:
     image = np.zeros((4, 8, 1), "uint8")
     image[:, 2:6] = 255
+
     np.testing.assert_array_equal(preprocess_image(image, 4), np.ones((4, 4, 1)))
     assert np.mean(preprocess_image(image, (4, 8))) == 0.5
 
@@ -36,11 +37,15 @@ def test_values_are_scaled_by_their_dtype(dtype: str, largest: float) -> None:
 def test_an_image_of_unknown_shape_gets_a_known_one() -> None:
     png = tf.io.encode_png(np.zeros((5, 7, 3), "uint8"))
 
-    def shape(channels: int) -> Any:
-        read = lambda data: preprocess_image(tf.image.decode_image(data, channels=channels), 4)  # noqa: E731
-        return tf.data.Dataset.from_tensors(png).map(read).element_spec.shape.as_list()
+    def read_shape(channels: int) -> Any:
+        dataset = tf.data.Dataset.from_tensors(png).map(
+            lambda data: preprocess_image(tf.image.decode_image(data, channels=channels), 4)
+        )
+        return dataset.element_spec.shape.as_list()
 
-    assert (shape(3), shape(1), shape(0)) == ([4, 4, 3], [4, 4, 1], [4, 4, None])
+    assert read_shape(3) == [4, 4, 3]
+    assert read_shape(1) == [4, 4, 1]
+    assert read_shape(0) == [4, 4, None]
 
 
 @pytest.mark.parametrize("size", [None, 0, (4,), (4, -1), 4.0, "4"])

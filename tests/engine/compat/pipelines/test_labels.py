@@ -36,9 +36,8 @@ def test_other_percentages_are_refused(tmp_path: Path, percentage: float) -> Non
 
 def test_a_missing_file_is_told_with_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "label.txt").touch()
-    with pytest.raises(
-        FileNotFoundError, match=r"labels\.txt is missing.*did you mean label\.txt\?"
-    ):
+    message = r"labels\.txt is missing.*did you mean label\.txt\?"
+    with pytest.raises(FileNotFoundError, match=message):
         get_labels(tmp_path)
 
 

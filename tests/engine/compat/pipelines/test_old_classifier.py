@@ -21,7 +21,7 @@ X = np.random.RandomState(0).randn(5, 3).astype("float32")
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def classifiers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The same classifier in several forms."""
     folder = tmp_path_factory.mktemp("classifiers")
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
@@ -43,49 +43,48 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "form", ["a model", "a .keras file", "a SavedModel", "a SavedModel of tf_keras"]
 )
-def test_gradients_go_through_a_frozen_classifier(form: str, saved: dict[str, Any]) -> None:
-    model, layer = saved["a model"], load_frozen_classifier(saved[form])
-    found = []
-    for one in (model, layer):
+def test_gradients_go_through_a_frozen_classifier(form: str, classifiers: dict[str, Any]) -> None:
+    model = classifiers["a model"]
+    layer = load_frozen_classifier(classifiers[form])
+
+    gradients = []
+    for classifier in (model, layer):
         with tf.GradientTape() as tape:
             embeddings = tf.Variable(X)
-            loss = tf.reduce_sum(
-                get_single_output(one(tf.identity(embeddings), training=False))[:, 0]
-            )
-        found.append(tape.gradient(loss, embeddings))
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
-    assert (count_classes(layer, 3, False), len(layer.variables), layer.trainable_variables) == (
-        2,
-        2,
-        [],
-    )
+            outputs = get_single_output(classifier(tf.identity(embeddings), training=False))
+            loss = tf.reduce_sum(outputs[:, 0])
+        gradients.append(tape.gradient(loss, embeddings))
+
+    np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-5)
+    assert count_classes(layer, 3, False) == 2
+    assert len(layer.variables) == 2
+    assert layer.trainable_variables == []
 
 
 def test_a_whole_model_is_no_classifier_of_embeddings() -> None:
     whole = keras.Sequential([keras.Input((7,)), keras.layers.Dense(2, activation="softmax")])
-    with pytest.raises(
-        UsageError, match=r"does not take the new embeddings, \[batch, 3\].*NAME_OF_THE_EMBEDDING"
-    ):
+    message = r"does not take the new embeddings, \[batch, 3\].*NAME_OF_THE_EMBEDDING"
+    with pytest.raises(UsageError, match=message):
         count_classes(load_frozen_classifier(whole), 3, False)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("classifier", "message"),
     [
         ("nowhere.keras", "nowhere.keras cannot be"),
         ("nowhere", "nowhere cannot be loaded"),
         (3, "int is no model"),
     ],
 )
-def test_what_is_no_classifier_is_an_error(given: Any, message: str) -> None:
+def test_an_object_that_is_no_classifier_is_an_error(classifier: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        load_frozen_classifier(given)
+        load_frozen_classifier(classifier)
 
 
 def test_logits_are_told_from_probabilities() -> None:
     logits = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     assert count_classes(logits, 3, True) == 2
-    with pytest.raises(
-        UsageError, match="old_from_logits=False: the old classifier returns logits"
-    ):
+
+    message = "old_from_logits=False: the old classifier returns logits"
+    with pytest.raises(UsageError, match=message):
         count_classes(logits, 3, False)

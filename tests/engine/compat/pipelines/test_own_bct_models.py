@@ -1,4 +1,6 @@
-"""Users' own models for backward-compatible training, with steps and a compile of their own, in both Kerases."""
+"""Users' own models for backward-compatible training, with steps and a compile of their own, in
+both Kerases.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ X = RANDOM.randn(48, 4).astype("float32")
 Y = np.eye(5, dtype="float32")[RANDOM.randint(0, 5, 48)]
 
 
-def loss_of_both(y: Any, predictions: Any, y_old: Any, old_predictions: Any) -> Any:
-    """Returns the classification loss plus the influence loss, which rows of zeros have no share in."""
+def compute_both_losses(y: Any, predictions: Any, y_old: Any, old_predictions: Any) -> Any:
+    """Returns the classification loss plus the influence loss, which rows of zeros have no share
+    in.
+    """
     own = keras.losses.categorical_crossentropy(y, predictions)
     old = tf.reduce_sum(y_old, axis=1) * keras.losses.categorical_crossentropy(
         y_old, old_predictions
@@ -28,8 +32,10 @@ def loss_of_both(y: Any, predictions: Any, y_old: Any, old_predictions: Any) -> 
     return tf.reduce_mean(own + old)
 
 
-def own_model(library: Any) -> Any:
-    """Returns a compiled model of a class whose steps take (x, y, y_old), and whose compile is its own."""
+def build_own_model(library: Any) -> Any:
+    """Returns a compiled model of a class whose steps take (x, y, y_old), and whose compile is its
+    own.
+    """
 
     class Compatible(library.Model):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -41,22 +47,23 @@ def own_model(library: Any) -> Any:
 
         def compile(self, optimizer: Any, loss: Any) -> None:
             super().compile(jit_compile=False)
-            self.optimizer, self.loss_fn = optimizer, loss
+            self.optimizer = optimizer
+            self.loss_fn = loss
             self.loss_tracker = library.metrics.Mean(name="loss")
             self.old_accuracy = library.metrics.CategoricalAccuracy()
 
         def train_step(self, data: Any) -> dict[str, Any]:
             with tf.GradientTape() as tape:
-                loss = self.loss_of(data, training=True)
+                loss = self.compute_batch_loss(data, training=True)
             gradients = tape.gradient(loss, self.trainable_variables)
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             return {"loss": self.loss_tracker.result(), "old_head_acc": self.old_accuracy.result()}
 
         def test_step(self, data: Any) -> dict[str, Any]:
-            self.loss_of(data, training=False)
+            self.compute_batch_loss(data, training=False)
             return {"loss": self.loss_tracker.result(), "old_head_acc": self.old_accuracy.result()}
 
-        def loss_of(self, data: Any, training: bool) -> Any:
+        def compute_batch_loss(self, data: Any, training: bool) -> Any:
             x, y, y_old = data
             predictions, embedding = self(x, training=training)
             old_predictions = self.old_fc(embedding, training=False)
@@ -71,7 +78,7 @@ def own_model(library: Any) -> Any:
     model = Compatible(
         inputs=inputs, outputs=[library.layers.Dense(5, activation="softmax")(embedding), embedding]
     )
-    model.compile(library.optimizers.SGD(0.01), loss_of_both)
+    model.compile(library.optimizers.SGD(0.01), compute_both_losses)
     return model
 
 
@@ -82,14 +89,16 @@ def batches() -> tf.data.Dataset:
 
 @pytest.mark.parametrize("library", KERAS)
 def test_an_own_model_has_the_numbers_of_keras(library: str, tmp_path: Path) -> None:
-    plain, model = own_model(KERAS[library]), own_model(KERAS[library])
-    before = [one.copy() for one in model.old_fc.get_weights()]
     options = {"epochs": 2, "validation_data": batches(), "verbose": 0}
-    wanted = plain.fit(batches(), **options).history
+    plain = build_own_model(KERAS[library])
+    expected = plain.fit(batches(), **options).history
+
+    model = build_own_model(KERAS[library])
+    before = [weight.copy() for weight in model.old_fc.get_weights()]
     history = tk_keras.fit(model, batches(), **options, model_dir=str(tmp_path)).history
-    assert (
-        history.keys() == wanted.keys() == {"loss", "old_head_acc", "val_loss", "val_old_head_acc"}
-    )
-    for name, values in wanted.items():
+
+    assert history.keys() == {"loss", "old_head_acc", "val_loss", "val_old_head_acc"}
+    assert history.keys() == expected.keys()
+    for name, values in expected.items():
         np.testing.assert_allclose(history[name], values, rtol=1e-5, err_msg=name)
     np.testing.assert_equal(model.old_fc.get_weights(), before)

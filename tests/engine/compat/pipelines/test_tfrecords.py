@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.engine.compat.pipelines.data_sets import TRAIN, VALID, example, write, write_data_set
+from tests.engine.compat.pipelines.data_sets import (
+    TRAIN,
+    VALID,
+    serialize_example,
+    write_data_set,
+    write_examples,
+)
 from trainer_kit.compat.keras.training_data import build_training_data
 from trainer_kit.compat.pipelines import (
     TFRECORD_FEATURES,
@@ -35,19 +41,18 @@ def read_tfrecord(example: Any, size: int, label_list: list[str]) -> Any:
     return image, tf.cast(tf.where(label_list == parsed["label"])[0], tf.float32)
 
 
-def number_in(example: Any) -> tf.Tensor:
+def decode_number(example: Any) -> tf.Tensor:
     """Returns the number that the pixels of a record have, uint8 []."""
-    return tf.io.decode_png(tf.io.parse_single_example(example, TFRECORD_FEATURES)["image"])[
-        0, 0, 0
-    ]
+    image = tf.io.parse_single_example(example, TFRECORD_FEATURES)["image"]
+    return tf.io.decode_png(image)[0, 0, 0]
 
 
-def numbers(dataset: tf.data.Dataset) -> list[int]:
+def read_numbers(dataset: tf.data.Dataset) -> list[int]:
     return [int(number) for batch in dataset.as_numpy_iterator() for number in batch]
 
 
-def training(folder: Path, size: int = 8, **options: Any) -> tf.data.Dataset:
-    return get_tfrecord_dataset(str(folder), number_in, size, "train", **options)
+def get_number_dataset(folder: Path, size: int = 8, **options: Any) -> tf.data.Dataset:
+    return get_tfrecord_dataset(str(folder), decode_number, size, "train", **options)
 
 
 # ---- examples and batches
@@ -55,79 +60,94 @@ def training(folder: Path, size: int = 8, **options: Any) -> tf.data.Dataset:
 
 def test_images_and_labels_come_in_batches_of_known_shape(folder: Path) -> None:
     count, labels = get_labels(folder)
+
     dataset = get_train_ds(folder, functools.partial(read_tfrecord, size=4, label_list=labels), 8)
+
     images, classes = dataset.element_spec
-    assert (images.shape, images.dtype, classes.shape) == ((8, 4, 4, 3), tf.float32, (8, 1))
-    assert {int(one) for _, batch in dataset for one in batch[:, 0]} == set(range(count))
+    assert images.shape == (8, 4, 4, 3)
+    assert images.dtype == tf.float32
+    assert classes.shape == (8, 1)
+    assert {int(label) for _, batch in dataset for label in batch[:, 0]} == set(range(count))
 
 
 def test_each_pass_has_all_examples_in_another_order(folder: Path) -> None:
-    dataset = training(folder)
-    first, second = numbers(dataset), numbers(dataset)
+    dataset = get_number_dataset(folder)
+    first = read_numbers(dataset)
+    second = read_numbers(dataset)
+
     assert sorted(first) == sorted(second) == list(range(TRAIN))
     assert first != second != sorted(second)
-    assert len(numbers(training(folder, 9))) == 36  # without the smaller last batch
+    # Without the smaller last batch.
+    assert len(read_numbers(get_number_dataset(folder, 9))) == 36
 
 
 def test_validation_is_in_the_order_of_the_files(folder: Path) -> None:
-    dataset = get_valid_ds(folder, number_in, 4)
-    assert numbers(dataset) == list(range(100, 100 + VALID))
+    dataset = get_valid_ds(folder, decode_number, 4)
+    assert read_numbers(dataset) == list(range(100, 100 + VALID))
     assert [len(batch) for batch in dataset.as_numpy_iterator()] == [4, 4, 2]
 
 
 def test_is_train_says_the_split(folder: Path) -> None:
-    assert len(numbers(get_tfrecord_dataset(folder, number_in, 4, is_train=True))) == TRAIN
-    assert len(numbers(get_tfrecord_dataset(folder, number_in, 4, is_train=False))) == VALID
+    training = get_tfrecord_dataset(folder, decode_number, 4, is_train=True)
+    validation = get_tfrecord_dataset(folder, decode_number, 4, is_train=False)
+
+    assert len(read_numbers(training)) == TRAIN
+    assert len(read_numbers(validation)) == VALID
 
 
 def test_a_share_of_the_classes_is_read(folder: Path) -> None:
     count, labels = get_labels(folder, 50)
-    dataset = get_train_ds(
-        folder, functools.partial(read_tfrecord, size=4, label_list=labels), 5, 50
-    )
-    assert (count, len(dataset)) == (2, 4)
-    assert {int(one) for _, batch in dataset for one in batch[:, 0]} == {0, 1}
-    assert numbers(get_valid_ds(folder, number_in, 5, 50)) == [100, 101, 104, 105, 108, 109]
+    parse = functools.partial(read_tfrecord, size=4, label_list=labels)
+
+    dataset = get_train_ds(folder, parse, 5, 50)
+
+    assert count == 2
+    assert len(dataset) == 4
+    assert {int(label) for _, batch in dataset for label in batch[:, 0]} == {0, 1}
+    validation = read_numbers(get_valid_ds(folder, decode_number, 5, 50))
+    assert validation == [100, 101, 104, 105, 108, 109]
 
 
 def test_augmentation_is_for_training_only(folder: Path) -> None:
     options: Any = {"data_augmentation": lambda number: number + 100}
-    assert min(numbers(training(folder, **options))) == 100
-    assert numbers(get_tfrecord_dataset(folder, number_in, 5, "valid", **options))[0] == 100
+    validation = get_tfrecord_dataset(folder, decode_number, 5, "valid", **options)
+
+    assert min(read_numbers(get_number_dataset(folder, **options))) == 100
+    assert read_numbers(validation)[0] == 100
 
 
 # ---- orders
 
 
 def test_the_order_follows_from_the_global_seed_alone(folder: Path) -> None:
-    def order(seed: int) -> list[int]:
+    def read_order(seed: int) -> list[int]:
         tf.random.set_seed(seed)
-        return numbers(training(folder))
+        return read_numbers(get_number_dataset(folder))
 
-    first, other = order(1), order(2)
+    first = read_order(1)
+    other = read_order(2)
     tf.random.set_seed(1)
     tf.random.uniform([3])
-    assert numbers(training(folder)) == first != other
+    assert read_numbers(get_number_dataset(folder)) == first != other
     tf.random.set_seed(None)
-    assert numbers(training(folder)) == numbers(training(folder))
+    assert read_numbers(get_number_dataset(folder)) == read_numbers(get_number_dataset(folder))
 
 
-def epochs_of_a_fit(folder: Path) -> Any:
+def build_epochs(folder: Path) -> Any:
     """Returns what a new process trains on: data that a user has transformed and augmented."""
     tf.random.set_seed(3)
     parse = functools.partial(read_tfrecord, size=4, label_list=get_labels(folder)[1])
-    noisy = lambda image, label: (image + tf.random.uniform([], seed=1), label)  # noqa: E731
-    dataset = get_tfrecord_dataset(folder, parse, 8, "train", noisy)
-    kept = (
-        dataset.unbatch()
-        .filter(lambda _, label: label[0] < 3)
-        .shuffle(6, seed=5)
-        .batch(4, drop_remainder=True)
-    )
-    return build_training_data(kept.prefetch(2)).batches
+
+    def add_noise(image: Any, label: Any) -> Any:
+        return image + tf.random.uniform([], seed=1), label
+
+    dataset = get_tfrecord_dataset(folder, parse, 8, "train", add_noise)
+    some_labels = dataset.unbatch().filter(lambda _, label: label[0] < 3)
+    batches = some_labels.shuffle(6, seed=5).batch(4, drop_remainder=True)
+    return build_training_data(batches.prefetch(2)).batches
 
 
-def batches_from(epochs: Any, position: int) -> list[bytes]:
+def read_batches_from(epochs: Any, position: int) -> list[bytes]:
     """Returns the batches of a pass from a position on."""
     epochs.prepare_pass(position, has_iterator=False)
     return [
@@ -137,13 +157,16 @@ def batches_from(epochs: Any, position: int) -> list[bytes]:
 
 
 def test_a_restart_goes_on_with_the_same_batches(folder: Path) -> None:
-    whole, restarted = epochs_of_a_fit(folder), epochs_of_a_fit(folder)
-    first, second, third = (batches_from(whole, position) for position in (0, 7, 14))
+    whole = build_epochs(folder)
+    restarted = build_epochs(folder)
+
+    first, second, third = (read_batches_from(whole, position) for position in (0, 7, 14))
+
     assert first != second != third
-    assert batches_from(restarted, 10) == second[3:]  # from the middle of the second pass
-    assert batches_from(restarted, 14) == third
+    assert read_batches_from(restarted, 10) == second[3:]  # from the middle of the second pass
+    assert read_batches_from(restarted, 14) == third
     reasons = "".join(whole.resumption(deterministic_ops=False).reasons)
-    assert "data_augmentation <lambda> (test_tfrecords.py:" in reasons
+    assert "data_augmentation add_noise (test_tfrecords.py:" in reasons
     assert "RandomUniform" in reasons
 
 
@@ -151,43 +174,47 @@ def test_a_restart_goes_on_with_the_same_batches(folder: Path) -> None:
 
 
 def test_missing_files_are_told_with_what_is_there(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        FileNotFoundError, match=r"no file matches .*/tran-\*\.tfrec; .* did you mean train-"
-    ):
-        get_tfrecord_dataset(folder, number_in, 4, "tran")
+    message = r"no file matches .*/tran-\*\.tfrec; .* did you mean train-"
+    with pytest.raises(FileNotFoundError, match=message):
+        get_tfrecord_dataset(folder, decode_number, 4, "tran")
+
     (tmp_path / "train_00001.tfrec").touch()
     with pytest.raises(DataError, match=r"did you mean train_00001\.tfrec"):
-        get_train_ds(tmp_path, number_in, 4)
+        get_train_ds(tmp_path, decode_number, 4)
     with pytest.raises(FileNotFoundError, match="no such folder"):
-        get_train_ds(tmp_path / "none", number_in, 4)
+        get_train_ds(tmp_path / "none", decode_number, 4)
 
 
 def test_files_that_hold_no_records_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "train-0.tfrec"
     path.touch()
+
     with pytest.raises(DataError, match=r"matches only empty files, without a record"):
-        get_train_ds(tmp_path, number_in, 4)
+        get_train_ds(tmp_path, decode_number, 4)
+
     path.write_text("this is no file of records")
     with pytest.raises(DataError, match=r"train-0\.tfrec: at offset 0 there is no record"):
-        get_train_ds(tmp_path, number_in, 4)
-    write(path, range(5), "GZIP")
+        get_train_ds(tmp_path, decode_number, 4)
+
+    write_examples(path, range(5), "GZIP")
     path.write_bytes(path.read_bytes()[:100])
+
     with pytest.raises(DataError, match=r"train-0\.tfrec cannot be read: DataLossError"):
-        get_train_ds(tmp_path, number_in, 4)
+        get_train_ds(tmp_path, decode_number, 4)
 
 
 def test_a_batch_beyond_the_data_is_refused(folder: Path) -> None:
     with pytest.raises(DataError, match=f"has {TRAIN} examples, and a batch 41"):
-        training(folder, 41)
-    assert len(get_valid_ds(folder, number_in, 41)) == 1
+        get_number_dataset(folder, 41)
+    assert len(get_valid_ds(folder, decode_number, 41)) == 1
 
 
 def test_a_share_needs_labels_in_the_records(tmp_path: Path) -> None:
     with tf.io.TFRecordWriter(str(tmp_path / "train-0.tfrec")) as writer:
-        writer.write(example(1).replace(b"label", b"lobel"))
+        writer.write(serialize_example(1).replace(b"label", b"lobel"))
     (tmp_path / "labels.txt").write_text("a\nb\n")
     with pytest.raises(DataError, match="needs the feature 'label'"):
-        get_train_ds(tmp_path, number_in, 1, 50)
+        get_train_ds(tmp_path, decode_number, 1, 50)
 
 
 @pytest.mark.parametrize(
@@ -204,15 +231,21 @@ def test_a_share_needs_labels_in_the_records(tmp_path: Path) -> None:
 def test_arguments_that_cannot_be_used_are_told(
     folder: Path, options: dict[str, Any], message: str
 ) -> None:
-    given = {"dataset_path": folder, "preprocessing": number_in, "global_batch_size": 4, **options}
+    arguments = {
+        "dataset_path": folder,
+        "preprocessing": decode_number,
+        "global_batch_size": 4,
+        **options,
+    }
     with pytest.raises(UsageError, match=message.replace("*", r"\*")):
-        get_tfrecord_dataset(**given)
+        get_tfrecord_dataset(**arguments)
 
 
 def test_damage_in_a_record_is_no_silent_loss(tmp_path: Path) -> None:
-    write(tmp_path / "valid-0.tfrec", range(5))
+    write_examples(tmp_path / "valid-0.tfrec", range(5))
     content = bytearray((tmp_path / "valid-0.tfrec").read_bytes())
     content[40] ^= 1
     (tmp_path / "valid-0.tfrec").write_bytes(content)
+
     with pytest.raises(tf.errors.DataLossError):
-        np.asarray(numbers(get_valid_ds(tmp_path, number_in, 2)))
+        np.asarray(read_numbers(get_valid_ds(tmp_path, decode_number, 2)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -14,13 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.builders import replicas
+from tests.builders import read_json, replicas
 from trainer_kit.compat.pipelines import Training
 
 X = np.random.RandomState(0).normal(size=(40, 4)).astype("float32")
 
 
-def data(x: Any = X) -> tf.data.Dataset:
+def build_batches(x: Any = X) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((x, X[:, :1])).batch(10)
 
 
@@ -30,24 +29,27 @@ def build_model() -> Any:
     return model
 
 
-def job(folder: Path, kind: type[Training] = Training, **options: Any) -> Training:
+def create_job(folder: Path, kind: type[Training] = Training, **options: Any) -> Training:
     tf.random.set_seed(1)
     return kind(build_model, folder / "job", folder / "artifacts", **{"use_tpu": False, **options})
 
 
-def exported(folder: Path) -> np.ndarray:
+def load_outputs(folder: Path) -> np.ndarray:
     """Returns the outputs of the SavedModel of a job."""
     model = tf.saved_model.load(str(folder / "artifacts" / "saved_model"))
     return model.serve(X).numpy()
 
 
-def test_without_a_tpu_one_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_without_a_tpu_says_so_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
-        made = job(tmp_path, use_tpu=True)
-    assert [one.getMessage() for one in caplog.records if "TPU" in one.getMessage()] == [
-        "use_tpu=True: there is no TPU; the job trains with TensorFlow's default strategy"
-    ]
-    assert made.distribute_strategy is tf.distribute.get_strategy()
+        job = create_job(tmp_path, use_tpu=True)
+
+    (message,) = (message for message in caplog.messages if "TPU" in message)
+    text = "use_tpu=True: there is no TPU; the job trains with TensorFlow's default strategy"
+    assert message == text
+    assert job.distribute_strategy is tf.distribute.get_strategy()
 
 
 def test_a_job_trains_in_the_scope_of_its_strategy(
@@ -55,58 +57,70 @@ def test_a_job_trains_in_the_scope_of_its_strategy(
 ) -> None:
     strategy = replicas(2)
     with strategy.scope():
-        made = job(tmp_path, use_tpu=True)
-    assert made.distribute_strategy is strategy
+        job = create_job(tmp_path, use_tpu=True)
+
+    assert job.distribute_strategy is strategy
     assert "TPU" not in caplog.text
-    made.run_train(data(), None, 1)
-    np.testing.assert_allclose(exported(tmp_path), made.model(X), atol=1e-6)
+
+    job.run_train(build_batches(), None, 1)
+    np.testing.assert_allclose(load_outputs(tmp_path), job.model(X), atol=1e-6)
 
 
 def test_a_loss_that_is_not_finite_is_not_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = job(tmp_path)
-    made.add_callback(keras.callbacks.TerminateOnNaN())
-    with pytest.raises(SystemExit) as ended:
-        made.run_train(data(X * np.nan), data(), 1)
-    assert ended.value.code == 3
+    job = create_job(tmp_path)
+    job.add_callback(keras.callbacks.TerminateOnNaN())
+
+    with pytest.raises(SystemExit) as exit_info:
+        job.run_train(build_batches(X * np.nan), build_batches(), 1)
+
+    assert exit_info.value.code == 3
     assert "training_loss is nan at step 1" in capsys.readouterr().err
     assert not (tmp_path / "artifacts").exists()
-    assert made.last_checkpoint is None
+    assert job.last_checkpoint is None
 
 
 @pytest.mark.parametrize("lost", ["ckpt-8.index", "history.json"])
 def test_a_finished_job_trains_what_it_has_lost(lost: str, tmp_path: Path) -> None:
-    history = job(tmp_path).run_train(data(), data(), 2).history
-    model = exported(tmp_path)
+    history = create_job(tmp_path).run_train(build_batches(), build_batches(), 2).history
+    model = load_outputs(tmp_path)
     shutil.rmtree(tmp_path / "artifacts")
     (tmp_path / "job/checkpoints" / lost).unlink()
-    assert job(tmp_path).run_train(data(), data(), 2).history == history
-    np.testing.assert_array_equal(exported(tmp_path), model)
+
+    assert create_job(tmp_path).run_train(build_batches(), build_batches(), 2).history == history
+    np.testing.assert_array_equal(load_outputs(tmp_path), model)
 
 
 def test_a_job_goes_on_and_writes_what_is_missing(tmp_path: Path) -> None:
-    job(tmp_path).run_train(data(), data(), 1)
-    first, made = exported(tmp_path), job(tmp_path)
-    assert (made.last_epoch, made.last_checkpoint) == (
-        1,
-        str(tmp_path / "job" / "checkpoints" / "ckpt-4"),
-    )
-    history = made.run_train(data(), data(), 2)
-    assert (history.epoch, made.last_epoch, made.history) == ([0, 1], 2, history)
-    np.testing.assert_allclose(exported(tmp_path), made.model(X), atol=1e-6)
-    assert not np.allclose(exported(tmp_path), first)
-    meta = json.loads((tmp_path / "job" / "job_meta.json").read_text())
-    assert (meta["last_epoch"], meta["last_checkpoint"]) == (2, "checkpoints/ckpt-8")
-    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "artifacts").rglob("*")}
-    assert job(tmp_path).run_train(data(), data(), 2).history == history.history
-    assert {
-        path: path.stat().st_mtime_ns for path in (tmp_path / "artifacts").rglob("*")
-    } == written
-    shutil.rmtree(tmp_path / "artifacts")  # as if the process had been killed before it wrote them
-    job(tmp_path).run_train(data(), data(), 2)
-    assert (tmp_path / "artifacts" / "history.csv").read_text().count("\n") == 3
-    np.testing.assert_allclose(exported(tmp_path), made.model(X), atol=1e-6)
+    create_job(tmp_path).run_train(build_batches(), build_batches(), 1)
+    first_outputs = load_outputs(tmp_path)
+
+    job = create_job(tmp_path)
+    assert job.last_epoch == 1
+    assert job.last_checkpoint == str(tmp_path / "job" / "checkpoints" / "ckpt-4")
+    history = job.run_train(build_batches(), build_batches(), 2)
+
+    assert history.epoch == [0, 1]
+    assert job.last_epoch == 2
+    assert job.history is history
+    np.testing.assert_allclose(load_outputs(tmp_path), job.model(X), atol=1e-6)
+    assert not np.allclose(load_outputs(tmp_path), first_outputs)
+    meta = read_json(tmp_path / "job" / "job_meta.json")
+    assert meta["last_epoch"] == 2
+    assert meta["last_checkpoint"] == "checkpoints/ckpt-8"
+
+    artifacts = tmp_path / "artifacts"
+    before = {path: path.stat().st_mtime_ns for path in artifacts.rglob("*")}
+
+    again = create_job(tmp_path).run_train(build_batches(), build_batches(), 2)
+    assert again.history == history.history
+    assert {path: path.stat().st_mtime_ns for path in artifacts.rglob("*")} == before
+
+    shutil.rmtree(artifacts)  # as if the process had been killed before it wrote them
+    create_job(tmp_path).run_train(build_batches(), build_batches(), 2)
+    assert (artifacts / "history.csv").read_text().count("\n") == 3
+    np.testing.assert_allclose(load_outputs(tmp_path), job.model(X), atol=1e-6)
 
 
 def test_a_subclass_may_replace_init_and_run_train(tmp_path: Path) -> None:
@@ -120,13 +134,14 @@ def test_a_subclass_may_replace_init_and_run_train(tmp_path: Path) -> None:
                 train_ds.map(lambda x, y: (self.factor * x, y)), valid_ds, epochs
             )
 
-    made = job(tmp_path, Scaled, factor=0.0)
-    kernel, bias = made.model.get_weights()
-    made.run_train(data(), None, 1)
-    np.testing.assert_array_equal(
-        made.model.get_weights()[0], kernel
-    )  # inputs of 0 have no gradient
-    assert made.model.get_weights()[1] != bias
+    job = create_job(tmp_path, Scaled, factor=0.0)
+    kernel, bias = job.model.get_weights()
+    job.run_train(build_batches(), None, 1)
+
+    # Inputs of 0 have no gradient.
+    trained_kernel, trained_bias = job.model.get_weights()
+    np.testing.assert_array_equal(trained_kernel, kernel)
+    assert trained_bias != bias
 
 
 def test_a_loop_of_a_subclass_saves_its_own_artifacts(tmp_path: Path) -> None:
@@ -137,26 +152,27 @@ def test_a_loop_of_a_subclass_saves_its_own_artifacts(tmp_path: Path) -> None:
             self.save_model()
             return losses
 
-    made = job(tmp_path, Loop)
-    made.run_train(None, None, 2)
+    job = create_job(tmp_path, Loop)
+    job.run_train(None, None, 2)
     assert (tmp_path / "artifacts" / "history.csv").read_text() == ",loss\n0,1.0\n1,1.0\n"
-    np.testing.assert_allclose(exported(tmp_path), made.model(X), atol=1e-6)
+    np.testing.assert_allclose(load_outputs(tmp_path), job.model(X), atol=1e-6)
 
 
-def test_without_folders_no_artifacts_are_written(
+def test_a_job_without_folders_writes_no_artifacts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = Training(build_model, use_tpu=False)
+    job = Training(build_model, use_tpu=False)
     try:
-        made.run_train(data(), None, 1)
-        assert made.last_epoch == 1
+        job.run_train(build_batches(), None, 1)
+        assert job.last_epoch == 1
     finally:
-        shutil.rmtree(made.job_dir)
+        shutil.rmtree(job.job_dir)
+
     assert list(tmp_path.iterdir()) == []
-    assert f"job_dir is not given: the files are in {made.job_dir}" in caplog.text
+    assert f"job_dir is not given: the files are in {job.job_dir}" in caplog.text
     with pytest.raises(ValueError, match="save_model: artifacts_dir is not given"):
-        made.save_model()
+        job.save_model()
 
 
 REFUSALS: dict[str, tuple[Callable[[Path], Any], int, str]] = {
@@ -175,14 +191,14 @@ REFUSALS: dict[str, tuple[Callable[[Path], Any], int, str]] = {
         2,
         "artifacts_dir='gs://bucket/digits' is a remote folder; ",
     ),
-    "no data": (lambda path: job(path).run_train(None, None, 1), 2, "train_ds is None"),
+    "no data": (lambda path: create_job(path).run_train(None, None, 1), 2, "train_ds is None"),
     "epochs": (
-        lambda path: job(path).run_train(data(), None, "2"),
+        lambda path: create_job(path).run_train(build_batches(), None, "2"),
         2,
         "epochs='2' is not a whole number",
     ),
     "a TPU that does not answer": (
-        lambda path: job(path, use_tpu=True),
+        lambda path: create_job(path, use_tpu=True),
         2,
         "tpu (TPU_NAME) failed",
     ),
@@ -199,8 +215,11 @@ def test_a_mistake_is_one_line_and_an_exit_code(
     (tmp_path / "a file").touch()
     monkeypatch.setenv("TPU_NAME", "grpc://127.0.0.1:1")
     act, code, message = REFUSALS[refusal]
-    with pytest.raises(SystemExit) as ended:
+
+    with pytest.raises(SystemExit) as exit_info:
         act(tmp_path)
-    assert ended.value.code == code
+
+    assert exit_info.value.code == code
     error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
+    assert message in error
+    assert "Traceback" not in error

@@ -14,7 +14,13 @@ import tensorflow as tf
 import tf_keras
 
 from tests.fork_server import ForkServer
-from tests.process.checkpoints.random_runs import REPLICAS, STEPS, draw_all, go_on, kinds
+from tests.process.checkpoints.random_runs import (
+    REPLICAS,
+    STEPS,
+    draw_all,
+    draw_second_half,
+    select_kinds,
+)
 from trainer_kit.checkpoints.state.random_state import (
     prepare_process_generators,
     task_state,
@@ -23,37 +29,42 @@ from trainer_kit.checkpoints.state.random_state import (
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folders of runs whose second half was drawn again by another process, for each number of replicas."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders of runs whose second half was drawn again by another process, for each number of
+    replicas.
+    """
     base = tmp_path_factory.mktemp("drawn")
     with ForkServer(["tests.process.checkpoints.random_runs"]) as server:
-        for function in (draw_all, go_on):
+        for function in (draw_all, draw_second_half):
             end = server.run(function, str(base))
             assert end.code == 0, end.text[-1500:]
         yield base
 
 
 @pytest.mark.parametrize(
-    ("replicas", "kind"), [(number, kind) for number in REPLICAS for kind in kinds(number)]
+    ("replicas", "kind"), [(number, kind) for number in REPLICAS for kind in select_kinds(number)]
 )
 def test_a_resumed_process_draws_the_same_random_numbers(
-    drawn: Path, kind: str, replicas: int
+    folder: Path, kind: str, replicas: int
 ) -> None:
-    straight, again = (
-        json.loads((drawn / str(replicas) / kind / f"{begin}.json").read_text())
-        for begin in (0, STEPS // 2)
-    )
-    assert (len(straight), again) == (STEPS, straight[STEPS // 2 :])
+    runs = folder / str(replicas) / kind
+    straight = json.loads((runs / "0.json").read_text())
+    resumed = json.loads((runs / f"{STEPS // 2}.json").read_text())
+
+    assert len(straight) == STEPS
+    assert resumed == straight[STEPS // 2 :]
     assert len({json.dumps(step) for step in straight}) > STEPS // 2  # they are random at all
 
 
 def test_process_generators_use_the_seed_unless_they_exist() -> None:
     generator = tf.random.Generator.from_seed(1)
     tf.random.set_global_generator(generator)
-    found = prepare_process_generators(5)
-    assert sorted(found) == ["keras", "tensorflow"]
-    assert found["tensorflow"] is generator.state
-    assert prepare_process_generators(6)["keras"] is found["keras"]
+
+    states = prepare_process_generators(5)
+
+    assert sorted(states) == ["keras", "tensorflow"]
+    assert states["tensorflow"] is generator.state
+    assert prepare_process_generators(6)["keras"] is states["keras"]
 
 
 def test_a_missing_tensorflow_generator_is_made_from_the_seed() -> None:
@@ -64,26 +75,25 @@ def test_a_missing_tensorflow_generator_is_made_from_the_seed() -> None:
 
 
 def test_a_run_replaces_generators_left_on_other_replicas() -> None:
-    def mirrored() -> tf.distribute.Strategy:
+    def create_strategy() -> tf.distribute.Strategy:
         return tf.distribute.MirroredStrategy(
             ["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce()
         )
 
     keras.utils.set_random_seed(1)
-    of_program = random.getstate()
+    python_state = random.getstate()
     tf.random.set_global_generator(None)
-    for strategy in (mirrored(), mirrored(), tf.distribute.get_strategy()):
+
+    for strategy in (create_strategy(), create_strategy(), tf.distribute.get_strategy()):
         with strategy.scope():
-            found = prepare_process_generators(5)
-        assert [strategy.extended.variable_created_in_scope(state) for state in found.values()] == [
-            True,
-            True,
-        ]
+            states = prepare_process_generators(5)
+        assert len(states) == 2
+        assert all(map(strategy.extended.variable_created_in_scope, states.values()))
         with strategy.scope():
-            assert prepare_process_generators(6) == found
-    assert (
-        random.getstate() == of_program
-    )  # its next model has the weights that it has without a run
+            assert prepare_process_generators(6) == states
+
+    # The program's next model has the weights that it has without a run.
+    assert random.getstate() == python_state
 
 
 class _Layer(keras.layers.Layer):  # type: ignore[misc]
@@ -102,46 +112,53 @@ def test_unlisted_state_of_a_keras_three_model_is_found_by_path() -> None:
     layer.dense.build((None, 3))
     layer.optimizer_of_its_own.build(layer.dense.trainable_variables)
     model = keras.Sequential([layer])
-    found = untracked_model_state(model)
+
+    state = untracked_model_state(model)
+
     values: list[Any] = [layer.generator.state, *layer.counts]
-    assert sorted(map(id, found.values())) == sorted(map(id, values))
-    assert all("layers/0/" in path for path in found)
+    assert sorted(map(id, state.values())) == sorted(map(id, values))
+    assert all("layers/0/" in path for path in state)
     assert untracked_model_state(layer)["again"] is layer.counts[0]
 
 
 def test_names_do_not_depend_on_what_the_process_built_before() -> None:
-    first, second = (
-        untracked_model_state(keras.Sequential([_Layer(), _Layer()])) for _ in range(2)
-    )
-    assert list(first) == list(second) and len(first) == 6
+    first = untracked_model_state(keras.Sequential([_Layer(), _Layer()]))
+    second = untracked_model_state(keras.Sequential([_Layer(), _Layer()]))
+
+    assert list(first) == list(second)
+    assert len(first) == 6
 
 
 def test_only_hidden_state_of_tracked_models_is_found() -> None:
     module = tf.Module()
-    module.weights, module.generator = [tf.Variable(1.0)], tf.random.Generator.from_seed(1)
+    module.weights = [tf.Variable(1.0)]
+    module.generator = tf.random.Generator.from_seed(1)
+
     assert untracked_model_state(module) == {}
+
     tf_keras.backend.experimental.enable_tf_random_generator()
     try:
         model = tf_keras.Sequential([tf_keras.layers.Dense(2), tf_keras.layers.Dropout(0.5)])
         model(tf.ones([1, 2]))
     finally:
         tf_keras.backend.experimental.disable_tf_random_generator()
-    assert [id(variable) for variable in untracked_model_state(model).values()] == [
-        id(model.layers[1]._random_generator._generator.state)
-    ]
+    (variable,) = untracked_model_state(model).values()
+
+    assert variable is model.layers[1]._random_generator._generator.state
 
 
 class _Task:
     def __init__(self, model: Any) -> None:
-        self.model, self.models = model, {"student": model}
+        self.model = model
+        self.models = {"student": model}
         self.teacher = keras.Sequential(
             [keras.Input((2,)), keras.layers.Dense(1), keras.layers.Dropout(0.5)]
         )
-        self.count, self.more = (
-            tf.Variable(3),
-            ([tf.Variable(4)], {"deep": tf.Variable(5), 7: tf.Variable(6)}),
-        )
-        self.seeds, self.words, self.config = keras.random.SeedGenerator(1), ["a"], {"a": 1}
+        self.count = tf.Variable(3)
+        self.more = ([tf.Variable(4)], {"deep": tf.Variable(5), 7: tf.Variable(6)})
+        self.seeds = keras.random.SeedGenerator(1)
+        self.words = ["a"]
+        self.config = {"a": 1}
         self.myself = self
 
 
@@ -149,18 +166,17 @@ def test_task_state_has_variables_and_generators_but_no_weights() -> None:
     model = tf.Module()
     model.weight = tf.Variable(1.0)
     task = _Task(model)
-    found = task_state(task, model)
-    (dropout,) = (path for path in found if path.startswith("teacher/"))
-    assert found.pop(dropout) is task.teacher.layers[1].seed_generator.state.value
-    values: list[Any] = [
-        task.count,
-        task.more[0][0],
-        task.more[1]["deep"],
-        task.more[1][7],
-        task.seeds.state.value,
-    ]
-    assert (
-        dict(zip(("count", "more/0/0", "more/1/deep", "more/1/7", "seeds"), values, strict=True))
-        == found
-    )
-    assert task_state(object()) == {} and task_state(object.__new__(_Task)) == {}
+
+    state = task_state(task, model)
+
+    (dropout,) = (path for path in state if path.startswith("teacher/"))
+    assert state.pop(dropout) is task.teacher.layers[1].seed_generator.state.value
+    assert state == {
+        "count": task.count,
+        "more/0/0": task.more[0][0],
+        "more/1/deep": task.more[1]["deep"],
+        "more/1/7": task.more[1][7],
+        "seeds": task.seeds.state.value,
+    }
+    assert task_state(object()) == {}
+    assert task_state(object.__new__(_Task)) == {}

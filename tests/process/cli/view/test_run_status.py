@@ -26,7 +26,8 @@ def test_a_run_that_has_only_begun_is_read_as_far_as_it_is_there(tmp_path: Path)
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
         folder = require_run(str(tmp_path))
         trainer = read_trainer_heartbeat(folder)
-        assert trainer is not None and (trainer.step, trainer.end_state) == (0, "")
+        assert trainer is not None
+        assert (trainer.step, trainer.end_state) == (0, "")
         assert read_settings(folder) == _DEFAULTS
         assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
@@ -57,9 +58,12 @@ def test_params_tell_what_is_best(tmp_path: Path) -> None:
 def test_a_heartbeat_is_read_as_far_as_it_is_complete(tmp_path: Path) -> None:
     path = write_process(tmp_path / "heartbeat.json", host="a", pid=5, step=3, ended="failed")
     os.utime(path, (50, 50))
+
     assert read_trainer_heartbeat(tmp_path) == TrainerHeartbeat("a", 5, 3, "failed", 50.0)
+
     os.utime(write_process(path), (50, 50))
     assert read_trainer_heartbeat(tmp_path) == TrainerHeartbeat("", None, None, "", 50.0)
+
     os.utime(write_process(path, host=None, pid="5", step=None, ended=True), (50, 50))
     assert read_trainer_heartbeat(tmp_path) == TrainerHeartbeat("", None, None, "done", 50.0)
 
@@ -72,7 +76,7 @@ def test_half_a_heartbeat_is_none(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("runs", "runs holds no run; runs in it: {here}/runs/digits$"),
         ("runs/digist", r"there is no folder .*digist; did you mean {here}/runs/digits\?$"),
@@ -80,9 +84,11 @@ def test_half_a_heartbeat_is_none(tmp_path: Path, text: str) -> None:
         ("far/away/run", "there is no folder .*; there is no folder {here}/far/away either$"),
     ],
 )
-def test_another_folder_is_refused_with_what_is_there(path: str, said: str, tmp_path: Path) -> None:
+def test_another_folder_is_refused_with_what_is_there(
+    path: str, message: str, tmp_path: Path
+) -> None:
     write_params(tmp_path / "runs" / "digits")
-    with pytest.raises(UsageError, match=said.format(here=tmp_path)):
+    with pytest.raises(UsageError, match=message.format(here=tmp_path)):
         require_run(str(tmp_path / path))
 
 

@@ -11,7 +11,7 @@ from trainer_kit.cli.view.tables import Table, format_metric, format_table, prin
 _NUMBERS = [f"0.{digit}23456" for digit in range(10)]
 _WIDE = Table(
     "wide",
-    ["step", *(f"metric_{one}" for one in range(10))],
+    ["step", *(f"metric_{number}" for number in range(10))],
     [["100", *_NUMBERS], ["20000", *_NUMBERS]],
 )
 

@@ -23,11 +23,13 @@ class Halve(keras.callbacks.Callback):
 
 
 class WarmUp(keras.callbacks.Callback):
-    """Raises the learning rate in the batches of the first three epochs, and notes the batches and their losses."""
+    """Raises the learning rate in the first three epochs, and notes batches and their losses."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.epoch, self.batches, self.losses = 0, [], []
+        self.epoch = 0
+        self.batches: list[int] = []
+        self.losses: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.epoch = epoch
@@ -41,7 +43,7 @@ class WarmUp(keras.callbacks.Callback):
         self.losses.append(logs["loss"])
 
 
-def files_of(folder: str) -> list[Any]:
+def file_callbacks(folder: str) -> list[Any]:
     """Returns callbacks that write files to a folder."""
     best = keras.callbacks.ModelCheckpoint(
         f"{folder}/best-{{epoch}}-{{batch}}.weights.h5",
@@ -57,16 +59,17 @@ def files_of(folder: str) -> list[Any]:
 
 def run_killed(folder: str, step: int) -> None:
     """Trains until the process kills itself, after a step."""
-    trained(folder, step)
+    train_model(folder, step)
 
 
 def run_to_the_end(*folders: str) -> None:
     """Trains one run after the other, in their folders, and prints the results."""
-    print(json.dumps([trained(folder) for folder in folders]))
+    print(json.dumps([train_model(folder) for folder in folders]))
 
 
-def trained(folder: str, kill: int = 0) -> dict[str, Any]:
-    """Trains five epochs of 10 steps, with a checkpoint every four steps; returns history, weights and batches.
+def train_model(folder: str, kill: int = 0) -> dict[str, Any]:
+    """Trains five epochs of 10 steps, with a checkpoint every four steps; returns history, weights
+    and batches.
 
     Args:
       folder: The folder of the run and of the files of its callbacks.
@@ -78,13 +81,19 @@ def trained(folder: str, kill: int = 0) -> dict[str, Any]:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
     random = np.random.RandomState(0)
-    x, y = random.randn(400, 8), random.randint(0, 3, 400)
+    x = random.randn(400, 8)
+    y = random.randint(0, 3, 400)
     plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=0.5)
     stopping = keras.callbacks.EarlyStopping(
         "val_loss", patience=4, min_delta=10.0, restore_best_weights=True
     )
-    warm_up, files = WarmUp(), f"{folder}/files"
+    warm_up = WarmUp()
+    files = f"{folder}/files"
     os.makedirs(files, exist_ok=True)
+    callbacks = [plateau, Halve(), stopping, warm_up, *file_callbacks(files)]
+    if kill:
+        callbacks.append(Kill(kill))
+
     history = tk_keras.fit(
         model,
         x,
@@ -94,18 +103,14 @@ def trained(folder: str, kill: int = 0) -> dict[str, Any]:
         verbose=0,
         model_dir=f"{folder}/run",
         checkpoint_interval=4,
-        callbacks=[
-            plateau,
-            Halve(),
-            stopping,
-            warm_up,
-            *files_of(files),
-            *([Kill(kill)] if kill else []),
-        ],
+        callbacks=callbacks,
     )
-    weights = [
-        one.tobytes().hex()
-        for one in [*model.get_weights(), np.asarray(model.optimizer.learning_rate)]
-    ]
-    noted = {"batches": warm_up.batches, "losses": warm_up.losses}
-    return {"history": history.history, "epoch": history.epoch, "weights": weights, **noted}
+
+    values = [*model.get_weights(), np.asarray(model.optimizer.learning_rate)]
+    return {
+        "history": history.history,
+        "epoch": history.epoch,
+        "weights": [value.tobytes().hex() for value in values],
+        "batches": warm_up.batches,
+        "losses": warm_up.losses,
+    }

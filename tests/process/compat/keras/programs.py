@@ -1,4 +1,5 @@
-"""Programs in the manner of Keras's guides, which may kill their process; each has states of kinds of their own.
+"""Programs in the manner of Keras's guides, which may kill their process; each has states of kinds
+of their own.
 
 A program takes a folder and callbacks, makes model and data from one seed, trains for four epochs
 of ten steps and returns the History and all that has variables. `killed_fit.py` has callbacks, and
@@ -23,7 +24,9 @@ from tests.engine.compat.keras import keras_programs
 from trainer_kit.callbacks.callback import Callback, Run
 from trainer_kit.compat import keras as tk_keras
 
-EPOCHS, STEPS, BATCH = 4, 10, 16
+EPOCHS = 4
+STEPS = 10
+BATCH = 16
 LOOPS = {"steps_per_loop": 4, "checkpoint_interval": 4}  # an epoch is no multiple of a loop
 
 
@@ -51,7 +54,9 @@ def classifier() -> keras.Model:
 
 
 def averaged_weights(folder: str, callbacks: list[Any]) -> Any:
-    """A callback swaps in the moving average of the optimizer; a dataset is shuffled, and classes have weights."""
+    """A callback swaps in the moving average of the optimizer; a dataset is shuffled, and classes
+    have weights.
+    """
     model = classifier()
     adam = keras.optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.9, clipnorm=1.0)
     model.compile(
@@ -81,9 +86,13 @@ def gan(folder: str, callbacks: list[Any]) -> Any:
 
 
 def loop_by_hand(folder: str, callbacks: list[Any]) -> Any:
-    """The functions of a loop by hand: they use two models, optimizers, a counter and metrics around them."""
-    model, critic = classifier(), keras.Sequential([keras.Input((3,)), layers.Dense(1)])
-    optimizer, critic_optimizer = keras.optimizers.Adam(1e-2), keras.optimizers.Adam(1e-2)
+    """The functions of a loop by hand: they use two models, optimizers, a counter and metrics
+    around them.
+    """
+    model = classifier()
+    critic = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    optimizer = keras.optimizers.Adam(1e-2)
+    critic_optimizer = keras.optimizers.Adam(1e-2)
     count = tf.Variable(0.0, trainable=False)
     metric = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
 
@@ -94,8 +103,10 @@ def loop_by_hand(folder: str, callbacks: list[Any]) -> Any:
             logits = model(x, training=True)
             score = tf.reduce_mean(critic(logits)) / count
             loss = keras_programs.CROSSENTROPY(y, logits) - score
-        for part, by, value in ((model, optimizer, loss), (critic, critic_optimizer, score)):
-            by.apply(tape.gradient(value, part.trainable_weights), part.trainable_weights)
+        gradients = tape.gradient(loss, model.trainable_weights)
+        optimizer.apply(gradients, model.trainable_weights)
+        gradients = tape.gradient(score, critic.trainable_weights)
+        critic_optimizer.apply(gradients, critic.trainable_weights)
         metric.update_state(y, logits)
         return loss
 
@@ -114,7 +125,7 @@ def loop_by_hand(folder: str, callbacks: list[Any]) -> Any:
 
 
 PROGRAMS: dict[str, Callable[..., Any]] = {
-    one.__name__: one for one in (averaged_weights, gan, loop_by_hand)
+    program.__name__: program for program in (averaged_weights, gan, loop_by_hand)
 }
 
 
@@ -125,14 +136,16 @@ def run_killed(name: str, folder: Path, step: int) -> None:
 
 
 def run_to_the_end(folder: Path) -> None:
-    """Runs the killed programs to their end, then all programs whole; writes history and bits to a file each."""
+    """Runs the killed programs to their end, then all programs whole; writes history and bits to a
+    file each.
+    """
     for kind in ("again", "whole"):
         results = {}
         for name, program in PROGRAMS.items():
             keras.utils.clear_session()
             keras.utils.set_random_seed(3)
-            history, holders = program(str(folder / kind / name), [])
-            variables = [variable for holder in holders for variable in holder.variables]
+            history, parts = program(str(folder / kind / name), [])
+            variables = [variable for part in parts for variable in part.variables]
             bits = [
                 tf.convert_to_tensor(variable).numpy().tobytes().hex() for variable in variables
             ]

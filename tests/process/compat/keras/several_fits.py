@@ -1,4 +1,6 @@
-"""A program of three fits, as pretraining and fine-tuning are, that may kill its process in one of them."""
+"""A program of three fits, as pretraining and fine-tuning are, that may kill its process in one of
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,19 @@ import tensorflow as tf
 from tests.process.compat.keras.programs import Kill
 from trainer_kit.compat import keras as tk_keras
 
-BATCH, STEPS = 16, 5
+BATCH = 16
+STEPS = 5
 
 
 class WarmUp(keras.callbacks.Callback):
-    """Trains with rising rates from a small one on, stops the fit after some steps, and puts the rate back."""
+    """Trains with rising rates from a small one on, stops the fit after some steps, and puts the
+    rate back.
+    """
 
     def __init__(self, steps: int) -> None:
         super().__init__()
-        self.steps, self.rate = steps, None
+        self.steps = steps
+        self.rate: float | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.losses: list[float] = []
@@ -40,15 +46,15 @@ class WarmUp(keras.callbacks.Callback):
 
 def run_killed(folder: str, fit: int, step: int) -> None:
     """Trains until the process kills itself, in the fit of this number, after a step of it."""
-    trained(folder, {fit: [Kill(step)]})
+    train_three_times(folder, {fit: [Kill(step)]})
 
 
 def run_to_the_end(*folders: str) -> None:
     """Runs the program in one folder after the other, and prints the results."""
-    print(json.dumps([trained(folder, {}) for folder in folders]))
+    print(json.dumps([train_three_times(folder, {}) for folder in folders]))
 
 
-def trained(folder: str, kills: dict[int, list[Any]]) -> dict[str, Any]:
+def train_three_times(folder: str, kills: dict[int, list[Any]]) -> dict[str, Any]:
     """Trains a model in three fits, the second and third with the same shuffled dataset."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)
@@ -58,7 +64,8 @@ def trained(folder: str, kills: dict[int, list[Any]]) -> dict[str, Any]:
     shuffled = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=5).batch(BATCH)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.2), keras.layers.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    warm_up, optimizer = WarmUp(8), keras.optimizers.SGD(0.05)
+    warm_up = WarmUp(8)
+    optimizer = keras.optimizers.SGD(0.05)
 
     def train_step(features: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -91,6 +98,7 @@ def trained(folder: str, kills: dict[int, list[Any]]) -> dict[str, Any]:
     tk_keras.fit(
         model, shuffled, epochs=3, callbacks=kills.get(3), model_dir=f"{folder}/3", **options
     )
-    weights = [one.tobytes().hex() for one in model.get_weights()]
+
+    weights = [weight.tobytes().hex() for weight in model.get_weights()]
     attributes = {"losses": warm_up.losses, "mean": warm_up.mean, "rate": warm_up.rate}
     return {"weights": weights, "rate": float(model.optimizer.learning_rate), **attributes}

@@ -1,4 +1,6 @@
-"""Programs of Keras's guides end with the same bits if the process of one of their epochs is killed."""
+"""Programs of Keras's guides end with the same bits if the process of one of their epochs is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
     with ForkServer() as server:
         for name in PROGRAMS:
             assert server.run(run_killed, name, folder, THIRD_EPOCH).code == -signal.SIGKILL
-        end = server.run(
-            run_to_the_end, folder, timeout=SECONDS
-        )  # the killed ones first, in a new process
+        # The killed programs first, in a new process.
+        end = server.run(run_to_the_end, folder, timeout=SECONDS)
         assert end.code == 0, end.text
     return read_json(folder / "whole.json"), read_json(folder / "again.json")
 

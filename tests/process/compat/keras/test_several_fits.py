@@ -1,4 +1,6 @@
-"""A program of several fits that is killed in the middle ends as one that was never killed: finished fits count."""
+"""A program of several fits that is killed in the middle ends as one that was never killed:
+finished fits count.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,22 @@ import pytest
 from tests.fork_server import ForkServer
 from tests.process.compat.keras.several_fits import STEPS, run_killed, run_to_the_end
 
-KILLS = (
-    (1, STEPS + 2),
-    (3, STEPS + 2),
-)  # in which fit, after which step; a checkpoint is saved after step 6
+# In which fit, after which step; a checkpoint is saved after step 6.
+KILLS = ((1, STEPS + 2), (3, STEPS + 2))
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """What a program has left that was never killed, and one that was killed in two of its fits."""
-    whole, killed = (str(tmp_path_factory.mktemp(name)) for name in ("whole", "killed"))
+    whole = str(tmp_path_factory.mktemp("whole"))
+    killed = str(tmp_path_factory.mktemp("killed"))
     with ForkServer() as server:
         for fit, step in KILLS:
             assert server.run(run_killed, killed, fit, step).code == -signal.SIGKILL
         end = server.run(run_to_the_end, killed, whole)  # the killed one first, in a new process
     assert end.code == 0, end.text
-    of_killed, of_whole = json.loads(end.text.splitlines()[-1])
-    return of_whole, of_killed
+    killed_output, whole_output = json.loads(end.text.splitlines()[-1])
+    return whole_output, killed_output
 
 
 def test_fits_with_the_same_data_end_with_the_same_bits(results: tuple[Any, Any]) -> None:

@@ -18,7 +18,8 @@ SECONDS = 120.0
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that two workers have trained with callbacks of Keras."""
-    path, hosts = tmp_path_factory.mktemp("workers"), free_hosts(2)
+    path = tmp_path_factory.mktemp("workers")
+    hosts = free_hosts(2)
     with ForkServer() as server:
         workers = [server.start(fit, hosts, index, str(path)) for index in (0, 1)]
         ends = [worker.wait(SECONDS) for worker in workers]
@@ -30,8 +31,10 @@ def test_the_files_of_model_checkpoint_are_whole(folder: Path) -> None:
     model = keras.saving.load_model(folder / f"{EPOCHS}.keras")
     weights = keras.saving.load_model(folder / "1.keras")
     weights.load_weights(folder / f"{EPOCHS}.weights.h5")
-    for one in (model, weights):
-        np.testing.assert_array_equal(one.layers[-1].kernel, np.load(folder / "kernel.npy"))
+
+    kernel = np.load(folder / "kernel.npy")
+    np.testing.assert_array_equal(model.layers[-1].kernel, kernel)
+    np.testing.assert_array_equal(weights.layers[-1].kernel, kernel)
 
 
 def test_a_csv_log_has_each_epoch_once(folder: Path) -> None:

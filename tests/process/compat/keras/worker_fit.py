@@ -16,13 +16,16 @@ EPOCHS = 2
 
 
 def fit(hosts: Sequence[str], index: int, folder: str) -> None:
-    """Trains a model with batch normalization, whose averages can be read by all workers together only."""
+    """Trains a model with batch normalization, whose averages can be read by all workers together
+    only.
+    """
     cluster = {"cluster": {"worker": list(hosts)}, "task": {"type": "worker", "index": index}}
     os.environ["TF_CONFIG"] = json.dumps(cluster)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     keras.utils.set_random_seed(3)
     random = np.random.RandomState(0)
-    x, y = random.randn(64, 8).astype("float32"), random.randint(0, 3, 64)
+    x = random.randn(64, 8).astype("float32")
+    y = random.randint(0, 3, 64)
     with strategy.scope():
         layers = [keras.layers.BatchNormalization(), keras.layers.Dense(3)]
         model = keras.Sequential([keras.Input((8,)), *layers])
@@ -32,10 +35,9 @@ def fit(hosts: Sequence[str], index: int, folder: str) -> None:
     weights = keras.callbacks.ModelCheckpoint(
         f"{folder}/{{epoch}}.weights.h5", save_weights_only=True
     )
-    rows, board = (
-        keras.callbacks.CSVLogger(f"{folder}/log.csv"),
-        keras.callbacks.TensorBoard(f"{folder}/board"),
-    )
+    rows = keras.callbacks.CSVLogger(f"{folder}/log.csv")
+    board = keras.callbacks.TensorBoard(f"{folder}/board")
+
     tk_keras.fit(
         model,
         x,

@@ -1,4 +1,6 @@
-"""Experiments of a user of Model Garden: a model that is built by its first call, tasks with a bug, small ResNets."""
+"""Experiments of a user of Model Garden: a model that is built by its first call, tasks with a bug,
+small ResNets.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from official.vision.modeling.backbones import resnet
 
 # ResNets that are made sooner than their smallest, of four blocks: the number of blocks is their
 # model_id.
-ONE_BLOCK, TWO_BLOCKS = 1, 2
+ONE_BLOCK = 1
+TWO_BLOCKS = 2
 resnet.RESNET_SPECS.update(
     {number: [("residual", 64, 1)] * number for number in (ONE_BLOCK, TWO_BLOCKS)}
 )

@@ -1,4 +1,6 @@
-"""Theirs beside ours in one process: the same seed and the same data give the same losses and the same metrics."""
+"""Theirs beside ours in one process: the same seed and the same data give the same losses and the
+same metrics.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ EXPERIMENTS = {"resnet": image_classifier, "bert": sentence_prediction}
 def test_a_model_garden_experiment_has_the_same_curves_here(name: str, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[name]
     experiment.write(tmp_path / "data")
+
     curves = []
     for framework in (train_lib, model_garden):
         folder = tmp_path / framework.__name__
@@ -32,16 +35,12 @@ def test_a_model_garden_experiment_has_the_same_curves_here(name: str, tmp_path:
             tf.distribute.get_strategy(), task, "train_and_eval", config, str(folder)
         )
         curves.append(read_curves(folder))
+
     theirs, ours = curves
     assert {25, 50} == set(theirs["validation"]) < set(theirs["train"])
     for part, steps in theirs.items():
         for step, values in steps.items():
             if name == "bert":  # theirs counts a last batch that is not full like any other
                 values.pop("validation_loss", None)
-            expected = {
-                metric: pytest.approx(value, rel=1e-5, abs=1e-5) for metric, value in values.items()
-            }
-            assert {metric: ours[part][step].get(metric) for metric in values} == expected, (
-                part,
-                step,
-            )
+            our_values = {metric: ours[part][step].get(metric) for metric in values}
+            assert our_values == pytest.approx(values, rel=1e-5, abs=1e-5), (part, step)

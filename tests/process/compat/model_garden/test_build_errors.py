@@ -1,4 +1,6 @@
-"""What `check` says of what cannot be built: one line with the section, the exit code, and bugs as they are."""
+"""What `check` says of what cannot be built: one line with the section, the exit code, and bugs as
+they are.
+"""
 
 from __future__ import annotations
 
@@ -70,36 +72,32 @@ FILE = "data.tfrecord"
 def check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., tuple[int, str]]]:
-    """Runs the command here, in a folder with a file of data: a process of its own would import for longer."""
+    """Runs the command here, in a folder with a file of data: a process of its own would import for
+    longer.
+    """
     (tmp_path / FILE).touch()
     monkeypatch.chdir(tmp_path)
 
     def run(name: str, override: str = "") -> tuple[int, str]:
+        flags = [f"--params_override={override}", f"--import_module={LAZY_MODULE}"]
         with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.redirect_stderr(text):
-            code = main(
-                [
-                    "check",
-                    f"tfm/{name}",
-                    f"--params_override={override}",
-                    f"--import_module={LAZY_MODULE}",
-                ]
-            )
+            code = main(["check", f"tfm/{name}", *flags])
         return code, text.getvalue()
 
-    with precision_scope(
-        RuntimeConfig()
-    ):  # the precision of this process is afterwards what it was
+    # The precision of this process is afterwards what it was.
+    with precision_scope(RuntimeConfig()):
         yield run
 
 
 @pytest.mark.parametrize(
     ("name", "override", "code", "message"), CASES, ids=[f"{n} {o}"[:90] for n, o, _, _ in CASES]
 )
-def test_what_is_missing_is_told_by_its_path(
+def test_check_names_a_missing_value_by_its_path(
     check: Any, name: str, override: str, code: int, message: str
 ) -> None:
-    ended, text = check(name, override)
-    assert ended == code, text
+    exit_code, text = check(name, override)
+
+    assert exit_code == code, text
     assert message in text.partition("error: ")[2]
     assert "Traceback" not in text
     assert "In call to configurable" not in text
@@ -120,15 +118,17 @@ def test_a_users_bug_stays_a_traceback_without_data(check: Any, bug: str) -> Non
 
 
 def test_a_missing_package_or_file_is_told() -> None:
-    message = "task.train_data: a package is missing: ModuleNotFoundError: No module named 'no_such_package'"
+    cause = "ModuleNotFoundError: No module named 'no_such_package'"
+    message = f"task.train_data: a package is missing: {cause}"
     with pytest.raises(UsageError, match=message), explain_config_errors("task.train_data"):
         importlib.import_module("no_such_package")
+
     message = r"^task\.model: FileNotFoundError: cannot open no/1$"
     with pytest.raises(DataError, match=message), explain_config_errors("task.model"):
         raise FileNotFoundError("cannot open no/1")
 
 
-def test_another_error_gets_a_note() -> None:
+def test_an_unexplained_error_gets_a_note_with_its_section() -> None:
     with pytest.raises(ZeroDivisionError) as error, explain_config_errors("task.model"):
         raise ZeroDivisionError
     assert error.value.__notes__ == [

@@ -25,28 +25,25 @@ ROOT = Path(__file__).parents[4]
 OF_TESTS = "tests_of_trainer_kit"
 
 
-def _registered(entries: dict[str, object], path: str = "") -> set[str]:
+def _collect_names(entries: dict[str, object], path: str = "") -> set[str]:
     """What Model Garden has registered; other tests in this process may register more."""
-    found = set()
+    names = set()
     for name, entry in entries.items():
         if isinstance(entry, dict):
-            found |= _registered(entry, f"{path}{name}/")
+            names |= _collect_names(entry, f"{path}{name}/")
         elif entry.__module__.startswith("official."):
-            found.add(path + name)
-    return found
+            names.add(path + name)
+    return names
 
 
 def test_the_names_are_those_of_their_registry() -> None:
-    assert set(EXPERIMENTS) == _registered(exp_factory._REGISTERED_CONFIGS)
+    assert set(EXPERIMENTS) == _collect_names(exp_factory._REGISTERED_CONFIGS)
     assert len(EXPERIMENTS) == 41
 
 
 def test_the_page_lists_every_experiment_once() -> None:
-    rows = re.findall(
-        r"^\| .* \| (`.*) \|$",
-        (ROOT / "docs" / "model_garden_experiments.md").read_text(),
-        re.MULTILINE,
-    )
+    text = (ROOT / "docs" / "model_garden_experiments.md").read_text()
+    rows = re.findall(r"^\| .* \| (`.*) \|$", text, re.MULTILINE)
     assert sorted(re.findall(r"`([^`]+)`", ", ".join(rows))) == sorted(EXPERIMENTS)
 
 
@@ -64,21 +61,20 @@ def test_a_bare_name_is_registered_only_when_it_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "near"),
+    ("name", "near"),
     [
         ("resnet_imagenett", "tfm/resnet_imagenet"),
         ("TFM/mock", "tfm/mock"),
         ("bert_squad", "tfm/bert/squad"),
     ],
 )
-def test_a_near_name_is_told(given: str, near: str) -> None:
-    with pytest.raises(
-        UsageError, match=f"no experiment is called '{given}'; did you mean .*{near}"
-    ):
-        import_experiment(given)
+def test_a_near_name_is_told(name: str, near: str) -> None:
+    message = f"no experiment is called '{name}'; did you mean .*{near}"
+    with pytest.raises(UsageError, match=message):
+        import_experiment(name)
 
 
-def test_theirs_is_not_imported_early_and_is_missed_in_one_line() -> None:
+def test_model_garden_is_imported_late_and_missed_in_one_line() -> None:
     ended = run_program(
         "import sys; from trainer_kit.cli.main import main\n"
         "main(['list', '--all']); main(['show', 'tfm/mok'])\n"  # neither a list nor a typo needs it
@@ -88,17 +84,17 @@ def test_theirs_is_not_imported_early_and_is_missed_in_one_line() -> None:
         "print(main(['show', 'tfm/mock']))",
         cwd=ROOT,
     )
-    *listed, imported, error, code = ended.stdout.splitlines()
-    assert any("tfm/wmt_transformer/large" in line for line in listed)
-    assert imported == "[]"
-    assert error.startswith(
-        "error: experiment: tfm/mock is an experiment of Model Garden, which cannot be imported: "
-    )
+
+    *list_lines, modules, error, code = ended.stdout.splitlines()
+    assert any("tfm/wmt_transformer/large" in line for line in list_lines)
+    assert modules == "[]"
+    message = "tfm/mock is an experiment of Model Garden, which cannot be imported: "
+    assert error.startswith(f"error: experiment: {message}")
     assert "install tf-models-official" in error
     assert code == "2"
 
 
-def test_what_a_module_of_a_user_registers_with_them_is_known() -> None:
+def test_experiments_that_a_user_registers_with_them_are_known() -> None:
     if OF_TESTS not in exp_factory._REGISTERED_CONFIGS:
         exp_factory.register_config_factory(OF_TESTS)(TheirExperimentConfig)
     find(PREFIX + OF_TESTS)
@@ -113,12 +109,11 @@ def test_every_config_resolves_is_shown_and_comes_back_as_it_was(name: str) -> N
     resolved = resolve_config(PREFIX + name, ConfigSources())
     ours = resolved.config
     assert build_original(ours.task).as_dict() == theirs.task.as_dict()
-    assert (
-        build_original(ours.trainer.optimizer_config).as_dict()
-        == theirs.trainer.optimizer_config.as_dict()
-    )
-    described = list_resolved_values(resolved)
-    assert len(described) > 100
-    assert {origin for _, _, origin in described} == {"default"}
+    optimizer_config = build_original(ours.trainer.optimizer_config)
+    assert optimizer_config.as_dict() == theirs.trainer.optimizer_config.as_dict()
+
+    values = list_resolved_values(resolved)
+    assert len(values) > 100
+    assert {origin for _, _, origin in values} == {"default"}
     assert task_class_of(ours.task).__name__ == "create_task"
     assert to_yaml(ours)

@@ -17,7 +17,8 @@ from tests.builders import write_records
 from trainer_kit.compat.pipelines import Training, get_train_ds, get_valid_ds
 from trainer_kit.training.base_trainer import BaseTrainer
 
-STEPS, EPOCHS = 9, 5  # in an epoch, and at most
+STEPS = 9  # in an epoch
+EPOCHS = 5  # at most
 INPUTS = np.linspace(0, 1, 128, dtype="float32").reshape(2, 64)
 _PARSED = {
     "pixels": tf.io.FixedLenFeature([64], tf.float32),
@@ -26,7 +27,9 @@ _PARSED = {
 
 
 def write_data(folder: Path) -> None:
-    """Writes 300 examples for training, in two files, and 100 for evaluations; a tenth has the label 9."""
+    """Writes 300 examples for training, in two files, and 100 for evaluations; a tenth has the
+    label 9.
+    """
     random = np.random.RandomState(0)
     for name, size in {"train-0": 150, "train-1": 150, "valid-0": 100}.items():
         records = []
@@ -35,22 +38,24 @@ def write_data(folder: Path) -> None:
                 "pixels": tf.train.Feature(float_list=tf.train.FloatList(value=random.rand(64))),
                 "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[number % 10])),
             }
-            records.append(
-                tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
-            )
+            example = tf.train.Example(features=tf.train.Features(feature=features))
+            records.append(example.SerializeToString())
         write_records(folder / f"{name}.tfrec", records)
 
 
 def serve_without_trainer_kit(saved_model: Path, output: Path) -> None:
-    """Loads a SavedModel and writes what it returns, in a process that cannot import trainer_kit."""
+    """Loads a SavedModel and writes its outputs, in a process that cannot import trainer_kit."""
     for name in [*sys.modules]:
         if name.partition(".")[0] == "trainer_kit":
             sys.modules[name] = None  # type: ignore[assignment]
-    output.write_text(json.dumps(tf.saved_model.load(str(saved_model))(INPUTS).numpy().tolist()))
+    model = tf.saved_model.load(str(saved_model))
+    output.write_text(json.dumps(model(INPUTS).numpy().tolist()))
 
 
 def run_job(data: Path, folder: Path, stop: int = 0) -> None:
-    """Trains, and writes the result to a file; the process gets SIGTERM after a step if one is given."""
+    """Trains, and writes the result to a file; the process gets SIGTERM after a step if one is
+    given.
+    """
     import tf_keras
 
     def build_model(checkpoint: Any = "none is given") -> Any:
@@ -67,12 +72,12 @@ def run_job(data: Path, folder: Path, stop: int = 0) -> None:
 
     tf.random.set_seed(5)
     job = Training(build_model, str(folder / "job"), str(folder / "artifacts"), use_tpu=False)
-    seen = threading.Event()
+    stop_requested = threading.Event()
     request_stop = BaseTrainer.request_stop
 
     def request_and_note(trainer: BaseTrainer) -> None:
         request_stop(trainer)
-        seen.set()
+        stop_requested.set()
 
     BaseTrainer.request_stop = request_and_note  # type: ignore[method-assign]
 
@@ -83,25 +88,27 @@ def run_job(data: Path, folder: Path, stop: int = 0) -> None:
             self.steps += 1
             if self.steps == stop:
                 os.kill(os.getpid(), signal.SIGTERM)
-                assert seen.wait(20)  # the epoch could end before the run sees the signal
+                # Or the epoch could end before the run sees the signal.
+                assert stop_requested.wait(20)
 
-    begun = job.last_epoch
+    first_epoch = job.last_epoch
     options = {"monitor": "val_loss", "patience": 1, "min_delta": 10.0}
     callbacks = [
         tf_keras.callbacks.EarlyStopping(**options),
         tf_keras.callbacks.ReduceLROnPlateau(**options),
     ]
     job.add_callbacks([*callbacks, Signal()])
-    parse = lambda example: tuple(tf.io.parse_single_example(example, _PARSED).values())  # noqa: E731
-    pair = lambda label, pixels: (pixels, label)  # noqa: E731
-    train_ds = (
-        get_train_ds(data, parse, 10)
-        .map(pair)
-        .unbatch()
-        .filter(lambda _, label: label < 9)
-        .batch(32)
-    )
-    history = job.run_train(train_ds, get_valid_ds(data, parse, 50).map(pair), EPOCHS)
+
+    def parse(example: Any) -> Any:
+        return tuple(tf.io.parse_single_example(example, _PARSED).values())
+
+    def swap(label: Any, pixels: Any) -> Any:
+        return pixels, label
+
+    examples = get_train_ds(data, parse, 10).map(swap).unbatch()
+    train_ds = examples.filter(lambda _, label: label < 9).batch(32)
+    history = job.run_train(train_ds, get_valid_ds(data, parse, 50).map(swap), EPOCHS)
+
     variables = [*job.model.variables, *job.model.optimizer.variables]
     result = {
         "last_epoch": job.last_epoch,
@@ -112,4 +119,4 @@ def run_job(data: Path, folder: Path, stop: int = 0) -> None:
         ],
         "output": np.asarray(job.model(INPUTS)).tolist(),
     }
-    (folder / f"result-from-{begun}.json").write_text(json.dumps(result))
+    (folder / f"result-from-{first_epoch}.json").write_text(json.dumps(result))

@@ -1,4 +1,6 @@
-"""A job goes on after SIGTERM with the bits of a job that was never stopped; tests of Keras have kills."""
+"""A job goes on after SIGTERM with the bits of a job that was never stopped; tests of Keras have
+kills.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ SECONDS = 120.0
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The folders of the jobs, and how the stopped one ended."""
     root = tmp_path_factory.mktemp("jobs")
-    data, whole, again = (root / name for name in ("data", "whole", "again"))
+    data = root / "data"
+    whole = root / "whole"
+    again = root / "again"
     for folder in (data, whole, again):
         folder.mkdir()
     write_data(data)
@@ -44,34 +48,31 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_a_job_goes_on_with_the_same_bits_after_sigterm(jobs: dict[str, Any]) -> None:
-    whole, again = (
-        read_json(jobs["whole"] / "result-from-0.json"),
-        read_json(jobs["again"] / "result-from-1.json"),
-    )
+    whole = read_json(jobs["whole"] / "result-from-0.json")
+    again = read_json(jobs["again"] / "result-from-1.json")
     assert again == whole
     assert again["epochs"] == [0, 1]  # early stopping waited one epoch, over the stop
-    histories = [
-        (jobs[name] / "artifacts" / "history.csv").read_text() for name in ("whole", "again")
-    ]
-    assert histories[0] == histories[1]
-    assert len(histories[0].splitlines()) == 1 + 2
+
+    history = (jobs["again"] / "artifacts" / "history.csv").read_text()
+    assert history == (jobs["whole"] / "artifacts" / "history.csv").read_text()
+    assert len(history.splitlines()) == 1 + 2
 
 
 def test_sigterm_in_an_epoch_ends_with_75_and_one_line(jobs: dict[str, Any]) -> None:
     errors = [
         line for line in jobs["stopped"].splitlines() if line.startswith(("error", "Traceback"))
     ]
+    (error,) = errors
     (step,) = re.findall(
-        r"^error: stopped by SIGTERM at step (\d+); the same command resumes ", errors[0]
+        r"^error: stopped by SIGTERM at step (\d+); the same command resumes ", error
     )
-    assert len(errors) == 1
+
     assert SECOND_EPOCH <= int(step) < 2 * STEPS
     assert jobs["meta"] == {"last_epoch": 1, "last_checkpoint": f"checkpoints/ckpt-{step}"}
 
 
 def test_saved_models_need_no_trainer_kit(jobs: dict[str, Any]) -> None:
     expected = read_json(jobs["again"] / "result-from-1.json")["output"]
-    for row, other in zip(
-        json.loads((jobs["root"] / "served.json").read_text()), expected, strict=True
-    ):
-        assert row == pytest.approx(other, abs=1e-6)
+    served = json.loads((jobs["root"] / "served.json").read_text())
+    for row, expected_row in zip(served, expected, strict=True):
+        assert row == pytest.approx(expected_row, abs=1e-6)

@@ -15,6 +15,7 @@ from official.modeling.multitask import evaluator as their_evaluator
 from official.modeling.multitask import interleaving_trainer as their_interleaving
 from official.modeling.multitask import multitask, task_sampler
 
+from tests.builders import assert_all_close
 from tests.engine.compat.model_garden.garden_task import eagerly
 from tests.engine.compat.model_garden.tiny import multi_task
 from trainer_kit.compat.model_garden.multitask import (
@@ -46,9 +47,12 @@ def tasks(data: Path) -> multitask.MultiTask:
 
 def test_a_joint_trainer_trains_all_in_each_step(tasks: multitask.MultiTask) -> None:
     trainer = MultiTaskBaseTrainer(tasks, multi_task.model(), tf_keras.optimizers.SGD(0.05))
+
     logs = [trainer.train(tf.constant(5)) for _ in range(4)]
+
     assert list(logs[0]) == ["total_loss", "sum", "difference", "learning_rate"]
-    first, last = logs[0]["total_loss"]["training_loss"], logs[-1]["total_loss"]["training_loss"]
+    first = logs[0]["total_loss"]["training_loss"]
+    last = logs[-1]["total_loss"]["training_loss"]
     assert last < first
     losses = [logs[-1][name]["training_loss"] for name in multi_task.TASKS]
     assert last == pytest.approx(losses[0] + 2 * losses[1], rel=1e-6)  # by their weights
@@ -71,6 +75,7 @@ def test_the_options_of_an_interleaving_trainer_count(tasks: multitask.MultiTask
         logs.append(trainer.train(tf.constant(6)))
         counts = [int(trainer.task_step_counter(name).numpy()) for name in multi_task.TASKS]
         assert counts == GardenTaskSampler(sampler, 2).count_steps_per_task(6)
+
     for name in multi_task.TASKS:
         assert logs[1][name] == pytest.approx(logs[0][name], rel=1e-5)
 
@@ -80,13 +85,14 @@ def test_the_tasks_are_drawn_as_theirs_are(tasks: multitask.MultiTask) -> None:
     theirs = their_interleaving.MultiTaskInterleavingTrainer(
         tasks, multi_task.model(), tf_keras.optimizers.SGD(0.05), drawing
     )
-    theirs._task_train_step_map = dict.fromkeys(
-        multi_task.TASKS, lambda inputs: None
-    )  # it draws, and trains nothing
+    # Theirs draws, and trains nothing.
+    theirs._task_train_step_map = dict.fromkeys(multi_task.TASKS, lambda inputs: None)
     with eagerly():
         theirs.train(tf.constant(40))
+
     counts = [int(theirs.task_step_counter(name).numpy()) for name in multi_task.TASKS]
-    assert GardenTaskSampler(drawing, 2).count_steps_per_task(40) == counts and min(counts) > 0
+    assert GardenTaskSampler(drawing, 2).count_steps_per_task(40) == counts
+    assert min(counts) > 0
 
 
 class RoundedSampler(task_sampler.TaskSampler):
@@ -98,10 +104,11 @@ class RoundedSampler(task_sampler.TaskSampler):
 
 
 def test_a_draw_beyond_the_last_bound_is_the_last_task() -> None:
-    rare, often = GardenTaskSampler(RoundedSampler({}), 2).count_steps_per_task(
-        20
-    )  # theirs would draw the same number for ever
-    assert rare + often == 20 and often > 10
+    # Model Garden's would draw the same number permanently.
+    rare, often = GardenTaskSampler(RoundedSampler({}), 2).count_steps_per_task(20)
+    assert rare + often == 20
+    assert often > 10
+
     without_weight = task_sampler.ProportionalTaskSampler({"sum": 0.0, "difference": 1.0})
     assert GardenTaskSampler(without_weight, 2).count_steps_per_task(40) == [0, 40]
 
@@ -114,9 +121,9 @@ class TheirOwnStep(MultiTaskBaseTrainer):
         if self.global_step % 2 == 0:  # AutoGraph makes graph of it
             self.global_step.assign_add(1)
         else:
-            self.strategy.run(self.one, args=(tf.nest.map_structure(next, iterator_map),))
+            self.strategy.run(self.replica_step, args=(tf.nest.map_structure(next, iterator_map),))
 
-    def one(self, inputs: Any) -> None:
+    def replica_step(self, inputs: Any) -> None:
         """On a replica."""
         losses = self.multi_task.joint_train_step(
             inputs,
@@ -137,30 +144,35 @@ def test_a_step_written_for_theirs_runs(tasks: multitask.MultiTask) -> None:
 
 def test_batches_of_several_tasks_are_not_split(tasks: multitask.MultiTask) -> None:
     config = tiny_experiment(accumulate_steps=4)
-    with pytest.raises(
-        UsageError, match=r"=4: MultiTaskBaseTrainer has a training step of its own on each replica"
-    ):
-        MultiTaskBaseTrainer(
-            tasks, multi_task.model(), tf_keras.optimizers.SGD(0.05), config=config
-        )
+    optimizer = tf_keras.optimizers.SGD(0.05)
+
+    message = r"=4: MultiTaskBaseTrainer has a training step of its own on each replica"
+    with pytest.raises(UsageError, match=message):
+        MultiTaskBaseTrainer(tasks, multi_task.model(), optimizer, config=config)
 
 
 def test_an_evaluator_tells_what_theirs_tells(tasks: multitask.MultiTask) -> None:
-    model, step = multi_task.model(), tf.Variable(7, dtype=tf.int64)
-    given = (list(tasks.tasks.values()), model, step, {"sum": 1})
-    ours, theirs = MultiTaskEvaluator(*given), their_evaluator.MultiTaskEvaluator(*given)
-    assert ours.global_step is step and ours.tasks == given[0]
-    found = ours.evaluate(tf.constant(-1))
+    step = tf.Variable(7, dtype=tf.int64)
+    arguments = (list(tasks.tasks.values()), multi_task.model(), step, {"sum": 1})
+    ours = MultiTaskEvaluator(*arguments)
+    theirs = their_evaluator.MultiTaskEvaluator(*arguments)
+
+    logs = ours.evaluate(tf.constant(-1))
     with eagerly():
-        expected = theirs.evaluate(tf.constant(-1))
-    assert {name: list(logs) for name, logs in found.items()} == {
-        name: list(logs) for name, logs in expected.items()
-    }
-    for name, logs in expected.items():
-        assert found[name] == pytest.approx({key: float(value) for key, value in logs.items()})
+        expected_logs = theirs.evaluate(tf.constant(-1))
+
+    assert logs.keys() == expected_logs.keys()
+    for name, expected in expected_logs.items():
+        assert list(logs[name]) == list(expected)
+        assert logs[name] == pytest.approx({key: float(value) for key, value in expected.items()})
+    assert ours.global_step is step
+    assert ours.tasks == list(tasks.tasks.values())
     assert set(ours.validation_losses) == set(ours.validation_metrics) == set(multi_task.TASKS)
     assert ours.validation_metric_names() == [
-        f"{t}|{m}" for t in multi_task.TASKS for m in (f"{t}_error", "validation_loss")
+        "sum|sum_error",
+        "sum|validation_loss",
+        "difference|difference_error",
+        "difference|validation_loss",
     ]
 
 
@@ -186,23 +198,26 @@ class Aggregating(multi_task.RegressionTask):
 
 
 def test_aggregating_and_other_tasks_are_evaluated_together(tasks: multitask.MultiTask) -> None:
-    one = Aggregating(tasks.tasks["sum"].task_config, name="sum")
-    evaluator = MultiTaskEvaluator([one, tasks.tasks["difference"]], multi_task.model())
+    aggregating = Aggregating(tasks.tasks["sum"].task_config, name="sum")
+    evaluator = MultiTaskEvaluator([aggregating, tasks.tasks["difference"]], multi_task.model())
+
     for _ in range(2):
         logs = evaluator.evaluate(tf.constant(-1))
-        assert logs["sum"]["examples"] == 16 and logs["sum"]["step"] == 0
+        assert logs["sum"]["examples"] == 16
+        assert logs["sum"]["step"] == 0
         assert list(logs["difference"]) == ["difference_error", "validation_loss"]
     assert evaluator.validation_metric_names() is None
 
 
-def test_what_does_not_fit_is_told(tasks: multitask.MultiTask) -> None:
-    one, model = tasks.tasks["sum"], multi_task.model()
+def test_an_evaluator_refuses_tasks_that_do_not_fit(tasks: multitask.MultiTask) -> None:
+    task = tasks.tasks["sum"]
+    model = multi_task.model()
     with pytest.raises(UsageError, match="two tasks to evaluate have the same name: sum, sum"):
-        MultiTaskEvaluator([one, one], model)
-    other = multi_task.RegressionTask(one.task_config, name="product")
-    with pytest.raises(
-        UsageError, match=r"has no model for the task 'product'; it has \['sum', 'difference'\]"
-    ):
+        MultiTaskEvaluator([task, task], model)
+
+    other = multi_task.RegressionTask(task.task_config, name="product")
+    message = r"has no model for the task 'product'; it has \['sum', 'difference'\]"
+    with pytest.raises(UsageError, match=message):
         MultiTaskEvaluator([other], model)
 
 
@@ -216,11 +231,10 @@ def test_averaged_weights_are_evaluated(tasks: multitask.MultiTask) -> None:
     with eagerly():
         trainer.train(tf.constant(3))
     before = [variable.numpy() for variable in model.variables]
-    averaged = trainer.evaluate(tf.constant(-1))
-    assert all(
-        np.array_equal(one, variable.numpy())
-        for one, variable in zip(before, model.variables, strict=True)
-    )
+
+    logs = trainer.evaluate(tf.constant(-1))
+
+    assert_all_close([variable.numpy() for variable in model.variables], before)
     with eagerly():
-        plain = MultiTaskEvaluator(tasks.tasks.values(), model).evaluate(tf.constant(-1))
-    assert averaged["sum"]["validation_loss"] != plain["sum"]["validation_loss"]
+        logs_of_weights = MultiTaskEvaluator(tasks.tasks.values(), model).evaluate(tf.constant(-1))
+    assert logs["sum"]["validation_loss"] != logs_of_weights["sum"]["validation_loss"]

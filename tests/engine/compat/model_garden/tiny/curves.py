@@ -10,11 +10,13 @@ import tensorflow as tf
 
 
 def read_curves(model_dir: Path) -> dict[str, dict[int, dict[str, float]]]:
-    """What `train` and `validation` say by step; a task's values have its name before them, as in "foo/loss"."""
-    return {part: _read(model_dir / part) for part in ("train", "validation")}
+    """What `train` and `validation` say by step; a task's values have its name before them, as in
+    "foo/loss".
+    """
+    return {part: _read_folder(model_dir / part) for part in ("train", "validation")}
 
 
-def _read(folder: Path) -> dict[int, dict[str, float]]:
+def _read_folder(folder: Path) -> dict[int, dict[str, float]]:
     curves: dict[int, dict[str, float]] = {}
     for path in sorted(folder.rglob("events.out.tfevents.*")):
         prefix = path.parent.relative_to(folder).as_posix()

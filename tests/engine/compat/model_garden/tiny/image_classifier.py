@@ -26,7 +26,9 @@ from tests.engine.compat.model_garden.tiny.trainer import (
     trainer,
 )
 
-CLASSES, SIZE, BATCH = 4, 32, 8
+CLASSES = 4
+SIZE = 32
+BATCH = 8
 NORM_EPSILON = 0.01
 TINY_ID = 4
 BEST = {
@@ -40,7 +42,9 @@ resnet.RESNET_SPECS[TINY_ID] = [("residual", 64, 1)]
 
 
 def write(folder: Path) -> None:
-    """JPEGs a little larger than what the model sees; the training data in two files, as imagenet's are in many."""
+    """JPEGs a little larger than what the model sees; the training data in two files, as imagenet's
+    are in many.
+    """
     for part, count, shards in (("train", 48, 2), ("validation", 20, 1)):
         random = generator(part)
         examples = []

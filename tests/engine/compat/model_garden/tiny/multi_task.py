@@ -14,7 +14,9 @@ from official.modeling.multitask import base_model, configs
 from tests.engine.compat.model_garden.tiny.records import example, floats, generator, write_shards
 from tests.engine.compat.model_garden.tiny.trainer import STEPS_PER_LOOP, data, optimizer, trainer
 
-TASKS, WIDTH, BATCH = ("sum", "difference"), 4, 8
+TASKS = ("sum", "difference")
+WIDTH = 4
+BATCH = 8
 
 
 def write(folder: Path) -> None:

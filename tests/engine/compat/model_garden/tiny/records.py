@@ -1,4 +1,6 @@
-"""What the makers of data share: TFRecord files of examples that look like something, the same for the same seed."""
+"""What the makers of data share: TFRecord files of examples that look like something, the same for
+the same seed.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ def write_records(path: Path, examples: Iterable[Any]) -> None:
     """Writes the examples to one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as writer:
-        for one in examples:
-            writer.write(one.SerializeToString())
+        for record in examples:
+            writer.write(record.SerializeToString())
 
 
 def write_shards(folder: Path, part: str, examples: Sequence[Any], shards: int = 1) -> None:

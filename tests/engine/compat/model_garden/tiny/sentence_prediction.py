@@ -10,7 +10,9 @@ import official.nlp.configs.finetuning_experiments  # noqa: F401 -- registers "b
 from tests.engine.compat.model_garden.tiny.records import example, generator, integers, write_shards
 from tests.engine.compat.model_garden.tiny.trainer import STEPS_PER_LOOP, cut, data, trainer
 
-WORDS, LENGTH, BATCH = 40, 12, 8
+WORDS = 40
+LENGTH = 12
+BATCH = 8
 
 
 def write(folder: Path) -> None:
@@ -33,7 +35,9 @@ def _sentence(random: Any) -> Any:
 
 
 def config(folder: Path, steps_per_loop: int = STEPS_PER_LOOP) -> Any:
-    """No dropout in the encoder; the 0.1 before the classifier is the default of a class, which no config reaches."""
+    """No dropout in the encoder; the 0.1 before the classifier is the default of a class, which no
+    config reaches.
+    """
     bert = {
         "vocab_size": WORDS,
         "hidden_size": 16,

@@ -1,4 +1,6 @@
-"""What all tiny experiments have in common: how long they run, and how they are cut from a registered config."""
+"""What all tiny experiments have in common: how long they run, and how they are cut from a
+registered config.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from official.core import exp_factory
 
 from tests.engine.compat.model_garden.tiny.records import DATA_SEED
 
-STEPS, INTERVAL, STEPS_PER_LOOP = 50, 25, 10
+STEPS = 50
+INTERVAL = 25
+STEPS_PER_LOOP = 10
 
 
 def trainer(steps_per_loop: int = STEPS_PER_LOOP, **more: Any) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def optimizer(kind: str, learning_rate: float, **options: Any) -> dict[str, Any]
 
 
 def data(folder: Path, part: str, batch_size: int, **more: Any) -> dict[str, Any]:
-    """Where the records of a part lie, in which batches they come, and the seed of their shuffling."""
+    """Where the records of a part are, the size of their batches, and the seed of their order."""
     return {
         "input_path": str(folder / f"{part}-*.tfrecord"),
         "global_batch_size": batch_size,
@@ -51,7 +55,7 @@ def data(folder: Path, part: str, batch_size: int, **more: Any) -> dict[str, Any
 
 
 def cut(experiment: str, task: dict[str, Any], trainer: dict[str, Any]) -> Any:
-    """A registered experiment with some values replaced: in float32, for whatever device there is."""
+    """A registered experiment with some values replaced: in float32, for any device."""
     config = exp_factory.get_exp_config(experiment)
     runtime = {"distribution_strategy": "off", "mixed_precision_dtype": None, "enable_xla": False}
     config.override({"task": task, "trainer": trainer, "runtime": runtime}, is_strict=True)
