@@ -1,4 +1,5 @@
-"""What tests build before they act: configs, data, records, strategies, reports and the folders of runs.
+"""What tests build before they act: configs, data, records, strategies, reports and the folders of
+runs.
 
 TensorFlow is imported inside the functions that need it: tests/unit uses the others, and works
 without TensorFlow. `tests/engine/linear_task.py` has the small task and its experiment.
@@ -91,7 +92,8 @@ def remove_user_entries(*registries: Registry[Any]) -> None:
 
 @functools.cache
 def replicas(count: int) -> Any:
-    """Returns a strategy over some of the four logical CPUs of the process: the default one for one of them.
+    """Returns a strategy over some of the four logical CPUs of the process: the default one for one
+    of them.
 
     The replicas sum by copying: TensorFlow's collectives allow one group size in the life of a
     process. All tests of a process share the strategy. A test that gives it options of the input,
@@ -190,7 +192,9 @@ def report(step: int = 1, kind: str = "train", **values: Any) -> Report:
 
 
 def curve(path: Path, name: str, kind: str | None = None) -> list[tuple[int, float]]:
-    """Returns (step, value) of a metric, or of a rate such as steps_per_second, in each report of a history."""
+    """Returns (step, value) of a metric, or of a rate such as steps_per_second, in each report of a
+    history.
+    """
     named = [(record, {**record, **record["metrics"]}) for record in read_active_history(path)]
     return [
         (one["step"], values[name])

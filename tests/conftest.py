@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 
 _TESTS = Path(__file__).parent
-_IN_MEMORY, _ROOM = (
-    "/dev/shm",
-    4 * 2**30,
-)  # a file system in memory, and the free bytes that all tests need of it
+_IN_MEMORY = "/dev/shm"
+_ROOM = 4 * 2**30  # a file system in memory, and the free bytes that all tests need of it
 _COLLECTED = (
     1.0  # seconds until a garbage collection has deleted the other references to what it finds
 )
@@ -45,12 +43,16 @@ logging.getLogger("tensorflow").addFilter(lambda record: record.funcName != "__d
 
 
 def pytest_collectstart() -> None:
-    """Switches garbage collection off while test modules import TensorFlow, which stays for the whole session."""
+    """Switches garbage collection off while test modules import TensorFlow, which stays for the
+    whole session.
+    """
     gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts long files first, so that short ones fill up both workers at the end: a file stays with one worker."""
+    """Puts long files first, so that short ones fill up both workers at the end: a file stays with
+    one worker.
+    """
     order = [
         _TESTS / "process" / "end_to_end",
         _TESTS / "process",
@@ -70,7 +72,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Splits the CPU, after test modules are imported and before a test runs; nothing to do without TensorFlow."""
+    """Splits the CPU, after test modules are imported and before a test runs; nothing to do without
+    TensorFlow.
+    """
     del session
     gc.freeze()
     gc.enable()
@@ -120,7 +124,9 @@ def _delete_iterators_in_threads() -> None:
 
 @pytest.fixture(autouse=True)
 def own_log_level() -> Iterator[None]:
-    """Sets the level of our logger back, which the command line raises: later tests count their own warnings."""
+    """Sets the level of our logger back, which the command line raises: later tests count their own
+    warnings.
+    """
     logger = logging.getLogger("trainer_kit")
     level = logger.level
     yield

@@ -1,4 +1,6 @@
-"""The tiny task with a model of one layer: what is traced takes nearly all the time of a short run."""
+"""The tiny task with a model of one layer: what is traced takes nearly all the time of a short
+run.
+"""
 
 from __future__ import annotations
 

@@ -113,10 +113,13 @@ def test_a_suggestion_is_the_near_names_or_what_there_is() -> None:
 
 
 def test_only_an_error_wrapped_by_autograph_is_found() -> None:
-    inner, handled = UsageError("what to do"), UsageError("was handled")
+    inner = UsageError("what to do")
+    handled = UsageError("was handled")
     inner.ag_error_metadata = object()  # type: ignore[attr-defined]
-    wrapped, later = RuntimeError("in user code: ..."), RuntimeError("a bug")
-    wrapped.__context__, later.__context__ = inner, handled
+    wrapped = RuntimeError("in user code: ...")
+    later = RuntimeError("a bug")
+    wrapped.__context__ = inner
+    later.__context__ = handled
     assert find_trainer_kit_error(inner) is inner
     assert find_trainer_kit_error(wrapped) is inner
     assert find_trainer_kit_error(handled) is handled

@@ -1,4 +1,6 @@
-"""Errors that say what was given, what is allowed, and which names are near; other tests name the type alone."""
+"""Errors that say what was given, what is allowed, and which names are near; other tests name the
+type alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The example of sharpness-aware minimization in the guide of tasks, against a computation in NumPy."""
+"""The example of sharpness-aware minimization in the guide of tasks, against a computation in
+NumPy.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from tests.builders import restore_registries
 from trainer_kit.config.experiment_registry import experiments
 from trainer_kit.training.trainer import Trainer
 
-RATE, RHO = 0.1, 0.5
+RATE = 0.1
+RHO = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,9 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def _linear_sam(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
-    """Returns kernel [2, 1] and bias [1] of a logistic regression after a step of SAM, in float64."""
+    """Returns kernel [2, 1] and bias [1] of a logistic regression after a step of SAM, in
+    float64.
+    """
 
     def gradients(kernel: np.ndarray, bias: np.ndarray) -> list[np.ndarray]:
         error = (1 / (1 + np.exp(-(x @ kernel + bias))) - y[:, None]) / len(x)

@@ -257,7 +257,9 @@ class A:
 
 
 def heavy_imports(folder: Path, *groups: Iterable[str]) -> list[set[str]]:
-    """Returns the heavy libraries that a fresh process in `folder` has loaded after it has imported each group."""
+    """Returns the heavy libraries that a fresh process in `folder` has loaded after it has imported
+    each group.
+    """
     code = (
         f"import importlib, sys\nfor group in {[sorted(group) for group in groups]}:\n"
         "    [importlib.import_module(module) for module in group]\n    print(*sys.modules)"
@@ -268,7 +270,9 @@ def heavy_imports(folder: Path, *groups: Iterable[str]) -> list[set[str]]:
 
 
 def test_front_door_flags_commands_and_unit_tests_import_little() -> None:
-    """And so do config and the modules that register the experiments. The unit tests import no TensorFlow at least."""
+    """And so do config and the modules that register the experiments. The unit tests import no
+    TensorFlow at least.
+    """
     modules = [one.module for one in read_source_files("trainer_kit")]
     light = [m for m in modules if house.get_floor(m) in house.LIGHT_FLOORS]
     doors = [

@@ -203,7 +203,9 @@ def test_a_folder_in_the_place_of_a_file_of_lines_is_told(tmp_path: Path) -> Non
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes | None]]:
-    """The names of the files and folders that were flushed to disk, with the files' contents at that moment."""
+    """The names of the files and folders that were flushed to disk, with the files' contents at
+    that moment.
+    """
     seen: list[tuple[str, bytes | None]] = []
 
     def sync(descriptor: int) -> None:

@@ -21,7 +21,9 @@ class _Noting(Callback):
     def __init__(
         self, called: list[str], name: str = "Noting", error: Exception | None = None, **kind: bool
     ) -> None:
-        self._called, self._name, self._error = called, name, error
+        self._called = called
+        self._name = name
+        self._error = error
         for attribute, value in kind.items():
             setattr(self, attribute, value)
 
@@ -168,7 +170,8 @@ def test_requests_of_the_chief_reach_all_workers_whole() -> None:
 
 def test_states_are_restored_after_train_begin_or_at_once() -> None:
     kept: dict[str, tuple[Any, Any]] = {}
-    first, second = _Counting(), _Counting()
+    first = _Counting()
+    second = _Counting()
     listed = _listed(
         first, second, register_state=lambda name, get, put: kept.update({name: (get, put)})
     )
@@ -312,7 +315,8 @@ def test_other_workers_do_what_the_chiefs_callbacks_ask_for(
         lambda strategy, number: told.append(number) or told[0],
     )
     monkeypatch.setattr(callback_list, "worker_count", lambda strategy: 2)
-    chief, other = _listed(), _listed(chief=False)
+    chief = _listed()
+    other = _listed(chief=False)
     chief.run.stop("enough")
     chief.run.evaluate()
     chief.run.rewind(40, "again")
@@ -350,7 +354,8 @@ class _Early(Callback):
 
 
 def test_a_report_before_the_loop_is_blamed_on_who_made_it() -> None:
-    run, called = _listed().run, list[str]()
+    run = _listed().run
+    called = list[str]()
     listed = CallbackList(run, [_Early(), _Noting(called)])
     listed.call("loop_begin", 10)
     with pytest.raises(

@@ -1,4 +1,6 @@
-"""What the file about a divergence is made of: the command that repeats it, the first bad variable, the gradients."""
+"""What the file about a divergence is made of: the command that repeats it, the first bad variable,
+the gradients.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ OVERRIDES = "trainer.train_steps=13,trainer.steps_per_loop=1,trainer.summary_int
 
 
 def _said(commands: str) -> list[str]:
-    """Runs `commands` in a shell in which python does nothing but tell its arguments, and returns those."""
+    """Runs `commands` in a shell in which python does nothing but tell its arguments, and returns
+    those.
+    """
     shell = f'python() {{ printf "%s\\n" "$@"; }}; {commands}'
     return subprocess.run(
         ["bash", "-c", shell], capture_output=True, text=True, check=True
@@ -35,7 +39,9 @@ def _said(commands: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run's folder, with a space in its path, and two checkpoints, the name of one of which begins the other's."""
+    """A run's folder, with a space in its path, and two checkpoints, the name of one of which
+    begins the other's.
+    """
     folder = tmp_path / "my run"
     folder.mkdir()
     for name in ("ckpt-10.index", "ckpt-10.data-00000-of-00001", "ckpt-100.index"):
@@ -103,7 +109,8 @@ def test_without_a_checkpoint_the_run_is_repeated_from_its_start(
 
 def _module() -> tf.Module:
     module = tf.Module()
-    module.count, module.first = tf.Variable(7, name="count"), tf.Variable([1.0, 2.0], name="first")
+    module.count = tf.Variable(7, name="count")
+    module.first = tf.Variable([1.0, 2.0], name="first")
     module.second = tf.Variable([3.0], name="second", dtype=tf.bfloat16)
     return module
 

@@ -1,4 +1,6 @@
-"""Runs that end before their last step: because evaluations bring nothing more, or because an action says so."""
+"""Runs that end before their last step: because evaluations bring nothing more, or because an
+action says so.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def _scripted(scores: Sequence[float], **early: Any) -> ExperimentConfig:
 
 
 def _tiny(**early: Any) -> ExperimentConfig:
-    """An experiment of 100 steps whose evaluations, every 10, never improve on the first by as much as is wanted."""
+    """An experiment of 100 steps whose evaluations, every 10, never improve on the first by as much
+    as is wanted.
+    """
     wanted = {
         "metric": "validation_loss",
         "metric_comp": "lower",
@@ -131,7 +135,9 @@ def straight(
 def stopped(
     tmp_path_factory: pytest.TempPathFactory, linear: ReadyTrainer
 ) -> tuple[Path, dict[str, Any]]:
-    """A run of 100 steps that was stopped early, at step 30: its folder and what its last evaluation reported."""
+    """A run of 100 steps that was stopped early, at step 30: its folder and what its last
+    evaluation reported.
+    """
     folder = tmp_path_factory.mktemp("stopped")
     _, logs = _launch(folder, _tiny(), trainer=linear.again())
     return folder, logs
@@ -145,7 +151,9 @@ _VALUES = st.lists(
 
 
 def _improvements(values: Sequence[float], sign: int, delta: float) -> list[int]:
-    """The places of those that are finite and better by more than delta than all improvements before."""
+    """The places of those that are finite and better by more than delta than all improvements
+    before.
+    """
     found: list[int] = []
     for place, value in enumerate(values):
         if math.isfinite(value) and all(sign * (value - values[other]) > delta for other in found):
@@ -277,7 +285,8 @@ def test_a_restart_does_nothing_until_patience_is_raised(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run, first = Path(shutil.copytree(stopped[0], tmp_path / "run")), stopped[1]
+    run = Path(shutil.copytree(stopped[0], tmp_path / "run"))
+    first = stopped[1]
     params = (run / "params.yaml").stat().st_mtime_ns
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _, again = _launch(run, _tiny(), trainer=linear.again())
@@ -338,7 +347,8 @@ def test_a_stop_at_one_set_also_evaluates_the_others(
     of_two_sets: ReadyTrainer, tmp_path: Path
 ) -> None:
     seen: list[set[str]] = []
-    config, actions = _often_and_rare(patience=1), [lambda logs: seen.append(set(logs))]
+    config = _often_and_rare(patience=1)
+    actions = [lambda logs: seen.append(set(logs))]
     _, logs = _launch(tmp_path, config, eval_actions=actions, trainer=of_two_sets.again())
     assert set(logs) == {"often", "rare"} == set(final_record(tmp_path)["metrics"])
     assert evaluated_steps(tmp_path) == [10, 20, 20]
@@ -377,7 +387,8 @@ def test_a_sidecars_evaluations_end_a_run_that_only_trains(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
     config = _tiny(eval_name="side", metric="score").replace(trainer={"train_steps": 60})
-    ledger, step = Ledger(tmp_path / "evals/side.jsonl", dataset="eval", config_hash="a"), 0
+    ledger = Ledger(tmp_path / "evals/side.jsonl", dataset="eval", config_hash="a")
+    step = 0
 
     def evaluate_beside(logs: Any) -> None:
         nonlocal step
@@ -429,7 +440,8 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
     evaluated: list[int],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    config, later = linear_experiment(train_steps=60), []
+    config = linear_experiment(train_steps=60)
+    later = []
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _, logs = _launch(
             tmp_path,
@@ -482,10 +494,8 @@ def test_only_actions_and_callbacks_may_raise_stop_training(
 def test_an_action_of_a_sidecar_ends_the_sidecar(
     straight: tuple[Path, list[np.ndarray]], linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    run, config = (
-        Path(shutil.copytree(straight[0], tmp_path / "run")),
-        linear_experiment(train_steps=60),
-    )
+    run = Path(shutil.copytree(straight[0], tmp_path / "run"))
+    config = linear_experiment(train_steps=60)
     _launch(run, config, "continuous_eval", eval_actions=[_stop_at(20, 10)], trainer=linear.again())
     assert evaluated_steps(run, "continuous_eval") == [10, 20]
 

@@ -1,4 +1,6 @@
-"""Tensors of steps in callbacks, and summaries of them in the reports and the event files of a run."""
+"""Tensors of steps in callbacks, and summaries of them in the reports and the event files of a
+run.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class PictureTask(LinearTask):
 class Reader(tk.Callback):
     """Keeps the tensors that it reads."""
 
-    tensors, evaluation_tensors = ("hidden",), ("hidden", "picture")
+    tensors = ("hidden",)
+    evaluation_tensors = ("hidden", "picture")
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -86,7 +89,8 @@ def test_summaries_are_written_on_replicas_and_in_fused_loops(
     assert (
         len([line for line in json_lines(tmp_path / "metrics.jsonl") if "spread" in str(line)]) == 3
     )  # two loops and an evaluation
-    train, validation = _events(tmp_path / "train"), _events(tmp_path / "validation")
+    train = _events(tmp_path / "train")
+    validation = _events(tmp_path / "validation")
     assert [event.step for event in train.Tensors("hidden")] == [5, 10]
     assert [event.step for event in validation.Tensors("picture")] == [10]
     assert {"hidden", "spread"} <= set(validation.Tags()["tensors"])
@@ -110,10 +114,8 @@ def test_a_tensor_that_does_not_fit_its_summary_is_an_error(
     summary: dict[str, Any], message: str
 ) -> None:
     tensors = SimpleNamespace(values={"hidden": np.zeros((8, 16), np.float32)})
-    run, manager = (
-        Run(SimpleNamespace(custom_parts=CustomParts(), train_tensors=tensors)),
-        SimpleNamespace(),
-    )
+    run = Run(SimpleNamespace(custom_parts=CustomParts(), train_tensors=tensors))
+    manager = SimpleNamespace()
     manager.summary_writer = tf.summary.create_noop_writer
     run.loop = Loop(0, 5, 1.0, {})
     with pytest.raises(UsageError, match=message):

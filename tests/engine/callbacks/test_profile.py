@@ -34,7 +34,8 @@ def _callbacks(trainer: Any, folder: Path, window: str, chief: bool = True) -> C
 
 def _train(callbacks: CallbackList, steps: int) -> list[int]:
     """Trains in loops that end where the callbacks ask for it; returns their ends."""
-    run, ends = callbacks.run, list[int]()
+    run = callbacks.run
+    ends = list[int]()
     end = run.step + steps
     while run.step < end:
         cut = min(end, callbacks.find_next_boundary(run.step) or end)

@@ -25,7 +25,8 @@ class _Recorded:
     """A run with a ledger; sets of the given names, if any, are recorded each for itself."""
 
     def __init__(self, folder: Path, *sets: str, chief: bool = True) -> None:
-        path, hashes = folder / "evals.jsonl", dict.fromkeys(sets, "a")
+        path = folder / "evals.jsonl"
+        hashes = dict.fromkeys(sets, "a")
         self.ledger = Ledger(path, dataset="validation", config_hash="a", sets=hashes)
         history = JsonLinesWriter(folder / "metrics.jsonl") if chief else None
         self.callback = RecordEvaluation(
@@ -34,7 +35,9 @@ class _Recorded:
         self.run = Run(SimpleNamespace(), str(folder), chief)
 
     def evaluate(self, step: int, logs: dict[str, Any], **evaluation: Any) -> list[tuple[Any, ...]]:
-        """Returns what is on record after an evaluation: step, checkpoint, metrics and seconds of each."""
+        """Returns what is on record after an evaluation: step, checkpoint, metrics and seconds of
+        each.
+        """
         self.run.evaluation = Evaluation(step, **evaluation)
         self.callback.evaluation_end(self.run, logs)
         return [
@@ -98,7 +101,8 @@ class _Reports(Writer):
     """Notes which evaluations are on record when reports are flushed."""
 
     def __init__(self, sidecar: Sidecar) -> None:
-        self._sidecar, self.recorded = sidecar, list[set[int]]()
+        self._sidecar = sidecar
+        self.recorded = list[set[int]]()
 
     def write(self, report: Report) -> None: ...
 
@@ -113,7 +117,8 @@ def test_a_sidecar_records_what_it_has_reported(tmp_path: Path) -> None:
     ledger = Ledger(directory.ledger_path, dataset="eval", config_hash="a")
     lease = Lease(directory.evals_dir, "side", lambda: ("wait", 0))
     sidecar = Sidecar(directory, ledger, None, None, lease, 20, tf.Variable(10))
-    reports, run = _Reports(sidecar), Run(SimpleNamespace(), str(tmp_path))
+    reports = _Reports(sidecar)
+    run = Run(SimpleNamespace(), str(tmp_path))
     callback = RecordSidecarEvaluation(sidecar, reports)
     run.evaluation = Evaluation(10, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10"))
     callback.evaluation_end(run, {"accuracy": tf.constant(0.5), "best_accuracy": 0.75})

@@ -1,4 +1,6 @@
-"""Runs that diverge: back to a sound checkpoint, what is changed then, and how it ends when nothing helps."""
+"""Runs that diverge: back to a sound checkpoint, what is changed then, and how it ends when nothing
+helps.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class _PoisonedSource:
     """The tiny task's data with some batches of NaN."""
 
     def __init__(self, source: ArraySource, bad: tuple[int, ...]) -> None:
-        self._source, self._bad = source, bad
+        self._source = source
+        self._bad = bad
 
     def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
         def poison(index: tf.Tensor, batch: Any) -> Any:
@@ -78,7 +81,9 @@ class _NanGradient(LinearTask):
 
 
 class _NanWeight(TinyTask):
-    """A weight becomes NaN at one step, behind a relu that hides it from the loss: on CPU max(NaN, 0) is 0."""
+    """A weight becomes NaN at one step, behind a relu that hides it from the loss: on CPU max(NaN,
+    0) is 0.
+    """
 
     at = 12
 
@@ -104,13 +109,14 @@ def _run(folder: Path, task: type[TinyTask], mode: str = "train", **trainer: Any
 
 @pytest.fixture(scope="module")
 def recovered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, str]:
-    """A run that met a batch of NaN and left it out: its folder, model, last metrics, and what it told."""
-    folder, told, log = (
-        tmp_path_factory.mktemp("recovered"),
-        io.StringIO(),
-        logging.getLogger("trainer_kit"),
-    )
-    handler, level = logging.StreamHandler(told), log.level
+    """A run that met a batch of NaN and left it out: its folder, model, last metrics, and what it
+    told.
+    """
+    folder = tmp_path_factory.mktemp("recovered")
+    told = io.StringIO()
+    log = logging.getLogger("trainer_kit")
+    handler = logging.StreamHandler(told)
+    level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
@@ -123,7 +129,9 @@ def recovered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any,
 
 @pytest.fixture(scope="module")
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A run whose weights were spoilt after step 10, to which nobody looked: its folder and its model."""
+    """A run whose weights were spoilt after step 10, to which nobody looked: its folder and its
+    model.
+    """
     folder = tmp_path_factory.mktemp("hidden")
     model, _ = _run(
         folder, _NanWeight, "train_and_eval", recovery_max_trials=-1, checkpoint_interval=5
@@ -174,7 +182,9 @@ def test_all_bad_batches_between_checkpoints_are_left_out(
 
 
 class _HugeGradient(LinearTask):
-    """One gradient of 1e30: its square, which Adam keeps, is infinite, the step that Adam takes is not."""
+    """One gradient of 1e30: its square, which Adam keeps, is infinite, the step that Adam takes is
+    not.
+    """
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
         loss = super().build_losses(labels, model_outputs, aux_losses)

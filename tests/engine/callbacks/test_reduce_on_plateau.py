@@ -45,7 +45,8 @@ def _rates_of_keras(**options: Any) -> list[float]:
 def test_the_rates_are_those_of_reduce_lr_on_plateau(options: dict[str, Any]) -> None:
     config = tiny_experiment()
     run = Run(Trainer.create(config, TinyTask(config.task), train=True, evaluate=True))
-    callback, rates = ReduceOnPlateau("validation_loss", **{"metric_comp": "lower", **options}), []
+    callback = ReduceOnPlateau("validation_loss", **{"metric_comp": "lower", **options})
+    rates = []
     for step, value in enumerate(VALUES):
         run.step = step
         for _ in range(2):  # the logs of a step come again when another validation set is evaluated

@@ -24,7 +24,8 @@ class _Kept(Writer):
 
 def _run(seconds: float = 2.0) -> Run:
     run = Run(SimpleNamespace())
-    run.total_steps, run.loop = 100, Loop(40, 50, seconds, {"loss": 0.5})
+    run.total_steps = 100
+    run.loop = Loop(40, 50, seconds, {"loss": 0.5})
     return run
 
 
@@ -56,7 +57,8 @@ def test_a_loop_too_short_to_time_has_no_rate() -> None:
 
 
 def test_the_time_left_counts_what_happens_between_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, run = _Kept(), _run()
+    kept = _Kept()
+    run = _run()
     reports = MetricsReporter(kept)
     times = iter([100.0, 130.0])
     monkeypatch.setattr(reports_module, "time", SimpleNamespace(monotonic=lambda: next(times)))
@@ -87,7 +89,8 @@ def test_only_numbers_can_be_reported(value: Any) -> None:
 
 
 def test_evaluations_of_one_step_are_one_report() -> None:
-    kept, run = _Kept(), _run()
+    kept = _Kept()
+    run = _run()
     reports = MetricsReporter(kept)
     for name, logs in (
         ("often", {"often": {"a": 1}}),
@@ -108,7 +111,8 @@ def test_evaluations_of_one_step_are_one_report() -> None:
 
 
 def test_a_loop_is_reported_when_another_callback_fails() -> None:
-    kept, run = _Kept(), _run()
+    kept = _Kept()
+    run = _run()
     reports = MetricsReporter(kept)
     for _ in range(2):
         reports.exception(run, ValueError("of another callback"))
@@ -116,7 +120,8 @@ def test_a_loop_is_reported_when_another_callback_fails() -> None:
 
 
 def test_a_replayed_evaluation_is_reported_already() -> None:
-    kept, run = _Kept(), _run()
+    kept = _Kept()
+    run = _run()
     reports = MetricsReporter(kept)
     run.evaluation = Evaluation(50, is_replayed=True)
     run.report("samples", 3)

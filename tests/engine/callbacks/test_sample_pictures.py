@@ -41,7 +41,9 @@ class _Task:
 
 class _Trainer:
     def __init__(self) -> None:
-        self.task, self.model, self.global_step = _Task(), _Model(), tf.Variable(7)
+        self.task = _Task()
+        self.model = _Model()
+        self.global_step = tf.Variable(7)
 
     @contextlib.contextmanager
     def use_weights(self) -> Iterator[None]:
@@ -52,10 +54,12 @@ class _Trainer:
 
 def test_evaluated_weights_draw_from_the_same_latents_each_time(tmp_path: Path) -> None:
     trainer: Any = _Trainer()
-    run, callback = Run(trainer, str(tmp_path)), SamplePictures(count=5)
+    run = Run(trainer, str(tmp_path))
+    callback = SamplePictures(count=5)
     callback.run_begin(run)
     for step in (7, 9):
-        run.step, run.evaluation = step, Evaluation(step)
+        run.step = step
+        run.evaluation = Evaluation(step)
         callback.evaluation_end(run, {})
     tried, first, second = trainer.task.drawn
     assert np.array_equal(tried, first)

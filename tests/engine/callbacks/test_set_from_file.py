@@ -22,7 +22,8 @@ class Hand(Callback):
     """Writes the file at the end of loops, and takes the run back once if it should."""
 
     def __init__(self, texts: dict[int, str], back: tuple[int, int] | None = None) -> None:
-        self._texts, self._back = texts, back
+        self._texts = texts
+        self._back = back
 
     def loop_end(self, run: Run, logs: Any) -> None:
         if run.step in self._texts:
@@ -42,7 +43,8 @@ def ready() -> ReadyTrainer:
 def _run(
     folder: Path, ready: ReadyTrainer, *hand: Any, train_steps: int = 20
 ) -> list[tuple[int, dict[str, float]]]:
-    config, callbacks = linear_experiment(train_steps=train_steps), [Hand(*hand), SetFromFile()]
+    config = linear_experiment(train_steps=train_steps)
+    callbacks = [Hand(*hand), SetFromFile()]
     launch(config, "train", str(folder), callbacks=callbacks, trainer=ready.again())
     lines = [
         line for line in read_active_history(folder / "metrics.jsonl") if line["kind"] == "change"
@@ -51,7 +53,8 @@ def _run(
 
 
 def test_an_edit_counts_from_the_next_loop_on(ready: ReadyTrainer, tmp_path: Path) -> None:
-    first, second = "learning_rate: 1e-3\n", "learning_rate: 1e-3\nlearning_rate_factor: 0.5\n"
+    first = "learning_rate: 1e-3\n"
+    second = "learning_rate: 1e-3\nlearning_rate_factor: 0.5\n"
     changes = _run(tmp_path, ready, {5: first, 15: second})
     assert changes == [(5, {"learning_rate": 0.001}), (15, {"learning_rate_factor": 0.5})]
     rates = curve(tmp_path / "metrics.jsonl", "learning_rate", "train")

@@ -47,7 +47,8 @@ def ready() -> ReadyTrainer:
 
 
 def test_a_run_is_told_once_when_its_record_is_written(ready: ReadyTrainer, tmp_path: Path) -> None:
-    first, again = _Told(), _Told()
+    first = _Told()
+    again = _Told()
     for webhook in (first, again):
         launch(
             linear_experiment(),
@@ -70,7 +71,8 @@ def test_an_error_is_told_and_a_preemption_is_not(ready: ReadyTrainer, tmp_path:
             callbacks=[webhook, _Ends(fails=False)],
         )
     assert webhook.told == []
-    config, callbacks = linear_experiment(), [webhook, _Ends(fails=True)]
+    config = linear_experiment()
+    callbacks = [webhook, _Ends(fails=True)]
     with pytest.raises(RuntimeError):
         launch(
             config, "train", str(tmp_path / "failed"), callbacks=callbacks, trainer=ready.again()

@@ -13,8 +13,11 @@ import tensorflow as tf
 from tests.engine.checkpoints.small_run import SmallRun, flip_bit, names, parts
 from trainer_kit.checkpoints.commit import describe_damage, read_commit_record, write_commit_record
 
-DATA, INDEX, RECORD = "ckpt-1.data-00000-of-00001", "ckpt-1.index", "ckpt-1.commit.json"
-ITERATOR, ITERATOR_INDEX = "ckpt-1.iterator.data-00000-of-00001", "ckpt-1.iterator.index"
+DATA = "ckpt-1.data-00000-of-00001"
+INDEX = "ckpt-1.index"
+RECORD = "ckpt-1.commit.json"
+ITERATOR = "ckpt-1.iterator.data-00000-of-00001"
+ITERATOR_INDEX = "ckpt-1.iterator.index"
 PARTS = (DATA, INDEX, ITERATOR, ITERATOR_INDEX)
 
 

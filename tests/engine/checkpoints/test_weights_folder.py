@@ -1,4 +1,6 @@
-"""Checkpoints of weights alone: which are kept, and what is left when the process dies at any moment of a write."""
+"""Checkpoints of weights alone: which are kept, and what is left when the process dies at any
+moment of a write.
+"""
 
 from __future__ import annotations
 

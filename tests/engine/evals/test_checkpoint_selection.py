@@ -69,7 +69,8 @@ def test_a_path_in_another_folder_can_be_selected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["7", "best", "{}/ckpt-7", "lates"])
 def test_a_miss_names_the_request_and_lists_existing_steps(tmp_path: Path, which: str) -> None:
-    folder, which = _folder(tmp_path, 100, 20), which.format(tmp_path)
+    folder = _folder(tmp_path, 100, 20)
+    which = which.format(tmp_path)
     with pytest.raises(UsageError, match=r"there are the steps 20, 100$") as error:
         select_checkpoint(folder, which, str(tmp_path / "best_ckpt"))
     assert re.search(rf"no (checkpoint (of step|at) |){re.escape(which)}", str(error.value))

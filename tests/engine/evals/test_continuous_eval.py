@@ -81,7 +81,9 @@ def test_continuous_eval_scores_all_and_ends_with_the_run(
 
 
 def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(run: Path) -> None:
-    """And while it reads a checkpoint, the run rotates none of those away that it has not read yet."""
+    """And while it reads a checkpoint, the run rotates none of those away that it has not read
+    yet.
+    """
 
     def train_on(logs: Any) -> None:
         if not (run / "ckpt-60.index").exists():
@@ -188,7 +190,8 @@ def test_a_sidecar_killed_in_a_rewind_keeps_no_later_weights(
         if reached == point:
             raise KeyboardInterrupt
 
-    best, weights = start(), tf.train.Checkpoint(w=tf.Variable(1.0))
+    best = start()
+    weights = tf.train.Checkpoint(w=tf.Variable(1.0))
     for step, accuracy in ((10, 0.5), (20, 0.9)):
         best.maybe_export_checkpoint(weights, {"accuracy": accuracy}, step)
         _sidecar(tmp_path).record(step, {"accuracy": accuracy}, 0.1, str(tmp_path / f"ckpt-{step}"))

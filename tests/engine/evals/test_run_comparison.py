@@ -1,4 +1,6 @@
-"""compare_runs finds each kind of difference between two real runs, and none where there is none."""
+"""compare_runs finds each kind of difference between two real runs, and none where there is
+none.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ def test_retrieval_leaves_out_the_query_itself() -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Short runs of the old model, and of the new one with and without the influence loss."""
-    base, found = tmp_path_factory.mktemp("runs"), {}
+    base = tmp_path_factory.mktemp("runs")
+    found = {}
     for name, weight in {"old": None, "new": 1.0, "alone": 0.0}.items():
         config = trainer_kit.get_experiment("bct_digits").replace(trainer=SHORT)
         if weight is not None:
@@ -49,16 +50,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_only_the_influence_loss_makes_old_galleries_usable(runs: dict[str, Any]) -> None:
     _, old = runs["old"]
-    (_, new), (_, alone) = runs["new"], runs["alone"]
+    (_, new) = runs["new"]
+    (_, alone) = runs["alone"]
     assert new["old_retrieval"] == alone["old_retrieval"] == old["retrieval"] > 0.9
     assert new["retrieval"] > 0.9 and alone["retrieval"] > 0.9
     assert new["cross_retrieval"] > 0.8 > 0.5 > alone["cross_retrieval"]
 
 
 def test_the_old_model_keeps_its_weights(runs: dict[str, Any]) -> None:
-    old, new = runs["old"][0], runs["new"][0]
+    old = runs["old"][0]
+    new = runs["new"][0]
     for name in ("encoder", "classifier"):
-        kept, given = new.get_layer(f"old_{name}"), old.get_layer(name)
+        kept = new.get_layer(f"old_{name}")
+        given = old.get_layer(name)
         assert not kept.trainable_variables
         assert [one.tobytes() for one in kept.get_weights()] == [
             one.tobytes() for one in given.get_weights()

@@ -1,4 +1,6 @@
-"""The experiments `gan_rings` and `gan_digits`: their data, what they measure, and a short run of each."""
+"""The experiments `gan_rings` and `gan_digits`: their data, what they measure, and a short run of
+each.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def test_a_center_counts_from_one_percent_of_the_points_near_it() -> None:
     points = np.concatenate(
         [np.repeat(CENTERS[:1], 97, 0), CENTERS[1:2], CENTERS[2:3] + 0.29, CENTERS[3:] + 0.31]
     )
-    modes, near = CoveredCenters(CENTERS, 0.14), NearShare(CENTERS, 0.14)
+    modes = CoveredCenters(CENTERS, 0.14)
+    near = NearShare(CENTERS, 0.14)
     for metric in (modes, near):
         metric.update_state(points, points[:60])
         metric.update_state(points, points[60:])
@@ -29,7 +32,9 @@ def test_a_center_counts_from_one_percent_of_the_points_near_it() -> None:
 
 def test_the_energy_distance_is_0_for_the_same_points_only() -> None:
     real = sample_ring_points(CENTERS, 0.1, 200, seed=0)
-    same, shifted, collapsed = EnergyDistance(), EnergyDistance(), EnergyDistance()
+    same = EnergyDistance()
+    shifted = EnergyDistance()
+    collapsed = EnergyDistance()
     same.update_state(real, real)
     shifted.update_state(real, real + np.float32([3, 4]))
     collapsed.update_state(real, np.repeat(CENTERS[:1], 200, 0))
@@ -40,7 +45,8 @@ def test_the_energy_distance_is_0_for_the_same_points_only() -> None:
 def test_the_distances_of_digits_tell_copies_from_coverage() -> None:
     images = load_digit_images()
     assert images.shape == (1797, 8, 8, 1) and (images.min(), images.max()) == (-1, 1)
-    fidelity, coverage = FidelityDistance(), CoverageDistance()
+    fidelity = FidelityDistance()
+    coverage = CoverageDistance()
     for metric in (fidelity, coverage):
         metric.update_state(images[:50], np.repeat(images[:1], 50, 0))
     assert float(fidelity.result()) == 0 and float(coverage.result()) > 0.3

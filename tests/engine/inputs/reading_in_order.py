@@ -1,4 +1,6 @@
-"""Data with parallel random numbers, read and skipped under op determinism; to be started in a process of its own."""
+"""Data with parallel random numbers, read and skipped under op determinism; to be started in a
+process of its own.
+"""
 
 from __future__ import annotations
 

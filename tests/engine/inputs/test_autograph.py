@@ -1,4 +1,6 @@
-"""Whatever a user may write in place of our own: `if tensor:` in it becomes graph, wherever it is called from."""
+"""Whatever a user may write in place of our own: `if tensor:` in it becomes graph, wherever it is
+called from.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,9 @@ def _run(
     xla: bool = False,
     trainer_type: Any = Trainer,
 ) -> set[str]:
-    """Returns where branches were traced in training a model that `model` builds, and in an evaluation."""
+    """Returns where branches were traced in training a model that `model` builds, and in an
+    evaluation.
+    """
     _BRANCHED.clear()
     config = dataclasses.replace(
         linear_experiment(eval_tf_while_loop=True), runtime=RuntimeConfig(enable_xla=xla)

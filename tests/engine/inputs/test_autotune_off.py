@@ -47,7 +47,8 @@ def test_the_tuner_stays_on_where_it_adds_the_prefetch() -> None:
 
 
 def test_what_the_user_has_set_stays() -> None:
-    tuned, threads = tf.data.Options(), tf.data.Options()
+    tuned = tf.data.Options()
+    threads = tf.data.Options()
     tuned.autotune.enabled = True
     threads.threading.max_intra_op_parallelism = 1
     assert disable_idle_autotune(_plain().with_options(tuned)).options().autotune.enabled is True

@@ -101,7 +101,9 @@ def test_the_end_of_a_pass_keeps_an_iterator_that_goes_on() -> None:
 
 
 def test_at_the_end_of_the_process_iterators_are_not_deleted() -> None:
-    """The process has no TensorFlow, which takes seconds to import: the iterator is one of Python."""
+    """The process has no TensorFlow, which takes seconds to import: the iterator is one of
+    Python.
+    """
     code = """
 import sys
 from unittest import mock

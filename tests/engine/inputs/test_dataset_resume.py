@@ -311,7 +311,9 @@ def _method(
 
 
 def _make(make: Make, files: list[str]) -> tf.data.Dataset:
-    """The dataset as a run makes it: after some number of other random ops, which differs from process to process."""
+    """The dataset as a run makes it: after some number of other random ops, which differs from
+    process to process.
+    """
     tf.random.uniform([])
     return call_build_inputs(lambda params: make(files), None)
 
@@ -404,7 +406,9 @@ def test_what_cannot_be_resumed_exactly_is_named(
 
 
 def test_a_small_last_batch_makes_a_saved_iterator_inexact(tmp_path: Path) -> None:
-    """The reason for the rule about what is between shuffle and repeat; once this fails, TensorFlow has mended it."""
+    """The reason for the rule about what is between shuffle and repeat; once this fails, TensorFlow
+    has mended it.
+    """
     make: Make = lambda _: D.range(25).shuffle(9, seed=1).batch(4).repeat()  # noqa: E731
     cut = 14  # two passes of 7 batches
     options = tf.data.Options()

@@ -1,4 +1,6 @@
-"""A state of an iterator that holds a failed read is known, for each transformation that reads ahead."""
+"""A state of an iterator that holds a failed read is known, for each transformation that reads
+ahead.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ READ_AHEAD: dict[
 
 @pytest.mark.parametrize("name", READ_AHEAD)
 def test_a_failed_read_in_a_buffer_is_known(name: str, tmp_path: Path) -> None:
-    missing, prefix = tmp_path / "missing", str(tmp_path / "state")
+    missing = tmp_path / "missing"
+    prefix = str(tmp_path / "state")
 
     def read(number: tf.Tensor) -> tf.Tensor:
         content = tf.cond(
@@ -45,7 +48,8 @@ def test_a_failed_read_in_a_buffer_is_known(name: str, tmp_path: Path) -> None:
 
     last, make = READ_AHEAD[name]
     dataset = make(D.range(40).map(read, num_parallel_calls=4))
-    iterator, until = iter(dataset), time.monotonic() + 30
+    iterator = iter(dataset)
+    until = time.monotonic() + 30
     for _ in range(last):
         next(iterator)
     while (

@@ -72,10 +72,8 @@ def test_a_source_gives_the_same_batches_as_one_by_one(position: Position) -> No
     transformed = ArraySource(
         (np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS, transform=lambda pair: pair
     )
-    at_once, one_by_one = (
-        build_stacked_dataset_at(source, position, 3),
-        build_stacked_dataset_at(transformed, position, 3),
-    )
+    at_once = build_stacked_dataset_at(source, position, 3)
+    one_by_one = build_stacked_dataset_at(transformed, position, 3)
     assert at_once.element_spec == one_by_one.element_spec
     count = 12
     assert _unstacked(at_once, 4) == _unstacked(one_by_one, 4)
@@ -91,7 +89,8 @@ def test_no_single_batch_is_prefetched_before_stacking() -> None:
     dataset = tf.data.Dataset.range(14).batch(2, drop_remainder=True)
     options = tf.data.Options()
     options.deterministic = True
-    plain, prefetched = stack_batches(dataset, 4), dataset.prefetch(3).with_options(options)
+    plain = stack_batches(dataset, 4)
+    prefetched = dataset.prefetch(3).with_options(options)
     stacks = build_stacked_dataset_at(prefetched, Position(1), 4)
     assert _unstacked(stacks, 2) == _unstacked(plain, 2)[1:]
     assert [get_transformation_kind(part) for part in iterate_transformations(stacks)].count(

@@ -61,7 +61,8 @@ def _trainer(train: dict[str, Any], validation: dict[str, Any]) -> Trainer:
         return Trainer.create(config, _NoInputs(config.task), train=True, evaluate=True)
 
 
-_FIRST, _PIPED = {"type": "first", "first": {"examples": 20}}, {"type": "piped"}
+_FIRST = {"type": "first", "first": {"examples": 20}}
+_PIPED = {"type": "piped"}
 
 
 def test_a_task_without_build_inputs_reads_what_the_config_names() -> None:

@@ -29,7 +29,9 @@ PARAMS = training_data(seed=3)
 
 
 class _Run:
-    """A run that counts its steps and notes what it is fed: by `build`, or by a ready-made dataset."""
+    """A run that counts its steps and notes what it is fed: by `build`, or by a ready-made
+    dataset.
+    """
 
     def __init__(
         self,
@@ -117,7 +119,9 @@ def _no_build(params: DataConfig) -> Any:
 
 
 def _made(build: Any, how: str, **options: Any) -> _Run:
-    """A run over the data of `build`: built, or a ready-made dataset given at once or set before the first batch."""
+    """A run over the data of `build`: built, or a ready-made dataset given at once or set before
+    the first batch.
+    """
     if how == "built":
         return _Run(build, **options)
     run = _Run(_no_build, given=build(PARAMS) if how == "given" else None, **options)
@@ -172,7 +176,8 @@ def test_a_second_dataset_begins_at_its_start_and_resumes() -> None:
 def test_a_rollback_to_before_a_dataset_was_set_restarts_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run, strict = _Run(_source), _Run(_source, require_exact=True)
+    run = _Run(_source)
+    strict = _Run(_source, require_exact=True)
     for one in (run, strict):
         one.take(3)
         one.data.replace(_in_order(PARAMS))
@@ -204,7 +209,8 @@ def test_build_inputs_after_a_ready_made_dataset_starts_over() -> None:
 def test_a_reread_shuffle_warns_unless_its_iterator_was_saved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole, prefix = _whole(_shuffled), str(tmp_path / "ckpt-5.iterator")
+    whole = _whole(_shuffled)
+    prefix = str(tmp_path / "ckpt-5.iterator")
     kept = _shuffled(PARAMS)
     for run in (
         _made(_shuffled, "given", require_exact=True),

@@ -1,4 +1,5 @@
-"""The formulas of optimizers in NumPy, in 64 bits. Each returns the weights and the slots after all gradients.
+"""The formulas of optimizers in NumPy, in 64 bits. Each returns the weights and the slots after all
+gradients.
 
 They are of those that Keras does not have, or has with other arguments.
 """
@@ -20,7 +21,8 @@ RATE = 0.1
 def adafactor(
     w: Array, gradients: Sequence[Array], decay_rate: float = 0.8, clipping_threshold: float = 1.0
 ) -> Result:
-    rows, columns = np.zeros(w.shape[0]), np.zeros(w.shape[1])
+    rows = np.zeros(w.shape[0])
+    columns = np.zeros(w.shape[1])
     for t, g in enumerate(gradients, start=1):
         keep = 1 - t**-decay_rate
         rows = keep * rows + (1 - keep) * np.mean(g**2 + 1e-30, axis=1)
@@ -40,7 +42,9 @@ def schedule_free_adamw(
     warmup_steps: int = 0,
     weight_decay: float = 0.0,
 ) -> Result:
-    x, z, v = w, w, np.zeros_like(w)
+    x = w
+    z = w
+    v = np.zeros_like(w)
     for t, g in enumerate(gradients, start=1):
         y = (1 - beta_1) * z + beta_1 * x
         v = beta_2 * v + (1 - beta_2) * g**2

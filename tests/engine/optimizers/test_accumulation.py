@@ -1,4 +1,6 @@
-"""Gradients of micro-batches: what is added up, by which calls it is applied, and which steps are refused."""
+"""Gradients of micro-batches: what is added up, by which calls it is applied, and which steps are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def _variable(values: Any = (1.0, 1.0), dtype: str = "float32") -> keras.Variabl
 def _accumulate(
     optimizer: Any, weights: Any, parts: Sequence[tuple[float, Any]], way: str = "trainer_kit"
 ) -> Any:
-    """Gives a stand-in for the optimizer the gradient of each part, and updates; returns the sums."""
+    """Gives a stand-in for the optimizer the gradient of each part, and updates; returns the
+    sums.
+    """
     sums = GradientSums()
     for number, (share, gradient) in enumerate(parts):
         part = GradientAccumulator(sums, optimizer, tf.constant(share), tf.constant(number == 0))
@@ -48,7 +52,8 @@ def _accumulate(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_one_update_applies_the_weighted_sum(way: str) -> None:
-    weights, optimizer = _variable(), keras.optimizers.SGD(0.5)
+    weights = _variable()
+    optimizer = keras.optimizers.SGD(0.5)
     optimizer.build([weights])
     sums = _accumulate(optimizer, weights, PARTS, way)
     np.testing.assert_allclose(weights.numpy(), [0.0, -0.5])
@@ -56,7 +61,9 @@ def test_one_update_applies_the_weighted_sum(way: str) -> None:
 
 
 def test_sums_of_the_batch_before_are_replaced() -> None:
-    weights, optimizer, sums = _variable(), keras.optimizers.SGD(1.0), GradientSums()
+    weights = _variable()
+    optimizer = keras.optimizers.SGD(1.0)
+    sums = GradientSums()
     for _ in range(2):
         sums.calls = {}
         part = GradientAccumulator(sums, optimizer, tf.constant(1.0), tf.constant(True))
@@ -74,7 +81,9 @@ def test_the_sum_is_clipped_and_not_its_parts() -> None:
 
 
 def test_rows_of_an_embedding_are_added_up() -> None:
-    table, ones, size = _variable(np.zeros((3, 2))), tf.ones([2, 2]), tf.constant([3, 2])
+    table = _variable(np.zeros((3, 2)))
+    ones = tf.ones([2, 2])
+    size = tf.constant([3, 2])
     parts = [(0.5, tf.IndexedSlices(ones, tf.constant(rows), size)) for rows in ([1, 1], [0, 1])]
     _accumulate(keras.optimizers.SGD(1.0), table, parts)
     np.testing.assert_allclose(table.numpy(), [[-0.5, -0.5], [-1.5, -1.5], [0, 0]])
@@ -117,7 +126,8 @@ def test_other_attributes_of_an_optimizer_are_refused() -> None:
 @pytest.mark.parametrize("outer", ["condition", "loop"])
 def test_gradients_inside_a_condition_or_a_loop_are_refused(outer: str) -> None:
     weights = _variable()
-    sums, optimizer = GradientSums(), keras.optimizers.SGD()
+    sums = GradientSums()
+    optimizer = keras.optimizers.SGD()
 
     def step(flag: tf.Tensor) -> None:
         part = GradientAccumulator(sums, optimizer, tf.constant(1.0), tf.constant(True))
@@ -136,7 +146,9 @@ def test_gradients_inside_a_condition_or_a_loop_are_refused(outer: str) -> None:
 
 
 def test_a_function_inside_the_step_may_be_traced_twice() -> None:
-    weights, optimizer, made = _variable(), keras.optimizers.SGD(1.0), []
+    weights = _variable()
+    optimizer = keras.optimizers.SGD(1.0)
+    made = []
     sums = GradientSums()
     part = GradientAccumulator(sums, optimizer, tf.constant(1.0), tf.constant(True))
 

@@ -1,4 +1,6 @@
-"""Each optimizer's first steps, compared with formulas in NumPy; what the factory wraps and refuses."""
+"""Each optimizer's first steps, compared with formulas in NumPy; what the factory wraps and
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,8 @@ def test_ten_steps_are_those_of_the_class_of_keras(case: str) -> None:
 
 @pytest.mark.parametrize("case", BY_FORMULA)
 def test_ten_steps_follow_the_formula(case: str) -> None:
-    kind, fields = case.split()[0], BY_FORMULA[case]
+    kind = case.split()[0]
+    fields = BY_FORMULA[case]
     optimizer = create_optimizer(optimization(kind, numpy_optimizers.RATE, **fields))
     weights = keras.Variable(START, dtype="float32", name="weights")
     for gradient in GRADIENTS:

@@ -107,7 +107,8 @@ def test_patterns_choose_variables(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_noise_has_the_decaying_standard_deviation() -> None:
     processing = GradientProcessing([_noise(stddev=2.0, decay=0.5)])
-    zeros, variable = tf.zeros([100, 100]), tf.Variable(tf.zeros([100, 100]), name="kernel")
+    zeros = tf.zeros([100, 100])
+    variable = tf.Variable(tf.zeros([100, 100]), name="kernel")
     for updates, stddev in ((0, 2.0), (3, 1.0), (99, 0.2)):
         (noise,) = processing([zeros], [variable], tf.constant(updates))
         assert np.std(noise) == pytest.approx(stddev, rel=0.03)  # of 10000 numbers

@@ -78,7 +78,9 @@ TARGETS = np.linspace(-3.0, 3.0, 8, dtype=np.float32)
 
 
 def train(strategy: Any, make_optimizer: Callable[[], Any], steps: int = 3) -> list[np.ndarray]:
-    """Trains an embedding (tokens repeat) and a dense layer on 8 examples over all replicas; returns the weights."""
+    """Trains an embedding (tokens repeat) and a dense layer on 8 examples over all replicas;
+    returns the weights.
+    """
     count = strategy.num_replicas_in_sync
     with strategy.scope():
         ones = keras.initializers.Constant(0.5)
@@ -185,7 +187,8 @@ def test_repeated_rows_of_a_sparse_gradient_count_as_their_sum(kind: str, compil
     sparse = tf.IndexedSlices(
         tf.constant([[1.0, 2], [3, 4], [1, 1]]), tf.constant([1, 1, 2]), tf.constant([4, 2])
     )
-    updates, results = [], []
+    updates = []
+    results = []
     for gradient in (sparse, tf.convert_to_tensor(sparse)):
         weights = keras.Variable(np.ones((4, 2)), dtype="float32")
         optimizer = create_optimizer(optimization(kind, global_clipnorm=2.0))
@@ -257,7 +260,8 @@ def test_plain_and_tf_keras_models_train_with_keras_3_optimizers(
 
 
 def test_a_variable_without_a_gradient_is_named_once_and_kept() -> None:
-    used, unused = keras.Variable([1.0], name="used"), keras.Variable([1.0], name="unused")
+    used = keras.Variable([1.0], name="used")
+    unused = keras.Variable([1.0], name="unused")
     optimizer = create_optimizer(optimization("sgd", momentum=0.9))
     step = tf.function(lambda: apply_gradients(optimizer, [(tf.ones(1), used), (None, unused)]))
     with warnings.catch_warnings(record=True) as caught:
@@ -280,10 +284,8 @@ def test_no_gradient_at_all_is_an_error(count: int) -> None:
 
 
 def test_an_unbuilt_optimizer_is_built_inside_a_graph_loop() -> None:
-    weights, optimizer = (
-        keras.Variable([4.0]),
-        create_optimizer(optimization("sgd", 1.0, momentum=0.5)),
-    )
+    weights = keras.Variable([4.0])
+    optimizer = create_optimizer(optimization("sgd", 1.0, momentum=0.5))
 
     @tf.function
     def loop() -> None:
@@ -300,7 +302,9 @@ def test_without_a_scale_a_loss_is_left_alone() -> None:
 
 
 def test_no_operation_joins_the_gradients_of_one_replica() -> None:
-    """TensorFlow takes such an operation for an order of reads and updates, drops other edges, and then removes it."""
+    """TensorFlow takes such an operation for an order of reads and updates, drops other edges, and
+    then removes it.
+    """
     variables = [keras.Variable([1.0]), keras.Variable([2.0])]
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(variables)

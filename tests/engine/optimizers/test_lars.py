@@ -34,7 +34,8 @@ def test_values_equal_those_of_model_garden(classic: bool, nesterov: bool, adapt
     }
     same |= {"weight_decay_rate": 0.1, "exclude_from_weight_decay": ("bias",)}
     same |= {"exclude_from_layer_adaptation": ("nothing",) if adapted else ("bias",)}
-    ours, theirs = create_optimizer(optimization("lars", 0.3, **same)), LARS(0.3, **same)
+    ours = create_optimizer(optimization("lars", 0.3, **same))
+    theirs = LARS(0.3, **same)
     variables = [
         keras.Variable(value, dtype="float32", name=name) for name, value in VALUES.items()
     ]

@@ -1,4 +1,6 @@
-"""The rate of an optimizer: the current one, factors of it, and a rate of the config that has changed."""
+"""The rate of an optimizer: the current one, factors of it, and a rate of the config that has
+changed.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ def test_an_optimizer_that_consists_of_several_has_their_rates() -> None:
     "rate", [0.5, keras.optimizers.schedules.CosineDecay(0.5, 10)], ids=["constant", "schedule"]
 )
 def test_factors_multiply_the_rate_of_a_traced_function(rate: Any) -> None:
-    optimizer, variable = keras.optimizers.SGD(rate), keras.Variable(1.0)
+    optimizer = keras.optimizers.SGD(rate)
+    variable = keras.Variable(1.0)
     optimizer.build([variable])
     for name in ("one", "other"):
         add_learning_rate_factor(optimizer, name)
@@ -73,7 +76,8 @@ def test_factors_multiply_the_rate_of_a_traced_function(rate: Any) -> None:
         for factor, value in zip(learning_rate_factors(optimizer).values(), values, strict=True):
             factor.assign(value)
         configured = float(rate(optimizer.iterations) if callable(rate) else rate)
-        found, before = float(rates()), float(variable)
+        found = float(rates())
+        before = float(variable)
         update()
         assert found == pytest.approx(configured * values[0] * values[1])
         assert before - float(variable) == pytest.approx(found)

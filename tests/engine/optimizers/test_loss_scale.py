@@ -1,4 +1,6 @@
-"""Loss scaling: skipped steps, how the scale changes, clipping of unscaled gradients, several replicas."""
+"""Loss scaling: skipped steps, how the scale changes, clipping of unscaled gradients, several
+replicas.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from trainer_kit.optimizers.loss_scale import LossScaleOptimizer
 
 
 class Trial:
-    """One weight vector, trained by given gradients of one entry for each replica, before scaling."""
+    """One weight vector, trained by given gradients of one entry for each replica, before
+    scaling.
+    """
 
     def __init__(self, strategy: Any, make_optimizer: Callable[[], Any]) -> None:
         self.strategy = strategy

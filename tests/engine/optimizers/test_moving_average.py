@@ -18,7 +18,8 @@ from trainer_kit.optimizers.moving_average import MovingAverage, exchange, selec
 
 def expected(values: list[float], config: EMAConfig) -> list[float]:
     """The averages after each of `values`, of which the first is the initial one."""
-    average, averages = values[0], []
+    average = values[0]
+    averages = []
     for step, value in enumerate(values[1:], start=1):
         n = step - config.start_step
         limit = (1 + max(n, 0)) / (10 + max(n, 0)) if config.dynamic_decay else 1.0
@@ -100,7 +101,8 @@ def test_names_are_the_variables_paths_and_unique(kind: str) -> None:
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_swapping_twice_restores_the_bits_on_every_replica(library: Any) -> None:
-    strategy, config = replicas(2), EMAConfig(trainable_weights_only=False)
+    strategy = replicas(2)
+    config = EMAConfig(trainable_weights_only=False)
     with strategy.scope():
         model = keras_model(library)
         variables = select_averaged_variables(model, config)

@@ -1,4 +1,6 @@
-"""Groups of variables with learning rates of their own: with each optimizer, on replicas, with loss scaling and XLA."""
+"""Groups of variables with learning rates of their own: with each optimizer, on replicas, with loss
+scaling and XLA.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def moved(
     steps: int = 5,
     compiled: bool | None = False,
 ) -> list[np.ndarray]:
-    """Variables of the given names, with equal values and gradients, after some steps in a function.
+    """Variables of the given names, with equal values and gradients, after some steps in a
+    function.
 
     `compiled` is None: without a function, which takes less time than a trace.
     """
@@ -132,7 +135,9 @@ def test_replicas_change_nothing() -> None:
 
 @pytest.fixture
 def registered() -> Iterator[str]:
-    """The name of a user's optimizer that leaves weight decay to Keras, for all variables but the biases."""
+    """The name of a user's optimizer that leaves weight decay to Keras, for all variables but the
+    biases.
+    """
     with restore_registries(OptimizerConfig.registry):
 
         @tk.register_optimizer("decayed_by_keras")
@@ -147,7 +152,8 @@ def registered() -> Iterator[str]:
 def test_decay_of_a_registered_optimizer_has_the_groups_rate(registered: str) -> None:
     config = multiplied(optimization(registered, 0.1), encoder=0.5, frozen=0.0)
     grouped = moved(config, "encoder", "frozen", "head", "bias")
-    half, full = optimization(registered, 0.05), optimization(registered, 0.1)
+    half = optimization(registered, 0.05)
+    full = optimization(registered, 0.1)
     expected = [*moved(half, "encoder"), START, *moved(full, "head", "bias")]
     for given, wanted in zip(grouped, expected, strict=True):
         np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)

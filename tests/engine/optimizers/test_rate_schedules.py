@@ -1,4 +1,6 @@
-"""From config to learning rate: each schedule and warm-up beside Model Garden's, Keras' or a formula."""
+"""From config to learning rate: each schedule and warm-up beside Model Garden's, Keras' or a
+formula.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,9 @@ WARMED_UP = [
 
 
 def schedule_config(case: str, warmup: str = "none", **fields: Any) -> OptimizationConfig:
-    """Returns the config of a case of SECTIONS, with more fields of the section, and of a case of WARMUPS."""
+    """Returns the config of a case of SECTIONS, with more fields of the section, and of a case of
+    WARMUPS.
+    """
     kind = case.split()[0]
     rate = {"type": kind, kind: {**SECTIONS[case], **fields}}
     return OptimizationConfig(optimizer={"type": "sgd"}, learning_rate=rate, warmup=WARMUPS[warmup])  # type: ignore[arg-type]
@@ -155,10 +159,8 @@ def test_rates_equal_those_of_model_garden(case: str, warmup: str) -> None:
     sections = {"optimizer": {"type": "sgd"}, "warmup": WARMUPS[warmup]}
     kind = case.split()[0]
     sections["learning_rate"] = {"type": kind, kind: SECTIONS[case]}
-    ours, theirs = (
-        create_learning_rate(config),
-        OptimizerFactory(GardenConfig(sections)).build_learning_rate(),
-    )
+    ours = create_learning_rate(config)
+    theirs = OptimizerFactory(GardenConfig(sections)).build_learning_rate()
     if (case, warmup) == ("constant", "none"):
         assert isinstance(ours, float) and ours == 0.25
         return
@@ -183,7 +185,9 @@ def one_cycle(
     step: float, pct_start: float, rise: str, div_factor: float, final_div_factor: float
 ) -> float:
     """Returns the rate of the 1cycle policy with 0.3 as the highest rate, over 100 steps."""
-    step, peak, first = min(max(step, 0), 100), 100 * pct_start, 0.3 / div_factor
+    step = min(max(step, 0), 100)
+    peak = 100 * pct_start
+    first = 0.3 / div_factor
     if step <= peak:
         part = step / peak if peak else 1.0
         return float(

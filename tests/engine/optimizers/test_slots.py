@@ -1,4 +1,6 @@
-"""Slots of all optimizers in checkpoints: a resumed optimizer has the same ones, and goes on with the same bits."""
+"""Slots of all optimizers in checkpoints: a resumed optimizer has the same ones, and goes on with
+the same bits.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ class _Run:
 
 @pytest.mark.parametrize("kind", OptimizerConfig.branches())
 def test_a_resumed_optimizer_has_the_same_slots(kind: str, tmp_path: Path) -> None:
-    first, second = _Run(optimization(kind)), _Run(optimization(kind))
+    first = _Run(optimization(kind))
+    second = _Run(optimization(kind))
     assert first.saved.keys() == second.saved.keys()
     first.train(2)
     path = tf.train.Checkpoint(all=first.saved).write(str(tmp_path / "ckpt"))

@@ -18,7 +18,9 @@ from trainer_kit.optimizers.per_variable import variable_path
 
 
 def layers(library: Any) -> Any:
-    """A model with the variables dense/kernel, dense/bias, layer_norm/gamma and layer_norm/beta, all ones."""
+    """A model with the variables dense/kernel, dense/bias, layer_norm/gamma and layer_norm/beta,
+    all ones.
+    """
     layers = [
         library.layers.Dense(2, name="dense", kernel_initializer="ones", bias_initializer="ones"),
         library.layers.LayerNormalization(name="layer_norm", beta_initializer="ones"),

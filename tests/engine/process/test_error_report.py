@@ -1,4 +1,6 @@
-"""What a command prints of an error, and where the whole traceback goes. The real errors are in test_mistakes.py."""
+"""What a command prints of an error, and where the whole traceback goes. The real errors are in
+test_mistakes.py.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +152,8 @@ def test_the_reason_is_without_stacks_and_names_of_nodes(text: str, line: str) -
 
 
 def test_structures_are_described_with_dtypes_and_shapes() -> None:
-    points, labels = np.zeros([2, 3], np.float32), np.zeros([2], np.int32)
+    points = np.zeros([2, 3], np.float32)
+    labels = np.zeros([2], np.int32)
     assert (
         describe_structure(({"points": points}, [labels]))
         == "({points: float32 [2, 3]}, (int32 [2]))"

@@ -1,4 +1,6 @@
-"""The outer loop: its intervals, its reports, what it saves and what stops it; a counter stands for a model."""
+"""The outer loop: its intervals, its reports, what it saves and what stops it; a counter stands for
+a model.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,16 @@ from trainer_kit.training.loops.intervals import Epochs
 
 
 class _Counter(BaseTrainer):
-    """Counts steps; its data ends after `examples`, its loss is that of the step in `losses`, else 1."""
+    """Counts steps; its data ends after `examples`, its loss is that of the step in `losses`, else
+    1.
+    """
 
     def __init__(self, examples: int = 10**9, losses: dict[int, float] | None = None) -> None:
         self.global_step = tf.Variable(0, dtype=tf.int64)
-        self.loop_steps, self.has_data_ended = 0, False
-        self._examples, self._losses = examples, losses or {}
+        self.loop_steps = 0
+        self.has_data_ended = False
+        self._examples = examples
+        self._losses = losses or {}
         self.evaluated: list[int] = []
 
     def train(self, num_steps: tf.Tensor) -> dict[str, Any]:
@@ -109,9 +115,12 @@ def test_loops_end_at_the_last_step_and_cross_intervals(tmp_path: Path) -> None:
 
 def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> None:
     class Timed(_Counter):
-        """A step takes a second, a quarter of which it waits; an evaluation takes ten, an action half of one."""
+        """A step takes a second, a quarter of which it waits; an evaluation takes ten, an action
+        half of one.
+        """
 
-        now, input_seconds = 0.0, 0.0
+        now = 0.0
+        input_seconds = 0.0
 
         def train(self, num_steps: tf.Tensor) -> dict[str, Any]:
             self.now += int(num_steps)
@@ -181,7 +190,8 @@ def _raise_stop(logs: Any) -> None:
 
 
 def test_an_action_that_stops_gets_a_save_and_an_evaluation(tmp_path: Path) -> None:
-    counter, seen = _Counter(), []
+    counter = _Counter()
+    seen = []
     actions = [
         lambda logs: _raise_stop(logs) if int(counter.global_step) == 8 else None,
         seen.append,
@@ -207,7 +217,8 @@ class _BackOnce(Callback):
     """Takes the run back once: after an error, or at the end of a loop."""
 
     def __init__(self, step: int, at: int = -1) -> None:
-        self._step, self._at = step, at
+        self._step = step
+        self._at = at
         self.rewound_to: list[tuple[int, int]] = []
 
     def exception(self, run: Run, error: Exception) -> None:
@@ -244,7 +255,8 @@ def test_a_rewind_cancels_the_stop_of_an_action(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("event", ["loop_end", "evaluation_end"])
 def test_a_run_follows_a_callback_that_restores(tmp_path: Path, event: str) -> None:
-    counter, returns = _Counter(), iter([8])
+    counter = _Counter()
+    returns = iter([8])
 
     def restore_once(callback: Callback, run: Run, logs: Any) -> None:
         if run.step == 12:
@@ -310,7 +322,10 @@ class _AsksIn(Callback):
     """Asks for something in one event of step 8, once; notes what happens."""
 
     def __init__(self, event: str, request: str, order: list[str]) -> None:
-        self._event, self._request, self._order, self._asked = event, request, order, False
+        self._event = event
+        self._request = request
+        self._order = order
+        self._asked = False
 
     def _ask(self, event: str, run: Run) -> None:
         if event == self._event and run.step == 8 and not self._asked:

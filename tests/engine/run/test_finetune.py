@@ -1,4 +1,6 @@
-"""Fine-tunings of another run's checkpoints, through the Python interface, on a tiny task with real files."""
+"""Fine-tunings of another run's checkpoints, through the Python interface, on a tiny task with real
+files.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def finished(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def without_best(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the last checkpoint is fine-tuned and none is its best, beside what no run of ours has left."""
+    """A folder in which the last checkpoint is fine-tuned and none is its best, beside what no run
+    of ours has left.
+    """
     folder = tmp_path_factory.mktemp("remove_best_values")
     foreign = folder / FOREIGN
     foreign.parent.mkdir()

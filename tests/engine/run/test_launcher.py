@@ -156,7 +156,9 @@ def test_a_section_without_a_batch_size_is_left_to_the_task() -> None:
 
 
 def test_a_run_in_a_second_thread_is_refused(tmp_path: Path) -> None:
-    config, other, refused = linear_experiment(train_steps=5), str(tmp_path / "other"), []
+    config = linear_experiment(train_steps=5)
+    other = str(tmp_path / "other")
+    refused = []
 
     def begin(start: Callable[[], Any]) -> None:
         try:
@@ -209,7 +211,8 @@ def test_a_sidecar_with_the_config_of_a_worker_works_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    config, folder = linear_experiment(train_steps=5), str(tmp_path)
+    config = linear_experiment(train_steps=5)
+    folder = str(tmp_path)
     launch(config, "train", folder)
     workers = {
         "distribution_strategy": "multi_worker_mirrored",

@@ -45,7 +45,9 @@ class Endless(Dataset):
 
 
 class Noted(Callback):
-    """Notes the epoch events, and what the run tells of its epoch when it begins and after each loop."""
+    """Notes the epoch events, and what the run tells of its epoch when it begins and after each
+    loop.
+    """
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -131,7 +133,8 @@ def test_two_epochs_are_the_same_bits_as_their_steps(tmp_path: Path) -> None:
 
 
 def test_a_dataset_that_ends_starts_again_for_each_epoch(tmp_path: Path) -> None:
-    noted, config = Noted(), _config(train_steps="2 epochs", steps_per_loop=8, summary_interval=8)
+    noted = Noted()
+    config = _config(train_steps="2 epochs", steps_per_loop=8, summary_interval=8)
     run_experiment(
         None, Dataset(config.task), "train_and_eval", config, str(tmp_path), callbacks=[noted]
     )
@@ -165,10 +168,8 @@ def test_an_epoch_of_a_ready_made_trainer_is_that_of_its_dataset(tmp_path: Path)
 
 def test_replicas_end_their_epochs_when_their_batches_end(tmp_path: Path) -> None:
     strategy = replicas(2)
-    noted, config = (
-        Noted(),
-        _config(train_steps="2 epochs", steps_per_loop=100, summary_interval=100),
-    )
+    noted = Noted()
+    config = _config(train_steps="2 epochs", steps_per_loop=100, summary_interval=100)
     with strategy.scope():
         task = Dataset(config.task)
     run_experiment(strategy, task, "train", config, str(tmp_path), callbacks=[noted])

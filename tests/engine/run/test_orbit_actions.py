@@ -15,7 +15,8 @@ from trainer_kit.training.trainer_creation import create_trainer
 
 def _run(step: int = 10) -> Run:
     run = Run(SimpleNamespace(global_step=tf.Variable(step, dtype=tf.int64)))
-    run.loop, run.evaluation = Loop(5, 10, 1.0, {}), Evaluation(10)
+    run.loop = Loop(5, 10, 1.0, {})
+    run.evaluation = Evaluation(10)
     return run
 
 
@@ -36,7 +37,10 @@ class _Patience:
 
 
 def test_states_of_actions_are_saved_and_restored() -> None:
-    config, first, second, text = tiny_experiment(), _Patience(), _Patience(), b""
+    config = tiny_experiment()
+    first = _Patience()
+    second = _Patience()
+    text = b""
     for action in (first, second):
         trainer = create_trainer(config, TinyTask(config.task))
         register_states(trainer, [action, print])
@@ -57,7 +61,8 @@ def test_an_eval_action_that_sets_global_step_back_does_so_too() -> None:
 
 
 def test_actions_after_evaluations_see_no_replayed_one() -> None:
-    run, seen = _run(), []
+    run = _run()
+    seen = []
     actions = Actions([], [seen.append])
     actions.evaluation_end(run, {"a": 1})
     run.evaluation = Evaluation(10, is_replayed=True)

@@ -53,7 +53,8 @@ def test_only_a_sidecar_leaves_out_validation_sets(
     tmp_path: Path, mode: str, sets: list[str]
 ) -> None:
     config = tiny_experiment()
-    data, chosen = config.task.validation_data, {"continuous_eval": {"validation_sets": ["test"]}}
+    data = config.task.validation_data
+    chosen = {"continuous_eval": {"validation_sets": ["test"]}}
     config = config.replace(task={"validation_data": {"dev": data, "test": data}}, trainer=chosen)
     assert list(get_validation_sets(_plan(tmp_path, mode, config).config.task)) == sets
 

@@ -14,16 +14,16 @@ from trainer_kit.training.base_trainer import BaseTrainer, CustomParts
 
 
 class _Trainer(BaseTrainer):
-    """Is at a step, has evaluated seven batches, and notes in `done` that its weights were put back."""
+    """Is at a step, has evaluated seven batches, and notes in `done` that its weights were put
+    back.
+    """
 
     custom_parts = CustomParts()
 
     def __init__(self, step: int, done: list[str]) -> None:
-        self.global_step, self.evaluated_batches, self._done = (
-            tf.Variable(step),
-            tf.Variable(7),
-            done,
-        )
+        self.global_step = tf.Variable(step)
+        self.evaluated_batches = tf.Variable(7)
+        self._done = done
 
     def train(self, num_steps: tf.Tensor) -> None:
         self.global_step.assign_add(int(num_steps))
@@ -56,7 +56,8 @@ def _run(phase: str, step: int, saved: int) -> tuple[Progress, list[str]]:
 
 
 def test_a_phase_ends_with_its_block_but_stays_after_an_error() -> None:
-    phases, seen = Phases(TimeLedger()), []
+    phases = Phases(TimeLedger())
+    seen = []
     seen.append(phases.now)
     with phases.during_run():
         seen.append(phases.now)

@@ -111,7 +111,9 @@ def evaluated(once_evaluated: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def evaluator() -> Trainer:
-    """Evaluates any checkpoint of _EVALUATED in mode eval, and is traced once; each evaluation restores its own."""
+    """Evaluates any checkpoint of _EVALUATED in mode eval, and is traced once; each evaluation
+    restores its own.
+    """
     return create_trainer(_EVALUATED, LinearTask(_EVALUATED.task), train=False)
 
 
@@ -277,29 +279,29 @@ def test_a_resumed_run_uses_the_configs_new_learning_rate(trained: Path) -> None
     logs: list[Any] = []
     changed = _TRAINED.replace(trainer={"optimizer_config": {"learning_rate": rate}})
     ready = ReadyTrainer(changed, LinearTask)
+
+    def record_rate(loop: Any) -> None:
+        logs.append(loop["learning_rate"])
+
     for steps in (27, 37):
-        config, act = (
-            changed.replace(trainer={"train_steps": steps}),
-            lambda loop: logs.append(loop["learning_rate"]),
-        )
-        _run(trained, config=config, train_actions=[act], trainer=ready.again())
+        config = changed.replace(trainer={"train_steps": steps})
+        _run(trained, config=config, train_actions=[record_rate], trainer=ready.again())
     assert logs == [0.25] * 4
 
 
 def test_a_learning_rate_set_in_a_ready_made_trainer_stays(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    config, trainer = linear_experiment(train_steps=10), linear.again()
+    config = linear_experiment(train_steps=10)
+    trainer = linear.again()
     change = [lambda logs: trainer.optimizer.learning_rate.assign(0.125)]
     model, _ = run_experiment(
         None, trainer.task, "train", config, str(tmp_path), trainer=trainer, train_actions=change
     )
     assert model is trainer.model and int(trainer.global_step) == 10
     logs: list[Any] = []
-    config, note = (
-        config.replace(trainer={"train_steps": 20}),
-        [lambda loop: logs.append(loop["learning_rate"])],
-    )
+    config = config.replace(trainer={"train_steps": 20})
+    note = [lambda loop: logs.append(loop["learning_rate"])]
     _run(tmp_path, config=config, train_actions=note, trainer=linear.again())
     assert logs == [0.125, 0.125]
 
@@ -462,12 +464,15 @@ def test_the_tasks_summaries_keep_the_interval_of_the_config(
     tmp_path: Path,
 ) -> None:
     config = linear_experiment(summary_interval=10)
-    task, act = (
-        _SummarisingTask(config.task),
-        lambda logs: tf.summary.scalar("of_an_action", logs["training_loss"]),
-    )
-    run_experiment(None, task, "train_and_eval", config, str(tmp_path), train_actions=[act])
-    train, validation = _tags(tmp_path / "train"), _tags(tmp_path / "validation")
+    task = _SummarisingTask(config.task)
+
+    def write_scalar(logs: Any) -> None:
+        tf.summary.scalar("of_an_action", logs["training_loss"])
+
+    actions = [write_scalar]
+    run_experiment(None, task, "train_and_eval", config, str(tmp_path), train_actions=actions)
+    train = _tags(tmp_path / "train")
+    validation = _tags(tmp_path / "validation")
     assert train["mine"] == [0, 10]  # the step before global_step moves on, as Orbit has it
     assert set(validation["mine_too"]) == {10, 20}
     assert train["of_an_action"] == [5, 10, 15, 20]
@@ -502,7 +507,9 @@ def test_any_orbit_controller_can_drive_the_trainer(linear: ReadyTrainer, tmp_pa
 
 
 class _FailsAtTheEnd(Callback):
-    """Saves with each evaluation what callbacks have seen of it, and lets the run fail after the last one."""
+    """Saves with each evaluation what callbacks have seen of it, and lets the run fail after the
+    last one.
+    """
 
     def evaluation_end(self, run: Run, logs: dict[str, Any]) -> None:
         run.save(overwrite=True)
@@ -603,7 +610,9 @@ def test_data_that_ends_too_early_is_a_data_error_after_saving(
 
 
 def _stop(caplog: pytest.LogCaptureFixture) -> None:
-    """Sends SIGTERM to this process, and returns when the thread that hears of it has asked the run to stop."""
+    """Sends SIGTERM to this process, and returns when the thread that hears of it has asked the run
+    to stop.
+    """
     os.kill(os.getpid(), signal.SIGTERM)
     deadline = time.monotonic() + 30
     while "SIGTERM: stopping" not in caplog.text and time.monotonic() < deadline:
@@ -742,10 +751,8 @@ def test_train_and_eval_evaluates_a_run_that_only_trained(
 
 
 def test_the_ledger_names_checkpoints_that_exist(evaluated: Path, evaluator: Trainer) -> None:
-    ledger, events = (
-        evaluated / "evals/validation.jsonl",
-        sorted((evaluated / "validation").iterdir()),
-    )
+    ledger = evaluated / "evals/validation.jsonl"
+    events = sorted((evaluated / "validation").iterdir())
     records = json_lines(ledger)
     assert [line["step"] for line in records] == [10, 20, 30, 40, 50, 60]
     assert [line["checkpoint"] for line in records] == [
@@ -786,7 +793,8 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
             lines.extend(text.splitlines())
 
     keras.utils.clear_session()
-    ready, straight = ReadyTrainer(config, LinearTask), tmp_path / "straight"
+    ready = ReadyTrainer(config, LinearTask)
+    straight = tmp_path / "straight"
     _, logs = _run(
         straight,
         "train_and_eval",
@@ -817,7 +825,8 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
         in lines[-2]
     )
 
-    resumed, shorter = tmp_path / "resumed", config.replace(trainer={"train_steps": 15})
+    resumed = tmp_path / "resumed"
+    shorter = config.replace(trainer={"train_steps": 15})
     _run(resumed, "train_and_eval", shorter, trainer=ready.again(resumed))
     keras.utils.clear_session()
     _, again = _run(
@@ -829,7 +838,8 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
 
 def test_a_run_at_its_last_step_evaluates_new_sets_only(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=10)
-    data, seen = config.task.validation_data, []
+    data = config.task.validation_data
+    seen = []
     _, first = _run(
         tmp_path,
         "train_and_eval",
@@ -871,7 +881,8 @@ def test_a_run_that_waits_for_data_is_told_so(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=20).replace(
         task={"train_data": {"prefetch_buffer_size": 0}}
     )
-    task, begun = _WaitsForData(config.task), time.monotonic()
+    task = _WaitsForData(config.task)
+    begun = time.monotonic()
 
     def begin_to_wait(logs: Any) -> None:
         task.wait = (

@@ -1,4 +1,6 @@
-"""How many workers there are and what they agree on: in one process, and in two real ones, a chief and a worker."""
+"""How many workers there are and what they agree on: in one process, and in two real ones, a chief
+and a worker.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,8 @@ def found() -> dict[str, Any]:
 def test_one_process_is_the_only_worker_and_agrees_with_itself(
     found: dict[str, Any], strategy: str
 ) -> None:
-    numbers, texts = [own for own, _ in NUMBERS], [[own] for own, _ in TEXTS]
+    numbers = [own for own, _ in NUMBERS]
+    texts = [[own] for own, _ in TEXTS]
     assert found[strategy] == {"place": [1, 0], "numbers": numbers, "texts": texts}
     assert found["warned"] == [False, False, True]  # of one worker with a strategy for several
 
@@ -106,5 +109,6 @@ def test_one_process_is_the_only_worker_and_agrees_with_itself(
 def test_two_workers_have_the_chiefs_number_and_all_texts(
     found: dict[str, Any], index: int
 ) -> None:
-    numbers, texts = [chiefs for chiefs, _ in NUMBERS], [list(texts) for texts in TEXTS]
+    numbers = [chiefs for chiefs, _ in NUMBERS]
+    texts = [list(texts) for texts in TEXTS]
     assert found[JOBS[index]] == {"place": [2, index], "numbers": numbers, "texts": texts}

@@ -161,7 +161,8 @@ def test_one_replica_or_ragged_batches_keep_every_batch() -> None:
     full, ragged = (
         tf.data.Dataset.range(EXAMPLES).batch(4, drop_remainder=drop) for drop in (True, False)
     )
-    several, one_each = input_context(4, 2), input_context(2, 2)
+    several = input_context(4, 2)
+    one_each = input_context(2, 2)
     assert drop_partial_steps(full, None) is full
     assert drop_partial_steps(full, one_each) is full
     assert drop_partial_steps(ragged, several) is ragged

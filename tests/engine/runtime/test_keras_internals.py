@@ -71,7 +71,8 @@ def test_a_comparison_is_chosen_once() -> None:
 
 
 def test_a_loss_is_undivided_in_its_context_only() -> None:
-    loss, zeros = keras.losses.MeanSquaredError(), tf.zeros([2, 1])
+    loss = keras.losses.MeanSquaredError()
+    zeros = tf.zeros([2, 1])
 
     def losses() -> list[Any]:
         with internals.skip_replica_loss_scaling():

@@ -1,4 +1,6 @@
-"""Whether op determinism is enabled: in a process of its own, since TensorFlow cannot disable it publicly."""
+"""Whether op determinism is enabled: in a process of its own, since TensorFlow cannot disable it
+publicly.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def _in_graph() -> bool:
 
 
 def enable() -> None:
-    """In a process that has asked before: the answer is not remembered. The seed makes the process's generators."""
+    """In a process that has asked before: the answer is not remembered. The seed makes the
+    process's generators.
+    """
     assert not is_op_determinism_enabled() and not _in_graph()
     tf.random.set_seed(3)
     tf.config.experimental.enable_op_determinism()

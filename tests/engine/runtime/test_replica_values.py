@@ -23,7 +23,9 @@ from trainer_kit.runtime.replica_values import (
 
 
 def variable_of(strategy: tf.distribute.Strategy, *, trainable: bool = False) -> tf.Variable:
-    """One that each replica may set to a value of its own, as Keras 3 makes the averages of batch normalization."""
+    """One that each replica may set to a value of its own, as Keras 3 makes the averages of batch
+    normalization.
+    """
     with strategy.scope():
         return tf.Variable([0.0, 0.0], trainable=trainable)
 
@@ -40,7 +42,8 @@ def as_earlier_versions_saved(state: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("form", [list, as_earlier_versions_saved])
 def test_each_replica_gets_back_its_own_bits(form: Callable[[list[Any]], list[Any]]) -> None:
     strategy = replicas(2)
-    first, second = variable_of(strategy), variable_of(strategy)
+    first = variable_of(strategy)
+    second = variable_of(strategy)
     move_apart(first, strategy)
     values = read_replica_values([first], strategy)
     assert not are_replicas_equal(values)
@@ -61,8 +64,10 @@ def test_replicas_with_the_same_values_are_alike() -> None:
 
 
 def test_values_of_other_replicas_or_variables_change_nothing() -> None:
-    strategy, alone = replicas(2), tf.distribute.OneDeviceStrategy("CPU:0")
-    first, single = variable_of(strategy), variable_of(alone)
+    strategy = replicas(2)
+    alone = tf.distribute.OneDeviceStrategy("CPU:0")
+    first = variable_of(strategy)
+    single = variable_of(alone)
     move_apart(first, strategy)
     state = read_replica_values([first], strategy)
     assert not restore_replica_values([single], alone, state)
@@ -71,8 +76,10 @@ def test_values_of_other_replicas_or_variables_change_nothing() -> None:
 
 
 def test_only_what_a_step_may_set_apart_is_own_to_each_replica() -> None:
-    strategy, alone = replicas(2), tf.distribute.OneDeviceStrategy("CPU:0")
-    weight, average = variable_of(strategy, trainable=True), variable_of(strategy)
+    strategy = replicas(2)
+    alone = tf.distribute.OneDeviceStrategy("CPU:0")
+    weight = variable_of(strategy, trainable=True)
+    average = variable_of(strategy)
     assert [one is average for one in select_replica_local([weight, average], strategy)] == [True]
     assert select_replica_local([variable_of(alone)], alone) == []
 

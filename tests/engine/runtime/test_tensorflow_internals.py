@@ -1,4 +1,6 @@
-"""The private names of TensorFlow: that they are there and mean what they meant, and what happens without them."""
+"""The private names of TensorFlow: that they are there and mean what they meant, and what happens
+without them.
+"""
 
 from __future__ import annotations
 
@@ -225,14 +227,16 @@ def _hidden_states(function: Any) -> set[str]:
 def test_a_random_operation_draws_from_the_generator(name: str) -> None:
     draw, mean, variance = DRAWS[name]
     generator = tf.random.Generator.from_seed(3)
-    drawing, stateful = _drawing(draw, generator), tf.function(draw)
+    drawing = _drawing(draw, generator)
+    stateful = tf.function(draw)
     first = drawing().numpy().astype(np.float64)
 
     assert first.mean() == pytest.approx(mean, abs=0.03) and first.var() == pytest.approx(
         variance, rel=0.03
     )
     assert not _hidden_states(drawing) and _hidden_states(stateful)
-    concrete, expected = drawing.get_concrete_function(), stateful.get_concrete_function()
+    concrete = drawing.get_concrete_function()
+    expected = stateful.get_concrete_function()
     assert (concrete.output_shapes, concrete.output_dtypes) == (
         expected.output_shapes,
         expected.output_dtypes,
@@ -280,7 +284,8 @@ def test_operations_in_branches_and_loops_are_replaced() -> None:
 
 def test_gradients_flow_through_random_operations() -> None:
     def gradients() -> Any:
-        rate, kept = tf.constant([2.0, 3.0]), tf.ones([8])
+        rate = tf.constant([2.0, 3.0])
+        kept = tf.ones([8])
         with tf.GradientTape(persistent=True) as tape:
             tape.watch([rate, kept])
             mean = tf.reduce_mean(tf.random.gamma([SAMPLES], rate), axis=0)

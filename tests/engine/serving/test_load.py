@@ -64,7 +64,9 @@ def _config() -> Any:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two replicas that evaluates averaged weights; a sidecar; a module with the experiment."""
+    """A run on two replicas that evaluates averaged weights; a sidecar; a module with the
+    experiment.
+    """
     folder = tmp_path_factory.mktemp("served") / "run"
     (folder.parent / "served.py").write_text(_EXPERIMENT)
     strategy = tf.distribute.MirroredStrategy(
@@ -87,7 +89,8 @@ def modules(run: Path) -> list[str]:
 def test_a_run_that_an_earlier_release_began_with_auto_is_loaded(
     run: Path, modules: list[str], tmp_path: Path
 ) -> None:
-    text, manifest = (run / "params.yaml").read_text(), read_json(run / "manifest.json")
+    text = (run / "params.yaml").read_text()
+    manifest = read_json(run / "manifest.json")
     assert "fuse_steps: 1\n" in text
     text = text.replace("fuse_steps: 1\n", "fuse_steps: auto\n").replace(
         "executor: default\n", "executor: auto\n"
@@ -306,7 +309,8 @@ def _saved(kind: str) -> Callable[[Any, Path], str | Path]:
 def test_weights_of_another_program_are_loaded(tmp_path: Path, kind: str, form: str) -> None:
     if (kind, form) == ("module", "weights.h5"):
         return
-    theirs, model = MODELS[kind](), MODELS[kind]()
+    theirs = MODELS[kind]()
+    model = MODELS[kind]()
     _scramble(theirs)
     path = _saved(form)(theirs, tmp_path)
     loaded = trainer_kit.load_weights(model, path)
@@ -394,7 +398,9 @@ def test_ctrl_c_in_keras_changes_no_weight(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_part_has_to_be_named_where_several_fit(tmp_path: Path) -> None:
-    one, two, model = _sequential(), _sequential(), _sequential()
+    one = _sequential()
+    two = _sequential()
+    model = _sequential()
     _scramble(two)
     path = tf.train.Checkpoint(one=one, two=two).write(str(tmp_path / "x"))
     with pytest.raises(

@@ -53,7 +53,8 @@ class Halved(keras.layers.Layer):
 
 
 def _two_inputs() -> keras.Model:
-    a, b = keras.Input((2,), name="a"), keras.Input((2,), name="b")
+    a = keras.Input((2,), name="a")
+    b = keras.Input((2,), name="b")
     total = Halved(name="same")(keras.layers.Add(name="total")([a, b]))
     return keras.Model([a, b], keras.layers.Dense(1, name="out")(total))
 
@@ -96,7 +97,8 @@ def test_a_tf_keras_model_has_named_inputs_and_layers_too() -> None:
                 inputs = tf.minimum(inputs, 4.0)
             return tk.expose("clipped", inputs) / 2
 
-    a, b = tf_keras.Input((2,), name="a"), tf_keras.Input((2,), name="b")
+    a = tf_keras.Input((2,), name="a")
+    b = tf_keras.Input((2,), name="b")
     halves = Clipped(name="halves")(tf_keras.layers.Add(name="total")([a, b]))
     model = tf_keras.Model({"a": a, "b": b}, tf_keras.layers.Dense(1, name="out")(halves))
     found = tk.get_predictor(model, ["b", "a"], ["total", "clipped", "halves"])(
@@ -108,7 +110,8 @@ def test_a_tf_keras_model_has_named_inputs_and_layers_too() -> None:
 
 
 def test_runs_and_their_checkpoints_predict_as_their_model(tmp_path: Path) -> None:
-    module, folder = tmp_path / "predicted.py", tmp_path / "run"
+    module = tmp_path / "predicted.py"
+    folder = tmp_path / "run"
     module.write_text(_EXPERIMENT)
     import_experiment(NAME, [str(module)])
     launch(get_experiment(NAME), "train", str(folder), experiment=NAME)

@@ -21,7 +21,8 @@ def mlp(api: Any) -> Any:
 class Einsum(tf.Module):
     def __init__(self, equation: str, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.equation, self.kernel = equation, tf.ones(shape)
+        self.equation = equation
+        self.kernel = tf.ones(shape)
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
         return tf.einsum(self.equation, inputs, self.kernel)

@@ -11,7 +11,9 @@ from trainer_kit.telemetry.model_stats import ParameterCount, count_parameters
 
 
 def conv_net(api: Any) -> Any:
-    """Parameters: 4 * (9 + 1) of the convolution, 4 * 4 of batch normalisation, 10 * (4 * 36 + 1) of the last layer."""
+    """Parameters: 4 * (9 + 1) of the convolution, 4 * 4 of batch normalisation, 10 * (4 * 36 + 1)
+    of the last layer.
+    """
     layers = api.layers
     first = [layers.Conv2D(4, 3), layers.BatchNormalization(), layers.Dropout(0.5)]
     return api.Sequential([api.Input((8, 8, 1)), *first, layers.Flatten(), layers.Dense(10)])

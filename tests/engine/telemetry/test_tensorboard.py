@@ -42,7 +42,9 @@ def event_files(folder: Path) -> list[Path]:
 
 
 def date_back(folder: Path) -> None:
-    """Makes the event files ten seconds older, by their names: a file of the same second would have to wait."""
+    """Makes the event files ten seconds older, by their names: a file of the same second would have
+    to wait.
+    """
     for file in event_files(folder):
         older = re.sub(r"(?<=tfevents\.)\d+", lambda found: str(int(found[0]) - 10), file.name)
         file.rename(file.with_name(older))
@@ -225,15 +227,14 @@ def test_a_full_disk_is_a_storage_error_that_names_the_folder(tmp_path: Path, st
 def session(
     folder: Path, start: int, end: int, value: float, *, made_up: bool = False
 ) -> tuple[SummaryManager, SummaryManager]:
-    """What a start writes from step `start` on: a training report each step, an evaluation every second one.
+    """What a start writes from step `start` on: a training report each step, an evaluation every
+    second one.
 
     The managers stay open, as those of a process that is killed.
     """
     date_back(folder)
-    train, validation = (
-        SummaryManager(str(folder / "train")),
-        SummaryManager(str(folder / "validation")),
-    )
+    train = SummaryManager(str(folder / "train"))
+    validation = SummaryManager(str(folder / "validation"))
     train.resume(start)
     validation.resume(start - 1 if made_up else start)
     for step in range(start, end + 1):

@@ -58,7 +58,9 @@ def _trainer(
 
 @dataclass(frozen=True)
 class _Trained:
-    """What STEPS steps have made of a trainer: the logs, and the values of weights, averages and optimizers."""
+    """What STEPS steps have made of a trainer: the logs, and the values of weights, averages and
+    optimizers.
+    """
 
     logs: list[Any]
     state: list[np.ndarray]
@@ -94,7 +96,9 @@ def _state(trainer: Trainer) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def two_layers() -> _Trained:
-    """Whole batches of 32 on one replica, with two layers and an optimizer that does much for an update."""
+    """Whole batches of 32 on one replica, with two layers and an optimizer that does much for an
+    update.
+    """
     return _trained(_trainer(TinyTask, optimizer_config=OPTIMIZATION))
 
 
@@ -152,7 +156,9 @@ def test_a_ragged_last_batch_counts_each_example_once(options: dict[str, Any]) -
 
 
 class _Keras(LinearTask):
-    """Applies gradients by the methods of Keras' optimizers, and returns its own kind of loss and logs."""
+    """Applies gradients by the methods of Keras' optimizers, and returns its own kind of loss and
+    logs.
+    """
 
     def train_step(
         self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None

@@ -1,4 +1,6 @@
-"""Evaluations with several weights at each step: averages of several decays, and the trained weights."""
+"""Evaluations with several weights at each step: averages of several decays, and the trained
+weights.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,14 @@ def _config(ema: dict[str, Any] | None, **trainer: Any) -> Any:
 
 
 class _Counting(LinearTask):
-    """Counts its evaluations in a variable and in its own state, and draws a random number in each step."""
+    """Counts its evaluations in a variable and in its own state, and draws a random number in each
+    step.
+    """
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self.batches, self.evaluations = tf.Variable(0), 0
+        self.batches = tf.Variable(0)
+        self.evaluations = 0
         self.generator = tf.random.Generator.from_seed(5)
 
     def validation_step(self, inputs: Any, model: Any, metrics: Any = None) -> Any:
@@ -91,8 +96,10 @@ def _held(trainer: Any) -> list[bytes]:
 
 def test_each_kind_of_weights_has_metrics_of_its_own() -> None:
     with replicas(2).scope():
-        trainer, plain = _trained(EMA), _trained({**EMA, "evaluate": ("weights",)}, steps=0)
-        before, logs = _held(trainer), trainer.evaluate(tf.constant(-1))
+        trainer = _trained(EMA)
+        plain = _trained({**EMA, "evaluate": ("weights",)}, steps=0)
+        before = _held(trainer)
+        logs = trainer.evaluate(tf.constant(-1))
         assert _held(trainer) == before
         for name, found in (
             ("average", logs),
@@ -252,10 +259,8 @@ def test_ema_checkpoints_hold_the_averages(
 ) -> None:
     place = run / "ema_checkpoints" / folder
     assert complete_checkpoints(str(place)).keys() == steps
-    model, other = (
-        _loaded(tf.train.latest_checkpoint(str(place))),
-        _loaded(str(run / "best_ckpt/ckpt-40")),
-    )
+    model = _loaded(tf.train.latest_checkpoint(str(place)))
+    other = _loaded(str(run / "best_ckpt/ckpt-40"))
     trainer_kit.load_weights(other, run / "ckpt-40", averaged=average)
     assert_all_close(model.get_weights(), other.get_weights())
 

@@ -1,4 +1,6 @@
-"""A task whose model is compiled: its losses, metrics and weights of examples count once, in each loop anew."""
+"""A task whose model is compiled: its losses, metrics and weights of examples count once, in each
+loop anew.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ import tensorflow as tf
 import trainer_kit as tk
 
 RANDOM = np.random.RandomState(0)
-X, Y = RANDOM.randn(40, 4).astype("float32"), RANDOM.randint(0, 2, (40, 1)).astype("float32")
+X = RANDOM.randn(40, 4).astype("float32")
+Y = RANDOM.randint(0, 2, (40, 1)).astype("float32")
 WEIGHTS = RANDOM.rand(40).astype("float32")
 
 

@@ -18,7 +18,8 @@ class _Model(tf.Module):
 
     def __init__(self, averaged: bool) -> None:
         super().__init__()
-        self.weight, self.generator = tf.Variable(1.0), tf.random.Generator.from_seed(3)
+        self.weight = tf.Variable(1.0)
+        self.generator = tf.random.Generator.from_seed(3)
         self._average = MovingAverage([self.weight], EMAConfig()) if averaged else None
         self.weight.assign(2.0)
         self.state = TrainState(
@@ -32,7 +33,8 @@ class _Model(tf.Module):
 
 @pytest.mark.parametrize("averaged", [True, False])
 def test_training_draws_what_it_would_without_the_evaluation(averaged: bool) -> None:
-    model, other = _Model(averaged), _Model(averaged)
+    model = _Model(averaged)
+    other = _Model(averaged)
     with model.evaluated.use_weights():
         model.state.remember_generators()
         model.draw()

@@ -1,4 +1,6 @@
-"""Evaluations: which weights the model holds at each moment, what is exported as best, and what will be reported."""
+"""Evaluations: which weights the model holds at each moment, what is exported as best, and what
+will be reported.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def _held(trainer: Any) -> list[bytes]:
 
 
 class _Watched(Trainer):
-    """Notes what the model holds at each moment of an evaluation, and does there what `then` says."""
+    """Notes what the model holds at each moment of an evaluation, and does there what `then`
+    says.
+    """
 
     then: Mapping[str, Any] = {}
 
@@ -96,7 +100,8 @@ def test_average_is_in_place_from_eval_begin_to_eval_end() -> None:
 
 def test_failed_evaluation_restores_the_weights() -> None:
     trainer = _trainer(_Watched)
-    weights, logs = _held(trainer), trainer.evaluate(-1)
+    weights = _held(trainer)
+    logs = trainer.evaluate(-1)
     for moment in ("begun", "step", "end"):
         trainer.then = {moment: [].pop}
         with pytest.raises(IndexError, match="pop from empty list"):
@@ -109,8 +114,10 @@ def test_failed_evaluation_restores_the_weights() -> None:
 def test_concurrent_end_averaging_restores_the_weights_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trainer, swap = _trainer(), MovingAverage.swap
-    weights, swaps = _held(trainer), []
+    trainer = _trainer()
+    swap = MovingAverage.swap
+    weights = _held(trainer)
+    swaps = []
 
     def slow(average: MovingAverage, name: str) -> None:
         swaps.append(average)
@@ -353,8 +360,10 @@ class _NamedTask(LinearTask):
 def test_subclass_evaluates_its_replaced_model_and_task() -> None:
     config = linear_experiment()
     trainer = seeded_trainer(config, _NamedTask, train=False)
-    first, second = trainer.task, _NamedTask(config.task)
-    trainer._model, trainer._task = second.build_model(), second
+    first = trainer.task
+    second = _NamedTask(config.task)
+    trainer._model = second.build_model()
+    trainer._task = second
     trainer.evaluate(tf.constant(1))
     assert second.evaluated is trainer.model and not hasattr(first, "evaluated")
 
@@ -437,7 +446,9 @@ def test_replicas_evaluate_what_the_checkpoint_holds(
 
 
 class _TableTask(LinearTask):
-    """The loss of an example is its label, 0 to 10. A table of 10 rows stands before the features."""
+    """The loss of an example is its label, 0 to 10. A table of 10 rows stands before the
+    features.
+    """
 
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
         size = input_context.get_per_replica_batch_size(4) if input_context else 4

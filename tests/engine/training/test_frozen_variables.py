@@ -23,7 +23,8 @@ from trainer_kit.training.trainer import Trainer
 RATE = {"type": "constant", "constant": {"learning_rate": 0.05}}
 ADAMW = {"optimizer": {"type": "adamw", "adamw": {"weight_decay_rate": 0.1}}, "learning_rate": RATE}
 BODY = ("/dense/", "/batch_normalization/")
-FROZEN, TRAINED = slice(0, 6), slice(6, None)  # of the weights
+FROZEN = slice(0, 6)
+TRAINED = slice(6, None)  # of the weights
 
 
 class Normalized(TinyTask):
@@ -142,7 +143,8 @@ def test_numbers_in_the_names_of_layers_are_those_given() -> None:
 
 
 def test_a_resume_with_another_freeze_says_what_it_means(tmp_path: Path) -> None:
-    folder, config = str(tmp_path / "run"), tiny_experiment(train_steps=10, freeze=("/dense/",))
+    folder = str(tmp_path / "run")
+    config = tiny_experiment(train_steps=10, freeze=("/dense/",))
     launch(config, "train", folder)
     other = config.replace(trainer={"train_steps": 20, "freeze": ("/dense_1/kernel",)})
     with pytest.raises(ConfigError, match=r"trainer.freeze: was \['/dense/'\] when this run began"):
@@ -164,13 +166,12 @@ def test_averages_of_variables_trained_again_begin_at_them(tmp_path: Path) -> No
         [value + 1 for value in old.model.get_weights()]
     )  # not those that the next one begins with
     old.train(tf.constant(5))
-    path, new = (
-        old.checkpoint.write(str(tmp_path / "ckpt-5")),
-        _trainer(optimizer_config=averaged, freeze=()),
-    )
+    path = old.checkpoint.write(str(tmp_path / "ckpt-5"))
+    new = _trainer(optimizer_config=averaged, freeze=())
     restore(new.checkpoint, path, strict=True, allow_partial=True)
     new.after_restore(path)
-    state, kernel = new.state.checkpoint, old.model.get_weights()[0]
+    state = new.state.checkpoint
+    kernel = old.model.get_weights()[0]
     for averages in (state.average, state.more_averages["fast"]):
         np.testing.assert_array_equal(averages["sequential/dense/kernel"].numpy(), kernel)
     for name, average in old.state.checkpoint.average.items():

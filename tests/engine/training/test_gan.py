@@ -1,4 +1,6 @@
-"""GanTask: two nets with an optimizer each, in turns or together, and nothing of one changes with the other."""
+"""GanTask: two nets with an optimizer each, in turns or together, and nothing of one changes with
+the other.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,8 @@ def one_step() -> Trainer:
 
 def test_a_step_in_turns_is_two_steps_by_hand(one_step: Trainer) -> None:
     hand = _trainer()
-    real, model = next(iter(hand.data.iterator())), hand.model
+    real = next(iter(hand.data.iterator()))
+    model = hand.model
     optimizers = {name: keras.optimizers.SGD(0.1) for name in ("generator", "discriminator")}
     latents, new_latents = tf.split(model.latents(32), 2)
     fake = model.generator(latents, training=True)
@@ -142,7 +145,8 @@ def test_a_step_in_turns_is_two_steps_by_hand(one_step: Trainer) -> None:
 
 
 def test_replicas_generate_from_different_latents() -> None:
-    trainer, strategy = _trainer(count=2), replicas(2)
+    trainer = _trainer(count=2)
+    strategy = replicas(2)
     draw = tf.function(lambda: strategy.run(lambda: trainer.model.latents(8)))
     first, second = on_each_replica(strategy, draw())
     assert abs(float(np.mean(first * second))) < 0.5 and not np.array_equal(first, second)
@@ -188,11 +192,9 @@ def test_both_optimizers_are_needed_by_name(options: dict[str, Any], message: st
 def test_losses_are_those_of_the_papers(
     loss: str, of_discriminator: float, of_generator: float
 ) -> None:
-    task, real, fake = (
-        Points(tk.GanConfig(loss=loss)),
-        tf.constant([2.0, -1.0]),
-        tf.constant([0.5, -3.0]),
-    )
+    task = Points(tk.GanConfig(loss=loss))
+    real = tf.constant([2.0, -1.0])
+    fake = tf.constant([0.5, -3.0])
     assert float(task.discriminator_loss(real, fake)) == pytest.approx(of_discriminator, abs=1e-5)
     assert float(task.generator_loss(fake)) == pytest.approx(of_generator, abs=1e-5)
 

@@ -1,4 +1,6 @@
-"""Gradient processors and norms in training: on replicas, in micro-batches, in float16, after a resume."""
+"""Gradient processors and norms in training: on replicas, in micro-batches, in float16, after a
+resume.
+"""
 
 from __future__ import annotations
 
@@ -80,10 +82,8 @@ def test_processors_train_alike_on_replicas_and_micro_batches() -> None:
 def test_processors_come_before_the_bounds_of_the_optimizer() -> None:
     """A factor of 1000 cancels out in a gradient that is clipped to a norm afterwards."""
     scale = {"type": "scale", "scale": {"factor": 1000.0}}
-    scaled, plain = (
-        _trainer(_config([scale], {"clipnorm": 1e-3})),
-        _trainer(_config([], {"clipnorm": 1e-3})),
-    )
+    scaled = _trainer(_config([scale], {"clipnorm": 1e-3}))
+    plain = _trainer(_config([], {"clipnorm": 1e-3}))
     for trainer in (scaled, plain):
         trainer.train(tf.constant(3))
     assert_all_close(trained_weights(scaled), trained_weights(plain), atol=2e-6)
@@ -103,7 +103,9 @@ def test_processors_see_float16_gradients_without_the_scale() -> None:
 
 
 def test_the_reported_norm_is_the_mean_of_unclipped_ones() -> None:
-    """SGD without momentum moves weights by the rate times the gradient; one replica reports what two do."""
+    """SGD without momentum moves weights by the rate times the gradient; one replica reports what
+    two do.
+    """
     trainer = _trainer(_config(report_gradient_norm=True), count=2)
     norms = []
     for _ in range(4):
@@ -281,7 +283,8 @@ def test_a_check_names_variable_and_step_before_the_update() -> None:
 def _run(
     folder: Path, task_type: type[TinyTask], config: Any, steps: int, from_step: int | None = None
 ) -> None:
-    config, strategy = config.replace(trainer={"train_steps": steps}), tf.distribute.get_strategy()
+    config = config.replace(trainer={"train_steps": steps})
+    strategy = tf.distribute.get_strategy()
     seed_everything(config.runtime.random_seed)
     run_experiment(
         strategy, task_type(config.task), "train", config, str(folder), from_step=from_step

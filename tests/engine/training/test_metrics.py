@@ -32,7 +32,8 @@ class _Parts(keras.metrics.Metric):
 )
 def test_loss_is_the_mean_over_examples_for_any_batches(wrap: Callable[[Any], Any]) -> None:
     losses = np.linspace(0, 5, 11, dtype=np.float32) ** 2
-    metrics, task = MetricSet("validation_loss", []), TinyTask(TinyConfig())
+    metrics = MetricSet("validation_loss", [])
+    task = TinyTask(TinyConfig())
     for start in (0, 4, 8, 11):  # 4, 4, 3 and no examples
         batch = losses[start : start + 4]
         metrics.update(
@@ -42,7 +43,8 @@ def test_loss_is_the_mean_over_examples_for_any_batches(wrap: Callable[[Any], An
 
 
 def test_batches_of_scalars_count_as_one_example() -> None:
-    metrics, task = MetricSet("loss", []), TinyTask(TinyConfig())
+    metrics = MetricSet("loss", [])
+    task = TinyTask(TinyConfig())
     metrics.update(task, {task.loss: tf.constant(2.0)}, tf.constant(5))
     metrics.update(task, {task.loss: tf.constant(4.0)}, tf.constant(5))
     assert metrics.results()["loss"].numpy() == 3.0
@@ -68,7 +70,8 @@ def test_reset_starts_all_anew() -> None:
 
 
 def test_a_ragged_batch_weighs_as_much_as_it_has_examples() -> None:
-    metrics, task = MetricSet("training_loss", []), TinyTask(TinyConfig())
+    metrics = MetricSet("training_loss", [])
+    task = TinyTask(TinyConfig())
 
     @tf.function(input_signature=[tf.TensorSpec([None, 2]), tf.TensorSpec([])], autograph=False)
     def step(batch: tf.Tensor, loss: tf.Tensor) -> None:
@@ -105,7 +108,8 @@ class _Signs(tf_keras.metrics.Metric):
 
 def test_tensor_conditions_in_a_metric_of_tf_keras_are_converted() -> None:
     metric = _Signs()
-    task, metrics = TinyTask(TinyConfig()), MetricSet("loss", [metric])
+    task = TinyTask(TinyConfig())
+    metrics = MetricSet("loss", [metric])
 
     @tf.function(autograph=False)
     def updated(prediction: Any) -> Any:

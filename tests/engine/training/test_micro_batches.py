@@ -72,7 +72,8 @@ def test_a_known_size_gives_parts_of_one_static_shape() -> None:
 
 
 def _totals(n: int, parts: int, in_xla: bool) -> Any:
-    total, calls = tf.Variable(0.0), tf.Variable(0)
+    total = tf.Variable(0.0)
+    calls = tf.Variable(0)
 
     def step(part: Any, share: Any, first: Any) -> None:
         del first

@@ -1,4 +1,6 @@
-"""Several optimizers from the config: each has variables, slots, a period and an average of its own."""
+"""Several optimizers from the config: each has variables, slots, a period and an average of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,8 @@ RATE = {"type": "constant", "constant": {"learning_rate": 0.05}}
 SGD = {"optimizer": {"type": "sgd"}, "learning_rate": RATE}
 MOMENTUM = {"optimizer": {"type": "sgd", "sgd": {"momentum": 0.9}}, "learning_rate": RATE}
 ADAM = {"optimizer": {"type": "adam"}, "learning_rate": RATE}
-HEAD, REST = (
-    {"variables": ("/bias",)},
-    {"variables": (".",)},
-)  # of one layer: more layers are more to trace
+HEAD = {"variables": ("/bias",)}
+REST = {"variables": (".",)}  # of one layer: more layers are more to trace
 
 
 class TwoLayers(TinyTask):
@@ -92,7 +92,8 @@ def test_a_period_of_5_updates_twice_in_10_steps() -> None:
     """In loops of one step, and then in loops of five."""
     sections = {"head": {**MOMENTUM, **HEAD, "period": 5}, "rest": {**MOMENTUM, **REST}}
     trainer = _trainer(sections, count=2)
-    head, changes = trainer.model.layers[0].bias, []
+    head = trainer.model.layers[0].bias
+    changes = []
     for steps in [1] * 10 + [5] * 2:
         before = head.numpy()
         trainer.train(tf.constant(steps))
@@ -104,15 +105,14 @@ def test_a_period_of_5_updates_twice_in_10_steps() -> None:
 
 
 def test_gradients_of_a_period_are_averaged_if_asked() -> None:
-    """With weights that change only at the end of a period, that is SGD on the four batches together.
+    """With weights that change only at the end of a period, that is SGD on the four batches
+    together.
 
     Gradients of one optimizer are clipped, which hides a factor; those of the other are not.
     """
     clip = {"optimizer": {"type": "sgd", "sgd": {"global_clipnorm": 0.1}}, "learning_rate": RATE}
-    sections, period = (
-        {"head": {**SGD, **HEAD}, "rest": {**clip, **REST}},
-        {"period": 4, "accumulate": True},
-    )
+    sections = {"head": {**SGD, **HEAD}, "rest": {**clip, **REST}}
+    period = {"period": 4, "accumulate": True}
     batches = [(np.float32(x), y) for x, y in _points(4)]
     together = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
     whole = _trainer(sections)
@@ -145,7 +145,8 @@ def _dataset(batches: list[Any], count: int) -> Any:
 )
 def test_every_form_of_a_step_counts_periods(options: dict[str, Any]) -> None:
     sections = {"head": {**MOMENTUM, **HEAD, "period": 3}, "rest": {**SGD, **REST}}
-    trainer, plain = _trainer(sections, **options), _trainer(sections)
+    trainer = _trainer(sections, **options)
+    plain = _trainer(sections)
     for one in (trainer, plain):
         one.train(tf.constant(6))
         assert one.optimizer["head"].iterations.numpy() == 2
@@ -182,7 +183,8 @@ def test_checkpoints_with_averages_of_a_part_are_loaded(tmp_path: Path) -> None:
 
 def test_averages_have_the_keys_of_one_average_of_all() -> None:
     """So the layer "dense_1" has its number even where it alone is averaged."""
-    averaged, last = {**SGD, "ema": {}}, {"variables": ("/dense_1/",)}
+    averaged = {**SGD, "ema": {}}
+    last = {"variables": ("/dense_1/",)}
     several = _trainer({"head": {**averaged, **last}, "rest": {**averaged, **REST}}, TwoLayers)
     part = _trainer({"head": {**averaged, **last}, "rest": {**SGD, **REST}}, TwoLayers)
     whole = _trainer({"all": {**averaged, **REST}}, TwoLayers)
@@ -320,7 +322,8 @@ def _optimizer_state(config: Any, folder: Path, from_step: int | None) -> dict[s
 
 
 def test_some_optimizers_with_a_loss_scale_train_as_none() -> None:
-    own, plain = _trainer({}, OwnOptimizers), _trainer({})
+    own = _trainer({}, OwnOptimizers)
+    plain = _trainer({})
     for trainer in (own, plain):
         trainer.train(tf.constant(2))
     assert_all_close(trained_weights(own), trained_weights(plain), atol=1e-6)

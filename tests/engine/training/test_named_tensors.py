@@ -100,7 +100,8 @@ def test_a_tensor_inside_another_graph_can_only_be_left_alone(
 
 def test_layers_that_share_a_name_or_return_a_dict_are_errors() -> None:
     model = tf.Module()
-    model.one, model.two = Squared(name="twin"), Squared(name="twin")
+    model.one = Squared(name="twin")
+    model.two = Squared(name="twin")
     with (
         pytest.raises(UsageError, match="2 layers are called 'twin'; give each layer a name"),
         LayerOutputs(model).collect(["twin"]),

@@ -1,4 +1,6 @@
-"""Training loops on one thread (runtime.executor=single_threaded): what is refused, and what users are told."""
+"""Training loops on one thread (runtime.executor=single_threaded): what is refused, and what users
+are told.
+"""
 
 from __future__ import annotations
 

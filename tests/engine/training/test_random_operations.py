@@ -1,4 +1,6 @@
-"""Random operations of TensorFlow inside training and evaluation steps: a resumed run draws what was next."""
+"""Random operations of TensorFlow inside training and evaluation steps: a resumed run draws what
+was next.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from trainer_kit import configclass, launch, register_task
 
 
 class Noise(keras.layers.Layer):  # type: ignore[misc]
-    """Drops features, and adds noise on the first replica only, which so draws more often than the other."""
+    """Drops features, and adds noise on the first replica only, which so draws more often than the
+    other.
+    """
 
     def call(self, inputs: Any) -> Any:
         dropped = tf.nn.dropout(inputs, 0.3)

@@ -1,4 +1,6 @@
-"""Metric objects that steps return and build_metrics does not hold, in the reports of training and evaluation."""
+"""Metric objects that steps return and build_metrics does not hold, in the reports of training and
+evaluation.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ STEPS = 4  # of 8 examples each
 
 
 class _Sums(LinearTask):
-    """Returns the same metric in training and evaluation: the sum of labels, which no mean of batches is."""
+    """Returns the same metric in training and evaluation: the sum of labels, which no mean of
+    batches is.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -68,7 +72,8 @@ FORMS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", FORMS)
 def test_each_training_loop_reports_the_result_of_its_steps(settings: dict[str, Any]) -> None:
-    trainer, labels = _trainer(**settings), tiny_arrays(False)[1]
+    trainer = _trainer(**settings)
+    labels = tiny_arrays(False)[1]
     for start in (0, 8 * STEPS):
         assert trainer.train(tf.constant(STEPS))["sum"] == labels[start : start + 8 * STEPS].sum()
 
@@ -127,7 +132,8 @@ def test_a_new_metric_in_each_step_is_refused() -> None:
 def test_a_scalar_with_the_name_of_a_metric_gets_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    metrics, task = MetricSet("loss", []), _Sums(None)
+    metrics = MetricSet("loss", [])
+    task = _Sums(None)
     for _ in range(2):
         left = _left(metrics, {"total": task.total.result(), "length": tf.constant(1.0)}, task)
     assert left.keys() == {"total", "length"}

@@ -1,4 +1,6 @@
-"""A resumed run that evaluates or saves before its first step has the state that only the training step leads to."""
+"""A resumed run that evaluates or saves before its first step has the state that only the training
+step leads to.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Named tensors of training and evaluation steps: their values on replicas, fused and in parts, and as metrics."""
+"""Named tensors of training and evaluation steps: their values on replicas, fused and in parts, and
+as metrics.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ MEAN = {"type": "keras", "keras": {"metric": "Mean", "args": {"name": "mean_top"
 
 
 class ExposingTask(LinearTask):
-    """Exposes a tensor of the model, a scalar and a text of the loss, and the labels of a training step."""
+    """Exposes a tensor of the model, a scalar and a text of the loss, and the labels of a training
+    step.
+    """
 
     def build_model(self) -> keras.Model:
         model = super().build_model()
@@ -86,7 +90,8 @@ def _labels(steps: int) -> Any:
 
 
 def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked: Trainer) -> None:
-    values, labels = asked.train_tensors.values, _labels(5)
+    values = asked.train_tensors.values
+    labels = _labels(5)
     np.testing.assert_array_equal(values["labels"], labels)
     assert values["hidden"].shape == (8, 3)
     assert values["cost"].dtype == np.float32
@@ -113,7 +118,8 @@ def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked: Trainer) 
 
 def test_replicas_concatenate_tensors_and_average_scalars(asked: Trainer) -> None:
     mirrored = _trainer(*NAMES[1:], count=2, evaluate=True, metrics=[MEAN])
-    first, second = asked.train_tensors.values, _values(mirrored)
+    first = asked.train_tensors.values
+    second = _values(mirrored)
     for name in ("hidden", "cost", "top"):
         np.testing.assert_allclose(second[name], first[name], rtol=1e-4, atol=1e-5, err_msg=name)
     assert second["first_label"] == (first["labels"][0] + first["labels"][4]) / 2

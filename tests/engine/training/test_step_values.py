@@ -1,4 +1,6 @@
-"""The scalars that steps return in addition to the loss, in the reports of training and evaluation."""
+"""The scalars that steps return in addition to the loss, in the reports of training and
+evaluation.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ def test_training_reports_means_weighted_by_examples(settings: dict[str, Any]) -
 
 
 def test_each_loop_reports_the_mean_over_all_examples() -> None:
-    trainer, (_, labels) = _trainer(2), tiny_arrays(False)
+    trainer = _trainer(2)
+    (_, labels) = tiny_arrays(False)
     first, second = (trainer.train(tf.constant(5))["label"] for _ in range(2))
     assert first == pytest.approx(labels[:40].mean(), rel=1e-6)
     assert second == pytest.approx(labels[40:80].mean(), rel=1e-6)
@@ -68,7 +71,8 @@ def test_an_evaluation_reports_means_over_its_examples() -> None:
 
 
 def test_too_many_scalars_are_an_error_that_names_one() -> None:
-    metrics, task = MetricSet("loss", []), LinearTask(None)
+    metrics = MetricSet("loss", [])
+    task = LinearTask(None)
     metrics.update(task, {f"value_{number}": 1.0 for number in range(64)}, tf.ones([1]))
     with pytest.raises(
         UsageError, match="more than 64 scalars in addition to the loss; 'one_more' is one too many"

@@ -96,7 +96,8 @@ def test_losses_of_layers_are_counted_once(library: Any, compiled: bool) -> None
 
 
 def test_validation_changes_no_weight_and_updates_the_metrics() -> None:
-    model, metric = _keras(keras), keras.metrics.MeanSquaredError()
+    model = _keras(keras)
+    metric = keras.metrics.MeanSquaredError()
     logs = _Regression(None).validation_step((_X, _Y), model, [metric])
     assert float(logs["loss"]) == float(metric.result()) == pytest.approx(_LOSS, rel=1e-6)
     np.testing.assert_array_equal(model.get_weights()[0], _KERNEL)

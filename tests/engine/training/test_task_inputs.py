@@ -39,7 +39,9 @@ class _PipelineTask(LinearTask):
 
 
 def _inputs(task: type[LinearTask] = _Task, **batch_sizes: int) -> tuple[TaskInputs, Any]:
-    """Returns inputs of a task, and the task; validation sets of the given names have batches of the given sizes."""
+    """Returns inputs of a task, and the task; validation sets of the given names have batches of
+    the given sizes.
+    """
     config: ExperimentConfig = linear_experiment().replace(
         task={"train_data": {"global_batch_size": 6}}
     )
@@ -110,7 +112,8 @@ def test_overfit_batches_are_trained_on_and_evaluated() -> None:
 
 def test_ready_made_data_cannot_be_cut() -> None:
     config: ExperimentConfig = linear_experiment(overfit_batches=2)
-    inputs, given = TaskInputs(config, LinearTask(config.task)), tf.data.Dataset.range(3)
+    inputs = TaskInputs(config, LinearTask(config.task))
+    given = tf.data.Dataset.range(3)
     with pytest.raises(
         UsageError, match=r"task\.train_data: .*this dataset is ready-made; cut it with take\(2\)"
     ):

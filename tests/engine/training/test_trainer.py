@@ -54,14 +54,16 @@ class _Reached:
 
 @pytest.fixture(scope="module")
 def plain() -> dict[int, _Reached]:
-    """Steps -> where a trainer of the tiny experiment on one device is after so many, to compare others with."""
-    trainer, reached, before = _trainer(), {}, 0
+    """Steps -> where a trainer of the tiny experiment on one device is after so many, to compare
+    others with.
+    """
+    trainer = _trainer()
+    reached = {}
+    before = 0
     for steps in (0, 5, 6, 10, 20):
         loss = trainer.train(tf.constant(steps - before))["training_loss"] if steps else None
-        reached[steps], before = (
-            _Reached(trained_weights(trainer), loss, trainer.evaluate(tf.constant(-1))),
-            steps,
-        )
+        reached[steps] = _Reached(trained_weights(trainer), loss, trainer.evaluate(tf.constant(-1)))
+        before = steps
     return reached
 
 
@@ -114,8 +116,10 @@ def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None
     config = linear_experiment().replace(runtime={"mixed_precision_dtype": dtype})
     with precision_scope(config.runtime):
         trainer = _trainer(config)
-        first, reached = trainer.train(tf.constant(10)), trained_weights(trainer)
-        last, evaluated = trainer.train(tf.constant(95)), trainer.evaluate(tf.constant(-1))
+        first = trainer.train(tf.constant(10))
+        reached = trained_weights(trainer)
+        last = trainer.train(tf.constant(95))
+        evaluated = trainer.evaluate(tf.constant(-1))
         if (
             dtype == "float16"
         ):  # whose loss is scaled, which the step of the guide has to do as well
@@ -152,7 +156,8 @@ def test_replicas_train_and_evaluate_like_one_device(plain: dict[int, _Reached])
     several = _trainer(count=2)
     several.train(tf.constant(20))
     assert_all_close(trained_weights(several), plain[20].weights, atol=2e-5)
-    mine, theirs = several.evaluate(tf.constant(-1)), plain[20].evaluated
+    mine = several.evaluate(tf.constant(-1))
+    theirs = plain[20].evaluated
     assert mine["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-6)
     assert mine["validation_loss"] == pytest.approx(theirs["validation_loss"], abs=1e-5)
 
@@ -162,7 +167,8 @@ def test_validation_counts_every_example_once_whatever_the_batch(batch: int) -> 
     config = linear_experiment()
     config = config.replace(task={"validation_data": {"global_batch_size": batch}})
     trainer = _trainer(config)
-    logs, expected = trainer.evaluate(tf.constant(-1)), _expected(trainer)
+    logs = trainer.evaluate(tf.constant(-1))
+    expected = _expected(trainer)
     assert logs["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
     assert logs["validation_loss"] == pytest.approx(expected["validation_loss"], abs=1e-5)
 
@@ -312,7 +318,9 @@ def test_logs_passed_through_stay_on_the_host_and_the_models_win(
 
 
 class _HookedTrainer(Trainer):
-    """Feeds the model with zeros, and notes when loops begin and whether the data was open by then."""
+    """Feeds the model with zeros, and notes when loops begin and whether the data was open by
+    then.
+    """
 
     begun: tuple[bool, ...] = ()
 

@@ -22,7 +22,10 @@ class _Trainer:
     """What is looked at of a trainer."""
 
     def __init__(self, weights_finite: bool | None, finite: bool = True) -> None:
-        self.weights_finite, self.state, self.finite, self.looks = weights_finite, self, finite, 0
+        self.weights_finite = weights_finite
+        self.state = self
+        self.finite = finite
+        self.looks = 0
 
     def weights_are_finite(self) -> bool:
         self.looks += 1
@@ -54,7 +57,9 @@ def test_a_loss_or_a_weight_that_is_not_sound_is_a_divergence(
 
 
 def test_the_weights_are_looked_at_once_where_the_loop_has_not() -> None:
-    unknown, known, bad = _Trainer(None), _Trainer(True), _Trainer(None, finite=False)
+    unknown = _Trainer(None)
+    known = _Trainer(True)
+    bad = _Trainer(None, finite=False)
     for trainer in (unknown, known, unknown):
         FiniteCheck(1.0).checkpoint_begin(Run(trainer))
     assert (unknown.looks, known.looks) == (1, 0)

@@ -1,4 +1,6 @@
-"""Webhook: what it sends to a real server, and what a server that fails may do to a run: nothing."""
+"""Webhook: what it sends to a real server, and what a server that fails may do to a run:
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def server() -> Iterator[Server]:
 
 def _run(folder: Path, error: BaseException | None = None) -> Run:
     run = Run(None, str(folder))
-    run.step, run.error = 15, error
+    run.step = 15
+    run.error = error
     return run
 
 
@@ -157,7 +160,8 @@ def test_a_refusal_is_a_warning_without_the_address(
 def test_a_server_that_does_not_answer_costs_the_time_limit(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.status, begin = None, time.monotonic()
+    server.status = None
+    begin = time.monotonic()
     Webhook(server.url, timeout_seconds=0.3).run_finished(_run(tmp_path), RECORD)
     assert 0.25 < time.monotonic() - begin < 5
     assert "the request to 127.0.0.1 failed" in caplog.text and SECRET not in caplog.text

@@ -45,7 +45,8 @@ def test_a_factory_makes_a_new_config_at_each_call(name: str) -> None:
     def factory(steps: int = 5) -> ExperimentConfig:
         return ExperimentConfig(trainer=TrainerConfig(train_steps=steps))
 
-    first, second = get_experiment(name), get_experiment(name)
+    first = get_experiment(name)
+    second = get_experiment(name)
     assert first == second and first is not second
     assert first.replace(trainer={"train_steps": 7}) != get_experiment(name)
     assert get_experiment(name, steps=6).trainer.train_steps == 6

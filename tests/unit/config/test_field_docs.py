@@ -1,4 +1,6 @@
-"""The sentences about config fields: each field has one, and it is read from the docstring as it is written."""
+"""The sentences about config fields: each field has one, and it is read from the docstring as it is
+written.
+"""
 
 from __future__ import annotations
 

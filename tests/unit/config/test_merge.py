@@ -73,7 +73,8 @@ def test_lists_none_and_free_dicts_replace(default: ExperimentConfig) -> None:
 
 
 def test_a_layer_can_create_and_remove_an_optional_section(default: ExperimentConfig) -> None:
-    decay, nothing = nested(f"{EMA}.average_decay", 0.5), nested(EMA, None)
+    decay = nested(f"{EMA}.average_decay", 0.5)
+    nothing = nested(EMA, None)
     made = layered(default, decay)
     assert made.config.trainer.optimizer_config.ema.average_decay == 0.5
     assert made.origins[f"{EMA}.average_decay"] == "layer 0"
@@ -185,7 +186,8 @@ def test_a_broken_rule_names_the_field_that_was_changed(default: ExperimentConfi
 
 def test_an_uneven_batch_is_reported_with_both_origins(default: ExperimentConfig) -> None:
     path = "task.train_data.global_batch_size"
-    batch, cpus = nested(path, 32), nested("runtime.virtual_cpus", 3)
+    batch = nested(path, 32)
+    cpus = nested("runtime.virtual_cpus", 3)
     assert refused(layered, default, batch, cpus)[path].origin == "layer 0"
     mistake = refused(layered, default.replace(**batch), cpus)[path]
     assert mistake.origin == "default, with runtime.virtual_cpus from layer 0"

@@ -71,7 +71,8 @@ def test_a_safe_change_passes(default: ExperimentConfig, path: str, value: objec
 def test_a_dangerous_change_needs_its_flag(
     default: ExperimentConfig, path: str, value: object
 ) -> None:
-    old, new = to_yaml(default), default.replace(**nested(path, value))
+    old = to_yaml(default)
+    new = default.replace(**nested(path, value))
     for allowed in (["trainer.train_steps"], [""], [f"{path}x", path[:-1]]):
         with pytest.raises(ConfigError) as caught:
             check_resume(old, new, allowed)

@@ -1,4 +1,6 @@
-"""The table of a run's files: what a path in it matches, and that users' folders cannot have these names."""
+"""The table of a run's files: what a path in it matches, and that users' folders cannot have these
+names.
+"""
 
 from __future__ import annotations
 

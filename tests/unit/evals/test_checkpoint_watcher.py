@@ -1,4 +1,6 @@
-"""In which order checkpoints are taken, what becomes of those that go, and what a wait in vain tells."""
+"""In which order checkpoints are taken, what becomes of those that go, and what a wait in vain
+tells.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,8 @@ def test_what_is_on_record_does_not_come_again(tmp_path: Path) -> None:
 
 def test_what_comes_meanwhile_is_taken_up_to_the_last(tmp_path: Path) -> None:
     _save(tmp_path, 10)
-    run, seen = Run(ended=False), []
+    run = Run(ended=False)
+    seen = []
     for step in _follow(tmp_path, run):
         seen.append(step)
         if step < 50:
@@ -94,7 +97,8 @@ def test_the_newest_comes_next_and_what_is_left_out_is_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _save(tmp_path, 10, 20)
-    run, seen = Run(ended=False), []
+    run = Run(ended=False)
+    seen = []
     with caplog.at_level(logging.INFO):
         for step in _follow(tmp_path, run, newest_only=True):
             seen.append(step)

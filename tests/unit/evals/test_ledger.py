@@ -213,7 +213,8 @@ def test_only_evaluations_of_the_current_lineage_count(actions: list[tuple[str, 
             records.append(record(at, lineage))
             path.append((at, lineage))
         else:
-            at, lineage = max(at - amount, 0), lineage + 1
+            at = max(at - amount, 0)
+            lineage = lineage + 1
             records.append(rewind(at, lineage))
             path = [(step, number) for step, number in path if step <= at]
     assert [(item["step"], item["lineage"]) for item in active_records(records)] == path
@@ -242,7 +243,8 @@ def test_only_records_of_several_sets_at_one_step_are_merged(path: Path) -> None
 
 
 def test_a_followed_rewind_is_recorded_after_all_was_rewound(path: Path) -> None:
-    run, beside = ledger(path), ledger(path.with_name("side.jsonl"))
+    run = ledger(path)
+    beside = ledger(path.with_name("side.jsonl"))
     beside.append(8, {"acc": 0.5}, 1.0)
     run.rewind(4)
     run.rewind(2)
@@ -252,7 +254,8 @@ def test_a_followed_rewind_is_recorded_after_all_was_rewound(path: Path) -> None
 
     with pytest.raises(KeyboardInterrupt, match="2"):
         beside.follow(path, before_rewind=die)
-    again, steps = ledger(path.with_name("side.jsonl")), list[int]()
+    again = ledger(path.with_name("side.jsonl"))
+    steps = list[int]()
     assert again.lineage == 0 and last_step(again) == 8
     assert again.follow(path, before_rewind=steps.append) == 2 and steps == [2]
     assert again.lineage == 2 and last_step(again) == -1

@@ -1,4 +1,6 @@
-"""The files in configs/ and the READMEs of the experiments: what they name is there, and applies."""
+"""The files in configs/ and the READMEs of the experiments: what they name is there, and
+applies.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,17 @@ def _comment(path: Path) -> str:
 
 
 def _commands(text: str) -> list[list[tuple[str, str]]]:
-    """Returns the flags of each training command in `text`, whose lines may be continued by a backslash."""
+    """Returns the flags of each training command in `text`, whose lines may be continued by a
+    backslash.
+    """
     found = COMMAND.findall(text.replace("\\\n", " "))
     return [[tuple(flag.split("=", 1)) for flag in flags.split()] for flags in found]  # type: ignore[misc]
 
 
 def _resolved(flags: list[tuple[str, str]]) -> ResolvedConfig:
-    """Resolves the config of a command, whose mode and experiment have to exist and whose model_dir has to be given."""
+    """Resolves the config of a command, whose mode and experiment have to exist and whose model_dir
+    has to be given.
+    """
     given = dict(flags)
     assert given.pop("--mode") in MODES
     assert given.pop("--model_dir").startswith("runs/")

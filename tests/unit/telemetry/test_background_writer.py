@@ -17,7 +17,8 @@ class Keeper:
         self.steps: list[int] = []
         self.events: list[str] = []
         self.threads: set[str] = set()
-        self._fails_on, self._fails_to_close = fails_on, fails_to_close
+        self._fails_on = fails_on
+        self._fails_to_close = fails_to_close
 
     def write(self, report: Report) -> None:
         self.threads.add(threading.current_thread().name)
@@ -36,7 +37,8 @@ class Keeper:
 
 
 def test_reports_arrive_in_order_in_one_other_thread() -> None:
-    first, second = Keeper(), Keeper()
+    first = Keeper()
+    second = Keeper()
     writer = BackgroundWriter([first, second], capacity=4)
     for step in range(500):
         writer.write(report(step))
@@ -79,7 +81,8 @@ def test_write_waits_only_when_the_queue_is_full() -> None:
 
 
 def test_an_error_is_raised_once_and_other_writers_continue() -> None:
-    failing, sound = Keeper(fails_on=(1,)), Keeper()
+    failing = Keeper(fails_on=(1,))
+    sound = Keeper()
     writer = BackgroundWriter([failing, sound])
     writer.write(report(0))
     with pytest.raises(OSError, match=r"^no space for 1$") as caught:
@@ -94,7 +97,8 @@ def test_an_error_is_raised_once_and_other_writers_continue() -> None:
 
 
 def test_an_error_in_close_is_raised_after_closing_the_others() -> None:
-    failing, sound = Keeper(fails_to_close=True), Keeper()
+    failing = Keeper(fails_to_close=True)
+    sound = Keeper()
     writer = BackgroundWriter([failing, sound])
     with pytest.raises(OSError, match="no space to close"):
         writer.close()
@@ -145,7 +149,8 @@ def test_a_writer_can_ask_to_run_in_the_callers_thread() -> None:
     class Here(Keeper):
         needs_caller_thread = True
 
-    here, there = Here(fails_on=(1,)), Keeper()
+    here = Here(fails_on=(1,))
+    there = Keeper()
     writer = BackgroundWriter([here, there])
     writer.write(report(0))
     assert here.steps == [0]
@@ -175,7 +180,8 @@ def test_reports_of_short_loops_wait_together_but_not_on_flush() -> None:
 
 
 def test_settle_waits_in_any_thread_and_raises_no_error() -> None:
-    keeper, failing = Keeper(), Keeper(fails_on=(0,))
+    keeper = Keeper()
+    failing = Keeper(fails_on=(0,))
     writer = BackgroundWriter([keeper, failing], batching_seconds=60.0)
     writer.write(report(0))
     thread = threading.Thread(target=writer.flush_threaded_writers)

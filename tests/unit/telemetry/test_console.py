@@ -17,7 +17,8 @@ from tests.builders import report
 from trainer_kit.telemetry.console import ConsoleWriter
 from trainer_kit.telemetry.report import EVALUATING, Activity
 
-HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+HIDE = "\x1b[?25l"
+SHOW = "\x1b[?25h"
 PROGRAM = """
 import sys
 from trainer_kit.telemetry.console import ConsoleWriter
@@ -83,13 +84,18 @@ def on_terminal(command: list[str], columns: int = 100, **environment: str) -> t
 
 
 def screen(written: str) -> list[str]:
-    """What is to be seen after `written`: a terminal that knows lines, cursor up and erasing a line."""
-    rows, row, column = [""], 0, 0
+    """What is to be seen after `written`: a terminal that knows lines, cursor up and erasing a
+    line.
+    """
+    rows = [""]
+    row = 0
+    column = 0
     for token in re.findall(r"\x1b\[[0-9;?]*[a-zA-Z]|[\r\n]|[^\x1b\r\n]+", written):
         if token == "\r":
             column = 0
         elif token == "\n":
-            row, column = row + 1, 0
+            row = row + 1
+            column = 0
             rows += [""] * (row + 1 - len(rows))
         elif token.startswith("\x1b"):
             if token[-1] == "A":

@@ -286,7 +286,9 @@ OLD = [
 
 
 def write_old(path: Path, lines: Sequence[tuple[str, int]]) -> None:
-    """Writes what earlier versions wrote: marks in place, evaluations twice. The metric tells the line's place."""
+    """Writes what earlier versions wrote: marks in place, evaluations twice. The metric tells the
+    line's place.
+    """
     with open(path, "w") as stream:
         for number, (kind, step) in enumerate(lines):
             metrics = {} if kind == RESUME else {"metrics": {"number": number}}
@@ -395,16 +397,19 @@ def test_a_resume_near_the_end_of_a_long_run_moves_its_end(tmp_path: Path) -> No
     assert places(path)[-1] == ("train", 99_000)
 
 
-EVAL_INTERVAL, SAVE_INTERVAL = 3, 2
+EVAL_INTERVAL = 3
+SAVE_INTERVAL = 2
 
 
 def run(path: Path, end: int, start: int = 0, *, attempt: int = 0) -> dict[int, int]:
-    """A run as the history sees it, from the checkpoint of step `start`; returns the file's size at each checkpoint.
+    """A run as the history sees it, from the checkpoint of step `start`; returns the file's size at
+    each checkpoint.
 
     Each step is reported, then saved every SAVE_INTERVAL, then evaluated every EVAL_INTERVAL, as a
     Controller does. An evaluation that was due and has no line is made up at the start.
     """
-    writer, sizes = JsonLinesWriter(path), {}
+    writer = JsonLinesWriter(path)
+    sizes = {}
     writer.resume(start)
     for step in range(start, end + 1):
         if step > start:
@@ -435,7 +440,8 @@ def test_a_killed_runs_history_equals_that_of_one_never_killed(
 ) -> None:
     folder = tmp_path_factory.mktemp("kills")
     run(folder / "whole.jsonl", end)
-    path, checkpoints = folder / "metrics.jsonl", {0: 0}
+    path = folder / "metrics.jsonl"
+    checkpoints = {0: 0}
     checkpoints |= run(path, end)
     for attempt, (share, older) in enumerate(kills, start=1):
         # The file is cut at any byte. Checkpoints are those that were saved by then; the newest may

@@ -38,8 +38,10 @@ def _functional() -> Any:
 class _Subclassed(keras.Model):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.norm = _block("body"), keras.layers.LayerNormalization()
-        self.first, self.head = keras.layers.Dense(4), keras.layers.Dense(2)
+        self.body = _block("body")
+        self.norm = keras.layers.LayerNormalization()
+        self.first = keras.layers.Dense(4)
+        self.head = keras.layers.Dense(2)
         self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
         self.untracked = tf.Variable(3.0)  # TensorFlow tracks it, Keras 3 does not
         self(tf.zeros([1, 3]))
@@ -92,7 +94,8 @@ def _scramble(model: Any) -> None:
 def test_plain_tensorflow_reads_the_weights_of_any_model(tmp_path: Path, kind: str) -> None:
     """Of two replicas, from each of two writes."""
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        step, model = tf.Variable(7, dtype=tf.int64), MODELS[kind]()
+        step = tf.Variable(7, dtype=tf.int64)
+        model = MODELS[kind]()
         _scramble(model)
         wanted = model(POINTS).numpy()
         checkpoint = create_weights_checkpoint(global_step=step, model=model)
@@ -107,7 +110,8 @@ def test_plain_tensorflow_reads_the_weights_of_any_model(tmp_path: Path, kind: s
 
 @pytest.mark.parametrize("kind", ["sequential", "functional", "subclassed"])
 def test_each_value_is_in_the_file_once_and_under_our_name(tmp_path: Path, kind: str) -> None:
-    step, model = tf.Variable(0, dtype=tf.int64), MODELS[kind]()
+    step = tf.Variable(0, dtype=tf.int64)
+    model = MODELS[kind]()
     named = create_training_checkpoint(global_step=step, model=model).write(str(tmp_path / "named"))
     both = create_weights_checkpoint(global_step=step, model=model).write(str(tmp_path / "both"))
     more = {"model/untracked": ()} if kind == "subclassed" else {}
@@ -132,7 +136,8 @@ def test_layers_that_tensorflow_does_not_see_are_reported(
         def call(self, inputs: Any) -> Any:
             return self.blocks[1](self.blocks[0](inputs))
 
-    model, step = Listed(), tf.Variable(0, dtype=tf.int64)
+    model = Listed()
+    step = tf.Variable(0, dtype=tf.int64)
     path = create_weights_checkpoint(global_step=step, model=model).write(str(tmp_path / "best"))
     assert "the model listed" in caplog.text and "dense/kernel and 3 more" in caplog.text
     fresh = Listed()
@@ -144,7 +149,8 @@ def test_a_name_with_two_meanings_is_reported(caplog: pytest.LogCaptureFixture) 
     class Swapped(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = keras.Variable(1.0, name="b"), keras.Variable(2.0, name="a")
+            self.a = keras.Variable(1.0, name="b")
+            self.b = keras.Variable(2.0, name="a")
             self.built = True
 
     model = Swapped()

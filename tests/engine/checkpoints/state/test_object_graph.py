@@ -1,4 +1,6 @@
-"""The message in which TensorFlow writes the objects of a checkpoint. The rest is in test_restore.py."""
+"""The message in which TensorFlow writes the objects of a checkpoint. The rest is in
+test_restore.py.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_a_part_comes_back_exactly(tmp_path: Path, kind: str) -> None:
-    saved, read = _Part(VALUES[kind]), _Part("other")
+    saved = _Part(VALUES[kind])
+    read = _Part("other")
     _copy(_with(part=saved), _with(part=read), tmp_path)
     assert repr(read.value) == repr(VALUES[kind])
 
@@ -73,7 +74,8 @@ def test_a_part_comes_back_exactly(tmp_path: Path, kind: str) -> None:
 def test_a_missing_part_gets_none_and_an_unknown_part_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data, new = _Part(), _Part(9)
+    data = _Part()
+    new = _Part(9)
     source = _with(data=_Part(1), action=_Part(2), zebra=_Part(3))
     _copy(source, _with(data=data, new=new), tmp_path)
     assert (data.given, new.given) == ([1], [None])
@@ -92,7 +94,8 @@ def test_clearing_forgets_loaded_state_and_resets_every_part() -> None:
 
 
 def test_a_part_that_is_added_again_takes_the_place_of_the_first() -> None:
-    first, second = _Part(1), _Part(2)
+    first = _Part(1)
+    second = _Part(2)
     state = _with(part=first)
     state.add("part", lambda: second.value, second.put)
     state.store()
@@ -126,7 +129,8 @@ def _bits(array: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("kind", VALUES_OF_ARRAYS)
 def test_arrays_and_variables_come_back_bit_by_bit(tmp_path: Path, kind: str) -> None:
-    value, read = VALUES_OF_ARRAYS[kind](), _Part()
+    value = VALUES_OF_ARRAYS[kind]()
+    read = _Part()
     source = _with(part=_Part({"inner": [value]}))
     _copy(source, _with(part=read), tmp_path)
     assert _bits(read.value["inner"][0]) == _bits(value)
@@ -146,7 +150,9 @@ def test_arrays_of_checkpoints_of_earlier_versions_are_read() -> None:
 def test_each_save_has_the_arrays_of_its_time_whatever_shape(
     tmp_path: Path, asynchronous: bool
 ) -> None:
-    step, run, part = tf.Variable(0, dtype=tf.int64), tf.Module(), _Part()
+    step = tf.Variable(0, dtype=tf.int64)
+    run = tf.Module()
+    part = _Part()
     run.weight = tf.Variable([0.0])
     state = TrainState(step, run, keras.optimizers.SGD(), None, None, seed=0)
     state.python_state.add("part", lambda: part.value, part.put)

@@ -64,10 +64,8 @@ def test_names_with_dots_and_slashes_are_as_they_were_saved(tmp_path: Path) -> N
 
 def test_a_moving_average_is_restored_only_if_it_was_saved(tmp_path: Path) -> None:
     (tmp_path / "with").mkdir()
-    with_one, without = (
-        _save(tmp_path / "with", _parts(average=_average(0.5))),
-        _save(tmp_path, _parts()),
-    )
+    with_one = _save(tmp_path / "with", _parts(average=_average(0.5)))
+    without = _save(tmp_path, _parts())
     assert (
         CheckpointGraph(with_one).has_section("average"),
         CheckpointGraph(without).has_section("average"),
@@ -229,7 +227,8 @@ def test_a_changed_model_is_refused_or_restored_in_part(
     assert len(caplog.records) == 1
     told = caplog.records[0].getMessage()
     assert told.startswith(f"{path} is restored in part; ") and _has_row(told, layer, row)
-    there, before = _values(run), _values(saved)
+    there = _values(run)
+    before = _values(saved)
     assert there[taken] == before[taken] != []
     for name, value in there.items():
         fits = name in before and tf.constant(value).shape == tf.constant(before[name]).shape

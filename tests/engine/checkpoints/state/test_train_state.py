@@ -23,7 +23,8 @@ from trainer_kit.checkpoints.state.variable_names import canonical_paths
 class _Average:
     """Copies of the weights, as the moving average keeps them; counts how often it began anew."""
 
-    section, more_variables = "average", MappingProxyType[str, Any]({})
+    section = "average"
+    more_variables = MappingProxyType[str, Any]({})
 
     def __init__(self, model: Any) -> None:
         variables = model.trainable_variables
@@ -73,7 +74,9 @@ class _Run:
     def __init__(
         self, make: Callable[[], Any] = _keras_three, average: bool = True, trains: bool = True
     ) -> None:
-        self.step, self.model, self.task = tf.Variable(0, dtype=tf.int64), make(), _Task()
+        self.step = tf.Variable(0, dtype=tf.int64)
+        self.model = make()
+        self.task = _Task()
         self.optimizer = keras.optimizers.Adam()
         self.optimizer.build(list(self.model.trainable_variables))
         self.average = _Average(self.model) if average and make is _keras_three else None
@@ -204,7 +207,8 @@ def test_infinities_do_not_cancel_and_integers_do_not_count() -> None:
     kernel = run.model.layers[0].kernel
     kernel.assign(tf.constant([[float("inf"), float("-inf")], [0.0, 0.0], [0.0, 0.0]]))
     assert not run.state.all_finite()
-    step, model = tf.Variable(0, dtype=tf.int64), tf.Module()
+    step = tf.Variable(0, dtype=tf.int64)
+    model = tf.Module()
     model.count = tf.Variable(2**40, dtype=tf.int64)
     assert TrainState(step, model, None, None, _Task(), seed=0).all_finite()
 
@@ -274,7 +278,8 @@ class _OptimizersAverage(_Average):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self.begins, self.variables = 0, _Kept(model)
+        self.begins = 0
+        self.variables = _Kept(model)
 
     def initialize(self) -> None:
         self.begins += 1

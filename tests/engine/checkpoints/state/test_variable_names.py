@@ -53,7 +53,8 @@ def _adam_in_a_loss_scale(model: keras.Model, other: keras.Model) -> keras.Optim
 def test_names_do_not_depend_on_what_the_process_built_before(
     make: Callable[..., Any], name: str
 ) -> None:
-    first, second = _model(), _model()
+    first = _model()
+    second = _model()
     assert first.layers[0].path != second.layers[0].path
     assert list(model_variables(first)) == list(model_variables(second))
     names = [list(optimizer_variables(make(model, _model()), model)) for model in (first, second)]
@@ -97,7 +98,8 @@ def test_modules_and_keras_two_models_are_tracked_as_they_are() -> None:
 
 
 def test_what_a_checkpoint_can_hold_as_it_is_stays_so() -> None:
-    variable, keras_variable = tf.Variable(1.0), keras.Variable(2.0)
+    variable = tf.Variable(1.0)
+    keras_variable = keras.Variable(2.0)
     held = item_variables([variable, {"inner": keras_variable}])
     assert held[0] is variable and held[1]["inner"] is keras_variable.value
 

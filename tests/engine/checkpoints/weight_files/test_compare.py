@@ -50,15 +50,11 @@ def test_nan_is_equal_to_nan(tmp_path: Path) -> None:
 
 
 def test_equal_names_go_before_the_order_of_layers(tmp_path: Path) -> None:
-    one, other = (
-        _file(tmp_path / "one", stage_1=1.0, stage_2=2.0),
-        _file(tmp_path / "other", stage_2=2.0, stage_3=3.0),
-    )
+    one = _file(tmp_path / "one", stage_1=1.0, stage_2=2.0)
+    other = _file(tmp_path / "other", stage_2=2.0, stage_3=3.0)
     rows, _ = compare_weights(one, other)
     assert [name for name, _, _ in rows] == ["stage_1", "stage_3"]
-    numbered, later = (
-        _file(tmp_path / "two", fc=1.0, fc_1=2.0),
-        _file(tmp_path / "three", fc_7=1.0, fc_8=2.0),
-    )
+    numbered = _file(tmp_path / "two", fc=1.0, fc_1=2.0)
+    later = _file(tmp_path / "three", fc_7=1.0, fc_8=2.0)
     assert common_names(numbered, later)[1] == {"fc": "fc_7", "fc_1": "fc_8"}
     assert compare_weights(numbered, later) == ([], 2)

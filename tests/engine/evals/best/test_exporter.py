@@ -30,7 +30,8 @@ class _Weights:
 def _run(
     folder: Path, values: list[float], comp: str = "higher", first_step: int = 1
 ) -> BestWeightsExporter:
-    weights, best = _Weights(), BestWeightsExporter(str(folder), "accuracy", comp)
+    weights = _Weights()
+    best = BestWeightsExporter(str(folder), "accuracy", comp)
     for step, value in enumerate(values, first_step):
         best.maybe_export_checkpoint(
             weights.at(step), {"accuracy": value, "validation_loss": 1.0}, step

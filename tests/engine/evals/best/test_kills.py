@@ -24,7 +24,8 @@ class _Run:
     """A run that evaluates VALUES at steps 1, 2, ..., and its ledger; weights hold their step."""
 
     def __init__(self, folder: Path, keep: int = 2, min_delta: float = 0.0) -> None:
-        self.folder, self.options = folder, {"keep": keep, "min_delta": min_delta}
+        self.folder = folder
+        self.options = {"keep": keep, "min_delta": min_delta}
         self.value = tf.Variable(0)
         self.checkpoint = tf.train.Checkpoint(value=self.value)
         self.ledger: list[dict[str, Any]] = []
@@ -217,7 +218,8 @@ def test_lost_weights_are_reported_and_the_next_best_is_named(
 def test_a_kill_between_two_sets_keeps_the_weights_of_that_step(tmp_path: Path) -> None:
     sets = {"often": "a", "rare": "b"}
     ledger = Ledger(tmp_path / "evals.jsonl", dataset="", config_hash="", sets=sets)
-    folder, checkpoint = tmp_path / "best", tf.train.Checkpoint(value=tf.Variable(0))
+    folder = tmp_path / "best"
+    checkpoint = tf.train.Checkpoint(value=tf.Variable(0))
     best = BestWeightsExporter(str(folder), "rare|accuracy")
     for step, accuracy in ((1, 0.5), (2, 0.9)):
         metrics = {name: {"accuracy": accuracy} for name in sets}

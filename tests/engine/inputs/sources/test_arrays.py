@@ -17,7 +17,8 @@ from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource, compute_array_identity
 
-EXAMPLES, BATCH = 11, 4
+EXAMPLES = 11
+BATCH = 4
 
 
 def _source(params: DataConfig, examples: int = EXAMPLES) -> ArraySource:
@@ -71,7 +72,8 @@ def test_order_ignores_the_batch_size_and_batches_cross_epochs() -> None:
 
 
 def test_a_far_position_is_reached_at_once() -> None:
-    source, far = _source(training_data()), 11 * 10**15
+    source = _source(training_data())
+    far = 11 * 10**15
     batches = read_batches(source.at(far), 11)  # four epochs, from the start of one on
     assert read_batches(source.at(far + 3), 8) == batches[3:]
     epochs = np.reshape(batches, (4, EXAMPLES))
@@ -81,7 +83,8 @@ def test_a_far_position_is_reached_at_once() -> None:
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(some.data())
 def test_replicas_together_get_what_one_gets_from_any_position(data: some.DataObject) -> None:
-    examples, pipelines = data.draw(some.integers(1, 23)), data.draw(some.sampled_from([1, 2]))
+    examples = data.draw(some.integers(1, 23))
+    pipelines = data.draw(some.sampled_from([1, 2]))
     replicas = pipelines * data.draw(some.sampled_from([1, 2, 3]))
     training = data.draw(some.booleans()) and examples >= replicas
     most = examples // replicas if training else 4
@@ -285,7 +288,8 @@ def test_what_arrays_use_or_need_not_use_is_no_warning(caplog: pytest.LogCapture
 
 
 def test_the_identity_of_arrays_tells_which_one_has_changed() -> None:
-    features, labels = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20)
+    features = np.random.default_rng(0).normal(size=(20, 3))
+    labels = np.arange(20)
     identity = ArraySource((features, labels), training_data()).identity()
     assert (
         json.loads(json.dumps(identity))

@@ -52,7 +52,8 @@ class _Recorded:
     """A source of a user's own, which keeps what it was asked for."""
 
     def __init__(self, source: ArraySource, asked: list[tuple[int, int]]) -> None:
-        self._source, self._asked = source, asked
+        self._source = source
+        self._asked = asked
 
     def at(
         self, position: int, input_context: tf.distribute.InputContext | None = None
@@ -62,7 +63,9 @@ class _Recorded:
 
 
 class _RecordingTask(LinearTask):
-    """Keeps (section, position, replicas) of what the Trainer asks for; its steps take a batch and learn nothing."""
+    """Keeps (section, position, replicas) of what the Trainer asks for; its steps take a batch and
+    learn nothing.
+    """
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -130,7 +133,8 @@ def _global_seed() -> Any:
     tf.random.set_seed(None)
 
 
-PARAMS, TWO = training_data(), input_context(2)
+PARAMS = training_data()
+TWO = input_context(2)
 
 
 @functools.cache

@@ -26,7 +26,8 @@ from trainer_kit.inputs.sources.source_protocol import Source
 from trainer_kit.inputs.sources.tfrecords import TFRecordSource
 from trainer_kit.inputs.train_data import TrainData
 
-EXAMPLES, SIX = 23, np.arange(6)
+EXAMPLES = 23
+SIX = np.arange(6)
 PARAMS = training_data()
 ONE_PASS = PARAMS.replace(is_training=False, drop_remainder=False)
 GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "data.md"
@@ -94,7 +95,8 @@ class _Method:
     ],
 )
 def test_a_parameter_named_seed_gets_the_seeds_of_the_batch(function: Any) -> None:
-    batch, seeds = np.arange(4), np.arange(8, dtype=np.int32).reshape(4, 2)
+    batch = np.arange(4)
+    seeds = np.arange(8, dtype=np.int32).reshape(4, 2)
     changes = BatchFunction(function, "transform")
     assert changes.takes_seed
     (changed,) = changes.apply_to(
@@ -179,7 +181,9 @@ def test_records_and_arrays_give_an_example_the_same_seed(params: DataConfig, pa
 
 @pytest.mark.parametrize("params", [PARAMS, ONE_PASS])
 def test_seeds_are_the_same_on_four_replicas_of_two_workers(params: DataConfig) -> None:
-    """Each worker serves two: on any other number the examples, and with them their seeds, are shared alike."""
+    """Each worker serves two: on any other number the examples, and with them their seeds, are
+    shared alike.
+    """
     contexts = [input_context(4, 2, pipeline) for pipeline in range(2)]
     source = _arrays(_with_seed, params)
     joined = [_seeds_of(source, 8, 1, context) for context in contexts]

@@ -1,4 +1,6 @@
-"""The seed of an example: known values of a published generator, in which index and epoch leave no trace."""
+"""The seed of an example: known values of a published generator, in which index and epoch leave no
+trace.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,9 @@ def _source(**params: Any) -> ArraySource:
 
 
 def _shuffled(**_: Any) -> tf.data.Dataset:
-    """An endless dataset that draws a new order in each pass, and other batches when it is read again."""
+    """An endless dataset that draws a new order in each pass, and other batches when it is read
+    again.
+    """
     return tf.data.Dataset.range(11).shuffle(11, seed=3).repeat().batch(2, drop_remainder=True)
 
 

@@ -1,4 +1,6 @@
-"""The data of several tasks as one stream: from any position on, stacked, over replicas, and of plain datasets."""
+"""The data of several tasks as one stream: from any position on, stacked, over replicas, and of
+plain datasets.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,8 @@ def test_all_replicas_of_a_step_train_the_same_task() -> None:
 
 def test_a_plain_dataset_among_the_tasks_makes_a_plain_dataset() -> None:
     parts = {"a": _parts()["a"], "b": tf.data.Dataset.range(6).batch(2)}
-    joint, interleaved = combine_task_data(parts, None), combine_task_data(parts, SAMPLER)
+    joint = combine_task_data(parts, None)
+    interleaved = combine_task_data(parts, SAMPLER)
     assert not isinstance(joint, Source) and len(_elements(joint, 9)) == 3
     batches = [
         batches["b"].tolist() for number, batches in _elements(interleaved, 50) if number == 1

@@ -73,7 +73,8 @@ def test_a_damaged_header_is_told_with_its_offset(tmp_path: Path, index: int, by
 
 @pytest.mark.parametrize("place", [12, 14, -4, -1])
 def test_only_reading_the_damaged_record_fails(tmp_path: Path, place: int) -> None:
-    good, path = write_records(tmp_path / "good", [b"x"]), write_records(tmp_path / "a", RECORDS)
+    good = write_records(tmp_path / "good", [b"x"])
+    path = write_records(tmp_path / "a", RECORDS)
     _spoil(path, _offset(2) + place if place > 0 else _offset(3) + place)
     files = RecordFiles([good, path])
     assert files.read_records(np.array([5, 4, 0, 1])).tolist() == [
@@ -110,7 +111,8 @@ def test_a_compressed_file_is_refused_with_what_to_do(tmp_path: Path, compressio
 def test_every_form_of_pattern_gives_sorted_files(tmp_path: Path) -> None:
     for name in ("b-1", "a-2", "a-1", "c"):
         (tmp_path / name).touch()
-    base, names = str(tmp_path), ["a-1", "a-2", "b-1"]
+    base = str(tmp_path)
+    names = ["a-1", "a-2", "b-1"]
     expected = [f"{base}/{name}" for name in names]
     assert find_matching_files(f"{base}/?-*") == expected
     assert find_matching_files(f"{base}/b-1, {base}/a-*") == expected

@@ -1,4 +1,6 @@
-"""TFRecord files as a Source: the order of ArraySource, on any number of replicas, and errors that name the place."""
+"""TFRecord files as a Source: the order of ArraySource, on any number of replicas, and errors that
+name the place.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from trainer_kit.errors import DataError, UsageError
 from trainer_kit.inputs.sources.arrays import ArraySource
 from trainer_kit.inputs.sources.tfrecords import TFRecordSource, find_data_error
 
-EXAMPLES, BATCH = 23, 4
+EXAMPLES = 23
+BATCH = 4
 DATA = {True: training_data(), False: validation_data(seed=7)}
 FEATURES = {
     "number": tf.io.FixedLenFeature([], tf.int64),
@@ -112,7 +115,8 @@ def test_a_pass_knows_its_length_and_a_block_stays_together(pattern: str) -> Non
 
 
 def test_reading_a_damaged_record_names_file_and_offset(tmp_path: Path) -> None:
-    path, size = tmp_path / "a", len(_example(0)) + 16
+    path = tmp_path / "a"
+    size = len(_example(0)) + 16
     write_records(path, map(_example, range(4)))
     content = bytearray(path.read_bytes())
     content[2 * size + 20] ^= 1

@@ -1,4 +1,6 @@
-"""After an error in a training step: what is saved and lost, and that a resumed run ends with the same bits."""
+"""After an error in a training step: what is saved and lost, and that a resumed run ends with the
+same bits.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class _FaultySource(Source):
     """The tiny data; batch number 12 cannot be read as long as a file is not there."""
 
     def __init__(self, source: Any, path: Path) -> None:
-        self._source, self._path = source, path
+        self._source = source
+        self._path = path
         self.num_examples = source.num_examples
 
     def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
@@ -52,7 +55,8 @@ def _read(path: Path, number: tf.Tensor, batch: Any) -> Any:
 class _FaultyTask(LinearTask):
     """Fails to read batch 12, or to compute the loss of step 13, until a file is there."""
 
-    path, in_step = Path(), False
+    path = Path()
+    in_step = False
     losses = 0
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
@@ -86,7 +90,8 @@ def _run(
 ) -> None:
     keras.utils.set_random_seed(1)
     task = kind(config.task)
-    task.path, task.in_step = path, in_step
+    task.path = path
+    task.in_step = in_step
     run_experiment(None, task, "train", config, str(folder))
 
 
@@ -106,7 +111,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_batch_that_cannot_be_read_loses_no_step(
     loop: dict[str, bool], whole: Path, tmp_path: Path
 ) -> None:
-    config, path = linear_experiment(**loop), tmp_path / "there"
+    config = linear_experiment(**loop)
+    path = tmp_path / "there"
     with pytest.raises(DataError, match="cannot be read"):
         _run(tmp_path / "failed", config, path)
     assert list(complete_checkpoints(str(tmp_path / "failed"))) == [10, 12]
@@ -121,7 +127,8 @@ def test_a_batch_that_cannot_be_read_loses_no_step(
 def test_a_step_that_may_have_written_is_not_saved(
     whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config, path = linear_experiment(), tmp_path / "there"
+    config = linear_experiment()
+    path = tmp_path / "there"
     with (
         caplog.at_level(logging.WARNING, "trainer_kit"),
         pytest.raises(tf.errors.OpError, match="injected"),
@@ -138,13 +145,15 @@ def test_a_step_that_may_have_written_is_not_saved(
 
 
 def test_a_keyboard_interrupt_of_user_code_saves_as_ctrl_c_does(tmp_path: Path) -> None:
-    config, steps = linear_experiment(), iter((5, 10, 15))
+    config = linear_experiment()
+    steps = iter((5, 10, 15))
 
     def interrupt_at_step_15(logs: Any) -> None:
         if next(steps) == 15:
             raise KeyboardInterrupt
 
-    actions, folder = [interrupt_at_step_15], tmp_path / "run"
+    actions = [interrupt_at_step_15]
+    folder = tmp_path / "run"
     with pytest.raises(InterruptedRunError, match="your code raised KeyboardInterrupt at step 15"):
         run_experiment(
             None, LinearTask(config.task), "train", config, str(folder), train_actions=actions
@@ -160,7 +169,8 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
     if strategy == "one of two":
         # A save would have to wait for the other one.
         monkeypatch.setattr(checkpointing, "worker_count", lambda _: 2)
-    config, steps = linear_experiment(), iter((5, 10, 15))
+    config = linear_experiment()
+    steps = iter((5, 10, 15))
 
     def exit_at_step_15(logs: Any) -> None:
         if next(steps) == 15:
@@ -190,7 +200,9 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
 def test_a_read_that_failed_ahead_of_a_save_is_done_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The iterator's state at step 10 holds the stack of batches 10 to 14, which could not be read."""
+    """The iterator's state at step 10 holds the stack of batches 10 to 14, which could not be
+    read.
+    """
 
     class Plain(_FaultyTask):
         def build_inputs(self, params: Any, input_context: Any = None) -> Any:
@@ -204,7 +216,9 @@ def test_a_read_that_failed_ahead_of_a_save_is_done_again(
 
             return tf.data.Dataset.range(1000).map(batch_of)
 
-    config, path, folder = linear_experiment(fuse_steps=5), tmp_path / "there", tmp_path / "failed"
+    config = linear_experiment(fuse_steps=5)
+    path = tmp_path / "there"
+    folder = tmp_path / "failed"
     for _ in range(2):  # also when it still cannot be read
         with pytest.raises(DataError, match="cannot be read"):
             _run(folder, config, path, kind=Plain)
@@ -217,7 +231,8 @@ def test_a_read_that_failed_ahead_of_a_save_is_done_again(
 
 @pytest.mark.parametrize("early", [False, True])
 def test_a_write_that_waits_for_no_batch_is_found(early: bool) -> None:
-    count, total = tf.Variable(0), tf.Variable(0.0)
+    count = tf.Variable(0)
+    total = tf.Variable(0.0)
     iterator = iter(tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).batch(4))
 
     @tf.function(autograph=False)

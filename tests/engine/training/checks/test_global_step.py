@@ -1,4 +1,6 @@
-"""Trainers with a loop or a step of their own: the run follows global_step, and has to see it move."""
+"""Trainers with a loop or a step of their own: the run follows global_step, and has to see it
+move.
+"""
 
 from __future__ import annotations
 

@@ -60,11 +60,9 @@ def test_a_model_without_variables_is_refused_with_what_to_do() -> None:
 def test_what_needs_one_replica_is_refused_on_several(
     runtime: dict[str, Any], message: str
 ) -> None:
-    model, config, replicas = (
-        tf.Module(),
-        RuntimeConfig(**runtime),
-        SimpleNamespace(num_replicas_in_sync=2),
-    )
+    model = tf.Module()
+    config = RuntimeConfig(**runtime)
+    replicas = SimpleNamespace(num_replicas_in_sync=2)
     model.weight = tf.Variable(1.0)
     with pytest.raises(UsageError, match=message):
         check_model(model, config, replicas)
@@ -101,7 +99,8 @@ def test_unsaved_state_in_a_loop_is_a_warning_or_an_error(
 
 
 def test_generators_with_a_state_of_their_own_are_fine(caplog: pytest.LogCaptureFixture) -> None:
-    generator, layer = tf.random.Generator.from_seed(1), keras.layers.Dropout(0.5, seed=1)
+    generator = tf.random.Generator.from_seed(1)
+    layer = keras.layers.Dropout(0.5, seed=1)
 
     @tf.function
     def loop() -> Any:

@@ -37,8 +37,10 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def test_weights_come_from_a_path_or_the_newest_of_a_folder(tmp_path: Path) -> None:
-    old, new = _model(), _model()
-    first, second = _saved(tmp_path, old, 5), _saved(tmp_path, new, 40)
+    old = _model()
+    new = _model()
+    first = _saved(tmp_path, old, 5)
+    second = _saved(tmp_path, new, 40)
     for path, prefix, source in ((first, first, old), (str(tmp_path), second, new)):
         model = _model()
         (report,) = load_initial_weights(model, path)
@@ -70,7 +72,8 @@ def _with_body() -> Any:
 
 @pytest.mark.parametrize("form", ["named", "as TensorFlow tracks it"])
 def test_items_of_keras_three_are_loaded_in_either_form(tmp_path: Path, form: str) -> None:
-    saved, model = _with_body(), _with_body()
+    saved = _with_body()
+    model = _with_body()
     step = tf.Variable(0, dtype=tf.int64)
     for one in (saved, model):
         one.checkpoint_items = {"body": one.checkpoint_items["body"]}
@@ -89,14 +92,16 @@ def test_items_of_keras_three_are_loaded_in_either_form(tmp_path: Path, form: st
 
 
 def test_items_of_keras_three_are_saved_twice_and_restored(tmp_path: Path) -> None:
-    model, step = _with_body(), tf.Variable(0, dtype=tf.int64)
+    model = _with_body()
+    step = tf.Variable(0, dtype=tf.int64)
     checkpoint = create_training_checkpoint(global_step=step, model=model)
     options = tf.train.CheckpointOptions(enable_async=True)
     for number in range(3):
         step.assign(number)
         checkpoint.save(str(tmp_path / "ckpt"), options)
     checkpoint.sync()
-    again, there = _with_body(), tf.Variable(5, dtype=tf.int64)
+    again = _with_body()
+    there = tf.Variable(5, dtype=tf.int64)
     restore(
         create_training_checkpoint(global_step=there, model=again),
         str(tmp_path / "ckpt-3"),

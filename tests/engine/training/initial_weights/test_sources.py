@@ -107,7 +107,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Write], str]:
 def test_a_net_with_another_head_takes_the_rest_of_any_file(
     write: Write, written: Callable[[Write], str]
 ) -> None:
-    old, new = _net(), _net(classes=3)
+    old = _net()
+    new = _net(classes=3)
     head = new.get_weights()[-2:]
     (report,) = load_initial_weights(
         new, [InitCheckpointConfig(path=written(write), exclude=("^head/",))]
@@ -124,7 +125,8 @@ def test_a_net_with_another_head_takes_the_rest_of_any_file(
 def test_a_model_around_the_net_takes_it_as_its_part(
     write: Write, written: Callable[[Write], str]
 ) -> None:
-    backbone, old = _net(), _net()
+    backbone = _net()
+    old = _net()
     backbone.set_weights([value + 1 for value in old.get_weights()])
     model = keras.Sequential([keras.Input((6, 6, 2)), backbone, keras.layers.Dense(1, name="top")])
     load_initial_weights(model, [InitCheckpointConfig(path=written(write), exclude=("top/",))])
@@ -170,7 +172,8 @@ def test_another_shape_is_an_error_left_new_or_taken_in_part(tmp_path: Path) -> 
 
 
 def test_several_files_give_their_parts_and_the_later_wins(tmp_path: Path) -> None:
-    first, second = _net(), _net(classes=6)
+    first = _net()
+    second = _net(classes=6)
     (tmp_path / "other").mkdir()
     entries = [
         InitCheckpointConfig(path=_weights(first, tmp_path), exclude=("^head",)),
@@ -213,7 +216,8 @@ def test_several_files_give_their_parts_and_the_later_wins(tmp_path: Path) -> No
 def test_a_pattern_or_a_path_that_finds_nothing_is_an_error(
     entry: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    path, net = _weights(_net(), tmp_path), _net()
+    path = _weights(_net(), tmp_path)
+    net = _net()
     before = net.get_weights()
     given = {**entry, "path": entry.get("path", path).format(tmp_path)}
     with pytest.raises(UsageError, match=message):
@@ -229,7 +233,8 @@ def _dense(*names: str, model: str = "net") -> keras.Model:
 
 
 def test_layers_of_the_same_names_are_taken(tmp_path: Path) -> None:
-    long, short = _dense("block_1", "block_2", "block_3"), _dense("block_2", "block_3")
+    long = _dense("block_1", "block_2", "block_3")
+    short = _dense("block_2", "block_3")
     (report,) = load_initial_weights(short, [InitCheckpointConfig(path=_weights(long, tmp_path))])
     assert _equal(short.get_weights(), long.get_weights()[2:])
     assert "by the order of layers" not in report
@@ -237,7 +242,8 @@ def test_layers_of_the_same_names_are_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [_weights, _keras_two, _tensorflow_one])
 def test_an_equal_name_goes_before_the_order_of_layers(write: Write, tmp_path: Path) -> None:
-    old, new = _dense("encoder", "stage_2", "stage_3"), _dense("encoder", "stage_1", "stage_2")
+    old = _dense("encoder", "stage_2", "stage_3")
+    new = _dense("encoder", "stage_1", "stage_2")
     path = write(old, tmp_path)
     for variables in ((), ("stage_1",)):
         with pytest.raises(
@@ -258,7 +264,8 @@ def test_a_single_layer_of_another_name_is_not_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [_weights, _ours])
 def test_variables_that_the_order_of_layers_found_are_listed(write: Write, tmp_path: Path) -> None:
-    old, new = _dense("fc", "fc_1"), _dense("fc_5", "fc_6")
+    old = _dense("fc", "fc_1")
+    new = _dense("fc_5", "fc_6")
     (report,) = load_initial_weights(new, [InitCheckpointConfig(path=write(old, tmp_path))])
     assert _equal(new.get_weights(), old.get_weights())
     assert "by the order of layers, since their numbers differ: net/fc_5/kernel = " in report
@@ -266,8 +273,10 @@ def test_variables_that_the_order_of_layers_found_are_listed(write: Write, tmp_p
 
 @pytest.mark.parametrize("write", [_weights, _tensorflow_two])
 def test_of_two_equal_inner_models_the_chosen_one_is_loaded(write: Write, tmp_path: Path) -> None:
-    teacher, student = _dense("fc", model="teacher"), _dense("fc", model="student")
-    image, saved = keras.Input((2,)), _dense("fc", model="student")
+    teacher = _dense("fc", model="teacher")
+    student = _dense("fc", model="student")
+    image = keras.Input((2,))
+    saved = _dense("fc", model="student")
     both = keras.Model(image, [teacher(image), student(image)])
     before = teacher.get_weights()
     load_initial_weights(
@@ -279,8 +288,10 @@ def test_of_two_equal_inner_models_the_chosen_one_is_loaded(write: Write, tmp_pa
 
 
 def test_a_module_takes_a_checkpoint_of_another_program(tmp_path: Path) -> None:
-    saved, module = tf.Module(), tf.Module()
-    saved.w, module.w = tf.Variable([1.0, 2.0]), tf.Variable([0.0, 0.0])
+    saved = tf.Module()
+    module = tf.Module()
+    saved.w = tf.Variable([1.0, 2.0])
+    module.w = tf.Variable([0.0, 0.0])
     load_initial_weights(module, tf.train.Checkpoint(net=saved).write(f"{tmp_path}/module"))
     assert module.w.numpy().tolist() == [1.0, 2.0]
 

@@ -196,7 +196,8 @@ class _Remembering:
     """Its reductions change more than the state."""
 
     def __init__(self) -> None:
-        self.batches, self.parts = 0, {"each": []}
+        self.batches = 0
+        self.parts = {"each": []}
 
     def count(self, state: Any, outputs: Any) -> Any:
         self.batches += 1

@@ -14,7 +14,8 @@ class _Loop:
     """A loop that ends at the step of `global_step`; its model is one weight."""
 
     def __init__(self, steps_per_loop: int) -> None:
-        self.global_step, self.model = tf.Variable(0, dtype=tf.int64), tf.Module()
+        self.global_step = tf.Variable(0, dtype=tf.int64)
+        self.model = tf.Module()
         self.model.weight = tf.Variable(1.0)
         state = TrainState(self.global_step, self.model, None, None, None, seed=0)
         self._look = tf.function(

@@ -31,7 +31,8 @@ def _sums(*numbers: range) -> list[dict[str, float]]:
 
 
 def test_loops_of_any_length_use_each_batch_once_in_order() -> None:
-    counter, stack = Counter(), BatchStack()
+    counter = Counter()
+    stack = BatchStack()
     loop = _loop(counter, stack)
     iterator = iter(stack_batches(tf.data.Dataset.range(105).batch(5, drop_remainder=True), 4))
     done = [loop(iterator, tf.constant(steps)) for steps in (6, 1, 9, 5)]
@@ -45,10 +46,12 @@ def test_loops_of_any_length_use_each_batch_once_in_order() -> None:
 
 
 def test_what_a_loop_has_left_belongs_to_its_iterator() -> None:
-    counter, stack = Counter(), BatchStack()
+    counter = Counter()
+    stack = BatchStack()
     loop = _loop(counter, stack)
     dataset = stack_batches(tf.data.Dataset.range(12).batch(2), 4)
-    first, second = iter(dataset), iter(dataset)
+    first = iter(dataset)
+    second = iter(dataset)
     loop(first, tf.constant(3))
     assert not stack.is_empty
     assert loop(second, tf.constant(1)) == (1, {"total": 1.0})

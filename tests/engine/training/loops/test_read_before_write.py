@@ -10,7 +10,9 @@ from trainer_kit.training.loops.loop_function import control_dependencies_for_wr
 
 
 def test_writes_wait_for_the_batch_and_reads_do_not() -> None:
-    count, weight, total = tf.Variable(0), tf.Variable(2.0), tf.Variable(0.0)
+    count = tf.Variable(0)
+    weight = tf.Variable(2.0)
+    total = tf.Variable(0.0)
 
     @tf.function(autograph=False)
     def step(iterator: object) -> None:

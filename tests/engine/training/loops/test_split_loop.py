@@ -10,12 +10,17 @@ from trainer_kit.training.loops.train_loop import SegmentedLoop
 
 
 class _Loop:
-    """Takes numbers from an iterator and sums them up; ends early when it has come to `stop`. Waits 1 s for each."""
+    """Takes numbers from an iterator and sums them up; ends early when it has come to `stop`. Waits
+    1 s for each.
+    """
 
     def __init__(self, stop: int = 10**9) -> None:
         self.calls: list[tuple[int, bool]] = []
         self.global_step = tf.Variable(0, dtype=tf.int64)
-        self.total, self.stop, self.wait_seconds, self.fuse_steps = 0, stop, 0.0, 1
+        self.total = 0
+        self.stop = stop
+        self.wait_seconds = 0.0
+        self.fuse_steps = 1
 
     @property
     def step(self) -> int:
@@ -46,7 +51,8 @@ class _Hooks:
 
 
 def test_only_the_first_step_of_a_new_loop_is_a_separate_call() -> None:
-    loop, numbers = _Loop(), iter(range(100))
+    loop = _Loop()
+    numbers = iter(range(100))
     parts = SegmentedLoop(loop.global_step)
     assert parts.first_step_at == 0.0
     assert (parts.run(loop, numbers, 5, True), parts.results) == (5, sum(range(5)))
@@ -78,7 +84,8 @@ def test_a_loop_that_stops_before_a_step_gets_no_further_call() -> None:
 
 
 def test_waits_of_all_parts_but_the_first_step_are_added() -> None:
-    loop, numbers = _Loop(), iter(range(100))
+    loop = _Loop()
+    numbers = iter(range(100))
     parts = SegmentedLoop(loop.global_step)
     parts.hooks = _Hooks()
     waited = []

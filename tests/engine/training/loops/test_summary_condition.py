@@ -28,8 +28,10 @@ def test_the_first_step_at_or_after_a_multiple_is_due() -> None:
 
 
 def test_by_the_clock_the_next_loop_writes_in_its_last_step() -> None:
-    now, step = [0.0], tf.Variable(0, dtype=tf.int64)
-    timer, recorded = SummaryTimer(60, lambda: now[0]), []
+    now = [0.0]
+    step = tf.Variable(0, dtype=tf.int64)
+    timer = SummaryTimer(60, lambda: now[0])
+    recorded = []
     for begin, time in ((0, 1), (5, 61), (10, 62), (15, 130)):
         now[0] = time
         condition = summary_condition(timer, step, begin + 5)

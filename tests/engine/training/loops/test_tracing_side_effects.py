@@ -11,7 +11,9 @@ from trainer_kit.training.loops.eval_loop import AttributeSnapshot
 
 class _Object:
     def __init__(self) -> None:
-        self.count, self.items, self.sets = 0, [1, 2], {"a": {1}, "b": ([], {"c": 1})}
+        self.count = 0
+        self.items = [1, 2]
+        self.sets = {"a": {1}, "b": ([], {"c": 1})}
         self.other = _Inner()
 
 
@@ -50,7 +52,8 @@ def _remove(one: Any) -> None:
 )
 def test_a_change_is_named_and_undone(change: Any, name: str) -> None:
     one = _Object()
-    items, kept = one.items, AttributeSnapshot([one])
+    items = one.items
+    kept = AttributeSnapshot([one])
     change(one)
     assert kept.restore() == [f"_Object.{name}"]
     assert _plain(one) == _plain(_Object())

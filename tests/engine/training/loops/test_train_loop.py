@@ -19,7 +19,8 @@ def test_the_waits_for_batches_are_measured(exact: bool) -> None:
         time.sleep(0.02)
         return batch
 
-    counter, shape = Counter(), batches().element_spec.shape
+    counter = Counter()
+    shape = batches().element_spec.shape
     slow = batches().map(
         lambda batch: tf.ensure_shape(tf.numpy_function(wait, [batch], batch.dtype), shape)
     )

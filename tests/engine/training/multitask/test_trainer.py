@@ -1,4 +1,6 @@
-"""Several tasks in one run: jointly or one per step, on one or two replicas, fused, evaluated and resumed."""
+"""Several tasks in one run: jointly or one per step, on one or two replicas, fused, evaluated and
+resumed.
+"""
 
 from __future__ import annotations
 
@@ -78,11 +80,9 @@ def test_a_joint_step_follows_the_weighted_sum_of_losses(
     trained: Callable[[str], _Trained],
 ) -> None:
     trainer = _trainer(_config("joint"))
-    batches, tasks, model = (
-        next(iter(trainer.task.build_inputs(None).at(0))),
-        trainer.task.tasks,
-        trainer.model,
-    )
+    batches = next(iter(trainer.task.build_inputs(None).at(0)))
+    tasks = trainer.task.tasks
+    model = trainer.model
     with tf.GradientTape() as tape:
         losses = {
             name: task.build_losses(batches[name][1], model.sub_tasks[name](batches[name][0]))
@@ -92,7 +92,8 @@ def test_a_joint_step_follows_the_weighted_sum_of_losses(
     gradients = tape.gradient(total, model.trainable_variables)
     for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
         variable.assign_sub(0.1 * gradient)
-    logs, weights = trained("joint").first_logs, trained("joint").first
+    logs = trained("joint").first_logs
+    weights = trained("joint").first
     for name, part in model.sub_tasks.items():
         assert_all_close(weights[name], part.get_weights(), atol=1e-6)
     assert float(logs["training_loss"]) == pytest.approx(float(total), rel=1e-5)
@@ -106,11 +107,10 @@ def test_an_interleaved_step_changes_only_the_drawn_task(
 ) -> None:
     trainer = _trainer(_config("interleaving"))
     drawn = [*trainer.task.tasks][int(next(iter(trainer.task.build_inputs(None).at(0)))[0])]
-    logs, other = trained("interleaving").first_logs, "small" if drawn == "large" else "large"
-    before, after = (
-        model_of_task(trainer.model, other).get_weights(),
-        trained("interleaving").first[other],
-    )
+    logs = trained("interleaving").first_logs
+    other = "small" if drawn == "large" else "large"
+    before = model_of_task(trainer.model, other).get_weights()
+    after = trained("interleaving").first[other]
     assert all((one == old).all() for one, old in zip(after[2:], before[2:], strict=True))
     assert any((one != old).any() for one, old in zip(after[:2], before[:2], strict=True))
     assert logs[drawn]["steps"] == 1 and other not in logs

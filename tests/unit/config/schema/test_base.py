@@ -1,4 +1,6 @@
-"""How config classes behave: frozen, keyword-only, typed, with rules across fields and a choice of one branch."""
+"""How config classes behave: frozen, keyword-only, typed, with rules across fields and a choice of
+one branch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every field of Model Garden's configs is here under its name and with its default, but for the listed exceptions."""
+"""Every field of Model Garden's configs is here under its name and with its default, but for the
+listed exceptions.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,18 @@ REFUSED_CLASSES = {
 
 
 class Made:
-    """A default that a factory makes: `DataConfig` for `dataclasses.field(default_factory=DataConfig)`."""
+    """A default that a factory makes: `DataConfig` for
+    `dataclasses.field(default_factory=DataConfig)`.
+    """
 
     def __init__(self, factory: str) -> None:
         self.factory = factory.rpartition(".")[2]
 
 
 def model_garden() -> dict[str, dict[str, Any]]:
-    """Class name -> field name -> default, read from Model Garden's sources without importing them."""
+    """Class name -> field name -> default, read from Model Garden's sources without importing
+    them.
+    """
     (root,) = importlib.util.find_spec("official").submodule_search_locations  # type: ignore[union-attr, misc]
     configs = Path(root) / "modeling" / "optimization" / "configs"
     classes: dict[str, dict[str, Any]] = {}

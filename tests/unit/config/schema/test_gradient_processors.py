@@ -18,7 +18,8 @@ from trainer_kit.errors import UsageError
 
 SGD = "optimizer: {type: sgd}, learning_rate: {type: constant}"
 NOISE = "{type: noise, noise: {stddev: 0.1}, variables: [kernel]}"
-ONE, SEVERAL = "optimizer_config={{{}}}", "optimizers={{net: {{variables: [net], {}}}}}"
+ONE = "optimizer_config={{{}}}"
+SEVERAL = "optimizers={{net: {{variables: [net], {}}}}}"
 
 
 def _with_processors(processors: str, around: str = ONE) -> ExperimentConfig:

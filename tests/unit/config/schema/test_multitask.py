@@ -1,4 +1,6 @@
-"""MultiTaskConfig: tasks by name, what it refuses, and which of its values an evaluation or a resume depends on."""
+"""MultiTaskConfig: tasks by name, what it refuses, and which of its values an evaluation or a
+resume depends on.
+"""
 
 from __future__ import annotations
 

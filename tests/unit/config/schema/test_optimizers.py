@@ -1,4 +1,6 @@
-"""The choice of an optimizer, and the rules of the sections. Names and defaults are compared in test_experiment.py."""
+"""The choice of an optimizer, and the rules of the sections. Names and defaults are compared in
+test_experiment.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""gin: sections and factory arguments, scopes, the two passes, what is reported where, and one process many times."""
+"""gin: sections and factory arguments, scopes, the two passes, what is reported where, and one
+process many times.
+"""
 
 from __future__ import annotations
 

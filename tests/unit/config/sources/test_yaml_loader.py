@@ -165,7 +165,8 @@ def _doubled(template: str, count: int = 30) -> str:
     return "\n".join(["k0: &k0 {x: 1}", *lines])
 
 
-TOO_MANY, TOO_DEEP = "more than 30,000 values", "nested more than 64 levels"
+TOO_MANY = "more than 30,000 values"
+TOO_DEEP = "nested more than 64 levels"
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,14 @@ def test_of_a_step_the_evaluation_that_is_kept_stays() -> None:
 _VALUES = st.lists(
     st.sampled_from([math.nan, math.inf, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5]), max_size=12
 )
-_KEEP, _DELTA = st.integers(1, 4), st.sampled_from([0.0, 0.25, 0.5])
+_KEEP = st.integers(1, 4)
+_DELTA = st.sampled_from([0.0, 0.25, 0.5])
 
 
 def _slowly(values: list[float], keep: int, min_delta: float) -> set[int]:
-    """What is kept, by the rule told evaluation by evaluation: places, of which the worst is given up."""
+    """What is kept, by the rule told evaluation by evaluation: places, of which the worst is given
+    up.
+    """
     places: dict[int, float] = {}
     for step, value in enumerate(values, 1):
         if not math.isfinite(value):

@@ -25,7 +25,8 @@ def test_events_of_a_resumed_run_fall_on_the_same_steps() -> None:
 
 
 def test_loops_of_four_up_to_ten_are_four_four_two() -> None:
-    step, lengths = 0, []
+    step = 0
+    lengths = []
     while step < 10:
         lengths.append(loop_length(step, 10, 4))
         step += lengths[-1]
@@ -43,7 +44,8 @@ def test_without_a_target_a_loop_is_never_cut() -> None:
 
 
 def test_training_pauses_at_multiples_and_at_the_end() -> None:
-    stops, step = [], 0
+    stops = []
+    step = 0
     while step < 10:
         step = next_stop(step, 10, 4)
         stops.append(step)
@@ -57,7 +59,8 @@ def test_training_pauses_at_multiples_and_at_the_end() -> None:
 
 def test_a_fraction_of_steps_is_due_at_the_step_that_reaches_it() -> None:
     interval = RoundedSteps(Fraction(22, 5))
-    step, stops = 0, []
+    step = 0
+    stops = []
     while step < 22:
         step = next_stop(step, 22, interval)
         stops.append(step)
