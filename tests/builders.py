@@ -197,9 +197,9 @@ def curve(path: Path, name: str, kind: str | None = None) -> list[tuple[int, flo
     """
     named = [(record, {**record, **record["metrics"]}) for record in read_active_history(path)]
     return [
-        (one["step"], values[name])
-        for one, values in named
-        if values.get(name) is not None and kind in (None, one["kind"])
+        (record["step"], values[name])
+        for record, values in named
+        if values.get(name) is not None and kind in (None, record["kind"])
     ]
 
 

@@ -115,7 +115,7 @@ def _delete_iterators_in_threads() -> None:
         def delete(iterator: Any, names: list[str] = resources) -> None:
             if not sys.is_finalizing():
                 last_references = [
-                    iterator.__dict__.pop(one, None) for one in [*names, "_components"]
+                    iterator.__dict__.pop(attribute, None) for attribute in [*names, "_components"]
                 ]
                 threading.Timer(_COLLECTED, last_references.clear).start()
 

@@ -51,14 +51,14 @@ def test_every_exit_code_is_explained() -> None:
 
 def test_every_exception_has_the_exit_code_of_its_kind() -> None:
     classes = [
-        found
-        for found in vars(errors).values()
-        if isinstance(found, type) and issubclass(found, TrainerKitError)
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, TrainerKitError)
     ]
     codes = {
-        found.__name__: found.exit_code
-        for found in classes
-        if found not in (TrainerKitError, ConfigError)
+        error_class.__name__: error_class.exit_code
+        for error_class in classes
+        if error_class not in (TrainerKitError, ConfigError)
     }
     assert len(codes) >= 8
     assert len(set(codes.values())) == len(codes)

@@ -50,7 +50,7 @@ def _linear_sam(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> list
         return [x.T @ error, error.sum(0)]
 
     first = gradients(*weights)
-    norm = np.sqrt(sum(np.sum(one**2) for one in first))
+    norm = np.sqrt(sum(np.sum(gradient**2) for gradient in first))
     second = gradients(*(w + RHO * g / norm for w, g in zip(weights, first, strict=True)))
     return [w - RATE * g for w, g in zip(weights, second, strict=True)]
 

@@ -224,8 +224,8 @@ def checkout() -> list[SourceFile]:
 
 @pytest.mark.parametrize("rule", house.RULES, ids=lambda rule: rule.__name__)
 def test_the_checkout_keeps_the_rule(rule: house.Rule, checkout: list[SourceFile]) -> None:
-    found = rule(checkout)
-    assert not found, "\n".join([str(rule.__doc__), *found])
+    violations = rule(checkout)
+    assert not violations, "\n".join([str(rule.__doc__), *violations])
 
 
 @pytest.mark.parametrize(("rule", "modules"), named(BAD))
@@ -273,7 +273,7 @@ def test_front_door_flags_commands_and_unit_tests_import_little() -> None:
     """And so do config and the modules that register the experiments. The unit tests import no
     TensorFlow at least.
     """
-    modules = [one.module for one in read_source_files("trainer_kit")]
+    modules = [file.module for file in read_source_files("trainer_kit")]
     light = [m for m in modules if house.get_floor(m) in house.LIGHT_FLOORS]
     doors = [
         m
@@ -281,9 +281,9 @@ def test_front_door_flags_commands_and_unit_tests_import_little() -> None:
         if m in ("trainer_kit", "trainer_kit.train") or house.get_floor(m) == "cli"
     ]
     experiments = [
-        one.module for one in read_source_files("experiments") if one.module.count(".") == 1
+        file.module for file in read_source_files("experiments") if file.module.count(".") == 1
     ]
-    unit = [one.module for one in read_source_files("tests/unit")]
+    unit = [file.module for file in read_source_files("tests/unit")]
     assert light and doors and experiments and len(unit) > 50
     of_package, with_tests = heavy_imports(ROOT, [*light, *doors, *experiments], unit)
     assert of_package == set()
@@ -338,6 +338,6 @@ def test_names_of_tests_are_sentences_of_at_most_60_characters() -> None:
     definition = re.compile(
         r"^ *def (test_\w*)", re.MULTILINE
     )  # to parse all tests takes two seconds
-    tests = [name for one in read_source_files("tests") for name in definition.findall(one.text)]
+    tests = [name for file in read_source_files("tests") for name in definition.findall(file.text)]
     assert len(tests) > 2000
     assert [name for name in tests if len(name) > 60] == []

@@ -47,9 +47,9 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
 def test_a_path_that_the_locale_cannot_hold_is_refused_in_a_line(tmp_path: Path) -> None:
     locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     program = "import sys; from trainer_kit.files import follow_links; follow_links(sys.argv[1] or 'r\\xe9')"
-    for given in ("", f"{tmp_path}/r\xe9"):  # in the program, or as an argument
+    for path in ("", f"{tmp_path}/r\xe9"):  # in the program, or as an argument
         ended = subprocess.run(
-            [sys.executable, "-c", program, given], env=locale, capture_output=True, text=True
+            [sys.executable, "-c", program, path], env=locale, capture_output=True, text=True
         )
         last = ended.stderr.splitlines()[-1]
         assert last.startswith("trainer_kit.errors.UsageError: ") and last.endswith(
@@ -206,14 +206,14 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes | None]]:
     """The names of the files and folders that were flushed to disk, with the files' contents at
     that moment.
     """
-    seen: list[tuple[str, bytes | None]] = []
+    syncs: list[tuple[str, bytes | None]] = []
 
     def sync(descriptor: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        seen.append((path.name, None if path.is_dir() else path.read_bytes()))
+        syncs.append((path.name, None if path.is_dir() else path.read_bytes()))
 
     monkeypatch.setattr(os, "fsync", sync)
-    return seen
+    return syncs
 
 
 def test_a_file_is_on_disk_whole_before_it_has_its_name(

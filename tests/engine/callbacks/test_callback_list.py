@@ -321,10 +321,10 @@ def test_other_workers_do_what_the_chiefs_callbacks_ask_for(
     chief.run.evaluate()
     chief.run.rewind(40, "again")
     other.run.save()  # the chief has not
-    asked = [one.take_requests() for one in (chief, other)]
-    assert [(one.save, one.sets_to_evaluate, one.rewind_step) for one in asked] == [
-        (False, {""}, 40)
-    ] * 2
+    asked = [members.take_requests() for members in (chief, other)]
+    assert [
+        (requests.save, requests.sets_to_evaluate, requests.rewind_step) for requests in asked
+    ] == [(False, {""}, 40)] * 2
     assert chief.run.stop_reason == "enough" and other.run.stop_reason
 
 

@@ -39,8 +39,8 @@ def test_gin_names_a_callback_and_its_arguments() -> None:
 
 @pytest.mark.parametrize("name", ["test/samples", f"{__name__}:Samples"])
 def test_a_callback_is_made_by_its_name_or_by_its_class(name: str) -> None:
-    made = _made(name, count=7)
-    assert type(made) is Samples and made.count == 7
+    callback = _made(name, count=7)
+    assert type(callback) is Samples and callback.count == 7
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ def test_only_subclasses_of_callback_can_be_registered() -> None:
         trainer_kit.register_callback("test/other")(dict)  # type: ignore[type-var]
 
 
-@pytest.mark.parametrize("given", [Samples(), [Samples], ["samples"], "samples"])
-def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("value", [Samples(), [Samples], ["samples"], "samples"])
+def test_what_is_no_list_of_callbacks_is_refused(value: Any) -> None:
     with pytest.raises(UsageError, match=r"^callbacks: "):
-        check_callbacks(given)
+        check_callbacks(value)
 
 
 def test_a_keras_callback_of_another_task_is_refused() -> None:

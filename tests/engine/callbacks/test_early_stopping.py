@@ -91,12 +91,12 @@ def _newest(folder: Path) -> int:
 
 def _stop_at(step: int, interval: int) -> Callable[[Any], None]:
     """An action that ends the run when it has been called for `step`, counting by `interval`."""
-    seen = 0
+    step_count = 0
 
     def action(logs: Any) -> None:
-        nonlocal seen
-        seen += interval
-        if seen == step:
+        nonlocal step_count
+        step_count += interval
+        if step_count == step:
             raise trainer_kit.StopTraining(f"enough at {step}")
 
     return action
@@ -154,11 +154,13 @@ def _improvements(values: Sequence[float], sign: int, delta: float) -> list[int]
     """The places of those that are finite and better by more than delta than all improvements
     before.
     """
-    found: list[int] = []
+    improvements: list[int] = []
     for place, value in enumerate(values):
-        if math.isfinite(value) and all(sign * (value - values[other]) > delta for other in found):
-            found.append(place)
-    return found
+        if math.isfinite(value) and all(
+            sign * (value - values[other]) > delta for other in improvements
+        ):
+            improvements.append(place)
+    return improvements
 
 
 @given(
@@ -171,16 +173,16 @@ def test_the_fold_agrees_with_brute_force(
     values: list[float], comparison: str, delta: float, start: int
 ) -> None:
     steps = list(range(10, 10 * len(values) + 10, 10))
-    found = compute_metric_progress(zip(steps, values, strict=True), comparison, delta, start)
+    progress = compute_metric_progress(zip(steps, values, strict=True), comparison, delta, start)
     counted = [(step, value) for step, value in zip(steps, values, strict=True) if step >= start]
     places = _improvements(
         [value for _, value in counted], 1 if comparison == "higher" else -1, delta
     )
     last = places[-1] if places else -1
-    assert found.evaluations_since_best == len(counted) - 1 - last
-    assert found.last_step == (counted[-1][0] if counted else -1)
-    assert found.best_step == (counted[last][0] if places else -1)
-    assert found.best == counted[last][1] if places else math.isnan(found.best)
+    assert progress.evaluations_since_best == len(counted) - 1 - last
+    assert progress.last_step == (counted[-1][0] if counted else -1)
+    assert progress.best_step == (counted[last][0] if places else -1)
+    assert progress.best == counted[last][1] if places else math.isnan(progress.best)
 
 
 def _beside(folder: Path, *records: tuple[int, float], config_hash: str = "a") -> Ledger:
@@ -300,8 +302,8 @@ def test_a_restart_does_nothing_until_patience_is_raised(
     resumed, _ = _launch(run, _tiny(patience=5))  # with a trainer of its own, as in a new process
     assert (final_record(run)["step"], evaluated_steps(run)) == (60, [10, 20, 30, 40, 50, 60])
     assert all(
-        np.array_equal(one.numpy(), two)
-        for one, two in zip(resumed.variables, straight[1], strict=True)
+        np.array_equal(variable.numpy(), value)
+        for variable, value in zip(resumed.variables, straight[1], strict=True)
     )
 
 
@@ -346,13 +348,13 @@ def _often_and_rare(metric: str = "often|group|score", **early: Any) -> Experime
 def test_a_stop_at_one_set_also_evaluates_the_others(
     of_two_sets: ReadyTrainer, tmp_path: Path
 ) -> None:
-    seen: list[set[str]] = []
+    set_names: list[set[str]] = []
     config = _often_and_rare(patience=1)
-    actions = [lambda logs: seen.append(set(logs))]
+    actions = [lambda logs: set_names.append(set(logs))]
     _, logs = _launch(tmp_path, config, eval_actions=actions, trainer=of_two_sets.again())
     assert set(logs) == {"often", "rare"} == set(final_record(tmp_path)["metrics"])
     assert evaluated_steps(tmp_path) == [10, 20, 20]
-    assert seen == [{"often"}, {"often"}, {"often", "rare"}]
+    assert set_names == [{"often"}, {"often"}, {"often", "rare"}]
     reported = [
         line for line in read_json_lines(tmp_path / "metrics.jsonl") if line["kind"] == "validation"
     ]

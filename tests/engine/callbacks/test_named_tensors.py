@@ -94,7 +94,7 @@ def test_summaries_are_written_on_replicas_and_in_fused_loops(
     assert [event.step for event in train.Tensors("hidden")] == [5, 10]
     assert [event.step for event in validation.Tensors("picture")] == [10]
     assert {"hidden", "spread"} <= set(validation.Tags()["tensors"])
-    assert [one.shape for one in reader.seen] == [(8, 3), (8, 3), (7, 2, 4, 1)]
+    assert [array.shape for array in reader.seen] == [(8, 3), (8, 3), (7, 2, 4, 1)]
 
 
 @pytest.mark.parametrize(
@@ -166,5 +166,5 @@ def test_a_miss_of_the_evaluation_ends_the_run_before_step_1(
 def test_values_are_numpy_arrays_that_later_loops_leave_alone(tmp_path: Path) -> None:
     reader = Reader()
     _run(tmp_path, "train", callbacks=[reader], summaries=[])
-    assert all(isinstance(one, np.ndarray) for one in reader.seen)
+    assert all(isinstance(array, np.ndarray) for array in reader.seen)
     assert not np.array_equal(reader.seen[0], reader.seen[1])

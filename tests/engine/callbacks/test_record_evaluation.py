@@ -41,8 +41,8 @@ class _Recorded:
         self.run.evaluation = Evaluation(step, **evaluation)
         self.callback.evaluation_end(self.run, logs)
         return [
-            tuple(one[key] for key in ("step", "checkpoint", "metrics", "seconds"))
-            for one in self.ledger.records()
+            tuple(record[key] for key in ("step", "checkpoint", "metrics", "seconds"))
+            for record in self.ledger.records()
         ]
 
 
@@ -80,7 +80,7 @@ def test_a_rewind_takes_later_evaluations_away(tmp_path: Path) -> None:
     for step in (10, 20):
         run.evaluate(step, {"accuracy": 0.5})
     run.callback.rewound(run.run, 10)
-    assert [one["step"] for one in run.ledger.get_active_evaluations()] == [10]
+    assert [record["step"] for record in run.ledger.get_active_evaluations()] == [10]
 
 
 @pytest.mark.parametrize(

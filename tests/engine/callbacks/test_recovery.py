@@ -177,7 +177,7 @@ def test_all_bad_batches_between_checkpoints_are_left_out(
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, Several, recovery_max_trials=len(Several.bad))
     assert "the run returns to step 0 (trial 1 of" in caplog.text  # to the initial weights
-    assert all(f"batch {one}, of step" in caplog.text for one in Several.bad)
+    assert all(f"batch {batch}, of step" in caplog.text for batch in Several.bad)
     assert _finite(tmp_path)
 
 
@@ -311,8 +311,8 @@ def test_skipping_a_batch_equals_data_without_that_batch(
             return Skipping()
 
     never, _ = _run(tmp_path, Without)
-    for one, other in zip(recovered[1].weights, never.weights, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    for variable, other in zip(recovered[1].weights, never.weights, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other.numpy())
 
 
 def test_a_fault_that_does_not_come_again_leaves_nothing_out(

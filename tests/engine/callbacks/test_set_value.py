@@ -43,18 +43,18 @@ def _changes(folder: Path) -> list[tuple[int, dict[str, float]]]:
     return [(line["step"], line["metrics"]) for line in lines]
 
 
-@pytest.mark.parametrize("given", [{"count": 2}, {"fuse_steps": 2}], ids=["2 replicas", "fused"])
-def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, given: Any) -> None:
+@pytest.mark.parametrize("options", [{"count": 2}, {"fuse_steps": 2}], ids=["2 replicas", "fused"])
+def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, options: Any) -> None:
     rates = SetAtSteps("learning_rate", [[7, 0.25]])
     factors = SetAtSteps("learning_rate_factor", [[0, 0.5], [1, 1.0], [7, 0.5]])
-    changed = _weights(tmp_path / "list", CONSTANT, rates, factors, **given)
+    changed = _weights(tmp_path / "list", CONSTANT, rates, factors, **options)
     boundaries = [0, 6]  # which are included
     ladder = {
         "type": "stepwise",
         "stepwise": {"boundaries": boundaries, "values": [0.25, 0.5, 0.125]},
     }
-    expected = _weights(tmp_path / "schedule", ladder, **given)
-    assert all(np.array_equal(one, other) for one, other in zip(changed, expected, strict=True))
+    expected = _weights(tmp_path / "schedule", ladder, **options)
+    assert all(np.array_equal(value, other) for value, other in zip(changed, expected, strict=True))
     assert _changes(tmp_path / "list") == [
         (0, {"learning_rate_factor": 0.5}),
         (1, {"learning_rate_factor": 1.0}),

@@ -79,11 +79,13 @@ def test_a_restored_run_has_the_same_bits_with_dropout_and_slots(
 def test_reports_are_settled_before_a_checkpoint_is_in_place(
     tmp_path: Path, asynchronous: bool
 ) -> None:
-    found: list[list[str]] = []
+    file_names: list[list[str]] = []
 
     class Reports:
         def flush_to_disk(self, step: int) -> dict[str, Any]:
-            found.append(sorted({path.name.partition(".")[0] for path in tmp_path.glob("ckpt-*")}))
+            file_names.append(
+                sorted({path.name.partition(".")[0] for path in tmp_path.glob("ckpt-*")})
+            )
             return {"history": step}
 
     run = _Run(tmp_path, asynchronous=asynchronous, reports=Reports())
@@ -91,7 +93,7 @@ def test_reports_are_settled_before_a_checkpoint_is_in_place(
         run.train()
         run.manager.save(run.step)
     run.manager.sync()
-    assert found == [[], ["ckpt-1"]]
+    assert file_names == [[], ["ckpt-1"]]
     assert [
         (read_commit_record(f"{tmp_path}/ckpt-{step}") or {})["recorded"] for step in (1, 2)
     ] == [

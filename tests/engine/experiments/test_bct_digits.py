@@ -37,15 +37,15 @@ def test_retrieval_leaves_out_the_query_itself() -> None:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Short runs of the old model, and of the new one with and without the influence loss."""
     base = tmp_path_factory.mktemp("runs")
-    found = {}
+    runs = {}
     for name, weight in {"old": None, "new": 1.0, "alone": 0.0}.items():
         config = trainer_kit.get_experiment("bct_digits").replace(trainer=SHORT)
         if weight is not None:
             config = config.replace(
                 task={**NEW, "old_model": {"run": str(base / "old"), "influence_weight": weight}}
             )
-        found[name] = launch(config, "train_and_eval", str(base / name))
-    return {"folder": base, **found}
+        runs[name] = launch(config, "train_and_eval", str(base / name))
+    return {"folder": base, **runs}
 
 
 def test_only_the_influence_loss_makes_old_galleries_usable(runs: dict[str, Any]) -> None:
@@ -62,8 +62,8 @@ def test_the_old_model_keeps_its_weights(runs: dict[str, Any]) -> None:
     new = runs["new"][0]
     for name in ("encoder", "classifier"):
         kept = new.get_layer(f"old_{name}")
-        given = old.get_layer(name)
+        original = old.get_layer(name)
         assert not kept.trainable_variables
-        assert [one.tobytes() for one in kept.get_weights()] == [
-            one.tobytes() for one in given.get_weights()
+        assert [weight.tobytes() for weight in kept.get_weights()] == [
+            weight.tobytes() for weight in original.get_weights()
         ]

@@ -89,20 +89,20 @@ def test_texts_and_models_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 def test_windows_predict_every_character_but_the_first_once() -> None:
     text = np.arange(26, dtype=np.uint8)
-    found = cut_windows(text, 5)
-    assert found.dtype == np.uint8
-    assert found.tolist() == [list(range(i, i + 6)) for i in (0, 5, 10, 15, 20)]
-    characters, following = split_targets(tf.constant(found))
+    windows = cut_windows(text, 5)
+    assert windows.dtype == np.uint8
+    assert windows.tolist() == [list(range(i, i + 6)) for i in (0, 5, 10, 15, 20)]
+    characters, following = split_targets(tf.constant(windows))
     assert characters.dtype == following.dtype == tf.int32
     assert following.numpy().ravel().tolist() == list(range(1, 26))
 
 
 def test_a_changed_character_changes_no_earlier_logits() -> None:
     model = build_transformer(SMALL, VOCABULARY)
-    given = _characters(2, 12)
-    before = model(given)
+    characters = _characters(2, 12)
+    before = model(characters)
     for position in (0, 3, 11):
-        changed = given.copy()
+        changed = characters.copy()
         changed[:, position] = (changed[:, position] + 1) % VOCABULARY
         difference = np.abs(before - model(changed)).max(axis=(0, 2))
         assert (difference[:position] == 0).all()

@@ -36,8 +36,8 @@ class _Inputs:
         return self._make()
 
 
-def _data(section: str, make: Callable[[], Any], given: Any = None) -> ValidationData:
-    return ValidationData(section, _Inputs(make), None, given)
+def _data(section: str, make: Callable[[], Any], ready_made: Any = None) -> ValidationData:
+    return ValidationData(section, _Inputs(make), None, ready_made)
 
 
 def _next(feed: ValidationData, **arguments: Any) -> int:
@@ -45,19 +45,19 @@ def _next(feed: ValidationData, **arguments: Any) -> int:
 
 
 def test_nothing_is_made_before_it_is_needed_and_then_once() -> None:
-    made = _Made()
-    feed = _data("train_data", made)
-    assert made.count == 0
+    factory = _Made()
+    feed = _data("train_data", factory)
+    assert factory.count == 0
     assert feed.dataset is feed.dataset
     assert feed.iterator() is feed.iterator()
-    assert made.count == 1
+    assert factory.count == 1
 
 
 def test_an_iterator_continues_and_a_fresh_one_starts_over() -> None:
-    made = _Made()
-    feed = _data("train_data", made)
+    factory = _Made()
+    feed = _data("train_data", factory)
     assert [_next(feed), _next(feed), _next(feed, fresh=True), _next(feed)] == [100, 101, 100, 101]
-    assert made.count == 1
+    assert factory.count == 1
 
 
 @pytest.mark.parametrize("how", ["end of a pass", "fresh", "forget", "replace", "no feed any more"])
@@ -220,6 +220,6 @@ def test_cardinality_is_known_only_of_a_dataset_that_was_made() -> None:
     endless = _data("validation_data", lambda: tf.data.Dataset.range(3).repeat())
     endless.iterator()
     assert endless.cardinality() is None
-    given = _data("validation_data", lambda: None, tf.data.Dataset.range(3))
-    given.iterator()
-    assert given.cardinality() is None
+    ready_made = _data("validation_data", lambda: None, tf.data.Dataset.range(3))
+    ready_made.iterator()
+    assert ready_made.cardinality() is None

@@ -302,12 +302,12 @@ def _read(iterator: Any, count: int | None = None) -> list[Any]:
 def _method(
     dataset: tf.data.Dataset, saved: bool = True, deterministic: bool = False
 ) -> tuple[str, str]:
-    found = choose_resume_method(
+    method = choose_resume_method(
         examine_dataset(dataset),
         iterator_obstacle="" if saved else SEVERAL,
         deterministic_ops=deterministic,
     )
-    return found.method, "\n".join(found.reasons)
+    return method.method, "\n".join(method.reasons)
 
 
 def _make(make: Make, files: list[str]) -> tf.data.Dataset:

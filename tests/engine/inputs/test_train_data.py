@@ -37,7 +37,7 @@ class _Run:
         self,
         build: Any,
         step: int = 0,
-        given: Any = None,
+        ready_made: Any = None,
         *,
         batch_size: int = 0,
         require_exact: bool = False,
@@ -46,7 +46,7 @@ class _Run:
         section = section_of(build, PARAMS)
         policy = ResumePolicy(has_single_iterator=True, require_exact=require_exact)
         self.data = TrainData(
-            OneReplica(), section, policy, self._step, given, batch_size=batch_size
+            OneReplica(), section, policy, self._step, ready_made, batch_size=batch_size
         )
 
     @property
@@ -124,7 +124,7 @@ def _made(build: Any, how: str, **options: Any) -> _Run:
     """
     if how == "built":
         return _Run(build, **options)
-    run = _Run(_no_build, given=build(PARAMS) if how == "given" else None, **options)
+    run = _Run(_no_build, ready_made=build(PARAMS) if how == "given" else None, **options)
     if how == "set":
         run.data.replace(build(PARAMS))
     return run
@@ -178,11 +178,11 @@ def test_a_rollback_to_before_a_dataset_was_set_restarts_it(
 ) -> None:
     run = _Run(_source)
     strict = _Run(_source, require_exact=True)
-    for one in (run, strict):
-        one.take(3)
-        one.data.replace(_in_order(PARAMS))
-        one.take(2)
-        one.step = 1
+    for trial in (run, strict):
+        trial.take(3)
+        trial.data.replace(_in_order(PARAMS))
+        trial.take(2)
+        trial.step = 1
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         run.data.restore({"batch": 1, "left_out": []})
     assert (
@@ -250,9 +250,9 @@ def test_a_dataset_in_one_order_can_be_begun_again() -> None:
     assert run.take(4) == _whole(_in_order)[2:6]
 
 
-@pytest.mark.parametrize("given", [lambda: _in_order(PARAMS), _distributed])
-def test_no_batch_of_a_ready_made_dataset_can_be_left_out(given: Any) -> None:
-    run = _Run(_no_build, given=given())
+@pytest.mark.parametrize("ready_made", [lambda: _in_order(PARAMS), _distributed])
+def test_no_batch_of_a_ready_made_dataset_can_be_left_out(ready_made: Any) -> None:
+    run = _Run(_no_build, ready_made=ready_made())
     with pytest.raises(UsageError):
         run.data.skip_batch(2)
 
@@ -261,7 +261,7 @@ def test_a_distributed_dataset_warns_once_and_always_restarts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "trainer_kit"):
-        run = _Run(_no_build, given=_distributed())
+        run = _Run(_no_build, ready_made=_distributed())
         assert caplog.text == ""
         first = next(run.data.iterator())
         run.data.restore({"batch": 3, "left_out": []})
@@ -412,7 +412,7 @@ def test_where_exactness_is_required_only_exact_data_is_read(
 
 def test_exact_resume_refuses_a_distributed_dataset() -> None:
     with pytest.raises(UsageError):
-        _Run(_no_build, given=_distributed(), require_exact=True).take(1)
+        _Run(_no_build, ready_made=_distributed(), require_exact=True).take(1)
 
 
 def test_validation_data_begins_at_its_start() -> None:

@@ -148,14 +148,14 @@ def test_gradients_inside_a_condition_or_a_loop_are_refused(outer: str) -> None:
 def test_a_function_inside_the_step_may_be_traced_twice() -> None:
     weights = _variable()
     optimizer = keras.optimizers.SGD(1.0)
-    made = []
+    slots = []
     sums = GradientSums()
     part = GradientAccumulator(sums, optimizer, tf.constant(1.0), tf.constant(True))
 
     @tf.function(autograph=False)
     def inner(gradient: tf.Tensor) -> None:
-        if not made:
-            made.append(
+        if not slots:
+            slots.append(
                 tf.Variable(0.0)
             )  # TensorFlow traces a function again that has made a variable
         apply_gradients(part, [(gradient, weights)])

@@ -40,15 +40,19 @@ def _processed(
         if sparse
         else KERNEL
     )
-    given = [kernel if sparse else tf.constant(KERNEL), tf.constant(BIAS)]
+    gradients = [kernel if sparse else tf.constant(KERNEL), tf.constant(BIAS)]
     run = (
         processing
         if in_xla is None
         else tf.function(processing, autograph=False, jit_compile=in_xla)
     )
-    results = run(given, variables, tf.constant(updates, tf.int64))
+    results = run(gradients, variables, tf.constant(updates, tf.int64))
     return dict(
-        zip(("kernel", "bias"), (tf.convert_to_tensor(one).numpy() for one in results), strict=True)
+        zip(
+            ("kernel", "bias"),
+            (tf.convert_to_tensor(result).numpy() for result in results),
+            strict=True,
+        )
     )
 
 
@@ -80,9 +84,9 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_it_does_what_it_says(case: str, sparse: bool) -> None:
     section, expected = CASES[case]
-    for name, given in _processed(section, sparse=sparse).items():
+    for name, gradient in _processed(section, sparse=sparse).items():
         np.testing.assert_allclose(
-            given, expected({"kernel": KERNEL, "bias": BIAS}[name]), rtol=1e-6, err_msg=name
+            gradient, expected({"kernel": KERNEL, "bias": BIAS}[name]), rtol=1e-6, err_msg=name
         )
 
 
@@ -99,9 +103,9 @@ def test_patterns_choose_variables(caplog: pytest.LogCaptureFixture) -> None:
         "clip_global_norm": {"bound": 1.0},
         "variables": ("bi.s", "kernal"),
     }
-    found = _processed(clip)
-    np.testing.assert_array_equal(found["kernel"], KERNEL)
-    np.testing.assert_allclose(found["bias"], BIAS / 5, rtol=1e-6)
+    gradients = _processed(clip)
+    np.testing.assert_array_equal(gradients["kernel"], KERNEL)
+    np.testing.assert_allclose(gradients["bias"], BIAS / 5, rtol=1e-6)
     assert "the pattern 'kernal' matches no variable; there are: kernel" in caplog.text
 
 
@@ -121,7 +125,7 @@ def test_noise_depends_on_update_seeds_place_and_variable() -> None:
     alike = {"type": "scale", "scale": {"factor": 1.0}}
     drawn = [_noise_of(section), _noise_of(section, updates=1), _noise_of(section, seed=1)]
     drawn += [_noise_of(other), _noise_of(alike, section)]
-    assert len({tuple(one) for one in drawn}) == len(drawn)
+    assert len({tuple(noise) for noise in drawn}) == len(drawn)
     np.testing.assert_array_equal(_noise_of(section, in_xla=False), drawn[0])  # in a graph
     np.testing.assert_array_equal(_noise_of(section, sparse=True), drawn[0])
     assert not np.isin(drawn[0][:2], drawn[0][-2:]).any()
@@ -137,8 +141,8 @@ def _noise(**fields: float) -> GradientProcessorConfig:
 
 
 def _noise_of(*sections: dict[str, Any], **options: Any) -> np.ndarray:
-    found = _processed(*sections, **{"in_xla": None, **options})
-    return np.concatenate([(found["kernel"] - KERNEL).ravel(), found["bias"] - BIAS])
+    gradients = _processed(*sections, **{"in_xla": None, **options})
+    return np.concatenate([(gradients["kernel"] - KERNEL).ravel(), gradients["bias"] - BIAS])
 
 
 @tk.configclass
@@ -165,9 +169,9 @@ def test_a_registered_function_gets_one_gradient(register: Callable[[Any], None]
             lambda gradient: gradient**config.power if tf.rank(gradient) > 1 else gradient
         )
     )
-    found = _processed({"type": "power", "power": {"power": 3}}, sparse=True)
-    np.testing.assert_allclose(found["kernel"], KERNEL**3)
-    np.testing.assert_array_equal(found["bias"], BIAS)
+    gradients = _processed({"type": "power", "power": {"power": 3}}, sparse=True)
+    np.testing.assert_allclose(gradients["kernel"], KERNEL**3)
+    np.testing.assert_array_equal(gradients["bias"], BIAS)
 
 
 def test_a_registered_function_gets_all_and_their_variables(

@@ -36,10 +36,10 @@ GRADIENTS = [np.array([3.0, 4.0], np.float32), np.array([[12.0]], np.float32)]
 def test_bounds_hold(bounds: dict[str, float], expected: list[np.ndarray]) -> None:
     clipping = Clipping(**bounds)
     assert clipping.is_active == bool(bounds)
-    for given, wanted in zip(
+    for clipped, wanted in zip(
         clip([tf.constant(g) for g in GRADIENTS], clipping), expected, strict=True
     ):
-        np.testing.assert_allclose(given, wanted, rtol=1e-6)
+        np.testing.assert_allclose(clipped, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -148,16 +148,18 @@ def test_replicas_change_nothing(case: str) -> None:
     def make() -> Any:
         return create_optimizer(optimization(**TRAINING[case]))
 
-    one = train(replicas(1), make)
-    for given, wanted in zip(train(replicas(4 if case in ON_FOUR else 2), make), one, strict=True):
-        np.testing.assert_allclose(given, wanted, atol=1e-6, rtol=1e-6)
+    expected = train(replicas(1), make)
+    for weight, wanted in zip(
+        train(replicas(4 if case in ON_FOUR else 2), make), expected, strict=True
+    ):
+        np.testing.assert_allclose(weight, wanted, atol=1e-6, rtol=1e-6)
 
 
 def test_keras_clip_arguments_bound_the_sum_over_replicas() -> None:
-    one = train(replicas(1), lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.3))
-    two = train(replicas(2), lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.3))
-    for given, wanted in zip(two, one, strict=True):
-        np.testing.assert_allclose(given, wanted, atol=1e-6)
+    on_one_replica = train(replicas(1), lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.3))
+    on_two_replicas = train(replicas(2), lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.3))
+    for weight, wanted in zip(on_two_replicas, on_one_replica, strict=True):
+        np.testing.assert_allclose(weight, wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize(

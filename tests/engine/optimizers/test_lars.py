@@ -44,8 +44,8 @@ def test_values_equal_those_of_model_garden(classic: bool, nesterov: bool, adapt
         gradients = [tf.constant(0.1 * step - value, tf.float32) for value in VALUES.values()]
         ours.apply_gradients(list(zip(gradients, variables, strict=True)))
         theirs.apply_gradients(list(zip(gradients, garden, strict=True)))
-    for one, wanted in zip(variables, garden, strict=True):
-        np.testing.assert_allclose(one.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
+    for variable, wanted in zip(variables, garden, strict=True):
+        np.testing.assert_allclose(variable.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_gradient_of_zeros_moves_nothing() -> None:

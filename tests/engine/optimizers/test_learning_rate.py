@@ -76,11 +76,11 @@ def test_factors_multiply_the_rate_of_a_traced_function(rate: Any) -> None:
         for factor, value in zip(learning_rate_factors(optimizer).values(), values, strict=True):
             factor.assign(value)
         configured = float(rate(optimizer.iterations) if callable(rate) else rate)
-        found = float(rates())
+        rate_before = float(rates())
         before = float(variable)
         update()
-        assert found == pytest.approx(configured * values[0] * values[1])
-        assert before - float(variable) == pytest.approx(found)
+        assert rate_before == pytest.approx(configured * values[0] * values[1])
+        assert before - float(variable) == pytest.approx(rate_before)
 
 
 def test_what_has_no_learning_rate_of_keras_3_has_no_factor() -> None:
@@ -107,15 +107,15 @@ RATED: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", RATED)
 def test_a_changed_rate_in_the_config_wins(kind: str) -> None:
-    for configured, found in ((0.5, 0.25), (0.75, 0.75)):
+    for configured, expected in ((0.5, 0.25), (0.75, 0.75)):
         before = ConfiguredRates(RATED[kind](0.5)).state()
         optimizer = RATED[kind](configured)
         rates = ConfiguredRates(optimizer)
         optimizer.learning_rate = 0.25  # as it was restored
         rates.restore(before)
-        assert float(current_learning_rate(optimizer)) == found
+        assert float(current_learning_rate(optimizer)) == expected
         rates.restore(None)  # by a checkpoint that tells no rates
-        assert float(current_learning_rate(optimizer)) == found
+        assert float(current_learning_rate(optimizer)) == expected
 
 
 def test_schedules_and_what_has_no_rate_are_left_alone() -> None:

@@ -64,8 +64,8 @@ def test_a_finite_step_is_that_of_the_optimizer_alone() -> None:
     for row in ([3.0, 4.0], [-1.0, 0.25], [0.0, 0.1]):
         plain.step(repeated(row, count))
         scaled.step(repeated(row, count))
-    for given in on_each_replica(scaled.strategy, scaled.weights):
-        np.testing.assert_allclose(given, plain.weights.numpy(), rtol=1e-6)
+    for copy in on_each_replica(scaled.strategy, scaled.weights):
+        np.testing.assert_allclose(copy, plain.weights.numpy(), rtol=1e-6)
     assert int(scaled.optimizer.iterations.numpy()) == 3
     assert scaled.scale == 2.0**15
 
@@ -83,8 +83,8 @@ def test_an_infinite_gradient_skips_the_step_on_all_replicas(count: int, bad: fl
     gradients[-1, 1] = bad
     trial.step(gradients)
     np.testing.assert_array_equal(on_each_replica(trial.strategy, trial.weights), before)
-    for given, wanted in zip(trial.optimizer.inner_optimizer.variables, slots, strict=True):
-        np.testing.assert_array_equal(given.numpy(), wanted)
+    for slot, wanted in zip(trial.optimizer.inner_optimizer.variables, slots, strict=True):
+        np.testing.assert_array_equal(slot.numpy(), wanted)
     assert int(trial.optimizer.iterations.numpy()) == 1
     assert trial.scale == 2.0**14
     trial.step(repeated([0.5, 0.5], count))

@@ -44,15 +44,15 @@ def test_averages_follow_the_closed_form(start: int, dynamic: bool) -> None:
     values = [1.0, *np.random.default_rng(0).normal(size=20)]
     step = tf.Variable(0, dtype=tf.int64)
     update = tf.function(lambda: average.update(step))
-    given = []
+    measured = []
     for value in values[1:]:
         weights.assign(value)
         step.assign_add(1)
         update()
         averages = {"average": average.variables, **average.more_variables}
-        given.append([float(averages[name]["w"].numpy()) for name in decays])
+        measured.append([float(averages[name]["w"].numpy()) for name in decays])
     wanted = [expected(values, config.replace(average_decay=decay)) for decay in decays.values()]
-    np.testing.assert_allclose(given, np.transpose(wanted), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(measured, np.transpose(wanted), rtol=1e-5, atol=1e-6)
 
 
 def keras_model(library: Any = keras) -> Any:
@@ -212,7 +212,7 @@ def test_variables_are_exchanged_one_by_one_on_every_replica() -> None:
             [tf.Variable(tf.fill([2], number * sign)) for number in (1e-30, 3.0)]
             for sign in (1.0, -7.0)
         )
-    before = [[one.numpy() for one in values] for values in (ones, others)]
+    before = [[variable.numpy() for variable in values] for values in (ones, others)]
     tf.function(lambda: exchange(strategy, ones, others))()
     for values, expected in zip((others, ones), before, strict=True):
         for variable, value in zip(values, expected, strict=True):

@@ -88,9 +88,9 @@ def test_the_first_multiplier_and_the_first_layer_count() -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_two_groups_move_by_the_ratio_of_their_rates(kind: str) -> None:
-    one, two = moved(multiplied(optimization(kind), encoder=0.25), "encoder", "head", steps=1)
-    np.testing.assert_allclose(START - one, 0.25 * (START - two), rtol=1e-4)
-    assert np.all(one != START)
+    encoder, head = moved(multiplied(optimization(kind), encoder=0.25), "encoder", "head", steps=1)
+    np.testing.assert_allclose(START - encoder, 0.25 * (START - head), rtol=1e-4)
+    assert np.all(encoder != START)
 
 
 DECAY: dict[str, dict[str, Any]] = {
@@ -120,17 +120,19 @@ def test_a_group_trains_as_an_optimizer_at_its_rate(kind: str) -> None:
         grouped = moved(
             groups, "encoder", "frozen", "head", dtype=dtype, compiled=dtype is not None
         )
-        for given, wanted in zip(grouped, expected, strict=True):
-            np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)
+        for weight, wanted in zip(grouped, expected, strict=True):
+            np.testing.assert_allclose(weight, wanted, rtol=1e-5, atol=1e-6)
         assert not np.allclose(grouped[0], grouped[2], rtol=1e-3)
 
 
 def test_replicas_change_nothing() -> None:
     decayed = optimization("adamw", weight_decay_rate=0.1, epsilon=1e-3, global_clipnorm=0.3)
     config = multiplied(decayed, embeddings=0.1, bias=0.0)
-    one, two = (train(replicas(count), lambda: create_optimizer(config)) for count in (1, 2))
-    for given, wanted in zip(two, one, strict=True):
-        np.testing.assert_allclose(given, wanted, atol=1e-6, rtol=1e-6)
+    on_one_replica, on_two_replicas = (
+        train(replicas(count), lambda: create_optimizer(config)) for count in (1, 2)
+    )
+    for weight, wanted in zip(on_two_replicas, on_one_replica, strict=True):
+        np.testing.assert_allclose(weight, wanted, atol=1e-6, rtol=1e-6)
 
 
 @pytest.fixture
@@ -155,8 +157,8 @@ def test_decay_of_a_registered_optimizer_has_the_groups_rate(registered: str) ->
     half = optimization(registered, 0.05)
     full = optimization(registered, 0.1)
     expected = [*moved(half, "encoder"), START, *moved(full, "head", "bias")]
-    for given, wanted in zip(grouped, expected, strict=True):
-        np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)
+    for weight, wanted in zip(grouped, expected, strict=True):
+        np.testing.assert_allclose(weight, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_patterns_that_count_for_nothing_are_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -86,11 +86,11 @@ def test_an_error_without_a_user_says_so(
 def test_a_variable_made_from_a_steps_values_gets_advice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    made: list[tf.Variable] = []
+    variables: list[tf.Variable] = []
 
     @tf.function(autograph=False)  # type: ignore[misc]
     def step(features: tf.Tensor) -> None:
-        made.append(tf.Variable(features + 1.0))
+        variables.append(tf.Variable(features + 1.0))
 
     with pytest.raises(Exception, match="Unable to lift tensor") as caught:
         step.get_concrete_function(tf.TensorSpec([2]))

@@ -86,8 +86,8 @@ def _controller(
     )
     manager = manager_of(trainer, folder, max_to_keep=99, interval=interval, asynchronous=False)
     shown = [Actions(train_actions, eval_actions), MetricsReporter(kept, batch_size)]
-    members = [one for one in callbacks if not isinstance(one, FiniteCheck)]
-    members += [*shown, *(one for one in callbacks if isinstance(one, FiniteCheck))]
+    members = [callback for callback in callbacks if not isinstance(callback, FiniteCheck)]
+    members += [*shown, *(callback for callback in callbacks if isinstance(callback, FiniteCheck))]
     controller = Controller(
         callbacks=CallbackList(Run(counter, str(folder)), members, times),
         trainer=counter,
@@ -191,14 +191,14 @@ def _raise_stop(logs: Any) -> None:
 
 def test_an_action_that_stops_gets_a_save_and_an_evaluation(tmp_path: Path) -> None:
     counter = _Counter()
-    seen = []
+    steps = []
     actions = [
         lambda logs: _raise_stop(logs) if int(counter.global_step) == 8 else None,
-        seen.append,
+        steps.append,
     ]
     controller, kept = _controller(tmp_path, counter, train_actions=actions)
     assert controller.train_and_evaluate(train_steps=40, eval_interval=20) == {"accuracy": 0.5}
-    assert (controller.run.stop_reason, len(seen), counter.evaluated) == ("enough", 2, [8])
+    assert (controller.run.stop_reason, len(steps), counter.evaluated) == ("enough", 2, [8])
     assert (_steps(kept), list(complete_checkpoints(str(tmp_path)))) == ([4, 8], [8])
 
 
@@ -372,7 +372,7 @@ def test_a_request_is_carried_out_whenever_it_is_made(
     )
     controller.train_and_evaluate(train_steps=16, eval_interval=8)
     assert order == ASKED[event, request_]
-    evaluated = [int(one.split()[1]) for one in order if one.startswith("evaluate")]
+    evaluated = [int(event.split()[1]) for event in order if event.startswith("evaluate")]
     assert _steps(kept, "validation") == evaluated
 
 

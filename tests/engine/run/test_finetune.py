@@ -127,13 +127,13 @@ def _metrics(folder: Path) -> dict[int, dict[str, Any]]:
 def test_the_metrics_of_each_checkpoint_differ_and_name_it(
     finished: Path, pretrained: Path
 ) -> None:
-    found = _metrics(finished)
-    assert list(found) == [10, 20, 30]
-    assert [record["checkpoint"] for record in found.values()] == [
-        f"{pretrained}/ckpt-{step}" for step in found
+    records = _metrics(finished)
+    assert list(records) == [10, 20, 30]
+    assert [record["checkpoint"] for record in records.values()] == [
+        f"{pretrained}/ckpt-{step}" for step in records
     ]
-    assert len({record["metrics"]["validation_loss"] for record in found.values()}) == 3
-    for step, record in found.items():
+    assert len({record["metrics"]["validation_loss"] for record in records.values()}) == 3
+    for step, record in records.items():
         final = final_record(finished / f"finetune-{step}")
         assert (record["metrics"], record["finetune_steps"], record["best"]) == (
             final["metrics"],
@@ -144,7 +144,7 @@ def test_the_metrics_of_each_checkpoint_differ_and_name_it(
             f"{pretrained}/ckpt-{step}" in (finished / f"finetune-{step}/params.yaml").read_text()
         )
     last = final_record(finished)
-    assert (last["step"], last["mode"], last["metrics"]) == (30, MODE, found[30]["metrics"])
+    assert (last["step"], last["mode"], last["metrics"]) == (30, MODE, records[30]["metrics"])
 
 
 def test_the_curve_runs_over_the_steps_of_the_pretraining(finished: Path) -> None:

@@ -129,7 +129,7 @@ def test_two_epochs_are_the_same_bits_as_their_steps(tmp_path: Path) -> None:
     in_epochs, _ = launch(_decayed("2 epochs", "100 %"), "train", str(tmp_path / "epochs"))
     in_steps, _ = launch(_decayed(21, 21), "train", str(tmp_path / "steps"), trainer=ready.again())
     pairs = zip(in_epochs.variables, in_steps.variables, strict=True)
-    assert all(np.array_equal(one.numpy(), other.numpy()) for one, other in pairs)
+    assert all(np.array_equal(variable.numpy(), other.numpy()) for variable, other in pairs)
 
 
 def test_a_dataset_that_ends_starts_again_for_each_epoch(tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ def test_an_eval_action_that_sets_global_step_back_does_so_too() -> None:
 
 def test_actions_after_evaluations_see_no_replayed_one() -> None:
     run = _run()
-    seen = []
-    actions = Actions([], [seen.append])
+    calls = []
+    actions = Actions([], [calls.append])
     actions.evaluation_end(run, {"a": 1})
     run.evaluation = Evaluation(10, is_replayed=True)
     actions.evaluation_end(run, {"a": 2})
-    assert seen == [{"a": 1}]
+    assert calls == [{"a": 1}]

@@ -110,7 +110,7 @@ def test_what_cannot_be_called_is_no_action(action: Any) -> None:
 
 
 def test_any_iterable_of_actions_is_called_after_each_loop(tmp_path: Path) -> None:
-    seen: list[str] = []
+    calls: list[str] = []
     config = linear_experiment(train_steps=10)
     run_experiment(
         None,
@@ -118,10 +118,10 @@ def test_any_iterable_of_actions_is_called_after_each_loop(tmp_path: Path) -> No
         "train_and_eval",
         config,
         str(tmp_path / "run"),
-        train_actions=(lambda logs, name=name: seen.append(name) for name in "ab"),
-        eval_actions={"first": lambda logs: seen.append("eval")}.values(),
+        train_actions=(lambda logs, name=name: calls.append(name) for name in "ab"),
+        eval_actions={"first": lambda logs: calls.append("eval")}.values(),
     )
-    assert seen == ["a", "b", "a", "b", "eval"]
+    assert calls == ["a", "b", "a", "b", "eval"]
 
 
 def test_checkpoints_by_a_time_with_a_controller_of_orbit(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def _checkpoint(folder: Path, step: int) -> str:
 def test_callbacks_of_the_config_come_before_those_given(tmp_path: Path) -> None:
     config = tiny_experiment(callbacks=[{"name": "planned"}])
     plan = _plan(tmp_path, config=config, callbacks=[_Given()])
-    assert [type(one) for one in plan.callbacks] == [_Registered, _Given]
+    assert [type(callback) for callback in plan.callbacks] == [_Registered, _Given]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,6 @@ class _WithCallbacks:
 
 def test_callbacks_of_a_task_come_first_where_it_trains(tmp_path: Path) -> None:
     of_run = resolve_plan(_plan(tmp_path, callbacks=[_Given()]), _WithCallbacks()).callbacks
-    assert [type(one) for one in of_run] == [_Registered, _Given]
+    assert [type(callback) for callback in of_run] == [_Registered, _Given]
     assert resolve_plan(_plan(tmp_path, "continuous_eval"), _WithCallbacks()).callbacks == []
     assert resolve_plan(_plan(tmp_path), object()).callbacks == []

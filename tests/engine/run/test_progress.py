@@ -57,14 +57,14 @@ def _run(phase: str, step: int, saved: int) -> tuple[Progress, list[str]]:
 
 def test_a_phase_ends_with_its_block_but_stays_after_an_error() -> None:
     phases = Phases(TimeLedger())
-    seen = []
-    seen.append(phases.now)
+    phases_seen = []
+    phases_seen.append(phases.now)
     with phases.during_run():
-        seen.append(phases.now)
+        phases_seen.append(phases.now)
         with phases.during("train"):
-            seen.append(phases.now)
-        seen.append(phases.now)
-    assert [*seen, phases.now] == ["start", "report", "train", "report", "end"]
+            phases_seen.append(phases.now)
+        phases_seen.append(phases.now)
+    assert [*phases_seen, phases.now] == ["start", "report", "train", "report", "end"]
     with pytest.raises(OSError), phases.during_run(), phases.during("save"):
         raise OSError
     assert phases.now == "save"

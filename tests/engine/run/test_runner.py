@@ -243,7 +243,7 @@ def test_a_run_stays_in_its_folder_after_os_chdir(
 def test_eval_scores_the_checkpoint_that_it_is_told_to(evaluated: Path, evaluator: Trainer) -> None:
     params_time = (evaluated / "params.yaml").stat().st_mtime_ns
     ledger = json_lines(evaluated / "evals" / "validation.jsonl")
-    known = {record["step"]: record["metrics"]["validation_loss"] for record in ledger}
+    losses = {record["step"]: record["metrics"]["validation_loss"] for record in ledger}
     best = read_json(evaluated / "best_ckpt" / "info.json")
     for which, step in (
         ("latest", 60),
@@ -252,7 +252,7 @@ def test_eval_scores_the_checkpoint_that_it_is_told_to(evaluated: Path, evaluato
         ("best", best["step"]),
     ):
         _, logs = _run(evaluated, "eval", _EVALUATED, checkpoint=which, trainer=evaluator)
-        assert logs["validation_loss"] == pytest.approx(known[step], abs=1e-6)
+        assert logs["validation_loss"] == pytest.approx(losses[step], abs=1e-6)
     assert logs["accuracy"] == pytest.approx(best["value"], abs=1e-6)
     assert (evaluated / "params.yaml").stat().st_mtime_ns == params_time
 
@@ -539,16 +539,19 @@ def test_a_rewind_by_an_action_keeps_the_bits_and_records(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made: list[Controller] = []
+    controllers: list[Controller] = []
 
     class Found(Controller):
         def __init__(self, **parts: Any) -> None:
-            made.append(self)
+            controllers.append(self)
             super().__init__(**parts)
 
     def go_back_once(logs: Any) -> None:
-        manager = made[0].checkpoint_manager
-        if int(made[0].global_step.numpy()) == 55 and "taken the run back" not in caplog.text:
+        manager = controllers[0].checkpoint_manager
+        if (
+            int(controllers[0].global_step.numpy()) == 55
+            and "taken the run back" not in caplog.text
+        ):
             manager.sync()
             tf.train.Checkpoint.read(
                 manager.checkpoint, manager.find_newest()
@@ -557,9 +560,9 @@ def test_a_rewind_by_an_action_keeps_the_bits_and_records(
     own: dict[str, Any] = {"controller_cls": Found, "trainer": of_evaluated.again(tmp_path)}
     _run(tmp_path, "train_and_eval", _EVALUATED, train_actions=[go_back_once], **own)
     assert "an action has taken the run back from step 55 to step 40" in caplog.text
-    found = compare_runs(str(once_evaluated), str(tmp_path))
+    differences = compare_runs(str(once_evaluated), str(tmp_path))
     assert [
-        one for one in found if '"lineage": 1' not in one
+        line for line in differences if '"lineage": 1' not in line
     ] == []  # the ledger alone tells that there was a return
 
 
@@ -775,8 +778,8 @@ def test_one_replica_evaluates_a_checkpoint_of_several_equally(
     _, several = _run(
         tmp_path, "train_and_eval", linear_experiment().replace(runtime={"virtual_cpus": 2})
     )
-    _, one = _run(tmp_path, "eval", trainer=linear.again())
-    assert one == pytest.approx(several, abs=1e-6)
+    _, on_one_replica = _run(tmp_path, "eval", trainer=linear.again())
+    assert on_one_replica == pytest.approx(several, abs=1e-6)
 
 
 def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path) -> None:
@@ -839,7 +842,7 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
 def test_a_run_at_its_last_step_evaluates_new_sets_only(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=10)
     data = config.task.validation_data
-    seen = []
+    batches = []
     _, first = _run(
         tmp_path,
         "train_and_eval",
@@ -848,10 +851,10 @@ def test_a_run_at_its_last_step_evaluates_new_sets_only(tmp_path: Path) -> None:
     (tmp_path / "final.json").unlink()  # as if it had been killed before
     config = config.replace(task={"validation_data": {"dev": data, "new": data}})
     _, logs = _run(
-        tmp_path, "train_and_eval", config, eval_actions=[lambda logs: seen.append([*logs])]
+        tmp_path, "train_and_eval", config, eval_actions=[lambda logs: batches.append([*logs])]
     )
     assert logs == {"dev": first["dev"], "new": pytest.approx(first["old"])}
-    assert seen == [["new"]]
+    assert batches == [["new"]]
 
 
 def test_a_run_killed_before_its_final_record_writes_the_same(evaluated: Path) -> None:

@@ -74,14 +74,14 @@ def _returned(strategy: Any, index: int) -> dict[str, Any]:
     }
 
 
-def tell(found: dict[str, Any]) -> None:
+def tell(values: dict[str, Any]) -> None:
     """Stays when it is said: a worker that ends would break the last sum of one that is slower."""
-    print(json.dumps(found), flush=True)
+    print(json.dumps(values), flush=True)
     signal.pause()
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def values_by_job() -> dict[str, Any]:
     """What the functions returned, by strategy or, of the two processes, by job."""
     cluster = {job: [address] for job, address in zip(JOBS, free_hosts(2), strict=True)}
     results: dict[str, Any] = {}
@@ -97,18 +97,22 @@ def found() -> dict[str, Any]:
 
 @pytest.mark.parametrize("strategy", ALONE)
 def test_one_process_is_the_only_worker_and_agrees_with_itself(
-    found: dict[str, Any], strategy: str
+    values_by_job: dict[str, Any], strategy: str
 ) -> None:
     numbers = [own for own, _ in NUMBERS]
     texts = [[own] for own, _ in TEXTS]
-    assert found[strategy] == {"place": [1, 0], "numbers": numbers, "texts": texts}
-    assert found["warned"] == [False, False, True]  # of one worker with a strategy for several
+    assert values_by_job[strategy] == {"place": [1, 0], "numbers": numbers, "texts": texts}
+    assert values_by_job["warned"] == [
+        False,
+        False,
+        True,
+    ]  # of one worker with a strategy for several
 
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_two_workers_have_the_chiefs_number_and_all_texts(
-    found: dict[str, Any], index: int
+    values_by_job: dict[str, Any], index: int
 ) -> None:
     numbers = [chiefs for chiefs, _ in NUMBERS]
     texts = [list(texts) for texts in TEXTS]
-    assert found[JOBS[index]] == {"place": [2, index], "numbers": numbers, "texts": texts}
+    assert values_by_job[JOBS[index]] == {"place": [2, index], "numbers": numbers, "texts": texts}

@@ -49,10 +49,10 @@ def test_global_batches_are_split_without_losing_examples(
     strategy = replicas(count)
     dataset = tf.data.Dataset.range(EXAMPLES).batch(4)
     distributed = distribute_dataset(strategy, *((read, 4) if made_by_a_function else (dataset,)))
-    seen = shares(strategy, distributed)
-    assert [len(share) for share in seen[0]] == [4 // count] * count
-    assert len(seen) == 3
-    assert [value for step in seen for share in step for value in share] == list(range(EXAMPLES))
+    batches = shares(strategy, distributed)
+    assert [len(share) for share in batches[0]] == [4 // count] * count
+    assert len(batches) == 3
+    assert [value for step in batches for share in step for value in share] == list(range(EXAMPLES))
 
 
 class Reader:
@@ -91,9 +91,9 @@ def test_one_device_gets_the_plain_dataset(
     strategy = make_strategy()
     dataset = tf.data.Dataset.range(EXAMPLES).batch(4)
     assert distribute_dataset(strategy, dataset) is dataset
-    made = distribute_dataset(strategy, read, 4, start=2)
-    assert isinstance(made, tf.data.Dataset)
-    assert read_batches(made) == [[2, 3, 4, 5], [6, 7, 8, 9], [10, 11, 12]]
+    distributed = distribute_dataset(strategy, read, 4, start=2)
+    assert isinstance(distributed, tf.data.Dataset)
+    assert read_batches(distributed) == [[2, 3, 4, 5], [6, 7, 8, 9], [10, 11, 12]]
 
 
 def test_input_options_reach_the_strategy_and_not_the_function() -> None:
@@ -111,8 +111,11 @@ def test_input_options_reach_the_strategy_and_not_the_function() -> None:
             .batch(1)
         )
 
-    seen = shares(strategy, distribute_dataset(strategy, make, input_options=options))
-    assert seen == [[[0], [10]], [[1], [11]]]  # a pipeline for each replica, as the options ask for
+    batches = shares(strategy, distribute_dataset(strategy, make, input_options=options))
+    assert batches == [
+        [[0], [10]],
+        [[1], [11]],
+    ]  # a pipeline for each replica, as the options ask for
 
 
 @pytest.mark.parametrize("make_strategy", [lambda: replicas(1), lambda: replicas(2)])

@@ -200,6 +200,6 @@ def test_a_tpu_that_does_not_answer_is_named_at_once(fresh: dict[str, Any]) -> N
 
 
 def test_the_chief_of_parameter_servers_puts_variables_on_them(server: ForkServer) -> None:
-    found = result(server.start(run_program, PARAMETER_SERVER, *free_hosts(3)))
-    assert found["strategy"] == "ParameterServerStrategyV2"
-    assert "/job:ps/" in found["device"]
+    placement = result(server.start(run_program, PARAMETER_SERVER, *free_hosts(3)))
+    assert placement["strategy"] == "ParameterServerStrategyV2"
+    assert "/job:ps/" in placement["device"]

@@ -26,7 +26,7 @@ def _model() -> keras.Model:
 
 
 def test_a_second_model_has_the_names_and_weights_of_the_first() -> None:
-    seen = []
+    models = []
     for others in (0, 1, 3):
         for _ in range(others):
             _model()(np.ones((2, 4)), training=True)
@@ -34,7 +34,7 @@ def test_a_second_model_has_the_names_and_weights_of_the_first() -> None:
         model = _model()
         values = [variable.numpy().tolist() for variable in model.variables]
         output = model(np.ones((2, 4)), training=True).numpy().tolist()
-        seen.append(
+        models.append(
             (
                 [variable.path for variable in model.variables],
                 values,
@@ -42,7 +42,7 @@ def test_a_second_model_has_the_names_and_weights_of_the_first() -> None:
                 tf_keras.layers.Dense(1).name,
             )
         )
-    assert seen[0] == seen[1] == seen[2]
+    assert models[0] == models[1] == models[2]
 
 
 def test_a_model_that_nobody_refers_to_is_gone() -> None:

@@ -81,5 +81,5 @@ def test_a_loss_is_undivided_in_its_context_only() -> None:
 
     strategy = replicas(2)
     undivided, divided = map(strategy.experimental_local_results, strategy.run(tf.function(losses)))
-    assert [float(one) for one in undivided] == [4, 4]
-    assert [float(one) for one in divided] == [2, 2]
+    assert [float(loss) for loss in undivided] == [4, 4]
+    assert [float(loss) for loss in divided] == [2, 2]

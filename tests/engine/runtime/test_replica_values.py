@@ -80,7 +80,9 @@ def test_only_what_a_step_may_set_apart_is_own_to_each_replica() -> None:
     alone = tf.distribute.OneDeviceStrategy("CPU:0")
     weight = variable_of(strategy, trainable=True)
     average = variable_of(strategy)
-    assert [one is average for one in select_replica_local([weight, average], strategy)] == [True]
+    assert [
+        variable is average for variable in select_replica_local([weight, average], strategy)
+    ] == [True]
     assert select_replica_local([variable_of(alone)], alone) == []
 
 

@@ -250,7 +250,7 @@ def test_averages_are_loaded_unless_the_weights_are_asked_for(run: Path, capsys:
     averaged = [variable.numpy() for variable in model.trainable_variables]
     assert not trainer_kit.load_weights(model, run / "ckpt-60", averaged=False).averaged
     raw = [variable.numpy() for variable in model.trainable_variables]
-    assert not any(np.array_equal(one, other) for one, other in zip(averaged, raw, strict=True))
+    assert not any(np.array_equal(value, other) for value, other in zip(averaged, raw, strict=True))
 
 
 def test_best_weights_of_earlier_versions_are_loaded(run: Path, tmp_path: Path) -> None:
@@ -267,8 +267,8 @@ def test_best_weights_of_earlier_versions_are_loaded(run: Path, tmp_path: Path) 
             trainer_kit.load_weights(model, place).variables == 5
         )  # four and the state of a generator
         assert all(
-            np.array_equal(one, other)
-            for one, other in zip(model.variables, old.variables, strict=True)
+            np.array_equal(variable, other)
+            for variable, other in zip(model.variables, old.variables, strict=True)
         )
 
 
@@ -398,17 +398,17 @@ def test_ctrl_c_in_keras_changes_no_weight(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_part_has_to_be_named_where_several_fit(tmp_path: Path) -> None:
-    one = _sequential()
-    two = _sequential()
+    first = _sequential()
+    second = _sequential()
     model = _sequential()
-    _scramble(two)
-    path = tf.train.Checkpoint(one=one, two=two).write(str(tmp_path / "x"))
+    _scramble(second)
+    path = tf.train.Checkpoint(one=first, two=second).write(str(tmp_path / "x"))
     with pytest.raises(
         UsageError, match=r"several parts that fit: one, two; give one of them as part="
     ):
         trainer_kit.load_weights(model, path)
     assert trainer_kit.load_weights(model, path, part="two").part == "two"
-    np.testing.assert_array_equal(model(POINTS), two(POINTS))
+    np.testing.assert_array_equal(model(POINTS), second(POINTS))
     with pytest.raises(UsageError, match="has no 'tow'; did you mean two"):
         trainer_kit.load_weights(model, path, part="tow")
 

@@ -28,12 +28,12 @@ def read_curves(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
     runs = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(folder))
     runs.Reload()
     provider = data_provider.MultiplexerDataProvider(runs, str(folder))
-    found = provider.read_scalars(
+    scalars = provider.read_scalars(
         context.RequestContext(), experiment_id="", plugin_name="scalars", downsample=10_000
     )
     return {
         run: {tag: [(point.step, point.value) for point in points] for tag, points in tags.items()}
-        for run, tags in found.items()
+        for run, tags in scalars.items()
     }
 
 
@@ -46,7 +46,7 @@ def date_back(folder: Path) -> None:
     to wait.
     """
     for file in event_files(folder):
-        older = re.sub(r"(?<=tfevents\.)\d+", lambda found: str(int(found[0]) - 10), file.name)
+        older = re.sub(r"(?<=tfevents\.)\d+", lambda match: str(int(match[0]) - 10), file.name)
         file.rename(file.with_name(older))
 
 

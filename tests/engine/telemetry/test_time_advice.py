@@ -19,10 +19,10 @@ def _times(
     steps: int = 1000, evaluations: int = 5, first_evaluation: float = 0.0, **seconds: float
 ) -> TimeAccount:
     """Of a run of 100 s, the rest of which were steps."""
-    known = {"start": 5.0, "input": 1.0, **seconds}
-    known["step"] = seconds.get("step", 100.0 - sum(known.values()))
+    parts = {"start": 5.0, "input": 1.0, **seconds}
+    parts["step"] = seconds.get("step", 100.0 - sum(parts.values()))
     return TimeAccount(
-        known, 100.0, steps, evaluations, first_evaluation or seconds.get("evaluation", 0.0) / 5
+        parts, 100.0, steps, evaluations, first_evaluation or seconds.get("evaluation", 0.0) / 5
     )
 
 
@@ -156,11 +156,11 @@ def test_every_setting_that_is_advised_is_one_of_the_config() -> None:
         for name in re.findall(r"\b(?:task|trainer|runtime)\.[a-z_.]*[a-z_]", line)
     }
     config = ExperimentConfig()
-    known = {
+    paths = {
         f"{part}.{name}"
         for part in ("task", "trainer", "runtime")
         for name in get_fields(type(getattr(config, part)))
     }
-    known |= {f"task.train_data.{name}" for name in get_fields(type(config.task.train_data))}
-    assert named <= known
+    paths |= {f"task.train_data.{name}" for name in get_fields(type(config.task.train_data))}
+    assert named <= paths
     assert len(named) >= 10

@@ -90,7 +90,7 @@ def _state(trainer: Trainer) -> list[np.ndarray]:
     optimizers = (
         trainer.optimizer if isinstance(trainer.optimizer, dict) else {"": trainer.optimizer}
     )
-    slots = [variable for one in optimizers.values() for variable in one.variables]
+    slots = [variable for optimizer in optimizers.values() for variable in optimizer.variables]
     return [variable.numpy() for variable in (*trainer.model.trainable_variables, *average, *slots)]
 
 
@@ -242,12 +242,12 @@ def test_float16_scales_and_skips_whole_batches() -> None:
     with precision_scope(RuntimeConfig(**runtime)):
         split = _trainer(_Overflowing, 2, runtime=runtime, accumulate_steps=2)
         whole = _trainer(_Overflowing, runtime=runtime)
-    for one in (split, whole):
-        one.train(tf.constant(3))
-        assert float(one.optimizer.dynamic_scale.numpy()) == 2.0**14  # halved once
+    for trainer in (split, whole):
+        trainer.train(tf.constant(3))
+        assert float(trainer.optimizer.dynamic_scale.numpy()) == 2.0**14  # halved once
         assert (
-            int(one.optimizer.inner_optimizer.iterations.numpy()) == 2
-            and one.global_step.numpy() == 3
+            int(trainer.optimizer.inner_optimizer.iterations.numpy()) == 2
+            and trainer.global_step.numpy() == 3
         )
     assert_all_close(
         trained_weights(split), trained_weights(whole), atol=5e-3
@@ -280,7 +280,7 @@ class _Normalized(LinearTask):
 def test_batch_normalization_gets_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     trainer = _trainer(_Normalized, 2, accumulate_steps=2)
     logs = [trainer.train(tf.constant(2)), trainer.train(tf.constant(2))]
-    assert all(np.isfinite(one["training_loss"]) for one in logs)
+    assert all(np.isfinite(loop_logs["training_loss"]) for loop_logs in logs)
     (told,) = [text for text in caplog.messages if "batch normalization" in text]
     assert told.startswith(
         "trainer.accumulate_steps=2: batch normalization (norm) takes mean and variance of micro"
@@ -296,9 +296,9 @@ class _Alive(LinearTask):
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
         def count(change: int, value: tf.Tensor) -> tf.Tensor:
-            def note(given: np.ndarray) -> np.ndarray:
+            def note(array: np.ndarray) -> np.ndarray:
                 self.alive.append(self.alive[-1] + change)
-                return given
+                return array
 
             # Stateful operations would keep their order anyway.
             return tf.ensure_shape(
@@ -357,7 +357,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     for from_step in (None, 4):
         model, _ = launch(config, "train", str(tmp_path), from_step=from_step)
         results.append([variable.numpy() for variable in model.variables])
-    assert all(np.array_equal(one, other) for one, other in zip(*results, strict=True))
+    assert all(np.array_equal(value, other) for value, other in zip(*results, strict=True))
     held = tf.train.list_variables(str(tmp_path / "ckpt-8"))
     assert not [name for name, _ in held if "accumulated" in name]
 

@@ -101,7 +101,7 @@ def test_each_kind_of_weights_has_metrics_of_its_own() -> None:
         before = _held(trainer)
         logs = trainer.evaluate(tf.constant(-1))
         assert _held(trainer) == before
-        for name, found in (
+        for name, set_logs in (
             ("average", logs),
             ("weights", logs["weights"]),
             ("fast", logs["fast"]),
@@ -110,7 +110,7 @@ def test_each_kind_of_weights_has_metrics_of_its_own() -> None:
                 values = trainer.model.get_weights()
             plain.model.set_weights(values)
             expected = plain.evaluate(tf.constant(-1))
-            assert {metric: found[metric] for metric in expected} == expected
+            assert {metric: set_logs[metric] for metric in expected} == expected
     assert (
         len(
             {
@@ -124,17 +124,21 @@ def test_each_kind_of_weights_has_metrics_of_its_own() -> None:
 
 
 def test_further_evaluations_leave_task_and_randomness_alone() -> None:
-    one, several = (
+    average_only, all_weights = (
         _trained({**EMA, "evaluate": names}, _Counting) for names in (("average",), EMA["evaluate"])
     )
     for _ in range(2):
-        expected, logs = (trainer.evaluate(tf.constant(-1)) for trainer in (one, several))
+        expected, logs = (
+            trainer.evaluate(tf.constant(-1)) for trainer in (average_only, all_weights)
+        )
         assert {name: logs[name] for name in expected} == expected
     assert logs["fast"]["drawn"] == logs["drawn"]
-    assert [int(trainer.task.batches) for trainer in (one, several)] == [int(one.task.batches)] * 2
-    for trainer in (one, several):
+    assert [int(trainer.task.batches) for trainer in (average_only, all_weights)] == [
+        int(average_only.task.batches)
+    ] * 2
+    for trainer in (average_only, all_weights):
         trainer.train(tf.constant(3))
-    assert _held(one) == _held(several)
+    assert _held(average_only) == _held(all_weights)
 
 
 # ---- runs
@@ -218,7 +222,7 @@ def test_reports_say_which_weights_a_metric_is_of(run: Path) -> None:
     reported = [line["metrics"] for line in lines if line["kind"] == "validation"][-1]
     flat = {name.replace("/", "|"): value for name, value in reported.items()}
     records = json_lines(run / "evals/validation.jsonl")
-    last = {one["dataset"]: one["metrics"] for one in records if one["step"] == 40}
+    last = {record["dataset"]: record["metrics"] for record in records if record["step"] == 40}
     recorded = flatten_scalars({name: metrics[name] for name, metrics in last.items()}, "|")
     best = {name: value for name, value in flat.items() if "best_" in name}
     assert best == {"rare|weights|best_validation_loss": flat["rare|weights|validation_loss"]}
@@ -268,7 +272,9 @@ def test_ema_checkpoints_hold_the_averages(
 def test_a_model_is_loaded_with_the_weights_asked_for(run: Path) -> None:
     records = json_lines(run / "evals/validation.jsonl")
     (logs,) = (
-        one["metrics"]["dev"] for one in records if (one["step"], one["dataset"]) == (40, "dev")
+        record["metrics"]["dev"]
+        for record in records
+        if (record["step"], record["dataset"]) == (40, "dev")
     )
     for weights, loss in (
         ("", logs),
@@ -345,5 +351,5 @@ def test_an_average_that_is_added_begins_at_the_weights(tmp_path: Path) -> None:
     assert begun
     for name, value in begun.items():
         np.testing.assert_allclose(
-            *(np.frombuffer(one, np.float32) for one in (value, saved[10][name])), atol=1e-6
+            *(np.frombuffer(buffer, np.float32) for buffer in (value, saved[10][name])), atol=1e-6
         )

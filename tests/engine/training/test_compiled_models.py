@@ -85,8 +85,9 @@ def keras_numbers(**weights: Any) -> tuple[float, float]:
 )
 def test_each_loop_has_the_numbers_of_keras(fuse_steps: int, weights: Any, tmp_path: Path) -> None:
     loss, hits = keras_numbers(sample_weight=weights)
-    found = reports(tmp_path, weights=weights is not None, fuse_steps=fuse_steps)
-    assert [one["hits"] for one in found] == [hits] * 4
-    assert [one.get("training_loss", one.get("validation_loss")) for one in found] == pytest.approx(
-        [loss] * 4
-    )
+    step_reports = reports(tmp_path, weights=weights is not None, fuse_steps=fuse_steps)
+    assert [step_report["hits"] for step_report in step_reports] == [hits] * 4
+    assert [
+        step_report.get("training_loss", step_report.get("validation_loss"))
+        for step_report in step_reports
+    ] == pytest.approx([loss] * 4)

@@ -230,7 +230,7 @@ def test_each_validation_set_has_its_loss_steps_and_logs(
     assert logs["zero"]["validation_loss"] == 0.0 < logs["dev"]["validation_loss"]
     assert logs["zero"]["accuracy"] == pytest.approx(logs["dev"]["accuracy"])
     if task_type is _CountedByName:
-        assert {name: one["batches"] for name, one in logs.items()} == {
+        assert {name: set_logs["batches"] for name, set_logs in logs.items()} == {
             "dev": 13,
             "zero": 12,
             "part": 2,

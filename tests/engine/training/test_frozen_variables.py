@@ -78,7 +78,9 @@ def test_a_part_of_a_layer_is_frozen_alone() -> None:
     before = trainer.model.get_weights()
     trainer.train(tf.constant(5))
     kept = _equal(before, trainer.model.get_weights(), slice(None))
-    frozen = [one.name for one, same in zip(trainer.model.weights, kept, strict=True) if same]
+    frozen = [
+        variable.name for variable, same in zip(trainer.model.weights, kept, strict=True) if same
+    ]
     assert frozen == ["kernel", "gamma", "kernel"]  # not moving_mean
 
 
@@ -127,7 +129,10 @@ def test_of_keras_two_whole_layers_are_frozen() -> None:
     layers = [tf_keras.layers.Dense(2, name="one"), tf_keras.layers.Dense(2, name="two")]
     model = tf_keras.Sequential([tf_keras.Input((2,)), *layers])
     assert len(freeze(model, ("^one/",))) == 4
-    assert [one.name for one in model.trainable_variables] == ["two/kernel:0", "two/bias:0"]
+    assert [variable.name for variable in model.trainable_variables] == [
+        "two/kernel:0",
+        "two/bias:0",
+    ]
     with pytest.raises(
         UsageError, match="two/bias of a Sequential cannot be frozen by itself; only whole layers"
     ):

@@ -73,7 +73,7 @@ def _values(net: keras.Model) -> list[np.ndarray]:
 
 
 def _changed(before: list[np.ndarray], now: list[np.ndarray]) -> bool:
-    return any((one != other).any() for one, other in zip(before, now, strict=True))
+    return any((value != other).any() for value, other in zip(before, now, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -84,16 +84,20 @@ def test_each_net_is_updated_in_its_own_period(updates: str, waiting: str, count
     trainer = _trainer({"updates": updates}, count=count, **{waiting: {"period": 5}})
     nets = {name: getattr(trainer.model, name) for name in ("generator", "discriminator")}
     before = {name: _values(net) for name, net in nets.items()}
-    weights = [one.numpy() for one in nets[waiting].trainable_variables]
+    weights = [variable.numpy() for variable in nets[waiting].trainable_variables]
     trainer.train(tf.constant(4))
     if updates == "in_turns":  # together, both nets see the batches, which their averages count
         assert {name for name, net in nets.items() if _changed(before[name], _values(net))} == {
             *nets
         } - {waiting}
-    assert not _changed(weights, [one.numpy() for one in nets[waiting].trainable_variables])
+    assert not _changed(
+        weights, [variable.numpy() for variable in nets[waiting].trainable_variables]
+    )
     logs = trainer.train(tf.constant(6))
     assert trainer.global_step.numpy() == 10
-    counts = {name: int(one.iterations.numpy()) for name, one in trainer.optimizer.items()}
+    counts = {
+        name: int(optimizer.iterations.numpy()) for name, optimizer in trainer.optimizer.items()
+    }
     assert counts == {name: 2 if name == waiting else 10 for name in nets}
     losses = [
         float(logs[name]) for name in ("discriminator_loss", "generator_loss", "training_loss")
@@ -229,7 +233,7 @@ def test_evaluations_report_losses_and_metrics_of_samples() -> None:
 def test_micro_batches_need_joint_updates() -> None:
     joint = _trainer({"updates": "joint"}, accumulate_steps=2)
     joint.train(tf.constant(1))
-    assert [int(one.iterations.numpy()) for one in joint.optimizer.values()] == [1, 1]
+    assert [int(optimizer.iterations.numpy()) for optimizer in joint.optimizer.values()] == [1, 1]
     with pytest.raises(ConfigError, match=r"trainer\.accumulate_steps.*set task\.updates=joint"):
         _trainer(accumulate_steps=2)
 

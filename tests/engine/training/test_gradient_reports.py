@@ -64,8 +64,8 @@ def _trainer(config: Any, task_type: type[TinyTask] = LinearTask, count: int = 1
 
 
 def test_processors_train_alike_on_replicas_and_micro_batches() -> None:
-    one = _trainer(_config(PROCESSORS))
-    logs = one.train(tf.constant(6))
+    on_one_replica = _trainer(_config(PROCESSORS))
+    logs = on_one_replica.train(tf.constant(6))
     for count, parts in ((2, 1), (1, 2)):
         other = _trainer(
             _config(PROCESSORS, accumulate_steps=parts, report_gradient_norm=True), count=count
@@ -73,10 +73,10 @@ def test_processors_train_alike_on_replicas_and_micro_batches() -> None:
         assert other.train(tf.constant(6))["training_loss"] == pytest.approx(
             logs["training_loss"], rel=1e-5
         )
-        assert_all_close(trained_weights(other), trained_weights(one), atol=2e-6)
+        assert_all_close(trained_weights(other), trained_weights(on_one_replica), atol=2e-6)
     plain = _trainer(_config())
     plain.train(tf.constant(6))
-    assert not np.allclose(trained_weights(plain)[0], trained_weights(one)[0], atol=1e-3)
+    assert not np.allclose(trained_weights(plain)[0], trained_weights(on_one_replica)[0], atol=1e-3)
 
 
 def test_processors_come_before_the_bounds_of_the_optimizer() -> None:
@@ -162,7 +162,9 @@ def test_several_optimizers_draw_different_noise() -> None:
     trainer = _trainer(config, OwnVariables)
     trainer.train(tf.constant(1))
     first, last = (
-        one.numpy() for one in trainer.model.trainable_variables if one.path.endswith("bias")
+        variable.numpy()
+        for variable in trainer.model.trainable_variables
+        if variable.path.endswith("bias")
     )
     assert np.abs(first - last).max() > 1.0
 
@@ -171,7 +173,7 @@ class OwnVariables(TinyTask):
     """Each of two optimizers has one layer."""
 
     def optimizer_variables(self, model: Any) -> dict[str, list[Any]]:
-        layers = [one.trainable_variables for one in model.layers if one.trainable_variables]
+        layers = [layer.trainable_variables for layer in model.layers if layer.trainable_variables]
         return dict(zip(("first", "last"), layers, strict=True))
 
 
@@ -331,11 +333,11 @@ def test_norms_of_gradients_are_summarized_at_their_interval(tmp_path: Path) -> 
         [{"type": "summarize", "variables": ("kernel",)}], steps_per_loop=4, summary_interval=4
     )
     _run(tmp_path, LinearTask, config, 8)
-    found: dict[str, list[int]] = {}
+    steps_by_tag: dict[str, list[int]] = {}
     for path in glob.glob(str(tmp_path / "train" / "*events*")):
         for event in tf.compat.v1.train.summary_iterator(path):
             for value in event.summary.value:
                 if value.tag.startswith("gradient_norm/"):
-                    found.setdefault(value.tag, []).append(event.step)
-    assert len(found) == 1 and all(tag.endswith("/kernel") for tag in found)
-    assert all(len(steps) == 2 for steps in found.values()), found
+                    steps_by_tag.setdefault(value.tag, []).append(event.step)
+    assert len(steps_by_tag) == 1 and all(tag.endswith("/kernel") for tag in steps_by_tag)
+    assert all(len(steps) == 2 for steps in steps_by_tag.values()), steps_by_tag

@@ -59,7 +59,7 @@ SEVERAL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("given", "names"),
+    ("options", "names"),
     [
         ({}, ["learning_rate", "learning_rate_factor"]),
         ({"task": Weighted}, ["loss_weight", "learning_rate", "learning_rate_factor"]),
@@ -67,14 +67,18 @@ SEVERAL: dict[str, Any] = {
         ({"task": OwnOptimizer}, ["learning_rate", "learning_rate_factor", "optimizer.decay"]),
         (
             SEVERAL,
-            [f"{one}.learning_rate{end}" for one in ("head", "rest") for end in ("", "_factor")],
+            [
+                f"{optimizer}.learning_rate{end}"
+                for optimizer in ("head", "rest")
+                for end in ("", "_factor")
+            ],
         ),
     ],
 )
 def test_names_are_of_the_optimizers_and_the_task(
-    given: Mapping[str, Any], names: list[str]
+    options: Mapping[str, Any], names: list[str]
 ) -> None:
-    trainer = _trainer(**given)
+    trainer = _trainer(**options)
     assert trainer.hyper_parameters.names == names
     assert trainer.hyper_parameters.factors == []  # what no run uses is not in its training step
     for name in names:

@@ -117,7 +117,13 @@ def test_tensor_conditions_in_a_metric_of_tf_keras_are_converted() -> None:
         return metrics.results()["signs"]
 
     predictions = (1.0, 2.0, -1.0, -1.0, -1.0)
-    assert [float(updated(tf.constant(one))) for one in predictions] == [1.0, 2.0, 1.0, 0.0, -10.0]
+    assert [float(updated(tf.constant(prediction))) for prediction in predictions] == [
+        1.0,
+        2.0,
+        1.0,
+        0.0,
+        -10.0,
+    ]
 
 
 def test_metrics_of_a_compiled_model_leave_out_its_loss_tracker() -> None:
@@ -149,7 +155,7 @@ def test_compiled_metrics_have_names_after_the_first_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("value", "told"),
     [
         (None, "None"),
         ("accuracy", "a str"),
@@ -157,10 +163,10 @@ def test_compiled_metrics_have_names_after_the_first_batch() -> None:
         ([keras.metrics.Mean], "the class Mean, which is not a metric"),
     ],
 )
-def test_what_is_no_list_of_metrics_is_told_with_the_method(made: Any, told: str) -> None:
+def test_what_is_no_list_of_metrics_is_told_with_the_method(value: Any, told: str) -> None:
     class Wrong(TinyTask):
         def build_metrics(self, training: bool = True) -> Any:
-            return made
+            return value
 
     with pytest.raises(UsageError, match=rf"^Wrong\.build_metrics returned .*{told}"):
         task_metrics(Wrong(TinyConfig()), True)

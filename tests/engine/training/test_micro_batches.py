@@ -43,21 +43,21 @@ class _Parts:
         tf.numpy_function(lambda: self.seen.append("update"), [], [])
 
 
-def _run(parts: int, n: int, known: bool = True, **options: Any) -> _Parts:
+def _run(parts: int, n: int, static: bool = True, **options: Any) -> _Parts:
     noted = _Parts(parts, **options)
-    spec = tf.TensorSpec([n if known else None], tf.int32)
+    spec = tf.TensorSpec([n if static else None], tf.int32)
     tf.function(noted.batches, input_signature=[spec], autograph=False)(tf.range(n))
     return noted
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 10])
-def test_each_example_is_in_one_part_and_no_part_is_empty(n: int, known: bool) -> None:
-    noted = _run(4, n, known)
+def test_each_example_is_in_one_part_and_no_part_is_empty(n: int, static: bool) -> None:
+    noted = _run(4, n, static)
     *parts, last = noted.seen
     assert last == "update"
     assert [value for values, _, _ in parts for value in values] == list(range(n))
-    count = {5: 5, 7: 7, 10: 5}.get(n, min(4, n)) if known else min(4, n)
+    count = {5: 5, 7: 7, 10: 5}.get(n, min(4, n)) if static else min(4, n)
     assert len(parts) == count and max(len(values) for values, _, _ in parts) == -(-n // count)
     assert all(
         share == pytest.approx(len(values) / n, abs=1e-4) and values for values, share, _ in parts
@@ -68,7 +68,7 @@ def test_each_example_is_in_one_part_and_no_part_is_empty(n: int, known: bool) -
 def test_a_known_size_gives_parts_of_one_static_shape() -> None:
     assert _run(4, 8).static == [2]
     assert _run(4, 10).static == [2]
-    assert _run(4, 10, known=False).static == [None]
+    assert _run(4, 10, static=False).static == [None]
 
 
 def _totals(n: int, parts: int, in_xla: bool) -> Any:

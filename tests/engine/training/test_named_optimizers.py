@@ -68,11 +68,11 @@ def _trainer(
 
 
 def test_equal_optimizers_train_as_one() -> None:
-    two = _trainer({"head": {**SGD, **HEAD}, "rest": {**SGD, **REST}}, count=2)
-    one = _trainer({}, count=2)
-    for trainer in (two, one):
+    on_two_replicas = _trainer({"head": {**SGD, **HEAD}, "rest": {**SGD, **REST}}, count=2)
+    on_one_replica = _trainer({}, count=2)
+    for trainer in (on_two_replicas, on_one_replica):
         trainer.train(tf.constant(4))
-    assert_all_close(trained_weights(two), trained_weights(one))
+    assert_all_close(trained_weights(on_two_replicas), trained_weights(on_one_replica))
 
 
 @pytest.mark.parametrize("task_type", [LinearTask, ByMethod])
@@ -82,8 +82,8 @@ def test_each_has_slots_for_its_own_variables_only(task_type: type[TinyTask]) ->
         {"head": {**ADAM, **patterns[0]}, "rest": {**ADAM, **patterns[1]}}, task_type
     )
     shapes = {
-        name: [tuple(v.shape) for v in one.variables if len(v.shape)]
-        for name, one in trainer.optimizer.items()
+        name: [tuple(v.shape) for v in optimizer.variables if len(v.shape)]
+        for name, optimizer in trainer.optimizer.items()
     }
     assert shapes == {"head": [(3,)] * 2, "rest": [(8, 3)] * 2}
 
@@ -99,7 +99,9 @@ def test_a_period_of_5_updates_twice_in_10_steps() -> None:
         trainer.train(tf.constant(steps))
         changes.append(bool((head.numpy() != before).any()))
     assert changes == ([False] * 4 + [True]) * 2 + [True, True]
-    counts = {name: int(one.iterations.numpy()) for name, one in trainer.optimizer.items()}
+    counts = {
+        name: int(optimizer.iterations.numpy()) for name, optimizer in trainer.optimizer.items()
+    }
     assert counts == {"head": 4, "rest": 20}
     assert trainer.global_step.numpy() == 20
 
@@ -119,7 +121,9 @@ def test_gradients_of_a_period_are_averaged_if_asked() -> None:
     whole.train_dataset = _dataset([together], 1)
     whole.train(tf.constant(1))
     for count in (1, 2):
-        trainer = _trainer({name: {**one, **period} for name, one in sections.items()}, count=count)
+        trainer = _trainer(
+            {name: {**section, **period} for name, section in sections.items()}, count=count
+        )
         trainer.train_dataset = _dataset(batches, count)
         trainer.train(tf.constant(4))
         assert_all_close(trained_weights(trainer), trained_weights(whole), atol=2e-7)
@@ -147,9 +151,9 @@ def test_every_form_of_a_step_counts_periods(options: dict[str, Any]) -> None:
     sections = {"head": {**MOMENTUM, **HEAD, "period": 3}, "rest": {**SGD, **REST}}
     trainer = _trainer(sections, **options)
     plain = _trainer(sections)
-    for one in (trainer, plain):
-        one.train(tf.constant(6))
-        assert one.optimizer["head"].iterations.numpy() == 2
+    for member in (trainer, plain):
+        member.train(tf.constant(6))
+        assert member.optimizer["head"].iterations.numpy() == 2
     assert_all_close(trained_weights(trainer), trained_weights(plain), atol=1e-6)
 
 
@@ -161,7 +165,10 @@ def test_each_optimizer_has_a_loss_scale_of_its_own() -> None:
         single = _trainer({}, runtime={**runtime, "loss_scale": 8.0})
     for trainer in (several, single):
         trainer.train(tf.constant(2))
-    scales = {name: float(one.dynamic_scale.numpy()) for name, one in several.optimizer.items()}
+    scales = {
+        name: float(optimizer.dynamic_scale.numpy())
+        for name, optimizer in several.optimizer.items()
+    }
     assert scales == {"head": 8.0, "rest": 2.0**15}
     assert_all_close(trained_weights(several), trained_weights(single), atol=1e-6)
 
@@ -188,7 +195,7 @@ def test_averages_have_the_keys_of_one_average_of_all() -> None:
     several = _trainer({"head": {**averaged, **last}, "rest": {**averaged, **REST}}, TwoLayers)
     part = _trainer({"head": {**averaged, **last}, "rest": {**SGD, **REST}}, TwoLayers)
     whole = _trainer({"all": {**averaged, **REST}}, TwoLayers)
-    keys = [list(one._average.variables) for one in (several, part, whole)]
+    keys = [list(member._average.variables) for member in (several, part, whole)]
     assert keys[0] == keys[2] and keys[1] == keys[2][2:]
     assert keys[2][2].endswith("dense_1/kernel")
 
@@ -204,7 +211,7 @@ def test_each_optimizer_has_several_averages_of_its_variables() -> None:
     before = trained_weights(trainer)
     with trainer.use_weights("fast"):
         inside = trained_weights(trainer)
-    same = [bool((one == other).all()) for one, other in zip(before, inside, strict=True)]
+    same = [bool((value == other).all()) for value, other in zip(before, inside, strict=True)]
     assert same == [False, True] and trainer.average_names == ["average", "fast"]
 
 
@@ -222,14 +229,16 @@ def test_variables_that_nobody_updates_are_named_once(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING):
         trainer = _trainer({"head": {**SGD, "variables": ("/dense_1/",)}}, TwoLayers)
     (warning,) = [
-        one.getMessage() for one in caplog.records if "no optimizer updates" in one.getMessage()
+        record.getMessage()
+        for record in caplog.records
+        if "no optimizer updates" in record.getMessage()
     ]
     assert "dense/kernel" in warning and "dense_1" not in warning
     before = trained_weights(trainer)
     trainer.train(tf.constant(2))
     changed = [
-        bool((one != other).any())
-        for one, other in zip(before, trained_weights(trainer), strict=True)
+        bool((value != other).any())
+        for value, other in zip(before, trained_weights(trainer), strict=True)
     ]
     assert changed == [False, False, True, True]
 

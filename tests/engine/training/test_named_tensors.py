@@ -32,9 +32,9 @@ def _model() -> keras.Model:
 
 
 def _collected(model: Any, *names: str, x: Any = None) -> dict[str, tf.Tensor]:
-    with LayerOutputs(model).collect(names) as found:
+    with LayerOutputs(model).collect(names) as collection:
         model(tf.ones([2, 3]) if x is None else x)
-    return found.tensors
+    return collection.tensors
 
 
 def test_outside_of_a_run_it_returns_the_same_object() -> None:
@@ -46,28 +46,28 @@ def test_outside_of_a_run_it_returns_the_same_object() -> None:
 
 def test_exposed_tensors_and_layers_are_known_at_any_depth() -> None:
     model = _model()
-    found = _collected(model, "squares", "first", "last", "inner", "halves")
-    np.testing.assert_allclose(found["squares"], found["first"] ** 2)
-    np.testing.assert_allclose(found["halves"], found["first"] ** 2 / 2)
-    np.testing.assert_allclose(found["inner"], model(tf.ones([2, 3])))
-    np.testing.assert_allclose(found["inner"], found["last"])
+    tensors = _collected(model, "squares", "first", "last", "inner", "halves")
+    np.testing.assert_allclose(tensors["squares"], tensors["first"] ** 2)
+    np.testing.assert_allclose(tensors["halves"], tensors["first"] ** 2 / 2)
+    np.testing.assert_allclose(tensors["inner"], model(tf.ones([2, 3])))
+    np.testing.assert_allclose(tensors["inner"], tensors["last"])
     assert not any("call" in vars(layer) for layer in model.layers)  # the layers are as before
 
 
 def test_of_several_calls_the_last_one_counts() -> None:
     layer = Squared()
-    with LayerOutputs(layer).collect(["squares"]) as found:
+    with LayerOutputs(layer).collect(["squares"]) as collection:
         layer(tf.constant([1.0]))
         layer(tf.constant([3.0]))
-    assert found.tensors["squares"].numpy() == [9.0]
+    assert collection.tensors["squares"].numpy() == [9.0]
 
 
 def test_a_gradient_passes_through_it() -> None:
     x = tf.Variable(3.0)
-    with LayerOutputs(tf.Module()).collect(["square"]) as found, tf.GradientTape() as tape:
+    with LayerOutputs(tf.Module()).collect(["square"]) as collection, tf.GradientTape() as tape:
         y = tk.expose("square", x * x) * 2
     assert tape.gradient(y, x).numpy() == 12.0
-    assert found.tensors["square"].numpy() == 9.0
+    assert collection.tensors["square"].numpy() == 9.0
 
 
 def _in_cond(x: tf.Tensor) -> tf.Tensor:

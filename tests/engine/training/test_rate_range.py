@@ -34,23 +34,26 @@ def test_the_rate_rises_by_equal_factors_until_training_diverges() -> None:
         "optimizer": {"type": "adam"},
         "learning_rate": {"type": "exponential", "exponential": own},
     }
-    found = run_range_test(_trainer(optimizer_config=adam), 1e-4, 60)
-    assert found.ended_by == DIVERGED
-    assert 20 <= len(found.rates) < 60
+    rate_range = run_range_test(_trainer(optimizer_config=adam), 1e-4, 60)
+    assert rate_range.ended_by == DIVERGED
+    assert 20 <= len(rate_range.rates) < 60
     np.testing.assert_allclose(
-        found.rates, 1e-4 * 1e8 ** (np.arange(len(found.rates)) / 59), rtol=1e-3
+        rate_range.rates, 1e-4 * 1e8 ** (np.arange(len(rate_range.rates)) / 59), rtol=1e-3
     )
-    assert found.losses[-1] > 4 * found.losses.min()
-    assert found.suggestion is not None and 1e-4 < found.suggestion < found.lowest_loss_rate < 10
+    assert rate_range.losses[-1] > 4 * rate_range.losses.min()
+    assert (
+        rate_range.suggestion is not None
+        and 1e-4 < rate_range.suggestion < rate_range.lowest_loss_rate < 10
+    )
 
 
 def test_a_tenth_of_the_rate_with_the_lowest_loss_is_suggested() -> None:
     rates = np.logspace(-5, 1, 201)
     losses = np.log10(rates / 0.3) ** 2
     losses[20] = -1  # by chance
-    found = RateRange(rates, losses)
-    assert found.lowest_loss_rate == pytest.approx(0.3, rel=0.1)
-    assert found.suggestion == pytest.approx(0.03, rel=0.1)
+    rate_range = RateRange(rates, losses)
+    assert rate_range.lowest_loss_rate == pytest.approx(0.3, rel=0.1)
+    assert rate_range.suggestion == pytest.approx(0.03, rel=0.1)
 
 
 def test_a_loss_that_does_not_fall_gets_no_suggestion() -> None:

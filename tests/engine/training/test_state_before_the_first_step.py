@@ -100,7 +100,7 @@ def test_a_variable_that_a_callback_creates_late_comes_back(
     with pytest.raises(RuntimeError, match="the first start ends here"):
         _run(LinearTask, _Seen(), tmp_path)
     task: Any = LinearTask(_config().task)
-    seen = []
+    values = []
 
     class Resumed(Callback):
         name = "resumed"
@@ -110,8 +110,8 @@ def test_a_variable_that_a_callback_creates_late_comes_back(
                 run.task.seen = tf.Variable(0)
 
         def checkpoint_saved(self, run: Run, path: str, step: int) -> None:
-            seen.append(int(run.task.seen))
+            values.append(int(run.task.seen))
 
     run_experiment(None, task, "train_and_eval", _config(), str(tmp_path), callbacks=[Resumed()])
-    assert set(seen) == {2}  # the value of step 10
+    assert set(values) == {2}  # the value of step 10
     assert "task/seen, which this run does not have yet" in caplog.text

@@ -112,7 +112,7 @@ def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked: Trainer) 
         if (
             "fuse_steps" in options
         ):  # TensorFlow keeps int32 on the CPU, where a program of a GPU cannot reach it
-            kept = [one.dtype for one in trainer.train_tensors.value_variables]
+            kept = [variable.dtype for variable in trainer.train_tensors.value_variables]
             assert len(kept) == len(NAMES) and tf.int32 not in kept
 
 
@@ -151,13 +151,15 @@ def test_several_validation_sets_keep_values_of_their_own() -> None:
     trainer: Trainer = Trainer.create(config, ExposingTask(config.task), train=False, evaluate=True)
     trainer.eval_tensors.request_value("top", "a test")
     own = [
-        dataclasses.replace(one, metrics=MetricSet("validation_loss", [], exact=True))
-        for one in trainer.validation
+        dataclasses.replace(validation_set, metrics=MetricSet("validation_loss", [], exact=True))
+        for validation_set in trainer.validation
     ]
     for sets in (trainer.validation, ValidationSets(own)):
         trainer.set_validation_sets(sets)
         trainer.evaluate(tf.constant(2))
-        assert {name: one["top"].shape for name, one in trainer.eval_tensors.values.items()} == {
+        assert {
+            name: values["top"].shape for name, values in trainer.eval_tensors.values.items()
+        } == {
             "dev": (8,),
             "test": (5,),
         }

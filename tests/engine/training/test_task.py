@@ -138,11 +138,11 @@ class _VectorLoss(TinyTask):
         return keras.losses.sparse_categorical_crossentropy(labels, model_outputs, from_logits=True)
 
 
-@pytest.mark.parametrize("given", [None, "mse", {"loss": 0.5}, [0.5, "mse"]])
-def test_a_loss_that_is_no_number_is_refused(given: Any) -> None:
-    told = f"T.build_losses has to return a scalar; it returned {given!r}, which is not a number"
+@pytest.mark.parametrize("loss", [None, "mse", {"loss": 0.5}, [0.5, "mse"]])
+def test_a_loss_that_is_no_number_is_refused(loss: Any) -> None:
+    told = f"T.build_losses has to return a scalar; it returned {loss!r}, which is not a number"
     with pytest.raises(UsageError, match=f"^{re.escape(told)}$"):
-        scalar_loss(given, "T.build_losses")
+        scalar_loss(loss, "T.build_losses")
 
 
 def test_a_loss_that_is_no_scalar_is_refused() -> None:

@@ -49,8 +49,8 @@ def _inputs(task: type[LinearTask] = _Task, **batch_sizes: int) -> tuple[TaskInp
         data = config.task.validation_data
         sets = {name: data.replace(global_batch_size=size) for name, size in batch_sizes.items()}
         config = config.replace(task={"validation_data": sets})
-    one = task(config.task)
-    return TaskInputs(config, one), one
+    task_object = task(config.task)
+    return TaskInputs(config, task_object), task_object
 
 
 def _size(batch: Any) -> int:
@@ -69,18 +69,20 @@ def test_data_is_opened_when_it_is_first_needed() -> None:
 
 def test_ready_made_data_takes_the_place_of_the_tasks() -> None:
     inputs, task = _inputs()
-    given = tf.data.Dataset.range(3)
-    assert inputs.create_all_validation_data(given)[""].dataset is given
-    assert inputs.create_train_data(tf.Variable(0, dtype=tf.int64), given).dataset is given
+    ready_made = tf.data.Dataset.range(3)
+    assert inputs.create_all_validation_data(ready_made)[""].dataset is ready_made
+    assert (
+        inputs.create_train_data(tf.Variable(0, dtype=tf.int64), ready_made).dataset is ready_made
+    )
     assert task.opened == []
 
 
 def test_ready_made_sets_come_first_and_the_others_after_them() -> None:
     inputs, task = _inputs(dev=4, test=5)
-    given = {"new": tf.data.Dataset.range(3), "test": tf.data.Dataset.range(2)}
-    feeds = inputs.create_all_validation_data(given)
+    ready_made = {"new": tf.data.Dataset.range(3), "test": tf.data.Dataset.range(2)}
+    feeds = inputs.create_all_validation_data(ready_made)
     assert list(feeds) == ["new", "test", "dev"]
-    assert [feeds[name].dataset for name in given] == list(given.values())
+    assert [feeds[name].dataset for name in ready_made] == list(ready_made.values())
     assert _size(next(feeds["dev"].iterator())) == 4 and task.opened == [4]
 
 
@@ -113,13 +115,13 @@ def test_overfit_batches_are_trained_on_and_evaluated() -> None:
 def test_ready_made_data_cannot_be_cut() -> None:
     config: ExperimentConfig = linear_experiment(overfit_batches=2)
     inputs = TaskInputs(config, LinearTask(config.task))
-    given = tf.data.Dataset.range(3)
+    ready_made = tf.data.Dataset.range(3)
     with pytest.raises(
         UsageError, match=r"task\.train_data: .*this dataset is ready-made; cut it with take\(2\)"
     ):
-        inputs.create_train_data(tf.Variable(0, dtype=tf.int64), given)
+        inputs.create_train_data(tf.Variable(0, dtype=tf.int64), ready_made)
     with pytest.raises(UsageError, match=r"task\.validation_data: "):
-        inputs.create_all_validation_data(given)
+        inputs.create_all_validation_data(ready_made)
 
 
 class _PlainTask(LinearTask):

@@ -142,8 +142,8 @@ def test_xla_gives_the_same_loss(plain: dict[int, _Reached]) -> None:
 
 class _RunsPython(LinearTask):
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
-        one = tf.ensure_shape(tf.numpy_function(lambda: np.float32(1), [], tf.float32), [])
-        return one * super().build_losses(labels, model_outputs, aux_losses)
+        host_tensor = tf.ensure_shape(tf.numpy_function(lambda: np.float32(1), [], tf.float32), [])
+        return host_tensor * super().build_losses(labels, model_outputs, aux_losses)
 
 
 def test_with_xla_the_whole_step_is_compiled() -> None:
@@ -264,7 +264,8 @@ def test_models_of_other_kinds_train_evaluate_and_restore(
     again = _trainer(task_type=task_type, count=2)
     again.checkpoint.read(path).assert_consumed()
     held = [
-        [variable.numpy().tobytes() for variable in one.model.variables] for one in (trainer, again)
+        [variable.numpy().tobytes() for variable in member.model.variables]
+        for member in (trainer, again)
     ]
     assert held[0] == held[1]
     assert (int(again.global_step.numpy()), trainer.evaluate(tf.constant(-1))) == (60, before)
@@ -466,9 +467,9 @@ def test_the_class_that_is_registered_with_a_task_trains_it() -> None:
             evaluate: bool,
             checkpoint_exporter: Any = None,
         ) -> Any:
-            made = super().create(config, task, train, evaluate, checkpoint_exporter)
-            made.made_by = cls
-            return made
+            trainer = super().create(config, task, train, evaluate, checkpoint_exporter)
+            trainer.made_by = cls
+            return trainer
 
     register_task(OwnConfig, LinearTask, trainer=Own)
     config = linear_experiment().replace(task=OwnConfig())

@@ -45,7 +45,10 @@ def test_a_set_has_steps_and_interval_of_its_own_or_those_of_all() -> None:
         dev=3,
         test=3,
     )
-    assert [(one.has_own_steps, one.steps(5), one.interval(7)) for one in sets] == [
+    assert [
+        (validation_set.has_own_steps, validation_set.steps(5), validation_set.interval(7))
+        for validation_set in sets
+    ] == [
         (True, -1, 7),
         (False, 5, 9),
     ]

@@ -57,12 +57,12 @@ def test_a_loss_or_a_weight_that_is_not_sound_is_a_divergence(
 
 
 def test_the_weights_are_looked_at_once_where_the_loop_has_not() -> None:
-    unknown = _Trainer(None)
-    known = _Trainer(True)
+    unchecked = _Trainer(None)
+    checked = _Trainer(True)
     bad = _Trainer(None, finite=False)
-    for trainer in (unknown, known, unknown):
+    for trainer in (unchecked, checked, unchecked):
         FiniteCheck(1.0).checkpoint_begin(Run(trainer))
-    assert (unknown.looks, known.looks) == (1, 0)
+    assert (unchecked.looks, checked.looks) == (1, 0)
     run = Run(bad)
     run.step = 5
     with pytest.raises(DivergedError, match="a weight is not finite at step 5"):

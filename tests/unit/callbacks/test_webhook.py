@@ -62,14 +62,14 @@ class Server:
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A running server."""
-    found = Server()
+    webhook_server = Server()
     threading.Thread(
-        target=found.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        target=webhook_server.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
     ).start()
-    yield found
-    found.released.set()
-    found.http.shutdown()
-    found.http.server_close()
+    yield webhook_server
+    webhook_server.released.set()
+    webhook_server.http.shutdown()
+    webhook_server.http.server_close()
 
 
 def _run(folder: Path, error: BaseException | None = None) -> Run:

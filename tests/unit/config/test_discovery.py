@@ -172,7 +172,7 @@ def test_all_places_are_listed_together(
     names, broken = discovery.import_all_experiments([f"{name}_file.py"])
     assert broken == []
     expected = [f"{name}_file", f"{name}_installed", f"{name}_module", f"{name}_package/a"]
-    assert [found for found in names if found.startswith(name)] == expected
+    assert [experiment for experiment in names if experiment.startswith(name)] == expected
     assert discovery.list_local_experiments() == [f"{name}_module", f"{name}_package"]
 
 
@@ -295,7 +295,7 @@ def test_a_broken_module_does_not_hide_the_others(
     write(f"site/{name}_installed.py", text="(\n")
     install(f"{name}_installed", f"{name}_point", f"{name}_installed")
     names, broken = discovery.import_all_experiments()
-    assert [found for found in names if found.startswith(name)] == [f"{name}_sound"]
+    assert [experiment for experiment in names if experiment.startswith(name)] == [f"{name}_sound"]
     first, second = map(str, broken)
     assert f"experiments.{name}_broken cannot be imported" in first
     assert f"{name}_installed (entry point {name}_point) cannot be imported" in second

@@ -13,7 +13,7 @@ RATE = {"type": "constant", "constant": {"learning_rate": 0.5}}
 class _Inner(Config):
     """A section with a field that has to be given."""
 
-    given: int
+    depth: int
     size: int = 3
 
 
@@ -24,7 +24,7 @@ class _Own(TaskConfig):
     """
 
     train_data: DataConfig = DataConfig(global_batch_size=16)
-    model: _Inner = _Inner(given=5)
+    model: _Inner = _Inner(depth=5)
 
 
 def test_the_default_of_the_class_around_a_section_counts() -> None:
@@ -39,7 +39,7 @@ def test_the_default_of_the_class_around_a_section_counts() -> None:
 
 
 def test_a_field_that_has_to_be_given_is_set() -> None:
-    assert list(non_default_paths(_Inner(given=5))) == ["given"]
+    assert list(non_default_paths(_Inner(depth=5))) == ["depth"]
 
 
 def test_chosen_branches_and_named_sections_have_own_defaults() -> None:

@@ -173,6 +173,6 @@ def test_an_unused_config_class_is_freed() -> None:
         register_task(PassingConfig, "some.module:Task", trainer="some.module:Trainer")
         return weakref.ref(PassingConfig)
 
-    seen = make()
+    reference = make()
     gc.collect()
-    assert seen() is None
+    assert reference() is None

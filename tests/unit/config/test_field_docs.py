@@ -87,10 +87,12 @@ def test_a_subclass_inherits_sentences_and_replaces_them() -> None:
 
 def test_sections_that_hold_several_are_known_by_their_class() -> None:
     trainer = read_field_docs(type(ExperimentConfig().trainer))
-    found = {name: doc.section.__name__ for name, doc in trainer.items() if doc.section is not None}
+    sections = {
+        name: doc.section.__name__ for name, doc in trainer.items() if doc.section is not None
+    }
     assert (
-        found["callbacks"] == "CallbackConfig"
-        and found["best_checkpoints"] == "BestCheckpointConfig"
+        sections["callbacks"] == "CallbackConfig"
+        and sections["best_checkpoints"] == "BestCheckpointConfig"
     )
 
 

@@ -56,17 +56,17 @@ def test_sections_are_known_by_their_annotations(
 
 
 def test_sections_lists_present_and_possible_sections(default: ExperimentConfig) -> None:
-    found = {
+    sections = {
         path: (config_class, is_there) for path, config_class, is_there in list_sections(default)
     }
-    assert found[""] == (ExperimentConfig, True)
-    assert found["trainer"] == (TrainerConfig, True)
-    assert found["task"] == (type(default.task), True)
-    assert found["trainer.optimizer_config.ema"] == (EMAConfig, False)
-    assert found["trainer.optimizer_config.optimizer.adam"] == (AdamConfig, True)
-    assert found["trainer.optimizer_config.optimizer.sgd"][1] is False
-    assert found["task.extra_data"] == (DataConfig, False)
-    assert list(found).index("trainer") < list(found).index("trainer.optimizer_config")
+    assert sections[""] == (ExperimentConfig, True)
+    assert sections["trainer"] == (TrainerConfig, True)
+    assert sections["task"] == (type(default.task), True)
+    assert sections["trainer.optimizer_config.ema"] == (EMAConfig, False)
+    assert sections["trainer.optimizer_config.optimizer.adam"] == (AdamConfig, True)
+    assert sections["trainer.optimizer_config.optimizer.sgd"][1] is False
+    assert sections["task.extra_data"] == (DataConfig, False)
+    assert list(sections).index("trainer") < list(sections).index("trainer.optimizer_config")
 
 
 def test_a_recursive_section_ends_where_it_is_none() -> None:

@@ -75,10 +75,10 @@ def test_lists_none_and_free_dicts_replace(default: ExperimentConfig) -> None:
 def test_a_layer_can_create_and_remove_an_optional_section(default: ExperimentConfig) -> None:
     decay = nested(f"{EMA}.average_decay", 0.5)
     nothing = nested(EMA, None)
-    made = layered(default, decay)
-    assert made.config.trainer.optimizer_config.ema.average_decay == 0.5
-    assert made.origins[f"{EMA}.average_decay"] == "layer 0"
-    assert made.origins[f"{EMA}.start_step"] == "default"
+    resolved = layered(default, decay)
+    assert resolved.config.trainer.optimizer_config.ema.average_decay == 0.5
+    assert resolved.origins[f"{EMA}.average_decay"] == "layer 0"
+    assert resolved.origins[f"{EMA}.start_step"] == "default"
     gone = layered(default, decay, nothing)
     assert gone.config == default
     assert gone.origins[EMA] == "layer 1"

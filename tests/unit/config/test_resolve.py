@@ -64,11 +64,11 @@ def test_the_mistakes_of_all_sources_are_one_report(experiment: str, tmp_path: P
     )
     with pytest.raises(ConfigError) as caught:
         resolve_config(experiment, sources)
-    found = {
+    mistakes = {
         (mistake.path, mistake.origin.removeprefix(f"{tmp_path}/"))
         for mistake in caught.value.mistakes
     }
-    assert found == {
+    assert mistakes == {
         ("trainer.train_step", "typo.yaml:2"),
         ("", "broken.yaml:1:5"),
         ("", "missing.yaml"),

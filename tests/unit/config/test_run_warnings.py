@@ -11,8 +11,8 @@ from trainer_kit.config.schema.experiment import TrainerConfig
 
 
 def _options(kind: str, train_steps: int = 900, **schedule: Any) -> TrainerConfig:
-    given = {"initial_learning_rate": 0.1, **schedule}
-    rates = {"type": kind, kind: given}
+    section = {"initial_learning_rate": 0.1, **schedule}
+    rates = {"type": kind, kind: section}
     return TrainerConfig(train_steps=train_steps, optimizer_config={"learning_rate": rates})  # type: ignore[arg-type]
 
 
@@ -50,8 +50,8 @@ def test_rates_that_go_on_are_not_warned_of(options: TrainerConfig) -> None:
 
 def test_the_schedule_of_one_of_several_counts_its_updates() -> None:
     rates = {"type": "cosine", "cosine": {"initial_learning_rate": 0.1, "decay_steps": 600}}
-    one = {"optimizer": {"type": "sgd"}, "learning_rate": rates, "variables": (".",)}
-    optimizers = {"slow": {**one, "period": 2}, "fast": one}
+    fields = {"optimizer": {"type": "sgd"}, "learning_rate": rates, "variables": (".",)}
+    optimizers = {"slow": {**fields, "period": 2}, "fast": fields}
     (warning,) = find_zero_rate_warnings(TrainerConfig(train_steps=1200, optimizers=optimizers))  # type: ignore[arg-type]
     assert warning.startswith("trainer.optimizers.fast.learning_rate.cosine.decay_steps=600: ")
     warning, _ = find_zero_rate_warnings(TrainerConfig(train_steps=1800, optimizers=optimizers))  # type: ignore[arg-type]

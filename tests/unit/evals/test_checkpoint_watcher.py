@@ -84,13 +84,13 @@ def test_what_is_on_record_does_not_come_again(tmp_path: Path) -> None:
 def test_what_comes_meanwhile_is_taken_up_to_the_last(tmp_path: Path) -> None:
     _save(tmp_path, 10)
     run = Run(ended=False)
-    seen = []
+    steps = []
     for step in _follow(tmp_path, run):
-        seen.append(step)
+        steps.append(step)
         if step < 50:
             _save(tmp_path, step + 10)
         run.ended = step == 50
-    assert seen == [10, 20, 30, 40, 50]
+    assert steps == [10, 20, 30, 40, 50]
 
 
 def test_the_newest_comes_next_and_what_is_left_out_is_counted(
@@ -98,14 +98,14 @@ def test_the_newest_comes_next_and_what_is_left_out_is_counted(
 ) -> None:
     _save(tmp_path, 10, 20)
     run = Run(ended=False)
-    seen = []
+    steps = []
     with caplog.at_level(logging.INFO):
         for step in _follow(tmp_path, run, newest_only=True):
-            seen.append(step)
+            steps.append(step)
             if step == 20:
                 _save(tmp_path, 30, 40, 50)
             run.ended = step == 50
-    assert seen == [20, 50]
+    assert steps == [20, 50]
     told = [record.getMessage() for record in caplog.records]
     assert ["ckpt-10" in told[0], "ckpt-30, ckpt-40" in told[1], "3 skipped in all" in told[1]] == [
         True

@@ -227,8 +227,8 @@ def test_only_records_of_several_sets_at_one_step_are_merged(path: Path) -> None
     changed = ledger(path, sets={"often": "c", "rare": "d"})
     changed.append(2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}, {"often": 0.1, "rare": 0.1})
     assert [
-        (one["step"], one["metrics"])
-        for one in merge_validation_sets(changed.get_active_evaluations())
+        (record["step"], record["metrics"])
+        for record in merge_validation_sets(changed.get_active_evaluations())
     ] == [
         (1, {"often": {"acc": 0.1}, "rare": {"acc": 0.1}}),
         (2, {"often": {"acc": 0.2}, "rare": {"acc": 0.2}}),

@@ -43,21 +43,21 @@ def _commands(text: str) -> list[list[tuple[str, str]]]:
     """Returns the flags of each training command in `text`, whose lines may be continued by a
     backslash.
     """
-    found = COMMAND.findall(text.replace("\\\n", " "))
-    return [[tuple(flag.split("=", 1)) for flag in flags.split()] for flags in found]  # type: ignore[misc]
+    commands = COMMAND.findall(text.replace("\\\n", " "))
+    return [[tuple(flag.split("=", 1)) for flag in flags.split()] for flags in commands]  # type: ignore[misc]
 
 
 def _resolved(flags: list[tuple[str, str]]) -> ResolvedConfig:
     """Resolves the config of a command, whose mode and experiment have to exist and whose model_dir
     has to be given.
     """
-    given = dict(flags)
-    assert given.pop("--mode") in MODES
-    assert given.pop("--model_dir").startswith("runs/")
-    name = given.pop("--experiment")
+    values = dict(flags)
+    assert values.pop("--mode") in MODES
+    assert values.pop("--model_dir").startswith("runs/")
+    name = values.pop("--experiment")
     import_experiment(name)
     return resolve_config(
-        name, ConfigSources(**{SOURCE_OF[flag]: (value,) for flag, value in given.items()})
+        name, ConfigSources(**{SOURCE_OF[flag]: (value,) for flag, value in values.items()})
     )
 
 
@@ -91,7 +91,8 @@ def test_the_learning_rate_ends_with_the_training(path: Path) -> None:
     sections = trainer.optimizers.values() or [trainer.optimizer_config]
     schedules = [section.learning_rate.get() for section in sections]
     assert all(
-        getattr(one, "decay_steps", trainer.train_steps) == trainer.train_steps for one in schedules
+        getattr(schedule, "decay_steps", trainer.train_steps) == trainer.train_steps
+        for schedule in schedules
     )
 
 

@@ -51,9 +51,9 @@ def test_a_new_sidecar_needs_all_and_a_resumed_one_the_old_needs(
 
 
 def test_of_several_sidecars_each_gets_what_it_needs(tmp_path: Path) -> None:
-    with _lease(tmp_path, "one") as one, _lease(tmp_path, "two") as two:
-        one.protect_checkpoints(after_step=None, reading_step=10)
-        two.protect_checkpoints(after_step=30, reading_step=None)
+    with _lease(tmp_path, "one") as first, _lease(tmp_path, "two") as second:
+        first.protect_checkpoints(after_step=None, reading_step=10)
+        second.protect_checkpoints(after_step=30, reading_step=None)
         assert _leases(tmp_path).select_protected_steps(STEPS) == {10, 40}
 
 

@@ -60,29 +60,23 @@ def test_an_existing_tf_config_wins_over_worker_hosts(caplog: pytest.LogCaptureF
     assert configure_cluster("x:1,y:1", 5) == 3
     assert os.environ["TF_CONFIG"] == text
     assert "worker_hosts is not used: TF_CONFIG is set, with 3 worker(s)" in caplog.text
-    found = read_cluster()
-    assert found is not None
-    assert (
-        found.worker_count,
-        found.parameter_server_count,
-        found.task_type,
-        found.task_index,
-    ) == (
-        3,
-        1,
-        "chief",
-        0,
-    )
-    assert found.is_training_task
+
+    tf_config = read_cluster()
+    assert tf_config is not None
+    assert tf_config.worker_count == 3
+    assert tf_config.parameter_server_count == 1
+    assert tf_config.task_type == "chief"
+    assert tf_config.task_index == 0
+    assert tf_config.is_training_task
 
 
 def test_an_evaluator_need_not_be_in_the_cluster() -> None:
     os.environ["TF_CONFIG"] = (
         '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}'
     )
-    found = read_cluster()
-    assert found is not None
-    assert not found.is_training_task
+    cluster = read_cluster()
+    assert cluster is not None
+    assert not cluster.is_training_task
 
 
 @pytest.mark.parametrize(
@@ -179,8 +173,11 @@ def test_runs_refuse_parameter_servers(
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": cluster, "task": {"type": "chief", "index": 0}}
     )
-    found = [str(mistake) for mistake in find_parameter_server_mistakes(RuntimeConfig(**runtime))]  # type: ignore[arg-type]
-    assert len(found) == refused
+    mistakes = [
+        str(mistake) for mistake in find_parameter_server_mistakes(RuntimeConfig(**runtime))
+    ]  # type: ignore[arg-type]
+    assert len(mistakes) == refused
     assert all(
-        "runs do not support parameter servers; use multi_worker_mirrored" in text for text in found
+        "runs do not support parameter servers; use multi_worker_mirrored" in text
+        for text in mistakes
     )

@@ -54,10 +54,10 @@ def test_a_dotted_module_that_is_not_found_is_that_of_the_run(run: Path) -> None
         read_run_config(run)
 
 
-@pytest.mark.parametrize("given", [(), ""])
-def test_a_module_of_another_folder_is_asked_for(run: Path, given: Any) -> None:
+@pytest.mark.parametrize("modules", [(), ""])
+def test_a_module_of_another_folder_is_asked_for(run: Path, modules: Any) -> None:
     with pytest.raises(UsageError) as raised:
-        read_run_config(run, given, "import_modules")
+        read_run_config(run, modules, "import_modules")
     text = str(raised.value)
     assert text.startswith(
         "import_modules: there is no file recorded_task.py; here there are no Python files\n"

@@ -124,16 +124,16 @@ def test_a_pipe_gets_plain_lines_one_per_report() -> None:
 def test_a_terminal_shows_progress_with_evaluations_above() -> None:
     status, written = on_terminal(program("print('a word from the task')"))
     assert status == 0
-    seen = screen(written)
-    assert seen[0] == "hello"
-    assert [line for line in seen if line.startswith("validation")] == [
+    lines = screen(written)
+    assert lines[0] == "hello"
+    assert [line for line in lines if line.startswith("validation")] == [
         f"validation | step {step}/400 | accuracy 0.{step // 100} | best accuracy 0.{step // 100} at step {step}"
         for step in (100, 200, 300)
     ]
-    bars = [place for place, line in enumerate(seen) if line.startswith("train")]
+    bars = [place for place, line in enumerate(lines) if line.startswith("train")]
     assert len(bars) == 1
-    assert re.fullmatch(r"train  step 300/400  ━+.*  0:00:10 left", seen[bars[0]])
-    figures = " ".join(seen[bars[0] + 1 :])
+    assert re.fullmatch(r"train  step 300/400  ━+.*  0:00:10 left", lines[bars[0]])
+    figures = " ".join(lines[bars[0] + 1 :])
     for figure in (
         "10.0 steps/s",
         "320.0 examples/s",
@@ -142,7 +142,7 @@ def test_a_terminal_shows_progress_with_evaluations_above() -> None:
     ):
         assert figure in figures
     assert "best accuracy 0.3 at step 300" in figures
-    assert seen.index("a word from the task") < bars[0]
+    assert lines.index("a word from the task") < bars[0]
     assert written.count("step 200/400") > 1
 
 
@@ -172,10 +172,10 @@ def test_the_terminal_gets_its_cursor_back(body: str, close: str, expected: int)
 
 def test_a_narrow_terminal_is_not_overrun() -> None:
     _, written = on_terminal(program(), columns=44)
-    seen = screen(written)
-    bar = next(place for place, line in enumerate(seen) if line.startswith("train"))
-    assert all(len(line) <= 44 for line in seen[bar:])
-    assert "step 300/400" in seen[bar]
+    lines = screen(written)
+    bar = next(place for place, line in enumerate(lines) if line.startswith("train"))
+    assert all(len(line) <= 44 for line in lines[bar:])
+    assert "step 300/400" in lines[bar]
 
 
 def test_a_terminal_that_cannot_draw_gets_lines() -> None:

@@ -137,11 +137,11 @@ def test_steps_never_go_back_whatever_was_written(tmp_path: Path, seed: int) -> 
             writer.write(report(step, kind, number=number))
             expected.setdefault((kind, step), float(number))
     writer.close()
-    found = places(path)
-    assert len(found) == len(set(found))
-    assert [step for _, step in found] == sorted(step for _, step in found)
+    pairs = places(path)
+    assert len(pairs) == len(set(pairs))
+    assert [step for _, step in pairs] == sorted(step for _, step in pairs)
     records = read_active_history(path)
-    assert found == steps_of(json_lines(path))
+    assert pairs == steps_of(json_lines(path))
     assert {
         (record["kind"], record["step"]): record["metrics"]["number"] for record in records
     } == expected

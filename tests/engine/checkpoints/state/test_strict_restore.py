@@ -150,8 +150,8 @@ def _values(parts: dict[str, Any]) -> dict[str, list[Any]]:
     }
     return {
         f"{section}/{name}": v.numpy().tolist()
-        for section, found in sections.items()
-        for name, v in found.items()
+        for section, variables in sections.items()
+        for name, v in variables.items()
     }
 
 

@@ -30,7 +30,7 @@ class _Average:
         variables = model.trainable_variables
         keys = canonical_paths([variable.path for variable in variables])
         self.variables = {
-            key: tf.Variable(one.value) for key, one in zip(keys, variables, strict=True)
+            key: tf.Variable(variable.value) for key, variable in zip(keys, variables, strict=True)
         }
         self.resets = 0
 
@@ -311,7 +311,7 @@ def test_an_optimizers_average_is_saved_and_evaluated(tmp_path: Path) -> None:
     _, average, state = _averaging_run()
     state.restore_weights(path)
     assert average.resets == 0 and all(
-        (one.numpy() == 4.0).all() for one in average.variables.averages
+        (variable.numpy() == 4.0).all() for variable in average.variables.averages
     )
     state.after_restore(path)
     assert (average.resets, average.begins) == (0, 0)

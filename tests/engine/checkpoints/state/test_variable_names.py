@@ -37,7 +37,8 @@ def _adam_of_both(model: keras.Model, other: keras.Model) -> keras.Optimizer:
 def _adam_in_a_loss_scale(model: keras.Model, other: keras.Model) -> keras.Optimizer:
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
     optimizer.apply(
-        [tf.zeros(one.shape) for one in model.trainable_variables], model.trainable_variables
+        [tf.zeros(variable.shape) for variable in model.trainable_variables],
+        model.trainable_variables,
     )
     return optimizer
 

@@ -47,14 +47,14 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 def _weights(folder: Path) -> dict[int, dict[str, bytes]]:
     """Step -> the variables of the weights in `folder`, as bytes, without the counter of saves."""
-    found = {}
+    weights = {}
     for step, prefix in complete_checkpoints(str(folder)).items():
         reader = tf.train.load_checkpoint(prefix)
         names = [name for name in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in name]
-        found[step] = {
+        weights[step] = {
             name: reader.get_tensor(name).tobytes() for name in names if "save_counter" not in name
         }
-    return found
+    return weights
 
 
 def _launch(config: ExperimentConfig, mode: str, folder: Path, **arguments: Any) -> Any:
@@ -85,9 +85,9 @@ def test_lost_weights_are_reported_once_and_the_run_resumes(
         _lose(run / name, *complete_checkpoints(str(run / name)))
     _launch(_config(train_steps=50), "train_and_eval", run)
     told = [
-        one.getMessage()
-        for one in caplog.records
-        if "has lost the weights of step" in one.getMessage()
+        record.getMessage()
+        for record in caplog.records
+        if "has lost the weights of step" in record.getMessage()
     ]
     assert len(told) == len(BESTS)
     assert list(_weights(run / "best_ckpt")) == [50]

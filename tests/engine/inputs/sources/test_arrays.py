@@ -38,7 +38,7 @@ def _shares(
         read_batches(source.at(position, input_context(replicas, pipelines, i)), batches * here)
         for i in range(pipelines)
     ]
-    rows = [[one[k : k + here] for one in read] for k in range(0, len(read[0]), here)]
+    rows = [[share[k : k + here] for share in read] for k in range(0, len(read[0]), here)]
     return [share for row in rows for part in row for share in part]
 
 
@@ -130,11 +130,11 @@ def test_mirrored_replicas_get_the_ragged_end_and_empty_batches() -> None:
     strategy = replicas(4)
     source = _source(validation_data(), 5)
     dataset = strategy.distribute_datasets_from_function(lambda context: source.at(0, context))
-    seen = [
+    shares = [
         [part.numpy().tolist() for part in strategy.experimental_local_results(step)]
         for step in dataset
     ]
-    assert seen == [[[0], [1], [2], [3]], [[4], [], [], []]]
+    assert shares == [[[0], [1], [2], [3]], [[4], [], [], []]]
 
 
 def test_a_pass_is_in_the_order_of_the_arrays_and_ends() -> None:
@@ -182,10 +182,10 @@ def test_structures_and_dtypes_stay_and_rows_stay_together() -> None:
 
 
 def test_a_transform_changes_whole_batches_in_their_order() -> None:
-    seen: list[Any] = []
+    shapes: list[Any] = []
 
     def transform(batch: tf.Tensor) -> dict[str, tf.Tensor]:
-        seen.append(batch.shape)
+        shapes.append(batch.shape)
         return {"doubled": 2 * batch}
 
     dataset = ArraySource(np.arange(EXAMPLES), validation_data(), transform=transform).at(1)
@@ -193,7 +193,7 @@ def test_a_transform_changes_whole_batches_in_their_order() -> None:
         [8, 10, 12, 14],
         [16, 18, 20],
     ]
-    assert seen == [[None]]  # traced once, for a batch
+    assert shapes == [[None]]  # traced once, for a batch
 
 
 def test_changing_the_arrays_afterwards_changes_nothing() -> None:

@@ -217,10 +217,10 @@ def test_build_inputs_gets_the_context_only_if_it_takes_one() -> None:
     )
 
 
-@pytest.mark.parametrize("made", [None, ([[1.0]], [1]), {}, iter([]), np.zeros(3)])
-def test_what_is_no_data_is_told_with_the_method(made: Any) -> None:
+@pytest.mark.parametrize("inputs", [None, ([[1.0]], [1]), {}, iter([]), np.zeros(3)])
+def test_what_is_no_data_is_told_with_the_method(inputs: Any) -> None:
     def build_inputs(params: Any) -> Any:
-        return made
+        return inputs
 
     with pytest.raises(UsageError):
         call_build_inputs(build_inputs, None)

@@ -131,14 +131,14 @@ def test_every_other_function_gets_the_structure_alone(function: Any) -> None:
     "arrays", [(np.arange(6), np.arange(6)), {"x": np.arange(6)}, (np.arange(6), {"y": np.ones(6)})]
 )
 def test_a_structure_comes_as_one_argument(arrays: Any, seeded: bool) -> None:
-    seen: list[Any] = []
+    structures: list[Any] = []
 
     def note(batch: Any, seed: Any = None) -> Any:
-        seen.append(tf.nest.map_structure(lambda part: 0, batch))
+        structures.append(tf.nest.map_structure(lambda part: 0, batch))
         return batch
 
     _arrays(note if seeded else lambda batch: note(batch), arrays=arrays).at(0)
-    assert seen == [tf.nest.map_structure(lambda part: 0, arrays)]
+    assert structures == [tf.nest.map_structure(lambda part: 0, arrays)]
 
 
 def augment(x: Any, y: Any) -> Any:
@@ -187,8 +187,8 @@ def test_seeds_are_the_same_on_four_replicas_of_two_workers(params: DataConfig) 
     contexts = [input_context(4, 2, pipeline) for pipeline in range(2)]
     source = _arrays(_with_seed, params)
     joined = [_seeds_of(source, 8, 1, context) for context in contexts]
-    found = sorted(itertools.chain(*itertools.chain(*joined)))
-    assert found == sorted(itertools.chain(*_seeds_of(source, 4, 1)))
+    seeds = sorted(itertools.chain(*itertools.chain(*joined)))
+    assert seeds == sorted(itertools.chain(*_seeds_of(source, 4, 1)))
 
 
 def test_seeds_depend_on_the_epoch_and_not_on_the_start(seeded: list[Any]) -> None:
@@ -233,9 +233,10 @@ def test_the_example_of_the_guide_flips_each_image_by_its_seed() -> None:
     )
     (changed, labels), *_ = source.at(0).as_numpy_iterator()
     assert labels.tolist() == list(range(EXAMPLES)) and changed.shape == images.shape
-    kept = [bool((one == image).all()) for one, image in zip(changed, images, strict=True)]
+    kept = [bool((result == image).all()) for result, image in zip(changed, images, strict=True)]
     flipped = [
-        bool((one == image[:, ::-1]).all()) for one, image in zip(changed, images, strict=True)
+        bool((result == image[:, ::-1]).all())
+        for result, image in zip(changed, images, strict=True)
     ]
     assert all(np.logical_xor(kept, flipped)) and 5 < sum(flipped) < 18
     assert _reasons(source) == []
@@ -305,8 +306,8 @@ def _generator() -> tf.random.Generator:
 def test_a_function_that_cannot_be_resumed_is_named(
     function: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (found,) = _reasons(_arrays(function))
-    assert re.search(f"the state of transform {reason}", found) and len(caplog.records) == 1
+    (reason_text,) = _reasons(_arrays(function))
+    assert re.search(f"the state of transform {reason}", reason_text) and len(caplog.records) == 1
     with pytest.raises(UsageError, match=r"require_exact_resume:.*\n.*transform "):
         _reasons(_arrays(function), require_exact=True)
 
@@ -328,8 +329,8 @@ def test_a_function_that_can_be_resumed_is_taken(
 
 def test_functions_of_records_that_cannot_be_resumed_are_named(pattern: str) -> None:
     changed = TFRecordSource(pattern, PARAMS, parse=_numbers, batch_transform=cropped)
-    (found,) = _reasons(changed)
-    assert re.search(r"the state of batch_transform cropped \(test_batch_function.py:\d+\)", found)
+    (reason,) = _reasons(changed)
+    assert re.search(r"the state of batch_transform cropped \(test_batch_function.py:\d+\)", reason)
     parsed = TFRecordSource(pattern, PARAMS, parse=_after_numbers(cropped))
     for source, role, options in (
         (changed, "batch_transform", {}),

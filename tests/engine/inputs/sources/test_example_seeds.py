@@ -32,8 +32,8 @@ def test_the_hash_is_splitmix64_also_for_large_numbers() -> None:
     for seed, epoch, index in ((0, 0, 0), (7, 3, 22), (-5, 2**40, 2**31), (2**62, 1, 2**50 + 1)):
         key = _splitmix((_splitmix(seed & ALL) + 0x9E3779B97F4A7C15 * epoch) & ALL)
         expected = _splitmix((key + 0x9E3779B97F4A7C15 * index) & ALL)
-        found = _seeds(seed, epoch, np.array([index]))
-        assert (found.dtype, found.shape, found.view(np.uint64).item()) == (
+        seeds = _seeds(seed, epoch, np.array([index]))
+        assert (seeds.dtype, seeds.shape, seeds.view(np.uint64).item()) == (
             np.int32,
             (1, 2),
             expected,

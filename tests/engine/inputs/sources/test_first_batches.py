@@ -33,9 +33,9 @@ def _shuffled(**_: Any) -> tf.data.Dataset:
 def test_each_pass_has_the_same_batches_from_any_position(
     make: Callable[[], Any], position: int
 ) -> None:
-    made = make()
-    first = read_batches(made.at(0) if isinstance(made, ArraySource) else make(), BATCHES)
-    read = read_batches(FirstBatches(made, BATCHES, True).at(position), 2 * BATCHES)
+    data = make()
+    first = read_batches(data.at(0) if isinstance(data, ArraySource) else make(), BATCHES)
+    read = read_batches(FirstBatches(data, BATCHES, True).at(position), 2 * BATCHES)
     assert read == [first[place % BATCHES] for place in range(position, position + 2 * BATCHES)]
 
 

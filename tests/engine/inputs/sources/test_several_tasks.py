@@ -35,8 +35,8 @@ def _elements(dataset: tf.data.Dataset, count: int) -> list[Any]:
     return list(dataset.take(count).as_numpy_iterator())
 
 
-def _assert_same(one: Any, other: Any) -> None:
-    tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+def _assert_same(value: Any, other: Any) -> None:
+    tf.nest.map_structure(np.testing.assert_array_equal, value, other)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def joint() -> list[Any]:
 
 
 def test_an_interleaved_element_is_the_next_batch_of_one_task(interleaved: list[Any]) -> None:
-    alone = {name: iter(one.at(0)) for name, one in _parts().items()}
+    alone = {name: iter(source.at(0)) for name, source in _parts().items()}
     for number, batches in interleaved[:12]:
         name, other = ("a", "b") if number == 0 else ("b", "a")
         _assert_same(
@@ -88,7 +88,11 @@ def test_all_replicas_of_a_step_train_the_same_task() -> None:
     context = input_context(2)
     elements = _elements(combine_task_data(_parts(), SAMPLER, context).at(5, context), 12)
     numbers = [int(number) for number, _ in elements]
-    assert numbers[::2] == numbers[1::2] == [int(one) for one in SAMPLER.draw_tasks(5).take(6)]
+    assert (
+        numbers[::2]
+        == numbers[1::2]
+        == [int(task_number) for task_number in SAMPLER.draw_tasks(5).take(6)]
+    )
     assert {len(batches["ab"[number]]["x"]) for number, batches in elements if number == 1} == {
         1
     }  # half of a batch

@@ -82,21 +82,21 @@ def test_replicas_together_get_the_batches_of_one(pattern: str, training: bool) 
         read_batches(source.at(1, input_context(4, 2, pipeline)), 8 * 2) for pipeline in range(2)
     ]
     joined = [
-        list(itertools.chain(*(part for one in read for part in one[k : k + 2])))
+        list(itertools.chain(*(part for share in read for part in share[k : k + 2])))
         for k in range(0, len(read[0]), 2)
     ]
     assert joined == read_batches(source.at(1), 8)
 
 
 def test_parse_gets_a_static_batch_of_serialized_examples(pattern: str) -> None:
-    seen: list[Any] = []
+    batches: list[Any] = []
 
     def parse(serialized: tf.Tensor) -> Any:
-        seen.append((serialized.dtype, serialized.shape.as_list()))
+        batches.append((serialized.dtype, serialized.shape.as_list()))
         return _parse(serialized)
 
     dataset = TFRecordSource(pattern, training_data(), parse=parse).at(0)
-    assert seen == [(tf.string, [BATCH])]
+    assert batches == [(tf.string, [BATCH])]
     assert dataset.element_spec["number"].shape == [BATCH]
     assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
     batch = next(iter(dataset))

@@ -64,8 +64,8 @@ def test_an_unbuilt_model_is_built_trained_and_resumed(make: Any, tmp_path: Any)
     assert trained
     evaluated, logs = run_experiment(None, _task(make), "eval", config, str(tmp_path))
     assert "accuracy" in logs
-    for one, other in zip(trained, evaluated.variables, strict=True):
-        np.testing.assert_array_equal(one, other.numpy())
+    for value, other in zip(trained, evaluated.variables, strict=True):
+        np.testing.assert_array_equal(value, other.numpy())
 
 
 class _Net(Net):
@@ -171,7 +171,7 @@ def test_a_model_that_cannot_be_built_says_what_was_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("model", "told"),
     [
         (None, "None"),
         (Net, "the class Net"),
@@ -179,9 +179,9 @@ def test_a_model_that_cannot_be_built_says_what_was_tried() -> None:
         (len, "<built-in function len>"),
     ],
 )
-def test_what_is_no_model_is_told(made: Any, told: str) -> None:
+def test_what_is_no_model_is_told(model: Any, told: str) -> None:
     with pytest.raises(UsageError, match=rf"build_model returned {told}.*; return the model"):
-        Trainer.create(_config(), _task(lambda: made), True, False)
+        Trainer.create(_config(), _task(lambda: model), True, False)
 
 
 def test_an_error_in_a_loop_gets_batch_and_outputs() -> None:

@@ -95,8 +95,8 @@ def _run(
     run_experiment(None, task, "train", config, str(folder))
 
 
-def _differences(one: Path, other: Path) -> list[str]:
-    return [line for line in compare_runs(str(one), str(other)) if "_OBJECT_GRAPH" not in line]
+def _differences(folder: Path, other: Path) -> list[str]:
+    return [line for line in compare_runs(str(folder), str(other)) if "_OBJECT_GRAPH" not in line]
 
 
 @pytest.fixture(scope="module")

@@ -74,10 +74,10 @@ def _run(
     **arguments: Any,
 ) -> Trainer:
     config = linear_experiment()
-    made = task(config.task)
+    task_object = task(config.task)
     seed_everything(1)  # before the model is made: a run seeds itself only after that
-    trainer = kind.create(config, made, train=True, evaluate=True)
-    run_experiment(None, made, mode, config, str(folder), trainer=trainer, **arguments)
+    trainer = kind.create(config, task_object, train=True, evaluate=True)
+    run_experiment(None, task_object, mode, config, str(folder), trainer=trainer, **arguments)
     return trainer
 
 
@@ -105,8 +105,10 @@ def test_a_loop_of_a_subclass_reports_saves_and_resumes(
         else:
             _run(kind, tmp_path / "stopped", train_actions=[_signal])
     _run(kind, tmp_path / "stopped")
-    found = compare_runs(str(tmp_path / "whole"), str(tmp_path / "stopped"))
-    assert not [one for one in found if "differ" in one and "_OBJECT_GRAPH" not in one], found
+    differences = compare_runs(str(tmp_path / "whole"), str(tmp_path / "stopped"))
+    assert not [line for line in differences if "differ" in line and "_OBJECT_GRAPH" not in line], (
+        differences
+    )
 
 
 def _signal(logs: Any) -> None:

@@ -36,7 +36,8 @@ def test_what_only_own_steps_call_may_have_any_names() -> None:
 
 def test_arguments_in_one_mapping_are_fine() -> None:
     _check(
-        build_losses=lambda self, **given: given["labels"], build_metrics=lambda self, *_, **__: []
+        build_losses=lambda self, **arguments: arguments["labels"],
+        build_metrics=lambda self, *_, **__: [],
     )
 
 

@@ -30,9 +30,9 @@ def _saved(folder: Path, model: Any, step: int = 5) -> str:
     )
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(model: Any, other: Any) -> bool:
     return all(
-        np.array_equal(a, b) for a, b in zip(one.get_weights(), other.get_weights(), strict=True)
+        np.array_equal(a, b) for a, b in zip(model.get_weights(), other.get_weights(), strict=True)
     )
 
 
@@ -75,8 +75,8 @@ def test_items_of_keras_three_are_loaded_in_either_form(tmp_path: Path, form: st
     saved = _with_body()
     model = _with_body()
     step = tf.Variable(0, dtype=tf.int64)
-    for one in (saved, model):
-        one.checkpoint_items = {"body": one.checkpoint_items["body"]}
+    for module in (saved, model):
+        module.checkpoint_items = {"body": module.checkpoint_items["body"]}
     if form == "named":
         path = create_training_checkpoint(global_step=step, model=saved).write(
             str(tmp_path / "ckpt")

@@ -58,8 +58,8 @@ def _stage_two(run: Path) -> np.ndarray:
 @pytest.mark.parametrize("place", ["ckpt-10", "best_ckpt"])
 def test_a_layer_takes_the_weights_of_its_own_number(run: Path, place: str) -> None:
     model = _stages(1)
-    given = InitCheckpointConfig(path=str(run / place), exclude=("^sequential[^/]*/stage_1/",))
-    (report,) = load_initial_weights(model, [given])
+    config = InitCheckpointConfig(path=str(run / place), exclude=("^sequential[^/]*/stage_1/",))
+    (report,) = load_initial_weights(model, [config])
     assert np.array_equal(model.get_layer("stage_2").kernel, _stage_two(run))
     assert "model/sequential/stage_3/kernel" in report
     assert "by the order of layers" not in report

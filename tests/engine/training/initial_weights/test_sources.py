@@ -91,9 +91,9 @@ def _body(net: Any) -> list[np.ndarray]:
     return net.get_weights()[:-2]
 
 
-def _equal(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-    return len(one) == len(other) and all(
-        np.array_equal(a, b) for a, b in zip(one, other, strict=True)
+def _equal(weights: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    return len(weights) == len(other) and all(
+        np.array_equal(a, b) for a, b in zip(weights, other, strict=True)
     )
 
 
@@ -219,10 +219,10 @@ def test_a_pattern_or_a_path_that_finds_nothing_is_an_error(
     path = _weights(_net(), tmp_path)
     net = _net()
     before = net.get_weights()
-    given = {**entry, "path": entry.get("path", path).format(tmp_path)}
+    fields = {**entry, "path": entry.get("path", path).format(tmp_path)}
     with pytest.raises(UsageError, match=message):
         load_initial_weights(
-            net, [InitCheckpointConfig(path=path), InitCheckpointConfig(**given)][1:]
+            net, [InitCheckpointConfig(path=path), InitCheckpointConfig(**fields)][1:]
         )
     assert _equal(before, net.get_weights())
 
@@ -255,10 +255,10 @@ def test_an_equal_name_goes_before_the_order_of_layers(write: Write, tmp_path: P
 
 
 def test_a_single_layer_of_another_name_is_not_taken(tmp_path: Path) -> None:
-    given = InitCheckpointConfig(path=_weights(_dense("fc"), tmp_path), variables=("head",))
+    config = InitCheckpointConfig(path=_weights(_dense("fc"), tmp_path), variables=("head",))
     with pytest.raises(UsageError, match="2 of the 2 chosen variables cannot be loaded"):
-        load_initial_weights(_dense("fc", "head"), [given])
-    renamed = given.replace(rename={"^fc": "head"})
+        load_initial_weights(_dense("fc", "head"), [config])
+    renamed = config.replace(rename={"^fc": "head"})
     load_initial_weights(_dense("fc", "head"), [renamed])
 
 
@@ -297,13 +297,13 @@ def test_a_module_takes_a_checkpoint_of_another_program(tmp_path: Path) -> None:
 
 
 def test_nothing_but_other_shapes_is_an_error(tmp_path: Path) -> None:
-    given = InitCheckpointConfig(
+    config = InitCheckpointConfig(
         path=_weights(_net(), tmp_path), variables=("head",), other_shapes="skip"
     )
     with pytest.raises(
         UsageError, match=r"2 of the 2 chosen variables cannot be loaded(?s:.*)another shape"
     ):
-        load_initial_weights(_net(3), [given])
+        load_initial_weights(_net(3), [config])
 
 
 def test_each_replica_gets_the_weights(tmp_path: Path) -> None:

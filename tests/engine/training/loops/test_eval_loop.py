@@ -102,9 +102,11 @@ def test_any_state_is_the_same_in_graph_and_step_by_step(
     assert "step by step" not in caplog.text
 
 
-@pytest.mark.parametrize("made", [np.zeros, tf.ones])
-def test_a_state_that_was_given_is_added_to(made: Any, caplog: pytest.LogCaptureFixture) -> None:
-    state = made([10], np.int32)
+@pytest.mark.parametrize("build_array", [np.zeros, tf.ones])
+def test_a_state_that_was_given_is_added_to(
+    build_array: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = build_array([10], np.int32)
     _, graph, _ = _loops(_histogram)
     done, result = graph(iter(batches()), -1, state, _histogram)
     assert (done, result.numpy().tolist()) == (4, (1 + np.asarray(state)).tolist())
@@ -223,7 +225,7 @@ def test_side_effects_of_tracing_a_reduction_are_undone(
     assert reason in caplog.text
     kept = {"count": [0] * task.batches, "keep": task.parts["each"]}[method]
     assert (
-        len([np.asarray(one) for one in kept]) == 4
+        len([np.asarray(value) for value in kept]) == 4
     )  # and no tensor of a graph, which has no value, among them
 
 
@@ -241,9 +243,9 @@ def test_a_mistake_in_the_reduction_is_raised_as_it_is(
     _, graph, by_step = _loops(reduce_fn)
     with pytest.raises(error) as expected:
         by_step(iter(batches()), -1, None, reduce_fn)
-    with pytest.raises(error) as found:
+    with pytest.raises(error) as raised:
         graph(iter(batches()), -1, None, reduce_fn)
-    assert (type(found.value), str(found.value)) == (type(expected.value), str(expected.value))
+    assert (type(raised.value), str(raised.value)) == (type(expected.value), str(expected.value))
 
 
 def test_an_error_that_depends_on_values_is_raised_in_graph() -> None:

@@ -169,7 +169,7 @@ def test_a_variable_out_of_reach_of_a_gpu_program_is_named() -> None:
 
 @pytest.mark.parametrize(("count", "problem"), [(1, ""), (2, "there are 2 replicas")])
 def test_steps_of_several_replicas_are_not_fused(count: int, problem: str) -> None:
-    found = find_fusing_problem(
+    fusing_problem = find_fusing_problem(
         tiny_experiment(), replicas(count), ready_made_dataset=None, custom_loop_class=""
     )
-    assert found.startswith(problem) and bool(found) == bool(problem)
+    assert fusing_problem.startswith(problem) and bool(fusing_problem) == bool(problem)

@@ -26,17 +26,19 @@ def test_no_loop_waits_for_a_gpu_to_learn_whether_it_goes_on(kind: Any) -> None:
     loop(iter(stack_batches(batches(), 4) if kind is _fused else batches()), tf.constant(2))
     graph = loop.newest_graph.as_graph_def()
     conditions = {node.attr["cond"].func.name for node in graph.node if node.op == "While"}
-    (condition,) = [one for one in graph.library.function if one.signature.name in conditions]
+    (condition,) = [
+        function for function in graph.library.function if function.signature.name in conditions
+    ]
     decided = [node for node in condition.node_def if node.op.startswith("Logical")]
     assert decided and all(node.device.endswith("CPU:0") for node in decided)
 
 
 @pytest.mark.parametrize("devices", [["CPU:1"], ["CPU:1", "CPU:2"]])
 def test_a_strategy_does_not_take_the_stop_flag_to_its_devices(devices: list[str]) -> None:
-    one = len(devices) == 1
+    is_single = len(devices) == 1
     strategy = (
         tf.distribute.OneDeviceStrategy(devices[0])
-        if one
+        if is_single
         else tf.distribute.MirroredStrategy(devices)
     )
     with strategy.scope():

@@ -22,20 +22,20 @@ class _Inner:
         self.count = 0
 
 
-def _plain(one: _Object) -> dict[str, Any]:
-    return {name: value for name, value in vars(one).items() if name != "other"}
+def _plain(item: _Object) -> dict[str, Any]:
+    return {name: value for name, value in vars(item).items() if name != "other"}
 
 
-def _rebind(one: Any) -> None:
-    one.count += 1000  # as an int of its own
+def _rebind(item: Any) -> None:
+    item.count += 1000  # as an int of its own
 
 
-def _add(one: Any) -> None:
-    one.new = "attribute"
+def _add(item: Any) -> None:
+    item.new = "attribute"
 
 
-def _remove(one: Any) -> None:
-    del one.count
+def _remove(item: Any) -> None:
+    del item.count
 
 
 @pytest.mark.parametrize(
@@ -44,37 +44,37 @@ def _remove(one: Any) -> None:
         (_rebind, "count"),
         (_add, "new"),
         (_remove, "count"),
-        (lambda one: one.items.reverse(), "items"),
-        (lambda one: one.sets["a"].add(2), "sets"),
-        (lambda one: one.sets["b"][1].update(c=2), "sets"),
-        (lambda one: setattr(one, "items", [1, 2]), "items"),
+        (lambda item: item.items.reverse(), "items"),
+        (lambda item: item.sets["a"].add(2), "sets"),
+        (lambda item: item.sets["b"][1].update(c=2), "sets"),
+        (lambda item: setattr(item, "items", [1, 2]), "items"),
     ],
 )
 def test_a_change_is_named_and_undone(change: Any, name: str) -> None:
-    one = _Object()
-    items = one.items
-    kept = AttributeSnapshot([one])
-    change(one)
+    item = _Object()
+    items = item.items
+    kept = AttributeSnapshot([item])
+    change(item)
     assert kept.restore() == [f"_Object.{name}"]
-    assert _plain(one) == _plain(_Object())
-    assert one.items is items
+    assert _plain(item) == _plain(_Object())
+    assert item.items is items
     assert kept.restore() == []
 
 
 def test_unchanged_and_nested_objects_are_not_restored() -> None:
-    one = _Object()
-    kept = AttributeSnapshot([one])
-    one.other.count = 1
-    one.count = 0
+    item = _Object()
+    kept = AttributeSnapshot([item])
+    item.other.count = 1
+    item.count = 0
     assert kept.restore() == []
-    assert one.other.count == 1
+    assert item.other.count == 1
 
 
 def test_containers_that_hold_themselves_are_no_trouble() -> None:
-    one = _Object()
-    one.items.append(one.items)
-    kept = AttributeSnapshot([one])
-    one.items.append(4)
+    item = _Object()
+    item.items.append(item.items)
+    kept = AttributeSnapshot([item])
+    item.items.append(4)
     assert kept.restore() == ["_Object.items"]
-    assert one.items[:2] == [1, 2]
-    assert len(one.items) == 3
+    assert item.items[:2] == [1, 2]
+    assert len(item.items) == 3

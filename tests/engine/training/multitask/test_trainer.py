@@ -111,8 +111,8 @@ def test_an_interleaved_step_changes_only_the_drawn_task(
     other = "small" if drawn == "large" else "large"
     before = model_of_task(trainer.model, other).get_weights()
     after = trained("interleaving").first[other]
-    assert all((one == old).all() for one, old in zip(after[2:], before[2:], strict=True))
-    assert any((one != old).any() for one, old in zip(after[:2], before[:2], strict=True))
+    assert all((value == old).all() for value, old in zip(after[2:], before[2:], strict=True))
+    assert any((value != old).any() for value, old in zip(after[:2], before[:2], strict=True))
     assert logs[drawn]["steps"] == 1 and other not in logs
     assert float(logs["training_loss"]) == pytest.approx(float(logs[drawn]["training_loss"]))
 

@@ -83,9 +83,9 @@ def test_a_metric_that_is_not_finite_spoils_no_file(
     shown.produce_metrics("accuracy", np.float32(0.5))
     shown.produce_metrics("accuracy", np.array(0.75))
     shown.write_metrics()
-    assert [(one["name"], one["numberValue"]) for one in _metrics(tmp_path)["metrics"]] == [
-        ("accuracy", 0.75)
-    ]
+    assert [
+        (metric["name"], metric["numberValue"]) for metric in _metrics(tmp_path)["metrics"]
+    ] == [("accuracy", 0.75)]
     assert "loss is nan and is left out" in caplog.text
 
 
@@ -112,11 +112,12 @@ def test_a_local_table_is_taken_into_the_file(
     shown.produce_ui_metadata_table("3,4\n", ["a", "b"], storage="inline")
     shown.produce_ui_metadata_table("minio://bucket/results.csv", ["a", "b"], "minio")
     shown.write_ui_metadata()
-    found = [
-        (one["storage"], one["source"], one["header"]) for one in _outputs(tmp_path)["outputs"]
+    tables = [
+        (table["storage"], table["source"], table["header"])
+        for table in _outputs(tmp_path)["outputs"]
     ]
     columns = ["a", "b"]
-    assert found == [
+    assert tables == [
         ("inline", "1,2\n", columns),
         ("inline", "3,4\n", columns),
         ("minio", "minio://bucket/results.csv", columns),

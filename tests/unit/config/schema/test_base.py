@@ -134,9 +134,9 @@ def test_values_are_not_bent_into_a_type(name: str, value: object) -> None:
 
 
 def test_equivalent_plain_values_are_accepted() -> None:
-    made = Ruled(inner={"rate": 1, "several": [1, 2], "by_name": {"a": 1}})  # type: ignore[arg-type]
-    assert made.inner == Inner(rate=1.0, several=(1, 2), by_name={"a": 1})
-    assert isinstance(made.inner.rate, float)
+    config = Ruled(inner={"rate": 1, "several": [1, 2], "by_name": {"a": 1}})  # type: ignore[arg-type]
+    assert config.inner == Inner(rate=1.0, several=(1, 2), by_name={"a": 1})
+    assert isinstance(config.inner.rate, float)
 
 
 def test_all_broken_rules_come_at_once_with_their_fields() -> None:
@@ -160,19 +160,19 @@ def test_replace_leaves_the_original_alone_and_checks_again() -> None:
 
 
 def test_as_dict_is_plain_data_that_makes_an_equal_config() -> None:
-    made = Ruled(high=3, inner=Inner(several=(1, 2), by_name={"a": 1}))
-    plain = made.as_dict()
+    config = Ruled(high=3, inner=Inner(several=(1, 2), by_name={"a": 1}))
+    plain = config.as_dict()
     assert plain["inner"]["several"] == [1, 2]
-    assert Ruled(**plain) == made
+    assert Ruled(**plain) == config
     plain["inner"]["by_name"]["a"] = 2
-    assert made.inner.by_name == {"a": 1}
+    assert config.inner.by_name == {"a": 1}
 
 
 def test_configs_can_be_compared_copied_and_pickled() -> None:
-    made = Ruled(high=3)
-    assert made == Ruled(high=3) != Ruled()
-    assert copy.deepcopy(made) == made
-    assert pickle.loads(pickle.dumps(made)) == made
+    config = Ruled(high=3)
+    assert config == Ruled(high=3) != Ruled()
+    assert copy.deepcopy(config) == config
+    assert pickle.loads(pickle.dumps(config)) == config
     assert hash(Needed(size=1)) == hash(Needed(size=1))
 
 

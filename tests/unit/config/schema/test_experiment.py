@@ -93,14 +93,14 @@ def default_of(node: ast.expr) -> Any:
 
 THEIRS = model_garden()
 OURS = {
-    name: found
+    name: value
     for module in (schema, evaluation, optimization, optimizers, schedules)
-    for name, found in vars(module).items()
-    if isinstance(found, type)
-    and issubclass(found, Config)
-    and get_fields(found)
+    for name, value in vars(module).items()
+    if isinstance(value, type)
+    and issubclass(value, Config)
+    and get_fields(value)
     and not name.startswith("_")
-    if found is not OpenOneOfConfig
+    if value is not OpenOneOfConfig
 }
 
 

@@ -36,8 +36,8 @@ def failing_value() -> int:
 def first_pass(
     experiment: str, *bindings: str, files: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], list[Mistake]]:
-    found = run_gin_first_pass(files, bindings, experiment)
-    return found.layer.values, list(found.mistakes)
+    first_pass = run_gin_first_pass(files, bindings, experiment)
+    return first_pass.layer.values, list(first_pass.mistakes)
 
 
 def only_mistake(experiment: str, *bindings: str) -> Mistake:

@@ -12,7 +12,7 @@ from trainer_kit.evals.best.criterion import Criterion, ScoredEvaluation, guess_
 
 def _fold(criterion: Criterion, *values: float) -> list[int]:
     scored = (criterion.score(step, {"m": value}, None) for step, value in enumerate(values, 1))
-    return [one.step for one in criterion.fold(one for one in scored if one is not None)]
+    return [score.step for score in criterion.fold(score for score in scored if score is not None)]
 
 
 def test_nested_metrics_use_a_bar_and_missing_ones_do_not_count() -> None:
@@ -30,7 +30,7 @@ def test_of_a_step_the_evaluation_that_is_kept_stays() -> None:
             ScoredEvaluation(2, 0.4, "c"),
         ]
     )
-    assert [one.record for one in kept] == ["a", "c"]
+    assert [score.record for score in kept] == ["a", "c"]
 
 
 _VALUES = st.lists(
@@ -81,8 +81,8 @@ def test_without_min_delta_the_top_k_of_any_prefix_are_kept(
         if math.isfinite(value)
     ]
     kept = criterion.fold(scored[:cut])
-    for one in scored[cut:]:
-        kept = criterion.select_after(kept, one)
+    for score in scored[cut:]:
+        kept = criterion.select_after(kept, score)
     assert kept == criterion.fold(scored)
 
 
@@ -97,8 +97,8 @@ def test_repeated_evaluations_change_nothing_that_is_kept(
         if math.isfinite(value)
     ]
     kept = criterion.fold(scored)
-    for one in scored[start:]:
-        assert criterion.select_after(kept, one) == kept
+    for score in scored[start:]:
+        assert criterion.select_after(kept, score) == kept
 
 
 def test_the_name_of_a_metric_may_tell_its_better_values() -> None:
