@@ -176,6 +176,7 @@ def write_records(path: Path, records: Iterable[bytes], compression: str = "") -
     with tf.io.TFRecordWriter(str(path), compression) as writer:
         for record in records:
             writer.write(record)
+
     return str(path)
 
 
@@ -188,6 +189,7 @@ def report(step: int = 1, kind: str = "train", **values: Any) -> Report:
     for name, value in values.items():
         group = fields if name in Report.__dataclass_fields__ else fields["metrics"]
         group[name] = value
+
     return Report(**fields)
 
 
@@ -245,6 +247,7 @@ def free_hosts(count: int) -> list[str]:
     hosts = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
     for server in servers:
         server.close()
+
     return hosts
 
 

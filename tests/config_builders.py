@@ -76,6 +76,7 @@ def layered(config: ExperimentConfig, *layers: dict[str, Any]) -> ResolvedConfig
     sources = []
     for number, values in enumerate(layers):
         sources.append(ConfigLayer(values, dict.fromkeys(values, f"layer {number}")))
+
     return apply_layers(config, sources)
 
 

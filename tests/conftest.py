@@ -129,7 +129,9 @@ def own_log_level() -> Iterator[None]:
     """
     logger = logging.getLogger("trainer_kit")
     level = logger.level
+
     yield
+
     logger.setLevel(level)
 
 

@@ -230,9 +230,8 @@ def _end_server(context: Any) -> None:
     server = here.recv()
     child.join()
     os.kill(server, signal.SIGTERM)
-    os.waitid(
-        os.P_PID, server, os.WEXITED | os.WNOWAIT
-    )  # multiprocessing itself asks for the exit code
+    # Multiprocessing itself asks for the exit code.
+    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
 
 
 def _tell_parent(pipe: Any) -> None:

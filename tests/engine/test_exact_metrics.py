@@ -71,6 +71,7 @@ class AggregatingEveryMetric(EveryMetric):
         new = {key: tf.concat(step_logs[key], axis=0) for key in ("outputs", "labels", "names")}
         if state is None:
             return new
+
         return {key: tf.concat([state[key], new[key]], axis=0) for key in new}
 
     def reduce_aggregated_logs(
@@ -169,7 +170,9 @@ def test_every_metric_agrees_with_numpys_to_1e_6(
     metrics = {name: float(value) for name, value in trainer.evaluate(tf.constant(-1)).items()}
 
     expected = numpy_metrics(*read_digits())
+
     aggregated = {"examples", "names", "margin"} if task_class is EveryMetric else set()
+
     assert set(metrics) == set(expected) - aggregated
     assert metrics == pytest.approx(
         {name: expected[name] for name in metrics}, abs=TOLERANCE, rel=0
@@ -181,5 +184,7 @@ def test_an_example_that_is_left_out_shows() -> None:
     images, labels = read_digits()
 
     expected = numpy_metrics(images, labels)
+
     metrics = numpy_metrics(images[:-1], labels[:-1])
+
     assert all(abs(metrics[name] - expected[name]) > TOLERANCE for name in expected)

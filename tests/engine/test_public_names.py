@@ -15,6 +15,7 @@ NAMES = [name for name in trainer_kit.__all__ if name != "__version__"]
 def test_a_public_name_always_resolves_to_the_same_object(name: str) -> None:
     first = getattr(trainer_kit, name)
     second = getattr(trainer_kit, name)
+
     assert first is second
     assert first.__name__ == name
     assert first.__module__.startswith("trainer_kit.")

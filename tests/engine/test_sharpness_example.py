@@ -84,8 +84,10 @@ def test_a_step_is_that_of_the_paper(replicas: int, example: Any) -> None:
     expected = [
         variable.numpy().astype(np.float64) for variable in trainer.model.trainable_variables
     ]
+
     for _ in range(2):
         trainer.train(tf.constant(1))
         expected = _linear_sam(expected, x, y)
+
     for variable, value in zip(trainer.model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(variable.numpy(), value, rtol=1e-5, atol=1e-6)

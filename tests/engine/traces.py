@@ -21,4 +21,5 @@ def times_traced(folder: Path, op: str) -> int:
                 if event.name.partition(":")[0].rpartition("/")[2] == op
             }
             count += sum(event.metadata_id in ids for line in plane.lines for event in line.events)
+
     return count

@@ -253,6 +253,7 @@ def g():
 class A:
     def i(self): ...
 """
+
     assert find_undocumented([source(text)]) == (4, ["m", "m.A", "m.A.i"])
 
 
@@ -283,8 +284,11 @@ def test_front_door_flags_commands_and_unit_tests_import_little() -> None:
     experiments = [
         file.module for file in read_source_files("experiments") if file.module.count(".") == 1
     ]
+
     unit = [file.module for file in read_source_files("tests/unit")]
+
     assert light and doors and experiments and len(unit) > 50
+
     of_package, with_tests = heavy_imports(ROOT, [*light, *doors, *experiments], unit)
     assert of_package == set()
     assert "tensorflow" not in with_tests
@@ -294,6 +298,7 @@ def test_a_heavy_import_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "door.py").write_text("import room\n")
     (tmp_path / "room.py").write_text("import orbit\n")
     (tmp_path / "orbit.py").write_text("")
+
     assert heavy_imports(tmp_path, ["door"]) == [{"orbit"}]
 
 
@@ -301,10 +306,12 @@ def test_the_lock_covers_the_package_and_its_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = {*project["dependencies"], *extras["experiments"], *extras["dev"], *extras["docs"]}
+
     lines = [
         *(ROOT / "requirements.in").read_text().split("\n"),
         *(ROOT / "constraints.txt").read_text().split("\n"),
     ]
+
     assert wanted <= set(lines)
 
 
@@ -317,6 +324,7 @@ def test_the_lock_holds_names_versions_and_hashes_only() -> None:
         for line in (ROOT / "requirements.lock").read_text().splitlines()
         if not entry.fullmatch(line)
     ]
+
     assert strangers == []
 
 
@@ -328,16 +336,18 @@ def test_what_imports_no_tensorflow_is_checked_strictly_by_mypy() -> None:
         for m in section["module"]
         if section.get("warn_return_any")
     }
+
     floors = [f"{house.PACKAGE}.{floor}" for floor in house.LIGHT_FLOORS]
+
     assert [
         floor for floor in floors if not any(house.is_within(floor, module) for module in strict)
     ] == []
 
 
 def test_names_of_tests_are_sentences_of_at_most_60_characters() -> None:
-    definition = re.compile(
-        r"^ *def (test_\w*)", re.MULTILINE
-    )  # to parse all tests takes two seconds
+    # To parse all tests takes two seconds.
+    definition = re.compile(r"^ *def (test_\w*)", re.MULTILINE)
     tests = [name for file in read_source_files("tests") for name in definition.findall(file.text)]
+
     assert len(tests) > 2000
     assert [name for name in tests if len(name) > 60] == []

@@ -58,7 +58,9 @@ def _check_command(command: list[str]) -> None:
 @pytest.mark.parametrize("path", sorted(JOBS.iterdir()), ids=lambda path: path.name)
 def test_a_file_names_no_registry_and_its_guide(path: Path) -> None:
     text = path.read_text()
+
     assert "docs/guides/pipeline_jobs.md" in text
+
     images = re.findall(r"(?:image: |IMAGE = \"|^FROM )([\w./:-]+)", text, re.MULTILINE)
     assert [image for image in images if "/" in image] == []
 
@@ -88,14 +90,12 @@ def test_kubernetes_has_a_rule_for_each_exit_code(jobs: list[dict[str, Any]], nu
     wanted = {
         code: ACTIONS[classify_exit_code(code)[1]] for code in ExitCode if code is not ExitCode.DONE
     }
+
     wanted[ExitCode.MODEL_DIR_IN_USE] = "Count"
+
     assert actions == wanted
-    assert [rule["action"] for rule in rules] == [
-        "FailJob",
-        "Ignore",
-        "Ignore",
-        "Count",
-    ]  # the first that fits counts
+    # The first that fits counts.
+    assert [rule["action"] for rule in rules] == ["FailJob", "Ignore", "Ignore", "Count"]
     assert rules[2]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
 
 
@@ -117,12 +117,12 @@ def test_the_jobs_are_as_kubernetes_requires_them(jobs: list[dict[str, Any]]) ->
 def test_the_jobs_run_a_trainer_and_its_sidecar(jobs: list[dict[str, Any]]) -> None:
     commands = [job["spec"]["template"]["spec"]["containers"][0]["command"] for job in jobs]
     trainer, sidecar = [parse_flags(command[2:]) for command in commands]
+
     for command in commands:
         _check_command(command)
-    assert (trainer.mode, trainer.max_restarts) == (
-        "train_and_eval",
-        0,
-    )  # the Job is the supervisor
+
+    # The Job is the supervisor.
+    assert (trainer.mode, trainer.max_restarts) == ("train_and_eval", 0)
     assert (sidecar.mode, sidecar.eval_name) == ("continuous_eval", "my-sidecar")
     assert trainer.model_dir == sidecar.model_dir == "/runs/my-experiment"
 
@@ -165,10 +165,14 @@ class Cluster:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_batch_scripts_are_valid_and_their_commands_too(script: str) -> None:
     text = (JOBS / script).read_text()
+
     subprocess.run(["bash", "-n", JOBS / script], check=True)
+
     assert f"#SBATCH --signal=B:TERM@{STOP_SECONDS:g}" in text
+
     commands = re.findall(r"python -m trainer_kit\.train(?: |--\S+|\\\n)+", text)
     assert len(commands) == SCRIPTS.index(script) + 1
+
     for command in commands:
         _check_command(command.replace("\\\n", " ").split())
 
@@ -198,10 +202,12 @@ def test_slurm_requeues_as_the_code_says(
 def test_slurm_lets_a_run_save_before_its_time_ends(script: str, tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text(SAVING_TRAINER)
     cluster = Cluster(tmp_path, f"exec {sys.executable} {tmp_path}/trainer.py")
+
     with cluster.start(script) as process:
         assert process.stdout is not None and process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == ExitCode.PREEMPTED
+
     assert cluster.was_requeued
 
 
@@ -216,7 +222,9 @@ def test_slurm_waits_for_the_sidecar_of_a_finished_run(tmp_path: Path) -> None:
 def test_the_image_starts_the_supervisor_of_exit_codes() -> None:
     text = (JOBS / "Dockerfile").read_text().replace("\\\n", "")
     command = json.loads(text.partition("\nENTRYPOINT ")[2])
+
     _check_command(command)
+
     assert parse_flags(command[2:]).max_restarts == 4
     assert f"--stop-timeout={STOP_SECONDS:g}" in text
 
@@ -235,7 +243,9 @@ def _run_once(folder: Path) -> str:
 
 def test_the_pipeline_is_a_program_that_trains_and_evaluates() -> None:
     text = (JOBS / "kfp_pipeline.py").read_text()
+
     compile(text, "kfp_pipeline.py", "exec")
+
     assert (
         "--mode=train_and_eval" in text
         and "--checkpoint=best" in text
@@ -246,6 +256,7 @@ def test_the_pipeline_is_a_program_that_trains_and_evaluates() -> None:
 def test_kubeflow_repeats_no_attempt_in_vain(tmp_path: Path) -> None:
     script = _run_once(tmp_path)
     starts = {}
+
     for code in sorted(ExitCode):
         log = tmp_path / f"starts-{int(code)}"
         command = ["sh", "-c", f"echo started >> {log}; exit {int(code)}"]
@@ -253,6 +264,7 @@ def test_kubeflow_repeats_no_attempt_in_vain(tmp_path: Path) -> None:
             done = subprocess.run(["sh", "-c", script, "train", f"pipeline-{int(code)}", *command])
             assert done.returncode == code
         starts[code] = len(log.read_text().split())
+
     assert starts == {code: 1 if code in FINAL else 2 for code in ExitCode}
 
 

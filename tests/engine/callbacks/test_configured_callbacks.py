@@ -33,7 +33,9 @@ def with_callbacks() -> ExperimentConfig:
 def test_gin_names_a_callback_and_its_arguments() -> None:
     binding = "TrainerConfig.callbacks = [{'name': 'test/samples', 'args': {'count': 7}}]"
     config = resolve_config("tests_with_callbacks", ConfigSources(gin_params=(binding,))).config
+
     (callback,) = create_callbacks(config.trainer.callbacks)
+
     assert type(callback) is Samples and callback.count == 7
 
 

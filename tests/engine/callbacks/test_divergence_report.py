@@ -46,6 +46,7 @@ def folder(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in ("ckpt-10.index", "ckpt-10.data-00000-of-00001", "ckpt-100.index"):
         (folder / name).write_text(name)
+
     return folder
 
 
@@ -72,7 +73,9 @@ def test_command_repeats_the_run_with_its_flags_elsewhere(
         sys, "argv", [train.__file__, *(flag.format(folder) for flag in dropped.split()), *kept]
     )
     again = f"{folder}/diverged/again"
+
     own = [f"--model_dir={again}", f"--params_override={OVERRIDES}"]
+
     assert _said(format_rerun_command(str(folder), str(folder / "ckpt-10"), 13)) == [
         "-m",
         "trainer_kit.train",
@@ -88,7 +91,9 @@ def test_for_another_program_a_comment_says_how_to_repeat_it(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [str(folder / program), "--experiment=digits"])
     commands = format_rerun_command(str(folder), str(folder / "ckpt-10"), 13)
+
     again = folder / "diverged" / "again"
+
     assert _said(commands) == []
     assert sorted(os.listdir(again)) == ["ckpt-10.data-00000-of-00001", "ckpt-10.index"]
     assert commands.endswith(
@@ -100,6 +105,7 @@ def test_without_a_checkpoint_the_run_is_repeated_from_its_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [train.__file__, "--experiment=digits"])
+
     assert _said(format_rerun_command(str(folder), None, 13))[2:4] == [
         "--experiment=digits",
         f"--model_dir={folder}/diverged/again",
@@ -132,7 +138,9 @@ def test_first_variable_that_is_not_finite_is_named(
     make: Any, places: tuple[int, int], names: tuple[str, str], bad: float
 ) -> None:
     model = make()
+
     assert find_nonfinite_variable(model) is None
+
     for place, name in ((places[1], names[1]), (places[0], names[0])):
         values = model.variables[place].numpy().copy()
         values.flat[-1] = bad
@@ -155,7 +163,9 @@ def test_norms_are_taken_before_clipping_and_leave_no_trace(precision: str | Non
     with tf.GradientTape() as tape:
         loss = trainer.task.build_losses(labels, trainer.model(points, training=True))
     expected = [float(tf.norm(gradient)) for gradient in tape.gradient(loss, weights)]
+
     norms = compute_gradient_norms(trainer, trainer.next_batch())
+
     assert list(norms) == [
         f"sequential/{layer}/{name}"
         for layer in ("dense", "dense_1")
@@ -163,7 +173,9 @@ def test_norms_are_taken_before_clipping_and_leave_no_trace(precision: str | Non
     ]
     assert list(norms.values()) == pytest.approx(expected, rel=1e-5)
     assert not tf.config.functions_run_eagerly()
+
     trainer.train(tf.constant(1))  # in graph, where a look at the gradients would fail
+
     assert int(trainer.global_step) == 2
 
 
@@ -179,22 +191,27 @@ class _GraphOnly(TinyTask):
 
 def test_a_step_that_cannot_run_eagerly_gets_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     trainer = _trainer(_GraphOnly)
+
     assert compute_gradient_norms(trainer, trainer.next_batch()) == {}
     assert (
         "the norms of the gradients could not be computed: tf.gradients is not supported when eager"
         in caplog.text
     )
+
     trainer.train(tf.constant(1))  # in graph again
+
     assert int(trainer.global_step) == 1
 
 
 def test_examples_that_are_not_finite_are_found_beside_scalars() -> None:
     values = tf.constant([[1.0, 2.0], [float("nan"), 0.0], [float("inf"), 0.0]])
     words = tf.ragged.constant([["a"], [], ["b"]])
+
     batch = {
         "rate": tf.constant(0.5),
         "values": values,
         "words": words,
         "number": tf.constant([1, 2, 3]),
     }
+
     assert find_nonfinite_examples(tf.distribute.get_strategy(), batch) == [1, 2]

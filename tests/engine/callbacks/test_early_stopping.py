@@ -160,6 +160,7 @@ def _improvements(values: Sequence[float], sign: int, delta: float) -> list[int]
             sign * (value - values[other]) > delta for other in improvements
         ):
             improvements.append(place)
+
     return improvements
 
 
@@ -178,7 +179,9 @@ def test_the_fold_agrees_with_brute_force(
     places = _improvements(
         [value for _, value in counted], 1 if comparison == "higher" else -1, delta
     )
+
     last = places[-1] if places else -1
+
     assert progress.evaluations_since_best == len(counted) - 1 - last
     assert progress.last_step == (counted[-1][0] if counted else -1)
     assert progress.best_step == (counted[last][0] if places else -1)
@@ -190,6 +193,7 @@ def _beside(folder: Path, *records: tuple[int, float], config_hash: str = "a") -
     ledger.follow(folder / "evals/validation.jsonl")
     for step, value in records:
         ledger.append(step, {"score": value}, 0.1)
+
     return ledger
 
 
@@ -203,29 +207,44 @@ def _early(folder: Path, **options: Any) -> tuple[EarlyStopping, Ledger]:
 
 def test_what_a_sidecar_tells_counts_as_soon_as_it_is_there(tmp_path: Path) -> None:
     early, _ = _early(tmp_path)
+
     assert early.find_stop_reason(50) == ""  # there is no ledger yet
+
     side = _beside(tmp_path, (10, 0.5), (20, 0.4))
     assert early.find_stop_reason(50) == ""
+
     side.append(30, {"score": 0.3}, 0.1)
+
     assert early.find_stop_reason(20) == ""
     assert early.find_stop_reason(50).startswith(
         "score of side has not improved on 0.5 of step 10 in the last 2 evaluations"
     )
+
     run = Run(SimpleNamespace())
     run.step = 50
+
     early.loop_end(run, {})
+
     assert run.requests.stop_reason.endswith("up to step 30 (trainer.early_stopping.patience=2)")
 
 
 def test_changed_sidecars_and_rewinds_discard_evaluations(tmp_path: Path) -> None:
     early, own = _early(tmp_path)
+
     _beside(tmp_path, (10, 0.5), (20, 0.4), (30, 0.3))
+
     assert early.find_stop_reason(30)
+
     own.rewind(20)  # which the sidecar has yet to note
+
     assert early.find_stop_reason(30) == ""
+
     _beside(tmp_path, (40, 0.4), (50, 0.3))
+
     assert early.find_stop_reason(50)
+
     _beside(tmp_path, (50, 0.1), config_hash="b")
+
     assert early.find_stop_reason(50) == ""
 
 
@@ -242,6 +261,7 @@ def test_a_validation_set_that_no_evaluation_is_of_is_told(tmp_path: Path) -> No
         side.append(
             step, {"hard": {"score": 0.5}, "rare": {"score": 0.5}}, {"hard": 0.1, "rare": 0.1}
         )
+
     with pytest.raises(
         UsageError, match=r"evals/side.jsonl reports no .* called 'dev\|score'; .*hard\|score"
     ):
@@ -256,11 +276,15 @@ def test_a_run_ends_with_the_evaluation_that_uses_up_patience(
 ) -> None:
     scores = [0.1, 0.3, _NAN, 0.1, 0.05, _NAN, 0.9]  # from step 20 on, 0.1 is the only improvement
     config = _scripted(scores, metric_comp="lower", start_step=20, min_delta=0.15)
+
     _, logs = _launch(tmp_path, config, trainer=scripted.again())
+
     assert evaluated_steps(tmp_path) == list(range(10, 61, 10))
     assert _newest(tmp_path) == 60
+
     final = final_record(tmp_path)
     score = logs["group"]["score"]
+
     assert (final["step"], final["metrics"]["group"]["score"]) == (
         60,
         pytest.approx(score, nan_ok=True),
@@ -272,10 +296,11 @@ def test_patience_used_up_at_the_last_step_finishes_the_run(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
     config = _tiny().replace(trainer={"train_steps": 30})
-    _launch(
-        tmp_path, config, train_actions=[_stop_at(30, 5)], trainer=linear.again()
-    )  # an action may ask for it, too
+
+    # An action may ask for it, too.
+    _launch(tmp_path, config, train_actions=[_stop_at(30, 5)], trainer=linear.again())
     final = final_record(tmp_path)
+
     assert (final["step"], "stopped" in final) == (30, False)
     assert evaluated_steps(tmp_path) == [10, 20, 30]
 
@@ -290,8 +315,10 @@ def test_a_restart_does_nothing_until_patience_is_raised(
     run = Path(shutil.copytree(stopped[0], tmp_path / "run"))
     first = stopped[1]
     params = (run / "params.yaml").stat().st_mtime_ns
+
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _, again = _launch(run, _tiny(), trainer=linear.again())
+
     assert "was stopped early at step 30: validation_loss has not improved on" in caplog.text
     assert (
         "raise trainer.early_stopping.patience, or remove trainer.early_stopping, to continue"
@@ -299,6 +326,7 @@ def test_a_restart_does_nothing_until_patience_is_raised(
     )
     assert again == {name: pytest.approx(float(value)) for name, value in first.items()}
     assert (run / "params.yaml").stat().st_mtime_ns == params
+
     resumed, _ = _launch(run, _tiny(patience=5))  # with a trainer of its own, as in a new process
     assert (final_record(run)["step"], evaluated_steps(run)) == (60, [10, 20, 30, 40, 50, 60])
     assert all(
@@ -312,8 +340,11 @@ def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(
 ) -> None:
     run = Path(shutil.copytree(stopped[0], tmp_path / "run"))
     longer = _tiny().replace(trainer={"early_stopping": None, "train_steps": 37})
+
     _launch(run, longer, mode="train", trainer=linear.again())
+
     assert (final_record(run)["step"], "stopped" in final_record(run)) == (37, False)
+
     _, logs = _launch(run, _tiny(), trainer=linear.again())
     assert evaluated_steps(run) == [10, 20, 30, 37]
     assert (final_record(run)["step"], _newest(run)) == (37, 37)
@@ -326,8 +357,10 @@ def test_only_the_validation_set_of_the_metric_decides(tmp_path: Path) -> None:
     config = _often_and_rare("rare|group|score", patience=2).replace(
         trainer={"validation_sets": {"rare": {"interval": 20}}}
     )
+
     _SCORES.update(zip(range(10, 61, 10), [0.9, 0.4, 0.8, 0.3, 0.7, 0.2], strict=True))
     _launch(tmp_path, config)
+
     assert final_record(tmp_path)["stopped"].startswith(
         "rare|group|score has not improved on 0.4 of step 20"
     )
@@ -351,10 +384,13 @@ def test_a_stop_at_one_set_also_evaluates_the_others(
     set_names: list[set[str]] = []
     config = _often_and_rare(patience=1)
     actions = [lambda logs: set_names.append(set(logs))]
+
     _, logs = _launch(tmp_path, config, eval_actions=actions, trainer=of_two_sets.again())
+
     assert set(logs) == {"often", "rare"} == set(final_record(tmp_path)["metrics"])
     assert evaluated_steps(tmp_path) == [10, 20, 20]
     assert set_names == [{"often"}, {"often"}, {"often", "rare"}]
+
     reported = [
         line for line in read_json_lines(tmp_path / "metrics.jsonl") if line["kind"] == "validation"
     ]
@@ -368,10 +404,11 @@ def test_a_stop_at_the_start_evaluates_sets_that_were_not_due(
     _launch(tmp_path, config, train_actions=[_stop_at(20, 5)], trainer=of_two_sets.again())
     (tmp_path / "final.json").unlink()
     lines = (tmp_path / "evals/validation.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "evals/validation.jsonl").write_text(
-        "".join(lines[:2])
-    )  # of "rare" at step 20 nothing is on record
+
+    # Of "rare" at step 20 nothing is on record.
+    (tmp_path / "evals/validation.jsonl").write_text("".join(lines[:2]))
     _launch(tmp_path, _often_and_rare(patience=1), trainer=of_two_sets.again())
+
     assert set(final_record(tmp_path)["metrics"]) == {"often", "rare"}
     assert (final_record(tmp_path)["step"], evaluated_steps(tmp_path)) == (20, [10, 20, 20])
 
@@ -381,7 +418,9 @@ def test_sidecar_of_a_stopped_run_evaluates_its_last_checkpoint(
 ) -> None:
     run = Path(shutil.copytree(stopped[0], tmp_path / "run"))
     config = _tiny().replace(trainer={"continuous_eval_timeout": 0.2})
+
     _launch(run, config, mode="continuous_eval", trainer=linear.again())
+
     assert evaluated_steps(run, "continuous_eval") == [10, 20, 30]
 
 
@@ -419,13 +458,15 @@ def test_unknown_metric_is_refused_before_the_first_step(
         UsageError, match=r"no single number called 'validation_los'; did you mean validation_loss"
     ):
         _launch(tmp_path / "run", _tiny(metric="validation_los"))
+
     assert not (tmp_path / "run").exists()
+
     with pytest.raises(
         UsageError, match=r"evals/validation.jsonl reports .* did you mean group\|score"
     ):
-        _launch(
-            tmp_path, _scripted([0.5], metric="group|scor"), trainer=scripted.again()
-        )  # which only a run can tell
+        # Which only a run can tell.
+        _launch(tmp_path, _scripted([0.5], metric="group|scor"), trainer=scripted.again())
+
     assert evaluated_steps(tmp_path) == [10]
 
 
@@ -444,6 +485,7 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
 ) -> None:
     config = linear_experiment(train_steps=60)
     later = []
+
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _, logs = _launch(
             tmp_path,
@@ -452,8 +494,10 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
             train_actions=[_stop_at(15, 5), later.append],
             trainer=linear.again(),
         )
+
     assert "stopped early at step 15: enough at 15" in caplog.text
     assert len(later) == 3  # the loop's other actions are called too
+
     final = final_record(tmp_path)
     assert (final["step"], final["stopped"], _newest(tmp_path)) == (15, "enough at 15", 15)
     assert final["metrics"] == {name: pytest.approx(float(value)) for name, value in logs.items()}
@@ -465,7 +509,9 @@ def test_an_eval_action_ends_the_run_after_its_evaluation(
 ) -> None:
     config = linear_experiment(train_steps=50, checkpoint_interval=15)
     _, logs = _launch(tmp_path, config, eval_actions=[_stop_at(20, 10)], trainer=linear.again())
+
     final = final_record(tmp_path)
+
     assert (final["step"], final["stopped"]) == (20, "enough at 20")
     assert (evaluated_steps(tmp_path), list(complete_checkpoints(str(tmp_path)))) == (
         [10, 20],
@@ -489,6 +535,7 @@ def test_only_actions_and_callbacks_may_raise_stop_training(
 ) -> None:
     config = _scripted([0.5]).replace(trainer={"early_stopping": None})
     _SCORES[10] = _Stopping()  # type: ignore[assignment]
+
     with pytest.raises(TrainerKitError):
         _launch(tmp_path, config, trainer=scripted.again())
 
@@ -498,7 +545,9 @@ def test_an_action_of_a_sidecar_ends_the_sidecar(
 ) -> None:
     run = Path(shutil.copytree(straight[0], tmp_path / "run"))
     config = linear_experiment(train_steps=60)
+
     _launch(run, config, "continuous_eval", eval_actions=[_stop_at(20, 10)], trainer=linear.again())
+
     assert evaluated_steps(run, "continuous_eval") == [10, 20]
 
 
@@ -506,9 +555,12 @@ def test_under_orbits_controller_only_an_action_can_stop(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
     own: dict[str, Any] = {"controller_cls": orbit.Controller, "trainer": linear.again()}
+
     with pytest.raises(UsageError):
         _launch(tmp_path, _tiny(), **own)
+
     _, logs = _launch(tmp_path, linear_experiment(), train_actions=[_stop_at(15, 5)], **own)
     assert logs == {}
+
     final = final_record(tmp_path)
     assert (final["step"], final["stopped"], _newest(tmp_path)) == (15, "enough at 15", 15)

@@ -85,12 +85,17 @@ def test_summaries_are_written_on_replicas_and_in_fused_loops(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     reader = Reader()
+
     _run(tmp_path, callbacks=[reader], **options)
+
+    # Two loops and an evaluation.
     assert (
         len([line for line in json_lines(tmp_path / "metrics.jsonl") if "spread" in str(line)]) == 3
-    )  # two loops and an evaluation
+    )
+
     train = _events(tmp_path / "train")
     validation = _events(tmp_path / "validation")
+
     assert [event.step for event in train.Tensors("hidden")] == [5, 10]
     assert [event.step for event in validation.Tensors("picture")] == [10]
     assert {"hidden", "spread"} <= set(validation.Tags()["tensors"])
@@ -118,6 +123,7 @@ def test_a_tensor_that_does_not_fit_its_summary_is_an_error(
     manager = SimpleNamespace()
     manager.summary_writer = tf.summary.create_noop_writer
     run.loop = Loop(0, 5, 1.0, {})
+
     with pytest.raises(UsageError, match=message):
         TensorSummaries([SummaryConfig(**summary)], 5, manager, manager).loop_end(run, {})
 
@@ -158,13 +164,17 @@ def test_a_miss_of_the_evaluation_ends_the_run_before_step_1(
     tmp_path: Path, trainer: dict[str, Any]
 ) -> None:
     config = linear_experiment(train_steps=10, **trainer)
+
     with pytest.raises(UsageError):
         run_experiment(None, OfTrainStep(config.task), "train_and_eval", config, str(tmp_path))
+
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_values_are_numpy_arrays_that_later_loops_leave_alone(tmp_path: Path) -> None:
     reader = Reader()
+
     _run(tmp_path, "train", callbacks=[reader], summaries=[])
+
     assert all(isinstance(array, np.ndarray) for array in reader.seen)
     assert not np.array_equal(reader.seen[0], reader.seen[1])

@@ -51,13 +51,16 @@ def test_an_evaluation_is_on_record_with_its_checkpoint(tmp_path: Path) -> None:
     recorded = _Recorded(tmp_path).evaluate(
         10, logs, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10")
     )
+
     assert recorded == [(10, "ckpt-10", {"accuracy": 0.5}, 2.0)]
 
 
 def test_of_several_sets_those_just_evaluated_are_recorded(tmp_path: Path) -> None:
     run = _Recorded(tmp_path, "dev", "test")
     logs = {"dev": {"loss": 1.0, "best_loss": 0.5}, "test": {"loss": 2.0}}
+
     recorded = run.evaluate(10, logs, sets=("dev",), seconds=9.0, seconds_of_sets={"dev": 3.0})
+
     assert recorded == [(10, None, {"dev": {"loss": 1.0}}, 3.0)]
 
 
@@ -79,7 +82,9 @@ def test_a_rewind_takes_later_evaluations_away(tmp_path: Path) -> None:
     run = _Recorded(tmp_path)
     for step in (10, 20):
         run.evaluate(step, {"accuracy": 0.5})
+
     run.callback.rewound(run.run, 10)
+
     assert [record["step"] for record in run.ledger.get_active_evaluations()] == [10]
 
 
@@ -121,10 +126,14 @@ def test_a_sidecar_records_what_it_has_reported(tmp_path: Path) -> None:
     run = Run(SimpleNamespace(), str(tmp_path))
     callback = RecordSidecarEvaluation(sidecar, reports)
     run.evaluation = Evaluation(10, seconds=2.0, checkpoint=str(tmp_path / "ckpt-10"))
+
     callback.evaluation_end(run, {"accuracy": tf.constant(0.5), "best_accuracy": 0.75})
+
     assert sidecar.get_evaluated_steps() == set()
+
     callback.boundary_end(run)
     (record,) = ledger.records()
+
     assert (record["step"], record["checkpoint"], record["metrics"]) == (
         10,
         "ckpt-10",

@@ -124,6 +124,7 @@ def recovered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any,
     finally:
         log.setLevel(level)
         log.removeHandler(handler)
+
     return folder, model, logs, told.getvalue()
 
 
@@ -137,6 +138,7 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
         folder, _NanWeight, "train_and_eval", recovery_max_trials=-1, checkpoint_interval=5
     )
     assert list(complete_checkpoints(str(folder))) == [10, 15, 20, 25, 30]
+
     return folder, model
 
 
@@ -163,8 +165,10 @@ def test_a_weight_that_diverges_just_before_a_save_is_not_saved(
     step: int, trainer: dict[str, Any], kept: list[int], tmp_path: Path
 ) -> None:
     task = type("_NanWeightAt", (_NanWeight,), {"at": step})
+
     with pytest.raises(DivergedError, match=f"a weight is not finite at step {step}"):
         _run(tmp_path, task, **trainer)
+
     assert list(complete_checkpoints(str(tmp_path))) == kept
 
 
@@ -176,6 +180,7 @@ def test_all_bad_batches_between_checkpoints_are_left_out(
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, Several, recovery_max_trials=len(Several.bad))
+
     assert "the run returns to step 0 (trial 1 of" in caplog.text  # to the initial weights
     assert all(f"batch {batch}, of step" in caplog.text for batch in Several.bad)
     assert _finite(tmp_path)
@@ -190,6 +195,7 @@ class _HugeGradient(LinearTask):
         loss = super().build_losses(labels, model_outputs, aux_losses)
         if not self.trains:
             return loss
+
         # The count is Python's, so that it is not put back when the run goes back: the fault
         # happens once.
         return loss * tf.ensure_shape(tf.numpy_function(lambda: self._factor(), [], tf.float32), [])
@@ -212,8 +218,10 @@ def test_a_checkpoint_with_a_bad_optimizer_is_not_restored(
 ) -> None:
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, _HugeGradient, recovery_max_trials=1, optimizer_config=ADAM)
+
     assert "ckpt-20 holds weights that are not finite; it is moved to diverged/" in caplog.text
     assert "the run returns to step 10 (trial 1 of 1)" in caplog.text
+
     for prefix in complete_checkpoints(str(tmp_path)).values():
         reader = tf.train.load_checkpoint(prefix)
         names = [
@@ -241,6 +249,7 @@ class _StopsHidden(_NanWeight):
 def test_a_stop_after_a_hidden_divergence_saves_nothing_bad(tmp_path: Path) -> None:
     with pytest.raises(PreemptedError):
         _run(tmp_path, _StopsHidden, steps_per_loop=1, summary_interval=1, recovery_max_trials=2)
+
     assert list(complete_checkpoints(str(tmp_path))) == [0, 10]
     assert _finite(tmp_path)
 
@@ -249,8 +258,10 @@ def test_a_divergence_without_a_report_is_still_a_divergence(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "diverged").write_text("a file where the bundle's folder would be")
+
     with pytest.raises(DivergedError, match=r"at step 15\b.*this loop is not saved; lower"):
         _run(tmp_path, _NanGradient)
+
     assert list(complete_checkpoints(str(tmp_path))) == [10]
     assert _finite(tmp_path)
     assert "the report of the divergence could not be written" in caplog.text
@@ -268,7 +279,9 @@ def test_a_diverging_loop_uses_the_data_to_its_end(tmp_path: Path) -> None:
     config = tiny_experiment(
         train_steps=-1, recovery_max_trials=1, checkpoint_interval=10, optimizer_config=SGD
     )
+
     run_experiment(None, Ends(config.task), "train", config, str(tmp_path))
+
     assert max(complete_checkpoints(str(tmp_path))) == 28
 
 
@@ -276,9 +289,11 @@ def test_the_batch_that_poisons_is_found_and_left_out(
     recovered: tuple[Path, Any, Any, str],
 ) -> None:
     folder, _, logs, told = recovered
+
     assert "the run returns to step 10 (trial 1 of 2)" in told and "trial 2 of 2" not in told
     assert "batch 12, of step 13, is left out" in told
     assert np.isfinite(logs["validation_loss"]) and _finite(folder)
+
     history = read_active_history(folder / "metrics.jsonl")
     assert [record["step"] for record in history if record["kind"] == "train"] == [
         5,
@@ -311,6 +326,7 @@ def test_skipping_a_batch_equals_data_without_that_batch(
             return Skipping()
 
     never, _ = _run(tmp_path, Without)
+
     for variable, other in zip(recovered[1].weights, never.weights, strict=True):
         np.testing.assert_array_equal(variable.numpy(), other.numpy())
 
@@ -329,6 +345,7 @@ def test_a_fault_that_does_not_come_again_leaves_nothing_out(
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
         _run(tmp_path, Once, recovery_max_trials=1)
+
     assert (
         "the divergence did not happen again step by step, so no batch is left out" in caplog.text
     )
@@ -338,6 +355,7 @@ def test_a_fault_that_does_not_come_again_leaves_nothing_out(
 def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> None:
     config = {"optimizer": {"type": "sgd"}, "learning_rate": {"type": "constant"}}
     steep = {**config, "learning_rate": {"type": "constant", "constant": {"learning_rate": 1e4}}}
+
     _run(
         tmp_path,
         LinearTask,
@@ -348,7 +366,9 @@ def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> 
         recovery_learning_rate_factor=0.01,
     )
     history = tmp_path / "metrics.jsonl"
+
     assert all(loss < 50 for _, loss in curve(history, "training_loss", "train"))
+
     step, factor = curve(history, "recovery_learning_rate_factor")[-1]
     assert step == 0 and factor < 1
     assert curve(history, "learning_rate")[0] == (5, pytest.approx(1e4 * factor))
@@ -357,8 +377,10 @@ def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> 
 def test_report_names_step_batch_layer_and_command(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"after 2 trials; .*diverged/step-13.json"):
         _run(tmp_path, _Poisoned, "train", recovery_max_trials=2, recovery_policy="retry")
+
     assert list(complete_checkpoints(str(tmp_path))) == [0, 10]
     assert _finite(tmp_path)
+
     bundle = read_json(tmp_path / "diverged" / "step-13.json")
     assert (bundle["step"], bundle["batch"], bundle["batches"]) == (13, 12, [10, 14])
     assert bundle["not_finite"] == "sequential/dense/kernel"
@@ -383,16 +405,21 @@ def test_an_example_that_is_not_finite_is_named_and_not_the_rate(
     config = tiny_experiment(optimizer_config=SGD, recovery_max_trials=1, recovery_policy="retry")
     with strategy.scope():
         task = _OnePoisoned(config.task)
+
     with pytest.raises(DivergedError) as error:
         run_experiment(strategy, task, "train", config, str(tmp_path))
+
     train_data = config.task.train_data
     points = np.concatenate([batch[0] for batch in task.build_inputs(train_data).at(0).take(8)])
     place = int(np.argwhere(np.isnan(points))[0, 0])
     size = train_data.global_batch_size
+
     advice = (
         f"values of example {place % size} in batch {place // size} are not finite: repair the data"
     )
+
     assert advice in str(error.value) and "learning rate" not in str(error.value)
+
     (report,) = (tmp_path / "diverged").glob("step-*.json")
     assert read_json(report)["examples_not_finite"] == [place % size]
 
@@ -401,8 +428,11 @@ def test_a_checkpoint_of_bad_weights_is_moved_aside(
     hidden: tuple[Path, Any], tmp_path: Path
 ) -> None:
     assert not np.all(np.isfinite(hidden[1].weights[1].numpy()))
+
     run = Path(shutil.copytree(hidden[0], tmp_path / "run"))
+
     _run(run, TinyTask, "train_and_eval", checkpoint_interval=5)
+
     assert sorted(complete_checkpoints(str(run / "diverged"))) == [15, 20, 25, 30]
     assert _finite(run)
 
@@ -411,6 +441,7 @@ def test_when_no_checkpoint_is_sound_the_run_ends(hidden: tuple[Path, Any], tmp_
     run = Path(
         shutil.copytree(hidden[0], tmp_path / "run", ignore=shutil.ignore_patterns("ckpt-10.*"))
     )
+
     with pytest.raises(
         DivergedError, match=r"every checkpoint in .* holds weights that are not finite"
     ):

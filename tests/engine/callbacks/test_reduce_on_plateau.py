@@ -30,6 +30,7 @@ def _rates_of_keras(**options: Any) -> list[float]:
     for epoch, value in enumerate(VALUES):
         callback.on_epoch_end(epoch, {"val_loss": float(value)})
         rates.append(float(model.optimizer.learning_rate.numpy()))
+
     return rates
 
 
@@ -56,10 +57,12 @@ def test_the_rates_are_those_of_reduce_lr_on_plateau(options: dict[str, Any]) ->
         again.restore(callback.state())
         callback = again
     names = {"min_value": "min_lr", "metric_comp": "mode"}
+
     of_keras = {
         names.get(name, name): {"higher": "max"}.get(value, value)
         for name, value in options.items()
     }
+
     assert rates == _rates_of_keras(**of_keras)
     assert len(set(rates)) > 2
 

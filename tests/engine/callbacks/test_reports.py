@@ -38,6 +38,7 @@ def _report(run: Run, batch_size: int = 0, best: Any = None) -> Report:
 
 def test_rates_are_of_the_steps_and_of_the_examples_in_them() -> None:
     report = _report(_run(), 32)
+
     assert (report.kind, report.step, report.total_steps, report.metrics) == (
         "train",
         50,
@@ -64,20 +65,25 @@ def test_the_time_left_counts_what_happens_between_loops(monkeypatch: pytest.Mon
     monkeypatch.setattr(reports_module, "time", SimpleNamespace(monotonic=lambda: next(times)))
     reports.loop_end(run, {})
     run.loop = Loop(50, 60, 2.0, {})
+
     reports.loop_end(run, {})
+
     assert [report.seconds_left for report in kept.reports] == [None, 120.0]  # 40 steps of 3 s
     assert [estimate_seconds_left(report) for report in kept.reports] == [10.0, 120.0]
 
 
 def test_the_best_is_that_which_is_kept_now() -> None:
     assert _report(_run()).best is None
+
     best = SimpleNamespace(best=("accuracy", 0.9, 40))
     assert _report(_run(), best=best).best == ("accuracy", 0.9, 40)
 
 
 def test_what_callbacks_report_joins_the_line_of_the_loop_once() -> None:
     run = _run()
+
     run.report("samples", 3)
+
     assert _report(run).metrics == {"loss": 0.5, "samples": 3}
     assert _report(run).metrics == {"loss": 0.5}
 
@@ -98,9 +104,11 @@ def test_evaluations_of_one_step_are_one_report() -> None:
     ):
         run.evaluation = Evaluation(50, (name,), 1.0, {name: 1.0})
         reports.evaluation_end(run, logs)
+
     reports.boundary_end(run)
     reports.boundary_end(run)
     (report,) = kept.reports
+
     assert report.metrics == {"often": {"a": 1}, "rare": {"a": 2}}
     assert (report.kind, report.seconds, report.seconds_of_sets) == (
         "validation",
@@ -114,8 +122,10 @@ def test_a_loop_is_reported_when_another_callback_fails() -> None:
     kept = _Kept()
     run = _run()
     reports = MetricsReporter(kept)
+
     for _ in range(2):
         reports.exception(run, ValueError("of another callback"))
+
     assert [report.step for report in kept.reports] == [50]
 
 
@@ -124,7 +134,9 @@ def test_a_replayed_evaluation_is_reported_already() -> None:
     run = _run()
     reports = MetricsReporter(kept)
     run.evaluation = Evaluation(50, is_replayed=True)
+
     run.report("samples", 3)
     reports.evaluation_end(run, {"a": 1})
     reports.boundary_end(run)
+
     assert (kept.reports, run.reported_metrics) == ([], {})

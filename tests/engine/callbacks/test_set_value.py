@@ -53,7 +53,9 @@ def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, options: 
         "type": "stepwise",
         "stepwise": {"boundaries": boundaries, "values": [0.25, 0.5, 0.125]},
     }
+
     expected = _weights(tmp_path / "schedule", ladder, **options)
+
     assert all(np.array_equal(value, other) for value, other in zip(changed, expected, strict=True))
     assert _changes(tmp_path / "list") == [
         (0, {"learning_rate_factor": 0.5}),
@@ -73,7 +75,9 @@ def test_functions_count_steps_and_lists_may_count_epochs(tmp_path: Path) -> Non
         steps_per_epoch=4,
     )
     changes = _changes(tmp_path)
+
     rates = [(step, {"learning_rate": halved(step)}) for step in (4, 8, 12)]  # 0.5 is set already
+
     assert [rates[0], (6, {"learning_rate_factor": 0.25}), *rates[1:]] == changes
 
 

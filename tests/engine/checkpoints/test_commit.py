@@ -35,10 +35,14 @@ def test_the_record_holds_sizes_checksums_and_further_entries(prefix: str) -> No
     expected = {
         name: {"bytes": len(data), "crc32": zlib.crc32(data)} for name, data in files.items()
     }
+
     record = read_commit_record(prefix) or {}
+
     assert record["files"] == expected
     assert record["time"] == pytest.approx((folder / INDEX).stat().st_mtime, abs=60)
+
     write_commit_record(prefix, info={"step": 1})
+
     assert read_commit_record(prefix) == {"files": expected, "info": {"step": 1}}
     assert describe_damage(prefix) == ""
 
@@ -66,7 +70,9 @@ def test_damage_of_any_file_is_told_by_name(
 ) -> None:
     path = Path(prefix).with_name(name)
     size = path.stat().st_size
+
     damage(path)
+
     assert describe_damage(prefix) == told.format(
         name, path.stat().st_size if path.exists() else 0, size
     )
@@ -87,8 +93,11 @@ def test_damage_of_any_file_is_told_by_name(
 )
 def test_a_record_that_is_damaged_itself_condemns_nothing(prefix: str, text: str) -> None:
     Path(f"{prefix}.commit.json").write_bytes(text.encode(errors="surrogateescape"))
+
     assert describe_damage(prefix) == ""
+
     flip_bit(Path(prefix).with_name(DATA))
+
     assert describe_damage(prefix).startswith("it cannot be read (")
 
 
@@ -106,14 +115,18 @@ def test_files_of_several_shards_and_of_others_are_told_apart(tmp_path: Path) ->
         "ckpt-20.index",
     ):
         (tmp_path / name).write_text(name)
+
     write_commit_record(str(tmp_path / "ckpt-2"))
     record = json.loads((tmp_path / "ckpt-2.commit.json").read_text())
+
     assert list(record["files"]) == [
         "ckpt-2.data-00000-of-00002",
         "ckpt-2.data-00001-of-00002",
         "ckpt-2.index",
     ]
+
     (tmp_path / "ckpt-2.data-00001-of-00002").unlink()
+
     assert describe_damage(str(tmp_path / "ckpt-2")) == "ckpt-2.data-00001-of-00002 is missing"
 
 
@@ -121,4 +134,5 @@ def test_a_plain_tensorflow_checkpoint_is_trusted_after_a_read(tmp_path: Path) -
     path = tf.train.Checkpoint(text=tf.Variable("a"), number=tf.Variable([1.0])).write(
         str(tmp_path / "ckpt-4")
     )
+
     assert describe_damage(path) == ""

@@ -24,12 +24,12 @@ def test_tensorflow_reads_the_listed_checkpoints_and_the_newest(
 ) -> None:
     write_pointer(str(tmp_path), saved)
     state = tf.train.get_checkpoint_state(str(tmp_path))
+
     assert state.model_checkpoint_path == saved[-1]
     assert list(state.all_model_checkpoint_paths) == saved
     assert read_checkpoint_names(str(tmp_path)) == ["ckpt-10", "ckpt-1", "ckpt-2", "ckpt-10"]
-    assert (
-        str(tmp_path) not in (tmp_path / "checkpoint").read_text()
-    )  # a folder that is moved stays readable
+    # A folder that is moved stays readable.
+    assert str(tmp_path) not in (tmp_path / "checkpoint").read_text()
 
 
 def test_times_are_those_that_tensorflow_would_have_written(
@@ -37,6 +37,7 @@ def test_times_are_those_that_tensorflow_would_have_written(
 ) -> None:
     write_pointer(str(tmp_path), saved)
     state = tf.train.get_checkpoint_state(str(tmp_path))
+
     assert all(
         0 < time - state.last_preserved_timestamp < 60
         for time in state.all_model_checkpoint_timestamps
@@ -47,10 +48,14 @@ def test_a_pointer_file_is_written_only_if_it_changes(tmp_path: Path, saved: lis
     write_pointer(str(tmp_path), saved)
     path = tmp_path / "checkpoint"
     before = path.stat().st_ino
+
     write_pointer(str(tmp_path), saved)
+
     assert path.stat().st_ino == before
+
     path.write_text(path.read_text()[:-1])  # torn
     write_pointer(str(tmp_path), saved)
+
     assert path.stat().st_ino != before or path.read_text().endswith("\n")
 
 
@@ -58,4 +63,5 @@ def test_a_folder_without_checkpoints_has_no_pointer_file(tmp_path: Path, saved:
     write_pointer(str(tmp_path), [])
     write_pointer(str(tmp_path), saved)
     write_pointer(str(tmp_path), [])
+
     assert not (tmp_path / "checkpoint").exists()

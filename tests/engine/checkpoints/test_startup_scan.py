@@ -87,8 +87,11 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_previous(
     if not recorded:
         (folder / RECORD).unlink()
     left = [part for part in parts(3) if (folder / part).exists()]
+
     run = SmallRun(folder, asynchronous=False)
+
     assert run.start == 2
+
     told = _warnings(caplog)
     assert (
         len(told) == 1
@@ -98,10 +101,14 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_previous(
     assert names(folder) == sorted(["checkpoint", "damaged", *parts(1), *parts(2)])
     assert names(folder / DAMAGED) == left
     assert tf.train.latest_checkpoint(str(folder)) == f"{folder}/ckpt-2"
+
     caplog.clear()
+
     assert SmallRun(folder).start == 2
     assert _warnings(caplog) == []
+
     run.train_to(3)
+
     assert SmallRun(folder).start == 3
 
 
@@ -110,8 +117,10 @@ def test_the_pointer_file_is_made_again_and_nothing_is_lost(
     folder: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(folder / "checkpoint")
+
     assert SmallRun(folder).start == 3
     assert _warnings(caplog) == []
+
     state = tf.train.get_checkpoint_state(str(folder))
     assert state.model_checkpoint_path == f"{folder}/ckpt-3"
     assert list(state.all_model_checkpoint_paths) == [f"{folder}/ckpt-{step}" for step in (1, 2, 3)]
@@ -122,8 +131,11 @@ def test_a_repaired_pointer_in_a_relative_folder_points_into_it(
 ) -> None:
     monkeypatch.chdir(folder.parent)
     (folder / "checkpoint").unlink()
+
     assert recover_newest_checkpoint("run") == "run/ckpt-3" == tf.train.latest_checkpoint("run")
+
     archive_later_checkpoints("run", 2)
+
     assert tf.train.latest_checkpoint("run") == "run/ckpt-2"
     assert SmallRun(Path("run")).start == 2
 
@@ -134,6 +146,7 @@ def test_a_whole_checkpoint_without_a_good_record_is_used(
 ) -> None:
     damage(folder / RECORD)
     run = SmallRun(folder)
+
     if (
         damage is flip_bit and run.start == 2
     ):  # a record with another name or checksum cannot be told from damage
@@ -141,12 +154,14 @@ def test_a_whole_checkpoint_without_a_good_record_is_used(
             text in caplog.text for text in ("wrong checksum", "bytes instead of", "is missing")
         )
         return
+
     assert run.start == 3
     assert _warnings(caplog) == []
+
     there = read_commit_record(str(folder / "ckpt-3"))
-    assert (there is None) == (
-        damage is Path.unlink
-    )  # it may be of another program, and is no checkpoint of ours then
+    # It may be of another program, and is no checkpoint of ours then.
+    assert (there is None) == (damage is Path.unlink)
+
     if there is not None:
         assert (
             there["files"].keys() == {*parts(3)[1:]}
@@ -157,8 +172,11 @@ def test_a_whole_checkpoint_without_a_good_record_is_used(
 def test_a_damaged_record_is_rewritten_with_the_run_id(folder: Path) -> None:
     _cut(folder / RECORD)
     run = SmallRun(folder, max_to_keep=1, run_id="ours")
+
     assert (read_commit_record(str(folder / "ckpt-3")) or {})["run_id"] == "ours"
+
     run.train_to(4)
+
     assert list(complete_checkpoints(str(folder))) == [4]
 
 
@@ -186,12 +204,16 @@ def test_with_only_damaged_checkpoints_the_run_does_not_start(
         (folder / "checkpoint").unlink()
     elif not pointer:
         (folder / "checkpoint").write_text("")
+
     before = {name: (folder / name).read_bytes() for name in names(folder)}
+
     for _ in range(2):
         with pytest.raises(StorageError) as error:
             SmallRun(folder)
         assert {name: (folder / name).read_bytes() for name in names(folder)} == before
+
     assert error.value.exit_code == ExitCode.STORAGE
+
     told = str(error.value)
     assert told.startswith(f"no checkpoint in {folder} is whole (ckpt-3: ") and "; ckpt-1: " in told
     assert "--from_step=0" in told and len(told.splitlines()) == 1
@@ -202,8 +224,10 @@ def test_one_file_of_a_checkpoint_prevents_a_start_from_step_0(folder: Path, kep
     for name in names(folder):
         if name != kept:
             (folder / name).unlink()
+
     with pytest.raises(StorageError, match=r"no checkpoint in .* is whole"):
         SmallRun(folder)
+
     assert names(folder) == [kept]
 
 
@@ -211,19 +235,25 @@ def test_an_unfinished_rewind_is_known_until_it_is_done(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert find_unfinished_rewind(str(folder)) is None
+
     archive_later_checkpoints(str(folder), 1)
+
     assert (
         f"later ones were moved: {folder}/archived/ckpt-2, {folder}/archived/ckpt-3" in caplog.text
     )
     assert names(folder) == sorted(["archived", "checkpoint", *parts(1)])
     assert (find_unfinished_rewind(str(folder)), SmallRun(folder).manager.rewind_step) == (1, 1)
+
     finish_rewind(str(folder))
+
     assert (find_unfinished_rewind(str(folder)), SmallRun(folder).manager.rewind_step) == (
         None,
         None,
     )
+
     finish_rewind(str(folder))
     (folder / "archived" / "going_back.json").write_text("{")
+
     with pytest.raises(
         StorageError, match=r"going_back\.json cannot be read.*start again with --from_step=N"
     ):
@@ -233,13 +263,18 @@ def test_an_unfinished_rewind_is_known_until_it_is_done(
 def test_only_a_lost_checkpoint_is_missed_not_a_moved_one(folder: Path) -> None:
     for step in (3, 2):
         set_aside(str(folder / f"ckpt-{step}"), "diverged")
+
     assert recover_newest_checkpoint(str(folder)) == str(folder / "ckpt-1")
+
     set_aside(str(folder / "ckpt-1"), "diverged")
+
     assert recover_newest_checkpoint(str(folder)) is None
+
     run = SmallRun(folder)
     run.train_to(2)
     for path in folder.glob("ckpt-*"):
         path.unlink()
+
     with pytest.raises(
         StorageError, match=r"no checkpoint in .* is whole"
     ):  # though those moved away are namesakes
@@ -251,21 +286,28 @@ def test_a_move_that_was_cut_off_is_no_trap(
     folder: Path, moved: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / DAMAGED).mkdir()
+
     for name in parts(3)[:moved]:  # in the order of set_aside
         os.replace(folder / name, folder / DAMAGED / name)
+
     assert SmallRun(folder).start == (3 if moved <= 1 else 2)
     assert names(folder / DAMAGED) == (parts(3)[:moved] if moved <= 1 else names(folder / DAMAGED))
+
     caplog.clear()
+
     assert SmallRun(folder).start == (3 if moved <= 1 else 2)
     assert _warnings(caplog) == []
 
 
 def test_setting_aside_moves_all_files_of_a_checkpoint_only(folder: Path) -> None:
     (folder / "ckpt-3.pin").touch()
+
     assert set_aside(str(folder / "ckpt-3"), "diverged") == str(folder / "diverged")
     assert names(folder / "diverged") == parts(3)
     assert names(folder) == sorted(["checkpoint", "ckpt-3.pin", "diverged", *parts(1), *parts(2)])
+
     (folder / "file").touch()
+
     with pytest.raises(StorageError, match=r"ckpt-2 cannot be moved to .*file"):
         set_aside(str(folder / "ckpt-2"), "file")
 
@@ -335,10 +377,13 @@ def test_what_a_dead_process_left_is_removed_without_a_word(
 ) -> None:
     for name in FOREIGN:
         (folder / name).write_text("mine")
+
     (folder / "ckpt-5_temp.d").mkdir()
     LEFT[kind](folder)
+
     assert SmallRun(folder).start == 3
     assert _warnings(caplog) == []
+
     there = set(names(folder)) - {"checkpoint", *FOREIGN, "ckpt-5_temp.d"}
     assert there == {*parts(1), *parts(2), *parts(3)}
     assert all((folder / name).read_text() == "mine" for name in FOREIGN)
@@ -351,8 +396,10 @@ def test_after_an_interrupted_first_save_the_run_starts_from_0(
     for name in (DATA, INDEX, ITERATOR, ITERATOR_INDEX):
         shutil.copy(saved / name, tmp_path / name)
     LEFT[kind](tmp_path)
+
     for name in (DATA, INDEX, ITERATOR, ITERATOR_INDEX):
         (tmp_path / name).unlink()
+
     assert SmallRun(tmp_path).start == 0
     assert names(tmp_path) == []
 
@@ -362,9 +409,12 @@ def test_rotation_counts_what_an_earlier_version_marked(folder: Path) -> None:
         (folder / f"ckpt-{step}.commit.json").unlink()
         (folder / f".saving-ckpt-{step}.{RUN_ID}").touch()
     run = SmallRun(folder, max_to_keep=2, run_id=RUN_ID)
+
     assert names(folder) == sorted(["checkpoint", *parts(2), *parts(3)])
     assert (read_commit_record(str(folder / "ckpt-2")) or {})["run_id"] == RUN_ID
+
     run.train_to(4)
+
     assert names(folder) == sorted(["checkpoint", *parts(3), *parts(4)])
 
 
@@ -372,6 +422,7 @@ def test_a_heartbeat_that_this_process_is_writing_is_left_alone(tmp_path: Path) 
     (tmp_path / f".heartbeat.json.{os.getpid()}.tmp").touch()
     (tmp_path / f".heartbeat.json.{os.getpid() + 1}.tmp").touch()
     finish_interrupted_saves(str(tmp_path))
+
     assert names(tmp_path) == [f".heartbeat.json.{os.getpid()}.tmp"]
 
 
@@ -381,6 +432,7 @@ def test_setting_aside_a_step_twice_keeps_both(tmp_path: Path) -> None:
         (tmp_path / "ckpt-5.data-00000-of-00001").write_text(text)
         set_aside(str(tmp_path / "ckpt-5"), "archived")
     kept = [tmp_path / "archived" / place / "ckpt-5.index" for place in ("", "2", "3")]
+
     assert [path.read_text() for path in kept] == ["first", "second", "third"]
 
 
@@ -390,8 +442,11 @@ def test_removing_old_ones_keeps_newest_pinned_and_foreign_ones(
 ) -> None:
     for name in (*FOREIGN, "ckpt-2.pin"):
         (folder / name).touch()
+
     remove_old_checkpoints(str(folder), keep, run_id="")
+
     assert list(complete_checkpoints(str(folder))) == left
+
     own = {name for step in left for name in parts(step)}
     assert set(names(folder)) == {*own, *FOREIGN, "ckpt-2.pin", "checkpoint"}
     assert recover_newest_checkpoint(str(folder)) == f"{folder}/ckpt-{left[-1]}"
@@ -401,11 +456,13 @@ def test_the_record_of_a_checkpoint_is_removed_before_its_data(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed: list[str] = []
+
     monkeypatch.setattr(
         files, "on_write_point", lambda point, path: removed.append(os.path.basename(path))
     )
     remove_checkpoint(str(folder / "ckpt-1"))
     of_checkpoint = [name for name in removed if name.startswith("ckpt-1.")]
+
     assert of_checkpoint[0] == "ckpt-1.commit.json"
     assert [".data-" in name for name in of_checkpoint[1:]] == sorted(
         ".data-" in name for name in of_checkpoint[1:]
@@ -416,11 +473,13 @@ def test_only_a_full_disk_asks_for_space(tmp_path: Path) -> None:
     denied = tf.errors.PermissionDeniedError(
         None, None, f"{tmp_path}/ckpt-1.index; Permission denied"
     )
+
     assert (
         str(create_write_error("ckpt-1 was not written", str(tmp_path), denied))
         == f"ckpt-1 was not written: {tmp_path}/ckpt-1.index; Permission denied; give a writable"
         " folder"
     )
+
     full = OSError(28, "No space left on device")
     assert "free some space" in str(
         create_write_error("ckpt-1 was not written", str(tmp_path), full)

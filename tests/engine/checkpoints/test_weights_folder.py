@@ -47,9 +47,11 @@ def test_the_newest_averages_are_kept_and_later_ones_removed(tmp_path: Path) -> 
     averages = EMACheckpoints(max_to_keep=2)
     averages.run_begin(run)
     kept = []
+
     for run.step in (10, 20, 30, 25):
         averages.evaluation_end(run, {})
         kept.append(list(complete_checkpoints(str(tmp_path / "ema_checkpoints"))))
+
     assert kept == [[10], [10, 20], [20, 30], [20, 25]]
     assert _value(tmp_path / "ema_checkpoints") == 25.0
 
@@ -73,15 +75,20 @@ def test_a_write_that_is_killed_leaves_whole_weights(
             raise _Killed
 
     monkeypatch.setattr(files, "on_write_point", reached)
+
     with pytest.raises(_Killed):
         _write(tmp_path, step)
+
     monkeypatch.undo()
     WeightsFolder(str(tmp_path))
     left = complete_checkpoints(str(tmp_path))
+
     assert 10 in left or 30 in left
     assert not any(describe_damage(prefix) for prefix in left.values())
     assert len(list(tmp_path.glob("*_temp"))) == len(list(tmp_path.glob(".*"))) == 0
+
     _write(tmp_path, 30)
+
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 30 and _value(tmp_path) == 30.0
 
 
@@ -95,14 +102,18 @@ def test_a_full_disk_is_a_storage_error_and_leaves_no_half(
             raise OSError(28, "No space left on device", path)
 
     monkeypatch.setattr(files, "on_write_point", reached)
+
     with pytest.raises(StorageError, match=r"ckpt-20 was not written: No space left"):
         _write(tmp_path, 20)
+
     assert list(complete_checkpoints(str(tmp_path))) == [10] and not list(tmp_path.glob(".*"))
 
 
 def test_a_worker_that_is_not_the_chief_leaves_no_files(tmp_path: Path) -> None:
     saved: list[str] = []
+
     WeightsFolder(str(tmp_path / "ema"), is_writer=False).write(10, saved.append, [10])
+
     assert (
         len(saved) == 1 and not (tmp_path / "ema").exists() and not Path(saved[0]).parent.exists()
     )

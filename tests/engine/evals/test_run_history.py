@@ -79,12 +79,15 @@ def _steps(run: _Told) -> list[Any]:
 
 def test_a_resume_rewinds_reports_and_best_but_no_evaluation(told: _Told, tmp_path: Path) -> None:
     told.run_history.resume(10)
+
     assert _steps(told) == [10]
     assert told.best.best == ("accuracy", 0.5, 10)
     assert [record["step"] for record in told.ledger.records()] == [10, 20, 30]
     assert (tmp_path / "best_ckpt" / "ckpt-20.index").exists()  # it will come to be the best again
     assert told.flushed == 1
+
     told.evaluate(*EVALUATIONS[1:])
+
     assert _steps(told) == [10, 20, 30]
     assert told.best.best == ("accuracy", 0.9, 20)
 
@@ -93,20 +96,22 @@ def test_a_start_at_0_is_refused_if_the_ledger_has_a_checkpoint(told: _Told) -> 
     told.run_history.begin(0, is_new=True)  # none of these were saved
     told.ledger.append(40, {"accuracy": 0.1}, 0.1, "ckpt-40")
     told.run_history.begin(40, is_new=False)
-    told.run_history.begin(
-        0, is_new=False
-    )  # a run that was about to go back to its initial weights
+    # A run that was about to go back to its initial weights.
+    told.run_history.begin(0, is_new=False)
+
     with pytest.raises(
         StorageError,
         match=r"names the checkpoint ckpt-40, but the folder holds none.*--from_step=0",
     ):
         told.run_history.begin(0, is_new=True)
+
     told.run_history.rewind(0)
     told.run_history.begin(0, is_new=True)
 
 
 def test_an_evaluation_missing_in_the_history_is_repeated(told: _Told) -> None:
     told.ledger.append(40, {"accuracy": 0.1}, 0.1)
+
     assert told.run_history.find_recorded_sets(30) == {""}
     assert told.run_history.find_recorded_sets(40) == set()
 
@@ -114,13 +119,16 @@ def test_an_evaluation_missing_in_the_history_is_repeated(told: _Told) -> None:
 def test_the_validation_curve_drops_a_point_that_is_repeated(told: _Told) -> None:
     told.run_history.resume(30)
     told.run_history.resume(25)
+
     assert [curve.steps for curve in told.curves] == [[30, 25], [30, 24]]
 
 
 def test_a_worker_that_is_not_the_chief_writes_nothing(told: _Told, tmp_path: Path) -> None:
     before = (tmp_path / "evals.jsonl").read_text()
     follower = _Told(tmp_path, chief=False)
+
     follower.run_history.rewind(10)
+
     assert (tmp_path / "evals.jsonl").read_text() == before
     assert [curve.steps for curve in follower.curves] == [[], []]
     assert follower.best.best == ("accuracy", 0.5, 10)
@@ -128,11 +136,15 @@ def test_a_worker_that_is_not_the_chief_writes_nothing(told: _Told, tmp_path: Pa
 
 def test_a_restarted_run_informs_sidecars_with_old_evaluations(tmp_path: Path) -> None:
     side = Ledger(tmp_path / "side.jsonl", dataset="eval", config_hash="a")
+
     side.append(10, {"accuracy": 0.5}, 0.1)
     _Told(tmp_path).run_history.begin(0, is_new=True)
+
     assert side.follow(tmp_path / "evals.jsonl") == 0
     assert side.get_metrics_by_step() == {}
+
     _Told(tmp_path).run_history.begin(0, is_new=True)  # nothing was evaluated since
+
     assert side.follow(tmp_path / "evals.jsonl") is None
 
 
@@ -166,11 +178,13 @@ def test_losses_of_history_and_ledger_are_reported(
     if left == 3:
         assert warned == []
         return
+
     ends = (
         ("nothing is left", "none is left")
         if left == 0
         else ("ends at step 10", "1 are left, up to step 10")
     )
+
     assert len(warned) == 2 and all(
         text.endswith(end) for text, end in zip(warned, ends, strict=True)
     )
@@ -189,6 +203,7 @@ def test_a_checkpoint_that_records_nothing_gives_no_alarm(
     files.write_json(str(tmp_path / "ckpt-30") + RECORD_SUFFIX, {"files": {}, "recorded": recorded})
     (Path(told.history.path)).unlink()
     told.run_history.begin(30, is_new=False)
+
     assert "has lost" not in caplog.text
 
 
@@ -197,6 +212,7 @@ def test_a_ledger_cut_during_a_run_is_reported_once(
 ) -> None:
     (tmp_path / "evals.jsonl").write_text("")
     told.evaluate((40, 0.6), (50, 0.6))
+
     assert [record.getMessage().partition(" during the run: ")[2] for record in caplog.records] == [
         "the evaluations of 3 steps are lost (10, 20, 30)"
     ]

@@ -42,6 +42,7 @@ def _library(folder: Path, files: int = 60) -> Path:
     ):
         (folder / left_out).parent.mkdir(exist_ok=True)
         (folder / left_out).write_text("left out")
+
     return folder
 
 
@@ -52,6 +53,7 @@ def _characters(examples: int, length: int) -> np.ndarray:
 def test_tests_generated_files_and_packages_are_left_out(tmp_path: Path) -> None:
     (_library(tmp_path, 3) / "sub").mkdir()
     (tmp_path / "sub/inside.py").write_text("a = 1\n")
+
     assert list_source_files(tmp_path) == [
         "module_0.py",
         "module_1.py",
@@ -63,11 +65,13 @@ def test_tests_generated_files_and_packages_are_left_out(tmp_path: Path) -> None
 def test_no_held_out_file_is_in_the_training_text(tmp_path: Path) -> None:
     folder = _library(tmp_path)
     sides = {held_out: read_text(folder, held_out).tobytes().decode() for held_out in (True, False)}
+
     for i in range(60):
         text = (folder / f"module_{i}.py").read_text()
         held_out = is_held_out(f"module_{i}.py")
         assert text in sides[held_out]
         assert f"\nvalue_{i} = " not in sides[not held_out]
+
     assert len(sides[True]) + len(sides[False]) == sum(
         len(path.read_text()) for path in folder.glob("module_*.py")
     )
@@ -76,13 +80,17 @@ def test_no_held_out_file_is_in_the_training_text(tmp_path: Path) -> None:
 def test_texts_and_models_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=str(tmp_path)):  # no source file
         read_text(tmp_path, held_out=False)
+
     (tmp_path / next(f"m{i}.py" for i in range(100) if not is_held_out(f"m{i}.py"))).write_text(
         "a = 1\n"
     )
+
     with pytest.raises(DataError):  # nothing to evaluate
         read_text(tmp_path, held_out=True)
+
     with pytest.raises(DataError):
         cut_windows(np.zeros(5, np.uint8), 5)
+
     with pytest.raises(ConfigError):
         char_lm(heads=3)
 
@@ -90,8 +98,10 @@ def test_texts_and_models_that_cannot_be_are_refused(tmp_path: Path) -> None:
 def test_windows_predict_every_character_but_the_first_once() -> None:
     text = np.arange(26, dtype=np.uint8)
     windows = cut_windows(text, 5)
+
     assert windows.dtype == np.uint8
     assert windows.tolist() == [list(range(i, i + 6)) for i in (0, 5, 10, 15, 20)]
+
     characters, following = split_targets(tf.constant(windows))
     assert characters.dtype == following.dtype == tf.int32
     assert following.numpy().ravel().tolist() == list(range(1, 26))
@@ -120,8 +130,10 @@ def test_the_metric_is_the_mean_over_all_characters() -> None:
     (metric,) = CharLmTask(char_lm().task).build_metrics(training=False)
     labels = np.zeros((4, 2), np.int32)
     certain = 100 * np.eye(VOCABULARY, dtype=np.float32)[labels]
+
     metric.update_state(labels[:3], certain[:3])
     metric.update_state(labels[:1], np.zeros_like(certain[:1]))
+
     assert float(metric.result()) == pytest.approx(7 / 4, abs=1e-4)
 
 
@@ -139,7 +151,9 @@ def test_a_few_steps_already_learn(tmp_path: Path) -> None:
         "validation_interval": 20,
     }
     config = trainer_kit.get_experiment("char_lm").replace(task=task, trainer=steps)
+
     _, logs = launch(config, "train_and_eval", str(tmp_path / "run"))
+
     assert logs["bits_per_character"] < 3  # by chance: 7
     assert logs["bits_per_character"] == pytest.approx(
         logs["validation_loss"] / math.log(2), rel=1e-4

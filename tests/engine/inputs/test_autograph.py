@@ -155,6 +155,7 @@ def _run(
         )
         trainer.train(tf.constant(2))
         trainer.evaluate(tf.constant(2))
+
     return set(_BRANCHED)
 
 
@@ -169,6 +170,7 @@ def test_every_method_of_task_and_trainer_may_branch_on_tensors(
     """And so may a tf.Module and a layer of tf_keras."""
     expected = _names(_Task) - {"build_metrics", "loss"} | _names(_Trainer) - {"train_step"}
     expected |= {"trainer.train_step", "metric", branched}
+
     assert _run(_Task, model, devices, xla=xla, trainer_type=_Trainer) == expected
     assert "step by step" not in caplog.text  # where eager code may branch anyhow
 

@@ -24,6 +24,7 @@ def _plain() -> tf.data.Dataset:
 
 def test_turning_an_idle_tuner_off_keeps_the_elements() -> None:
     quiet = disable_idle_autotune(_plain())
+
     assert quiet.options().autotune.enabled is False
     assert str(list(quiet.as_numpy_iterator())) == str(list(_plain().as_numpy_iterator()))
 
@@ -50,8 +51,11 @@ def test_what_the_user_has_set_stays() -> None:
     tuned = tf.data.Options()
     threads = tf.data.Options()
     tuned.autotune.enabled = True
+
     threads.threading.max_intra_op_parallelism = 1
+
     assert disable_idle_autotune(_plain().with_options(tuned)).options().autotune.enabled is True
+
     kept = disable_idle_autotune(_plain().with_options(threads)).options()
     assert (kept.autotune.enabled, kept.threading.max_intra_op_parallelism) == (False, 1)
 
@@ -64,6 +68,8 @@ def test_only_batches_of_separate_steps_keep_an_idle_tuner(stack: int) -> None:
     section = section_of(build, training_data())
     policy = ResumePolicy(has_single_iterator=True)
     data = TrainData(OneReplica(), section, policy, tf.Variable(2, dtype=tf.int64))
+
     data.set_stack_size(stack)
+
     assert data.dataset.options().autotune.enabled is (None if stack == 1 else False)
     assert build_one_pass(build(DataConfig()), None).options().autotune.enabled is False

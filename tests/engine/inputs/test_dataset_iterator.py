@@ -47,6 +47,7 @@ def _next(feed: ValidationData, **arguments: Any) -> int:
 def test_nothing_is_made_before_it_is_needed_and_then_once() -> None:
     factory = _Made()
     feed = _data("train_data", factory)
+
     assert factory.count == 0
     assert feed.dataset is feed.dataset
     assert feed.iterator() is feed.iterator()
@@ -56,6 +57,7 @@ def test_nothing_is_made_before_it_is_needed_and_then_once() -> None:
 def test_an_iterator_continues_and_a_fresh_one_starts_over() -> None:
     factory = _Made()
     feed = _data("train_data", factory)
+
     assert [_next(feed), _next(feed), _next(feed, fresh=True), _next(feed)] == [100, 101, 100, 101]
     assert factory.count == 1
 
@@ -79,6 +81,7 @@ def test_an_iterator_is_deleted_in_a_thread_of_its_own(how: str) -> None:
 
     feed = _data("validation_data", Dataset)
     feed.iterator(fresh=how == "end of a pass")
+
     if how == "end of a pass":
         feed.end_pass()
     elif how == "fresh":
@@ -89,14 +92,18 @@ def test_an_iterator_is_deleted_in_a_thread_of_its_own(how: str) -> None:
         feed.replace(None)
     else:
         del feed
+
     assert gone.wait(10)
     assert deleted_in[0] != threading.get_ident()
 
 
 def test_the_end_of_a_pass_keeps_an_iterator_that_goes_on() -> None:
     feed = _data("validation_data", _Made())
+
     assert _next(feed) == 100
+
     feed.end_pass()
+
     assert _next(feed) == 101
 
 
@@ -123,24 +130,32 @@ feed.iterator()
 print("end")
 """
     ended = run_program(code)
+
     assert (ended.returncode, ended.stdout) == (0, "end\n"), ended.stderr
 
 
 def test_forget_makes_the_dataset_anew() -> None:
     feed = _data("train_data", _Made())
+
     assert _next(feed) == 100
+
     feed.reset()
+
     assert [_next(feed), _next(feed)] == [200, 201]
 
 
 def test_replace_takes_effect_with_the_next_iterator_and_stays() -> None:
     feed = _data("train_data", _Made())
     old = feed.iterator()
+
     next(old)
     feed.replace(tf.data.Dataset.range(5, 8))
+
     assert int(next(old)) == 101  # a loop that runs is left alone
     assert _next(feed) == 5
+
     feed.reset()
+
     assert _next(feed) == 5
 
 
@@ -196,6 +211,7 @@ def test_what_is_not_known_to_be_empty_passes(make: Callable[[], Any]) -> None:
 def test_unknown_length_with_only_endless_inputs_is_endless(make: Any, endless: bool) -> None:
     numbers = tf.data.Dataset.range(3).repeat()
     feed = _data("validation_data", lambda: make(numbers, numbers.filter(lambda value: value > 0)))
+
     with pytest.raises(DataError) if endless else contextlib.nullcontext():
         feed.check_has_end("trainer.validation_steps")
 
@@ -203,23 +219,35 @@ def test_unknown_length_with_only_endless_inputs_is_endless(make: Any, endless: 
 def test_a_pattern_without_a_file_is_a_data_error() -> None:
     feed = _data("train_data", lambda: tf.data.Dataset.list_files("/no/*.records"))
     told = r"^task\.train_data cannot be opened: No files matched pattern: /no/\*\.records\n  "
+
     with pytest.raises(DataError, match=told + r".*test_dataset_iterator.py:\d+, in "):
         _ = feed.dataset
+
     wrong = _data(
         "train_data", lambda: tf.data.Dataset.range(3, name=str(tf.reshape(tf.zeros([3]), [2])))
     )
+
     with pytest.raises(tf.errors.InvalidArgumentError):
         _ = wrong.dataset
 
 
 def test_cardinality_is_known_only_of_a_dataset_that_was_made() -> None:
     feed = _data("validation_data", lambda: tf.data.Dataset.range(3))
+
     assert feed.cardinality() is None
+
     feed.iterator()
+
     assert feed.cardinality() == 3
+
     endless = _data("validation_data", lambda: tf.data.Dataset.range(3).repeat())
+
     endless.iterator()
+
     assert endless.cardinality() is None
+
     ready_made = _data("validation_data", lambda: None, tf.data.Dataset.range(3))
+
     ready_made.iterator()
+
     assert ready_made.cardinality() is None

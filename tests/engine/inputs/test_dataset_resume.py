@@ -296,6 +296,7 @@ def _read(iterator: Any, count: int | None = None) -> list[Any]:
             )
         except StopIteration:
             break
+
     return elements
 
 
@@ -323,14 +324,19 @@ def test_a_saved_iterator_continues_exactly_at_every_position(
     name: str, files: list[str], tmp_path: Path
 ) -> None:
     dataset = _make(CHAINS[name], files)
+
     assert _method(dataset) == ("iterator", "")
+
     iterator = iter(dataset)
     elements: list[Any] = []
     saved: list[str] = []
+
     while len(elements) == len(saved):
         saved.append(tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / str(len(saved)))))
         elements += _read(iterator, 1)
+
     assert len(elements) > 5
+
     for position, path in enumerate(saved):
         resumed = iter(_make(CHAINS[name], files))
         tf.train.Checkpoint(iterator=resumed).read(path).assert_consumed()
@@ -343,6 +349,7 @@ def test_every_safe_transformation_is_in_a_chain(files: list[str]) -> None:
         for make in CHAINS.values()
         for part in iterate_transformations(_make(make, files))
     }
+
     assert kinds >= dataset_resume._SAFE
 
 
@@ -350,6 +357,7 @@ def test_every_safe_transformation_is_in_a_chain(files: list[str]) -> None:
 def test_skipping_continues_exactly(name: str, files: list[str]) -> None:
     make = CHAINS.get(name) or SKIPPED[name][0]
     elements = _read(iter(_make(make, files)))
+
     for position in (1, len(elements) // 2, len(elements) - 1):
         assert _read(iter(skip_batches(_make(make, files), position))) == elements[position:]
 
@@ -358,6 +366,7 @@ def test_skipping_continues_exactly(name: str, files: list[str]) -> None:
 def test_reported_datasets_change_their_order_when_read_again(name: str, files: list[str]) -> None:
     dataset = _make(CHAINS[name], files)
     again = _read(iter(dataset)) == _read(iter(dataset))
+
     assert again == (not examine_dataset(dataset).reshuffled_each_iteration)
 
 
@@ -366,6 +375,7 @@ def test_new_orders_are_known_for_shuffles_of_large_arrays(again: bool) -> None:
     dataset = D.from_tensor_slices(np.zeros([2, 2**24], np.int8)).shuffle(
         2, seed=1, reshuffle_each_iteration=again
     )
+
     assert examine_dataset(dataset).reshuffled_each_iteration == (("shuffle()",) if again else ())
 
 
@@ -373,6 +383,7 @@ def test_new_orders_are_known_for_shuffles_of_large_arrays(again: bool) -> None:
 def test_what_is_only_skipped_says_why_and_what_it_costs(name: str, files: list[str]) -> None:
     make, named = SKIPPED[name]
     method, reasons = _method(_make(make, files))
+
     assert method == "skip"
     assert reasons.startswith("task.train_data: a resumed run reads the data from its start")
     assert re.search(named, reasons), reasons
@@ -382,8 +393,11 @@ def test_what_is_only_skipped_says_why_and_what_it_costs(name: str, files: list[
 def test_several_replicas_can_only_skip() -> None:
     dataset = D.range(50).shuffle(9, seed=1)
     method, reasons = _method(dataset, saved=False)
+
     assert method == "skip" and SEVERAL in reasons
+
     distributed = replicas(2).distribute_datasets_from_function(lambda context: dataset)
+
     with pytest.raises(ValueError, match="trackable"):
         tf.train.Checkpoint(iterator=iter(distributed))
 
@@ -400,6 +414,7 @@ def test_what_cannot_be_resumed_exactly_is_named(
 ) -> None:
     named = INEXACT[name][1]
     method, reasons = _method(inexact(name))
+
     assert method == "inexact"
     assert re.search(named, reasons), reasons
     assert reasons.startswith("task.train_data: resume is not exact") and "ArraySource" in reasons
@@ -417,7 +432,9 @@ def test_a_small_last_batch_makes_a_saved_iterator_inexact(tmp_path: Path) -> No
     first = iter(_make(make, []).with_options(options))
     _read(first, cut)
     path = tf.train.Checkpoint(iterator=first).write(str(tmp_path / "iterator"))
+
     resumed = iter(_make(make, []).with_options(options))
+
     tf.train.Checkpoint(iterator=resumed).read(path).assert_consumed()
     assert _read(resumed, 10) != _read(first, 10)
 
@@ -435,6 +452,7 @@ def test_op_determinism_makes_all_but_python_skippable(
         method, _ = _method(inexact(name), deterministic=True)
         assert (name, method) in ((name, "skip"), (name, "iterator"))
         assert (method == "iterator") == name.endswith("any order")
+
     for name in (
         "py_function",
         "from_generator",
@@ -447,18 +465,21 @@ def test_op_determinism_makes_all_but_python_skippable(
 def test_any_order_options_and_unseeded_data_are_named() -> None:
     options = tf.data.Options()
     options.deterministic = False
-    assert _method(D.range(9).with_options(options).batch(2)) == (
-        "iterator",
-        "",
-    )  # nothing in it is parallel
+
+    # Nothing in it is parallel.
+    assert _method(D.range(9).with_options(options).batch(2)) == ("iterator", "")
+
     method, reasons = _method(
         D.range(9).with_options(options).map(_stateless, num_parallel_calls=2)
     )
     assert method == "inexact" and "map(): deterministic=False" in reasons
+
     tf.random.set_seed(None)
+
     for dataset, named in ((D.range(9).shuffle(9), "shuffle()"), (D.random(), "random()")):
         method, reasons = _method(dataset.batch(2))
         assert method == "inexact" and f"{named} without a seed" in reasons
+
     assert _method(D.range(9).shuffle(9, seed=1))[0] == "iterator"
 
 

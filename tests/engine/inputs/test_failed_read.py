@@ -59,8 +59,11 @@ def test_a_failed_read_in_a_buffer_is_known(name: str, tmp_path: Path) -> None:
         time.sleep(0.01)
     missing.write_text("")
     restored = iter(dataset)
+
     tf.train.Checkpoint(iterator=restored).read(prefix)
+
     assert has_failed_read(prefix)
+
     with pytest.raises(tf.errors.NotFoundError):
         for _ in range(20):
             next(restored)
@@ -70,9 +73,13 @@ def test_a_state_without_one_or_a_damaged_file_holds_none(tmp_path: Path) -> Non
     iterator = iter(
         D.range(40).map(lambda number: number + 1, num_parallel_calls=4).batch(2).prefetch(4)
     )
+
     next(iterator)
+
     assert not has_failed_read(
         tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "state"))
     )
+
     (tmp_path / "empty.data-00000-of-00001").touch()
+
     assert not has_failed_read(str(tmp_path / "empty"))

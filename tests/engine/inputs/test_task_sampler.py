@@ -16,9 +16,8 @@ def _sampler(weights: tuple[float, ...], seed: int = 1, **config: Any) -> TaskSa
 
 
 def _drawn(sampler: TaskSampler, count: int, position: int = 0) -> Any:
-    return next(
-        sampler.draw_tasks(position).batch(count).as_numpy_iterator()
-    )  # in one element: each costs 0.1 ms
+    # In one element: each costs 0.1 ms.
+    return next(sampler.draw_tasks(position).batch(count).as_numpy_iterator())
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,9 @@ def test_annealing_goes_from_the_weights_towards_equal_shares() -> None:
     annealing = {"steps_per_epoch": 4000, "total_steps": 8000}
     drawn = _drawn(_sampler((1.0, 16.0), type="annealing", annealing=annealing), 12000)
     shares = [np.mean(drawn[begin : begin + 4000] == 1) for begin in (0, 4000, 8000)]
+
     last = 16**0.2 / (1 + 16**0.2)  # and it stays
+
     np.testing.assert_allclose(shares, [16 / 17, last, last], atol=0.03)
 
 
@@ -46,6 +47,7 @@ def test_annealing_goes_from_the_weights_towards_equal_shares() -> None:
 def test_any_position_continues_the_same_draws(position: int) -> None:
     sampler = _sampler((1.0, 2.0))
     whole = _drawn(sampler, 3000)
+
     assert (_drawn(sampler, 50, position) == whole[position : position + 50]).all()
     assert (
         sampler.count_steps_per_task(position)

@@ -62,6 +62,7 @@ class _Run:
         for _ in range(count):
             batches.append(next(self.data.iterator()).numpy().tolist())
             self.step += 1
+
         return batches
 
 
@@ -107,10 +108,12 @@ def test_a_saved_iterator_is_not_for_stacks_of_another_size(tmp_path: Path) -> N
     first.take(5)
     first.data.save_iterator(str(tmp_path / "ckpt-5.iterator"))
     second = _Run(_shuffled, step=5)
+
     second.data.prepare_iterator_restore(str(tmp_path / "ckpt-5.iterator"))
     second.data.restore(first.data.state())
     second.data.set_stack_size(3)
     count, batches = next(second.data.iterator())
+
     assert (int(count), batches.numpy().tolist()) == (3, whole[5:8])
 
 
@@ -127,6 +130,7 @@ def _made(build: Any, how: str, **options: Any) -> _Run:
     run = _Run(_no_build, ready_made=build(PARAMS) if how == "given" else None, **options)
     if how == "set":
         run.data.replace(build(PARAMS))
+
     return run
 
 
@@ -143,11 +147,15 @@ def test_a_restored_run_is_fed_what_it_would_have_been(
 ) -> None:
     whole = _whole(build)
     first = _made(build, how)
+
     assert first.take(5) == whole[:5]
+
     first.data.save_iterator(str(tmp_path / "ckpt-5.iterator"))
     second = _made(build, how, step=5)
+
     second.data.prepare_iterator_restore(str(tmp_path / "ckpt-5.iterator"))
     second.data.restore(first.data.state())
+
     assert second.take(7) == whole[5:12]
     assert bool(list(tmp_path.iterdir())) == (build is _shuffled)
 
@@ -155,21 +163,28 @@ def test_a_restored_run_is_fed_what_it_would_have_been(
 def test_a_dataset_that_is_set_after_the_restore_goes_on_too() -> None:
     whole = _whole(_cached)
     run = _Run(_source, step=5)
+
     run.data.restore(None)
     run.data.replace(_cached(PARAMS))
+
     assert run.take(4) == whole[5:9]
 
 
 def test_a_second_dataset_begins_at_its_start_and_resumes() -> None:
     whole = _whole(_cached)
     first = _Run(_source)
+
     first.take(3)
     first.data.skip_batch(7)
     first.data.replace(_cached(PARAMS))
+
     assert first.data.state() == {"batch": 0, "left_out": []}
     assert first.take(5) == whole[:5]
+
     second = _made(_cached, "set", step=8)
+
     second.data.restore(first.data.state())
+
     assert second.take(4) == whole[5:9]
 
 
@@ -183,13 +198,16 @@ def test_a_rollback_to_before_a_dataset_was_set_restarts_it(
         trial.data.replace(_in_order(PARAMS))
         trial.take(2)
         trial.step = 1
+
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         run.data.restore({"batch": 1, "left_out": []})
+
     assert (
         "resume is not exact: the run goes back to step 1, and its dataset was set at step 3"
         in caplog.text
     )
     assert run.take(4) == _whole(_in_order)[:4]
+
     with pytest.raises(
         UsageError, match=r"trainer\.require_exact_resume:\n .* its dataset was set at step 3"
     ):
@@ -198,11 +216,13 @@ def test_a_rollback_to_before_a_dataset_was_set_restarts_it(
 
 def test_build_inputs_after_a_ready_made_dataset_starts_over() -> None:
     run = _Run(_source, step=5)
+
     run.data.restore(None)
     run.take(2)
     run.data.replace(_cached(PARAMS))
     run.take(3)
     run.data.replace(None)
+
     assert run.take(2) == _whole(_source)[:2]
 
 
@@ -229,6 +249,7 @@ def test_a_reread_shuffle_warns_unless_its_iterator_was_saved(
             UsageError, match=r"dataset is read a second time, and shuffle\(\) then draws another"
         ):
             run.take(1)
+
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         run = _made(_shuffled, "given")
         run.data.restore(None)
@@ -236,6 +257,7 @@ def test_a_reread_shuffle_warns_unless_its_iterator_was_saved(
         assert caplog.text == ""
         run.data.restore(None)
         assert run.take(2) != whole[2:4]
+
     assert (
         "resume is not exact: the same dataset is read a second time, and shuffle() then draws"
         in caplog.text
@@ -246,7 +268,9 @@ def test_a_dataset_in_one_order_can_be_begun_again() -> None:
     run = _made(_in_order, "given", require_exact=True)
     run.take(5)
     run.step = 2
+
     run.data.restore(None)
+
     assert run.take(4) == _whole(_in_order)[2:6]
 
 
@@ -266,6 +290,7 @@ def test_a_distributed_dataset_warns_once_and_always_restarts(
         first = next(run.data.iterator())
         run.data.restore({"batch": 3, "left_out": []})
         again = next(run.data.iterator())
+
     assert [record.getMessage() for record in caplog.records] == [
         "task.train_data: resume is not exact: a ready-made DistributedDataset has no position, so each start and each "
         "rollback reads it from its beginning; return the data from build_inputs instead"
@@ -289,15 +314,21 @@ def test_a_stop_does_not_wait_long_for_batches_in_the_making(
     run = _Run(_slow)
     run.take(1)
     begin = time.monotonic()
+
     run.data.save_iterator(str(tmp_path / "ckpt-1.iterator"), should_give_up=lambda: True)
     given_up = time.monotonic() - begin
+
     assert "is resumed by reading the data from its start" in caplog.text
+
     begin = time.monotonic()
+
     run.data.save_iterator(str(tmp_path / "ckpt-2.iterator"))
+
+    # What was given up leaves a folder at most, which is removed at the next start.
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
         "ckpt-2.iterator.index",
         "ckpt-2.iterator.data-00000-of-00001",
-    }  # what was given up leaves a folder at most, which is removed at the next start
+    }
     assert given_up < 0.5 + time.monotonic() - begin
 
 
@@ -306,10 +337,14 @@ def test_a_lost_iterator_means_reading_from_the_start_for_good(
 ) -> None:
     whole = _whole(_shuffled)
     run = _Run(_shuffled, step=5)
+
     run.data.prepare_iterator_restore(str(tmp_path / "ckpt-5.iterator"))
     run.data.restore(None)
+
     assert run.take(2) == whole[5:7]
+
     run.data.save_iterator(str(tmp_path / "ckpt-7.iterator"))
+
     assert not list(tmp_path.iterdir())
 
 
@@ -320,6 +355,7 @@ def test_the_state_of_another_datas_iterator_is_a_storage_error(tmp_path: Path) 
     other = _Run(lambda params: tf.data.Dataset.range(5).batch(1).prefetch(1), step=2)
     other.data.prepare_iterator_restore(str(tmp_path / "ckpt-2.iterator"))
     other.data.restore(first.data.state())
+
     with pytest.raises(
         StorageError, match=r"ckpt-2\.iterator does not hold the state of this data's iterator"
     ):
@@ -329,12 +365,17 @@ def test_the_state_of_another_datas_iterator_is_a_storage_error(tmp_path: Path) 
 def test_a_batch_that_is_left_out_stays_out_after_a_restart() -> None:
     whole = _whole(_source)
     first = _Run(_source)
+
     first.take(2)
     first.data.skip_batch(4)
+
     assert first.take(3) == [whole[2], whole[3], whole[5]]
     assert first.data.state() == {"batch": 6, "left_out": [4]}
+
     second = _Run(_source, step=5)
+
     second.data.restore(first.data.state())
+
     assert second.take(2) == whole[6:8]
     assert [first.data.get_batch_index(step) for step in (3, 4, 5, 6)] == [2, 3, 5, 6]
 
@@ -348,11 +389,16 @@ def test_another_batch_size_continues_after_as_many_examples() -> None:
     first.take(3)
     first.data.skip_batch(5)
     second = _Run(pairs, step=3, batch_size=2)
+
     second.data.restore(first.data.state())
+
     assert np.concatenate(second.take(4)).tolist() == whole[12:20]
     assert second.data.state() == {"batch": 10, "left_out": [], "batch_size": 2}
+
     third = _Run(_source, step=7, batch_size=4)
+
     third.data.restore(second.data.state())
+
     assert third.take(1) == [whole[20:24]]
 
 
@@ -361,16 +407,23 @@ def test_a_second_rollback_keeps_left_out_batches_out() -> None:
     run = _Run(_cached)
     run.take(2)
     checkpoint = run.data.state()
+
     for bad, expected in ((4, [2, 3, 5, 6]), (6, [2, 3, 5, 7])):
         run.step = 2
         run.data.restore(checkpoint)
         run.data.skip_batch(bad)
         assert run.take(4) == [whole[index] for index in expected]
+
     assert run.data.state() == {"batch": 8, "left_out": [4, 6]}
+
     run.step = 2
+
     run.data.restore(checkpoint)
+
     assert run.data.get_batch_index(6) == 7
+
     run.data.restore(None)
+
     assert run.data.position == Position(2, (4, 6))
 
 
@@ -387,11 +440,13 @@ def test_slow_and_inexact_resumes_are_logged_once_with_the_op(
     build: Any, named: str, level: str, ready_made: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = _made(build, "given") if ready_made else _Run(build)
+
     with caplog.at_level(logging.INFO, "trainer_kit"):
         run.take(1)
         run.data.restore(run.data.state())
         run.take(1)
     lines = [record.getMessage() for record in caplog.records]
+
     assert level in {
         record.levelname for record in caplog.records if re.search(named, record.getMessage())
     }

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 Array = np.ndarray
-Result = tuple[
-    Array, list[Array]
-]  # the weights, and the slots in the order in which the optimizer has them
+# The weights, and the slots in the order in which the optimizer has them.
+Result = tuple[Array, list[Array]]
 
 RATE = 0.1
 
@@ -30,6 +29,7 @@ def adafactor(
         update = g / np.sqrt(np.outer(rows / rows.mean(), columns))
         update /= max(1.0, float(np.sqrt(np.mean(update**2))) / clipping_threshold)
         w = w - max(1e-3, float(np.sqrt(np.mean(w**2)))) * min(RATE, 1 / np.sqrt(t)) * update
+
     return w, [rows, columns, np.outer(rows / rows.mean(), columns)]
 
 
@@ -51,4 +51,5 @@ def schedule_free_adamw(
         rate = RATE * min(1.0, t / warmup_steps) if warmup_steps else RATE
         z = z - rate * (g / (np.sqrt(v / (1 - beta_2**t)) + epsilon) + weight_decay * y)
         x = (1 - 1 / t) * x + z / t
+
     return (1 - beta_1) * z + beta_1 * x, [z, v]

@@ -108,11 +108,13 @@ def test_ten_steps_are_those_of_the_class_of_keras(case: str) -> None:
     ours = create_optimizer(config)
     theirs = kind(numpy_optimizers.RATE, **arguments)
     weights, expected = (keras.Variable(START, dtype="float32", name="weights") for _ in range(2))
+
     for gradient in GRADIENTS:
         apply_gradients(ours, [(tf.constant(gradient, tf.float32), weights)])
         theirs.apply([tf.constant(gradient, tf.float32)], [expected])
 
     np.testing.assert_allclose(weights.numpy(), expected.numpy(), rtol=2e-5, atol=2e-6)
+
     for slot, wanted in zip(ours.variables, theirs.variables, strict=True):
         np.testing.assert_allclose(slot.numpy(), wanted.numpy(), rtol=2e-5, atol=2e-6)
 
@@ -123,11 +125,14 @@ def test_ten_steps_follow_the_formula(case: str) -> None:
     fields = BY_FORMULA[case]
     optimizer = create_optimizer(optimization(kind, numpy_optimizers.RATE, **fields))
     weights = keras.Variable(START, dtype="float32", name="weights")
+
     for gradient in GRADIENTS:
         apply_gradients(optimizer, [(tf.constant(gradient, tf.float32), weights)])
 
     expected, expected_slots = getattr(numpy_optimizers, kind)(START, GRADIENTS, **fields)
+
     np.testing.assert_allclose(weights.numpy(), expected, rtol=2e-5, atol=2e-6)
+
     slots = optimizer.variables[2:]  # after iterations and learning rate
     for slot, wanted in zip(slots, expected_slots, strict=True):
         np.testing.assert_allclose(slot.numpy(), wanted, rtol=2e-5, atol=2e-6)
@@ -148,12 +153,15 @@ def test_keras_can_save_and_load_an_optimizer_with_its_fields(kind: str, dtype: 
         else {}
     )
     optimizer = create_optimizer(optimization(kind, **rule), mixed_precision_dtype=dtype)
+
     loaded: Any = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+
     assert type(loaded) is type(optimizer) and loaded.get_config() == optimizer.get_config()
 
 
 def test_keras_own_clipping_is_left_out() -> None:
     optimizer = create_optimizer(optimization("adam", global_clipnorm=0.5))
+
     assert (optimizer.global_clipnorm, optimizer.clipnorm, optimizer.clipvalue) == (
         None,
         None,
@@ -171,6 +179,7 @@ def test_the_name_of_the_config_is_that_of_the_optimizer() -> None:
 @pytest.mark.parametrize("scale", [None, "dynamic", 128.0])
 def test_float16_gets_a_loss_scale(dtype: str, scale: Any) -> None:
     optimizer = create_optimizer(optimization("sgd"), mixed_precision_dtype=dtype, loss_scale=scale)
+
     assert isinstance(optimizer, LossScaleOptimizer)
     assert optimizer.is_dynamic == (scale != 128.0)
     assert float(optimizer.dynamic_scale.numpy()) == (128.0 if scale == 128.0 else 2.0**15)
@@ -183,6 +192,7 @@ def test_a_policy_that_a_task_has_set_gets_a_loss_scale() -> None:
         other = create_optimizer(optimization("sgd"), mixed_precision_dtype="bfloat16")
     finally:
         keras.config.set_dtype_policy("float32")
+
     assert isinstance(optimizer, LossScaleOptimizer)
     assert not isinstance(other, LossScaleOptimizer)
 
@@ -198,6 +208,7 @@ def test_other_precisions_ignore_a_loss_scale_with_a_warning(
         )
         assert not caplog.records
         create_optimizer(optimization("sgd"), mixed_precision_dtype=dtype, loss_scale="dynamic")
+
     assert "loss_scale=dynamic is not used" in caplog.text
 
 
@@ -238,9 +249,13 @@ def _registered(name: str, scale: float, **clipping: float) -> OptimizationConfi
 
 def test_a_registered_optimizer_is_built_from_its_section(scaled: str) -> None:
     optimizer = create_optimizer(_registered(scaled, 0.5, clipvalue=2.0))
+
     assert optimizer.clipping == Clipping(clipvalue=2.0)
+
     weights = keras.Variable([1.0, 1.0])
+
     apply_gradients(optimizer, [(tf.constant([3.0, -0.1]), weights)])
+
     np.testing.assert_allclose(weights.numpy(), [0.9, 1.005], rtol=1e-6)  # 3.0 is clipped to 2.0
 
 
@@ -255,5 +270,7 @@ def test_optimizers_get_their_slots_before_the_first_step() -> None:
         "a": create_optimizer(optimization("adam")),
         "b": create_optimizer(optimization("adam")),
     }
+
     build_optimizers(optimizers, [variable])
+
     assert all(optimizer.built for optimizer in optimizers.values())

@@ -84,6 +84,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_it_does_what_it_says(case: str, sparse: bool) -> None:
     section, expected = CASES[case]
+
     for name, gradient in _processed(section, sparse=sparse).items():
         np.testing.assert_allclose(
             gradient, expected({"kernel": KERNEL, "bias": BIAS}[name]), rtol=1e-6, err_msg=name
@@ -92,6 +93,7 @@ def test_it_does_what_it_says(case: str, sparse: bool) -> None:
 
 def test_processors_run_in_the_order_of_the_config() -> None:
     clip = {"type": "clip_value", "clip_value": {"bound": 3.0}}
+
     np.testing.assert_array_equal(_processed(SCALE, clip)["bias"], [-3.0, 3.0])
     np.testing.assert_array_equal(_processed(clip, SCALE)["bias"], [-6.0, 6.0])
 
@@ -104,6 +106,7 @@ def test_patterns_choose_variables(caplog: pytest.LogCaptureFixture) -> None:
         "variables": ("bi.s", "kernal"),
     }
     gradients = _processed(clip)
+
     np.testing.assert_array_equal(gradients["kernel"], KERNEL)
     np.testing.assert_allclose(gradients["bias"], BIAS / 5, rtol=1e-6)
     assert "the pattern 'kernal' matches no variable; there are: kernel" in caplog.text
@@ -124,7 +127,9 @@ def test_noise_depends_on_update_seeds_place_and_variable() -> None:
     other = {"type": "noise", "noise": {"stddev": 1.0, "decay": 0.0, "seed": 1}}
     alike = {"type": "scale", "scale": {"factor": 1.0}}
     drawn = [_noise_of(section), _noise_of(section, updates=1), _noise_of(section, seed=1)]
+
     drawn += [_noise_of(other), _noise_of(alike, section)]
+
     assert len({tuple(noise) for noise in drawn}) == len(drawn)
     np.testing.assert_array_equal(_noise_of(section, in_xla=False), drawn[0])  # in a graph
     np.testing.assert_array_equal(_noise_of(section, sparse=True), drawn[0])
@@ -170,6 +175,7 @@ def test_a_registered_function_gets_one_gradient(register: Callable[[Any], None]
         )
     )
     gradients = _processed({"type": "power", "power": {"power": 3}}, sparse=True)
+
     np.testing.assert_allclose(gradients["kernel"], KERNEL**3)
     np.testing.assert_array_equal(gradients["bias"], BIAS)
 
@@ -185,6 +191,7 @@ def test_a_registered_function_gets_all_and_their_variables(
         ]
 
     register(build)
+
     np.testing.assert_allclose(_processed({"type": "power"})["bias"], BIAS**2)
 
 

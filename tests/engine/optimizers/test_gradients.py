@@ -35,7 +35,9 @@ GRADIENTS = [np.array([3.0, 4.0], np.float32), np.array([[12.0]], np.float32)]
 )
 def test_bounds_hold(bounds: dict[str, float], expected: list[np.ndarray]) -> None:
     clipping = Clipping(**bounds)
+
     assert clipping.is_active == bool(bounds)
+
     for clipped, wanted in zip(
         clip([tf.constant(g) for g in GRADIENTS], clipping), expected, strict=True
     ):
@@ -50,13 +52,16 @@ def test_sparse_gradients_are_clipped_like_dense_ones(bounds: dict[str, float]) 
         tf.constant([[3.0, 0.0], [0.0, 4.0]]), tf.constant([5, 1]), tf.constant([6, 2])
     )
     (clipped,) = clip([sparse], Clipping(**bounds))
+
     (dense,) = clip([tf.convert_to_tensor(sparse)], Clipping(**bounds))
+
     assert isinstance(clipped, tf.IndexedSlices)
     np.testing.assert_allclose(tf.convert_to_tensor(clipped), dense)
 
 
 def test_half_precision_norms_do_not_overflow() -> None:
     (clipped,) = clip([tf.constant([300.0, 400.0], tf.float16)], Clipping(global_clipnorm=5.0))
+
     assert clipped.dtype == tf.float16
     np.testing.assert_allclose(clipped, [3.0, 4.0], rtol=2e-3)
 
@@ -69,6 +74,7 @@ def test_clipping_comes_from_the_config() -> None:
     assert Clipping.from_config(optimization("adamw", global_clipnorm=0.5)) == Clipping(
         global_clipnorm=0.5
     )
+
     both = Clipping.from_config(optimization("adamw", clipnorm=0.5, gradient_clip_norm=2.0))
     assert both == Clipping(clipnorm=0.5, global_clipnorm=2.0)
 
@@ -114,6 +120,7 @@ def train(strategy: Any, make_optimizer: Callable[[], Any], steps: int = 3) -> l
     run = step if count == 1 else tf.function(step)  # a few steps take less time than a trace
     for _ in range(steps):
         run()
+
     return [value.numpy() for value in values]
 
 
@@ -149,6 +156,7 @@ def test_replicas_change_nothing(case: str) -> None:
         return create_optimizer(optimization(**TRAINING[case]))
 
     expected = train(replicas(1), make)
+
     for weight, wanted in zip(
         train(replicas(4 if case in ON_FOUR else 2), make), expected, strict=True
     ):
@@ -158,6 +166,7 @@ def test_replicas_change_nothing(case: str) -> None:
 def test_keras_clip_arguments_bound_the_sum_over_replicas() -> None:
     on_one_replica = train(replicas(1), lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.3))
     on_two_replicas = train(replicas(2), lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.3))
+
     for weight, wanted in zip(on_two_replicas, on_one_replica, strict=True):
         np.testing.assert_allclose(weight, wanted, atol=1e-6)
 
@@ -204,6 +213,7 @@ def test_repeated_rows_of_a_sparse_gradient_count_as_their_sum(kind: str, compil
             update()
 
     step(), step()
+
     np.testing.assert_allclose(results[0].numpy(), results[1].numpy(), rtol=1e-5)
 
 
@@ -257,6 +267,7 @@ def test_plain_and_tf_keras_models_train_with_keras_3_optimizers(
         return strategy.experimental_local_results(strategy.run(replica_step))[0]
 
     losses = [float(step()) for _ in range(5)]
+
     assert losses[0] == pytest.approx(3.5**2)
     assert losses == sorted(losses, reverse=True)
 
@@ -266,14 +277,18 @@ def test_a_variable_without_a_gradient_is_named_once_and_kept() -> None:
     unused = keras.Variable([1.0], name="unused")
     optimizer = create_optimizer(optimization("sgd", momentum=0.9))
     step = tf.function(lambda: apply_gradients(optimizer, [(tf.ones(1), used), (None, unused)]))
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         step(), step()
+
     assert [str(w.message) for w in caught] == [
         "these variables have no gradient and are not trained: unused"
     ]
     assert (used.numpy(), unused.numpy()) == (pytest.approx(0.71), 1.0)
+
     apply_gradients(optimizer, [(tf.ones(1), used), (tf.ones(1), unused)])
+
     assert unused.numpy() == pytest.approx(0.9)
 
 
@@ -295,6 +310,7 @@ def test_an_unbuilt_optimizer_is_built_inside_a_graph_loop() -> None:
             apply_gradients(optimizer, [(tf.ones(1), weights)])
 
     loop()
+
     np.testing.assert_allclose(weights.numpy(), [4.0 - 1.0 - 1.5])
 
 
@@ -318,4 +334,5 @@ def test_no_operation_joins_the_gradients_of_one_replica() -> None:
         )
 
     graph = step.get_concrete_function([tf.constant([1.0]), tf.constant([3.0])]).graph
+
     assert "IdentityN" not in {operation.type for operation in graph.get_operations()}

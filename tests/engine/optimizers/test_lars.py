@@ -40,17 +40,21 @@ def test_values_equal_those_of_model_garden(classic: bool, nesterov: bool, adapt
         keras.Variable(value, dtype="float32", name=name) for name, value in VALUES.items()
     ]
     garden = [tf.Variable(value, dtype=tf.float32, name=name) for name, value in VALUES.items()]
+
     for step in range(1, 6):
         gradients = [tf.constant(0.1 * step - value, tf.float32) for value in VALUES.values()]
         ours.apply_gradients(list(zip(gradients, variables, strict=True)))
         theirs.apply_gradients(list(zip(gradients, garden, strict=True)))
+
     for variable, wanted in zip(variables, garden, strict=True):
         np.testing.assert_allclose(variable.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_gradient_of_zeros_moves_nothing() -> None:
     weights = keras.Variable([1.0, 2.0])
+
     Lars(0.3).apply_gradients([(tf.zeros(2), weights)])
+
     assert weights.numpy().tolist() == [1.0, 2.0]
 
 
@@ -59,8 +63,10 @@ def test_a_pattern_that_finds_nothing_is_named_once(
     weight_decay: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     rule = DecayRule(exclude=("biass",))
+
     Lars(0.3, weight_decay=weight_decay, decay_rule=rule, adaptation_rule=rule).build(
         [keras.Variable(1.0, name="bias")]
     )
     subject = "weight decay" if weight_decay else "layer adaptation"
+
     assert caplog.messages == [f"{subject}: the pattern 'biass' matches none of the variables bias"]

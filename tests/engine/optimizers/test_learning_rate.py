@@ -35,8 +35,11 @@ COSINE = {
 def test_the_current_rate_is_that_of_the_next_step(dtype: str | None) -> None:
     optimizer = create_optimizer(OptimizationConfig(**COSINE), mixed_precision_dtype=dtype)
     rate = tf.function(lambda: current_learning_rate(optimizer))
+
     assert float(rate()) == pytest.approx(0.4)
+
     optimizer.iterations.assign(50)
+
     assert float(rate()) == pytest.approx(0.2)
     assert rate().dtype == tf.float32
     assert float(current_learning_rate(optimizer, step=100)) == pytest.approx(0.0, abs=1e-7)
@@ -47,6 +50,7 @@ def test_an_object_with_nothing_but_a_rate_has_a_current_rate() -> None:
         learning_rate = 0.75
 
     assert float(current_learning_rate(Plain())) == 0.75
+
     with pytest.raises(UsageError, match="object has no learning_rate"):
         current_learning_rate(object())
 

@@ -28,7 +28,9 @@ def _variables() -> list[keras.Variable]:
 
 def test_only_matrices_that_are_not_excluded_are_for_muon() -> None:
     optimizer = create_optimizer(optimization("muon", exclude_layers=("^head",)))
+
     optimizer.build(_variables())
+
     assert [velocity is None for velocity in optimizer.adam_velocities] == [
         True,
         False,
@@ -39,15 +41,19 @@ def test_only_matrices_that_are_not_excluded_are_for_muon() -> None:
 
 def test_embeddings_are_for_muon_if_they_are_asked_for() -> None:
     optimizer = create_optimizer(optimization("muon", exclude_embeddings=False))
+
     optimizer.build(_variables())
+
     assert [velocity is None for velocity in optimizer.adam_velocities] == [True, True, False, True]
 
 
 def test_slots_have_the_names_and_shapes_of_old_checkpoints() -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)], name="net")
     optimizer = create_optimizer(optimization("muon"))
+
     optimizer.build(model.trainable_variables)
     variables = optimizer_variables(optimizer, model)
+
     assert {name: tuple(variable.shape) for name, variable in variables.items()} == {
         "Muon/iteration": (),
         "Muon/learning_rate": (),
@@ -59,6 +65,7 @@ def test_slots_have_the_names_and_shapes_of_old_checkpoints() -> None:
 
 def test_a_variable_of_another_library_is_refused() -> None:
     optimizer = create_optimizer(optimization("muon"))
+
     with pytest.raises(
         UsageError,
         match=r"is for models of Keras 3, and net/kernel is a tf\.Variable; choose another",
@@ -72,6 +79,7 @@ def test_a_keras_without_it_is_refused_in_a_line(
 ) -> None:
     config = optimization("muon")
     monkeypatch.setattr(keras.optimizers, "Muon", muon)
+
     with pytest.raises(
         UsageError, match=r"^optimizer\.type=muon needs Keras 3\.13 or newer, and Keras"
     ):

@@ -64,6 +64,7 @@ def moved(
     run = step if compiled is None else tf.function(step, jit_compile=compiled)
     for gradient in GRADIENTS[:steps]:
         run(tf.constant(gradient))
+
     return [variable.numpy() for variable in variables]
 
 
@@ -77,6 +78,7 @@ def test_the_first_multiplier_and_the_first_layer_count() -> None:
         ],  # type: ignore[arg-type]
         layer_decay={"decay": 0.5, "layers": ["embedding", "block_1", "block_2"]},  # type: ignore[arg-type]
     )
+
     assert [RateGroups.from_config(config).factor(path) for path in PATHS] == [
         0.25,
         0.5,
@@ -89,6 +91,7 @@ def test_the_first_multiplier_and_the_first_layer_count() -> None:
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_two_groups_move_by_the_ratio_of_their_rates(kind: str) -> None:
     encoder, head = moved(multiplied(optimization(kind), encoder=0.25), "encoder", "head", steps=1)
+
     np.testing.assert_allclose(START - encoder, 0.25 * (START - head), rtol=1e-4)
     assert np.all(encoder != START)
 
@@ -128,9 +131,11 @@ def test_a_group_trains_as_an_optimizer_at_its_rate(kind: str) -> None:
 def test_replicas_change_nothing() -> None:
     decayed = optimization("adamw", weight_decay_rate=0.1, epsilon=1e-3, global_clipnorm=0.3)
     config = multiplied(decayed, embeddings=0.1, bias=0.0)
+
     on_one_replica, on_two_replicas = (
         train(replicas(count), lambda: create_optimizer(config)) for count in (1, 2)
     )
+
     for weight, wanted in zip(on_two_replicas, on_one_replica, strict=True):
         np.testing.assert_allclose(weight, wanted, atol=1e-6, rtol=1e-6)
 
@@ -156,20 +161,26 @@ def test_decay_of_a_registered_optimizer_has_the_groups_rate(registered: str) ->
     grouped = moved(config, "encoder", "frozen", "head", "bias")
     half = optimization(registered, 0.05)
     full = optimization(registered, 0.1)
+
     expected = [*moved(half, "encoder"), START, *moved(full, "head", "bias")]
+
     for weight, wanted in zip(grouped, expected, strict=True):
         np.testing.assert_allclose(weight, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_patterns_that_count_for_nothing_are_named(caplog: pytest.LogCaptureFixture) -> None:
     groups = RateGroups(multipliers=(("encodr", 0.1), ("block", 0.2), ("block_2", 0.3)))
+
     groups.warn_about_unused_patterns(PATHS)
+
     assert [record.getMessage() for record in caplog.records] == [
         f"learning rates: the pattern 'encodr' matches no variable; there are: {', '.join(PATHS)}",
         "learning rates: all variables of the pattern 'block_2' are those of patterns before it",
     ]
+
     caplog.clear()
     RateGroups(layers=(("embeding", 0.1),)).warn_about_unused_patterns(PATHS)
+
     assert caplog.messages == [
         "learning rates: the pattern 'embeding' matches no variable; there are: net/embedding/table"
     ]

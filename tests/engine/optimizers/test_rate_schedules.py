@@ -168,6 +168,7 @@ def test_rates_equal_those_of_model_garden(case: str, warmup: str) -> None:
     rates, expected = (
         [float(rate(tf.constant(step, tf.int64))) for step in STEPS] for rate in (ours, theirs)
     )
+
     np.testing.assert_allclose(rates, expected, rtol=5e-6, atol=1e-8)
 
 
@@ -176,6 +177,7 @@ def test_rates_equal_those_of_model_garden(case: str, warmup: str) -> None:
 def test_schedules_that_model_garden_lacks_equal_those_of_keras(case: str, offset: int) -> None:
     ours: Any = create_learning_rate(schedule_config(case, offset=offset))
     expected = [float(OF_KERAS[case][1](max(step - offset, 0))) for step in STEPS]
+
     np.testing.assert_allclose(
         [float(ours(tf.constant(step, tf.int64))) for step in STEPS], expected, rtol=1e-6
     )
@@ -202,7 +204,9 @@ def one_cycle(
 def test_one_cycle_follows_its_formula(case: str, offset: int) -> None:
     schedule: Any = create_learning_rate(schedule_config(case, offset=offset))
     steps = (-5, 0, 1, 10, 25, 29, 30, 31, 50, 75, 99, 100, 101, 10**6)
+
     expected = [one_cycle(step, **CYCLES[case]) for step in steps]  # type: ignore[arg-type]
+
     np.testing.assert_allclose(
         [float(schedule(step + offset)) for step in steps], expected, rtol=1e-5, atol=3e-7
     )
@@ -228,6 +232,7 @@ def test_keras_can_save_and_load_a_schedule(case: str, warmup: str) -> None:
     loaded: Any = keras.optimizers.schedules.deserialize(
         keras.optimizers.schedules.serialize(schedule)
     )
+
     assert type(loaded) is type(schedule)
     assert [float(loaded(step)) for step in STEPS] == [float(schedule(step)) for step in STEPS]
 
@@ -249,6 +254,7 @@ def test_step_cosine_keeps_its_first_and_last_value(
     boundaries: list[int], values: list[float], rates: dict[int, float]
 ) -> None:
     schedule = StepCosineDecay(boundaries, values)
+
     np.testing.assert_allclose(
         [float(schedule(step)) for step in rates], [*rates.values()], rtol=1e-3, atol=1e-7
     )
@@ -277,6 +283,7 @@ def test_stepwise_without_a_boundary_is_its_one_value() -> None:
 )
 def test_a_registered_schedule_gives_rates_and_takes_a_warmup(built: Any) -> None:
     warmup = {"type": "linear", "linear": {"warmup_steps": 4}}
+
     with restore_registries(LrConfig.registry):
         register_schedule("ramp")(lambda config: built)
         config = OptimizationConfig(learning_rate={"type": "ramp"}, warmup=warmup)  # type: ignore[arg-type]
@@ -284,6 +291,7 @@ def test_a_registered_schedule_gives_rates_and_takes_a_warmup(built: Any) -> Non
         optimizer = create_optimizer(config.replace(optimizer={"type": "sgd"}))
 
     values = [float(rate(tf.constant(step))) for step in (0, 2, 4, 6)]
+
     np.testing.assert_allclose(values, [0.0, 0.2, 0.4, 0.6], rtol=1e-6)
     assert float(current_learning_rate(optimizer, step=6)) == pytest.approx(0.6)
 

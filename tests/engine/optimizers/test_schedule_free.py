@@ -17,9 +17,11 @@ def test_it_starts_at_weights_that_are_loaded_after_the_build() -> None:
     start = np.array([1.0, -2.0])
     gradient = np.array([0.3, 0.1])
     weights.assign(start)
+
     for _ in range(3):
         optimizer.apply([tf.constant(gradient, tf.float32)], [weights])
     expected, _ = numpy_optimizers.schedule_free_adamw(start, [gradient] * 3)
+
     np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-5)
 
 
@@ -30,5 +32,7 @@ def test_a_variable_without_a_gradient_at_first_starts_later() -> None:
     optimizer.build([early, late])
     for _ in range(3):
         optimizer.apply([tf.constant([1.0])], [early])
+
     optimizer.apply([tf.constant([1.0])], [late])
+
     np.testing.assert_allclose(late.numpy(), [5.0], atol=0.01)

@@ -50,12 +50,18 @@ class _Run:
 def test_a_resumed_optimizer_has_the_same_slots(kind: str, tmp_path: Path) -> None:
     first = _Run(optimization(kind))
     second = _Run(optimization(kind))
+
     assert first.saved.keys() == second.saved.keys()
+
     first.train(2)
     path = tf.train.Checkpoint(all=first.saved).write(str(tmp_path / "ckpt"))
+
     tf.train.Checkpoint(all=second.saved).read(path).assert_consumed()
+
     for run in (first, second):
         run.train(2)
+
     assert first.saved
+
     for name, value in first.values().items():
         np.testing.assert_array_equal(value, second.values()[name], err_msg=name)

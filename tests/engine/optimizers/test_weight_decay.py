@@ -39,6 +39,7 @@ def decayed(optimizer: Any, model: Any) -> set[str]:
     }
     for variable in variables:
         variable.assign(np.ones(variable.shape))
+
     return changed
 
 
@@ -79,6 +80,7 @@ def test_each_optimizer_leaves_excluded_variables_alone(kind: str, library: Any)
     if (kind, library) == ("muon", tf_keras):
         pytest.skip("muon is for models of Keras 3")
     fields = {**DECAYING[kind], "exclude_from_weight_decay": ("layer_norm/", "bias")}
+
     assert decayed(create_optimizer(optimization(kind, **fields)), layers(library)) == {
         "dense/kernel"
     }
@@ -90,13 +92,16 @@ def test_each_optimizer_leaves_excluded_variables_alone(kind: str, library: Any)
 def test_adamw_decays_what_the_patterns_say(rule: str, dtype: str, library: Any) -> None:
     fields, expected = RULES[rule]
     config = optimization("adamw", weight_decay_rate=0.5, **fields)
+
     optimizer = create_optimizer(config, mixed_precision_dtype=dtype)
+
     assert decayed(optimizer, layers(library)) == expected
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_adafactor_decays_only_what_is_included(library: Any) -> None:
     fields = {"weight_decay": 0.5, "include_in_weight_decay": "kernel"}
+
     assert decayed(create_optimizer(optimization("adafactor", **fields)), layers(library)) == {
         "dense/kernel"
     }
@@ -114,6 +119,7 @@ def test_without_weight_decay_zero_gradients_change_nothing(kind: str) -> None:
 
 def test_muon_decays_what_adam_updates_by_a_rate_of_its_own() -> None:
     optimizer = create_optimizer(optimization("muon", weight_decay=0.0, adam_weight_decay=0.5))
+
     assert decayed(optimizer, layers(keras)) == {
         "dense/bias",
         "layer_norm/gamma",
@@ -125,8 +131,10 @@ def test_a_pattern_that_finds_nothing_is_named(caplog: pytest.LogCaptureFixture)
     config = optimization(
         "adamw", weight_decay_rate=0.5, exclude_from_weight_decay=("LayerNorm", "bias")
     )
+
     with caplog.at_level(logging.WARNING, logger="trainer_kit.optimizers.weight_decay"):
         create_optimizer(config).build(layers(keras).trainable_variables)
+
     assert [record.getMessage() for record in caplog.records] == [
         "weight decay: the pattern 'LayerNorm' matches none of the variables "
         "net/dense/kernel, net/dense/bias, net/layer_norm/gamma, net/layer_norm/beta"

@@ -31,6 +31,7 @@ def test_the_deepest_line_of_the_user_comes_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert print_error(_raised(), model_dir=str(tmp_path)) == 1
+
     first, code, why, where, *_ = capsys.readouterr().err.splitlines()
     assert first.startswith(f"error: {__file__}:") and first.endswith(", in _failing")
     assert code.strip().startswith("raise ValueError") and why == "  ValueError: a shape of (2, 3)"
@@ -43,6 +44,7 @@ def test_the_traceback_goes_to_the_folder_of_a_recorded_run(
     (tmp_path / "params.yaml").write_text("")
     print_error(_raised(), model_dir=str(tmp_path))
     [file] = (tmp_path / "errors").iterdir()
+
     assert f"  the whole traceback: {file}\n" in capsys.readouterr().err
     assert "Traceback (most recent call last)" in file.read_text()
 
@@ -52,7 +54,9 @@ def test_without_a_record_the_model_dir_stays_as_it_is(
 ) -> None:
     print_error(_raised(), model_dir=str(tmp_path / "run"))
     file = Path(capsys.readouterr().err.splitlines()[-1].split(": ")[1])
+
     assert file.is_file() and not (tmp_path / "run").exists()
+
     file.unlink()
 
 
@@ -62,6 +66,7 @@ def test_debug_prints_the_traceback_and_writes_no_file(
     (tmp_path / "params.yaml").write_text("")
     print_error(_raised(), debug=True, model_dir=str(tmp_path))
     text = capsys.readouterr().err
+
     assert text.startswith("Traceback") and text.endswith("  the whole traceback: above\n")
     assert not (tmp_path / "errors").exists()
 
@@ -76,10 +81,14 @@ def test_an_error_without_a_user_says_so(
 ) -> None:
     with pytest.raises(TypeError) as caught:
         int("1", bases=3)  # type: ignore[call-overload]
+
     error = caught.value
     error.__traceback__ = None
+
     assert find_user_frames(error) == []
+
     print_error(error, model_dir=str(tmp_path))
+
     assert "no line of your code is in this traceback" in capsys.readouterr().err
 
 
@@ -94,8 +103,10 @@ def test_a_variable_made_from_a_steps_values_gets_advice(
 
     with pytest.raises(Exception, match="Unable to lift tensor") as caught:
         step.get_concrete_function(tf.TensorSpec([2]))
+
     print_error(caught.value, debug=True)
     report = capsys.readouterr().err.rsplit("\nerror: ", 1)[1]
+
     assert (
         "create variables in build_model, and those of an optimizer with optimizer.build(variables)\n"
         in report
@@ -110,8 +121,10 @@ def _leaving(value: tf.Tensor) -> tf.Tensor:
 def test_an_exit_is_reported_with_its_line_or_function(translated: bool) -> None:
     with pytest.raises(SystemExit) as caught:
         tf.function(_leaving, autograph=translated)(tf.zeros([3]))
+
     line = _leaving.__code__.co_firstlineno + 1
     place = "your code, in _leaving," if translated else f"{__file__}:{line}: this line"
+
     assert str(build_exit_error(caught.value)).startswith(
         f"{place} ends the program (SystemExit(3)); raise an error"
     )
@@ -121,9 +134,11 @@ def test_a_report_has_few_lines_however_much_there_is_to_say(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     error = _raised()
+
     add_note(error, "\n".join(map(str, range(100))))
     print_error(error, debug=True)
     report = capsys.readouterr().err.rsplit("\nerror: ", 1)[1]
+
     assert len(report.splitlines()) == LINES
 
 
@@ -154,6 +169,7 @@ def test_the_reason_is_without_stacks_and_names_of_nodes(text: str, line: str) -
 def test_structures_are_described_with_dtypes_and_shapes() -> None:
     points = np.zeros([2, 3], np.float32)
     labels = np.zeros([2], np.int32)
+
     assert (
         describe_structure(({"points": points}, [labels]))
         == "({points: float32 [2, 3]}, (int32 [2]))"
@@ -165,6 +181,7 @@ def test_structures_are_described_with_dtypes_and_shapes() -> None:
 
 def test_frames_in_the_text_of_an_error_are_found() -> None:
     [frame] = parse_frames(f'Detected at\n  File "{__file__}", line 7, in f\n\nwrong')
+
     assert (frame.file, frame.line, frame.function) == (__file__, 7, "f")
     assert find_user_frames(ValueError(f'File "{__file__}", line 7, in f')) == [frame]
 

@@ -92,9 +92,11 @@ def test_a_record_comes_first_and_the_divergence_checks_last(
 def test_a_sidecar_records_last_and_checks_no_divergence(tmp_path: Path) -> None:
     setup = _Made(tmp_path)
     lease = Lease(setup.directory.evals_dir, "side", lambda: ("wait", 0))
+
     sidecar = Sidecar(
         setup.directory, setup.history.ledger, None, None, lease, 20, setup.trainer.global_step
     )
+
     assert setup.names(sidecar=sidecar, trains=False) == ["_Mine", "actions", "report", "ledger"]
 
 
@@ -103,7 +105,9 @@ def test_reports_follow_all_that_may_report(tmp_path: Path) -> None:
     early = EarlyStopping(
         EarlyStoppingConfig(metric="accuracy", patience=3), setup.history.ledger, ""
     )
+
     names = setup.names(early_stopping=early, profile=Profile("1:2", str(tmp_path), 100))
+
     assert names[1:6] == ["trace", "_Mine", "actions", early.name, "report"]
 
 
@@ -111,7 +115,9 @@ def test_rates_count_the_examples_of_a_training_batch(tmp_path: Path) -> None:
     setup = _Made(tmp_path)
     run = Run(setup.trainer, str(tmp_path))
     run.loop = Loop(0, 10, 5.0, {})
+
     for callback in setup.callbacks():
         callback.loop_end(run, {})
     (report,) = setup.writer.reports
+
     assert (report.steps_per_second, report.examples_per_second) == (2.0, 2.0 * 8)

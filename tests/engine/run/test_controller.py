@@ -107,7 +107,9 @@ def _steps(kept: _Kept, kind: str = "train") -> list[int]:
 
 def test_loops_end_at_the_last_step_and_cross_intervals(tmp_path: Path) -> None:
     controller, kept = _controller(tmp_path, _Counter())
+
     controller.train(26)
+
     assert _steps(kept) == [4, 8, 12, 16, 20, 24, 26]
     assert list(complete_checkpoints(str(tmp_path))) == [12, 20, 26]
     assert {report.total_steps for report in kept.reports} == {26}
@@ -141,14 +143,18 @@ def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> 
     controller, _ = _controller(tmp_path, counter, times=times, **actions)
     controller.train_and_evaluate(train_steps=12, eval_interval=6)
     account = controller.times.build_account()
+
     spent = {name: seconds for name, seconds in account.seconds.items() if seconds}
+
     assert spent == {"start": 3, "input": 3, "step": 9, "callbacks/actions": 3, "evaluation": 20}
     assert (account.steps, account.evaluations, account.wall, account.unaccounted) == (12, 2, 38, 0)
 
 
 def test_no_checkpoint_at_the_end_when_it_is_not_wanted(tmp_path: Path) -> None:
     controller, _ = _controller(tmp_path, _Counter())
+
     controller.train(14, checkpoint_at_completion=False)
+
     assert list(complete_checkpoints(str(tmp_path))) == [12]
 
 
@@ -159,7 +165,9 @@ def test_a_trainer_that_takes_extra_steps_is_still_evaluated(tmp_path: Path) -> 
 
     counter = Eager()
     controller, _ = _controller(tmp_path, counter)
+
     controller.train_and_evaluate(train_steps=30, eval_interval=9)
+
     assert counter.evaluated == [10, 19, 28, 31]
 
 
@@ -168,8 +176,10 @@ def test_a_diverged_loss_ends_the_run_without_a_save(tmp_path: Path, loss: float
     controller, kept = _controller(
         tmp_path, _Counter(losses={12: loss}), callbacks=[FiniteCheck(5.0)]
     )
+
     with pytest.raises(DivergedError, match=r"at step 12 .*loss_upper_bound is 5\)"):
         controller.train(20)
+
     assert _steps(kept) == [4, 8, 12]  # the last one is reported too
     assert not complete_checkpoints(str(tmp_path))
 
@@ -178,10 +188,14 @@ def test_a_high_loss_counts_from_the_first_step_of_its_bound(tmp_path: Path) -> 
     controller, _ = _controller(
         tmp_path, _Counter(losses={4: 6.0, 12: 6.0}), callbacks=[FiniteCheck(5.0, 8)]
     )
+
     with pytest.raises(DivergedError, match="at step 12"):
         controller.train(20)
+
     free, kept = _controller(tmp_path, _Counter(losses={4: float("nan")}))
+
     free.train(8)
+
     assert _steps(kept) == [4, 8]
 
 
@@ -196,7 +210,9 @@ def test_an_action_that_stops_gets_a_save_and_an_evaluation(tmp_path: Path) -> N
         lambda logs: _raise_stop(logs) if int(counter.global_step) == 8 else None,
         steps.append,
     ]
+
     controller, kept = _controller(tmp_path, counter, train_actions=actions)
+
     assert controller.train_and_evaluate(train_steps=40, eval_interval=20) == {"accuracy": 0.5}
     assert (controller.run.stop_reason, len(steps), counter.evaluated) == ("enough", 2, [8])
     assert (_steps(kept), list(complete_checkpoints(str(tmp_path)))) == ([4, 8], [8])
@@ -208,8 +224,10 @@ def test_a_diverged_loop_is_not_saved_when_an_action_stops(tmp_path: Path) -> No
         tmp_path, counter, callbacks=[FiniteCheck(5.0)], train_actions=[_raise_stop]
     )
     counter.global_step.assign(4)
+
     with pytest.raises(DivergedError):
         controller.train(20)
+
     assert not complete_checkpoints(str(tmp_path))
 
 
@@ -245,7 +263,9 @@ def test_a_rewind_cancels_the_stop_of_an_action(tmp_path: Path) -> None:
     controller, _ = _controller(
         tmp_path, counter, interval=8, callbacks=[FiniteCheck(5.0), back], train_actions=[stop_once]
     )
+
     controller.train(20)
+
     assert (int(counter.global_step), controller.run.stop_reason, back.rewound_to) == (
         20,
         "",
@@ -264,7 +284,9 @@ def test_a_run_follows_a_callback_that_restores(tmp_path: Path, event: str) -> N
 
     callback = type("Restores", (Callback,), {event: restore_once})()
     controller, _ = _controller(tmp_path, counter, interval=8, callbacks=[callback])
+
     controller.train_and_evaluate(train_steps=16, eval_interval=12)
+
     assert (int(counter.global_step), controller.run.step) == (16, 16)
 
 
@@ -272,7 +294,9 @@ def test_a_step_that_an_action_moves_forward_counts(tmp_path: Path) -> None:
     counter = _Counter()
     forward = [lambda _: counter.global_step.assign(12) if int(counter.global_step) == 8 else None]
     controller, _ = _controller(tmp_path, counter, train_actions=forward)
+
     controller.train_and_evaluate(train_steps=20, eval_interval=10)
+
     assert (counter.evaluated, list(complete_checkpoints(str(tmp_path)))) == ([12, 20], [12, 20])
 
 
@@ -298,7 +322,9 @@ class _Sets(_Counter):
 def test_evaluations_are_repeated_after_a_rewind(tmp_path: Path) -> None:
     counter = _Sets()
     controller, _ = _controller(tmp_path, counter, interval=4, callbacks=[_BackOnce(4, at=12)])
+
     assert set(controller.train_and_evaluate(train_steps=16)) == {"often", "rare"}
+
     steps = [
         (4, "often"),
         (8, "often"),
@@ -313,6 +339,7 @@ def test_evaluations_are_repeated_after_a_rewind(tmp_path: Path) -> None:
 def test_all_sets_are_evaluated_when_a_callback_ends_the_run(tmp_path: Path) -> None:
     counter = _Sets()
     controller, kept = _controller(tmp_path, counter, interval=4, callbacks=[_StopsAtEvaluation()])
+
     assert set(controller.train_and_evaluate(train_steps=40)) == {"often", "rare"}
     assert counter.taken == [(4, "often"), (4, "rare")]
     assert _steps(kept, "validation") == [4]
@@ -370,8 +397,11 @@ def test_a_request_is_carried_out_whenever_it_is_made(
     controller, kept = _controller(
         tmp_path, _Counter(), interval=8, callbacks=[_AsksIn(event, request_, order)]
     )
+
     controller.train_and_evaluate(train_steps=16, eval_interval=8)
+
     assert order == ASKED[event, request_]
+
     evaluated = [int(event.split()[1]) for event in order if event.startswith("evaluate")]
     assert _steps(kept, "validation") == evaluated
 
@@ -388,6 +418,7 @@ def test_a_rewind_request_does_not_hide_another_callbacks_error(tmp_path: Path) 
                 run.rewind(4, "to try again")
 
     controller, _ = _controller(tmp_path, _Counter(), interval=4, callbacks=[Back(), Fails()])
+
     with pytest.raises(KeyError, match="a bug"):
         controller.train(20)
 
@@ -405,13 +436,16 @@ class _EveryThird(Callback):
 def test_loops_are_cut_where_a_callback_wants_to_be_called(tmp_path: Path) -> None:
     third = _EveryThird()
     controller, kept = _controller(tmp_path, _Counter(), callbacks=[third])
+
     controller.train(10)
+
     assert third.steps == [3, 6, 9]
     assert _steps(kept) == [3, 6, 9, 10]
 
 
 def test_a_rewind_to_a_step_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     controller, _ = _controller(tmp_path, _Counter(), callbacks=[_BackOnce(5, at=8)])
+
     with pytest.raises(
         UsageError, match=r"go back to step 5 \(to try again\): .* holds no checkpoint"
     ):
@@ -424,7 +458,9 @@ def test_checkpoints_are_evaluated_in_order_without_damaged_ones(
     _controller(tmp_path, _Counter(), interval=4)[0].train(12)
     counter = _Counter()
     controller, _ = _controller(tmp_path, counter)
+
     (tmp_path / "ckpt-8.index").write_bytes(b"broken")
+
     assert controller.evaluate_continuously(timeout=0, timeout_fn=lambda: True) == {"accuracy": 0.5}
     assert counter.evaluated == [4, 12]
     assert "a checkpoint is skipped: " in caplog.text and "ckpt-8 is damaged" in caplog.text
@@ -475,5 +511,7 @@ def test_a_boundary_has_its_events_in_the_order_of_the_contract(tmp_path: Path) 
     callback = type("Notes", (Callback,), methods)()
     controller, _ = _controller(tmp_path, _Counter(), interval=4, callbacks=[callback])
     controller.run.epochs = Epochs(Fraction(4))
+
     controller.train_and_evaluate(train_steps=4, eval_interval=4)
+
     assert events == ["boundary_end", *BOUNDARY]  # the first one is of the start

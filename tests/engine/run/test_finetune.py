@@ -78,6 +78,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = linear_experiment(train_steps=30).replace(task=_NotedConfig())
     launch(config, "train", str(folder))
     assert list(complete_checkpoints(str(folder))) == [10, 20, 30]
+
     return folder
 
 
@@ -99,6 +100,7 @@ def finished(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     _models.clear()
     launch(_config(pretrained, _NotedConfig()), MODE, str(folder), eval_actions=[look])
     _needed.append(_still_needed(pretrained))
+
     return folder
 
 
@@ -114,6 +116,7 @@ def without_best(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         path.write_text("{}")
     config = _config(pretrained, best_checkpoint_eval_metric="", continuous_eval=LATEST)
     launch(config, MODE, str(folder))
+
     return folder
 
 
@@ -128,11 +131,13 @@ def test_the_metrics_of_each_checkpoint_differ_and_name_it(
     finished: Path, pretrained: Path
 ) -> None:
     records = _metrics(finished)
+
     assert list(records) == [10, 20, 30]
     assert [record["checkpoint"] for record in records.values()] == [
         f"{pretrained}/ckpt-{step}" for step in records
     ]
     assert len({record["metrics"]["validation_loss"] for record in records.values()}) == 3
+
     for step, record in records.items():
         final = final_record(finished / f"finetune-{step}")
         assert (record["metrics"], record["finetune_steps"], record["best"]) == (
@@ -144,6 +149,7 @@ def test_the_metrics_of_each_checkpoint_differ_and_name_it(
             f"{pretrained}/ckpt-{step}" in (finished / f"finetune-{step}/params.yaml").read_text()
         )
     last = final_record(finished)
+
     assert (last["step"], last["mode"], last["metrics"]) == (30, MODE, records[30]["metrics"])
 
 
@@ -153,12 +159,14 @@ def test_the_curve_runs_over_the_steps_of_the_pretraining(finished: Path) -> Non
         (step, pytest.approx(record["metrics"]["accuracy"]))
         for step, record in _metrics(finished).items()
     ]
+
     assert accuracy == expected
 
 
 def test_only_the_best_checkpoint_and_foreign_files_stay(finished: Path) -> None:
     for name in ("notes.txt", "model.index", "finetune-20/mine.txt", "finetune-20/ckpt-10.mine"):
         assert (finished / name).read_text() == "kept"
+
     for step in (10, 20, 30):
         assert complete_checkpoints(str(finished / f"finetune-{step}")) == {}
         assert not (finished / f"finetune-{step}/checkpoint").exists()
@@ -173,6 +181,7 @@ def test_what_came_before_in_the_process_changes_no_bit(
     finished: Path, pretrained: Path, tmp_path: Path
 ) -> None:
     launch(_config(pretrained, _NotedConfig(), continuous_eval=LATEST), MODE, str(tmp_path))
+
     assert list(_metrics(tmp_path)) == [30]
     assert compare_runs(tmp_path / "finetune-30", finished / "finetune-30") == []
 
@@ -180,6 +189,7 @@ def test_what_came_before_in_the_process_changes_no_bit(
 def test_a_restart_when_all_is_done_does_nothing_again(finished: Path, pretrained: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.glob("*/*")}
     model, logs = launch(_config(pretrained, _NotedConfig()), MODE, str(finished))
+
     assert model is None and logs == _metrics(finished)[30]["metrics"]
     assert {path: path.stat().st_mtime_ns for path in finished.glob("*/*")} == before
     assert count_starts(finished) == 2
@@ -199,7 +209,9 @@ def test_an_ended_one_is_trained_further_with_more_train_steps(
     config = _config(
         pretrained, best_checkpoint_eval_metric="", continuous_eval=LATEST, train_steps=15
     )
+
     launch(config, MODE, str(run))
+
     assert _metrics(run)[30]["finetune_steps"] == 15
 
 
@@ -211,7 +223,9 @@ def test_without_a_best_checkpoint_the_last_one_stays(
     without_best: Path, pretrained: Path, tmp_path: Path
 ) -> None:
     run = Path(shutil.copytree(without_best, tmp_path / "run"))
+
     launch(_config(pretrained, continuous_eval=LATEST), MODE, str(run))
+
     assert list(complete_checkpoints(str(run / "finetune-30"))) == [10]
     assert (run / FOREIGN).read_text() == "{}"
 
@@ -220,11 +234,13 @@ def test_what_never_comes_is_told_and_nothing_is_left_behind(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = _config(tmp_path / "nowhere", continuous_eval_timeout=0.3)
+
     with (
         caplog.at_level(logging.INFO),
         pytest.raises(NothingToWaitForError, match="nowhere: the folder does not"),
     ):
         launch(config, MODE, str(tmp_path / "run"))
+
     assert f"waiting for {tmp_path}/nowhere/ckpt-*.index (the folder does not exist)" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
@@ -253,6 +269,8 @@ def test_a_model_that_does_not_fit_is_refused_without_a_trace(
 
 def test_the_mode_belongs_to_launch(pretrained: Path, tmp_path: Path) -> None:
     config = _config(pretrained)
+
     with pytest.raises(UsageError, match=r"start it with trainer_kit\.launch"):
         run_experiment(None, LinearTask(LinearConfig()), MODE, config, str(tmp_path))
+
     assert list(tmp_path.iterdir()) == []

@@ -41,6 +41,7 @@ def test_states_of_actions_are_saved_and_restored() -> None:
     first = _Patience()
     second = _Patience()
     text = b""
+
     for action in (first, second):
         trainer = create_trainer(config, TinyTask(config.task))
         register_states(trainer, [action, print])
@@ -51,12 +52,15 @@ def test_states_of_actions_are_saved_and_restored() -> None:
         else:
             trainer.state.python_state.variable.assign(text)
             trainer.state.python_state.load("")  # there are no arrays to read
+
     assert second.waited == 1
 
 
 def test_an_eval_action_that_sets_global_step_back_does_so_too() -> None:
     run = _run()
+
     Actions([], [lambda _: run.trainer.global_step.assign(5)]).evaluation_end(run, {})
+
     assert (run.requests.rewind_step, run.step) == (5, 5)
 
 
@@ -66,5 +70,7 @@ def test_actions_after_evaluations_see_no_replayed_one() -> None:
     actions = Actions([], [calls.append])
     actions.evaluation_end(run, {"a": 1})
     run.evaluation = Evaluation(10, is_replayed=True)
+
     actions.evaluation_end(run, {"a": 2})
+
     assert calls == [{"a": 1}]

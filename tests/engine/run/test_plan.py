@@ -43,6 +43,7 @@ def _checkpoint(folder: Path, step: int) -> str:
 def test_callbacks_of_the_config_come_before_those_given(tmp_path: Path) -> None:
     config = tiny_experiment(callbacks=[{"name": "planned"}])
     plan = _plan(tmp_path, config=config, callbacks=[_Given()])
+
     assert [type(callback) for callback in plan.callbacks] == [_Registered, _Given]
 
 
@@ -55,7 +56,9 @@ def test_only_a_sidecar_leaves_out_validation_sets(
     config = tiny_experiment()
     data = config.task.validation_data
     chosen = {"continuous_eval": {"validation_sets": ["test"]}}
+
     config = config.replace(task={"validation_data": {"dev": data, "test": data}}, trainer=chosen)
+
     assert list(get_validation_sets(_plan(tmp_path, mode, config).config.task)) == sets
 
 
@@ -105,6 +108,7 @@ class _WithCallbacks:
 
 def test_callbacks_of_a_task_come_first_where_it_trains(tmp_path: Path) -> None:
     of_run = resolve_plan(_plan(tmp_path, callbacks=[_Given()]), _WithCallbacks()).callbacks
+
     assert [type(callback) for callback in of_run] == [_Registered, _Given]
     assert resolve_plan(_plan(tmp_path, "continuous_eval"), _WithCallbacks()).callbacks == []
     assert resolve_plan(_plan(tmp_path), object()).callbacks == []

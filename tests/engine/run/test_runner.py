@@ -123,6 +123,7 @@ def _tags(folder: Path) -> dict[str, list[int]]:
         for event in tf.compat.v1.train.summary_iterator(str(path)):
             for value in event.summary.value:
                 tags.setdefault(value.tag, []).append(event.step)
+
     return tags
 
 
@@ -131,18 +132,18 @@ def test_train_saves_records_and_reports_its_time(
 ) -> None:
     caplog.set_level("INFO", logger="trainer_kit")
     model, logs = _run(tmp_path, config=linear_experiment(train_steps=13))
+
     assert logs == {}
-    assert list(complete_checkpoints(str(tmp_path))) == [
-        10,
-        13,
-    ]  # at the interval, and at the end off the interval
+    # At the interval, and at the end off the interval.
+    assert list(complete_checkpoints(str(tmp_path))) == [10, 13]
     assert _steps(tmp_path, "train") == [5, 10, 13]
+
     final = final_record(tmp_path)
     spent = final["time"]
+
     assert (final["step"], spent["steps"]) == (13, 13)
-    assert (
-        all(spent[name] > 0 for name in ("start", "step", "save")) and spent["input"] >= 0
-    )  # milliseconds
+    # Milliseconds.
+    assert all(spent[name] > 0 for name in ("start", "step", "save")) and spent["input"] >= 0
     assert (
         caplog.messages[-2].startswith("time of this process: ")
         and caplog.messages[-1] == spent["verdict"]
@@ -160,10 +161,13 @@ def test_train_and_eval_evaluates_at_intervals_and_at_the_end(tmp_path: Path) ->
         train_steps=10, validation_interval=4, steps_per_loop=4, summary_interval=4, **_BEST
     )
     _, logs = _run(tmp_path, "train_and_eval", config)
+
     assert _steps(tmp_path, "validation") == [4, 8, 10]
     assert _tags(tmp_path / "validation")["accuracy"] == [4, 8, 10]
+
     ledger = json_lines(tmp_path / "evals" / "validation.jsonl")
     assert [record["step"] for record in ledger] == [4, 8, 10]
+
     best = read_json(tmp_path / "best_ckpt" / "info.json")
     assert (
         best["value"]
@@ -177,7 +181,9 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
 ) -> None:
     config = _TRAINED.replace(trainer={"train_steps": 30})
     straight, _ = _run(tmp_path / "straight", config=config, trainer=of_trained.again())
+
     resumed, _ = _run(trained, config=config)
+
     assert all(
         np.array_equal(a, b) for a, b in zip(_weights(straight), _weights(resumed), strict=True)
     )
@@ -186,8 +192,10 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
 
 def test_profiled_steps_are_traced_and_add_two_reports(once_trained: Path, tmp_path: Path) -> None:
     _run(tmp_path, config=_TRAINED, profile="4:11")  # over the ends of two loops
+
     assert times_traced(tmp_path / "train", "SparseSoftmaxCrossEntropyWithLogits") == 8
     assert _steps(tmp_path, "train") == sorted({*_steps(once_trained, "train"), 3, 11})
+
     differences = compare_runs(once_trained, tmp_path)
     assert differences and all(
         "metrics.jsonl" in line or "_OBJECT_GRAPH" in line for line in differences
@@ -200,10 +208,12 @@ def test_a_finished_run_returns_its_final_metrics_and_says_so(
 ) -> None:
     metrics = final_record(evaluated)["metrics"]
     before = (evaluated / "metrics.jsonl").read_text()
+
     with caplog.at_level("INFO", logger="trainer_kit"):
         _, second = _run(
             evaluated, "train_and_eval", _EVALUATED, trainer=of_evaluated.again(evaluated)
         )
+
     assert second == pytest.approx(metrics)
     assert "nothing to do" in caplog.text
     assert (
@@ -226,13 +236,17 @@ def test_a_run_stays_in_its_folder_after_os_chdir(
     linear: ReadyTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
+
     other.mkdir()
     monkeypatch.chdir(tmp_path)
     _run(Path("run"), "train_and_eval", trainer=linear.again(), callbacks=[_LeavesTheFolder(other)])
+
     assert os.listdir(other) == []
     assert final_record(tmp_path / "run")["step"] == linear_experiment().trainer.train_steps
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+
     assert _run(Path("~/run"), "train_and_eval", trainer=linear.again())[1].keys() == {
         "accuracy",
         "validation_loss",
@@ -245,6 +259,7 @@ def test_eval_scores_the_checkpoint_that_it_is_told_to(evaluated: Path, evaluato
     ledger = json_lines(evaluated / "evals" / "validation.jsonl")
     losses = {record["step"]: record["metrics"]["validation_loss"] for record in ledger}
     best = read_json(evaluated / "best_ckpt" / "info.json")
+
     for which, step in (
         ("latest", 60),
         ("20", 20),
@@ -253,6 +268,7 @@ def test_eval_scores_the_checkpoint_that_it_is_told_to(evaluated: Path, evaluato
     ):
         _, logs = _run(evaluated, "eval", _EVALUATED, checkpoint=which, trainer=evaluator)
         assert logs["validation_loss"] == pytest.approx(losses[step], abs=1e-6)
+
     assert logs["accuracy"] == pytest.approx(best["value"], abs=1e-6)
     assert (evaluated / "params.yaml").stat().st_mtime_ns == params_time
 
@@ -261,8 +277,10 @@ def test_post_evaluation_returns_metrics_and_writes_summaries(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
     _, logs = _run(tmp_path, "train_and_post_eval", trainer=linear.again())
+
     assert logs["validation_loss"] > 0
     assert _tags(tmp_path / "validation")["validation_loss"] == [20]
+
     _, same = _run(tmp_path, "train", run_post_eval=True, trainer=linear.again())
     assert same["validation_loss"] == logs["validation_loss"]
 
@@ -270,6 +288,7 @@ def test_post_evaluation_returns_metrics_and_writes_summaries(
 def test_unknown_modes_and_a_missing_model_dir_are_refused() -> None:
     with pytest.raises(UsageError, match="did you mean train_and_eval"):
         run_experiment(None, None, "train_eval", linear_experiment(), "anywhere")
+
     with pytest.raises(ValueError, match="model_dir must be specified"):
         run_experiment(None, None, "train", linear_experiment(), None)  # type: ignore[arg-type]
 
@@ -286,6 +305,7 @@ def test_a_resumed_run_uses_the_configs_new_learning_rate(trained: Path) -> None
     for steps in (27, 37):
         config = changed.replace(trainer={"train_steps": steps})
         _run(trained, config=config, train_actions=[record_rate], trainer=ready.again())
+
     assert logs == [0.25] * 4
 
 
@@ -295,23 +315,31 @@ def test_a_learning_rate_set_in_a_ready_made_trainer_stays(
     config = linear_experiment(train_steps=10)
     trainer = linear.again()
     change = [lambda logs: trainer.optimizer.learning_rate.assign(0.125)]
+
     model, _ = run_experiment(
         None, trainer.task, "train", config, str(tmp_path), trainer=trainer, train_actions=change
     )
+
     assert model is trainer.model and int(trainer.global_step) == 10
+
     logs: list[Any] = []
     config = config.replace(trainer={"train_steps": 20})
     note = [lambda loop: logs.append(loop["learning_rate"])]
+
     _run(tmp_path, config=config, train_actions=note, trainer=linear.again())
+
     assert logs == [0.125, 0.125]
 
 
 def test_batch_size_may_change_when_it_is_allowed(trained: Path) -> None:
     data = {"train_data": {"global_batch_size": 16}}
     changed = _TRAINED.replace(trainer={"train_steps": 25}, task=data)
+
     with pytest.raises(ConfigError, match="global_batch_size"):
         _run(trained, config=changed)
+
     _run(trained, config=changed, allow_config_change=["task.train_data.global_batch_size"])
+
     assert _steps(trained, "train")[-1] == 25
 
 
@@ -333,6 +361,7 @@ def test_other_training_data_is_refused(
 ) -> None:
     _change_labels(monkeypatch, training=True)
     advice = r"array 1 was int32 .*--allow_config_change=task\.train_data\.identity"
+
     with pytest.raises(UsageError, match=rf"^task\.train_data: the data has changed .*{advice}"):
         _run(trained, config=_TRAINED.replace(trainer={"train_steps": steps}))
 
@@ -345,6 +374,7 @@ def test_other_training_data_is_the_runs_once_it_is_allowed(
     _run(trained, config=longer, allow_config_change=["task.train_data.identity"])
     _run(trained, config=longer)
     monkeypatch.undo()
+
     with pytest.raises(UsageError, match=r"task\.train_data: the data has changed"):
         _run(trained, config=longer)
 
@@ -355,6 +385,7 @@ def test_a_finished_run_needs_no_data(trained: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("trainer_kit.testing.tiny_task.tiny_arrays", lost)
     _run(trained, config=_TRAINED)
+
     with pytest.raises(DataError, match="the files are gone"):
         _run(trained, config=_TRAINED.replace(trainer={"train_steps": 25}))
 
@@ -376,8 +407,10 @@ def test_a_run_never_saves_into_the_folder_of_another_run(tmp_path: Path) -> Non
     config = linear_experiment(train_steps=20, checkpoint_interval=20)
     _run(tmp_path / "other", config=config)
     longer = config.replace(trainer={"train_steps": 40, "checkpoint_interval": 40})
+
     with pytest.raises(StorageError, match=rf"{tmp_path}/run contains another run now"):
         _run(tmp_path / "run", config=longer, callbacks=[_Replacing(tmp_path / "other")])
+
     assert list(complete_checkpoints(str(tmp_path / "run"))) == [20]
     assert not list(complete_checkpoints(str(tmp_path / "moved")))
 
@@ -391,14 +424,17 @@ def test_a_folder_moved_during_a_save_is_not_made_again(
             (tmp_path / "run").rename(tmp_path / "moved")
 
     monkeypatch.setattr(files, "report_write_point", move)
+
     with pytest.raises(StorageError, match=rf"{tmp_path}/run was moved or removed during the run"):
         _run(tmp_path / "run", config=linear_experiment(train_steps=20))
+
     assert not (tmp_path / "run").exists()
     assert list(complete_checkpoints(str(tmp_path / "moved"))) == [10]
 
 
 def test_other_validation_data_is_refused(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _change_labels(monkeypatch, training=False)
+
     with pytest.raises(
         UsageError, match=r"^task\.validation_data: .*task\.validation_data\.identity"
     ):
@@ -414,21 +450,27 @@ def test_a_run_of_an_earlier_release_takes_any_data(
     (trained / "manifest.json").write_text(json.dumps(manifest))
     _change_labels(monkeypatch, training=True)
     exact = _TRAINED.replace(trainer={"require_exact_resume": True})
+
     _run(trained, config=exact, trainer=of_trained.again())
+
     assert _steps(trained, "train")[-1] == 17
 
 
 def test_exactness_needs_the_versions_and_devices_of_before(trained: Path) -> None:
     manifest = read_json(trained / "manifest.json")
+
     assert (manifest["replicas"], manifest["workers"], manifest["device"]) == (1, 1, "CPU")
+
     manifest |= {"replicas": 2, "workers": 3, "device": "GPU", "python": "3.1"}
     manifest["packages"]["keras"] = "1.0"
     (trained / "manifest.json").write_text(json.dumps(manifest))
+
     with pytest.raises(UsageError) as refused:
         _run(
             trained,
             config=_TRAINED.replace(trainer={"require_exact_resume": True, "train_steps": 25}),
         )
+
     lines = str(refused.value).split("\n")[1:]
     assert [line.split(": ")[1] for line in lines] == [
         "python",
@@ -472,7 +514,9 @@ def test_the_tasks_summaries_keep_the_interval_of_the_config(
     actions = [write_scalar]
     run_experiment(None, task, "train_and_eval", config, str(tmp_path), train_actions=actions)
     train = _tags(tmp_path / "train")
+
     validation = _tags(tmp_path / "validation")
+
     assert train["mine"] == [0, 10]  # the step before global_step moves on, as Orbit has it
     assert set(validation["mine_too"]) == {10, 20}
     assert train["of_an_action"] == [5, 10, 15, 20]
@@ -481,6 +525,7 @@ def test_the_tasks_summaries_keep_the_interval_of_the_config(
 
 def test_save_summary_false_writes_no_event_file(linear: ReadyTrainer, tmp_path: Path) -> None:
     _run(tmp_path, "train_and_eval", save_summary=False, trainer=linear.again())
+
     assert not list(tmp_path.rglob("events.out.tfevents.*"))
     assert _steps(tmp_path, "train") == [5, 10, 15, 20]
 
@@ -494,13 +539,12 @@ class _OrbitsOwn(orbit.Controller):
 
 
 def test_any_orbit_controller_can_drive_the_trainer(linear: ReadyTrainer, tmp_path: Path) -> None:
-    intervals = {
-        "validation_interval": 6,
-        "checkpoint_interval": 6,
-        "summary_interval": 1000,
-    }  # the default
+    # The default.
+    intervals = {"validation_interval": 6, "checkpoint_interval": 6, "summary_interval": 1000}
     config = linear_experiment(train_steps=12, steps_per_loop=3, **intervals)
+
     _run(tmp_path, "train_and_eval", config, controller_cls=_OrbitsOwn, trainer=linear.again())
+
     assert _OrbitsOwn.used == 2
     assert 12 in complete_checkpoints(str(tmp_path))
     assert _tags(tmp_path / "train")["training_loss"] == [3, 6, 9, 12]
@@ -525,10 +569,12 @@ def test_a_restart_returns_the_recorded_logs_of_its_last_step(
     with pytest.raises(RuntimeError, match="the run fails"):
         trainer = of_evaluated.again(tmp_path)
         _run(tmp_path, "train_and_eval", _EVALUATED, trainer=trainer, callbacks=[_FailsAtTheEnd()])
+
     trainer = of_evaluated.again(tmp_path)
     _, logs = _run(
         tmp_path, "train_and_eval", _EVALUATED, trainer=trainer, controller_cls=controller_class
     )
+
     assert "best_accuracy" in logs
     assert logs == final_record(tmp_path)["metrics"] == final_record(once_evaluated)["metrics"]
 
@@ -553,17 +599,18 @@ def test_a_rewind_by_an_action_keeps_the_bits_and_records(
             and "taken the run back" not in caplog.text
         ):
             manager.sync()
-            tf.train.Checkpoint.read(
-                manager.checkpoint, manager.find_newest()
-            )  # of which our engine knows nothing
+            # Of which our engine knows nothing.
+            tf.train.Checkpoint.read(manager.checkpoint, manager.find_newest())
 
     own: dict[str, Any] = {"controller_cls": Found, "trainer": of_evaluated.again(tmp_path)}
+
     _run(tmp_path, "train_and_eval", _EVALUATED, train_actions=[go_back_once], **own)
+
     assert "an action has taken the run back from step 55 to step 40" in caplog.text
+
     differences = compare_runs(str(once_evaluated), str(tmp_path))
-    assert [
-        line for line in differences if '"lineage": 1' not in line
-    ] == []  # the ledger alone tells that there was a return
+    # The ledger alone tells that there was a return.
+    assert [line for line in differences if '"lineage": 1' not in line] == []
 
 
 def test_recovery_with_an_orbit_controller_is_refused(tmp_path: Path) -> None:
@@ -596,6 +643,7 @@ def test_train_steps_minus_one_trains_until_the_data_ends(
     finite: ReadyTrainer, tmp_path: Path
 ) -> None:
     _run(tmp_path, "train_and_eval", linear_experiment(train_steps=-1), trainer=finite.again())
+
     assert final_record(tmp_path)["step"] == 13
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
 
@@ -608,6 +656,7 @@ def test_data_that_ends_too_early_is_a_data_error_after_saving(
         match=r"ended at step 13 of 20; repeat the data .*, or set trainer\.train_steps to -1",
     ):
         _run(tmp_path, trainer=finite.again())
+
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
     assert not (tmp_path / "final.json").exists()
 
@@ -635,8 +684,10 @@ class _FilteredAwayTask(LinearTask):
 
 def test_a_run_whose_data_turns_out_empty_leaves_no_record(tmp_path: Path) -> None:
     config = linear_experiment()
+
     with pytest.raises(DataError, match=r"task\.train_data has no batch"):
         run_experiment(None, _FilteredAwayTask(config.task), "train", config, str(tmp_path))
+
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert not left & {"params.yaml", "manifest.json", "metrics.jsonl", "final.json", "checkpoint"}
 
@@ -646,8 +697,10 @@ def test_a_stop_does_not_save_when_the_config_says_so(
 ) -> None:
     config = linear_experiment(preemption_on_demand_checkpoint=False)
     caplog.set_level("INFO", logger="trainer_kit")
+
     with pytest.raises(PreemptedError):
         _run(tmp_path, config=config, train_actions=[lambda logs: _stop(caplog)])
+
     assert not complete_checkpoints(str(tmp_path))
     assert any(message.startswith("time of this process: ") for message in caplog.messages)
 
@@ -675,9 +728,12 @@ def test_the_next_start_repeats_an_interrupted_evaluation(
     config = linear_experiment(train_steps=20, validation_interval=20, **_BEST)
     task = _StoppedInEvaluation(config.task)
     stops[:] = [lambda: _stop(caplog)]
+
     with pytest.raises(PreemptedError):
         run_experiment(None, task, "train_and_eval", config, str(tmp_path))
+
     assert _steps(tmp_path, "validation") == []
+
     _, logs = run_experiment(None, task, "train_and_eval", config, str(tmp_path))
     assert logs["step"] == 20
     assert final_record(tmp_path)["metrics"]["accuracy"] == logs["accuracy"]
@@ -696,7 +752,9 @@ class _EvaluatesItself(Callback):
 def test_only_recorded_evaluations_are_exported_as_best(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=10, steps_per_loop=5, validation_interval=10, **_BEST)
     callback = _EvaluatesItself()
+
     _run(tmp_path, "train_and_eval", config, callbacks=[callback])
+
     assert list(complete_checkpoints(str(tmp_path / "best_ckpt"))) == [10]
     assert callback.trainer.checkpoint_exporter is None  # the run exports
 
@@ -718,7 +776,9 @@ class _BackAfterEvaluation(Callback):
 def test_a_rewind_after_the_last_evaluation_trains_on(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=20, checkpoint_interval=10, **_BEST)
     callback = _BackAfterEvaluation()
+
     _, logs = _run(tmp_path, "train_and_post_eval", config, callbacks=[callback])
+
     assert callback.steps == [10] and "accuracy" in logs
     assert _steps(tmp_path, "train") == [5, 10, 15, 20] and _steps(tmp_path, "validation") == [20]
     assert final_record(tmp_path)["step"] == 20
@@ -728,7 +788,9 @@ def test_a_rewind_after_the_last_evaluation_trains_on(tmp_path: Path) -> None:
 def test_a_rewind_after_the_post_evaluation_trains_on(tmp_path: Path) -> None:
     config = linear_experiment(train_steps=20, checkpoint_interval=10)
     callback = _BackAfterEvaluation()
+
     _, logs = _run(tmp_path, "train", config, callbacks=[callback], run_post_eval=True)
+
     assert callback.steps == [10] and "accuracy" in logs
     assert json.loads((tmp_path / "final.json").read_text())["step"] == 20
 
@@ -737,6 +799,7 @@ def test_a_rewind_is_refused_by_a_mode_that_does_not_train(
     of_trained: ReadyTrainer, trained: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     callback = _BackAfterEvaluation()
+
     assert (
         "accuracy"
         in _run(trained, "eval", _TRAINED, trainer=of_trained.again(), callbacks=[callback])[1]
@@ -756,7 +819,9 @@ def test_train_and_eval_evaluates_a_run_that_only_trained(
 def test_the_ledger_names_checkpoints_that_exist(evaluated: Path, evaluator: Trainer) -> None:
     ledger = evaluated / "evals/validation.jsonl"
     events = sorted((evaluated / "validation").iterdir())
+
     records = json_lines(ledger)
+
     assert [line["step"] for line in records] == [10, 20, 30, 40, 50, 60]
     assert [line["checkpoint"] for line in records] == [
         None,
@@ -766,8 +831,10 @@ def test_the_ledger_names_checkpoints_that_exist(evaluated: Path, evaluator: Tra
         None,
         "ckpt-60",
     ]
+
     _run(evaluated, "eval", _EVALUATED, checkpoint="20", trainer=evaluator)
     (record,) = json_lines(evaluated / "evals/eval.jsonl")
+
     assert (record["step"], record["checkpoint"]) == (20, "ckpt-20")
     assert json_lines(ledger) == records and sorted((evaluated / "validation").iterdir()) == events
 
@@ -779,6 +846,7 @@ def test_one_replica_evaluates_a_checkpoint_of_several_equally(
         tmp_path, "train_and_eval", linear_experiment().replace(runtime={"virtual_cpus": 2})
     )
     _, on_one_replica = _run(tmp_path, "eval", trainer=linear.again())
+
     assert on_one_replica == pytest.approx(several, abs=1e-6)
 
 
@@ -806,10 +874,12 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
         trainer=ready.again(straight),
     )
     records = json_lines(straight / "evals/validation.jsonl")
+
     steps = {
         name: [item["step"] for item in records if item["dataset"] == name]
         for name in ("dev", "rare")
     }
+
     assert steps == {"dev": [5, 10, 15, 20], "rare": [15, 20]}
     assert all(list(item["metrics"]) == [item["dataset"]] for item in records)
     assert {name: _tags(straight / "validation" / name)["accuracy"] for name in steps} == steps
@@ -818,6 +888,7 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
         ["validation dev", "step 20/20"],
         ["validation rare", "step 20/20"],
     ]
+
     best = max(
         (item for item in records if item["dataset"] == "dev"),
         key=lambda it: it["metrics"]["dev"]["accuracy"],
@@ -830,11 +901,12 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
 
     resumed = tmp_path / "resumed"
     shorter = config.replace(trainer={"train_steps": 15})
+
     _run(resumed, "train_and_eval", shorter, trainer=ready.again(resumed))
     keras.utils.clear_session()
-    _, again = _run(
-        resumed, "train_and_eval", config
-    )  # with a trainer of its own, as in a new process
+    # With a trainer of its own, as in a new process.
+    _, again = _run(resumed, "train_and_eval", config)
+
     assert again == logs and compare_runs(straight, resumed) == []
     assert _run(resumed, "eval", config, trainer=ready.again())[1]["rare"] == logs["rare"]
 
@@ -850,9 +922,11 @@ def test_a_run_at_its_last_step_evaluates_new_sets_only(tmp_path: Path) -> None:
     )
     (tmp_path / "final.json").unlink()  # as if it had been killed before
     config = config.replace(task={"validation_data": {"dev": data, "new": data}})
+
     _, logs = _run(
         tmp_path, "train_and_eval", config, eval_actions=[lambda logs: batches.append([*logs])]
     )
+
     assert logs == {"dev": first["dev"], "new": pytest.approx(first["old"])}
     assert batches == [["new"]]
 
@@ -861,7 +935,9 @@ def test_a_run_killed_before_its_final_record_writes_the_same(evaluated: Path) -
     before = final_record(evaluated)
     (evaluated / "final.json").unlink()
     _, logs = _run(evaluated, "train_and_eval", _EVALUATED)
+
     after = final_record(evaluated)
+
     assert logs == after["metrics"] == before["metrics"] and "best_accuracy" in logs
     assert after["best"] == before["best"]
 
@@ -888,10 +964,10 @@ def test_a_run_that_waits_for_data_is_told_so(tmp_path: Path) -> None:
     begun = time.monotonic()
 
     def begin_to_wait(logs: Any) -> None:
-        task.wait = (
-            task.wait or (time.monotonic() - begun) / 8
-        )  # fifteen batches take longer than the start did
+        # Fifteen batches take longer than the start did.
+        task.wait = task.wait or (time.monotonic() - begun) / 8
 
     run_experiment(None, task, "train", config, str(tmp_path), train_actions=[begin_to_wait])
     verdict = final_record(tmp_path)["time"]["verdict"]
+
     assert verdict.startswith("input")

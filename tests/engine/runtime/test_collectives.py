@@ -92,6 +92,7 @@ def values_by_job() -> dict[str, Any]:
             results |= json.loads(
                 next(line for line in child.text.splitlines() if line.endswith("}}"))
             )
+
     return results
 
 
@@ -101,12 +102,10 @@ def test_one_process_is_the_only_worker_and_agrees_with_itself(
 ) -> None:
     numbers = [own for own, _ in NUMBERS]
     texts = [[own] for own, _ in TEXTS]
+
     assert values_by_job[strategy] == {"place": [1, 0], "numbers": numbers, "texts": texts}
-    assert values_by_job["warned"] == [
-        False,
-        False,
-        True,
-    ]  # of one worker with a strategy for several
+    # Of one worker with a strategy for several.
+    assert values_by_job["warned"] == [False, False, True]
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -115,4 +114,5 @@ def test_two_workers_have_the_chiefs_number_and_all_texts(
 ) -> None:
     numbers = [chiefs for chiefs, _ in NUMBERS]
     texts = [list(texts) for texts in TEXTS]
+
     assert values_by_job[JOBS[index]] == {"place": [2, index], "numbers": numbers, "texts": texts}

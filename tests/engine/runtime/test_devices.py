@@ -177,6 +177,7 @@ def test_deterministic_ops_refuse_random_numbers_without_a_seed(fresh: dict[str,
 
 def test_workers_after_tensorflow_was_used_are_refused(fresh: dict[str, Any]) -> None:
     told = fresh["workers_too_late"]
+
     assert told.startswith(
         "runtime.distribution_strategy: multi_worker_mirrored failed: Collective ops must be"
     )
@@ -201,5 +202,6 @@ def test_a_tpu_that_does_not_answer_is_named_at_once(fresh: dict[str, Any]) -> N
 
 def test_the_chief_of_parameter_servers_puts_variables_on_them(server: ForkServer) -> None:
     placement = result(server.start(run_program, PARAMETER_SERVER, *free_hosts(3)))
+
     assert placement["strategy"] == "ParameterServerStrategyV2"
     assert "/job:ps/" in placement["device"]

@@ -13,8 +13,10 @@ def _type() -> str:
 
 def test_the_single_threaded_executor_is_used_only_inside() -> None:
     before = _type()
+
     with use_executor("single_threaded"):
         assert _type() == "SINGLE_THREADED_EXECUTOR"
+
     assert _type() == before
 
 

@@ -27,6 +27,7 @@ def _model() -> keras.Model:
 
 def test_a_second_model_has_the_names_and_weights_of_the_first() -> None:
     models = []
+
     for others in (0, 1, 3):
         for _ in range(others):
             _model()(np.ones((2, 4)), training=True)
@@ -42,19 +43,25 @@ def test_a_second_model_has_the_names_and_weights_of_the_first() -> None:
                 tf_keras.layers.Dense(1).name,
             )
         )
+
     assert models[0] == models[1] == models[2]
 
 
 def test_a_model_that_nobody_refers_to_is_gone() -> None:
     model = weakref.ref(_model())
+
     forget_models(RuntimeConfig())
     gc.collect()
+
     assert model() is None
 
 
 def test_the_policy_is_the_configs_or_the_one_set_before() -> None:
     keras.config.set_dtype_policy("mixed_bfloat16")
     forget_models(RuntimeConfig())
+
     assert keras.config.dtype_policy().name == "mixed_bfloat16"
+
     forget_models(RuntimeConfig(mixed_precision_dtype="float32"))
+
     assert keras.config.dtype_policy().name == "float32"

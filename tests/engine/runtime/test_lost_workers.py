@@ -58,8 +58,10 @@ def test_the_worker_that_is_gone_is_named(error: tf.errors.OpError, who: str) ->
 )
 def test_other_errors_are_not_taken_for_a_lost_worker(error: Exception) -> None:
     assert find_lost_worker(error) is None
+
     with pytest.raises(type(error)) as raised, convert_lost_worker_errors():
         raise error
+
     assert raised.value is error
 
 
@@ -74,15 +76,18 @@ def test_a_lost_worker_is_found_behind_the_errors_that_it_led_to() -> None:
             raise unavailable(UNHEALTHY)
         except tf.errors.OpError as error:
             raise StorageError("ckpt-50 was not written") from error
+
     assert raised.value.exit_code == 75
     assert isinstance(raised.value.__cause__, StorageError)
 
 
 def test_a_requested_stop_stays_a_stop_without_the_other_worker() -> None:
     stop = PreemptedError("stopped by SIGTERM at step 5")
+
     with pytest.raises(PreemptedError) as raised, convert_lost_worker_errors():
         try:
             raise unavailable(UNHEALTHY)
         except tf.errors.OpError as error:
             raise stop from error
+
     assert raised.value is stop

@@ -34,6 +34,8 @@ def enable() -> None:
 
 def test_the_answer_is_no_until_it_is_enabled() -> None:
     assert not is_op_determinism_enabled()
+
     with ForkServer() as server:
         ended = server.run(enable)
+
     assert ended.code == 0, ended.text

@@ -44,9 +44,12 @@ def test_each_replica_gets_back_its_own_bits(form: Callable[[list[Any]], list[An
     strategy = replicas(2)
     first = variable_of(strategy)
     second = variable_of(strategy)
+
     move_apart(first, strategy)
     values = read_replica_values([first], strategy)
+
     assert not are_replicas_equal(values)
+
     state = form(values)
     assert restore_replica_values([second], strategy, state)
     np.testing.assert_array_equal(
@@ -59,6 +62,7 @@ def test_each_replica_gets_back_its_own_bits(form: Callable[[list[Any]], list[An
 
 def test_replicas_with_the_same_values_are_alike() -> None:
     strategy = replicas(2)
+
     assert are_replicas_equal(read_replica_values([variable_of(strategy)], strategy))
     assert are_replicas_equal([])
 
@@ -68,8 +72,10 @@ def test_values_of_other_replicas_or_variables_change_nothing() -> None:
     alone = tf.distribute.OneDeviceStrategy("CPU:0")
     first = variable_of(strategy)
     single = variable_of(alone)
+
     move_apart(first, strategy)
     state = read_replica_values([first], strategy)
+
     assert not restore_replica_values([single], alone, state)
     assert not restore_replica_values([single], alone, [*state, *state])
     assert on_each_replica(alone, single)[0].tolist() == [0.0, 0.0]
@@ -79,7 +85,9 @@ def test_only_what_a_step_may_set_apart_is_own_to_each_replica() -> None:
     strategy = replicas(2)
     alone = tf.distribute.OneDeviceStrategy("CPU:0")
     weight = variable_of(strategy, trainable=True)
+
     average = variable_of(strategy)
+
     assert [
         variable is average for variable in select_replica_local([weight, average], strategy)
     ] == [True]
@@ -92,7 +100,9 @@ def test_numbers_of_16_bits_come_back_through_json(form: Callable[[list[Any]], l
     with strategy.scope():
         variable = tf.Variable(tf.constant([0.5, 3.0], tf.bfloat16), trainable=False)
     state = form(read_replica_values([variable], strategy))
+
     variable.assign(tf.zeros_like(variable))
+
     assert restore_replica_values([variable], strategy, state)
     assert variable.numpy().tolist() == [0.5, 3.0]
 
@@ -133,6 +143,7 @@ def test_one_replica_has_the_tensors_of_its_batch() -> None:
 def test_local_tensors_include_all_replicas_and_sparse_parts() -> None:
     strategy = replicas(2)
     batch = next(iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(4))))
+
     assert [tensor.numpy().tolist() for tensor in local_tensors(batch, strategy)] == [
         [0, 1],
         [2, 3],
@@ -142,6 +153,7 @@ def test_local_tensors_include_all_replicas_and_sparse_parts() -> None:
 
 def test_there_are_options_only_when_the_config_asks_for_them() -> None:
     assert build_run_options(RuntimeConfig()) is None
+
     for wanted in (True, False):
         options = build_run_options(RuntimeConfig(tpu_enable_xla_dynamic_padder=wanted))
         assert options is not None

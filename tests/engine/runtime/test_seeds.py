@@ -40,6 +40,7 @@ def run(library: ModuleType, seed: int) -> str:
 
     for batch in dataset:
         step(batch)
+
     return hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).hexdigest()
 
 
@@ -47,7 +48,9 @@ def run(library: ModuleType, seed: int) -> str:
 def test_two_runs_with_one_seed_have_equal_weights(library: ModuleType) -> None:
     first = run(library, 7)
     second = run(library, 7)
+
     other = run(library, 8)
+
     assert first == second
     assert first != other
 

@@ -40,16 +40,22 @@ def test_without_a_global_seed_nothing_is_warned_about(
     tf.random.set_seed(3)
     tf.random.set_seed(None)
     kept = context.context().__dict__.pop("_rng", None)  # as in a process that has set no seed yet
+
     with internals.restart_operation_seeds():
         assert tf.compat.v1.get_seed(None) == (None, None)
+
     assert not caplog.records
+
     context.context()._rng = kept
 
 
 def test_a_global_seed_is_seen_while_it_is_set() -> None:
     tf.random.set_seed(None)
+
     assert not internals.has_global_seed()
+
     tf.random.set_seed(3)
+
     assert internals.has_global_seed()
 
 
@@ -60,11 +66,15 @@ def test_without_the_seed_generator_a_warning_is_logged(
     whole = _drawn(2)
     tf.random.set_seed(3)
     seeds = internals.restart_operation_seeds()
+
     with monkeypatch.context() as patch:
         _without(patch, "tensorflow.python.eager.context", "global_seed")
         seeds.__enter__()
+
     assert _drawn(1) == whole[:1]
+
     seeds.__exit__(None, None, None)
+
     assert _drawn(1) == whole[1:]
     assert "does not expose its seed generator" in caplog.text
 
@@ -97,14 +107,18 @@ def test_outside_of_autograph_layers_alone_are_converted() -> None:
         return internals.convert_with_autograph(function, convert_own_code=False)(x)
 
     traced = tf.function(run)
+
     assert traced(lambda x: layer(x), tf.constant(1)) == b"yes"
+
     with pytest.raises(TypeError, match="AutoGraph"):
         traced(_positive, tf.constant(1))
 
 
 def test_without_the_name_the_public_conversion_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf, "__internal__", object())
+
     assert _in_unconverted_code(_positive)(tf.constant(1)) == b"yes"
+
     model = tf.Module()
     assert internals.convert_with_autograph(model) is model
     assert internals.convert_with_autograph(_positive, convert_own_code=False) is _positive
@@ -130,11 +144,14 @@ def test_a_failed_save_is_reported_once_and_a_later_one_succeeds(
         raise OSError(f"no room for {path}")
 
     checkpoint = _save(tmp_path, fail)
+
     assert "no room for" in str(internals.stop_async_saver(checkpoint))
     assert not caplog.records and not logging.getLogger("absl").disabled
     assert internals.stop_async_saver(checkpoint) is None
+
     checkpoint.write(str(tmp_path / "ckpt-2"), tf.train.CheckpointOptions(enable_async=True))
     checkpoint.sync()
+
     assert (tmp_path / "ckpt-2.index").exists()
     assert internals.stop_async_saver(checkpoint) is None
 
@@ -143,13 +160,20 @@ def test_the_next_save_restarts_the_thread_of_saves(tmp_path: Path) -> None:
     before = set(threading.enumerate())  # of which some may end meanwhile
     checkpoint = _save(tmp_path)
     (thread,) = set(threading.enumerate()) - before
+
     internals.stop_async_saver(checkpoint)
+
     assert not thread.is_alive()
+
     checkpoint.write(str(tmp_path / "ckpt-2"), tf.train.CheckpointOptions(enable_async=True))
     checkpoint.sync()
+
     assert (tmp_path / "ckpt-2.index").exists()
+
     (thread,) = set(threading.enumerate()) - before
+
     internals.stop_async_saver(checkpoint)
+
     assert not thread.is_alive()
 
 
@@ -180,6 +204,7 @@ def test_a_setting_that_is_gone_is_an_error_and_not_an_answer(
 ) -> None:
     dataset = make()
     delattr(dataset, name)
+
     with pytest.raises(TrainerKitError, match="is made of"):
         ask(dataset)
 
@@ -229,21 +254,26 @@ def test_a_random_operation_draws_from_the_generator(name: str) -> None:
     generator = tf.random.Generator.from_seed(3)
     drawing = _drawing(draw, generator)
     stateful = tf.function(draw)
+
     first = drawing().numpy().astype(np.float64)
 
     assert first.mean() == pytest.approx(mean, abs=0.03) and first.var() == pytest.approx(
         variance, rel=0.03
     )
     assert not _hidden_states(drawing) and _hidden_states(stateful)
+
     concrete = drawing.get_concrete_function()
     expected = stateful.get_concrete_function()
+
     assert (concrete.output_shapes, concrete.output_dtypes) == (
         expected.output_shapes,
         expected.output_dtypes,
     )
 
     second = drawing().numpy()
+
     generator.reset_from_seed(3)
+
     np.testing.assert_array_equal(drawing().numpy(), first)
     np.testing.assert_array_equal(drawing().numpy(), second)
     assert not np.array_equal(first, second)
@@ -276,9 +306,13 @@ def test_operations_in_branches_and_loops_are_replaced() -> None:
 
     generator = tf.random.Generator.from_seed(3)
     drawing = _drawing(draw, generator)
+
     first = drawing().numpy()
+
     assert _hidden_states(drawing) == set()
+
     generator.reset_from_seed(3)
+
     np.testing.assert_array_equal(drawing().numpy(), first)
 
 
@@ -290,12 +324,13 @@ def test_gradients_flow_through_random_operations() -> None:
             tape.watch([rate, kept])
             mean = tf.reduce_mean(tf.random.gamma([SAMPLES], rate), axis=0)
             dropped = tf.nn.dropout(kept, 0.5)
+
         return tape.gradient(mean, rate), tape.gradient(dropped, kept), dropped
 
     of_rate, of_kept, dropped = _drawing(gradients, tf.random.Generator.from_seed(3))()
-    np.testing.assert_allclose(
-        of_rate, [1.0, 1.0], atol=0.02
-    )  # the mean of a gamma distribution is its rate
+
+    # The mean of a gamma distribution is its rate.
+    np.testing.assert_allclose(of_rate, [1.0, 1.0], atol=0.02)
     np.testing.assert_array_equal(of_kept, dropped)
 
 
@@ -311,18 +346,23 @@ def test_each_replica_draws_other_numbers() -> None:
         )
 
     first, second = strategy.experimental_local_results(_drawing(draw, generator)())
+
     assert not (first.numpy() == second.numpy()).any()
 
 
 def test_random_operations_elsewhere_keep_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = tf.random.Generator.from_seed(3)
     normal = tf.function(lambda: tf.random.normal([2]))
+
     _drawing(normal, generator)()  # traced here with the generator, and again outside
+
     assert _hidden_states(normal) == {"RandomStandardNormal"}
 
     before = generator.state.numpy()
+
     with internals.stateless_random_operations(generator):
         tf.random.normal([2])  # in eager mode
+
     np.testing.assert_array_equal(generator.state.numpy(), before)
 
     with replicas(2).scope():
@@ -330,6 +370,7 @@ def test_random_operations_elsewhere_keep_their_state(monkeypatch: pytest.Monkey
         assert _hidden_states(across_replicas) == {"RandomStandardNormal"}
 
     _without(monkeypatch, "tensorflow.python.ops.gen_random_ops", "random_shuffle")
+
     assert _hidden_states(_drawing(lambda: tf.random.normal([2]), generator)) == {
         "RandomStandardNormal"
     }

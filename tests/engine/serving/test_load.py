@@ -78,6 +78,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         strategy, task, "train_and_eval", _config(), str(folder), experiment=NAME
     )
     launch(_config(), "continuous_eval", str(folder), eval_name="beside", experiment=NAME)
+
     return folder
 
 
@@ -91,12 +92,16 @@ def test_a_run_that_an_earlier_release_began_with_auto_is_loaded(
 ) -> None:
     text = (run / "params.yaml").read_text()
     manifest = read_json(run / "manifest.json")
+
     assert "fuse_steps: 1\n" in text
+
     text = text.replace("fuse_steps: 1\n", "fuse_steps: auto\n").replace(
         "executor: default\n", "executor: auto\n"
     )
+
     (tmp_path / "params.yaml").write_text(text)
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "fuse_steps": 5}))
+
     assert read_run_config(tmp_path, modules) == read_run_config(run, modules)
 
 
@@ -126,7 +131,9 @@ def _plain_model() -> Any:
 def test_plain_tensorflow_has_the_accuracy_that_was_reported(run: Path, place: str) -> None:
     path = tf.train.latest_checkpoint(str(run / place))
     info = read_json(run / place / "info.json")
+
     assert os.path.basename(path) == info["checkpoint"]
+
     model = _plain_model()
     tf.train.Checkpoint(model=model).read(path).assert_existing_objects_matched()
     assert _accuracy(model) == pytest.approx(info["metrics"]["accuracy"])
@@ -141,11 +148,14 @@ def test_a_model_is_loaded_as_it_was_evaluated(run: Path, modules: list[str], wh
         "path": "evals/beside/best_ckpt",
     }.get(which)
     step = read_json(run / place / "info.json")["step"] if place else 50 if which == 50 else 60
+
     model = trainer_kit.load_model(
         run, str(run / str(place)) if which == "path" else which, modules
     )
+
     assert _accuracy(model) == pytest.approx(_reported(run)[step])
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
     modules.clear()  # it is registered now
 
 
@@ -179,7 +189,9 @@ def test_a_train_only_run_of_an_unbuilt_model_is_loaded(
     model, _ = trainer_kit.run_experiment(
         None, task, "train", config, str(tmp_path), experiment=name
     )
+
     points = tiny_arrays(False)[0]
+
     np.testing.assert_array_equal(trainer_kit.load_model(tmp_path, "latest")(points), model(points))
 
     def missing(*_: Any, **__: Any) -> Any:
@@ -187,6 +199,7 @@ def test_a_train_only_run_of_an_unbuilt_model_is_loaded(
 
     monkeypatch.setattr(_UnbuiltTask, "build_inputs", missing)
     told = r"cannot be opened: .*validation.csv(.|\n)*Unbuilt has no variables yet, .* with a keras.Input in "
+
     with pytest.raises(DataError, match=told):
         trainer_kit.load_model(tmp_path, "latest")
 
@@ -210,15 +223,18 @@ def test_a_run_without_an_experiment_is_told_what_to_do(run: Path, tmp_path: Pat
         shutil.copy(run / name, tmp_path)
     manifest = read_json(tmp_path / "manifest.json")
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "experiment": ""}))
+
     with pytest.raises(
         UsageError,
         match=r"no experiment.*trainer_kit\.load_weights\(.*compat\.keras\.load\(model, ",
     ):
         trainer_kit.load_model(tmp_path)
+
     (tmp_path / "manifest.json").write_text(
         json.dumps({**manifest, "experiment": "not_registered", "command": []})
     )
     message = r"^no experiment is called 'not_registered'; .*; name the module that registers it with import_modules$"
+
     with pytest.raises(UsageError, match=message):
         trainer_kit.load_model(tmp_path)
 
@@ -238,17 +254,22 @@ def test_a_rotated_checkpoint_is_replaced_by_the_newest(
         return original(prefix)
 
     monkeypatch.setattr(load, "CheckpointGraph", rotated)
+
     assert trainer_kit.load_weights(_plain_model(), copy).path == str(copy / "ckpt-50")
 
 
 def test_averages_are_loaded_unless_the_weights_are_asked_for(run: Path, capsys: Output) -> None:
     model = _plain_model()
     loaded = trainer_kit.load_weights(model, run)
+
     assert loaded.averaged and _accuracy(model) == pytest.approx(_reported(run)[60])
+
     said = capsys.readouterr().out
     assert said == f"{loaded}\n" and "moving averages" in said and "optimizer (6)" in said
+
     averaged = [variable.numpy() for variable in model.trainable_variables]
     assert not trainer_kit.load_weights(model, run / "ckpt-60", averaged=False).averaged
+
     raw = [variable.numpy() for variable in model.trainable_variables]
     assert not any(np.array_equal(value, other) for value, other in zip(averaged, raw, strict=True))
 
@@ -263,9 +284,8 @@ def test_best_weights_of_earlier_versions_are_loaded(run: Path, tmp_path: Path) 
     )
     for place in (path, tmp_path):
         model = _plain_model()
-        assert (
-            trainer_kit.load_weights(model, place).variables == 5
-        )  # four and the state of a generator
+        # Four and the state of a generator.
+        assert trainer_kit.load_weights(model, place).variables == 5
         assert all(
             np.array_equal(variable, other)
             for variable, other in zip(model.variables, old.variables, strict=True)
@@ -313,7 +333,9 @@ def test_weights_of_another_program_are_loaded(tmp_path: Path, kind: str, form: 
     model = MODELS[kind]()
     _scramble(theirs)
     path = _saved(form)(theirs, tmp_path)
+
     loaded = trainer_kit.load_weights(model, path)
+
     np.testing.assert_array_equal(model(POINTS), theirs(POINTS))
     assert bool(loaded.unused) == (form in ("net and optimizer", "manager"))
 
@@ -326,7 +348,9 @@ def test_weights_of_keras_two_are_loaded_into_keras_three(tmp_path: Path) -> Non
     _scramble(theirs)
     theirs.save_weights(str(tmp_path / "x"))  # in TensorFlow's format
     model = _sequential()
+
     trainer_kit.load_weights(model, tmp_path / "x")
+
     np.testing.assert_allclose(model(POINTS), theirs(POINTS), rtol=1e-5)
 
 
@@ -341,6 +365,7 @@ def test_layers_in_lists_are_loaded_from_our_files_only(tmp_path: Path) -> None:
             return self.blocks[0](inputs)
 
     path = tf.train.Checkpoint(model=Listed()).write(str(tmp_path / "x"))
+
     with pytest.raises(UsageError, match=r"(?s)nothing fits.*kernel +missing in the checkpoint"):
         trainer_kit.load_weights(Listed(), path)
 
@@ -374,8 +399,10 @@ def test_a_misfit_is_an_error_with_a_table_and_changes_nothing(
 ) -> None:
     model, path = _misfit(kind, tmp_path)
     before = [variable.numpy() for variable in model.variables]
+
     with pytest.raises(UsageError, match=f"(?s){told}"):
         trainer_kit.load_weights(model, path)
+
     assert all(
         np.array_equal(old, variable) for old, variable in zip(before, model.variables, strict=True)
     )
@@ -390,8 +417,10 @@ def test_ctrl_c_in_keras_changes_no_weight(tmp_path: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     monkeypatch.setattr(model, "load_weights", interrupted)
+
     with pytest.raises(KeyboardInterrupt):
         trainer_kit.load_weights(model, tmp_path / "x.weights.h5")
+
     assert all(
         np.array_equal(old, variable) for old, variable in zip(before, model.variables, strict=True)
     )
@@ -403,18 +432,22 @@ def test_a_part_has_to_be_named_where_several_fit(tmp_path: Path) -> None:
     model = _sequential()
     _scramble(second)
     path = tf.train.Checkpoint(one=first, two=second).write(str(tmp_path / "x"))
+
     with pytest.raises(
         UsageError, match=r"several parts that fit: one, two; give one of them as part="
     ):
         trainer_kit.load_weights(model, path)
+
     assert trainer_kit.load_weights(model, path, part="two").part == "two"
     np.testing.assert_array_equal(model(POINTS), second(POINTS))
+
     with pytest.raises(UsageError, match="has no 'tow'; did you mean two"):
         trainer_kit.load_weights(model, path, part="tow")
 
 
 def test_what_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     path = tf.train.Checkpoint(model=_sequential()).write(str(tmp_path / "x"))
+
     for model, place in (
         (keras.Sequential([keras.layers.Dense(2)]), path),
         (_sequential(), tmp_path / "y"),
@@ -422,7 +455,10 @@ def test_what_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError):
             trainer_kit.load_weights(model, place)
+
     (tmp_path / "x.index").write_bytes(b"broken")
+
     with pytest.raises(StorageError):
         trainer_kit.load_weights(_sequential(), path)
+
     assert not complete_checkpoints(str(tmp_path))

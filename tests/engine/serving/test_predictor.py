@@ -62,10 +62,14 @@ def _two_inputs() -> keras.Model:
 def test_outputs_are_exposed_tensors_and_layers_of_live_weights() -> None:
     model = _two_inputs()
     predict = tk.get_predictor(model, ["b", "a"], ["total", "halved", "out"])
+
     outputs = predict([[1.0, 2.0]], a=[[3.0, 5.0]])
+
     np.testing.assert_array_equal(outputs["total"], [[4, 7]])
     np.testing.assert_array_equal(outputs["halved"], [[2, 3.5]])
+
     model.layers[-1].kernel.assign_add([[1.0], [0.0]])
+
     np.testing.assert_allclose(
         predict(a=[[3.0, 5.0]], b=[[1.0, 2.0]])["out"], outputs["out"] + 4, rtol=1e-6
     )
@@ -87,6 +91,7 @@ def test_a_tf_module_may_take_a_dict_and_return_one() -> None:
     outputs = tk.get_predictor(Module(), ["x", "y"], ["scaled", "inner"])(
         tf.constant(3.0), tf.constant(4.0)
     )
+
     assert outputs == {"scaled": 6.0, "inner": 7.0}
 
 
@@ -101,9 +106,11 @@ def test_a_tf_keras_model_has_named_inputs_and_layers_too() -> None:
     b = tf_keras.Input((2,), name="b")
     halves = Clipped(name="halves")(tf_keras.layers.Add(name="total")([a, b]))
     model = tf_keras.Model({"a": a, "b": b}, tf_keras.layers.Dense(1, name="out")(halves))
+
     outputs = tk.get_predictor(model, ["b", "a"], ["total", "clipped", "halves"])(
         [[1.0, 2.0]], [[2.0, 5.0]]
     )
+
     np.testing.assert_array_equal(outputs["total"], [[3, 7]])
     np.testing.assert_array_equal(outputs["clipped"], [[3, 4]])
     np.testing.assert_array_equal(outputs["halves"], [[1.5, 2]])
@@ -117,13 +124,16 @@ def test_runs_and_their_checkpoints_predict_as_their_model(tmp_path: Path) -> No
     launch(get_experiment(NAME), "train", str(folder), experiment=NAME)
     points, _ = tiny_arrays(False)
     expected = tk.load_model(folder, 5)(points[:4]).numpy()
+
     for place, which in ((folder, 5), (folder / "ckpt-5", None)):
         outputs = tk.get_predictor(place, ["points"], ["hidden", "logits"], which)(points[:4])
         np.testing.assert_allclose(outputs["logits"], expected, rtol=1e-6)
         assert outputs["hidden"].shape == (4, 16)
+
     for place, which in ((folder / "ckpt-5", 5), (folder, 7)):
         with pytest.raises(UsageError):
             tk.get_predictor(place, ["points"], ["logits"], which)
+
     with pytest.raises(
         UsageError, match=r"^import_modules: there is no file .*predict.py; did you mean .*ed.py"
     ):
@@ -148,6 +158,7 @@ def test_unknown_names_are_errors_with_near_names(inputs: Any, outputs: Any, mes
 
 def test_a_call_with_other_inputs_is_an_error() -> None:
     predict = tk.get_predictor(_two_inputs(), ["a", "b"], ["out"])
+
     with pytest.raises(
         UsageError, match=r"takes the inputs \(a, b\); it was called with \(\.\.\., c=\.\.\.\)"
     ):

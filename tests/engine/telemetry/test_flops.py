@@ -113,12 +113,15 @@ def test_products_in_a_loaded_saved_model_are_told(tmp_path: Path) -> None:
     )
     tf.saved_model.save(module, str(tmp_path))
     loaded = tf.saved_model.load(str(tmp_path))
+
     result = count_flops(lambda x: loaded.call(x), tf.TensorSpec([None, 3]))
+
     assert result == FlopsResult(0, "a lower bound, these operations are not counted: 1 MatMul")
 
 
 def test_calls_of_functions_that_cannot_be_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer_kit.telemetry.flops.get_called_functions", lambda _: {})
+
     assert (
         "1 StatefulPartitionedCall"
         in count_flops(_Nested(), {"x": tf.TensorSpec([None, 3])}).problem
@@ -130,6 +133,7 @@ def test_the_model_is_called_for_inference_and_keeps_its_state() -> None:
         [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
     )
     before = [variable.numpy() for variable in model.variables]
+
     assert count_flops(model, tf.TensorSpec((None, 4))).problem == ""
     assert all(
         (variable.numpy() == value).all()
@@ -140,6 +144,7 @@ def test_the_model_is_called_for_inference_and_keeps_its_state() -> None:
 def test_what_is_not_counted_is_told() -> None:
     model = keras.Sequential([keras.Input((8, 3)), keras.layers.LSTM(5)])
     result = count_flops(model, tf.TensorSpec((None, 8, 3)))
+
     assert result.flops is not None
     assert "1 While" in result.problem
     assert "lower bound" in str(result)
@@ -155,6 +160,7 @@ def test_what_is_not_counted_is_told() -> None:
 )
 def test_a_failure_says_why_in_one_plain_line(spec: Any, reason: str) -> None:
     result = count_flops(mlp(keras), spec)
+
     assert result.flops is None
     assert reason in result.problem
     assert result.problem.isprintable()
@@ -164,5 +170,6 @@ def test_a_failure_says_why_in_one_plain_line(spec: Any, reason: str) -> None:
 @BOTH
 def test_a_model_that_is_not_built_is_left_so(api: Any) -> None:
     model = api.Sequential([api.layers.Dense(3)])
+
     assert "not built" in count_flops(model, tf.TensorSpec((None, 4))).problem
     assert not model.built

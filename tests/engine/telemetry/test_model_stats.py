@@ -34,12 +34,16 @@ class Plain(tf.Module):
 def test_the_count_is_that_of_keras_compiled_and_frozen(api: Any) -> None:
     model = conv_net(api)
     count = count_parameters(model)
+
     assert count == ParameterCount(trainable=40 + 8 + 1450, non_trainable=8)
     assert count.total == model.count_params() == 1506
     assert str(count) == "1,506 parameters, 1,498 of them trainable"
+
     model.compile("adam", "mse", metrics=["mae"], run_eagerly=True)
     model.fit(tf.ones((2, 8, 8, 1)), tf.ones((2, 10)), verbose=0)
+
     assert count_parameters(model) == count
+
     model.layers[-1].trainable = False
     assert count_parameters(model) == ParameterCount(trainable=48, non_trainable=1458)
 
@@ -51,7 +55,10 @@ def test_a_module_counts_each_variable_once() -> None:
 @pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_a_model_that_is_not_built_says_so(api: Any) -> None:
     model = api.Sequential([api.layers.Dense(3)])
+
     assert "not built" in count_parameters(model).problem
     assert str(count_parameters(model)).startswith("parameters unknown: ")
+
     model(tf.ones((1, 2)))
+
     assert count_parameters(model) == ParameterCount(trainable=9, non_trainable=0)

@@ -84,6 +84,7 @@ def test_the_largest_of_what_is_worth_a_change_comes_first() -> None:
 
 def test_fused_steps_on_a_cpu_may_be_slow_convolutions() -> None:
     fused = replace(_SETTINGS, is_on_cpu=True, can_fuse=False, is_fused=True)
+
     assert "if the model has convolutions, try trainer.fuse_steps=1" in advise_on_time(
         _times(), fused
     )
@@ -91,6 +92,7 @@ def test_fused_steps_on_a_cpu_may_be_slow_convolutions() -> None:
 
 def test_low_precision_is_not_advised_where_all_devices_are_cpus() -> None:
     told = advise_on_time(_times(), replace(_SETTINGS, is_on_cpu=True))
+
     assert (
         told.startswith("compute-bound: 94 %")
         and "a faster device" in told
@@ -112,18 +114,23 @@ def test_a_final_evaluation_and_tracing_cannot_be_saved() -> None:
 
 def test_what_the_run_has_already_is_not_advised() -> None:
     short = _times(steps=400_000)
+
     assert advise_on_time(short, replace(_SETTINGS, can_fuse=False)).startswith("compute-bound")
+
     tiny = replace(_SETTINGS, can_fuse=False, can_use_one_thread=True, steps_per_loop=1000)
     assert advise_on_time(_times(steps=10**6), tiny).endswith(
         "0.094 ms; try runtime.executor=single_threaded, in a new model_dir"
     )
+
     for done in ({"can_use_one_thread": False}, {"is_fused": True}):
         assert advise_on_time(_times(steps=10**6), replace(tiny, **done)).startswith(
             "compute-bound"
         )
+
     assert advise_on_time(short, replace(_SETTINGS, steps_per_loop=1)).startswith(
         "short loops: 94 %"
     )
+
     eager = replace(_SETTINGS, to_compile=("runtime.run_eagerly=false",))
     assert re.search(
         r"^eager steps: 94 % .*; try runtime\.run_eagerly=false$", advise_on_time(short, eager)
@@ -161,6 +168,8 @@ def test_every_setting_that_is_advised_is_one_of_the_config() -> None:
         for part in ("task", "trainer", "runtime")
         for name in get_fields(type(getattr(config, part)))
     }
+
     paths |= {f"task.train_data.{name}" for name in get_fields(type(config.task.train_data))}
+
     assert named <= paths
     assert len(named) >= 10

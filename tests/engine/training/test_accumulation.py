@@ -112,13 +112,14 @@ def test_4_times_8_examples_train_as_32_do(
         "optimizer_config": OPTIMIZATION,
     }
     split = _trainer(TinyTask, count, **options)
+
     _assert_equal(split, two_layers)
+
     warnings = [
         record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
     ]
-    assert (
-        not warnings
-    )  # such as of state that no checkpoint holds, or of batch normalization, which there is not
+    # Such as of state that no checkpoint holds, or of batch normalization, which there is not.
+    assert not warnings
     assert len(split.accumulation.variables) == 4
 
 
@@ -242,6 +243,7 @@ def test_float16_scales_and_skips_whole_batches() -> None:
     with precision_scope(RuntimeConfig(**runtime)):
         split = _trainer(_Overflowing, 2, runtime=runtime, accumulate_steps=2)
         whole = _trainer(_Overflowing, runtime=runtime)
+
     for trainer in (split, whole):
         trainer.train(tf.constant(3))
         assert float(trainer.optimizer.dynamic_scale.numpy()) == 2.0**14  # halved once
@@ -249,9 +251,9 @@ def test_float16_scales_and_skips_whole_batches() -> None:
             int(trainer.optimizer.inner_optimizer.iterations.numpy()) == 2
             and trainer.global_step.numpy() == 3
         )
-    assert_all_close(
-        trained_weights(split), trained_weights(whole), atol=5e-3
-    )  # activations are float16
+
+    # Activations are float16.
+    assert_all_close(trained_weights(split), trained_weights(whole), atol=5e-3)
 
 
 class _Overflowing(LinearTask):
@@ -280,7 +282,9 @@ class _Normalized(LinearTask):
 def test_batch_normalization_gets_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     trainer = _trainer(_Normalized, 2, accumulate_steps=2)
     logs = [trainer.train(tf.constant(2)), trainer.train(tf.constant(2))]
+
     assert all(np.isfinite(loop_logs["training_loss"]) for loop_logs in logs)
+
     (told,) = [text for text in caplog.messages if "batch normalization" in text]
     assert told.startswith(
         "trainer.accumulate_steps=2: batch normalization (norm) takes mean and variance of micro"
@@ -317,17 +321,24 @@ class _Alive(LinearTask):
 )
 def test_activations_of_one_micro_batch_are_in_memory(options: dict[str, Any]) -> None:
     trainer = _trainer(_Alive, **{"accumulate_steps": 8, **options})
+
     trainer.train(tf.constant(3))
+
     assert trainer.task.alive == [0] + [1, 0] * int(trainer.accumulation.steps) * 3
 
 
 def test_sums_of_an_interrupted_step_do_not_count(whole: _Trained) -> None:
     split = _trainer(accumulate_steps=4, fuse_steps=2)
+
     split.train(tf.constant(STEPS // 2))
+
     assert len(split.accumulation.variables) == 2
+
     for variable in split.accumulation.variables:
         variable.assign(np.full(variable.shape, np.nan, np.float32))
+
     split.train(tf.constant(STEPS // 2))
+
     assert_all_close(_state(split), whole.state, atol=1e-6)
 
 
@@ -336,6 +347,7 @@ def test_gradients_of_a_diverged_step_are_those_of_the_batch() -> None:
         compute_gradient_norms(trainer, trainer.next_batch())
         for trainer in (_trainer(accumulate_steps=2), _trainer())
     )
+
     assert split == pytest.approx(whole, abs=1e-6) and len(split) == 2
 
 
@@ -354,10 +366,13 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
         },
     )
     results = []
+
     for from_step in (None, 4):
         model, _ = launch(config, "train", str(tmp_path), from_step=from_step)
         results.append([variable.numpy() for variable in model.variables])
+
     assert all(np.array_equal(value, other) for value, other in zip(*results, strict=True))
+
     held = tf.train.list_variables(str(tmp_path / "ckpt-8"))
     assert not [name for name, _ in held if "accumulated" in name]
 
@@ -375,6 +390,7 @@ class _WrappedStep(Trainer):
 
 def test_a_trainers_own_step_has_to_call_ours() -> None:
     _trainer(cls=_WrappedStep, accumulate_steps=2).train(tf.constant(1))
+
     with pytest.raises(
         UsageError, match=r"_OwnStep\.train_step does not call super\(\)\.train_step"
     ):
@@ -405,9 +421,11 @@ def test_a_replaced_optimizer_is_the_one_that_updates() -> None:
     trainer = _trainer(accumulate_steps=2)
     trainer.train(tf.constant(1))
     trainer._optimizer = optimizer = keras.optimizers.SGD(0.1)
+
     optimizer.build(trainer.model.trainable_variables)
     trainer.forget_train_loop()
     trainer.train(tf.constant(2))
+
     assert int(optimizer.iterations.numpy()) == 2
 
 
@@ -425,6 +443,7 @@ class _OutOfMemory(LinearTask):
 def test_a_step_without_memory_names_the_number_to_try_next() -> None:
     with pytest.raises(tf.errors.ResourceExhaustedError) as raised:
         _trainer(_OutOfMemory, accumulate_steps=4).train(tf.constant(1))
+
     assert raised.value.__notes__[0].startswith(
         "try trainer.accumulate_steps=8, which trains on a batch in so many"
     )

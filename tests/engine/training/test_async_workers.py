@@ -22,5 +22,6 @@ def test_synchronous_training_has_no_coordinator(kind: str) -> None:
         f"needs a parameter-server strategy.*{type(strategy).__name__}"
         ".*a tf.distribute.ParameterServerStrategy"
     )
+
     with pytest.raises(UsageError, match=message):
         _ = workers.coordinator

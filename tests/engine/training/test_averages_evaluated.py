@@ -87,6 +87,7 @@ def _trained(ema: dict[str, Any], task_type: type[LinearTask] = LinearTask, step
     trainer.initialize()
     if steps:
         trainer.train(tf.constant(steps))
+
     return trainer
 
 
@@ -111,6 +112,7 @@ def test_each_kind_of_weights_has_metrics_of_its_own() -> None:
             plain.model.set_weights(values)
             expected = plain.evaluate(tf.constant(-1))
             assert {metric: set_logs[metric] for metric in expected} == expected
+
     assert (
         len(
             {
@@ -127,17 +129,21 @@ def test_further_evaluations_leave_task_and_randomness_alone() -> None:
     average_only, all_weights = (
         _trained({**EMA, "evaluate": names}, _Counting) for names in (("average",), EMA["evaluate"])
     )
+
     for _ in range(2):
         expected, logs = (
             trainer.evaluate(tf.constant(-1)) for trainer in (average_only, all_weights)
         )
         assert {name: logs[name] for name in expected} == expected
+
     assert logs["fast"]["drawn"] == logs["drawn"]
     assert [int(trainer.task.batches) for trainer in (average_only, all_weights)] == [
         int(average_only.task.batches)
     ] * 2
+
     for trainer in (average_only, all_weights):
         trainer.train(tf.constant(3))
+
     assert _held(average_only) == _held(all_weights)
 
 
@@ -184,6 +190,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, ready: ReadyTrainer) -> Path:
         trainer_kit.register_experiment(NAME)(_run_config)
     folder = tmp_path_factory.mktemp("averages") / "run"
     _launch(_run_config(), folder, trainer=ready.again(folder))
+
     return folder
 
 
@@ -201,6 +208,7 @@ def _value(model: Any, metric: str) -> float:
     outputs = model(points)
     if metric == "accuracy":
         return float((outputs.numpy().argmax(1) == labels).mean())
+
     return float(keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, outputs))
 
 
@@ -210,9 +218,11 @@ def _value(model: Any, metric: str) -> float:
 def test_best_checkpoints_hold_the_weights_of_their_metric(run: Path, place: str) -> None:
     info = read_json(run / place / "info.json")
     model = _loaded(str(run / place / info["checkpoint"]))
+
     assert _value(model, info["metric"].rpartition("|")[2]) == pytest.approx(
         info["value"], rel=1e-5
     )
+
     values = {info["metrics"][f"dev|{name}validation_loss"] for name in ("", "weights|", "fast|")}
     assert len(values) == 3
 
@@ -224,7 +234,9 @@ def test_reports_say_which_weights_a_metric_is_of(run: Path) -> None:
     records = json_lines(run / "evals/validation.jsonl")
     last = {record["dataset"]: record["metrics"] for record in records if record["step"] == 40}
     recorded = flatten_scalars({name: metrics[name] for name, metrics in last.items()}, "|")
+
     best = {name: value for name, value in flat.items() if "best_" in name}
+
     assert best == {"rare|weights|best_validation_loss": flat["rare|weights|validation_loss"]}
     assert {**recorded, **best} == flat and {"dev|accuracy", "rare|fast|accuracy"} <= flat.keys()
     assert list((run / "validation/rare/weights").glob("events*"))
@@ -245,10 +257,13 @@ def test_a_resumed_run_has_the_bits_of_one_never_stopped(
 ) -> None:
     _launch(_run_config(20), tmp_path, trainer=ready.again(tmp_path))
     _launch(_run_config(40), tmp_path)  # with a trainer of its own, as in a new process
+
     assert compare_runs(run, tmp_path) == []
+
     whole = _variables(run / "ckpt-40")
     assert any(name.startswith("more_averages/fast/") for name in whole)
     assert whole == _variables(tmp_path / "ckpt-40")
+
     for name in ("ckpt-40", "fast/ckpt-30", "fast/ckpt-40"):
         assert _variables(run / "ema_checkpoints" / name) == _variables(
             tmp_path / "ema_checkpoints" / name
@@ -262,10 +277,14 @@ def test_ema_checkpoints_hold_the_averages(
     run: Path, folder: str, average: str, steps: set[int]
 ) -> None:
     place = run / "ema_checkpoints" / folder
+
     assert complete_checkpoints(str(place)).keys() == steps
+
     model = _loaded(tf.train.latest_checkpoint(str(place)))
     other = _loaded(str(run / "best_ckpt/ckpt-40"))
+
     trainer_kit.load_weights(other, run / "ckpt-40", averaged=average)
+
     assert_all_close(model.get_weights(), other.get_weights())
 
 
@@ -284,10 +303,12 @@ def test_a_model_is_loaded_with_the_weights_asked_for(run: Path) -> None:
     ):
         model = trainer_kit.load_model(run, "latest", weights=weights)
         assert _value(model, "validation_loss") == pytest.approx(loss["validation_loss"], rel=1e-5)
+
     with pytest.raises(
         UsageError, match="keeps no average 'fats' of the weights; did you mean fast"
     ):
         trainer_kit.load_model(run, "latest", weights="fats")
+
     with pytest.raises(UsageError, match="holds one kind of weights, those that were evaluated"):
         trainer_kit.load_model(run, "best", weights="fast")
 
@@ -296,9 +317,11 @@ def test_averages_that_are_lost_or_a_kill_prevented_are_written(
     run: Path, ready: ReadyTrainer, tmp_path: Path
 ) -> None:
     again = Path(shutil.copytree(run, tmp_path / "run"))
+
     shutil.rmtree(again / "ema_checkpoints")
     (again / "final.json").unlink()
     _launch(_run_config(), again, trainer=ready.again(again))
+
     for name in ("ckpt-40", "fast/ckpt-40"):
         assert _variables(run / "ema_checkpoints" / name) == _variables(
             again / "ema_checkpoints" / name
@@ -309,6 +332,7 @@ def test_a_metric_of_weights_that_are_not_evaluated_is_refused(tmp_path: Path) -
     config = _config(
         {**EMA, "evaluate": ("average",)}, best_checkpoint_eval_metric="weights|accuracy"
     )
+
     with pytest.raises(UsageError, match=r"'weights\|accuracy' is not a validation metric"):
         _launch(config, tmp_path)
 
@@ -330,25 +354,33 @@ def test_checkpoints_of_an_unknown_average_are_refused(
 
 def test_a_run_without_evaluations_saves_averages_too(tmp_path: Path) -> None:
     config = _config(EMA, callbacks=({"name": "ema_checkpoints", "args": {"max_to_keep": 5}},))
+
     _launch(config, tmp_path, "train")
+
     assert list(complete_checkpoints(str(tmp_path / "ema_checkpoints"))) == [10, 20]
 
 
 def test_an_average_that_is_added_begins_at_the_weights(tmp_path: Path) -> None:
     before = {"average_decay": 0.9, "dynamic_decay": False}
+
     _launch(_config(before, train_steps=10), tmp_path, "train")
+
     assert not any("more_averages" in name for name in _variables(tmp_path / "ckpt-10"))
+
     config = _config({**before, "more_decays": {"fast": 1.0}}, train_steps=20)
     path = "trainer.optimizer_config.ema.more_decays"
     launch(config, "train", str(tmp_path), allow_config_change=[path])
     saved = {step: _variables(tmp_path / f"ckpt-{step}") for step in (10, 20)}
     section = "more_averages/fast/"
+
     begun = {
         name.replace(section, "model/"): value
         for name, value in saved[20].items()
         if name.startswith(section)
     }
+
     assert begun
+
     for name, value in begun.items():
         np.testing.assert_allclose(
             *(np.frombuffer(buffer, np.float32) for buffer in (value, saved[10][name])), atol=1e-6

@@ -86,6 +86,7 @@ def keras_numbers(**weights: Any) -> tuple[float, float]:
 def test_each_loop_has_the_numbers_of_keras(fuse_steps: int, weights: Any, tmp_path: Path) -> None:
     loss, hits = keras_numbers(sample_weight=weights)
     step_reports = reports(tmp_path, weights=weights is not None, fuse_steps=fuse_steps)
+
     assert [step_report["hits"] for step_report in step_reports] == [hits] * 4
     assert [
         step_report.get("training_loss", step_report.get("validation_loss"))

@@ -54,8 +54,10 @@ def _trainer(*metrics: Any) -> Trainer:
 
 def test_training_and_evaluation_report_them() -> None:
     trainer = _trainer({"type": "top"}, {"type": "top", "top": {"k": 3}}, _KERAS)
+
     for logs in (trainer.train(tf.constant(10)), trainer.evaluate(tf.constant(-1))):
         assert logs["top_1"] == logs["accuracy"] <= logs["top_2"] <= logs["top_3"] == 1.0
+
     assert {"accuracy", "top_1", "top_2", "top_3"} <= set(trainer.validation_metric_names() or ())
 
 

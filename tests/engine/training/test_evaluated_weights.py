@@ -35,9 +35,11 @@ class _Model(tf.Module):
 def test_training_draws_what_it_would_without_the_evaluation(averaged: bool) -> None:
     model = _Model(averaged)
     other = _Model(averaged)
+
     with model.evaluated.use_weights():
         model.state.remember_generators()
         model.draw()
+
     assert model.draw() == other.draw()
 
 
@@ -45,7 +47,9 @@ def test_what_training_draws_later_is_not_undone() -> None:
     model = _Model(averaged=False)
     model.state.remember_generators()
     drawn: list[Any] = []
+
     for _ in range(3):  # such as late saves
         model.evaluated.restore_trained_weights()
         drawn.append(model.draw())
+
     assert len(set(drawn)) == 3

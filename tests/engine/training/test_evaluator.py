@@ -76,6 +76,7 @@ def _trainer(
     trainer.checkpoint_exporter = exporter
     for variable in trainer.model.trainable_variables:
         variable.assign(10.0 * variable + 1.0)
+
     return trainer
 
 
@@ -84,6 +85,7 @@ def test_average_is_in_place_from_eval_begin_to_eval_end() -> None:
     weights = _held(trainer)
     trainer.evaluate(2)
     average = trainer.notes[1][1]
+
     later = [
         ("begun", average),
         ("step", average),
@@ -91,10 +93,13 @@ def test_average_is_in_place_from_eval_begin_to_eval_end() -> None:
         ("end", average),
         ("ended", weights),
     ]
+
     assert average != weights
     assert trainer.notes == [("begin", weights), *later]
+
     trainer.eval_begin()
     trainer.evaluate(2)
+
     assert trainer.notes == [("begin", average), *later]
 
 
@@ -102,12 +107,14 @@ def test_failed_evaluation_restores_the_weights() -> None:
     trainer = _trainer(_Watched)
     weights = _held(trainer)
     logs = trainer.evaluate(-1)
+
     for moment in ("begun", "step", "end"):
         trainer.then = {moment: [].pop}
         with pytest.raises(IndexError, match="pop from empty list"):
             trainer.evaluate(-1)
         assert _held(trainer) == weights
     trainer.then = {}
+
     assert trainer.evaluate(-1) == logs
 
 
@@ -126,8 +133,10 @@ def test_concurrent_end_averaging_restores_the_weights_once(
 
     trainer.eval_begin()
     monkeypatch.setattr(MovingAverage, "swap", slow)
+
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: trainer.restore_trained_weights(), range(4)))
+
     assert len(swaps) == 1
     assert _held(trainer) == weights
 
@@ -145,8 +154,10 @@ class _Interrupted(BestWeightsExporter):
 def test_average_is_exported_while_a_thread_ends_averaging(tmp_path: Path) -> None:
     best = _Interrupted(str(tmp_path), "validation_loss")
     trainer = best.trainer = _trainer(_Watched, exporter=best)
+
     trainer.evaluate(-1)
     trainer.state.weights_checkpoint.read(str(tmp_path / "ckpt-0"))
+
     assert ("begun", _held(trainer)) in trainer.notes
 
 
@@ -156,10 +167,11 @@ def test_nothing_is_exported_as_best_once_a_stop_was_asked_for(tmp_path: Path) -
     trainer.initialize()  # the average is now what the weights are
     trainer.global_step.assign(5)
     trainer.then = {"end": trainer.request_stop}
+
     logs = trainer.evaluate(-1)
-    assert (
-        logs["validation_loss"] > first == pytest.approx(logs["best_validation_loss"])
-    )  # the higher, the better
+
+    # The higher, the better.
+    assert logs["validation_loss"] > first == pytest.approx(logs["best_validation_loss"])
     assert [path.name for path in tmp_path.glob("*.index")] == ["ckpt-0.index"]
 
 
@@ -179,6 +191,7 @@ class _PartsTask(LinearTask):
 def test_names_of_scalar_metrics_are_known_before_evaluation() -> None:
     trainer = _trainer(task_type=_PartsTask)
     names = trainer.validation_metric_names()
+
     assert sorted(names) == sorted(flatten_scalars(trainer.evaluate(-1), "|"))
 
 
@@ -225,10 +238,12 @@ def test_each_validation_set_has_its_loss_steps_and_logs(
 ) -> None:
     trainer = _of_sets(task_type, "dev", "zero", "part", validation_sets={"part": {"steps": 2}})
     logs = trainer.evaluate(tf.constant(-1))
+
     assert list(logs) == ["dev", "zero", "part"]
     assert logs["dev"]["validation_loss"] == loss_alone
     assert logs["zero"]["validation_loss"] == 0.0 < logs["dev"]["validation_loss"]
     assert logs["zero"]["accuracy"] == pytest.approx(logs["dev"]["accuracy"])
+
     if task_type is _CountedByName:
         assert {name: set_logs["batches"] for name, set_logs in logs.items()} == {
             "dev": 13,
@@ -236,6 +251,7 @@ def test_each_validation_set_has_its_loss_steps_and_logs(
             "part": 2,
         }
         assert logs["part"]["set"]["name_length"] == 4
+
     some = trainer.evaluate(tf.constant(-1), sets=["zero"])
     assert some == {"zero": logs["zero"]} and list(trainer.eval_seconds) == ["zero"]
     assert trainer.evaluate(tf.constant(-1)) == logs
@@ -246,11 +262,13 @@ def test_best_of_a_set_is_kept_only_when_it_is_evaluated(tmp_path: Path) -> None
     trainer._checkpoint_exporter = BestWeightsExporter(
         str(tmp_path), "dev|validation_loss", "lower"
     )
+
     assert list(trainer.evaluate(tf.constant(-1), sets=["test"])["test"]) == [
         "accuracy",
         "validation_loss",
     ]
     assert not (tmp_path / "info.json").exists()
+
     logs = trainer.evaluate(tf.constant(-1))
     assert logs["dev"]["best_validation_loss"] == pytest.approx(logs["dev"]["validation_loss"])
     assert "best_validation_loss" not in logs["test"]
@@ -287,16 +305,22 @@ def test_evaluating_all_of_an_endless_set_is_refused(count: int) -> None:
     )
     some = _of_sets(_Repeated, *names, count=count, validation_steps=2)
     message = "validation_data.long never ends, but trainer.{}=-1 evaluates all"
+
     with pytest.raises(DataError, match=message.format("validation_steps")):
         trainer.check_data()
+
     with pytest.raises(DataError, match=message.format("validation_steps")):
         trainer.evaluate(tf.constant(-1), sets=["long"])
+
     with pytest.raises(DataError, match=r"validation_data.unknown never ends"):
         trainer.evaluate(tf.constant(-1), sets=["unknown"])
+
     with pytest.raises(DataError, match=message.format("validation_sets.long.steps")):
         own.check_data()
+
     some.check_data()
     several.check_data()
+
     if count > 1:
         assert several.evaluate(tf.constant(-1), sets=["long"])["long"]["validation_loss"] > 0
 
@@ -304,10 +328,12 @@ def test_evaluating_all_of_an_endless_set_is_refused(count: int) -> None:
 @pytest.mark.parametrize("mode", ["train_and_eval", "train_and_post_eval"])
 def test_no_mode_begins_with_validation_data_that_never_ends(mode: str, tmp_path: Path) -> None:
     endless = linear_experiment().replace(task={"validation_data": {"is_training": True}})
+
     with pytest.raises(
         DataError, match=r"task.validation_data never ends.*is_training=false for a Source"
     ):
         launch(endless, mode, str(tmp_path))
+
     assert not list(tmp_path.glob("ckpt-*")) and not list(tmp_path.glob("evals/*.jsonl"))
 
 
@@ -336,15 +362,20 @@ class _CountingTask(LinearTask):
 def test_a_subclass_may_evaluate_with_a_metric_of_its_own() -> None:
     trainer = seeded_trainer(linear_experiment(), _CountingTask, train=False, cls=_WithOwnMetric)
     trainer.seen = keras.metrics.Sum()
+
     assert trainer.evaluate(tf.constant(-1))["seen"] > 0
 
 
 def test_without_validation_sets_an_evaluation_reports_nothing() -> None:
     config = linear_experiment()
     task = LinearTask(config.task)
+
     trainer = Trainer(config, task, task.build_model(), None, train=False, validation_dataset={})
+
     assert (trainer.validation_loss.name, len(trainer.validation_metrics)) == ("validation_loss", 1)
+
     trainer.set_validation_sets(ValidationSets([]))
+
     assert trainer.evaluate(tf.constant(-1)) == {}
 
 
@@ -364,7 +395,9 @@ def test_subclass_evaluates_its_replaced_model_and_task() -> None:
     second = _NamedTask(config.task)
     trainer._model = second.build_model()
     trainer._task = second
+
     trainer.evaluate(tf.constant(1))
+
     assert second.evaluated is trainer.model and not hasattr(first, "evaluated")
 
 
@@ -384,6 +417,7 @@ class _AsksForMore(Trainer):
 
 def test_error_of_a_greedy_subclass_loop_names_the_setting() -> None:
     trainer = seeded_trainer(linear_experiment(), LinearTask, train=False, cls=_AsksForMore)
+
     with pytest.raises(
         DataError, match=r"task\.validation_data has no more batches.*validation_steps"
     ):
@@ -428,20 +462,25 @@ def test_replicas_evaluate_what_the_checkpoint_holds(
     task_type: type[LinearTask], ema: dict[str, Any] | None, tmp_path: Path
 ) -> None:
     trainer = seeded_trainer(linear_experiment(optimizer_config={**SGD, "ema": ema}), task_type, 2)
+
     trainer.train(tf.constant(5))
     own_values = _on_all_replicas(trainer)
+
     assert len(set(own_values)) > len(trainer.model.variables)  # the replicas differ
 
     logs = trainer.evaluate(-1)
 
     assert _on_all_replicas(trainer) == own_values
+
     trainer.write_weights(str(tmp_path / "weights"))
     plain_model = task_type(LinearConfig()).build_model()
     tf.train.Checkpoint(model=plain_model).read(str(tmp_path / "weights")).expect_partial()
     points, labels = tiny_arrays(False)
+
     losses = keras.losses.sparse_categorical_crossentropy(
         labels, plain_model(points), from_logits=True
     )
+
     assert logs["validation_loss"] == pytest.approx(float(tf.reduce_mean(losses)), rel=1e-5)
 
 
@@ -545,6 +584,7 @@ def test_metrics_that_make_variables_late_have_keras_values(count: int) -> None:
     trainer = seeded_trainer(
         linear_experiment(best_checkpoint_eval_metric="lazy"), _LazyTask, count
     )
+
     assert trainer.validation_metric_names() == [
         "f1_score",
         "r2_score",

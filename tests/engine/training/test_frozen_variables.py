@@ -56,12 +56,17 @@ def _equal(before: Any, after: Any, which: slice) -> list[bool]:
 def test_frozen_weights_keep_their_bits_and_have_no_slots() -> None:
     trainer = _trainer(2, optimizer_config={**ADAMW, "ema": {}})
     before = trainer.model.get_weights()
+
     trainer.train(tf.constant(20))
     after = trainer.model.get_weights()
+
     assert all(_equal(before, after, FROZEN)) and not any(_equal(before, after, TRAINED))
+
     kept = ["sequential/dense_1/kernel", "sequential/dense_1/bias"]
     items = trainer.state.checkpoint
+
     assert sorted(items.average) == sorted(kept)
+
     slots = {name.partition("/")[2].rpartition("/")[0] for name in items.optimizer}
     assert {name for name in slots if name} == set(kept)
 
@@ -70,6 +75,7 @@ def test_without_freeze_the_names_of_slots_are_the_same() -> None:
     some, all_of_them = (
         _trainer(freeze=freeze).state.checkpoint.optimizer for freeze in (BODY, ())
     )
+
     assert set(some) < set(all_of_them)
 
 
@@ -78,9 +84,11 @@ def test_a_part_of_a_layer_is_frozen_alone() -> None:
     before = trainer.model.get_weights()
     trainer.train(tf.constant(5))
     kept = _equal(before, trainer.model.get_weights(), slice(None))
+
     frozen = [
         variable.name for variable, same in zip(trainer.model.weights, kept, strict=True) if same
     ]
+
     assert frozen == ["kernel", "gamma", "kernel"]  # not moving_mean
 
 
@@ -92,10 +100,13 @@ def test_named_optimizers_share_what_is_left() -> None:
     }
     trainer = _trainer(optimizer_config={}, optimizers=several)
     before = trainer.model.get_weights()
+
     trainer.train(tf.constant(5))
     after = trainer.model.get_weights()
+
     assert all(_equal(before, after, FROZEN)) and not any(_equal(before, after, TRAINED))
     assert sorted(trainer.state.checkpoint.average) == ["sequential/dense_1/bias"]
+
     with pytest.raises(
         UsageError, match=r"no variable matches /dense/.*not trainable: see trainer.freeze"
     ):
@@ -128,11 +139,13 @@ def test_patterns_that_match_nothing_or_all_are_errors(
 def test_of_keras_two_whole_layers_are_frozen() -> None:
     layers = [tf_keras.layers.Dense(2, name="one"), tf_keras.layers.Dense(2, name="two")]
     model = tf_keras.Sequential([tf_keras.Input((2,)), *layers])
+
     assert len(freeze(model, ("^one/",))) == 4
     assert [variable.name for variable in model.trainable_variables] == [
         "two/kernel:0",
         "two/bias:0",
     ]
+
     with pytest.raises(
         UsageError, match="two/bias of a Sequential cannot be frozen by itself; only whole layers"
     ):
@@ -143,7 +156,9 @@ def test_numbers_in_the_names_of_layers_are_those_given() -> None:
     layers = [
         keras.layers.Dense(2, name=name) for name in ("encoder", "stage_1", "stage_2", "stage_3")
     ]
+
     freeze(keras.Sequential([keras.Input((2,)), *layers]), ["stage_1"])
+
     assert [layer.name for layer in layers if not layer.trainable] == ["stage_1"]
 
 
@@ -152,13 +167,17 @@ def test_a_resume_with_another_freeze_says_what_it_means(tmp_path: Path) -> None
     config = tiny_experiment(train_steps=10, freeze=("/dense/",))
     launch(config, "train", folder)
     other = config.replace(trainer={"train_steps": 20, "freeze": ("/dense_1/kernel",)})
+
     with pytest.raises(ConfigError, match=r"trainer.freeze: was \['/dense/'\] when this run began"):
         launch(other, "train", folder)
+
     launch(
         other, "train", folder, allow_config_change=["trainer.freeze"], allow_partial_restore=True
     )
     before, after = (TensorFlowFile(f"{folder}/ckpt-{step}") for step in (10, 20))
+
     names = ("model/sequential/dense/kernel", "model/sequential/dense_1/kernel")
+
     assert [
         np.array_equal(before.read_tensor(name), after.read_tensor(name)) for name in names
     ] == [False, True]
@@ -167,17 +186,19 @@ def test_a_resume_with_another_freeze_says_what_it_means(tmp_path: Path) -> None
 def test_averages_of_variables_trained_again_begin_at_them(tmp_path: Path) -> None:
     averaged = {**ADAMW, "ema": {"more_decays": {"fast": 0.5}}}
     old = _trainer(optimizer_config=averaged)
-    old.model.set_weights(
-        [value + 1 for value in old.model.get_weights()]
-    )  # not those that the next one begins with
+    # Not those that the next one begins with.
+    old.model.set_weights([value + 1 for value in old.model.get_weights()])
     old.train(tf.constant(5))
     path = old.checkpoint.write(str(tmp_path / "ckpt-5"))
     new = _trainer(optimizer_config=averaged, freeze=())
     restore(new.checkpoint, path, strict=True, allow_partial=True)
     new.after_restore(path)
     state = new.state.checkpoint
+
     kernel = old.model.get_weights()[0]
+
     for averages in (state.average, state.more_averages["fast"]):
         np.testing.assert_array_equal(averages["sequential/dense/kernel"].numpy(), kernel)
+
     for name, average in old.state.checkpoint.average.items():
         np.testing.assert_array_equal(state.average[name].numpy(), average.numpy())

@@ -85,20 +85,26 @@ def test_each_net_is_updated_in_its_own_period(updates: str, waiting: str, count
     nets = {name: getattr(trainer.model, name) for name in ("generator", "discriminator")}
     before = {name: _values(net) for name, net in nets.items()}
     weights = [variable.numpy() for variable in nets[waiting].trainable_variables]
+
     trainer.train(tf.constant(4))
+
     if updates == "in_turns":  # together, both nets see the batches, which their averages count
         assert {name for name, net in nets.items() if _changed(before[name], _values(net))} == {
             *nets
         } - {waiting}
+
     assert not _changed(
         weights, [variable.numpy() for variable in nets[waiting].trainable_variables]
     )
+
     logs = trainer.train(tf.constant(6))
     assert trainer.global_step.numpy() == 10
+
     counts = {
         name: int(optimizer.iterations.numpy()) for name, optimizer in trainer.optimizer.items()
     }
     assert counts == {name: 2 if name == waiting else 10 for name in nets}
+
     losses = [
         float(logs[name]) for name in ("discriminator_loss", "generator_loss", "training_loss")
     ]
@@ -140,8 +146,10 @@ def test_a_step_in_turns_is_two_steps_by_hand(one_step: Trainer) -> None:
         loss = tf.reduce_mean(tf.nn.softplus(-score))
     weights = model.generator.trainable_variables
     optimizers["generator"].apply(tape.gradient(loss, weights), weights)
+
     for variable, value in zip(model.discriminator.non_trainable_variables, kept, strict=True):
         variable.assign(value)
+
     for net in ("generator", "discriminator"):
         assert_all_close(
             _values(getattr(one_step.model, net)), _values(getattr(model, net)), atol=1e-6
@@ -152,7 +160,9 @@ def test_replicas_generate_from_different_latents() -> None:
     trainer = _trainer(count=2)
     strategy = replicas(2)
     draw = tf.function(lambda: strategy.run(lambda: trainer.model.latents(8)))
+
     first, second = on_each_replica(strategy, draw())
+
     assert abs(float(np.mean(first * second))) < 0.5 and not np.array_equal(first, second)
     assert not np.array_equal(first, on_each_replica(strategy, draw())[0])
 
@@ -163,7 +173,9 @@ def test_both_nets_train_in_float16_and_compiled_by_xla(runtime: dict[str, Any])
         trainer = _trainer(runtime=runtime)
     nets = (trainer.model.generator, trainer.model.discriminator)
     before = [_values(net) for net in nets]
+
     logs = trainer.train(tf.constant(4))
+
     assert all(_changed(values, _values(net)) for values, net in zip(before, nets, strict=True))
     assert np.isfinite(float(logs["training_loss"]))
 
@@ -198,7 +210,9 @@ def test_losses_are_those_of_the_papers(
 ) -> None:
     task = Points(tk.GanConfig(loss=loss))
     real = tf.constant([2.0, -1.0])
+
     fake = tf.constant([0.5, -3.0])
+
     assert float(task.discriminator_loss(real, fake)) == pytest.approx(of_discriminator, abs=1e-5)
     assert float(task.generator_loss(fake)) == pytest.approx(of_generator, abs=1e-5)
 
@@ -210,10 +224,12 @@ def test_the_penalty_is_half_its_weight_times_the_square() -> None:
 
     trainer = _trainer({"r1_penalty": 4.0}, task_type=Linear)
     kernel = trainer.model.discriminator.layers[0].kernel
+
     kernel.assign([[3.0], [4.0]])
     penalty = trainer.task.discriminator_penalty(
         trainer.model.discriminator, tf.ones([5, 2]), tf.ones([5, 2])
     )
+
     assert float(penalty) == pytest.approx(0.5 * 4.0 * 25.0)
 
 
@@ -223,26 +239,32 @@ def test_evaluations_report_losses_and_metrics_of_samples() -> None:
             return [keras.metrics.MeanAbsoluteError("apart")]
 
     trainer = _trainer(task_type=Measured)
+
     logs = trainer.evaluate(tf.constant(-1))
+
     assert {"validation_loss", "discriminator_loss", "generator_loss", "apart"} <= {*logs}
-    assert (
-        2 < float(logs["apart"]) < 4
-    )  # the real points are around 3, those of a new generator around 0
+    # The real points are around 3, those of a new generator around 0.
+    assert 2 < float(logs["apart"]) < 4
 
 
 def test_micro_batches_need_joint_updates() -> None:
     joint = _trainer({"updates": "joint"}, accumulate_steps=2)
+
     joint.train(tf.constant(1))
+
     assert [int(optimizer.iterations.numpy()) for optimizer in joint.optimizer.values()] == [1, 1]
+
     with pytest.raises(ConfigError, match=r"trainer\.accumulate_steps.*set task\.updates=joint"):
         _trainer(accumulate_steps=2)
 
 
 def test_a_penalty_leaves_the_averages_as_they_are(one_step: Trainer) -> None:
     penalised = _trainer({"r1_penalty": 1e-9})
+
     penalised.train(tf.constant(1))
     means = [
         trainer.model.discriminator.layers[0].moving_mean.numpy()
         for trainer in (one_step, penalised)
     ]
+
     np.testing.assert_allclose(*means, rtol=1e-5)

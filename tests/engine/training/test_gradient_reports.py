@@ -75,7 +75,9 @@ def test_processors_train_alike_on_replicas_and_micro_batches() -> None:
         )
         assert_all_close(trained_weights(other), trained_weights(on_one_replica), atol=2e-6)
     plain = _trainer(_config())
+
     plain.train(tf.constant(6))
+
     assert not np.allclose(trained_weights(plain)[0], trained_weights(on_one_replica)[0], atol=1e-3)
 
 
@@ -84,8 +86,10 @@ def test_processors_come_before_the_bounds_of_the_optimizer() -> None:
     scale = {"type": "scale", "scale": {"factor": 1000.0}}
     scaled = _trainer(_config([scale], {"clipnorm": 1e-3}))
     plain = _trainer(_config([], {"clipnorm": 1e-3}))
+
     for trainer in (scaled, plain):
         trainer.train(tf.constant(3))
+
     assert_all_close(trained_weights(scaled), trained_weights(plain), atol=2e-6)
 
 
@@ -97,7 +101,9 @@ def test_processors_see_float16_gradients_without_the_scale() -> None:
     with precision_scope(config.runtime):
         trainer = _trainer(config)
     before = trained_weights(trainer)
+
     logs = trainer.train(tf.constant(1))
+
     assert_all_close(before, trained_weights(trainer), atol=0.05e-3 * 1.01)
     assert 0.05 < logs["gradient_norm"] < 5.0
 
@@ -108,6 +114,7 @@ def test_the_reported_norm_is_the_mean_of_unclipped_ones() -> None:
     """
     trainer = _trainer(_config(report_gradient_norm=True), count=2)
     norms = []
+
     for _ in range(4):
         before = trained_weights(trainer)
         logs = trainer.train(tf.constant(1))
@@ -117,7 +124,9 @@ def test_the_reported_norm_is_the_mean_of_unclipped_ones() -> None:
         norms.append(np.linalg.norm(moved) / 0.05)
         assert logs["gradient_norm"] == pytest.approx(norms[-1], rel=1e-4)
     again = _trainer(_config(report_gradient_norm=True))
+
     assert again.train(tf.constant(4))["gradient_norm"] == pytest.approx(np.mean(norms), rel=1e-4)
+
     clipped = _trainer(_config(PROCESSORS, {"clipnorm": 1e-6}, report_gradient_norm=True))
     assert clipped.train(tf.constant(1))["gradient_norm"] == pytest.approx(norms[0], rel=1e-4)
 
@@ -125,11 +134,14 @@ def test_the_reported_norm_is_the_mean_of_unclipped_ones() -> None:
 def test_a_report_changes_no_bit_of_the_weights() -> None:
     """The third of a sum, three times, is another number."""
     trainers = []
+
     for reports in ({}, {"report_gradient_norm": True}):
         config = _config(**reports).replace(task={"train_data": {"global_batch_size": 15}})
         trainers.append(_trainer(config, count=3))
         trainers[-1].train(tf.constant(5))
+
     assert_all_close(*map(trained_weights, trainers))
+
     plain, reporting = (len(trainer.optimizer.variables) for trainer in trainers)
     assert plain == reporting  # the variables of reports are not the optimizer's
 
@@ -140,9 +152,11 @@ def test_each_of_several_optimizers_has_a_norm_of_its_own() -> None:
     sections = {"noisy": noisy, "rest": {**sgd, "variables": (".",)}}
     config = linear_experiment(optimizer_config={}, optimizers=sections, report_gradient_norm=True)
     logs = _trainer(config).train(tf.constant(4))
+
     whole = _trainer(linear_experiment(optimizer_config=sgd, report_gradient_norm=True)).train(
         tf.constant(4)
     )
+
     assert set(logs["gradient_norm"]) == {"noisy", "rest"}
     assert (
         0
@@ -160,12 +174,14 @@ def test_several_optimizers_draw_different_noise() -> None:
         task={"width": CLASSES}
     )
     trainer = _trainer(config, OwnVariables)
+
     trainer.train(tf.constant(1))
     first, last = (
         variable.numpy()
         for variable in trainer.model.trainable_variables
         if variable.path.endswith("bias")
     )
+
     assert np.abs(first - last).max() > 1.0
 
 
@@ -275,10 +291,12 @@ def test_a_scalar_may_have_the_name_of_a_report_that_is_off() -> None:
 
 def test_a_check_names_variable_and_step_before_the_update() -> None:
     trainer = _trainer(_config([{"type": "check"}]), SpikingTask, 2)
+
     with pytest.raises(
         DivergedError, match=r"the gradient of \S*dense\S*/kernel is not finite at step 6"
     ):
         trainer.train(tf.constant(8))
+
     assert all(np.isfinite(weight).all() for weight in trained_weights(trainer))
 
 
@@ -304,7 +322,9 @@ def test_a_resumed_run_has_the_same_noise_and_norms(tmp_path: Path) -> None:
     _run(tmp_path, LinearTask, config, 12)
     history = str(tmp_path / "metrics.jsonl")
     whole = [line["metrics"] for line in read_active_history(history)]
+
     _run(tmp_path, LinearTask, config, 12, from_step=8)
+
     assert whole == [line["metrics"] for line in read_active_history(history)]
     assert all(metrics["gradient_norm"] > 0 for metrics in whole)
 
@@ -323,7 +343,9 @@ def test_a_checked_divergence_leaves_out_its_batch(
     config = _config(
         [{"type": "check"}], steps_per_loop=4, summary_interval=4, recovery_max_trials=1
     )
+
     _run(tmp_path, OneInfiniteExample, config, 11)  # the other 11 of the 12 batches of an epoch
+
     assert "batch 7, of step 8, is left out" in caplog.text
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 11
 
@@ -334,10 +356,12 @@ def test_norms_of_gradients_are_summarized_at_their_interval(tmp_path: Path) -> 
     )
     _run(tmp_path, LinearTask, config, 8)
     steps_by_tag: dict[str, list[int]] = {}
+
     for path in glob.glob(str(tmp_path / "train" / "*events*")):
         for event in tf.compat.v1.train.summary_iterator(path):
             for value in event.summary.value:
                 if value.tag.startswith("gradient_norm/"):
                     steps_by_tag.setdefault(value.tag, []).append(event.step)
+
     assert len(steps_by_tag) == 1 and all(tag.endswith("/kernel") for tag in steps_by_tag)
     assert all(len(steps) == 2 for steps in steps_by_tag.values()), steps_by_tag

@@ -79,8 +79,10 @@ def test_names_are_of_the_optimizers_and_the_task(
     options: Mapping[str, Any], names: list[str]
 ) -> None:
     trainer = _trainer(**options)
+
     assert trainer.hyper_parameters.names == names
     assert trainer.hyper_parameters.factors == []  # what no run uses is not in its training step
+
     for name in names:
         trainer.hyper_parameters.set(name, 0.25)
         assert trainer.hyper_parameters.value(name) == 0.25

@@ -51,6 +51,7 @@ def test_the_next_start_goes_on_with_their_values(
     trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     resumed = _resumed(trained, True, tmp_path)
+
     assert resumed.should_continue_metrics
     assert float(trained.train_loss.result()) > 0
     np.testing.assert_array_equal(trained.train_loss.result(), resumed.train_loss.result())
@@ -61,6 +62,7 @@ def test_a_whole_loop_leaves_nothing_to_restore(
     trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     resumed = _resumed(trained, False, tmp_path)
+
     assert not resumed.should_continue_metrics and float(resumed.train_loss.result()) == 0.0
     assert "other metrics" not in caplog.text
 
@@ -69,5 +71,6 @@ def test_other_metrics_begin_again_with_a_warning(
     trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     resumed = _resumed(trained, True, tmp_path, _OtherMetrics)
+
     assert not resumed.should_continue_metrics and float(resumed.train_loss.result()) == 0.0
     assert "holds the state of other metrics than this run has" in caplog.text

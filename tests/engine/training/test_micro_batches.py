@@ -55,8 +55,10 @@ def _run(parts: int, n: int, static: bool = True, **options: Any) -> _Parts:
 def test_each_example_is_in_one_part_and_no_part_is_empty(n: int, static: bool) -> None:
     noted = _run(4, n, static)
     *parts, last = noted.seen
+
     assert last == "update"
     assert [value for values, _, _ in parts for value in values] == list(range(n))
+
     count = {5: 5, 7: 7, 10: 5}.get(n, min(4, n)) if static else min(4, n)
     assert len(parts) == count and max(len(values) for values, _, _ in parts) == -(-n // count)
     assert all(
@@ -103,7 +105,9 @@ def test_nested_features_are_split_and_scalars_passed_on() -> None:
         },
         sparse,
     )
+
     features, labels = slice_batch(inputs, tf.constant(1), 2)
+
     assert features["a"].numpy().tolist() == [[3, 4, 5], [6, 7, 8]]
     assert features["ragged"].to_list() == [[2, 3], []]
     assert float(features["scale"]) == 2.0 and features["none"] is None
@@ -114,6 +118,7 @@ def test_nested_features_are_split_and_scalars_passed_on() -> None:
 def test_a_batch_that_cannot_be_split_is_refused() -> None:
     with pytest.raises(UsageError, match="the tensors of a batch need first axes"):
         find_static_batch_size([tf.constant(1.0)])
+
     with pytest.raises(UsageError, match=r"first axes of one size.*\[4, 3\].*\[8\]"):
         find_static_batch_size([tf.zeros([4, 3]), tf.zeros([8])])
 
@@ -132,14 +137,15 @@ def test_replicas_take_the_same_number_of_parts(sizes: tuple[int, int]) -> None:
 
     batches = MicroBatches(4, mirrored, step, lambda: None, lambda: metric.variables)
     data = iter(mirrored.distribute_datasets_from_function(lambda _: _replica_batches(sizes)))
+
     tf.function(lambda: batches(next(data)), autograph=False)()
     whole = [np.arange(size, dtype=np.float32) + 10 * number for number, size in enumerate(sizes)]
+
     np.testing.assert_allclose(
         on_each_replica(mirrored, mean), [part.mean() for part in whole], rtol=1e-6
     )
-    assert float(metric.result()) == pytest.approx(
-        np.concatenate(whole).mean()
-    )  # repeated examples count once
+    # Repeated examples count once.
+    assert float(metric.result()) == pytest.approx(np.concatenate(whole).mean())
 
 
 SUM = tf.VariableAggregation.SUM

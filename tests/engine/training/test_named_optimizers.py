@@ -70,8 +70,10 @@ def _trainer(
 def test_equal_optimizers_train_as_one() -> None:
     on_two_replicas = _trainer({"head": {**SGD, **HEAD}, "rest": {**SGD, **REST}}, count=2)
     on_one_replica = _trainer({}, count=2)
+
     for trainer in (on_two_replicas, on_one_replica):
         trainer.train(tf.constant(4))
+
     assert_all_close(trained_weights(on_two_replicas), trained_weights(on_one_replica))
 
 
@@ -81,10 +83,12 @@ def test_each_has_slots_for_its_own_variables_only(task_type: type[TinyTask]) ->
     trainer = _trainer(
         {"head": {**ADAM, **patterns[0]}, "rest": {**ADAM, **patterns[1]}}, task_type
     )
+
     shapes = {
         name: [tuple(v.shape) for v in optimizer.variables if len(v.shape)]
         for name, optimizer in trainer.optimizer.items()
     }
+
     assert shapes == {"head": [(3,)] * 2, "rest": [(8, 3)] * 2}
 
 
@@ -94,11 +98,14 @@ def test_a_period_of_5_updates_twice_in_10_steps() -> None:
     trainer = _trainer(sections, count=2)
     head = trainer.model.layers[0].bias
     changes = []
+
     for steps in [1] * 10 + [5] * 2:
         before = head.numpy()
         trainer.train(tf.constant(steps))
         changes.append(bool((head.numpy() != before).any()))
+
     assert changes == ([False] * 4 + [True]) * 2 + [True, True]
+
     counts = {
         name: int(optimizer.iterations.numpy()) for name, optimizer in trainer.optimizer.items()
     }
@@ -151,9 +158,11 @@ def test_every_form_of_a_step_counts_periods(options: dict[str, Any]) -> None:
     sections = {"head": {**MOMENTUM, **HEAD, "period": 3}, "rest": {**SGD, **REST}}
     trainer = _trainer(sections, **options)
     plain = _trainer(sections)
+
     for member in (trainer, plain):
         member.train(tf.constant(6))
         assert member.optimizer["head"].iterations.numpy() == 2
+
     assert_all_close(trained_weights(trainer), trained_weights(plain), atol=1e-6)
 
 
@@ -163,12 +172,14 @@ def test_each_optimizer_has_a_loss_scale_of_its_own() -> None:
     with precision_scope(RuntimeConfig(**runtime)):
         several = _trainer(sections, runtime=runtime)
         single = _trainer({}, runtime={**runtime, "loss_scale": 8.0})
+
     for trainer in (several, single):
         trainer.train(tf.constant(2))
     scales = {
         name: float(optimizer.dynamic_scale.numpy())
         for name, optimizer in several.optimizer.items()
     }
+
     assert scales == {"head": 8.0, "rest": 2.0**15}
     assert_all_close(trained_weights(several), trained_weights(single), atol=1e-6)
 
@@ -181,7 +192,9 @@ def test_checkpoints_with_averages_of_a_part_are_loaded(tmp_path: Path) -> None:
     trainer = _trainer(sections, count=2)
     trainer.train(tf.constant(5))
     path = trainer.checkpoint.write(str(tmp_path / "ckpt-5"))
+
     model = _trainer({}).model
+
     for name in ("average", "fast"):
         assert load_weights(model, path, averaged=True if name == "average" else name).averaged
         with trainer.use_weights(name):
@@ -195,7 +208,9 @@ def test_averages_have_the_keys_of_one_average_of_all() -> None:
     several = _trainer({"head": {**averaged, **last}, "rest": {**averaged, **REST}}, TwoLayers)
     part = _trainer({"head": {**averaged, **last}, "rest": {**SGD, **REST}}, TwoLayers)
     whole = _trainer({"all": {**averaged, **REST}}, TwoLayers)
+
     keys = [list(member._average.variables) for member in (several, part, whole)]
+
     assert keys[0] == keys[2] and keys[1] == keys[2][2:]
     assert keys[2][2].endswith("dense_1/kernel")
 
@@ -209,16 +224,20 @@ def test_each_optimizer_has_several_averages_of_its_variables() -> None:
     trainer = _trainer(sections)
     trainer.train(tf.constant(5))
     before = trained_weights(trainer)
+
     with trainer.use_weights("fast"):
         inside = trained_weights(trainer)
     same = [bool((value == other).all()) for value, other in zip(before, inside, strict=True)]
+
     assert same == [False, True] and trainer.average_names == ["average", "fast"]
 
 
 def test_the_learning_rate_of_each_is_reported() -> None:
     slow = {"type": "constant", "constant": {"learning_rate": 0.01}}
     trainer = _trainer({"head": {**SGD, **HEAD, "learning_rate": slow}, "rest": {**SGD, **REST}})
+
     logs = trainer.train(tf.constant(1))
+
     assert {name: round(float(rate), 6) for name, rate in logs["learning_rate"].items()} == {
         "head": 0.01,
         "rest": 0.05,
@@ -233,13 +252,17 @@ def test_variables_that_nobody_updates_are_named_once(caplog: pytest.LogCaptureF
         for record in caplog.records
         if "no optimizer updates" in record.getMessage()
     ]
+
     assert "dense/kernel" in warning and "dense_1" not in warning
+
     before = trained_weights(trainer)
+
     trainer.train(tf.constant(2))
     changed = [
         bool((value != other).any())
         for value, other in zip(before, trained_weights(trainer), strict=True)
     ]
+
     assert changed == [False, False, True, True]
 
 
@@ -312,8 +335,11 @@ def test_a_resumed_run_has_the_bits_of_one_never_stopped(tmp_path: Path) -> None
     config = linear_experiment(
         optimizer_config={}, optimizers=sections, train_steps=20, checkpoint_interval=10
     )
+
     whole, resumed = (_optimizer_state(config, tmp_path, from_step) for from_step in (None, 10))
+
     assert any("gradient_sum" in name for name in whole) and whole.keys() == resumed.keys()
+
     for name, value in whole.items():
         np.testing.assert_array_equal(value, resumed[name])
 
@@ -333,8 +359,10 @@ def _optimizer_state(config: Any, folder: Path, from_step: int | None) -> dict[s
 def test_some_optimizers_with_a_loss_scale_train_as_none() -> None:
     own = _trainer({}, OwnOptimizers)
     plain = _trainer({})
+
     for trainer in (own, plain):
         trainer.train(tf.constant(2))
+
     assert_all_close(trained_weights(own), trained_weights(plain), atol=1e-6)
 
 

@@ -39,7 +39,9 @@ def _collected(model: Any, *names: str, x: Any = None) -> dict[str, tf.Tensor]:
 
 def test_outside_of_a_run_it_returns_the_same_object() -> None:
     tensor = tf.ones([2])
+
     assert tk.expose("ones", tensor) is tensor
+
     with pytest.raises(UsageError, match=r"the name 3 is not a text; call expose\(name, tensor\)"):
         tk.expose(3, tensor)
 
@@ -47,6 +49,7 @@ def test_outside_of_a_run_it_returns_the_same_object() -> None:
 def test_exposed_tensors_and_layers_are_known_at_any_depth() -> None:
     model = _model()
     tensors = _collected(model, "squares", "first", "last", "inner", "halves")
+
     np.testing.assert_allclose(tensors["squares"], tensors["first"] ** 2)
     np.testing.assert_allclose(tensors["halves"], tensors["first"] ** 2 / 2)
     np.testing.assert_allclose(tensors["inner"], model(tf.ones([2, 3])))
@@ -56,16 +59,20 @@ def test_exposed_tensors_and_layers_are_known_at_any_depth() -> None:
 
 def test_of_several_calls_the_last_one_counts() -> None:
     layer = Squared()
+
     with LayerOutputs(layer).collect(["squares"]) as collection:
         layer(tf.constant([1.0]))
         layer(tf.constant([3.0]))
+
     assert collection.tensors["squares"].numpy() == [9.0]
 
 
 def test_a_gradient_passes_through_it() -> None:
     x = tf.Variable(3.0)
+
     with LayerOutputs(tf.Module()).collect(["square"]) as collection, tf.GradientTape() as tape:
         y = tk.expose("square", x * x) * 2
+
     assert tape.gradient(y, x).numpy() == 12.0
     assert collection.tensors["square"].numpy() == 9.0
 
@@ -91,6 +98,7 @@ def test_a_tensor_inside_another_graph_can_only_be_left_alone(
             return step(x)
 
     assert tf.function(collected, autograph=False)(tf.ones([1])).shape == [1]
+
     with pytest.raises(
         UsageError,
         match=r"'inside'\) is called inside a tf\.cond, a loop or a tf\.function.*return",
@@ -102,6 +110,7 @@ def test_layers_that_share_a_name_or_return_a_dict_are_errors() -> None:
     model = tf.Module()
     model.one = Squared(name="twin")
     model.two = Squared(name="twin")
+
     with (
         pytest.raises(UsageError, match="2 layers are called 'twin'; give each layer a name"),
         LayerOutputs(model).collect(["twin"]),

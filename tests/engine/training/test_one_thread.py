@@ -39,12 +39,16 @@ class _WithSuchAMetric(LinearTask):
 
 def test_one_thread_refuses_a_condition_inside_of_a_condition() -> None:
     trainer = _trainer(_WithSuchAMetric, "single_threaded")
+
     with pytest.raises(
         UsageError, match=r"tf\.cond, tf\.case or tf\.switch_case inside of another one"
     ):
         trainer.train(tf.constant(3))
+
     on_all_threads = _trainer(_WithSuchAMetric, "default")
+
     on_all_threads.train(tf.constant(3))
+
     assert int(on_all_threads.global_step.numpy()) == 3
 
 
@@ -59,8 +63,10 @@ def test_an_error_on_one_thread_says_how_to_see_its_operation(
     executor: str, has_note: bool
 ) -> None:
     trainer = _trainer(_FailsInItsStep, executor)
+
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
         trainer.train(tf.constant(3))
+
     notes = " ".join(error.value.__notes__)
     assert (
         "start the run again in a new model_dir with runtime.executor=default to see it" in notes

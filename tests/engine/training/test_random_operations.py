@@ -56,6 +56,7 @@ def test_a_resumed_run_draws_the_numbers_that_come_next(
     config = config.replace(task=NoisyConfig(), runtime=mirrored if replicas == 2 else {})
     tf.random.set_global_generator(None)  # that of another test may have one state for all replicas
     results = []
+
     for from_step in (None, 10):
         model, logs = launch(config, "train_and_eval", str(tmp_path), from_step=from_step)
         results.append(
@@ -63,6 +64,8 @@ def test_a_resumed_run_draws_the_numbers_that_come_next(
         )
 
     (weights, loss), (resumed_weights, resumed_loss) = results
+
     for value, resumed in zip(weights, resumed_weights, strict=True):
         np.testing.assert_array_equal(value, resumed)
+
     assert loss == resumed_loss

@@ -34,7 +34,9 @@ def test_the_rate_rises_by_equal_factors_until_training_diverges() -> None:
         "optimizer": {"type": "adam"},
         "learning_rate": {"type": "exponential", "exponential": own},
     }
+
     rate_range = run_range_test(_trainer(optimizer_config=adam), 1e-4, 60)
+
     assert rate_range.ended_by == DIVERGED
     assert 20 <= len(rate_range.rates) < 60
     np.testing.assert_allclose(
@@ -51,7 +53,9 @@ def test_a_tenth_of_the_rate_with_the_lowest_loss_is_suggested() -> None:
     rates = np.logspace(-5, 1, 201)
     losses = np.log10(rates / 0.3) ** 2
     losses[20] = -1  # by chance
+
     rate_range = RateRange(rates, losses)
+
     assert rate_range.lowest_loss_rate == pytest.approx(0.3, rel=0.1)
     assert rate_range.suggestion == pytest.approx(0.03, rel=0.1)
 
@@ -65,6 +69,7 @@ def test_a_loss_that_does_not_fall_gets_no_suggestion() -> None:
 def test_few_steps_are_smoothed_too() -> None:
     losses = np.linspace(2, 1, 20)
     losses[8] = 0.9  # by chance
+
     assert RateRange(np.logspace(-5, 1, 20), losses).is_still_falling
 
 
@@ -104,6 +109,7 @@ def test_several_optimizers_of_the_config_are_refused_first() -> None:
     several = {
         name: {"optimizer": {"type": "sgd"}, "learning_rate": rate} for name in ("left", "right")
     }
+
     with pytest.raises(
         UsageError, match="is for one optimizer, and this experiment has left, right"
     ):

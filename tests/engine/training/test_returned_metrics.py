@@ -74,12 +74,14 @@ FORMS: list[dict[str, Any]] = [
 def test_each_training_loop_reports_the_result_of_its_steps(settings: dict[str, Any]) -> None:
     trainer = _trainer(**settings)
     labels = tiny_arrays(False)[1]
+
     for start in (0, 8 * STEPS):
         assert trainer.train(tf.constant(STEPS))["sum"] == labels[start : start + 8 * STEPS].sum()
 
 
 def test_replicas_report_the_result_over_all_examples() -> None:
     trainer = _trainer(count=2)
+
     assert trainer.train(tf.constant(STEPS))["sum"] == tiny_arrays(False)[1][: 8 * STEPS].sum()
     assert trainer.evaluate(tf.constant(-1))["sum"] == tiny_arrays(False)[1].sum()
 
@@ -92,9 +94,12 @@ def test_each_evaluation_reports_the_result_of_its_examples(
     task_type: type[Task], settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = _trainer(task_type, **settings)
+
     trainer.train(tf.constant(STEPS))
     sums = [trainer.evaluate(tf.constant(-1))["sum"] for _ in range(2)]
+
     assert sums == [tiny_arrays(False)[1].sum()] * 2
+
     warnings = [record for record in caplog.records if record.name.startswith("trainer_kit")]
     assert not warnings  # such as of a variable that an evaluation changes and training uses
 
@@ -111,18 +116,23 @@ def test_metrics_of_either_keras_are_noted_under_their_keys(library: Any) -> Non
     for metric in (held, other):
         metric.update_state(3.0)
     left = _left(metrics, {"held": held, "key": other, "number": 1})
+
     results = metrics.results()
+
     assert left == {"number": 1} and {name: float(results[name]) for name in results} == {
         "held": 3.0,
         "key": 3.0,
     }
+
     metrics.reset_returned_metrics()
+
     assert float(metrics.results()["key"]) == 0.0 and np.isfinite(float(held.result()))
 
 
 def test_a_new_metric_in_each_step_is_refused() -> None:
     metrics = MetricSet("loss", [])
     _left(metrics, {"mean": keras.metrics.Mean()})
+
     with pytest.raises(
         UsageError, match="a new metric object named 'mean'; create it once, in the task's __init__"
     ):
@@ -134,9 +144,12 @@ def test_a_scalar_with_the_name_of_a_metric_gets_one_warning(
 ) -> None:
     metrics = MetricSet("loss", [])
     task = _Sums(None)
+
     for _ in range(2):
         left = _left(metrics, {"total": task.total.result(), "length": tf.constant(1.0)}, task)
+
     assert left.keys() == {"total", "length"}
+
     (told,) = caplog.messages
     assert told.startswith(
         "the step returns the scalar 'total', and the task or the model holds a metric of this name"

@@ -86,10 +86,12 @@ def _run(
 def test_an_evaluation_before_the_first_step_has_restored_state(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the first start ends here"):
         _run(_Counting, _Failing(True), tmp_path)
+
     task: Any = _run(_Counting, _Failing(False), tmp_path)
     counts = [
         line["metrics"]["count"] for line in read_json_lines(tmp_path / "evals/validation.jsonl")
     ]
+
     assert counts == [10.0, 20.0]
     assert task.counter().numpy() == 20.0
 
@@ -99,6 +101,7 @@ def test_a_variable_that_a_callback_creates_late_comes_back(
 ) -> None:
     with pytest.raises(RuntimeError, match="the first start ends here"):
         _run(LinearTask, _Seen(), tmp_path)
+
     task: Any = LinearTask(_config().task)
     values = []
 
@@ -113,5 +116,6 @@ def test_a_variable_that_a_callback_creates_late_comes_back(
             values.append(int(run.task.seen))
 
     run_experiment(None, task, "train_and_eval", _config(), str(tmp_path), callbacks=[Resumed()])
+
     assert set(values) == {2}  # the value of step 10
     assert "task/seen, which this run does not have yet" in caplog.text

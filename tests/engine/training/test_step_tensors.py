@@ -56,6 +56,7 @@ def _trainer(
         trainer.train_tensors.request_value(name, "a test")
         if evaluate:
             trainer.eval_tensors.request_value(name, "a test")
+
     return trainer
 
 
@@ -92,10 +93,12 @@ def _labels(steps: int) -> Any:
 def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked: Trainer) -> None:
     values = asked.train_tensors.values
     labels = _labels(5)
+
     np.testing.assert_array_equal(values["labels"], labels)
     assert values["hidden"].shape == (8, 3)
     assert values["cost"].dtype == np.float32
     assert values["first_label"] == labels[0]
+
     for options in (
         {"fuse_steps": 4},
         {"train_tf_while_loop": False, "train_tf_function": False},
@@ -119,17 +122,23 @@ def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked: Trainer) 
 def test_replicas_concatenate_tensors_and_average_scalars(asked: Trainer) -> None:
     mirrored = _trainer(*NAMES[1:], count=2, evaluate=True, metrics=[MEAN])
     first = asked.train_tensors.values
+
     second = _values(mirrored)
+
     for name in ("hidden", "cost", "top"):
         np.testing.assert_allclose(second[name], first[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
     assert second["first_label"] == (first["labels"][0] + first["labels"][4]) / 2
 
 
 def test_a_metric_is_updated_with_a_tensor_in_both_steps() -> None:
     trainer = _trainer("top", evaluate=True, metrics=[MEAN], steps_per_loop=1)
+
     assert "mean_top" in (trainer.validation_metric_names() or ())
+
     logs = trainer.train(tf.constant(1))
     assert logs["mean_top"] == pytest.approx(trainer.train_tensors.values["top"].mean(), rel=1e-5)
+
     logs = trainer.evaluate(tf.constant(1))
     assert logs["mean_top"] == pytest.approx(trainer.eval_tensors.values["top"].mean(), rel=1e-5)
     assert not any("tensors" in name for name in logs)
@@ -138,6 +147,7 @@ def test_a_metric_is_updated_with_a_tensor_in_both_steps() -> None:
 def test_micro_batches_give_the_values_of_the_last_one() -> None:
     whole = _labels(1)
     part = _values(_trainer("labels", "hidden", accumulate_steps=3), 1)
+
     np.testing.assert_array_equal(part["labels"], whole[-len(part["labels"]) :])
     assert part["hidden"].shape == (2, 3)
 
@@ -208,6 +218,7 @@ def test_fused_steps_need_tensors_of_a_known_shape() -> None:
     config = linear_experiment(fuse_steps=5)
     trainer: Trainer = Trainer.create(config, DatasetTask(config.task), train=True, evaluate=False)
     trainer.train_tensors.request_value("hidden", "a test")
+
     with pytest.raises(
         UsageError, match=r"a test: the tensor 'hidden' has the shape \(None, 3\), and fused steps"
     ):
@@ -246,6 +257,7 @@ def test_a_miss_names_who_asks_and_what_there_is(names: Any, options: Any, messa
 
 def test_a_tensor_cannot_be_asked_for_after_the_first_step(plain: Trainer) -> None:
     assert dict(plain.train_tensors.values) == {}
+
     with pytest.raises(
         UsageError, match="the tensor 'top' is asked for after the first training step; ask before"
     ):
@@ -268,8 +280,10 @@ def test_a_tensor_that_nobody_asks_for_is_not_computed(executor: str, asks: bool
     trainer: Trainer = Trainer.create(config, FailingTask(config.task), train=True, evaluate=True)
     if asks:
         trainer.train_tensors.request_value("fails", "a test")
+
     with pytest.raises(tf.errors.InvalidArgumentError) if asks else contextlib.nullcontext():
         trainer.train(tf.constant(2))
+
     trainer.evaluate(tf.constant(2))
 
 

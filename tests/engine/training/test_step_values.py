@@ -50,7 +50,9 @@ _STEPS = 13  # one pass over 103 examples in batches of 8: the last one has 7
 def test_training_reports_means_weighted_by_examples(settings: dict[str, Any]) -> None:
     trainer = _trainer(**settings)
     logs = trainer.train(tf.constant(_STEPS))
+
     _, labels = tiny_arrays(False)
+
     assert logs["label"] == pytest.approx(labels.mean(), rel=1e-6)
     assert logs["whole"] == 2.0
     assert logs["accuracy"] < 1.0 and not logs.keys() & {"labels", "text", "nothing", "loss"}
@@ -59,13 +61,16 @@ def test_training_reports_means_weighted_by_examples(settings: dict[str, Any]) -
 def test_each_loop_reports_the_mean_over_all_examples() -> None:
     trainer = _trainer(2)
     (_, labels) = tiny_arrays(False)
+
     first, second = (trainer.train(tf.constant(5))["label"] for _ in range(2))
+
     assert first == pytest.approx(labels[:40].mean(), rel=1e-6)
     assert second == pytest.approx(labels[40:80].mean(), rel=1e-6)
 
 
 def test_an_evaluation_reports_means_over_its_examples() -> None:
     logs = _trainer().evaluate(tf.constant(-1))
+
     assert logs["label"] == pytest.approx(tiny_arrays(False)[1].mean(), rel=1e-6)
     assert logs["label"].dtype == np.float32
 
@@ -74,6 +79,7 @@ def test_too_many_scalars_are_an_error_that_names_one() -> None:
     metrics = MetricSet("loss", [])
     task = LinearTask(None)
     metrics.update(task, {f"value_{number}": 1.0 for number in range(64)}, tf.ones([1]))
+
     with pytest.raises(
         UsageError, match="more than 64 scalars in addition to the loss; 'one_more' is one too many"
     ):

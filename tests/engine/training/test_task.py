@@ -72,7 +72,9 @@ _GRADIENT = 2 / 3 * _X.T @ (_X @ _KERNEL - _Y)
 def test_step_follows_the_mean_loss_gradient_for_every_model(make: Any) -> None:
     model = make()
     metrics = [keras.metrics.MeanSquaredError(name="error")]
+
     logs = _Regression(None).train_step((_X, _Y), model, keras.optimizers.SGD(0.1), metrics)
+
     assert float(logs["loss"]) == pytest.approx(_LOSS, rel=1e-6)
     np.testing.assert_allclose(
         model.trainable_variables[0].numpy(), _KERNEL - 0.1 * _GRADIENT, rtol=1e-5
@@ -89,7 +91,9 @@ def test_losses_of_layers_are_counted_once(library: Any, compiled: bool) -> None
     task = (_OwnLossOnly if compiled else _Regression)(None)
     batch = (tf.constant(_X), tf.constant(_Y))
     validated = task.validation_step(batch, model)
+
     trained = task.train_step(batch, model, keras.optimizers.SGD(0.1))
+
     assert (
         float(validated["loss"]) == float(trained["loss"]) == pytest.approx(_LOSS + 0.5, rel=1e-6)
     )
@@ -98,7 +102,9 @@ def test_losses_of_layers_are_counted_once(library: Any, compiled: bool) -> None
 def test_validation_changes_no_weight_and_updates_the_metrics() -> None:
     model = _keras(keras)
     metric = keras.metrics.MeanSquaredError()
+
     logs = _Regression(None).validation_step((_X, _Y), model, [metric])
+
     assert float(logs["loss"]) == float(metric.result()) == pytest.approx(_LOSS, rel=1e-6)
     np.testing.assert_array_equal(model.get_weights()[0], _KERNEL)
 
@@ -109,6 +115,7 @@ def test_low_precision_outputs_become_float32_and_others_stay() -> None:
         "b": (tf.ones(1, tf.float16), tf.ones(1, tf.int32), "text"),
     }
     high = full_precision(low)
+
     assert (high["a"].dtype, high["b"][0].dtype, high["b"][1].dtype) == (
         tf.float32,
         tf.float32,
@@ -148,6 +155,7 @@ def test_a_loss_that_is_no_number_is_refused(loss: Any) -> None:
 def test_a_loss_that_is_no_scalar_is_refused() -> None:
     task = _VectorLoss(TinyConfig())
     batch = (tf.zeros([4, 8]), tf.zeros([4], tf.int32))
+
     with pytest.raises(
         UsageError, match=r"_VectorLoss.build_losses has to return a scalar; .*of shape \(4,\)"
     ):

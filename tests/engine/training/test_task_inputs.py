@@ -60,16 +60,21 @@ def _size(batch: Any) -> int:
 def test_data_is_opened_when_it_is_first_needed() -> None:
     inputs, task = _inputs()
     (feed,) = inputs.create_all_validation_data(None).values()
+
     data = inputs.create_train_data(tf.Variable(0, dtype=tf.int64), None)
+
     assert task.opened == []
+
     for needed in (feed, data, feed):
         assert needed.dataset is not None
+
     assert task.opened == [8, 6]
 
 
 def test_ready_made_data_takes_the_place_of_the_tasks() -> None:
     inputs, task = _inputs()
     ready_made = tf.data.Dataset.range(3)
+
     assert inputs.create_all_validation_data(ready_made)[""].dataset is ready_made
     assert (
         inputs.create_train_data(tf.Variable(0, dtype=tf.int64), ready_made).dataset is ready_made
@@ -80,7 +85,9 @@ def test_ready_made_data_takes_the_place_of_the_tasks() -> None:
 def test_ready_made_sets_come_first_and_the_others_after_them() -> None:
     inputs, task = _inputs(dev=4, test=5)
     ready_made = {"new": tf.data.Dataset.range(3), "test": tf.data.Dataset.range(2)}
+
     feeds = inputs.create_all_validation_data(ready_made)
+
     assert list(feeds) == ["new", "test", "dev"]
     assert [feeds[name].dataset for name in ready_made] == list(ready_made.values())
     assert _size(next(feeds["dev"].iterator())) == 4 and task.opened == [4]
@@ -107,7 +114,9 @@ def test_overfit_batches_are_trained_on_and_evaluated() -> None:
     inputs = TaskInputs(config, LinearTask(config.task))
     (feed,) = inputs.create_all_validation_data(None).values()
     evaluated = [batch[0].numpy() for batch in feed.dataset.take(9)]
+
     iterator = inputs.create_train_data(tf.Variable(3, dtype=tf.int64), None).iterator()
+
     np.testing.assert_array_equal(evaluated[1], next(iterator)[0].numpy())
     np.testing.assert_array_equal(evaluated, [next(iterator)[0].numpy() for _ in range(2)])
 
@@ -116,10 +125,12 @@ def test_ready_made_data_cannot_be_cut() -> None:
     config: ExperimentConfig = linear_experiment(overfit_batches=2)
     inputs = TaskInputs(config, LinearTask(config.task))
     ready_made = tf.data.Dataset.range(3)
+
     with pytest.raises(
         UsageError, match=r"task\.train_data: .*this dataset is ready-made; cut it with take\(2\)"
     ):
         inputs.create_train_data(tf.Variable(0, dtype=tf.int64), ready_made)
+
     with pytest.raises(UsageError, match=r"task\.validation_data: "):
         inputs.create_all_validation_data(ready_made)
 
@@ -167,6 +178,7 @@ def _read(task_type: type[LinearTask], section: str, worker: int, **changes: Any
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
 def test_workers_that_would_all_read_a_whole_dataset_are_refused(section: str) -> None:
     line = "dataset = dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)"
+
     with pytest.raises(
         UsageError, match=rf"_PlainTask.build_inputs .* 2 workers .*{re.escape(line)}"
     ):
@@ -175,7 +187,9 @@ def test_workers_that_would_all_read_a_whole_dataset_are_refused(section: str) -
 
 def test_workers_read_their_own_parts() -> None:
     parts = [np.concatenate(_read(_ShardedTask, "validation_data", worker)) for worker in (0, 1)]
+
     assert sorted(np.concatenate(parts)) == list(range(20))
+
     points = [
         np.concatenate([batch[0] for batch in _read(LinearTask, "train_data", worker)])
         for worker in (0, 1)

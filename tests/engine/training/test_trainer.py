@@ -64,6 +64,7 @@ def plain() -> dict[int, _Reached]:
         loss = trainer.train(tf.constant(steps - before))["training_loss"] if steps else None
         reached[steps] = _Reached(trained_weights(trainer), loss, trainer.evaluate(tf.constant(-1)))
         before = steps
+
     return reached
 
 
@@ -84,14 +85,18 @@ def test_the_constructor_takes_model_gardens_arguments() -> None:
 def test_a_loop_trains_counts_and_reports_until_it_is_stopped() -> None:
     trainer = _trainer()
     first = trainer.train(tf.constant(5))
+
     second = trainer.train(tf.constant(50))
+
     assert (trainer.loop_steps, trainer.reached_step, int(trainer.global_step)) == (50, 55, 55)
     assert len(trainer.current_loop.newest_graph.outputs) == 1  # all results are one transfer
     assert set(first) == {"accuracy", "training_loss", "learning_rate"}
     assert second["training_loss"] < first["training_loss"]  # and not a mean over both loops
     assert second["learning_rate"] == np.float32(0.01)
+
     trainer.request_stop()
     trainer.train(tf.constant(5))
+
     assert (trainer.loop_steps, trainer.is_stop_requested, int(trainer.global_step)) == (
         0,
         True,
@@ -107,13 +112,16 @@ def test_every_other_way_of_looping_gives_the_same_weights(
     switches: dict[str, bool], plain: dict[int, _Reached]
 ) -> None:
     trainer = _trainer(linear_experiment(**switches))
+
     trainer.train(tf.constant(6))
+
     assert_all_close(trained_weights(trainer), plain[6].weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None:
     config = linear_experiment().replace(runtime={"mixed_precision_dtype": dtype})
+
     with precision_scope(config.runtime):
         trainer = _trainer(config)
         first = trainer.train(tf.constant(10))
@@ -126,6 +134,7 @@ def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None
             own = _trainer(config, _documented_task())
             own.train(tf.constant(10))
             assert_all_close(trained_weights(own), reached, atol=2e-5)
+
     assert trainer.model.compute_dtype == dtype
     assert {weight.dtype for weight in reached} == {np.dtype("float32")}
     assert last["training_loss"] < first["training_loss"] < 2
@@ -137,6 +146,7 @@ def test_xla_gives_the_same_loss(plain: dict[int, _Reached]) -> None:
     compiled = _trainer(linear_experiment().replace(runtime={"enable_xla": True})).train(
         tf.constant(5)
     )
+
     assert compiled["training_loss"] == pytest.approx(plain[5].training_loss, abs=1e-4)
 
 
@@ -154,10 +164,14 @@ def test_with_xla_the_whole_step_is_compiled() -> None:
 
 def test_replicas_train_and_evaluate_like_one_device(plain: dict[int, _Reached]) -> None:
     several = _trainer(count=2)
+
     several.train(tf.constant(20))
+
     assert_all_close(trained_weights(several), plain[20].weights, atol=2e-5)
+
     mine = several.evaluate(tf.constant(-1))
     theirs = plain[20].evaluated
+
     assert mine["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-6)
     assert mine["validation_loss"] == pytest.approx(theirs["validation_loss"], abs=1e-5)
 
@@ -168,7 +182,9 @@ def test_validation_counts_every_example_once_whatever_the_batch(batch: int) -> 
     config = config.replace(task={"validation_data": {"global_batch_size": batch}})
     trainer = _trainer(config)
     logs = trainer.evaluate(tf.constant(-1))
+
     expected = _expected(trainer)
+
     assert logs["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
     assert logs["validation_loss"] == pytest.approx(expected["validation_loss"], abs=1e-5)
 
@@ -202,7 +218,9 @@ def _expected(trainer: Trainer, examples: int | None = None) -> dict[str, float]
 def test_metrics_do_not_count_past_the_end_of_static_batches() -> None:
     config = linear_experiment().replace(task={"validation_data": {"global_batch_size": 103}})
     trainer = _trainer(config, _AggregatingTask)
+
     expected = np.float32(_expected(trainer)["accuracy"])
+
     assert {trainer.evaluate(tf.constant(-1))["accuracy"] for _ in range(20)} == {expected}
 
 
@@ -217,7 +235,9 @@ def _documented_task() -> type[LinearTask]:
 
 def test_train_step_of_the_guide_equals_the_default_one(plain: dict[int, _Reached]) -> None:
     own = _trainer(task_type=_documented_task(), count=2)
+
     own.train(tf.constant(10))
+
     assert_all_close(trained_weights(own), plain[10].weights, atol=2e-5)
 
 
@@ -225,6 +245,7 @@ def test_train_step_of_the_guide_equals_the_default_one(plain: dict[int, _Reache
 def test_config_decides_whether_evaluations_restart_the_data(fresh: bool, same: bool) -> None:
     trainer = _trainer(linear_experiment(eval_recreate_iterator=fresh, validation_steps=2))
     first, second = (trainer.evaluate(tf.constant(2))["validation_loss"] for _ in range(2))
+
     assert (first == second) == same
 
 
@@ -257,12 +278,17 @@ def test_models_of_other_kinds_train_evaluate_and_restore(
 ) -> None:
     trainer = _trainer(task_type=task_type, count=2)
     losses = [trainer.train(tf.constant(20))["training_loss"] for _ in range(3)]
+
     assert losses[2] < losses[0]
+
     before = trainer.evaluate(tf.constant(-1))
     assert before["accuracy"] > 0.5
+
     path = trainer.checkpoint.write(str(tmp_path / "ckpt"))
     again = _trainer(task_type=task_type, count=2)
+
     again.checkpoint.read(path).assert_consumed()
+
     held = [
         [variable.numpy().tobytes() for variable in member.model.variables]
         for member in (trainer, again)
@@ -288,6 +314,7 @@ class _AggregatingTask(LinearTask):
 def test_logs_of_all_examples_are_aggregated() -> None:
     trainer = _trainer(task_type=_AggregatingTask, count=2)
     logs = trainer.evaluate(tf.constant(-1))
+
     assert logs["examples"] == 103
     assert logs["labels_seen"] == {"sum": int(tiny_arrays(False)[1].sum())}
     assert trainer.validation_metric_names() is None
@@ -314,6 +341,7 @@ def test_logs_passed_through_stay_on_the_host_and_the_models_win(
 ) -> None:
     trainer = _trainer(task_type=_NamingTask, cls=_PassthroughTrainer)
     logs = trainer.evaluate(tf.constant(-1))
+
     assert logs["names"] == [str(label).encode() for label in tiny_arrays(False)[1]]
     assert "replace the passed-through logs of the same names: labels" in caplog.text
 
@@ -337,8 +365,11 @@ class _HookedTrainer(Trainer):
 
 def test_a_subclass_decides_what_is_fed_and_hears_of_each_loop() -> None:
     trainer = _trainer(cls=_HookedTrainer)
+
     assert trainer.train(tf.constant(1))["training_loss"] == pytest.approx(np.log(3), abs=1e-5)
+
     trainer.train(tf.constant(2))
+
     assert trainer.begun == (False, True)  # the second loop goes on with the iterator of the first
 
 
@@ -359,7 +390,9 @@ class _WrappingTrainer(Trainer):
 
 def test_a_step_that_a_constructor_sets_is_trained() -> None:
     trainer = _trainer(cls=_WrappingTrainer)
+
     trainer.train(tf.constant(2))
+
     assert trainer.calls > 0
 
 
@@ -381,16 +414,22 @@ def test_ready_made_datasets_replace_build_inputs() -> None:
         train_dataset=data.repeat(),
         validation_dataset=data,
     )
+
     trainer.train(tf.constant(20))
+
     assert trainer.evaluate(tf.constant(-1))["accuracy"] > 0.3
+
     trainer.train_dataset = data.take(2)
+
     trainer.train(tf.constant(3))
+
     assert trainer.has_data_ended
     assert int(trainer.global_step) == 22
 
 
 def test_what_is_not_needed_is_not_built() -> None:
     trainer = _trainer(task_type=_BrokenTask, train=False)
+
     assert trainer.train_metrics == []
     assert _trainer(task_type=_BrokenTask, evaluate=False).validation_metrics == []
 
@@ -401,6 +440,7 @@ def test_data_without_a_batch_is_an_error_naming_the_section(section: str) -> No
     trainer = _trainer()
     trainer.train_dataset = empty.repeat()
     trainer.eval_dataset = empty
+
     with pytest.raises(DataError, match=f"task.{section} has no batch"):
         (trainer.train if section == "train_data" else trainer.evaluate)(tf.constant(2))
 
@@ -420,7 +460,9 @@ def test_what_the_model_adds_is_in_the_checkpoint(tmp_path: Any) -> None:
     trainer = _trainer(task_type=_ItemsTask)
     trainer.model.checkpoint_items["extra"].count.assign(8)
     path = trainer.checkpoint.write(str(tmp_path / "ckpt"))
+
     again = _trainer(task_type=_ItemsTask)
+
     again.checkpoint.read(path).assert_consumed()
     assert int(again.model.checkpoint_items["extra"].count) == 8
 
@@ -432,22 +474,28 @@ def test_model_gardens_init_async_refuses_parameter_servers(
     trainer.init_async()
     kind = tf.distribute.experimental.ParameterServerStrategy
     monkeypatch.setattr(trainer, "_strategy", kind.__new__(kind))
+
     with pytest.raises(UsageError, match="distribution_strategy: "):
         trainer.init_async()
 
 
 def test_loop_functions_can_be_had_by_themselves() -> None:
     trainer = _trainer()
+
     trainer.create_train_loop_fn()(iter(trainer.train_dataset), tf.constant(3))
+
     assert int(trainer.global_step) == 3
+
     outputs: list[Any] = []
     loop = trainer.create_eval_loop_fn(has_state=True)
+
     loop(
         iter(trainer.eval_dataset),
         tf.constant(2),
         None,
         lambda state, output: outputs.append(output),
     )
+
     assert len(outputs) == 2
     assert isinstance(outputs[0]["loss"], tuple)
 
@@ -473,8 +521,10 @@ def test_the_class_that_is_registered_with_a_task_trains_it() -> None:
 
     register_task(OwnConfig, LinearTask, trainer=Own)
     config = linear_experiment().replace(task=OwnConfig())
+
     assert (
         type(create_trainer(linear_experiment(), LinearTask(linear_experiment().task))) is Trainer
     )
+
     own = create_trainer(config, LinearTask(config.task), evaluate=False)
     assert type(own) is own.made_by is Own

@@ -45,6 +45,7 @@ def test_a_set_has_steps_and_interval_of_its_own_or_those_of_all() -> None:
         dev=3,
         test=3,
     )
+
     assert [
         (validation_set.has_own_steps, validation_set.steps(5), validation_set.interval(7))
         for validation_set in sets
@@ -71,10 +72,15 @@ def test_without_a_known_length_only_a_number_of_steps_tells() -> None:
 
 def test_the_batches_of_the_evaluated_sets_are_added() -> None:
     sets = _sets({"test": ValidationSetConfig(steps=2)}, dev=7, test=5)
+
     assert sets.batches(-1, 1) == 9
+
     sets.evaluated_names = ("test",)
     assert sets.batches(-1, 1) == 2
+
     sets.select("dev").data.reset()
+
     assert sets.batches(-1, 1) == 2  # the set without a known length is not evaluated
+
     sets.evaluated_names = sets.names
     assert sets.batches(-1, 1) is None

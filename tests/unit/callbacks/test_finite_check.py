@@ -37,7 +37,9 @@ class _Trainer:
 )
 def test_a_loss_within_or_before_the_bound_is_accepted(step: int, loss: float, sound: Any) -> None:
     trainer = _Trainer(sound)
+
     _check(trainer, step, {"training_loss": loss})
+
     assert (trainer.weights_finite, trainer.looks) == (sound, 0)  # nothing is looked at for it
 
 
@@ -60,11 +62,15 @@ def test_the_weights_are_looked_at_once_where_the_loop_has_not() -> None:
     unchecked = _Trainer(None)
     checked = _Trainer(True)
     bad = _Trainer(None, finite=False)
+
     for trainer in (unchecked, checked, unchecked):
         FiniteCheck(1.0).checkpoint_begin(Run(trainer))
+
     assert (unchecked.looks, checked.looks) == (1, 0)
+
     run = Run(bad)
     run.step = 5
+
     with pytest.raises(DivergedError, match="a weight is not finite at step 5"):
         FiniteCheck(1.0).evaluation_begin(run)
 

@@ -66,7 +66,9 @@ def server() -> Iterator[Server]:
     threading.Thread(
         target=webhook_server.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
     ).start()
+
     yield webhook_server
+
     webhook_server.released.set()
     webhook_server.http.shutdown()
     webhook_server.http.server_close()
@@ -93,6 +95,7 @@ RECORD = {
 def test_the_record_of_a_finished_run_is_posted(server: Server, tmp_path: Path) -> None:
     Webhook(server.url).run_finished(_run(tmp_path), RECORD)
     (posted,) = server.posted
+
     assert (
         posted["text"] == f"{_name(tmp_path)} finished at step 20 (accuracy 0.9877, dev/loss nan)"
     )
@@ -108,6 +111,7 @@ def test_why_a_run_stopped_early_is_in_the_text(server: Server, tmp_path: Path) 
     Webhook(server.url).run_finished(
         _run(tmp_path), {"step": 10, "metrics": {}, "stopped": "no patience is left"}
     )
+
     assert (
         server.posted[0]["text"]
         == f"{_name(tmp_path)} stopped early at step 10: no patience is left"
@@ -132,6 +136,7 @@ def test_an_error_that_ends_a_run_is_posted(
 ) -> None:
     Webhook(server.url).run_end(_run(tmp_path, error))
     (posted,) = server.posted
+
     assert (posted["status"], posted["exit_code"], posted["step"]) == ("failed", code, 15)
     assert posted["text"] == f"{_name(tmp_path)} {text}"
 
@@ -149,8 +154,10 @@ def test_a_refusal_is_a_warning_without_the_address(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
     server.status = status
+
     Webhook(server.url).run_finished(_run(tmp_path), RECORD)
     (warning,) = caplog.messages
+
     assert (
         warning == f"webhook: the request to 127.0.0.1 failed: HTTP status {status}"
         and len(server.posted) == 1
@@ -162,7 +169,9 @@ def test_a_server_that_does_not_answer_costs_the_time_limit(
 ) -> None:
     server.status = None
     begin = time.monotonic()
+
     Webhook(server.url, timeout_seconds=0.3).run_finished(_run(tmp_path), RECORD)
+
     assert 0.25 < time.monotonic() - begin < 5
     assert "the request to 127.0.0.1 failed" in caplog.text and SECRET not in caplog.text
 
@@ -192,9 +201,11 @@ def test_the_address_may_be_in_the_environment(
         assert "MY_WEBHOOK has no http address" in caplog.text
         caplog.clear()
         webhook.run_finished(_run(tmp_path), RECORD)
+
     monkeypatch.setenv("MY_WEBHOOK", server.url)
     webhook.run_begin(_run(tmp_path))
     webhook.run_finished(_run(tmp_path), RECORD)
+
     assert len(server.posted) == 1 and caplog.text == ""
 
 

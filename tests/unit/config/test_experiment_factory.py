@@ -26,6 +26,7 @@ def wrong() -> ExperimentConfig:
 def test_a_mistake_has_its_path_a_near_name_and_the_factory(name: str) -> None:
     register_experiment(name)(wrong)
     mistake = refused(get_experiment, name)["trainer.train_step"]
+
     assert str(mistake) == (
         f"trainer.train_step ({__name__}.wrong): there is no such key; did you mean trainer.train_steps?"
     )
@@ -65,6 +66,7 @@ def test_resolving_tells_it_beside_other_mistakes(gin_params: tuple[str, ...], n
     mistakes = refused(
         resolve_config, name, ConfigSources(config_files=("none.yaml",), gin_params=gin_params)
     )
+
     assert mistakes["trainer.train_step"].advice == "did you mean trainer.train_steps?"
     assert mistakes[""].origin == "none.yaml"
 

@@ -29,6 +29,7 @@ class _Own(TaskConfig):
 
 def test_the_default_of_the_class_around_a_section_counts() -> None:
     assert set(non_default_paths(ExperimentConfig(task=_Own()))) == set()
+
     changed = ExperimentConfig(task=_Own()).replace(
         task={"train_data": {"global_batch_size": 1}, "model": {"size": 4}}
     )
@@ -52,6 +53,7 @@ def test_chosen_branches_and_named_sections_have_own_defaults() -> None:
             }
         },
     )
+
     assert set(non_default_paths(config)) == {
         "task.validation_data.two.global_batch_size",
         "trainer.optimizer_config.optimizer.type",

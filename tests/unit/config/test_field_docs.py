@@ -64,11 +64,13 @@ def test_every_config_field_has_a_sentence(config_class: type[Config]) -> None:
             and len(doc.first_sentence) > 15
         )
     ]
+
     assert wrong == []
 
 
 def test_an_entry_is_read_with_the_lines_that_continue_it() -> None:
     count, data, unknown = read_field_docs(Outer).values()
+
     assert (
         count.text
         == "How many there are; 0 means none of them. A second sentence. `code` begins a third one."
@@ -90,6 +92,7 @@ def test_sections_that_hold_several_are_known_by_their_class() -> None:
     sections = {
         name: doc.section.__name__ for name, doc in trainer.items() if doc.section is not None
     }
+
     assert (
         sections["callbacks"] == "CallbackConfig"
         and sections["best_checkpoints"] == "BestCheckpointConfig"
@@ -98,6 +101,7 @@ def test_sections_that_hold_several_are_known_by_their_class() -> None:
 
 def test_docs_by_path_include_branches_not_chosen() -> None:
     docs = read_docs_by_path(ExperimentConfig())
+
     assert docs["trainer.train_steps"].first_sentence.startswith(
         "The global step at which training ends"
     )

@@ -59,6 +59,7 @@ def test_sections_lists_present_and_possible_sections(default: ExperimentConfig)
     sections = {
         path: (config_class, is_there) for path, config_class, is_there in list_sections(default)
     }
+
     assert sections[""] == (ExperimentConfig, True)
     assert sections["trainer"] == (TrainerConfig, True)
     assert sections["task"] == (type(default.task), True)
@@ -84,5 +85,6 @@ def test_checker_refuses_numbers_that_are_not_finite() -> None:
 )
 def test_the_advice_for_a_plain_value_shows_the_branch_it_names(value: str, branch: str) -> None:
     advice = suggest_fields(OptimizerConfig, "trainer.optimizer_config.optimizer", value)
+
     assert advice.endswith(f", as in trainer.optimizer_config.optimizer.type={branch}")
     assert advice.startswith("give its fields (type, ")

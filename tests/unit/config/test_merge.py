@@ -40,6 +40,7 @@ class PlacesConfig(TaskConfig):
 
 def test_without_layers_every_value_is_a_default(default: ExperimentConfig) -> None:
     resolved = apply_layers(default, [])
+
     assert resolved.config == default
     assert set(resolved.origins.values()) == {"default"}
     assert resolved.origins.keys() == flatten_values(default).keys()
@@ -50,7 +51,9 @@ def test_a_later_layer_wins_and_other_fields_stay(default: ExperimentConfig) -> 
     values = {"trainer": {"train_steps": 1, "max_to_keep": 2}}
     first = ConfigLayer(values, {"trainer.train_steps": "a:1", "trainer": "a:9"})
     second = ConfigLayer({"trainer": {"train_steps": 3}}, {"trainer.train_steps": "b:1"})
+
     resolved = apply_layers(default, [first, second])
+
     assert resolved.config.trainer == default.trainer.replace(train_steps=3, max_to_keep=2)
     assert resolved.origins["trainer.train_steps"] == "b:1"
     assert resolved.origins["trainer.max_to_keep"] == "a:9"
@@ -66,7 +69,9 @@ def test_lists_none_and_free_dicts_replace(default: ExperimentConfig) -> None:
         }
     }
     after = {"task": {"weights": [1], "train_data": {"seed": None, "input_path": {"c": "z"}}}}
+
     task: Any = layered(default, before, after).config.task
+
     assert task.weights == (1.0,)
     assert task.train_data.seed is None
     assert task.train_data.input_path == {"c": "z"}
@@ -75,13 +80,17 @@ def test_lists_none_and_free_dicts_replace(default: ExperimentConfig) -> None:
 def test_a_layer_can_create_and_remove_an_optional_section(default: ExperimentConfig) -> None:
     decay = nested(f"{EMA}.average_decay", 0.5)
     nothing = nested(EMA, None)
+
     resolved = layered(default, decay)
+
     assert resolved.config.trainer.optimizer_config.ema.average_decay == 0.5
     assert resolved.origins[f"{EMA}.average_decay"] == "layer 0"
     assert resolved.origins[f"{EMA}.start_step"] == "default"
+
     gone = layered(default, decay, nothing)
     assert gone.config == default
     assert gone.origins[EMA] == "layer 1"
+
     again = layered(default.replace(**decay), nothing, nested(f"{EMA}.start_step", 5))
     assert again.config.trainer.optimizer_config.ema.average_decay == 0.99
 
@@ -94,13 +103,18 @@ def test_lists_and_dicts_of_sections_are_checked_item_by_item(default: Experimen
         }
     }
     resolved = layered(default, values)
+
     task: Any = resolved.config.task
+
     assert resolved.origins["task.model.blocks"] == "layer 0"
     assert [(block.width, block.kind) for block in task.model.blocks] == [(3, "dense"), (8, "conv")]
     assert task.named_data["dev"].seed == 4
+
     blocks = [{"widht": 3}, {"width": 0}, 5]
     wrong = {"model": {"blocks": blocks}, "named_data": {"dev": {"seed": "x"}}}
+
     mistakes = refused(layered, default, {"task": wrong})
+
     assert mistakes.keys() == {
         "task.model.blocks.0.widht",
         "task.model.blocks.1.width",
@@ -112,6 +126,7 @@ def test_lists_and_dicts_of_sections_are_checked_item_by_item(default: Experimen
 
 def test_a_task_is_checked_against_the_experiments_class(default: ExperimentConfig) -> None:
     values = {"task": {"weights": [1], "model": {"rate": 0.25}}}
+
     assert type(layered(default, values).config.task) is type(default.task)
     assert refused(layered, ExperimentConfig(), values).keys() == {"task.weights", "task.model"}
 
@@ -119,12 +134,14 @@ def test_a_task_is_checked_against_the_experiments_class(default: ExperimentConf
 @pytest.mark.parametrize("value", [5, "x", [1], True, None])
 def test_a_section_has_to_be_a_mapping(default: ExperimentConfig, value: object) -> None:
     mistakes = refused(layered, default, {"task": {"train_data": value}, "trainer": value})
+
     assert mistakes.keys() == {"task.train_data", "trainer"}
     assert "is not a section" in mistakes["trainer"].problem
 
 
 def test_keys_that_are_paths_or_no_text_are_refused(default: ExperimentConfig) -> None:
     mistakes = refused(layered, default, {"trainer.max_to_keep": 3, 5: 6})
+
     assert "a.b=c" in mistakes["trainer.max_to_keep"].advice
     assert "task" in mistakes["5"].advice
 
@@ -137,7 +154,9 @@ def test_one_report_has_all_mistakes_with_their_origins(default: ExperimentConfi
         {"runtime": {"num_gpu": 1}, "trainer": {"max_to_keep": 2}},
         {"runtime.num_gpu": "--params_override"},
     )
+
     mistakes = refused(apply_layers, default, [file, flag])
+
     assert {path: mistake.origin for path, mistake in mistakes.items()} == {
         "trainer.train_step": "conf.yaml:2",
         "trainer.max_to_keep": "",
@@ -150,8 +169,10 @@ def test_the_same_key_wrong_in_two_layers_is_reported_for_both(default: Experime
         ConfigLayer({"trainer": {"max_to_keep": value}}, {"trainer": f"file:{value}"})
         for value in (0, -1)
     ]
+
     with pytest.raises(ConfigError) as caught:
         apply_layers(default, layers)
+
     assert [mistake.origin for mistake in caught.value.mistakes] == ["file:0", "file:-1"]
 
 
@@ -166,6 +187,7 @@ def test_broken_rules_are_reported_beside_wrong_fields(default: ExperimentConfig
         "max_to_keep": "x",
         "nope": 1,
     }
+
     assert refused(layered, default, {"trainer": trainer}).keys() == {
         f"{OPTIMIZER}.adam.clipvalue",
         "trainer.optimizer_config.learning_rate.type",
@@ -180,6 +202,7 @@ def test_a_broken_rule_names_the_field_that_was_changed(default: ExperimentConfi
     mistake = refused(layered, base, nested("trainer.steps_per_loop", 300))[
         "trainer.summary_interval"
     ]
+
     assert mistake.origin == "default, with trainer.steps_per_loop from layer 0"
     assert "steps_per_loop (300)" in mistake.problem
 
@@ -187,8 +210,11 @@ def test_a_broken_rule_names_the_field_that_was_changed(default: ExperimentConfi
 def test_an_uneven_batch_is_reported_with_both_origins(default: ExperimentConfig) -> None:
     path = "task.train_data.global_batch_size"
     batch = nested(path, 32)
+
     cpus = nested("runtime.virtual_cpus", 3)
+
     assert refused(layered, default, batch, cpus)[path].origin == "layer 0"
+
     mistake = refused(layered, default.replace(**batch), cpus)[path]
     assert mistake.origin == "default, with runtime.virtual_cpus from layer 0"
 
@@ -213,13 +239,16 @@ def test_a_layer_can_break_a_rule_that_a_later_one_mends(default: ExperimentConf
     trainer = layered(
         default, nested("trainer.steps_per_loop", 300), nested("trainer.summary_interval", 600)
     ).config.trainer
+
     assert (trainer.steps_per_loop, trainer.summary_interval) == (300, 600)
 
 
 def test_a_menu_of_branches_with_a_chosen_one_is_fine(default: ExperimentConfig) -> None:
     menu = nested(OPTIMIZER, {"adam": {"beta_1": 0.8}, "sgd": {"momentum": 0.9}, "type": "adam"})
     chosen = layered(default, menu, nested(f"{OPTIMIZER}.type", "sgd"))
+
     optimizer = chosen.config.trainer.optimizer_config.optimizer
+
     assert (optimizer.type, optimizer.get().momentum, optimizer.adam) == ("sgd", 0.9, None)
     assert not any(".adam." in path for path in chosen.origins)
 
@@ -227,6 +256,7 @@ def test_a_menu_of_branches_with_a_chosen_one_is_fine(default: ExperimentConfig)
 def test_a_branch_that_nobody_chose_is_reported(default: ExperimentConfig) -> None:
     values = {"optimizer": {"sgd": {"momentum": 0.9}}, "warmup": {"linear": {"warmup_steps": 10}}}
     mistakes = refused(layered, default, nested("trainer.optimizer_config", values))
+
     assert mistakes.keys() == {f"{OPTIMIZER}.sgd", "trainer.optimizer_config.warmup.linear"}
     assert "optimizer.type=sgd" in mistakes[f"{OPTIMIZER}.sgd"].advice
 
@@ -234,15 +264,20 @@ def test_a_branch_that_nobody_chose_is_reported(default: ExperimentConfig) -> No
 def test_named_validation_sets_start_as_the_single_set(default: ExperimentConfig) -> None:
     first = nested(SETS, {"dev": {"global_batch_size": 7}, "test": {}})
     two = layered(default, first, nested(f"{SETS}.dev.shuffle_buffer_size", 3))
+
     single = default.task.validation_data
+
     assert isinstance(single, DataConfig)
+
     dev = single.replace(global_batch_size=7, shuffle_buffer_size=3)
     assert two.config.task.validation_data == {"dev": dev, "test": single}
     assert two.origins[f"{SETS}.dev.global_batch_size"] == "layer 0"
     assert two.origins[f"{SETS}.dev.shuffle_buffer_size"] == "layer 1"
     assert two.origins[f"{SETS}.test.global_batch_size"] == "default"
+
     without = layered(two.config, nested(f"{SETS}.dev", None)).config.task.validation_data
     assert without == {"test": single}
+
     smaller = layered(default, nested(f"{SETS}.global_batch_size", 5)).config.task.validation_data
     assert smaller == single.replace(global_batch_size=5)
 
@@ -251,7 +286,9 @@ def test_a_mistake_in_a_named_set_has_the_sets_name(default: ExperimentConfig) -
     two = layered(default, nested(SETS, {"dev": {}, "test": {}})).config
     wrong = {"dev": {"global_batchsize": 5}, "tst": None, "global_batch_size": 5}
     mistakes = refused(layered, two, nested(SETS, wrong))
+
     names = ("dev.global_batchsize", "tst", "global_batch_size")
+
     assert mistakes.keys() == {f"{SETS}.{name}" for name in names}
     assert "did you mean test?" in mistakes[f"{SETS}.tst"].advice
     assert f"{SETS}.dev.global_batch_size" in mistakes[f"{SETS}.global_batch_size"].advice
@@ -272,6 +309,7 @@ def test_settings_of_unknown_validation_sets_are_refused(
 ) -> None:
     sets = nested(SETS, {"dev": {}, "test": {}})
     mistakes = refused(layered, default, {"trainer": trainer, **sets})
+
     assert "did you mean dev?" in mistakes[path].advice
 
 
@@ -298,6 +336,7 @@ def test_a_union_field_refuses_what_none_of_its_types_takes() -> None:
     mistakes = refused(
         layered, config, nested("task.place", 3), nested("task.place", {"deepth": 2})
     )
+
     assert "3 is not a section or text or null" in mistakes["task.place"].problem
     assert "did you mean task.place.depth" in mistakes["task.place.deepth"].advice
 
@@ -305,15 +344,20 @@ def test_a_union_field_refuses_what_none_of_its_types_takes() -> None:
 def test_the_class_decides_whether_mappings_merge_or_replace() -> None:
     config = ExperimentConfig(task=PlacesConfig())
     merged = layered(config, nested("task.sizes", {"a": 1, "b": 2}), nested("task.sizes", {"b": 3}))
+
     assert merged.config.task == PlacesConfig(sizes={"a": 1, "b": 3})
 
 
 def test_lists_of_sections_merge_by_item_if_the_class_says_so() -> None:
     config = ExperimentConfig(task=PlacesConfig())
     layers = [{}, {"folder": "x"}], [{"depth": 5}, {}]
+
     merged = layered(config, *(nested("task.places", layer) for layer in layers))
+
     assert merged.config.task == PlacesConfig(places=(Place(depth=5), Place(folder="x", depth=2)))
+
     other = layered(config, nested("task.places", [{"folder": "x"}]))
     assert other.config.task == PlacesConfig(places=(Place(folder="x"),))
+
     mistakes = refused(layered, config, nested("task.places", [{}, {"folder": 1}]))
     assert mistakes.keys() == {"task.places.1.folder"}

@@ -34,6 +34,7 @@ from tests.config_builders import overridden, refused
 )
 def test_a_wrong_value_is_shown_with_what_is_allowed(path: str, value: str, said: str) -> None:
     mistake = refused(overridden, f"{path}={value}")[path]
+
     assert said in str(mistake)
     assert mistake.origin == "--params_override"
 
@@ -50,6 +51,7 @@ def test_a_wrong_value_is_shown_with_what_is_allowed(path: str, value: str, said
 )
 def test_an_unknown_key_is_told_with_the_nearest(path: str, said: str) -> None:
     mistake = refused(overridden, f"{path}=5")[path]
+
     assert "no such" in mistake.problem
     assert said in str(mistake)
 

@@ -56,6 +56,7 @@ def lookahead() -> Iterator[None]:
 
 def test_a_registered_optimizer_is_set_like_a_built_in_one() -> None:
     config = OptimizerConfig(type="lookahead", lookahead=LookaheadConfig(sync_period=3))
+
     assert config.get() == config.lookahead == LookaheadConfig(sync_period=3)
     assert OptimizerConfig(type="lookahead", lookahead={"sync_period": 3}) == config
     assert OptimizerConfig(type="lookahead").get() == LookaheadConfig()
@@ -72,6 +73,7 @@ def test_overrides_choose_a_registered_optimizer_and_schedule() -> None:
         f"{OPTIMIZATION}.optimizer.type=lookahead,{OPTIMIZATION}.optimizer.lookahead.sync_period=2"
     )
     config = overridden(f"{optimizer},{OPTIMIZATION}.learning_rate.type=flat")
+
     assert config.trainer.optimizer_config.optimizer.get() == LookaheadConfig(sync_period=2)
     assert from_yaml(to_yaml(config), ExperimentConfig(task=type(config.task)())) == config
 
@@ -83,7 +85,9 @@ def test_gin_binds_a_registered_optimizer_by_its_config_class(name: str) -> None
         "LookaheadConfig.sync_period = 2",
         "LrConfig.type = 'flat'",
     )
+
     config = resolve_config(name, ConfigSources(gin_params=bindings)).config
+
     assert config.trainer.optimizer_config.optimizer.get() == LookaheadConfig(sync_period=2)
 
 
@@ -110,6 +114,7 @@ def test_a_mistake_in_a_registered_optimizer_has_its_path(
     mistake = refused(overridden, f"{OPTIMIZATION}.optimizer={setting}")[
         f"{OPTIMIZATION}.optimizer.{path}"
     ]
+
     assert said in str(mistake)
 
 
@@ -132,6 +137,7 @@ def test_a_dataset_is_chosen_in_the_section_of_the_data() -> None:
     config = overridden(
         "task.train_data.dataset={type: moons, moons: {sync_period: 4}}", ExperimentConfig()
     )
+
     assert config.task.train_data.dataset.get() == LookaheadConfig(sync_period=4)
     assert from_yaml(to_yaml(config), ExperimentConfig()) == config
 
@@ -142,7 +148,9 @@ def test_metrics_are_a_list_of_registered_ones_and_keras_own() -> None:
         "trainer.metrics=[{type: f1, f1: {sync_period: 4}}, {type: keras, keras: {metric: AUC}}]"
     )
     config = overridden(metrics, ExperimentConfig())
+
     first, second = config.trainer.metrics
+
     assert first.get() == LookaheadConfig(sync_period=4)
     assert second.get().metric == "AUC"
     assert from_yaml(to_yaml(config), ExperimentConfig()) == config

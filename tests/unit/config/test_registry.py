@@ -42,6 +42,7 @@ def test_a_name_that_is_taken_is_refused_and_stays(registry: Registry[object]) -
 
     with pytest.raises(UsageError, match="'digits' is registered already") as caught:
         registry.register("digits")(second)
+
     assert "second" in str(caught.value)
     assert caught.value.exit_code == ExitCode.USAGE
     assert registry.lookup("digits") == "digits"

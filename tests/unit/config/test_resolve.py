@@ -40,12 +40,14 @@ def test_each_source_wins_over_those_before_it(experiment: str, tmp_path: Path) 
         ("params_overrides", "{trainer: {train_steps: 7}}", "--params_override"),
     ]
     fields: dict[str, Any] = {}
+
     for steps, (field, text, origin) in enumerate(sources, start=1):
         fields[field] = (*fields.get(field, ()), text)
         resolved = resolve_config(experiment, ConfigSources(**fields))
         assert resolved.config.trainer.train_steps == steps
         assert resolved.origins["trainer.train_steps"] == origin
     resolved = resolve_config(experiment, ConfigSources(**fields, flags=flags))
+
     assert resolved.config.trainer.train_steps == 8
     assert resolved.origins["trainer.train_steps"] == "--train_steps"
 
@@ -62,8 +64,10 @@ def test_the_mistakes_of_all_sources_are_one_report(experiment: str, tmp_path: P
         params_overrides=("runtime.num_gpu=1", "trainer.train_steps", "trainer.validation_steps=0"),
         flags=ConfigLayer({"runtime": {"tpu": 5}}, {"runtime.tpu": "--tpu"}),
     )
+
     with pytest.raises(ConfigError) as caught:
         resolve_config(experiment, sources)
+
     mistakes = {
         (mistake.path, mistake.origin.removeprefix(f"{tmp_path}/"))
         for mistake in caught.value.mistakes
@@ -111,6 +115,7 @@ def test_two_mistakes_of_gin_are_reported_together(
         gin_files=(written(tmp_path, "a.gin", gin),), params_overrides=overrides
     )
     mistakes = refused(resolve_config, experiment, sources)
+
     assert mistakes.keys() == paths
     assert "TrainrConfig" not in gin or "did you mean TrainerConfig?" in str(
         mistakes["TrainrConfig.a"]
@@ -125,6 +130,7 @@ def test_unknown_experiments_and_unreadable_sources_are_reported(
         resolve_config(
             f"{experiment}x", ConfigSources(config_files=("missing.yaml",), gin_params=gin_params)
         )
+
     assert experiment in str(caught.value)
     assert "missing.yaml" in str(caught.value)
 
@@ -134,10 +140,13 @@ def test_a_description_lists_every_value_with_its_origin(experiment: str) -> Non
         "task.model.rate=0.25,trainer.max_to_keep=5,trainer.optimizer_config.optimizer={type: sgd}",
     )
     resolved = resolve_config(experiment, ConfigSources(params_overrides=overrides))
+
     described = list_resolved_values(resolved)
+
     assert [path for path, _, _ in described] == list(flatten_values(resolved.config))
     assert ("task.model.rate", 0.25, "--params_override") in described
     assert ("trainer.steps_per_loop", 1000, "default") in described
+
     different = {path for path, _, _ in list_resolved_values(resolved, get_experiment(experiment))}
     assert "trainer.optimizer_config.optimizer.sgd.momentum" in different
     assert not {"trainer.steps_per_loop", "trainer.max_to_keep"} & different
@@ -165,7 +174,9 @@ def test_resolving_without_gin_imports_no_tensorflow_or_gin() -> None:
         "print(sorted(roots & heavy))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
     )
+
     assert done.stdout == "[]\n[]\n"

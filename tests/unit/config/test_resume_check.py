@@ -73,6 +73,7 @@ def test_a_dangerous_change_needs_its_flag(
 ) -> None:
     old = to_yaml(default)
     new = default.replace(**nested(path, value))
+
     for allowed in (["trainer.train_steps"], [""], [f"{path}x", path[:-1]]):
         with pytest.raises(ConfigError) as caught:
             check_resume(old, new, allowed)
@@ -80,6 +81,7 @@ def test_a_dangerous_change_needs_its_flag(
         assert mistake.path.startswith(path)
         assert f"--allow_config_change={path}" in mistake.advice
         assert caught.value.exit_code == ExitCode.USAGE
+
     for allowed in (path, path.rpartition(".")[0]):
         assert [change.kind for change in check_resume(old, new, [allowed])] == ["dangerous"]
 
@@ -89,6 +91,7 @@ def test_steps_that_are_fused_may_be_fused_in_another_grouping(default: Experime
     kinds = [
         [change.kind for change in compare_configs(fused[0].as_dict(), config)] for config in fused
     ]
+
     assert kinds == [[], ["safe"], ["dangerous"]]
 
 
@@ -102,6 +105,7 @@ def test_auto_of_an_earlier_release_has_to_be_given_up_by_name(
     old = to_yaml(default).replace(
         f"{field}: {getattr(getattr(default, section), field)}", f"{field}: auto"
     )
+
     assert "was 'auto' when this run began" in refused(check_resume, old, default, [])[path].problem
     assert [change.path for change in check_resume(old, default, [path])] == [path]
 
@@ -116,9 +120,11 @@ def test_changed_callbacks_are_shown_by_what_differs(default: ExperimentConfig) 
         "args": {"parameter": "loss_weight", "steps": [[100, 0.1], [2000, 0.01]]},
     }
     old = default.replace(trainer={"callbacks": ({"name": "reports"}, rates)})
+
     new = default.replace(
         trainer={"callbacks": ({"name": "reports"}, weights, {"name": "set_from_file", "args": {}})}
     )
+
     assert [str(change) for change in check_resume(to_yaml(old), new, [])] == [
         "trainer.callbacks.1.args.parameter: 'learning_rate' -> 'loss_weight'",
         "trainer.callbacks.2.args: absent -> {}",
@@ -130,6 +136,7 @@ def test_all_dangerous_changes_are_named_at_once(default: ExperimentConfig) -> N
     new = default.replace(
         task={"model": {"rate": 0.25}, "weights": (3.0,)}, trainer={"train_steps": 7}
     )
+
     assert refused(check_resume, to_yaml(default), new, []).keys() == {
         "task.model.rate",
         "task.weights",
@@ -153,7 +160,9 @@ def test_another_choice_is_one_change(
         if section == "learning_rate"
         else {}
     )
+
     changed = layered(default, nested(path, {**new, **cosine})).config
+
     assert compare_configs(default.as_dict(), changed) == [
         Change(f"{path}.type", old, new["type"], kind)
     ]
@@ -162,6 +171,7 @@ def test_another_choice_is_one_change(
 def test_a_moving_average_that_appears_is_dangerous(default: ExperimentConfig) -> None:
     new = default.replace(**nested(EMA, {"average_decay": 0.5}))
     changes = compare_configs(default.as_dict(), new)
+
     assert {change.kind for change in changes} == {"dangerous"}
     assert Change(EMA, None, ABSENT, "dangerous") in changes
     assert check_resume(to_yaml(default), new, [EMA]) == changes
@@ -190,14 +200,18 @@ def test_data_of_an_earlier_release_is_the_same(path: str, default: ExperimentCo
     values: Any = record
     for section in sections:
         values = values[section]
+
     del values[field]
+
     assert compare_configs(record, config) == []
 
 
 def test_a_later_field_that_is_not_at_its_default_is_a_change(default: ExperimentConfig) -> None:
     old = default.as_dict()
     del old["runtime"]["executor"]
+
     new = default.replace(runtime={"executor": "single_threaded"})
+
     assert compare_configs(old, new) == [
         Change("runtime.executor", "default", "single_threaded", "dangerous")
     ]
@@ -211,6 +225,7 @@ def test_more_evaluated_weights_are_safe_other_first_ones_not(
     new = old.replace(
         **nested(f"{EMA}.evaluate", [first, "average" if first == "weights" else "weights"])
     )
+
     assert [(change.path, change.kind) for change in compare_configs(old.as_dict(), new)] == [
         (f"{EMA}.evaluate", kind)
     ]
@@ -219,7 +234,9 @@ def test_more_evaluated_weights_are_safe_other_first_ones_not(
 def test_keys_that_vanished_or_appeared_count(default: ExperimentConfig) -> None:
     old = default.as_dict()
     del old["task"]["weights"]
+
     old["trainer"]["gone"] = 5
+
     assert compare_configs(old, default) == [
         Change("task.weights", ABSENT, [1.0, 2.5], "dangerous"),
         Change("trainer.gone", 5, ABSENT, "safe"),
@@ -230,9 +247,12 @@ def test_keys_that_vanished_or_appeared_count(default: ExperimentConfig) -> None
 
 def test_equal_configs_and_equal_numbers_are_no_change(default: ExperimentConfig) -> None:
     old = default.as_dict()
+
     assert compare_configs(old, default) == []
+
     old["trainer"]["loss_upper_bound"] = 1000000
     assert compare_configs(old, default) == []
+
     old["task"]["train_data"]["cache"] = 0
     assert [change.path for change in compare_configs(old, default)] == ["task.train_data.cache"]
 
@@ -265,6 +285,7 @@ def test_other_data_is_a_mistake_that_names_what_differs() -> None:
         "task.validation_data": {"array 0": "c"},
     }
     (mistake,) = find_data_mistakes(_DATA, now, [], [])
+
     assert mistake.path == "task.train_data"
     assert mistake.problem.endswith(": array 1 was b and is other")
     assert "--allow_config_change=task.train_data.identity (" in mistake.advice
@@ -294,6 +315,7 @@ def test_data_that_one_side_does_not_know_is_not_compared() -> None:
 def test_data_whose_config_was_judged_is_not_compared(path: str, is_judged: bool) -> None:
     change = Change(f"task.{path}", 1, 2, get_change_kind(f"task.{path}"))
     section = f"task.{path.partition('.')[0]}"
+
     assert (
         not list(find_data_mistakes(_DATA, {section: {"array 0": "other"}}, [change], []))
     ) == is_judged
@@ -306,4 +328,5 @@ def test_the_identity_of_data_can_be_allowed_by_name() -> None:
         "task.tain_data.identity",
     ]
     (mistake,) = find_unknown_paths(allowed, ExperimentConfig())
+
     assert "task.tain_data.identity" in mistake.problem

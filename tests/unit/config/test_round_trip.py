@@ -45,6 +45,7 @@ def _choices(config_class: type[OneOfConfig]) -> list[dict[str, Any]]:
         if name == "step_cosine_with_offset":
             numbers["values"] = [1.0]  # as many as there are boundaries
         sections.append({"type": name, name: numbers})
+
     return sections
 
 
@@ -78,11 +79,14 @@ def test_a_section_survives_yaml_and_tells_all_wrong_values(
 ) -> None:
     config = layered(default, nested(path, section)).config
     again = from_yaml(to_yaml(config), default)
+
     assert again == config
     assert flatten_values(again) == flatten_values(config)
 
     inside = [leaf for leaf in flatten_values(config) if is_inside(leaf, path)]
     wrong = [leaf for leaf in inside if not leaf.endswith(".type")]
     values = [nested(leaf, [[[]]]) for leaf in wrong]  # which no field takes
+
     mistakes = refused(layered, config, *values)
+
     assert {mistake.removesuffix(".0") for mistake in mistakes} == {*wrong}

@@ -28,6 +28,7 @@ def test_a_path_of_the_table_matches_whole_names(row: str, path: str, is_match: 
 
 def test_the_names_are_those_of_the_table_that_no_field_changes() -> None:
     rows = [path for path in PATHS if path not in NAMED_BY.values()]
+
     assert set(RESERVED_NAMES) == {
         path.split("/")[0] for path in rows if "<" not in path.split("/")[0]
     }

@@ -36,14 +36,15 @@ def test_epochs_and_shares_become_whole_steps_everywhere() -> None:
         },
         task={"validation_data": {"dev": {}, "test": {}}},
     )
+
     trainer = replace_durations(written, EPOCH).trainer
+
     assert trainer.train_steps == 21
     assert trainer.validation_interval == trainer.validation_sets["dev"].interval == 11
     assert trainer.optimizer_config.learning_rate.get().decay_steps == 21
     assert trainer.optimizer_config.warmup.get().warmup_steps == 5
-    assert (
-        trainer.summary_interval == 11
-    )  # loops are cut there, so it need not be a multiple of steps_per_loop
+    # Loops are cut there, so it need not be a multiple of steps_per_loop.
+    assert trainer.summary_interval == 11
     assert type(trainer.as_dict()["summary_interval"]) is int
     assert trainer.checkpoint_interval == "30 min"
     assert written.trainer.train_steps == "2 epochs"
@@ -59,7 +60,9 @@ def test_schedules_of_a_slow_optimizer_count_its_updates() -> None:
         "period": 3,
     }
     written = ExperimentConfig(trainer={"train_steps": 20, "optimizers": {"slow": slow}})
+
     resolved = replace_durations(written, None).trainer.optimizers["slow"]
+
     assert resolved.learning_rate.get().decay_steps == 20 // 3
 
 
@@ -75,6 +78,7 @@ def test_a_share_needs_a_run_of_known_length(train_steps: int, said: str) -> Non
 def test_an_interval_keeps_the_fraction_of_a_step() -> None:
     values = {"train_steps": 22, "checkpoint_interval": "1 epochs", "validation_interval": "20 %"}
     resolved = replace_durations(ExperimentConfig(trainer=values), EPOCH)
+
     for trainer in (
         resolved.trainer,
         copy.deepcopy(resolved).trainer,
@@ -94,10 +98,12 @@ def test_intervals_longer_than_the_run_give_one_warning() -> None:
         summary_interval=2000,
         early_stopping=early,
     )
+
     names = (
         "trainer.checkpoint_interval and trainer.summary_interval and"
         " trainer.early_stopping.patience"
     )
+
     assert find_interval_warnings(options) == [
         f"{names}: longer than the run of 90 steps, so it is never reached"
     ]

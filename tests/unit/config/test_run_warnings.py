@@ -27,6 +27,7 @@ def _options(kind: str, train_steps: int = 900, **schedule: Any) -> TrainerConfi
 )
 def test_a_rate_of_0_for_a_third_of_the_run_is_warned_of(options: TrainerConfig) -> None:
     (warning,) = find_zero_rate_warnings(options)
+
     assert "0 after 600 steps, so the last 300 of 900 " in warning
     assert f"set it to {800 if 'decay_steps=500' in warning else 900}" in warning
 
@@ -52,8 +53,11 @@ def test_the_schedule_of_one_of_several_counts_its_updates() -> None:
     rates = {"type": "cosine", "cosine": {"initial_learning_rate": 0.1, "decay_steps": 600}}
     fields = {"optimizer": {"type": "sgd"}, "learning_rate": rates, "variables": (".",)}
     optimizers = {"slow": {**fields, "period": 2}, "fast": fields}
+
     (warning,) = find_zero_rate_warnings(TrainerConfig(train_steps=1200, optimizers=optimizers))  # type: ignore[arg-type]
+
     assert warning.startswith("trainer.optimizers.fast.learning_rate.cosine.decay_steps=600: ")
+
     warning, _ = find_zero_rate_warnings(TrainerConfig(train_steps=1800, optimizers=optimizers))  # type: ignore[arg-type]
     assert "0 after 600 updates (one in 2 steps), so the last 300 of 900 " in warning
     assert "set it to 900, or lower trainer.train_steps to 1200" in warning

@@ -55,6 +55,7 @@ def test_a_record_names_checkpoint_dataset_config_and_lineage(path: Path) -> Non
         "config_hash": "abc",
         "lineage": 0,
     }
+
     assert written
     assert json_lines(path) == [expected] == ledger(path).records()
 
@@ -65,14 +66,18 @@ def test_a_moved_run_is_not_made_again_by_its_ledger(tmp_path: Path) -> None:
     written = ledger(run / "evals" / "validation.jsonl")
     written.append(5, {"acc": 0.1}, 1.0)
     run.rename(tmp_path / "moved")
+
     with pytest.raises(StorageError, match=r"cannot be written: .*/run/evals was moved or removed"):
         written.append(10, {"acc": 0.2}, 1.0)
+
     assert not run.exists()
 
 
 def test_nonfinite_numbers_are_strict_json_and_read_as_floats(path: Path) -> None:
     ledger(path).append(1, {"a": math.nan, "b": {"c": math.inf, "d": -math.inf}}, 0.0)
+
     assert json_lines(path)[0]["metrics"] == {"a": "nan", "b": {"c": "inf", "d": "-inf"}}
+
     metrics = ledger(path).records()[0]["metrics"]
     assert math.isnan(metrics["a"]) and metrics["b"] == {"c": math.inf, "d": -math.inf}
 
@@ -82,10 +87,10 @@ def test_an_evaluation_that_comes_again_is_not_written_again(
 ) -> None:
     values = {"acc": 0.1, "bad": math.nan, "set": {"loss": 1}}
     before = ledger(path)
+
     assert before.append(5, values, 1.0) and not before.append(5, values, 2.0)
-    assert not ledger(path).append(
-        5, {**values, "best_acc": 0.3}, 3.0, "ckpt-5"
-    )  # the best so far is no metric of it
+    # The best so far is no metric of it.
+    assert not ledger(path).append(5, {**values, "best_acc": 0.3}, 3.0, "ckpt-5")
     assert [item["seconds"] for item in json_lines(path)] == [1.0]
     assert caplog.records == []
 
@@ -95,6 +100,7 @@ def test_another_dataset_config_or_lineage_is_another_evaluation(
     path: Path, options: dict[str, Any]
 ) -> None:
     ledger(path).append(5, {"acc": 0.1}, 1.0)
+
     assert ledger(path, **options).append(5, {"acc": 0.2}, 1.0)
     assert ledger(path).append(6, {"acc": 0.2}, 1.0)
     assert len(json_lines(path)) == 3
@@ -106,10 +112,13 @@ def test_different_metrics_are_reported_once_and_the_first_stay(
     for step in (5, 6):
         ledger(path).append(step, {"loss": 1.0, "set": {"acc": 0.1}}, 1.0)
     resumed = ledger(path)
+
     for step in (5, 6):
         assert not resumed.append(step, {"loss": 1.0, "set": {"acc": 0.25}}, 1.0)
+
     (warning,) = caplog.records
     assert warning.levelno == logging.WARNING
+
     message = warning.getMessage()
     assert "step 5" in message and "set|acc: 0.1, now 0.25" in message and "not exact" in message
     assert [item["metrics"]["set"]["acc"] for item in json_lines(path)] == [0.1, 0.1]
@@ -120,8 +129,11 @@ def test_a_metric_missing_in_the_second_evaluation_is_reported(
 ) -> None:
     ledger(path).append(5, {"acc": 0.1, "empty": {}}, 1.0)
     ledger(path).append(5, {"acc": 0.1}, 1.0)
+
     assert caplog.records == []
+
     ledger(path).append(5, {}, 1.0)
+
     assert "acc: 0.1, now none" in caplog.records[0].getMessage()
 
 
@@ -139,8 +151,10 @@ def test_cut_lines_are_left_out_and_unknown_keys_are_kept(path: Path) -> None:
     with open(path, "a") as stream:
         stream.writelines(json.dumps(item) + "\n" for item in strange)
         stream.write('{"step": 5, "metr')
+
     ledger(path).append(6, {"acc": 0.1}, 1.0)
     records = ledger(path).records()
+
     assert [item["step"] for item in records] == [1, 4, 6]
     assert (
         records[1]["owner"] == "x"
@@ -152,7 +166,9 @@ def test_cut_lines_are_left_out_and_unknown_keys_are_kept(path: Path) -> None:
 def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
     path.parent.mkdir()
     old = '{"step": 4, "checkpoint": null, "dataset": "validation", "metrics": {"loss": NaN, "acc": 0.5}, '
+
     path.write_text(old + '"seconds": 1.0, "config_hash": "abc", "lineage": 0}\n')
+
     assert last_step(ledger(path)) == 4
     assert not ledger(path).append(4, {"loss": math.nan, "acc": 0.5}, 1.0)
     assert [
@@ -162,15 +178,24 @@ def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
 
 def test_recorded_sets_are_those_whose_evaluation_counts(path: Path) -> None:
     written = ledger(path)
+
     written.append(4, {"acc": 0.1}, 1.0)
     ledger(path, dataset="test").append(16, {"acc": 0.1}, 1.0)
+
     assert [written.find_recorded_sets(step) for step in (4, 8, 16)] == [{""}, set(), set()]
+
     written.rewind(0)
+
     assert written.find_recorded_sets(4) == set()
+
     both = Ledger(path, dataset="", config_hash="", sets={"dev": "1", "test": "2"})
+
     both.append(20, {"dev": {"acc": 0.1}, "test": {"acc": 0.2}}, {"dev": 1.0})
+
     assert [both.find_recorded_sets(step) for step in (20, 24)] == [{"dev"}, set()]
+
     both.append(20, {"test": {"acc": 0.2}}, {"test": 1.0})
+
     assert both.find_recorded_sets(20) == {"dev", "test"}
 
 
@@ -178,10 +203,13 @@ def test_a_rewind_takes_away_what_was_evaluated_for_later_steps(path: Path) -> N
     written = ledger(path)
     for step, acc in ((4, 0.5), (8, 0.9), (12, 0.7)):
         written.append(step, {"acc": acc}, 1.0)
+
     written.rewind(4)
+
     assert written.lineage == 1 and last_step(written) == 4
     assert written.append(8, {"acc": 0.6}, 1.0)
     assert json_lines(path)[3:4] == [rewind(4, 1)] and json_lines(path)[4]["lineage"] == 1
+
     counting = [
         (item["step"], item["lineage"], item["metrics"]["acc"])
         for item in written.get_active_evaluations()
@@ -192,12 +220,16 @@ def test_a_rewind_takes_away_what_was_evaluated_for_later_steps(path: Path) -> N
 
 def test_a_restart_goes_on_in_the_newest_lineage(path: Path) -> None:
     before = ledger(path)
+
     before.append(4, {"acc": 0.5}, 1.0)
     before.rewind(2)
     before.rewind(0)
     after = ledger(path)
+
     assert after.lineage == 2 and last_step(after) == -1
+
     after.append(4, {"acc": 0.5}, 1.0)
+
     assert last_step(after) == 4
     assert ledger(path, lineage=5).lineage == 5
 
@@ -207,6 +239,7 @@ def test_only_evaluations_of_the_current_lineage_count(actions: list[tuple[str, 
     records: list[dict[str, Any]] = []
     path: list[tuple[int, int]] = []
     lineage = at = 0
+
     for action, amount in actions:
         if action == "evaluate":
             at += amount
@@ -217,6 +250,7 @@ def test_only_evaluations_of_the_current_lineage_count(actions: list[tuple[str, 
             lineage = lineage + 1
             records.append(rewind(at, lineage))
             path = [(step, number) for step, number in path if step <= at]
+
     assert [(item["step"], item["lineage"]) for item in active_records(records)] == path
 
 
@@ -225,7 +259,9 @@ def test_only_records_of_several_sets_at_one_step_are_merged(path: Path) -> None
     for step, names in ((1, ("often",)), (2, ("often", "rare")), (1, ("rare",))):
         sets.append(step, {name: {"acc": step / 10} for name in names}, dict.fromkeys(names, 0.1))
     changed = ledger(path, sets={"often": "c", "rare": "d"})
+
     changed.append(2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}, {"often": 0.1, "rare": 0.1})
+
     assert [
         (record["step"], record["metrics"])
         for record in merge_validation_sets(changed.get_active_evaluations())
@@ -234,6 +270,7 @@ def test_only_records_of_several_sets_at_one_step_are_merged(path: Path) -> None
         (2, {"often": {"acc": 0.2}, "rare": {"acc": 0.2}}),
         (2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}),
     ]
+
     plain_ones = [record(1, acc=0.1), record(1, acc=0.2), record(1, far={"acc": 0.3})]
     assert merge_validation_sets(plain_ones) == plain_ones
     assert [item["metrics"] for item in sets.get_active_evaluations()][:2] == [
@@ -254,8 +291,10 @@ def test_a_followed_rewind_is_recorded_after_all_was_rewound(path: Path) -> None
 
     with pytest.raises(KeyboardInterrupt, match="2"):
         beside.follow(path, before_rewind=die)
+
     again = ledger(path.with_name("side.jsonl"))
     steps = list[int]()
+
     assert again.lineage == 0 and last_step(again) == 8
     assert again.follow(path, before_rewind=steps.append) == 2 and steps == [2]
     assert again.lineage == 2 and last_step(again) == -1
@@ -270,10 +309,13 @@ def test_plain_logs_are_nested_dicts_of_floats() -> None:
 def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     blocked = ledger(tmp_path / "file" / "validation.jsonl")
+
     with pytest.raises(StorageError):
         blocked.append(1, {"acc": 0.1}, 1.0)
+
     with pytest.raises(StorageError):
         blocked.rewind(1)
+
     assert blocked.lineage == 0
 
 
@@ -283,6 +325,7 @@ def test_a_record_whose_names_are_no_text_is_damaged(tmp_path: Path, name: str) 
         json.dumps({"step": 1, "metrics": {"accuracy": 0.5}, name: []}) + "\n"
     )
     ledger = Ledger(tmp_path / "damaged.jsonl", dataset="validation", config_hash="a")
+
     assert ledger.append(1, {"accuracy": 0.5}, 0.1) and ledger.find_recorded_sets(1) == {""}
 
 
@@ -292,19 +335,24 @@ def test_what_it_has_appended_itself_is_not_read_again(
     written = ledger(path)
     written.append(10, {"loss": math.nan}, 0.1)
     before = written.records()
+
     monkeypatch.setattr(module, "read_records", None)  # a call would fail
     written.append(20, {"loss": 0.5, "set": {"accuracy": math.inf}}, 0.1, "ckpt-20")
     written.rewind(10)
     written.append(15, {"loss": 0.5}, 0.1)
+
     assert (
         len(before) == 1
         and written.read_extent(20) == (2, 15)
         and written.read_extent(10) == (0, -1)
     )
     assert (written.find_rewind_step(0), written.find_rewind_step(1)) == (10, None)
+
     monkeypatch.undo()
-    assert str(written.records()) == str(
-        ledger(path).records()
-    )  # as text: NaN is no other than NaN
+
+    # As text: NaN is no other than NaN.
+    assert str(written.records()) == str(ledger(path).records())
+
     ledger(path).append(30, {"loss": 0.5}, 0.1)
+
     assert written.read_extent(40) == (3, 30)

@@ -71,6 +71,7 @@ def test_a_config_opens_with_purpose_command_result_and_cost(path: Path) -> None
     labels = re.findall(
         r"^(Purpose|Command|Expected result|Cost): \S", _comment(path), re.MULTILINE
     )
+
     assert labels == ["Purpose", "Command", "Expected result", "Cost"]
 
 
@@ -78,10 +79,13 @@ def test_a_config_opens_with_purpose_command_result_and_cost(path: Path) -> None
 def test_a_configs_command_applies_it_to_its_experiment(path: Path) -> None:
     (flags,) = _commands(_comment(path))
     flag = {".yaml": "--config_file", ".gin": "--gin_file"}[path.suffix]
+
     assert (flag, f"configs/{path.name}") in flags
     assert ("--experiment", path.stem) in flags
+
     resolved = _resolved(flags)
     changed = list_resolved_values(resolved, get_experiment(path.stem))
+
     assert any(f"configs/{path.name}:" in origin for _, _, origin in changed)
 
 
@@ -89,7 +93,9 @@ def test_a_configs_command_applies_it_to_its_experiment(path: Path) -> None:
 def test_the_learning_rate_ends_with_the_training(path: Path) -> None:
     trainer = _resolved(_commands(_comment(path))[0]).config.trainer
     sections = trainer.optimizers.values() or [trainer.optimizer_config]
+
     schedules = [section.learning_rate.get() for section in sections]
+
     assert all(
         getattr(schedule, "decay_steps", trainer.train_steps) == trainer.train_steps
         for schedule in schedules
@@ -100,10 +106,13 @@ def test_the_learning_rate_ends_with_the_training(path: Path) -> None:
 def test_commands_of_the_readme_resolve_and_have_their_cost(name: str) -> None:
     text = (ROOT / "experiments" / name / "README.md").read_text()
     commands = _commands(text)
+
     assert commands
+
     for flags in commands:
         assert ("--experiment", name) in flags
         _resolved(flags)
+
     assert re.findall(r"^## (.*)", text, re.MULTILINE)[:3] == ["Command", "Expected result", "Cost"]
 
 
@@ -111,5 +120,6 @@ def test_commands_of_the_readme_resolve_and_have_their_cost(name: str) -> None:
 def test_files_that_a_readme_names_are_there(name: str) -> None:
     text = (ROOT / "experiments" / name / "README.md").read_text()
     named = re.findall(r"\b(?:configs|experiments)/[\w/]+\.\w+", text)
+
     assert named
     assert [path for path in named if not (ROOT / path).is_file()] == []

@@ -28,10 +28,13 @@ _POSITIONS = some.builds(
 @given(_POSITIONS, some.integers(0, 40))
 def test_nth_after_and_stretches_agree_with_single_batches(position: Position, steps: int) -> None:
     used = _used(position, steps + 5)
+
     assert [position.get_batch_after(k) for k in range(len(used))] == used
     assert _used(position.advance(steps), 5) == used[steps:]
+
     parts = list(position.iterate_ranges())
     assert parts[-1][1] is None and all(length for _, length in parts[:-1])
+
     batches = [range(begin, begin + (length or 100)) for begin, length in parts]
     assert list(itertools.chain(*batches))[: len(used)] == used
 
@@ -47,6 +50,7 @@ def test_steps_in_two_goes_are_steps_in_one(position: Position, first: int, seco
 def test_only_the_left_out_batch_is_not_used(position: Position, count: int) -> None:
     bad = position.get_batch_after(count)
     expected = [batch for batch in _used(position, 30) if batch != bad]
+
     assert _used(position.with_skipped_batch(bad), 29) == expected
     assert position.with_skipped_batch(bad).with_skipped_batch(bad) == position.with_skipped_batch(
         bad

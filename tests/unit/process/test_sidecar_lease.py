@@ -37,6 +37,7 @@ def test_unevaluated_checkpoints_and_the_one_being_read_stay(tmp_path: Path) -> 
         assert _leases(tmp_path).select_protected_steps(STEPS) == {30, 40}
         lease.protect_checkpoints(after_step=None, reading_step=30)
         assert _leases(tmp_path).select_protected_steps(STEPS) == {30}
+
     assert _leases(tmp_path).select_protected_steps(STEPS) == set()  # it is done
 
 
@@ -46,6 +47,7 @@ def test_a_new_sidecar_needs_all_and_a_resumed_one_the_old_needs(
     with _lease(tmp_path) as lease:
         assert _leases(tmp_path).select_protected_steps(STEPS) == set(STEPS)
         lease.protect_checkpoints(after_step=20, reading_step=30)
+
     with _lease(tmp_path):
         assert _leases(tmp_path).select_protected_steps(STEPS) == {30, 40}
 
@@ -61,11 +63,13 @@ def test_the_limit_is_kept_and_the_first_loss_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     leases = _leases(tmp_path, max_wait=2)
+
     with _lease(tmp_path) as lease:
         lease.protect_checkpoints(after_step=0, reading_step=10)
         with caplog.at_level(logging.WARNING):
             assert leases.select_protected_steps(STEPS) == {10, 30, 40}
             assert leases.select_protected_steps([*STEPS, 50]) == {10, 40, 50}
+
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "ckpt-20 is removed before side has evaluated it"
     ]
@@ -103,9 +107,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_sidecar_that_was_killed_may_come_back_for_a_while(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)]).returncode == -9
     assert _leases(tmp_path).select_protected_steps(STEPS) == {30, 40}
+
     long_ago = time.time() - LEASE_SECONDS - 1
+
     os.utime(tmp_path / "evals/side.lease.json", (long_ago, long_ago))
+
     assert _leases(tmp_path).select_protected_steps(STEPS) == set()
+
     with _lease(tmp_path):
         assert _leases(tmp_path).select_protected_steps(STEPS) == {30, 40}
 
@@ -122,6 +130,7 @@ def test_another_machines_clock_may_be_ahead(tmp_path: Path) -> None:
 def test_a_lease_that_is_torn_or_anothers_counts_for_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "evals").mkdir()
     (tmp_path / "evals/side.lease.json").write_text(text)
+
     assert _leases(tmp_path).select_protected_steps(STEPS) == set()
 
 
@@ -137,7 +146,9 @@ def test_a_lease_is_a_heartbeat(tmp_path: Path) -> None:
     with _lease(tmp_path) as lease:
         lease.protect_checkpoints(after_step=20, reading_step=30)
         heartbeat = json.loads((tmp_path / "evals/side.lease.json").read_text())
+
     assert heartbeat.keys() >= {"host", "started", "beat"}
+
     expected = {
         "pid": os.getpid(),
         "phase": "evaluate",
@@ -156,7 +167,9 @@ def test_an_end_before_the_first_evaluation_leaves_nothing(
     for name in users_files:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / name).touch()
+
     with pytest.raises(UsageError), _lease(tmp_path / "run", record="missing"):
         raise UsageError("of the metric's name")
+
     assert (tmp_path / "run").exists() == bool(users_files)
     assert [path.name for path in (tmp_path / "run").glob("*")] == users_files

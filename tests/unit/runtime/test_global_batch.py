@@ -43,11 +43,13 @@ def test_what_cannot_be_shared_names_the_nearest_that_can(
 
 def test_only_uneven_batches_become_config_errors() -> None:
     refused = "The `global_batch_size` 7 is not divisible by `num_replicas_in_sync` 2"
+
     with (
         pytest.raises(UsageError, match=r"task\.x: batch 7 on 2 replicas leaves 1 over"),
         explain_uneven_batch(7, 2, "task.x"),
     ):
         raise ValueError(refused)
+
     for batch, message in ((8, refused), (7, "another")):
         with pytest.raises(ValueError, match=message), explain_uneven_batch(batch, 2, "task.x"):
             raise ValueError(message)

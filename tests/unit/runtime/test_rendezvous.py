@@ -36,8 +36,11 @@ def _waiting(cluster: Cluster) -> threading.Thread:
 def test_all_workers_continue_together_and_free_their_ports(chief: bool) -> None:
     clusters = _clusters(3, chief)
     threads = [_waiting(cluster) for cluster in clusters[:2]]
+
     time.sleep(0.5)
+
     assert all(thread.is_alive() for thread in threads)
+
     threads.append(_waiting(clusters[2]))
     servers: dict[int, socket.socket] = {}
 
@@ -59,13 +62,17 @@ def test_who_is_missing_is_named(
     monkeypatch.setattr(rendezvous, "_FIRST_WARNING_SECONDS", 0.1)
     first, second = _clusters(2)
     thread = _waiting(first)
+
     wait_until(lambda: "not answered" in caplog.text)
+
     assert (
         f"worker 1 at {second.tasks['worker'][1]} has not answered" in caplog.text
         and "waiting" in caplog.text
     )
+
     with socket.create_server(("127.0.0.1", int(second.tasks["worker"][1].rpartition(":")[2]))):
         thread.join(5)
+
     assert not thread.is_alive()
 
 
@@ -84,19 +91,24 @@ def test_an_address_of_another_machine_is_left_to_tensorflow() -> None:
     first, _ = _clusters(2)
     taken = socket.create_server(("127.0.0.1", int(first.tasks["worker"][0].rpartition(":")[2])))
     other = socket.create_server(("127.0.0.1", int(first.tasks["worker"][1].rpartition(":")[2])))
+
     with taken, other:
         thread = _waiting(first)
         thread.join(5)
+
     assert not thread.is_alive()
 
 
 def test_a_worker_that_never_comes_ends_the_wait_by_name() -> None:
     first, second, _ = _clusters(3)
+
     with pytest.raises(
         StalledError,
         match=rf"worker 1 at {second.tasks['worker'][1]}, worker 2 .* have not answered",
     ):
         wait_for_workers(first, timeout_seconds=0.1)
+
     assert StalledError.exit_code == ExitCode.STALLED
+
     with socket.create_server(("127.0.0.1", int(first.tasks["worker"][0].rpartition(":")[2]))):
         pass  # the port is free again

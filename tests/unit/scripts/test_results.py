@@ -60,8 +60,10 @@ def test_the_table_has_the_control_the_ratios_and_verdicts() -> None:
     result = measurement(Contender("ours", "m:f", goals={"by_hand": 0.8, "again": 2.0}))
 
     _, control, _, *rows = table_lines(result)
+
     assert control.startswith("control (equal code): 0.980, 0.90 to 1.04 in 3 rounds")
     assert rows[2].split() == ["ours", "95", "0.95", "0.95", "0.95", "by_hand"]
+
     met, missed = goal_lines(result)
     assert met.split() == ["met", "0.95", ">=", "0.8", "dense/ours", "to", "by_hand"]
     assert missed.startswith("not met")
@@ -70,6 +72,7 @@ def test_the_table_has_the_control_the_ratios_and_verdicts() -> None:
 def test_without_figures_the_table_has_the_reason() -> None:
     result = measurement(Contender("ours", "m:f", goals={"by_hand": 0.9}))
     del result.values["ours"]
+
     result.failed["ours"] = "ended with 1: no such key"
 
     assert list(table_lines(result))[-1].endswith("FAILED: ended with 1: no such key")

@@ -39,6 +39,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.delitem(sys.modules, "recorded_task", raising=False)
+
     return folder
 
 
@@ -47,6 +48,7 @@ def test_a_dotted_module_that_is_not_found_is_that_of_the_run(run: Path) -> None
     (run / "manifest.json").write_text(
         json.dumps({"experiment": "recorded_elsewhere", "command": command})
     )
+
     with pytest.raises(
         UsageError,
         match=r"(?s)no module is called .*started with --import_module=recorded_elsewhere",
@@ -58,6 +60,7 @@ def test_a_dotted_module_that_is_not_found_is_that_of_the_run(run: Path) -> None
 def test_a_module_of_another_folder_is_asked_for(run: Path, modules: Any) -> None:
     with pytest.raises(UsageError) as raised:
         read_run_config(run, modules, "import_modules")
+
     text = str(raised.value)
     assert text.startswith(
         "import_modules: there is no file recorded_task.py; here there are no Python files\n"

@@ -42,7 +42,9 @@ def test_reports_arrive_in_order_in_one_other_thread() -> None:
     writer = BackgroundWriter([first, second], capacity=4)
     for step in range(500):
         writer.write(report(step))
+
     writer.close()
+
     assert first.steps == second.steps == list(range(500))
     assert len(first.threads) == 1 and threading.current_thread().name not in first.threads
 
@@ -52,8 +54,11 @@ def test_flush_waits_for_everything_written_before() -> None:
     writer = BackgroundWriter([keeper])
     for step in range(50):
         writer.write(report(step))
+
     writer.flush()
+
     assert keeper.events == [*(f"write {step}" for step in range(50)), "flush"]
+
     writer.close()
 
 
@@ -67,16 +72,23 @@ def test_write_waits_only_when_the_queue_is_full() -> None:
 
     slow = Slow()
     writer = BackgroundWriter([slow], capacity=3)
+
     for step in range(3):
         writer.write(report(step))
+
     assert slow.steps == []
+
     others = threading.Thread(target=lambda: [writer.write(report(step)) for step in range(3, 20)])
+
     others.start()
     others.join(0.2)
+
     assert others.is_alive()
+
     go_on.set()
     others.join()
     writer.close()
+
     assert slow.steps == list(range(20))
 
 
@@ -85,13 +97,17 @@ def test_an_error_is_raised_once_and_other_writers_continue() -> None:
     sound = Keeper()
     writer = BackgroundWriter([failing, sound])
     writer.write(report(0))
+
     with pytest.raises(OSError, match=r"^no space for 1$") as caught:
         writer.write(report(1))
         writer.flush()
+
     assert type(caught.value) is OSError
+
     writer.write(report(2))
     writer.flush()
     writer.close()
+
     assert failing.steps == [0, 2]
     assert sound.steps == [0, 1, 2]
 
@@ -100,8 +116,10 @@ def test_an_error_in_close_is_raised_after_closing_the_others() -> None:
     failing = Keeper(fails_to_close=True)
     sound = Keeper()
     writer = BackgroundWriter([failing, sound])
+
     with pytest.raises(OSError, match="no space to close"):
         writer.close()
+
     assert sound.events == ["close"]
 
 
@@ -109,9 +127,11 @@ def test_a_second_error_before_the_first_is_raised_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     writer = BackgroundWriter([Keeper(fails_on=(1,)), Keeper(fails_on=(1,), fails_to_close=True)])
+
     with pytest.raises(OSError, match="no space for 1"):
         writer.write(report(1))
         writer.close()
+
     (record,) = caplog.records
     assert "no space to close" in record.getMessage()
 
@@ -126,21 +146,27 @@ def test_the_thread_survives_what_would_end_it(error: type[BaseException]) -> No
 
     ending = Ending()
     writer = BackgroundWriter([ending])
+
     with pytest.raises(error):
         writer.write(report(0))
         writer.flush()
+
     writer.write(report(1))
     writer.close()
+
     assert ending.steps == [0, 1]
 
 
 def test_closing_twice_is_fine_but_writing_later_is_an_error() -> None:
     keeper = Keeper()
     writer = BackgroundWriter([keeper])
+
     writer.write(report(0))
     writer.close()
     writer.close()
+
     assert keeper.events == ["write 0", "close"]
+
     with pytest.raises(RuntimeError, match="closed"):
         writer.write(report(1))
 
@@ -152,12 +178,17 @@ def test_a_writer_can_ask_to_run_in_the_callers_thread() -> None:
     here = Here(fails_on=(1,))
     there = Keeper()
     writer = BackgroundWriter([here, there])
+
     writer.write(report(0))
+
     assert here.steps == [0]
+
     with pytest.raises(OSError, match="no space for 1"):
         writer.write(report(1))
+
     writer.flush()
     writer.close()
+
     assert here.events == ["write 0", "flush", "close"]
     assert here.threads == {threading.current_thread().name}
     assert there.steps == [0, 1]
@@ -185,12 +216,16 @@ def test_settle_waits_in_any_thread_and_raises_no_error() -> None:
     writer = BackgroundWriter([keeper, failing], batching_seconds=60.0)
     writer.write(report(0))
     thread = threading.Thread(target=writer.flush_threaded_writers)
+
     thread.start()
     thread.join(30.0)
+
     assert not thread.is_alive()
     assert keeper.events == ["write 0", "flush"]
+
     with pytest.raises(OSError, match="no space for 0"):
         writer.write(report(1))
+
     writer.close()
     writer.flush_threaded_writers()
 

@@ -105,12 +105,15 @@ def screen(written: str) -> list[str]:
         else:
             rows[row] = rows[row][:column].ljust(column) + token + rows[row][column + len(token) :]
             column += len(token)
+
     return [line.rstrip() for line in rows]
 
 
 def test_a_pipe_gets_plain_lines_one_per_report() -> None:
     written = subprocess.run(program(), capture_output=True, check=True).stdout
+
     assert not re.search(rb"[\x00-\x09\x0b-\x1f\x7f]", written)
+
     lines = written.decode().splitlines()
     assert len(lines) == 7
     assert lines[0] == "hello"
@@ -123,16 +126,20 @@ def test_a_pipe_gets_plain_lines_one_per_report() -> None:
 
 def test_a_terminal_shows_progress_with_evaluations_above() -> None:
     status, written = on_terminal(program("print('a word from the task')"))
+
     assert status == 0
+
     lines = screen(written)
     assert lines[0] == "hello"
     assert [line for line in lines if line.startswith("validation")] == [
         f"validation | step {step}/400 | accuracy 0.{step // 100} | best accuracy 0.{step // 100} at step {step}"
         for step in (100, 200, 300)
     ]
+
     bars = [place for place, line in enumerate(lines) if line.startswith("train")]
     assert len(bars) == 1
     assert re.fullmatch(r"train  step 300/400  ━+.*  0:00:10 left", lines[bars[0]])
+
     figures = " ".join(lines[bars[0] + 1 :])
     for figure in (
         "10.0 steps/s",
@@ -141,6 +148,7 @@ def test_a_terminal_shows_progress_with_evaluations_above() -> None:
         "learning_rate 0.001",
     ):
         assert figure in figures
+
     assert "best accuracy 0.3 at step 300" in figures
     assert lines.index("a word from the task") < bars[0]
     assert written.count("step 200/400") > 1
@@ -148,6 +156,7 @@ def test_a_terminal_shows_progress_with_evaluations_above() -> None:
 
 def test_without_a_known_end_there_is_no_bar_and_no_time_left() -> None:
     status, written = on_terminal(program(total=None))
+
     assert status == 0
     assert "train  step 300" in screen(written)
     assert "left" not in written
@@ -164,6 +173,7 @@ def test_without_a_known_end_there_is_no_bar_and_no_time_left() -> None:
 )
 def test_the_terminal_gets_its_cursor_back(body: str, close: str, expected: int) -> None:
     status, written = on_terminal(program(body, close))
+
     assert status == expected
     assert HIDE in written
     assert written.rindex(SHOW) > written.rindex(HIDE)
@@ -173,13 +183,16 @@ def test_the_terminal_gets_its_cursor_back(body: str, close: str, expected: int)
 def test_a_narrow_terminal_is_not_overrun() -> None:
     _, written = on_terminal(program(), columns=44)
     lines = screen(written)
+
     bar = next(place for place, line in enumerate(lines) if line.startswith("train"))
+
     assert all(len(line) <= 44 for line in lines[bar:])
     assert "step 300/400" in lines[bar]
 
 
 def test_a_terminal_that_cannot_draw_gets_lines() -> None:
     _, written = on_terminal(program(), TERM="dumb")
+
     assert "\x1b" not in written
     assert len(written.splitlines()) == 7
 
@@ -187,6 +200,7 @@ def test_a_terminal_that_cannot_draw_gets_lines() -> None:
 def test_a_run_goes_on_when_the_pipe_is_closed(tmp_path: Path) -> None:
     body = "[writer.write(train(step)) for step in range(1, 5000)]; open(sys.argv[1], 'w').close()"
     command = [*program(body), str(tmp_path / "done")]
+
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -194,6 +208,7 @@ def test_a_run_goes_on_when_the_pipe_is_closed(tmp_path: Path) -> None:
         process.stdout.readline()
         process.stdout.close()
         errors = process.stderr.read()
+
     assert (tmp_path / "done").exists()
     assert errors.count("the output is closed") == 1
 
@@ -207,7 +222,9 @@ def test_a_run_goes_on_when_the_terminal_is_closed(caplog: pytest.LogCaptureFixt
     for later in reports[1:]:
         writer.write(later)
         writer.flush()
+
     writer.close()
+
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
         "progress is no longer shown: the output is closed"
     ]
@@ -215,22 +232,28 @@ def test_a_run_goes_on_when_the_terminal_is_closed(caplog: pytest.LogCaptureFixt
 
 def test_a_message_keeps_its_lines_and_loses_control_characters() -> None:
     stream = io.StringIO()
+
     ConsoleWriter(stream).log("one\ntwo\x1b[31m\r\x07[bold]")
+
     assert stream.getvalue() == "one\ntwo [31m  [bold]\n"
 
 
 def test_a_stream_that_cannot_encode_a_name_gets_it_escaped() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+
     ConsoleWriter(stream).write(report(1, größe=1))
     stream.seek(0)
+
     assert stream.read() == "train | step 1 | gr\\xf6\\xdfe 1\n"
 
 
 def test_an_activity_is_told_of_when_it_lasts_and_now_and_then() -> None:
     stream = io.StringIO()
     writer = ConsoleWriter(stream, activity_after=10.0, activity_every=60.0)
+
     for seconds in (9.0, 11.0, 40.0, 71.0):
         writer.show_activity(Activity(EVALUATING, 200, 3, 20, seconds))
+
     assert [line.split(" | ")[3] for line in stream.getvalue().splitlines()] == [
         "0:00:11",
         "0:01:11",
@@ -240,9 +263,11 @@ def test_an_activity_is_told_of_when_it_lasts_and_now_and_then() -> None:
 def test_an_activity_that_is_over_leaves_nothing_on_a_terminal() -> None:
     stream = io.StringIO()
     writer = ConsoleWriter(stream, interactive=True)
+
     writer.show_activity(Activity(EVALUATING, 0, 3, 20, 11.0))
     writer.flush()
     writer.show_activity(None)
+
     assert "evaluating | step 0 | batch 3/20" in stream.getvalue()
     assert not any(screen(stream.getvalue()))
 
@@ -251,12 +276,20 @@ def test_the_time_left_goes_down_between_reports() -> None:
     now = [0.0]
     stream = io.StringIO()
     writer = ConsoleWriter(stream, interactive=True, clock=lambda: now[0])
+
     writer.write(report(100, total_steps=200, steps_per_second=10.0))
     writer.flush()
+
     assert "0:00:10 left" in stream.getvalue()
+
     now[0] = 4.0
+
     writer.flush()
+
     assert "0:00:06 left" in stream.getvalue()
+
     now[0] = 40.0
+
     writer.close()
+
     assert "0:00:00 left" in stream.getvalue()

@@ -114,13 +114,18 @@ def test_each_value_is_in_the_file_once_and_under_our_name(tmp_path: Path, kind:
     model = MODELS[kind]()
     named = create_training_checkpoint(global_step=step, model=model).write(str(tmp_path / "named"))
     both = create_weights_checkpoint(global_step=step, model=model).write(str(tmp_path / "both"))
+
     more = {"model/untracked": ()} if kind == "subclassed" else {}
+
     assert CheckpointGraph(both).shapes_by_name() == {
         **CheckpointGraph(named).shapes_by_name(),
         **more,
     }
+
     fresh = MODELS[kind]()
+
     restore(create_training_checkpoint(global_step=step, model=fresh), both, strict=False)
+
     np.testing.assert_array_equal(fresh(POINTS), model(POINTS))
 
 
@@ -138,10 +143,15 @@ def test_layers_that_tensorflow_does_not_see_are_reported(
 
     model = Listed()
     step = tf.Variable(0, dtype=tf.int64)
+
     path = create_weights_checkpoint(global_step=step, model=model).write(str(tmp_path / "best"))
+
     assert "the model listed" in caplog.text and "dense/kernel and 3 more" in caplog.text
+
     fresh = Listed()
+
     restore(create_training_checkpoint(global_step=step, model=fresh), path, strict=False)
+
     np.testing.assert_array_equal(fresh(POINTS), model(POINTS))
 
 
@@ -154,7 +164,9 @@ def test_a_name_with_two_meanings_is_reported(caplog: pytest.LogCaptureFixture) 
             self.built = True
 
     model = Swapped()
+
     kept = build_model_trackable(model)
+
     assert (
         "a is the name of a variable and of another attribute" in caplog.text
         and "load_weights" in caplog.text

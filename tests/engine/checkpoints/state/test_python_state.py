@@ -37,6 +37,7 @@ def _with(**parts: _Part) -> PythonState:
     state = PythonState()
     for name, part in parts.items():
         state.add(name, functools.partial(getattr, part, "value"), part.put)
+
     return state
 
 
@@ -67,7 +68,9 @@ VALUES: dict[str, Any] = {
 def test_a_part_comes_back_exactly(tmp_path: Path, kind: str) -> None:
     saved = _Part(VALUES[kind])
     read = _Part("other")
+
     _copy(_with(part=saved), _with(part=read), tmp_path)
+
     assert repr(read.value) == repr(VALUES[kind])
 
 
@@ -77,7 +80,9 @@ def test_a_missing_part_gets_none_and_an_unknown_part_is_logged(
     data = _Part()
     new = _Part(9)
     source = _with(data=_Part(1), action=_Part(2), zebra=_Part(3))
+
     _copy(source, _with(data=data, new=new), tmp_path)
+
     assert (data.given, new.given) == ([1], [None])
     assert [record.getMessage() for record in caplog.records] == [
         "the checkpoint holds state of parts that this run does not have, and it is not used: action, zebra"
@@ -87,9 +92,11 @@ def test_a_missing_part_gets_none_and_an_unknown_part_is_logged(
 def test_clearing_forgets_loaded_state_and_resets_every_part() -> None:
     part = _Part(5)
     state = _with(part=part)
+
     state.store()
     state.load("")
     state.clear()
+
     assert part.given == [5, None] and state.variable.numpy() == b""
 
 
@@ -97,14 +104,17 @@ def test_a_part_that_is_added_again_takes_the_place_of_the_first() -> None:
     first = _Part(1)
     second = _Part(2)
     state = _with(part=first)
+
     state.add("part", lambda: second.value, second.put)
     state.store()
     state.load("")
+
     assert (first.given, second.given) == ([], [2])
 
 
 def test_what_json_cannot_hold_is_an_error_when_it_is_stored() -> None:
     state = _with(part=_Part({1, 2}))
+
     with pytest.raises(
         UsageError, match=r"the state of part cannot be saved: .* return numbers, strings"
     ):
@@ -132,7 +142,9 @@ def test_arrays_and_variables_come_back_bit_by_bit(tmp_path: Path, kind: str) ->
     value = VALUES_OF_ARRAYS[kind]()
     read = _Part()
     source = _with(part=_Part({"inner": [value]}))
+
     _copy(source, _with(part=read), tmp_path)
+
     assert _bits(read.value["inner"][0]) == _bits(value)
     assert b"base64" not in source.variable.numpy() and len(source.variable.numpy()) < 60
 
@@ -141,8 +153,10 @@ def test_arrays_of_checkpoints_of_earlier_versions_are_read() -> None:
     read = _Part()
     state = _with(part=read)
     earlier = {"dtype": "int16", "shape": [2, 1], "data": "AQACAA=="}
+
     state.variable.assign(json.dumps({"part": [{"trainer_kit/array": earlier}, 3]}))
     state.load("")
+
     assert _bits(read.value[0]) == _bits(np.array([[1], [2]], np.int16)) and read.value[1] == 3
 
 
@@ -196,5 +210,6 @@ def test_arrays_do_not_hide_what_the_run_does_not_have(tmp_path: Path) -> None:
     again, _ = run(1, 2)
     restore(again.checkpoint, path, strict=True)
     smaller, _ = run(1)
+
     with pytest.raises(UsageError, match="does not fit this run"):
         restore(smaller.checkpoint, path, strict=True)

@@ -43,6 +43,7 @@ def _save(path: Path, parts: dict[str, Any]) -> str:
 
 def test_sections_are_model_gardens_with_readable_names(tmp_path: Path) -> None:
     shapes = CheckpointGraph(_save(tmp_path, _parts(average=_average()))).shapes_by_name()
+
     assert shapes["global_step"] == ()
     assert shapes["model/sequential/dense/kernel"] == (2, 1)
     assert shapes["optimizer/sgd/sequential/dense/kernel/momentum"] == (2, 1)
@@ -58,18 +59,23 @@ def test_sections_are_model_gardens_with_readable_names(tmp_path: Path) -> None:
 def test_names_with_dots_and_slashes_are_as_they_were_saved(tmp_path: Path) -> None:
     names = ["layer.Softmax", "a/b", "a.b", ".S", "a.", "..S/"]
     model = tf.train.Checkpoint(**{name: tf.Variable(0.0) for name in names})
+
     path = model.write(str(tmp_path / "x"))
+
     assert set(CheckpointGraph(path).shapes_by_name()) == set(names)
 
 
 def test_a_moving_average_is_restored_only_if_it_was_saved(tmp_path: Path) -> None:
     (tmp_path / "with").mkdir()
     with_one = _save(tmp_path / "with", _parts(average=_average(0.5)))
+
     without = _save(tmp_path, _parts())
+
     assert (
         CheckpointGraph(with_one).has_section("average"),
         CheckpointGraph(without).has_section("average"),
     ) == (True, False)
+
     for path, expected in ((with_one, 0.5), (without, 0.25)):
         average = _average(0.25)
         restore(create_training_checkpoint(**_parts(average=average)), path, strict=True)
@@ -81,29 +87,36 @@ def test_a_long_list_of_differences_is_cut_and_counted(
 ) -> None:
     path = _save(tmp_path, _parts())
     model = keras.Sequential([keras.Input((2,)), *(keras.layers.Dense(7) for _ in range(10))])
+
     with pytest.raises(UsageError, match=r"  \.\.\. and 2 more$") as error:
         restore(create_training_checkpoint(**{**_parts(), "model": model}), path, strict=True)
+
     lines = str(error.value).splitlines()
     assert len([line for line in lines if line.startswith("    ")]) == 20
+
     layers = [line for line in lines[1:-1] if not line.startswith("    ")]
     assert layers == list(dict.fromkeys(layers)) and layers[0] == "  model/sequential/dense"
+
     restore(
         create_training_checkpoint(**{**_parts(), "model": model}),
         path,
         strict=True,
         allow_partial=True,
     )
-    assert (
-        len([line for line in caplog.text.splitlines() if line.startswith("    ")]) == 22
-    )  # in part: all are listed
+
+    # In part: all are listed.
+    assert len([line for line in caplog.text.splitlines() if line.startswith("    ")]) == 22
 
 
 def test_files_that_are_gone_or_damaged_are_storage_errors(tmp_path: Path) -> None:
     path = _save(tmp_path, _parts())
+
     with pytest.raises(StorageError, match="ckpt-9 is gone or incomplete"):
         restore(create_training_checkpoint(**_parts()), str(tmp_path / "ckpt-9"), strict=True)
+
     data = Path(f"{path}.data-00000-of-00001")
     data.write_bytes(data.read_bytes()[:10])
+
     with pytest.raises(StorageError, match="is damaged and cannot be read"):
         restore(create_training_checkpoint(**_parts()), path, strict=True)
 
@@ -124,10 +137,12 @@ def test_another_dtype_is_a_table_of_differences(
         return {"global_step": tf.Variable(3, dtype=tf.int64), "model": model}
 
     path = _save(tmp_path, parts("float32"))
+
     with pytest.raises(
         UsageError, match="does not fit this run; use the code and the config"
     ) as error:
         restore(create_training_checkpoint(**parts("float16")), path, **options)
+
     rows = re.findall(r"(kernel|bias) +float saved, half here\n?", str(error.value))
     assert sorted(rows) == ["bias", "kernel"]
 
@@ -140,6 +155,7 @@ def _net(*layers: tuple[str, int], optimizer: Any = None) -> dict[str, Any]:
     optimizer.build(model.trainable_variables)
     for number, variable in enumerate([*model.variables, *optimizer.variables]):
         variable.assign(keras.ops.full(variable.shape, number, variable.dtype))
+
     return {"global_step": tf.Variable(7, dtype=tf.int64), "model": model, "optimizer": optimizer}
 
 
@@ -214,8 +230,10 @@ def test_a_changed_model_is_refused_or_restored_in_part(
     path = _save(tmp_path, saved)
     make, layer, row, taken = CHANGES[change]
     run = _zeros(make())
+
     with pytest.raises(UsageError) as error:
         restore(create_training_checkpoint(**run), path, strict=True)
+
     advice = (
         "use the code and the config that it was saved with, another model_dir, or"
         " allow_partial_restore"
@@ -224,15 +242,21 @@ def test_a_changed_model_is_refused_or_restored_in_part(
     assert _has_row(str(error.value), layer, row)
 
     restore(create_training_checkpoint(**run), path, strict=True, allow_partial=True)
+
     assert len(caplog.records) == 1
+
     told = caplog.records[0].getMessage()
     assert told.startswith(f"{path} is restored in part; ") and _has_row(told, layer, row)
+
     there = _values(run)
     before = _values(saved)
+
     assert there[taken] == before[taken] != []
+
     for name, value in there.items():
         fits = name in before and tf.constant(value).shape == tf.constant(before[name]).shape
         assert value == (before[name] if fits else tf.zeros_like(value).numpy().tolist()), name
+
     assert int(run["global_step"]) == 7
 
 
@@ -266,8 +290,11 @@ def test_a_changed_tracked_model_is_refused_in_tensorflows_words(
     other = create_training_checkpoint(
         global_step=tf.Variable(0, dtype=tf.int64), model=make(**change)
     )
+
     with pytest.raises(UsageError, match="does not fit this run") as error:
         restore(other, path, strict=True, allow_partial=partial)
+
     assert ("allow_partial_restore" in str(error.value)) != partial  # it takes models by name only
+
     detail = str(error.value).partition(":\n")[2]
     assert len(detail) > 20 and re.search(told, detail), detail

@@ -144,6 +144,7 @@ def test_all_comes_back_from_any_of_several_asynchronous_saves(tmp_path: Path, k
 
 def test_the_parts_are_named_and_nothing_is_saved_twice(tmp_path: Path) -> None:
     shapes = CheckpointGraph(_Run().save(tmp_path, 1)).shapes_by_name()
+
     assert set(shapes) == {
         "global_step",
         "run_state",
@@ -166,26 +167,33 @@ def test_the_parts_are_named_and_nothing_is_saved_twice(tmp_path: Path) -> None:
 def test_what_a_checkpoint_lacks_starts_anew(tmp_path: Path) -> None:
     path = _Run(average=False).save(tmp_path, 1)
     run = _Run()
+
     run.restore(path)
+
     assert run.average is not None and run.average.resets == 1
     assert run.note == {"step": 1}
+
     bare = tf.train.Checkpoint(
         **{
             name: getattr(run.state.checkpoint, name)
             for name in ("global_step", "model", "optimizer")
         }
     )
+
     run.restore(bare.save(str(tmp_path / "bare" / "ckpt")))
+
     assert run.note is None and run.average.resets == 2
 
 
 def test_best_weights_hold_model_step_and_task_state(tmp_path: Path) -> None:
     path = _Run().state.weights_checkpoint.write(str(tmp_path / "best"))
+
     assert {name.split("/")[0] for name in CheckpointGraph(path).shapes_by_name()} == {
         "global_step",
         "model",
         "task",
     }
+
     reader = _Run(trains=False, average=False)
     reader.restore(path, strict=False)
 
@@ -194,22 +202,33 @@ def test_best_weights_hold_model_step_and_task_state(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_one_value_that_is_not_finite_makes_the_state_unsound(kind: str, value: float) -> None:
     run = _Run(MODELS[kind])
+
     assert run.state.all_finite()
+
     variable = next(v for v in run.model.variables if len(v.shape) == 2)
+
     variable.assign(tf.tensor_scatter_nd_update(tf.ones(variable.shape), [[1, 1]], [value]))
+
     assert not run.state.all_finite()
+
     variable.assign(tf.ones(variable.shape))
+
     assert run.state.all_finite()
 
 
 def test_infinities_do_not_cancel_and_integers_do_not_count() -> None:
     run = _Run()
     kernel = run.model.layers[0].kernel
+
     kernel.assign(tf.constant([[float("inf"), float("-inf")], [0.0, 0.0], [0.0, 0.0]]))
+
     assert not run.state.all_finite()
+
     step = tf.Variable(0, dtype=tf.int64)
     model = tf.Module()
+
     model.count = tf.Variable(2**40, dtype=tf.int64)
+
     assert TrainState(step, model, None, None, _Task(), seed=0).all_finite()
 
 
@@ -221,12 +240,16 @@ def test_every_variable_of_any_shape_and_type_is_checked() -> None:
         for dtype in (tf.float32, tf.bfloat16)
         for shape in shapes
     ]
+
     state = TrainState(tf.Variable(0, dtype=tf.int64), model, None, None, _Task(), seed=0)
+
     assert state.all_finite()
+
     for variable in model.weights:
         variable.assign(variable * float("nan"))
         assert not state.all_finite()
         variable.assign(tf.ones_like(variable))
+
     assert state.all_finite()
 
 
@@ -235,13 +258,18 @@ def test_replicas_save_and_restore_the_same(tmp_path: Path) -> None:
     with strategy.scope():
         run = _Run()
         path = run.save(tmp_path, 1, 2)
+
     with strategy.scope():
         again = _Run()
         again.restore(path)
+
     assert again.values() == run.values() and again.note == {"step": 2}
     assert run.state.all_finite()
+
     alone = _Run()
+
     alone.restore(path)
+
     assert alone.values() == run.values()
 
 
@@ -252,12 +280,16 @@ def test_what_is_evaluated_comes_back_and_nothing_else_changes(tmp_path: Path, k
     wanted = _weights_at(run, 1)
     run.go_on(2)
     others = [variable.numpy().tolist() for variable in run.optimizer.variables]
+
     run.state.restore_weights(f"{tmp_path}/ckpt-1")
+
     assert _weights(run) == wanted
     assert [variable.numpy().tolist() for variable in run.optimizer.variables] == others
     assert int(run.task.seen) == 1
     assert run.note == {"step": 2}
+
     run.state.restore_weights(f"{tmp_path}/ckpt-2")
+
     assert _weights(run) == _weights_at(run, 2)
 
 
@@ -300,30 +332,43 @@ def _averaging_run() -> tuple[Any, _OptimizersAverage, TrainState]:
 
 def test_an_optimizers_average_is_saved_and_evaluated(tmp_path: Path) -> None:
     _, average, state = _averaging_run()
+
     for variable in average.variables.averages:
         variable.assign(tf.fill(variable.shape, 4.0))
     path = state.checkpoint.write(str(tmp_path / "ckpt-1"))
+
     assert {name.split("/")[0] for name in CheckpointGraph(path).shapes_by_name()} == {
         "global_step",
         "model",
         "optimizer",
     }
+
     _, average, state = _averaging_run()
+
     state.restore_weights(path)
+
     assert average.resets == 0 and all(
         (variable.numpy() == 4.0).all() for variable in average.variables.averages
     )
+
     state.after_restore(path)
+
     assert (average.resets, average.begins) == (0, 0)
+
     state.after_restore(None)
+
     assert (average.resets, average.begins) == (0, 1)
 
 
 def test_without_an_optimizers_average_the_weights_are_used(tmp_path: Path) -> None:
     _, _, state = _averaging_run()
     path = state.weights_checkpoint.write(str(tmp_path / "ckpt-1"))
+
     assert not any(name.startswith("optimizer") for name in CheckpointGraph(path).shapes_by_name())
+
     _, average, other = _averaging_run()
+
     other.restore_weights(path)
+
     assert average.resets == 1
     assert other.all_finite()

@@ -56,14 +56,17 @@ def test_names_do_not_depend_on_what_the_process_built_before(
 ) -> None:
     first = _model()
     second = _model()
+
     assert first.layers[0].path != second.layers[0].path
     assert list(model_variables(first)) == list(model_variables(second))
+
     names = [list(optimizer_variables(make(model, _model()), model)) for model in (first, second)]
     assert names[0] == names[1] and name in names[0]
 
 
 def test_numbers_count_below_the_same_parent() -> None:
     paths = ["net_4/dense_8/kernel", "net_4/dense_9/kernel", "net_4/block_2/dense_11/kernel"]
+
     assert canonical_paths(paths) == [
         "net/dense/kernel",
         "net/dense_1/kernel",
@@ -77,6 +80,7 @@ def test_order_of_numbers_is_kept_not_order_of_appearance() -> None:
 
 def test_seed_generators_are_among_the_variables() -> None:
     tracked = model_variables(_model())
+
     assert any("seed_generator" in name for name in tracked)
     assert all(isinstance(variable, tf.Variable) for variable in tracked.values())
 
@@ -86,14 +90,17 @@ def test_variables_of_one_name_stay_apart() -> None:
     module = tf.Module()
     module.variables_of_one_name = variables
     adam = keras.optimizers.Adam()
+
     adam.build(module.trainable_variables)
     tracked = optimizer_variables(adam, module)
+
     assert len(tracked) == len(adam.variables)
 
 
 def test_modules_and_keras_two_models_are_tracked_as_they_are() -> None:
     module = tf.Module()
     keras_two = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,))])
+
     assert model_variables(module) is module
     assert model_variables(keras_two) is keras_two
 
@@ -101,11 +108,14 @@ def test_modules_and_keras_two_models_are_tracked_as_they_are() -> None:
 def test_what_a_checkpoint_can_hold_as_it_is_stays_so() -> None:
     variable = tf.Variable(1.0)
     keras_variable = keras.Variable(2.0)
+
     held = item_variables([variable, {"inner": keras_variable}])
+
     assert held[0] is variable and held[1]["inner"] is keras_variable.value
 
 
 def test_a_nested_checkpoint_holds_the_values_of_its_variables() -> None:
     keras_variable = keras.Variable(2.0)
     held = item_variables(tf.train.Checkpoint(weight=keras_variable))
+
     assert held.weight is keras_variable.value

@@ -38,6 +38,7 @@ def test_values_are_compared_in_their_dtype(
     rows, equal = compare_weights(
         _file(tmp_path / "one", x=value, y=1.0), _file(tmp_path / "other", x=other, y=1.0)
     )
+
     assert rows == [["x", "of another value", detail]]
     assert equal == 1
 
@@ -46,15 +47,20 @@ def test_nan_is_equal_to_nan(tmp_path: Path) -> None:
     first, second = (
         _file(tmp_path / name, x=np.float32([np.nan, np.inf])) for name in ("one", "other")
     )
+
     assert compare_weights(first, second) == ([], 1)
 
 
 def test_equal_names_go_before_the_order_of_layers(tmp_path: Path) -> None:
     first = _file(tmp_path / "one", stage_1=1.0, stage_2=2.0)
     second = _file(tmp_path / "other", stage_2=2.0, stage_3=3.0)
+
     rows, _ = compare_weights(first, second)
+
     assert [name for name, _, _ in rows] == ["stage_1", "stage_3"]
+
     numbered = _file(tmp_path / "two", fc=1.0, fc_1=2.0)
     later = _file(tmp_path / "three", fc_7=1.0, fc_8=2.0)
+
     assert common_names(numbered, later)[1] == {"fc": "fc_7", "fc_1": "fc_8"}
     assert compare_weights(numbered, later) == ([], 2)

@@ -54,6 +54,7 @@ def _weights(folder: Path) -> dict[int, dict[str, bytes]]:
         weights[step] = {
             name: reader.get_tensor(name).tobytes() for name in names if "save_counter" not in name
         }
+
     return weights
 
 
@@ -73,6 +74,7 @@ def test_named_bests_are_kept_beside_the_primary_one(finished: Path) -> None:
         for line in map(json.loads, (finished / "evals/validation.jsonl").read_text().splitlines())
     }
     top = sorted(values, key=lambda step: values[step])[:2]
+
     assert list(_weights(finished / "best_checkpoints/two")) == sorted(top)
     assert json.loads((finished / "best_checkpoints/two/info.json").read_text())["step"] == top[0]
     assert list(_weights(finished / "best_ckpt")) == top[:1]
@@ -83,12 +85,14 @@ def test_lost_weights_are_reported_once_and_the_run_resumes(
 ) -> None:
     for name in BESTS:
         _lose(run / name, *complete_checkpoints(str(run / name)))
+
     _launch(_config(train_steps=50), "train_and_eval", run)
     told = [
         record.getMessage()
         for record in caplog.records
         if "has lost the weights of step" in record.getMessage()
     ]
+
     assert len(told) == len(BESTS)
     assert list(_weights(run / "best_ckpt")) == [50]
 
@@ -97,7 +101,9 @@ def test_a_rewound_run_archives_later_best_weights(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (before,) = _weights(run / "best_ckpt")
+
     _launch(_config(train_steps=30), "train_and_eval", run, from_step=20)
+
     assert before == 40 and list(_weights(run / "best_ckpt")) == [30]
     assert list(complete_checkpoints(str(run / "best_ckpt/archived"))) == [40]
     assert "has lost the weights of step 20" in caplog.text
@@ -105,17 +111,20 @@ def test_a_rewound_run_archives_later_best_weights(
 
 def test_an_unknown_metric_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     config = linear_experiment(best_checkpoints={"x": {"metric": "acuracy"}})
+
     with pytest.raises(
         UsageError,
         match=r"trainer\.best_checkpoints\.x\.metric: 'acuracy' .* did you mean accuracy",
     ):
         _launch(config, "train_and_eval", tmp_path / "run")
+
     assert not (tmp_path / "run").exists()
 
 
 def test_a_named_best_needs_no_primary_one(tmp_path: Path) -> None:
     config = linear_experiment(best_checkpoints={"x": {"metric": "accuracy"}}, train_steps=10)
     _, logs = _launch(config, "train_and_eval", tmp_path)
+
     assert (tmp_path / "best_checkpoints/x/info.json").exists() and not (
         tmp_path / "best_ckpt"
     ).exists()

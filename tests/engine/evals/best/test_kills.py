@@ -40,6 +40,7 @@ class _Run:
             self.best.maybe_export_checkpoint(self.checkpoint, metrics, self.at)
             if self.at not in [record["step"] for record in self.ledger]:
                 self.ledger.append({"step": self.at, "metrics": metrics})
+
         return self
 
     at = 0
@@ -93,10 +94,14 @@ def test_weights_removed_during_the_run_are_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = _Run(tmp_path / "best").to(3)
+
     (tmp_path / "best").rename(tmp_path / "elsewhere")
     run.to(4)
+
     assert (_steps(tmp_path / "best"), _named(tmp_path / "best")) == ([4], 4)
+
     run.to(5)
+
     assert caplog.text.count("has lost the weights of step 1, 2: they are missing") == 1
     assert caplog.text.count("has lost the weights") == 1
 
@@ -112,10 +117,14 @@ def test_repeated_evaluations_write_no_weights(
 ) -> None:
     run = _Run(tmp_path).to(8)
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+
     run.again_from(start)
     best = max(VALUES[:start], default=None)
+
     assert run.best.best == (None if best is None else ("accuracy", best, VALUES.index(best) + 1))
+
     run.to(8)
+
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
     assert run.best.best == ("accuracy", 0.95, 8)
     assert caplog.records == []
@@ -161,13 +170,18 @@ def test_a_run_that_dies_at_any_write_and_goes_on_keeps_the_same(
 
     run = _Run(tmp_path).to(3)
     files.on_write_point = die
+
     with pytest.raises(Death):
         run.to(8)
+
     files.on_write_point = None
     died_at = run.at
+
     info = json.loads((tmp_path / "info.json").read_text())  # tells of weights that exist
+
     assert (read_commit_record(str(tmp_path / info["checkpoint"])) or {})["info"] == info
     assert describe_damage(str(tf.train.latest_checkpoint(str(tmp_path)))) == ""
+
     kept = complete_checkpoints(str(tmp_path))
     assert (
         len(
@@ -179,9 +193,13 @@ def test_a_run_that_dies_at_any_write_and_goes_on_keeps_the_same(
         )
         >= 2
     )
+
     run.again_from(start)
+
     assert len(_steps(tmp_path)) == 2 and _named(tmp_path) in (2, 5, 8)
+
     run.to(8)
+
     assert died_at > 3 and (_steps(tmp_path), _named(tmp_path)) == ([5, 8], 8)
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
@@ -189,10 +207,15 @@ def test_a_run_that_dies_at_any_write_and_goes_on_keeps_the_same(
 def test_a_changed_keep_adds_or_removes_weights(tmp_path: Path) -> None:
     run = _Run(tmp_path).to(8)
     run.options["keep"] = 3
+
     run.again_from(8)
+
     assert (_steps(tmp_path), _named(tmp_path)) == ([5, 8], 8)
+
     run.options["keep"] = 1
+
     run.again_from(8)
+
     assert (_steps(tmp_path), _named(tmp_path)) == ([8], 8)
 
 
@@ -208,8 +231,10 @@ def test_lost_weights_are_reported_and_the_next_best_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = _Run(tmp_path).to(8)
+
     _lose(tmp_path, 8)
     run.again_from(8)
+
     assert _named(tmp_path) == 5
     assert caplog.text.count("has lost the weights of step 8") == 1
     assert run.best.best == ("accuracy", 0.95, 8)
@@ -237,4 +262,5 @@ def test_a_kill_between_two_sets_keeps_the_weights_of_that_step(tmp_path: Path) 
     (folder / "info.json").unlink()
     (folder / "ckpt-2.commit.json").unlink()
     BestWeightsExporter(str(folder), "rare|accuracy").resume(2, records)
+
     assert (folder / "info.json").read_bytes() == before["info.json"]

@@ -50,6 +50,7 @@ def _joined(shares: list[list[int]], replicas: int) -> list[list[int]]:
 
 def test_the_seed_decides_the_order_in_every_source() -> None:
     first, again = (_stream(_source(training_data(1)), 3 * EXAMPLES) for _ in range(2))
+
     assert first == again
     assert first != _stream(_source(training_data(1, seed=8)), 3 * EXAMPLES)
     assert _stream(_source(training_data(1, seed=None)), 20) == _stream(
@@ -60,6 +61,7 @@ def test_the_seed_decides_the_order_in_every_source() -> None:
 def test_each_epoch_is_a_permutation_of_its_own() -> None:
     stream = _stream(_source(training_data(1)), 20 * EXAMPLES)
     epochs = [tuple(stream[k : k + EXAMPLES]) for k in range(0, len(stream), EXAMPLES)]
+
     assert all(sorted(epoch) == list(range(EXAMPLES)) for epoch in epochs)
     assert len(set(epochs)) == 20
 
@@ -67,6 +69,7 @@ def test_each_epoch_is_a_permutation_of_its_own() -> None:
 def test_order_ignores_the_batch_size_and_batches_cross_epochs() -> None:
     by_one = _stream(_source(training_data(1)), 44)
     batches = read_batches(_source(training_data()).at(0), 11)
+
     assert list(itertools.chain(*batches)) == by_one
     assert {len(batch) for batch in batches} == {BATCH}  # 4 does not divide 11, and no batch is cut
 
@@ -74,8 +77,11 @@ def test_order_ignores_the_batch_size_and_batches_cross_epochs() -> None:
 def test_a_far_position_is_reached_at_once() -> None:
     source = _source(training_data())
     far = 11 * 10**15
+
     batches = read_batches(source.at(far), 11)  # four epochs, from the start of one on
+
     assert read_batches(source.at(far + 3), 8) == batches[3:]
+
     epochs = np.reshape(batches, (4, EXAMPLES))
     assert np.sort(epochs, axis=1).tolist() == [list(range(EXAMPLES))] * 4
 
@@ -95,7 +101,9 @@ def test_replicas_together_get_what_one_gets_from_any_position(data: some.DataOb
     )
     position = data.draw(some.integers(0, 9))
     source = _source((training_data if training else validation_data)(batch), examples)
+
     expected = read_batches(source.at(0).skip(position), 4)
+
     assert read_batches(source.at(position), 4) == expected
     assert _joined(_shares(source, replicas, pipelines, 4, position), replicas) == expected
 
@@ -130,15 +138,18 @@ def test_mirrored_replicas_get_the_ragged_end_and_empty_batches() -> None:
     strategy = replicas(4)
     source = _source(validation_data(), 5)
     dataset = strategy.distribute_datasets_from_function(lambda context: source.at(0, context))
+
     shares = [
         [part.numpy().tolist() for part in strategy.experimental_local_results(step)]
         for step in dataset
     ]
+
     assert shares == [[[0], [1], [2], [3]], [[4], [], [], []]]
 
 
 def test_a_pass_is_in_the_order_of_the_arrays_and_ends() -> None:
     source = _source(validation_data())
+
     assert read_batches(source.at(0)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
     assert read_batches(source.at(2)) == [[8, 9, 10]]
     assert read_batches(source.at(3)) == read_batches(source.at(9)) == []
@@ -158,6 +169,7 @@ def test_the_batch_dimension_is_static_when_every_batch_is_full(
     params: DataConfig, size: int | None
 ) -> None:
     dataset = _source(params, 18).at(0, input_context(2))
+
     assert dataset.element_spec.shape == [size]
     assert (int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY) == bool(params.is_training)
 
@@ -172,10 +184,14 @@ def _arrays() -> dict[str, Any]:
 
 def test_structures_and_dtypes_stay_and_rows_stay_together() -> None:
     source = ArraySource(_arrays(), training_data(6))
+
     assert source.num_examples == 6
+
     batch = next(iter(source.at(0)))
     rows = batch["label"].numpy().astype(int)
+
     tf.nest.assert_same_structure(batch, _arrays())
+
     for mine, theirs in zip(tf.nest.flatten(batch), tf.nest.flatten(_arrays()), strict=True):
         assert mine.dtype == tf.constant(theirs).dtype
         np.testing.assert_array_equal(mine.numpy(), theirs[rows])
@@ -189,6 +205,7 @@ def test_a_transform_changes_whole_batches_in_their_order() -> None:
         return {"doubled": 2 * batch}
 
     dataset = ArraySource(np.arange(EXAMPLES), validation_data(), transform=transform).at(1)
+
     assert [batch["doubled"].tolist() for batch in dataset.as_numpy_iterator()] == [
         [8, 10, 12, 14],
         [16, 18, 20],
@@ -199,7 +216,9 @@ def test_a_transform_changes_whole_batches_in_their_order() -> None:
 def test_changing_the_arrays_afterwards_changes_nothing() -> None:
     array = np.arange(EXAMPLES)
     source = ArraySource(array, validation_data(EXAMPLES))
+
     array[:] = -1
+
     assert read_batches(source.at(0)) == [list(range(EXAMPLES))]
 
 
@@ -208,6 +227,7 @@ def test_batches_are_prefetched_unless_the_buffer_is_0(
     buffer: int | None, prefetches: bool
 ) -> None:
     dataset = _source(validation_data(prefetch_buffer_size=buffer)).at(0)
+
     assert ("Prefetch" in repr(dataset._input_dataset)) == prefetches
     assert len(read_batches(dataset)) == 3
 
@@ -216,9 +236,11 @@ def test_tf_data_options_of_the_config_are_set() -> None:
     options = (
         _source(training_data(deterministic=False, autotune_algorithm="HILL_CLIMB")).at(0).options()
     )
+
     assert options.deterministic is False
     assert options.autotune.enabled
     assert options.autotune.autotune_algorithm == tf.data.experimental.AutotuneAlgorithm.HILL_CLIMB
+
     default = _source(training_data()).at(0).options()
     assert (default.deterministic, default.autotune.enabled) == (None, False)
 
@@ -271,7 +293,9 @@ def test_one_warning_names_fields_without_effect_on_arrays(
         )
     )
     (record,) = caplog.records
+
     assert (record.levelname, record.name) == ("WARNING", "trainer_kit.inputs.sources.arrays")
+
     named = {
         word
         for word in record.getMessage().replace(",", " ").replace(";", " ").split()
@@ -282,21 +306,27 @@ def test_one_warning_names_fields_without_effect_on_arrays(
 
 def test_what_arrays_use_or_need_not_use_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     used = {"cache": True, "sharding": False, "prefetch_buffer_size": 1, "deterministic": True}
+
     _source(training_data(autotune_algorithm="max_parallelism", **used))
     _source(validation_data())
+
     assert caplog.records == []
 
 
 def test_the_identity_of_arrays_tells_which_one_has_changed() -> None:
     features = np.random.default_rng(0).normal(size=(20, 3))
     labels = np.arange(20)
+
     identity = ArraySource((features, labels), training_data()).identity()
+
     assert (
         json.loads(json.dumps(identity))
         == ArraySource((features, labels), validation_data()).identity()
     )
+
     other = ArraySource((features, np.where(labels == 13, 0, labels)), training_data()).identity()
     assert [name for name in identity if identity[name] != other[name]] == ["array 1"]
+
     reordered = ArraySource((features[::-1], labels), training_data()).identity()
     assert [name for name in identity if identity[name] != reordered[name]] == ["array 0"]
     assert identity["array 1"].startswith("int64 [20], checksum ")
@@ -305,14 +335,18 @@ def test_the_identity_of_arrays_tells_which_one_has_changed() -> None:
 def test_the_identity_of_a_large_array_reads_a_sample() -> None:
     large = np.zeros(2**25, np.uint8)  # 32 MiB, of which every second byte is read
     identity = compute_array_identity(large)
+
     large[7] = 1
+
     assert compute_array_identity(large) == identity
+
     large[8] = 1
     assert compute_array_identity(large) != identity
 
 
 def test_strings_have_an_identity_that_is_not_their_address() -> None:
     words = [b"one", b"two", b"three"]
+
     assert compute_array_identity(np.array(words, object)) == compute_array_identity(
         tf.constant(words)
     )

@@ -29,6 +29,7 @@ from trainer_kit.training.trainer_creation import create_trainer
 
 def test_a_dataset_is_no_source_and_arrays_and_own_classes_are() -> None:
     source = ArraySource(np.zeros(3), training_data(1))
+
     assert isinstance(source, Source) and isinstance(_Recorded(source, []), Source)
     assert not isinstance(tf.data.Dataset.range(3), Source)
 
@@ -36,6 +37,7 @@ def test_a_dataset_is_no_source_and_arrays_and_own_classes_are() -> None:
 def test_a_plain_dataset_is_described_by_length_and_spec() -> None:
     data = tf.data.Dataset.range(10).batch(4)
     spec = "TensorSpec(shape=(None,), dtype=tf.int64, name=None)"
+
     assert get_data_identity(data) == {"batches": 3, "element_spec": spec}
     assert get_data_identity(data, " of one replica") == {
         "batches of one replica": 3,
@@ -94,26 +96,31 @@ def _trainer(count: int) -> tuple[Trainer, dict[str, list[tuple[int, int]]]]:
 
 def test_training_resumes_at_a_position_evaluation_at_the_start(tmp_path: Path) -> None:
     first, asked = _trainer(2)
-    assert asked == {
-        "train": [],
-        "validation": [],
-    }  # nothing is asked for before it is known where to start
+
+    # Nothing is asked for before it is known where to start.
+    assert asked == {"train": [], "validation": []}
+
     first.train(tf.constant(3))
     first.train(tf.constant(4))
     first.evaluate(tf.constant(2))
+
     assert asked == {"train": [(0, 2)], "validation": [(0, 2)]}
+
     path = first.checkpoint.write(str(tmp_path / "ckpt-7"))
 
     resumed, asked = _trainer(2)
+
     resumed.checkpoint.read(path)
     resumed.after_restore(path)
     resumed.evaluate(tf.constant(2))
     resumed.train(tf.constant(5))
+
     assert asked == {"train": [(7, 2)], "validation": [(0, 2)]}
 
     resumed.checkpoint.read(path)  # and a rollback moves to the position of the restored step
     resumed.after_restore(path)
     resumed.train(tf.constant(1))
+
     assert asked["train"] == [(7, 2), (7, 2)]
 
 
@@ -158,6 +165,7 @@ def test_data_begins_at_the_position_without_left_out_batches(
         .tolist()
     )
     dataset = build_dataset_at(call_build_inputs(build_inputs, PARAMS, TWO), position, TWO)
+
     assert read_batches(dataset, 8 * 2) == rows
     assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
 
@@ -178,9 +186,8 @@ def test_one_pass_knows_its_length_without_what_is_left_out(
     context = input_context(4, 2, 1)
 
     def plain(params: Any) -> tf.data.Dataset:
-        return tf.data.Dataset.range(
-            9
-        )  # 9 batches of one example; with two replicas the last global one is half
+        # 9 batches of one example; with two replicas the last global one is half.
+        return tf.data.Dataset.range(9)
 
     for build_inputs, elements in (
         (lambda params: ArraySource(np.arange(17), params), 10),
@@ -197,6 +204,7 @@ def test_any_dataset_can_leave_batches_out() -> None:
         return numbers.map(lambda value: {"a": value, "b": (value, [value])})
 
     read = list(build_dataset_at(build_inputs(None), Position(1, (2, 3))))
+
     assert [int(element["a"]) for element in read] == [1, 5, 6, 7, 8]
     assert set(read[0]) == {"a", "b"} and isinstance(read[0]["b"], tuple)
 
@@ -210,6 +218,7 @@ def test_build_inputs_gets_the_context_only_if_it_takes_one() -> None:
         return tf.data.Dataset.range(3)
 
     call_build_inputs(with_context, 1, context)
+
     assert got == [(1, context)]
     assert (
         call_build_inputs(lambda params: params, numbers := tf.data.Dataset.range(3), context)
@@ -230,10 +239,14 @@ def test_what_is_no_data_is_told_with_the_method(inputs: Any) -> None:
 def test_unseeded_shuffles_ignore_earlier_random_numbers() -> None:
     first = read_batches(call_build_inputs(_plain_inputs, None), 20)
     following = float(tf.random.uniform([]))
+
     assert read_batches(call_build_inputs(_plain_inputs, None), 20) == first
+
     tf.random.set_seed(5)
-    assert (
-        float(tf.random.uniform([])) == following
-    )  # and making data changes no number of the others
+
+    # And making data changes no number of the others.
+    assert float(tf.random.uniform([])) == following
+
     tf.random.set_seed(6)
+
     assert read_batches(call_build_inputs(_plain_inputs, None), 20) != first

@@ -39,6 +39,7 @@ def pattern(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("records")
     write_records(folder / "a", [str(number).encode() for number in range(5)])
     write_records(folder / "b", [str(number).encode() for number in range(5, EXAMPLES)])
+
     return f"{folder}/*"
 
 
@@ -97,8 +98,11 @@ class _Method:
 def test_a_parameter_named_seed_gets_the_seeds_of_the_batch(function: Any) -> None:
     batch = np.arange(4)
     seeds = np.arange(8, dtype=np.int32).reshape(4, 2)
+
     changes = BatchFunction(function, "transform")
+
     assert changes.takes_seed
+
     (changed,) = changes.apply_to(
         tf.data.Dataset.from_tensors((batch, seeds)), has_seeds=True
     ).as_numpy_iterator()
@@ -138,6 +142,7 @@ def test_a_structure_comes_as_one_argument(arrays: Any, seeded: bool) -> None:
         return batch
 
     _arrays(note if seeded else lambda batch: note(batch), arrays=arrays).at(0)
+
     assert structures == [tf.nest.map_structure(lambda part: 0, arrays)]
 
 
@@ -152,6 +157,7 @@ def augment(x: Any, y: Any) -> Any:
 def test_a_function_that_cannot_be_called_so_is_refused(function: Any, pattern: str) -> None:
     with pytest.raises(UsageError):
         _arrays(function)
+
     for functions in ({"parse": _numbers, "batch_transform": function}, {"parse": function}):
         with pytest.raises(UsageError):
             TFRecordSource(pattern, PARAMS, **functions)
@@ -168,14 +174,17 @@ def test_records_and_arrays_give_an_example_the_same_seed(params: DataConfig, pa
         parse=lambda text, seed: [_numbers(text), seed],
         batch_transform=lambda pair, seed: (pair[0], tf.where(pair[1] == seed, seed, 0)),
     )
+
     first = TFRecordSource(
         pattern,
         params,
         parse=lambda text, seed: (_numbers(text), seed),
         batch_transform=lambda pair: pair,
     )
+
     for source in (parsed, changed, both, first):
         assert _seeds_of(source, 7) == expected
+
     assert len(expected) == (7 if params.is_training else 6)
 
 
@@ -187,21 +196,27 @@ def test_seeds_are_the_same_on_four_replicas_of_two_workers(params: DataConfig) 
     contexts = [input_context(4, 2, pipeline) for pipeline in range(2)]
     source = _arrays(_with_seed, params)
     joined = [_seeds_of(source, 8, 1, context) for context in contexts]
+
     seeds = sorted(itertools.chain(*itertools.chain(*joined)))
+
     assert seeds == sorted(itertools.chain(*_seeds_of(source, 4, 1)))
 
 
 def test_seeds_depend_on_the_epoch_and_not_on_the_start(seeded: list[Any]) -> None:
     for position in (5, 13):  # in the first epoch and the third
         assert _seeds_of(_arrays(_with_seed), 20 - position, position) == seeded[position:]
+
     flat = list(itertools.chain(*seeded))
     assert len({seed for _, seed in flat}) == len(flat) == 80  # three epochs and a part
+
     one_pass = dict(itertools.chain(*_seeds_of(_arrays(_with_seed, ONE_PASS))))
     assert one_pass == dict(flat[:EXAMPLES])  # a pass is epoch 0
+
     batches_of_6 = itertools.chain(
         *_seeds_of(_arrays(_with_seed, PARAMS.replace(global_batch_size=6)), 10)
     )
     assert list(batches_of_6) == flat[:60]
+
     none, zero = (
         _seeds_of(_arrays(_with_seed, PARAMS.replace(seed=seed)), 2) for seed in (None, 0)
     )
@@ -211,6 +226,7 @@ def test_seeds_depend_on_the_epoch_and_not_on_the_start(seeded: list[Any]) -> No
 def test_stacked_batches_have_the_same_seeds(seeded: list[Any]) -> None:
     plain = [seed for batch in seeded[:12] for _, seed in batch]
     stacks = build_stacked_dataset_at(_arrays(_with_seed), Position(), 3).take(4)
+
     assert [
         tuple(row) for _, (_, seeds) in stacks for row in seeds.numpy().reshape(-1, 2).tolist()
     ] == plain
@@ -231,13 +247,17 @@ def test_the_example_of_the_guide_flips_each_image_by_its_seed() -> None:
         ONE_PASS.replace(global_batch_size=EXAMPLES),
         (images, np.arange(EXAMPLES)),
     )
+
     (changed, labels), *_ = source.at(0).as_numpy_iterator()
+
     assert labels.tolist() == list(range(EXAMPLES)) and changed.shape == images.shape
+
     kept = [bool((result == image).all()) for result, image in zip(changed, images, strict=True)]
     flipped = [
         bool((result == image[:, ::-1]).all())
         for result, image in zip(changed, images, strict=True)
     ]
+
     assert all(np.logical_xor(kept, flipped)) and 5 < sum(flipped) < 18
     assert _reasons(source) == []
 
@@ -307,7 +327,9 @@ def test_a_function_that_cannot_be_resumed_is_named(
     function: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (reason_text,) = _reasons(_arrays(function))
+
     assert re.search(f"the state of transform {reason}", reason_text) and len(caplog.records) == 1
+
     with pytest.raises(UsageError, match=r"require_exact_resume:.*\n.*transform "):
         _reasons(_arrays(function), require_exact=True)
 
@@ -319,6 +341,7 @@ def test_a_function_that_can_be_resumed_is_taken(
     parsed = TFRecordSource(
         pattern, PARAMS, parse=_after_numbers(function), batch_transform=lambda batch: batch
     )
+
     assert (
         _reasons(_arrays(function), require_exact=True)
         == _reasons(parsed, require_exact=True)
@@ -330,7 +353,9 @@ def test_a_function_that_can_be_resumed_is_taken(
 def test_functions_of_records_that_cannot_be_resumed_are_named(pattern: str) -> None:
     changed = TFRecordSource(pattern, PARAMS, parse=_numbers, batch_transform=cropped)
     (reason,) = _reasons(changed)
+
     assert re.search(r"the state of batch_transform cropped \(test_batch_function.py:\d+\)", reason)
+
     parsed = TFRecordSource(pattern, PARAMS, parse=_after_numbers(cropped))
     for source, role, options in (
         (changed, "batch_transform", {}),
@@ -374,17 +399,20 @@ def test_sources_of_other_classes_raise_no_false_alarm() -> None:
         )
         == []
     )
-    assert (
-        _reasons(_Own(_noisy), require_exact=True, deterministic_ops=True) == []
-    )  # it reads from its start
+    # It reads from its start.
+    assert _reasons(_Own(_noisy), require_exact=True, deterministic_ops=True) == []
+
     with pytest.raises(UsageError, match=r"the state of map\(\): RandomUniformInt"):
         _reasons(_Own(_noisy), require_exact=True)
+
     with pytest.raises(UsageError, match=r"transform cropped .*: RandomUniformInt"):
         _reasons(_Own(lambda position: _arrays(cropped).at(position).unbatch()), require_exact=True)
 
 
 def test_records_in_any_order_are_not_resumed_exactly(pattern: str) -> None:
     params = PARAMS.replace(deterministic=False)
+
     with pytest.raises(UsageError, match=r"map\(\): deterministic=False"):
         _reasons(TFRecordSource(pattern, params, parse=_numbers), require_exact=True)
+
     assert _reasons(_arrays(None, params), require_exact=True) == []  # nothing in it is parallel

@@ -26,9 +26,9 @@ def _splitmix(state: int) -> int:
 
 
 def test_the_hash_is_splitmix64_also_for_large_numbers() -> None:
-    assert (
-        _splitmix(0) == 0xE220A8397B1DCDAF
-    )  # the first output of the published generator for seed 0
+    # The first output of the published generator for seed 0.
+    assert _splitmix(0) == 0xE220A8397B1DCDAF
+
     for seed, epoch, index in ((0, 0, 0), (7, 3, 22), (-5, 2**40, 2**31), (2**62, 1, 2**50 + 1)):
         key = _splitmix((_splitmix(seed & ALL) + 0x9E3779B97F4A7C15 * epoch) & ALL)
         expected = _splitmix((key + 0x9E3779B97F4A7C15 * index) & ALL)

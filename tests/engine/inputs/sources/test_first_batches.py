@@ -35,12 +35,15 @@ def test_each_pass_has_the_same_batches_from_any_position(
 ) -> None:
     data = make()
     first = read_batches(data.at(0) if isinstance(data, ArraySource) else make(), BATCHES)
+
     read = read_batches(FirstBatches(data, BATCHES, True).at(position), 2 * BATCHES)
+
     assert read == [first[place % BATCHES] for place in range(position, position + 2 * BATCHES)]
 
 
 def test_a_single_pass_is_the_same_when_it_is_read_again() -> None:
     once = FirstBatches(_shuffled(), BATCHES, False).at(0)
+
     assert len(read_batches(once)) == BATCHES
     assert read_batches(once) == read_batches(once)
 
@@ -49,7 +52,9 @@ def test_replicas_share_the_batches() -> None:
     context = input_context(2)
     cut = FirstBatches(_source(global_batch_size=4), BATCHES, True)
     read = [batch for share in read_batches(cut.at(1, context), 4 * BATCHES) for batch in share]
+
     whole = [batch for share in read_batches(cut.at(1), 2 * BATCHES) for batch in share]
+
     assert read == whole
     assert whole[: 4 * BATCHES] == whole[4 * BATCHES :]
 

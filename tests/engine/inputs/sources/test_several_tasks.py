@@ -74,7 +74,9 @@ def test_a_stream_continues_from_any_position(joint: list[Any], interleaved: lis
 
 def test_stacks_hold_the_same_batches(joint: list[Any], interleaved: list[Any]) -> None:
     stack = _elements(combine_task_data(_parts(), None).stacked_at(3, 4), 1)[0]
+
     _assert_same(stack, tf.nest.map_structure(lambda *parts: np.stack(parts), *joint[3:7]))
+
     numbers, stacks = _elements(combine_task_data(_parts(), SAMPLER).stacked_at(3, 4), 1)[0]
     for place, (number, batches) in enumerate(interleaved[3:7]):
         name = "ab"[number]
@@ -87,22 +89,26 @@ def test_stacks_hold_the_same_batches(joint: list[Any], interleaved: list[Any]) 
 def test_all_replicas_of_a_step_train_the_same_task() -> None:
     context = input_context(2)
     elements = _elements(combine_task_data(_parts(), SAMPLER, context).at(5, context), 12)
+
     numbers = [int(number) for number, _ in elements]
+
     assert (
         numbers[::2]
         == numbers[1::2]
         == [int(task_number) for task_number in SAMPLER.draw_tasks(5).take(6)]
     )
-    assert {len(batches["ab"[number]]["x"]) for number, batches in elements if number == 1} == {
-        1
-    }  # half of a batch
+    # Half of a batch.
+    assert {len(batches["ab"[number]]["x"]) for number, batches in elements if number == 1} == {1}
 
 
 def test_a_plain_dataset_among_the_tasks_makes_a_plain_dataset() -> None:
     parts = {"a": _parts()["a"], "b": tf.data.Dataset.range(6).batch(2)}
     joint = combine_task_data(parts, None)
+
     interleaved = combine_task_data(parts, SAMPLER)
+
     assert not isinstance(joint, Source) and len(_elements(joint, 9)) == 3
+
     batches = [
         batches["b"].tolist() for number, batches in _elements(interleaved, 50) if number == 1
     ]

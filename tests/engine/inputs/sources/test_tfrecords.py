@@ -70,6 +70,7 @@ def test_the_order_is_that_of_arrays_from_any_position(
 ) -> None:
     params = DATA[training]
     expected = read_batches(ArraySource(np.arange(EXAMPLES), params).at(position), 14)
+
     assert read_batches(_source(pattern, params).at(position), 14) == expected
     assert bool(expected) == (training or position < 6)
 
@@ -81,10 +82,12 @@ def test_replicas_together_get_the_batches_of_one(pattern: str, training: bool) 
     read = [
         read_batches(source.at(1, input_context(4, 2, pipeline)), 8 * 2) for pipeline in range(2)
     ]
+
     joined = [
         list(itertools.chain(*(part for share in read for part in share[k : k + 2])))
         for k in range(0, len(read[0]), 2)
     ]
+
     assert joined == read_batches(source.at(1), 8)
 
 
@@ -96,15 +99,18 @@ def test_parse_gets_a_static_batch_of_serialized_examples(pattern: str) -> None:
         return _parse(serialized)
 
     dataset = TFRecordSource(pattern, training_data(), parse=parse).at(0)
+
     assert batches == [(tf.string, [BATCH])]
     assert dataset.element_spec["number"].shape == [BATCH]
     assert int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+
     batch = next(iter(dataset))
     assert [b"n%d" % number for number in batch["number"].numpy()] == batch["name"].numpy().tolist()
 
 
 def test_a_pass_knows_its_length_and_a_block_stays_together(pattern: str) -> None:
     assert int(_source(pattern, validation_data()).at(2).cardinality()) == 4
+
     stream = list(
         itertools.chain(
             *read_batches(_source(pattern, training_data(batch=1, block_length=5)).at(0), EXAMPLES)
@@ -120,11 +126,15 @@ def test_reading_a_damaged_record_names_file_and_offset(tmp_path: Path) -> None:
     write_records(path, map(_example, range(4)))
     content = bytearray(path.read_bytes())
     content[2 * size + 20] ^= 1
+
     path.write_bytes(content)
     source = _source(str(path), validation_data(batch=1))
+
     assert read_batches(source.at(0), 2) == [[0], [1]]
+
     with pytest.raises(tf.errors.OpError) as caught:
         read_batches(source.at(2), 1)
+
     error = find_data_error(caught.value)
     assert isinstance(error, DataError)
     assert str(error) == f"{path}: the record at offset {2 * size} is damaged: its checksum differs"
@@ -135,9 +145,8 @@ def _cut(tmp_path: Path) -> tf.data.Dataset:
     """TensorFlow's own reader, over a damaged file."""
     write_records(tmp_path / "cut", [b"x" * 50])
     (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-1] + b"?")
-    return tf.data.TFRecordDataset(
-        4 * [str(tmp_path / "cut")]
-    )  # else a second replica might tell of the end first
+    # Else a second replica might tell of the end first.
+    return tf.data.TFRecordDataset(4 * [str(tmp_path / "cut")])
 
 
 def _not_parsed(tmp_path: Path) -> tf.data.Dataset:
@@ -183,6 +192,7 @@ def test_what_fails_inside_a_plain_dataset_is_told_in_one_line(
 ) -> None:
     with pytest.raises(tf.errors.OpError) as caught:
         read(begin(make(tmp_path)))
+
     error = str(find_data_error(caught.value))
     assert error.startswith("the data cannot be read: ") and reason in error
     assert not re.search(r"\n|node|\[Op:|INVALID|DATA_LOSS|Graph execution", error)
@@ -220,6 +230,7 @@ def test_what_fails_in_a_step_on_two_devices_is_no_damage() -> None:
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="assertion failed") as caught:
         step(iter(tf.data.Dataset.range(9)))
+
     assert find_data_error(caught.value) is None
 
 
@@ -247,6 +258,9 @@ def test_errors_of_files_and_config_come_when_it_is_made(
 
 def test_only_unread_fields_are_named(pattern: str, caplog: pytest.LogCaptureFixture) -> None:
     _source(pattern, training_data(input_path=pattern, block_length=2, prefetch_buffer_size=1))
+
     assert caplog.records == []
+
     _source(pattern, training_data(cycle_length=4, cache=True))
+
     assert "TFRecordSource does not read cache, cycle_length" in caplog.text

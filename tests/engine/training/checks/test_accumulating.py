@@ -66,6 +66,7 @@ class _ParameterServers(tf.distribute.experimental.ParameterServerStrategy):
 
 def test_asynchronous_training_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf.distribute, "get_strategy", _ParameterServers)
+
     with pytest.raises(
         UsageError, match="workers of a ParameterServerStrategy update by themselves; set it to 1"
     ):
@@ -78,6 +79,7 @@ class _ScalingOfKeras2:
 
 def test_loss_scales_of_tf_keras_are_refused() -> None:
     optimizer = {"one": keras.optimizers.SGD(), "other": _ScalingOfKeras2()}
+
     with pytest.raises(
         UsageError, match="accumulate_steps=4: an optimizer of tf_keras scales the loss"
     ):
@@ -133,7 +135,9 @@ def test_batch_normalization_is_found_wherever_it_is(
     model: Any, named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn_of_batch_normalization(model(), 4)
+
     assert len(caplog.records) == bool(named)
+
     if named:
         assert caplog.records[0].levelno == logging.WARNING
         assert re.search(

@@ -60,10 +60,14 @@ def _config(**trainer: Any) -> ExperimentConfig:
 def test_an_unbuilt_model_is_built_trained_and_resumed(make: Any, tmp_path: Any) -> None:
     config = _config(checkpoint_interval=2)
     model, _ = run_experiment(None, _task(make), "train", config, str(tmp_path))
+
     trained = [variable.numpy() for variable in model.variables]
+
     assert trained
+
     evaluated, logs = run_experiment(None, _task(make), "eval", config, str(tmp_path))
     assert "accuracy" in logs
+
     for value, other in zip(trained, evaluated.variables, strict=True):
         np.testing.assert_array_equal(value, other.numpy())
 
@@ -89,7 +93,9 @@ def test_a_class_of_models_may_begin_with_an_underscore(form: dict[str, Any]) ->
     task.build_losses = lambda labels, model_outputs, aux_losses=None: tf.reduce_mean(
         task.second(model_outputs) ** 2
     )
+
     trainer = Trainer.create(_config(**form), task, True, True)
+
     assert np.isfinite(trainer.train(tf.constant(2))["training_loss"])
     assert np.isfinite(trainer.evaluate(tf.constant(1))["validation_loss"])
     assert trainer.model.name.startswith("private__net")
@@ -100,12 +106,15 @@ def test_replicas_share_a_model_that_is_built_for_them(make: Any) -> None:
     strategy = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce()
     )
+
     with strategy.scope():
         trainer = Trainer.create(_config(), _task(make), True, False)
+
     assert all(
         isinstance(v.value, tf.distribute.DistributedValues)
         for v in trainer.model.trainable_variables
     )
+
     if make is Net:
         assert np.isfinite(trainer.train(tf.constant(2))["training_loss"])
 
@@ -123,6 +132,7 @@ def test_building_a_model_reads_nothing() -> None:
         return tf.data.Dataset.from_generator(rows, output_signature=spec).batch(1)
 
     trainer = Trainer.create(_config(), _task(Net, build_inputs=build_inputs), True, False)
+
     assert is_built(trainer.model) and read == []
 
 
@@ -140,7 +150,9 @@ def test_a_model_that_is_built_is_left_alone() -> None:
 def test_without_validation_data_the_training_batch_is_used(validation: Any) -> None:
     sections = types.SimpleNamespace(train_data=TinyConfig().train_data, validation_data=validation)
     model = Net()
+
     build_model(sections, LinearTask(TinyConfig()), model, train=False)
+
     assert is_built(model)
 
 
@@ -153,6 +165,7 @@ def test_the_task_calls_the_model_in_a_step_of_its_own() -> None:
         return tf.data.Dataset.from_tensors({"points": tf.zeros([2, 8]), "labels": tf.zeros([2])})
 
     task = _task(Net, build_inputs=build_inputs, train_step=train_step)
+
     assert is_built(Trainer.create(_config(), task, True, False).model)
 
 
@@ -163,6 +176,7 @@ def test_a_model_that_cannot_be_built_says_what_was_tried() -> None:
 
     with pytest.raises(ValueError) as caught:
         Trainer.create(_config(), _task(Misfit), True, False)
+
     [note] = caught.value.__notes__
     assert (
         "Misfit has no variables yet" in note
@@ -187,11 +201,13 @@ def test_what_is_no_model_is_told(model: Any, told: str) -> None:
 def test_an_error_in_a_loop_gets_batch_and_outputs() -> None:
     task = LinearTask(TinyConfig())
     spec = (tf.TensorSpec([None, 8]), tf.TensorSpec([None], tf.int32))
+
     with (
         pytest.raises(KeyError) as caught,
         explain_batch_errors("task.train_data", lambda: spec, task, task.build_model()),
     ):
         raise KeyError("lost")
+
     [note] = caught.value.__notes__
     assert note.splitlines() == [
         "a batch of task.train_data is (float32 [None, 8], int32 [None])",
@@ -204,9 +220,11 @@ def test_an_error_in_a_loop_gets_batch_and_outputs() -> None:
 )
 def test_an_error_that_is_not_the_models_gets_no_note(error: Exception) -> None:
     task = LinearTask(TinyConfig())
+
     with (
         pytest.raises(type(error)),
         explain_batch_errors("task.train_data", pytest.fail, task, task.build_model()),
     ):
         raise error
+
     assert not hasattr(error, "__notes__")

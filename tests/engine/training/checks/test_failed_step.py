@@ -74,6 +74,7 @@ class _FaultyTask(LinearTask):
             self.losses += 1
             if self.losses == 13 and not self.path.exists():
                 raise RuntimeError("injected")
+
             return value
 
         return loss + 0 * tf.ensure_shape(
@@ -113,14 +114,19 @@ def test_a_batch_that_cannot_be_read_loses_no_step(
 ) -> None:
     config = linear_experiment(**loop)
     path = tmp_path / "there"
+
     with pytest.raises(DataError, match="cannot be read"):
         _run(tmp_path / "failed", config, path)
+
     assert list(complete_checkpoints(str(tmp_path / "failed"))) == [10, 12]
+
     path.write_text("")
     _run(tmp_path / "failed", config, path)
+
     if loop:
         whole = tmp_path / "whole"
         _run(whole, config, path)
+
     assert _differences(whole, tmp_path / "failed") == []
 
 
@@ -129,18 +135,22 @@ def test_a_step_that_may_have_written_is_not_saved(
 ) -> None:
     config = linear_experiment()
     path = tmp_path / "there"
+
     with (
         caplog.at_level(logging.WARNING, "trainer_kit"),
         pytest.raises(tf.errors.OpError, match="injected"),
     ):
         _run(tmp_path / "failed", config, path, in_step=True)
+
     assert list(complete_checkpoints(str(tmp_path / "failed"))) == [10]
     assert (
         "nothing was saved after the error" in caplog.text
         and "resumes from step 10 (" in caplog.text
     )
+
     path.write_text("")
     _run(tmp_path / "failed", config, path, in_step=True)
+
     assert _differences(whole, tmp_path / "failed") == []
 
 
@@ -154,10 +164,12 @@ def test_a_keyboard_interrupt_of_user_code_saves_as_ctrl_c_does(tmp_path: Path) 
 
     actions = [interrupt_at_step_15]
     folder = tmp_path / "run"
+
     with pytest.raises(InterruptedRunError, match="your code raised KeyboardInterrupt at step 15"):
         run_experiment(
             None, LinearTask(config.task), "train", config, str(folder), train_actions=actions
         )
+
     assert list(complete_checkpoints(str(folder))) == [10, 15]
     assert json.loads((folder / "heartbeat.json").read_text())["ended"] == "stopped"
 
@@ -177,6 +189,7 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
             sys.exit(75)
 
     line = exit_at_step_15.__code__.co_firstlineno + 2
+
     with caplog.at_level(logging.INFO, "trainer_kit"), pytest.raises(TrainerKitError) as raised:
         run_experiment(
             None,
@@ -186,12 +199,15 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
             str(tmp_path / "run"),
             train_actions=[exit_at_step_15],
         )
+
     assert str(raised.value).startswith(
         f"{__file__}:{line}: this line ends the program (SystemExit(75));"
     )
     assert raised.value.exit_code == 1
+
     alone = strategy == "one worker"
     assert list(complete_checkpoints(str(tmp_path / "run"))) == ([10, 15] if alone else [10])
+
     told = "saved step 15 after the error" if alone else "the same command resumes from step 10 ("
     assert told in caplog.text and ("5 steps are lost" in caplog.text) is not alone
     assert '"ended": "failed"' in (tmp_path / "run" / "heartbeat.json").read_text()
@@ -218,14 +234,19 @@ def test_a_read_that_failed_ahead_of_a_save_is_done_again(
 
     config = linear_experiment(fuse_steps=5)
     path = tmp_path / "there"
+
     folder = tmp_path / "failed"
+
     for _ in range(2):  # also when it still cannot be read
         with pytest.raises(DataError, match="cannot be read"):
             _run(folder, config, path, kind=Plain)
+
     assert "a batch that was read ahead had failed" in caplog.text
+
     path.write_text("")
     _run(folder, config, path, kind=Plain)
     _run(tmp_path / "whole", config, path, kind=Plain)
+
     assert _differences(tmp_path / "whole", folder) == []
 
 
@@ -242,6 +263,7 @@ def test_a_write_that_waits_for_no_batch_is_found(early: bool) -> None:
             total.assign_add(tf.reduce_sum(points))
             with tf.control_dependencies([] if early else [points]):
                 count.assign_add(1)
+
             return (number + 1,)
 
         return tf.while_loop(lambda number: number < steps, step, (tf.constant(0),))

@@ -34,6 +34,7 @@ class _OwnTrain(Trainer):
         iterator = self.data.iterator()
         for _ in range(int(num_steps)):
             self.train_step(iterator)
+
         return self.train_loop_end()
 
 
@@ -95,8 +96,10 @@ def test_a_loop_of_a_subclass_reports_saves_and_resumes(
 ) -> None:
     """User code stops the one, and a signal the other."""
     _run(kind, tmp_path / "whole")
+
     assert _steps(tmp_path / "whole") == [5, 10, 15, 20]
     assert list(complete_checkpoints(str(tmp_path / "whole"))) == [10, 20]
+
     with pytest.raises(
         PreemptedError, match=r"stopped by (trainer\.request_stop\(\)|SIGTERM) at step"
     ):
@@ -104,8 +107,10 @@ def test_a_loop_of_a_subclass_reports_saves_and_resumes(
             _run(_stopping(kind, 5), tmp_path / "stopped")
         else:
             _run(kind, tmp_path / "stopped", train_actions=[_signal])
+
     _run(kind, tmp_path / "stopped")
     differences = compare_runs(str(tmp_path / "whole"), str(tmp_path / "stopped"))
+
     assert not [line for line in differences if "differ" in line and "_OBJECT_GRAPH" not in line], (
         differences
     )
@@ -141,6 +146,7 @@ def test_a_loop_that_does_not_count_is_an_error(
         TrainerKitError, match=rf"{method} \(test_global_step.py:\d+\) did not add to global_step"
     ):
         _run(kind, tmp_path, mode)
+
     assert not complete_checkpoints(str(tmp_path))
     assert not (tmp_path / "final.json").exists()
 
@@ -157,12 +163,15 @@ def test_orbits_controller_ends_uncounted_or_stopped_runs(tmp_path: Path) -> Non
         TrainerKitError, match=r"_NoCountInStep.train_step .* did not add to global_step"
     ):
         _run(_NoCountInStep, tmp_path / "uncounted", controller_cls=orbit.Controller)
+
     with pytest.raises(DataError, match="ended at step 13"):
         _run(Trainer, tmp_path / "ended", task=_EndingTask, controller_cls=orbit.Controller)
+
     with pytest.raises(PreemptedError, match="stopped by SIGTERM at step") as stopped:
         _run(
             Trainer, tmp_path / "stopped", controller_cls=orbit.Controller, train_actions=[_signal]
         )
+
     assert f"at step {max(complete_checkpoints(str(tmp_path / 'stopped')))};" in str(stopped.value)
 
 
@@ -171,6 +180,7 @@ def test_a_loop_that_counts_more_is_followed(
 ) -> None:
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         trainer = _run(_CountsTwice, tmp_path)
+
     assert _steps(tmp_path) == [10, 20] and int(trainer.optimizer.iterations.numpy()) == 10
     assert (
         caplog.text.count("moved global_step by 10") == 1
@@ -190,6 +200,7 @@ def test_a_trainer_of_orbit_is_refused_with_a_way_out(tmp_path: Path) -> None:
         def train(self, num_steps: Any) -> None: ...
 
     config = linear_experiment()
+
     with pytest.raises(
         UsageError, match=r"Plain is not a trainer_kit\.Trainer; inherit from trainer_kit\.Trainer"
     ):

@@ -58,6 +58,7 @@ def test_error_names_the_path_without_a_checkpoint(tmp_path: Path, path: str) ->
 def test_a_damaged_checkpoint_is_a_storage_error(tmp_path: Path) -> None:
     path = _saved(tmp_path, _model())
     Path(f"{path}.index").write_bytes(b"broken")
+
     with pytest.raises(StorageError, match="ckpt-5 is damaged"):
         load_initial_weights(_model(), path)
 
@@ -85,7 +86,9 @@ def test_items_of_keras_three_are_loaded_in_either_form(tmp_path: Path, form: st
         path = tf.train.Checkpoint(model=model_variables(saved), **saved.checkpoint_items).write(
             str(tmp_path / "ckpt")
         )
+
     load_initial_weights(model, path)
+
     assert all(
         np.array_equal(a, b) for a, b in zip(saved.get_weights(), model.get_weights(), strict=True)
     )
@@ -102,11 +105,13 @@ def test_items_of_keras_three_are_saved_twice_and_restored(tmp_path: Path) -> No
     checkpoint.sync()
     again = _with_body()
     there = tf.Variable(5, dtype=tf.int64)
+
     restore(
         create_training_checkpoint(global_step=there, model=again),
         str(tmp_path / "ckpt-3"),
         strict=True,
     )
+
     assert int(there) == 2
     assert all(
         np.array_equal(a, b) for a, b in zip(model.get_weights(), again.get_weights(), strict=True)

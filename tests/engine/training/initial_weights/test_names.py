@@ -46,6 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stages") / "run"
     experiment = linear_experiment(train_steps=10, best_checkpoint_eval_metric="accuracy")
     launch(experiment.replace(task=_StagesConfig()), "train_and_eval", str(folder))
+
     return folder
 
 
@@ -59,12 +60,17 @@ def _stage_two(run: Path) -> np.ndarray:
 def test_a_layer_takes_the_weights_of_its_own_number(run: Path, place: str) -> None:
     model = _stages(1)
     config = InitCheckpointConfig(path=str(run / place), exclude=("^sequential[^/]*/stage_1/",))
+
     (report,) = load_initial_weights(model, [config])
+
     assert np.array_equal(model.get_layer("stage_2").kernel, _stage_two(run))
     assert "model/sequential/stage_3/kernel" in report
     assert "by the order of layers" not in report
+
     rename = {"stage_2/": "stage_1/", "stage_3/": "stage_2/"}
+
     load_initial_weights(model, [InitCheckpointConfig(path=str(run / place), rename=rename)])
+
     assert np.array_equal(model.get_layer("stage_1").kernel, _stage_two(run))
 
 
@@ -83,20 +89,26 @@ def test_runs_are_compared_by_these_numbers(run: Path, tmp_path: Path) -> None:
     ours, theirs = common_names(
         open_weights(str(run / "ckpt-10")), open_weights(str(tmp_path / "ckpt-5"))
     )
+
     kernels = {
         name
         for name in ours.keys() & theirs.keys()
         if name.startswith("model/") and name.endswith("kernel")
     }
+
     assert kernels == {"model/sequential/stage_2/kernel", "model/sequential/dense/kernel"}
 
 
 def test_runs_of_earlier_versions_go_by_the_order(run: Path, tmp_path: Path) -> None:
     old = shutil.copytree(run, tmp_path / "old")
     manifest = json.loads((old / "manifest.json").read_text())
+
     assert manifest.pop("layer_names")["sequential/stage/kernel"] == "sequential/stage_2/kernel"
+
     (old / "manifest.json").write_text(json.dumps(manifest))
     model = _stages(1)
+
     (report,) = load_initial_weights(model, str(old / "ckpt-10"))
+
     assert np.array_equal(model.get_layer("stage_1").kernel, _stage_two(run))
     assert "by the order of layers" in report

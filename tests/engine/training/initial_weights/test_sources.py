@@ -110,14 +110,19 @@ def test_a_net_with_another_head_takes_the_rest_of_any_file(
     old = _net()
     new = _net(classes=3)
     head = new.get_weights()[-2:]
+
     (report,) = load_initial_weights(
         new, [InitCheckpointConfig(path=written(write), exclude=("^head/",))]
     )
+
     assert _equal(_body(old), _body(new)) and _equal(head, new.get_weights()[-2:])
     assert "took 8 of 10 variables" in report
     assert "left new, since they are not chosen: head/kernel, head/bias" in report
+
     same = _net()
+
     load_initial_weights(same, written(write))  # the path alone: all weights
+
     assert _equal(old.get_weights(), same.get_weights())
 
 
@@ -129,7 +134,9 @@ def test_a_model_around_the_net_takes_it_as_its_part(
     old = _net()
     backbone.set_weights([value + 1 for value in old.get_weights()])
     model = keras.Sequential([keras.Input((6, 6, 2)), backbone, keras.layers.Dense(1, name="top")])
+
     load_initial_weights(model, [InitCheckpointConfig(path=written(write), exclude=("top/",))])
+
     assert _equal(backbone.get_weights(), old.get_weights())
 
 
@@ -141,25 +148,27 @@ def test_names_of_the_file_are_replaced_by_patterns(tmp_path: Path) -> None:
         path = tf.compat.v1.train.Saver().save(session, str(tmp_path / "one"))
     layers = [keras.layers.Dense(2, name="dense")]
     model = keras.Sequential([keras.Input((3,)), *layers], name="sequential")
-    rename = {
-        "^tower/fc": "sequential/dense",
-        "dense/w$": "dense/kernel",
-        "/b$": "/bias",
-    }  # one after the other
+    # One after the other.
+    rename = {"^tower/fc": "sequential/dense", "dense/w$": "dense/kernel", "/b$": "/bias"}
+
     load_initial_weights(model, [InitCheckpointConfig(path=path, rename=rename)])
+
     assert [float(value.ravel()[0]) for value in model.get_weights()] == [7.0, 8.0]
 
 
 def test_another_shape_is_an_error_left_new_or_taken_in_part(tmp_path: Path) -> None:
     path = _weights(_net(), tmp_path)
+
     with pytest.raises(
         UsageError,
         match=r"  head\n.*bias +another shape +\[5\] saved, \[3\] here\n.*\[4, 5\] saved",
     ) as error:
         load_initial_weights(_net(3), [InitCheckpointConfig(path=path)])
+
     assert "task.init_checkpoint.0: 2 of the 10 chosen variables cannot be loaded" in str(
         error.value
     )
+
     for policy, width, note in (("skip", 0, "left new for their shape"), ("slice", 5, "a part of")):
         new = _net(classes=7)
         before = new.get_weights()[-1]
@@ -182,7 +191,9 @@ def test_several_files_give_their_parts_and_the_later_wins(tmp_path: Path) -> No
         ),
     ]
     new = _net(classes=6)
+
     load_initial_weights(new, entries)
+
     assert _equal(new.get_weights()[2:-2], first.get_weights()[2:-2])
     assert _equal(
         new.get_weights()[:2] + new.get_weights()[-2:],
@@ -220,10 +231,12 @@ def test_a_pattern_or_a_path_that_finds_nothing_is_an_error(
     net = _net()
     before = net.get_weights()
     fields = {**entry, "path": entry.get("path", path).format(tmp_path)}
+
     with pytest.raises(UsageError, match=message):
         load_initial_weights(
             net, [InitCheckpointConfig(path=path), InitCheckpointConfig(**fields)][1:]
         )
+
     assert _equal(before, net.get_weights())
 
 
@@ -235,7 +248,9 @@ def _dense(*names: str, model: str = "net") -> keras.Model:
 def test_layers_of_the_same_names_are_taken(tmp_path: Path) -> None:
     long = _dense("block_1", "block_2", "block_3")
     short = _dense("block_2", "block_3")
+
     (report,) = load_initial_weights(short, [InitCheckpointConfig(path=_weights(long, tmp_path))])
+
     assert _equal(short.get_weights(), long.get_weights()[2:])
     assert "by the order of layers" not in report
 
@@ -244,20 +259,26 @@ def test_layers_of_the_same_names_are_taken(tmp_path: Path) -> None:
 def test_an_equal_name_goes_before_the_order_of_layers(write: Write, tmp_path: Path) -> None:
     old = _dense("encoder", "stage_2", "stage_3")
     new = _dense("encoder", "stage_1", "stage_2")
+
     path = write(old, tmp_path)
+
     for variables in ((), ("stage_1",)):
         with pytest.raises(
             UsageError, match=r"2 of the \d chosen.*\n.*/stage_1\n.*missing in the file"
         ):
             load_initial_weights(new, [InitCheckpointConfig(path=path, variables=variables)])
+
     load_initial_weights(new, [InitCheckpointConfig(path=path, variables=("stage_2",))])
+
     assert _equal(new.get_weights()[4:], old.get_weights()[2:4])
 
 
 def test_a_single_layer_of_another_name_is_not_taken(tmp_path: Path) -> None:
     config = InitCheckpointConfig(path=_weights(_dense("fc"), tmp_path), variables=("head",))
+
     with pytest.raises(UsageError, match="2 of the 2 chosen variables cannot be loaded"):
         load_initial_weights(_dense("fc", "head"), [config])
+
     renamed = config.replace(rename={"^fc": "head"})
     load_initial_weights(_dense("fc", "head"), [renamed])
 
@@ -266,7 +287,9 @@ def test_a_single_layer_of_another_name_is_not_taken(tmp_path: Path) -> None:
 def test_variables_that_the_order_of_layers_found_are_listed(write: Write, tmp_path: Path) -> None:
     old = _dense("fc", "fc_1")
     new = _dense("fc_5", "fc_6")
+
     (report,) = load_initial_weights(new, [InitCheckpointConfig(path=write(old, tmp_path))])
+
     assert _equal(new.get_weights(), old.get_weights())
     assert "by the order of layers, since their numbers differ: net/fc_5/kernel = " in report
 
@@ -279,9 +302,11 @@ def test_of_two_equal_inner_models_the_chosen_one_is_loaded(write: Write, tmp_pa
     saved = _dense("fc", model="student")
     both = keras.Model(image, [teacher(image), student(image)])
     before = teacher.get_weights()
+
     load_initial_weights(
         both, [InitCheckpointConfig(path=write(saved, tmp_path), variables=("^student/",))]
     )
+
     assert _equal(student.get_weights(), saved.get_weights()) and _equal(
         teacher.get_weights(), before
     )
@@ -292,7 +317,9 @@ def test_a_module_takes_a_checkpoint_of_another_program(tmp_path: Path) -> None:
     module = tf.Module()
     saved.w = tf.Variable([1.0, 2.0])
     module.w = tf.Variable([0.0, 0.0])
+
     load_initial_weights(module, tf.train.Checkpoint(net=saved).write(f"{tmp_path}/module"))
+
     assert module.w.numpy().tolist() == [1.0, 2.0]
 
 
@@ -300,6 +327,7 @@ def test_nothing_but_other_shapes_is_an_error(tmp_path: Path) -> None:
     config = InitCheckpointConfig(
         path=_weights(_net(), tmp_path), variables=("head",), other_shapes="skip"
     )
+
     with pytest.raises(
         UsageError, match=r"2 of the 2 chosen variables cannot be loaded(?s:.*)another shape"
     ):
@@ -309,7 +337,9 @@ def test_nothing_but_other_shapes_is_an_error(tmp_path: Path) -> None:
 def test_each_replica_gets_the_weights(tmp_path: Path) -> None:
     old = _net()
     path = _keras(old, tmp_path)
+
     with replicas(2).scope():
         new = _net(classes=3)
         load_initial_weights(new, [InitCheckpointConfig(path=path, exclude=("^head",))])
+
     assert_all_close(on_each_replica(replicas(2), new.variables[0]), 2 * [old.get_weights()[0]])

@@ -20,6 +20,7 @@ def test_evaluation_ends_with_the_data_or_the_wanted_steps(
 ) -> None:
     counter = Counter()
     evaluate = EvalLoop(counter, counter.stop)
+
     assert evaluate(iter(batches()), wanted) == (done, {"total": total})
 
 
@@ -27,7 +28,9 @@ def test_a_limited_evaluation_takes_no_element_more_than_it_uses() -> None:
     counter = Counter()
     evaluate = EvalLoop(counter, counter.stop)
     iterator = iter(batches())
+
     evaluate(iterator, 2)
+
     assert evaluate(iterator, -1) == (2, {"total": 30.0})
 
 
@@ -89,6 +92,7 @@ def test_any_state_is_the_same_in_graph_and_step_by_step(
     reduce_fn: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter, graph, by_step = _loops(reduce_fn)
+
     for wanted in (-1, 2, 1, 9, 0):
         done, state = graph(iter(batches()), wanted, None, reduce_fn)
         total = float(counter.total)
@@ -99,6 +103,7 @@ def test_any_state_is_the_same_in_graph_and_step_by_step(
             _plain(expected),
             float(counter.total),
         )
+
     assert "step by step" not in caplog.text
 
 
@@ -108,7 +113,9 @@ def test_a_state_that_was_given_is_added_to(
 ) -> None:
     state = build_array([10], np.int32)
     _, graph, _ = _loops(_histogram)
+
     done, result = graph(iter(batches()), -1, state, _histogram)
+
     assert (done, result.numpy().tolist()) == (4, (1 + np.asarray(state)).tolist())
     assert "step by step" not in caplog.text
 
@@ -118,6 +125,7 @@ def test_other_data_gets_its_own_trace_besides_the_first(
 ) -> None:
     _, graph, _ = _loops(_values)
     static = tf.data.Dataset.range(12).batch(4, drop_remainder=True)
+
     for data, examples in (
         (static, 12),
         (batches(), 10),
@@ -126,14 +134,17 @@ def test_other_data_gets_its_own_trace_besides_the_first(
     ):
         done, state = graph(iter(data), -1, None, _values)
         assert (done, len(state)) == (len(list(data)), examples)
+
     assert "step by step" not in caplog.text
 
 
 def test_limited_graph_loop_takes_no_unused_element() -> None:
     _, graph, _ = _loops(_values)
     iterator = iter(batches())
+
     graph(iterator, 2, None, _values)
     done, state = graph(iterator, -1, None, _values)
+
     assert (done, state.numpy().tolist()) == (2, [6, 7, 8, 9])
     assert graph(iterator, -1, None, _values) == (0, None)  # there is no more
 
@@ -145,7 +156,9 @@ def test_a_stop_ends_the_loop_in_graph_before_its_next_step() -> None:
 
     counter = StoppingCounter()
     graph = StatefulEvalLoop(counter, counter.stop, use_tf_while_loop=True)
+
     done, state = graph(iter(batches()), -1, None, _values)
+
     assert (done, state.numpy().tolist()) == (2, [0, 1, 2, 3, 4, 5])
     assert graph(iter(batches()), -1, None, _values) == (0, None)
 
@@ -179,6 +192,7 @@ def test_untraceable_reduction_runs_step_by_step_with_a_warning(
     reduce_fn: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter, graph, by_step = _loops(reduce_fn)
+
     for _ in range(2):
         done, state = graph(iter(batches()), -1, None, reduce_fn)
         assert float(counter.total) == 45.0  # each batch counted once
@@ -189,6 +203,7 @@ def test_untraceable_reduction_runs_step_by_step_with_a_warning(
     (warning,) = [
         record.getMessage() for record in caplog.records if "step by step" in record.getMessage()
     ]
+
     assert re.search(
         f"{reason}.*; trainer.eval_tf_while_loop=false silences this warning$", warning
     )
@@ -220,13 +235,15 @@ def test_side_effects_of_tracing_a_reduction_are_undone(
     task = _Remembering()
     reduce_fn = getattr(task, method)
     _, graph, _ = _loops(reduce_fn, [task])
+
     _, state = graph(iter(batches()), -1, None, reduce_fn)
+
     assert np.asarray(state).tolist() == list(range(10))
     assert reason in caplog.text
+
     kept = {"count": [0] * task.batches, "keep": task.parts["each"]}[method]
-    assert (
-        len([np.asarray(value) for value in kept]) == 4
-    )  # and no tensor of a graph, which has no value, among them
+    # And no tensor of a graph, which has no value, among them.
+    assert len([np.asarray(value) for value in kept]) == 4
 
 
 @pytest.mark.parametrize(
@@ -241,10 +258,13 @@ def test_a_mistake_in_the_reduction_is_raised_as_it_is(
     reduce_fn: Any, error: type[Exception]
 ) -> None:
     _, graph, by_step = _loops(reduce_fn)
+
     with pytest.raises(error) as expected:
         by_step(iter(batches()), -1, None, reduce_fn)
+
     with pytest.raises(error) as raised:
         graph(iter(batches()), -1, None, reduce_fn)
+
     assert (type(raised.value), str(raised.value)) == (type(expected.value), str(expected.value))
 
 
@@ -254,6 +274,7 @@ def test_an_error_that_depends_on_values_is_raised_in_graph() -> None:
         return _values(state, outputs)
 
     _, graph, _ = _loops(reduce_fn)
+
     with pytest.raises(tf.errors.InvalidArgumentError, match="too much"):
         graph(iter(batches()), -1, None, reduce_fn)
 
@@ -263,8 +284,12 @@ def test_no_batch_is_an_error_and_too_few_are_a_warning(
 ) -> None:
     with pytest.raises(DataError, match="has no batch"):
         check_evaluated_batches(0, -1, was_stopped=False)
+
     check_evaluated_batches(0, -1, was_stopped=True)
     check_evaluated_batches(3, 3, was_stopped=False)
+
     assert not caplog.text
+
     check_evaluated_batches(3, 4, was_stopped=False)
+
     assert "the evaluation used 3 batches of the 4 asked for" in caplog.text

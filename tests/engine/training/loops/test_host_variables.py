@@ -29,7 +29,9 @@ def test_no_loop_waits_for_a_gpu_to_learn_whether_it_goes_on(kind: Any) -> None:
     (condition,) = [
         function for function in graph.library.function if function.signature.name in conditions
     ]
+
     decided = [node for node in condition.node_def if node.op.startswith("Logical")]
+
     assert decided and all(node.device.endswith("CPU:0") for node in decided)
 
 
@@ -41,11 +43,15 @@ def test_a_strategy_does_not_take_the_stop_flag_to_its_devices(devices: list[str
         if is_single
         else tf.distribute.MirroredStrategy(devices)
     )
+
     with strategy.scope():
         flag = StopFlag(strategy)
+
     assert [variable.device.rpartition("device:")[2] for variable in flag.variables] == [
         "CPU:0",
         "CPU:0",
     ]
+
     flag.request()
+
     assert flag.is_requested and flag.variable.numpy()

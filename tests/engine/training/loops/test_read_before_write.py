@@ -24,13 +24,18 @@ def test_writes_wait_for_the_batch_and_reads_do_not() -> None:
     iterator = iter(tf.data.Dataset.from_tensor_slices([1.0, 2.0]))
     graph = step.get_concrete_function(iterator).graph
     batch = next(op for op in graph.get_operations() if op.type == "IteratorGetNext")
+
     waiting = {op.type for op in graph.get_operations() if batch in op.control_inputs}
+
     assert waiting == {"AssignAddVariableOp"}
+
     for _ in range(2):
         step(iterator)
+
     for _ in range(20):
         with pytest.raises(tf.errors.OutOfRangeError):
             step(iterator)
+
     assert (int(count), float(total)) == (2, 6.0)
 
 
@@ -55,6 +60,7 @@ def test_replicas_write_nothing_after_the_end_of_the_data(ragged: bool) -> None:
             ]
             with control_dependencies_for_writes(parts):
                 strategy.run(lambda: count.assign_add(1.0))
+
             return (number + 1,)
 
         tf.while_loop(lambda number: number < 5, step, (0,))
@@ -63,6 +69,8 @@ def test_replicas_write_nothing_after_the_end_of_the_data(ragged: bool) -> None:
         tf.ragged.constant([[1], [2, 3]]) if ragged else [1.0, 2.0]
     ).repeat(4)
     iterator = iter(strategy.experimental_distribute_dataset(data))
+
     with pytest.raises(tf.errors.OutOfRangeError):
         loop(iterator)
+
     assert float(count.numpy()) == 4 * 2.0

@@ -18,6 +18,7 @@ def _recorded(interval: int | Fraction, steps: int) -> list[int]:
         step.assign(number)
         if condition():
             due.append(number)
+
     return due
 
 
@@ -32,6 +33,7 @@ def test_by_the_clock_the_next_loop_writes_in_its_last_step() -> None:
     step = tf.Variable(0, dtype=tf.int64)
     timer = SummaryTimer(60, lambda: now[0])
     recorded = []
+
     for begin, time in ((0, 1), (5, 61), (10, 62), (15, 130)):
         now[0] = time
         condition = summary_condition(timer, step, begin + 5)
@@ -40,4 +42,5 @@ def test_by_the_clock_the_next_loop_writes_in_its_last_step() -> None:
             step.assign(number)
             if condition():
                 recorded.append(number)
+
     assert recorded == [9, 19]

@@ -54,7 +54,9 @@ def test_a_change_is_named_and_undone(change: Any, name: str) -> None:
     item = _Object()
     items = item.items
     kept = AttributeSnapshot([item])
+
     change(item)
+
     assert kept.restore() == [f"_Object.{name}"]
     assert _plain(item) == _plain(_Object())
     assert item.items is items
@@ -65,7 +67,9 @@ def test_unchanged_and_nested_objects_are_not_restored() -> None:
     item = _Object()
     kept = AttributeSnapshot([item])
     item.other.count = 1
+
     item.count = 0
+
     assert kept.restore() == []
     assert item.other.count == 1
 
@@ -74,7 +78,9 @@ def test_containers_that_hold_themselves_are_no_trouble() -> None:
     item = _Object()
     item.items.append(item.items)
     kept = AttributeSnapshot([item])
+
     item.items.append(4)
+
     assert kept.restore() == ["_Object.items"]
     assert item.items[:2] == [1, 2]
     assert len(item.items) == 3

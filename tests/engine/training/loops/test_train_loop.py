@@ -24,7 +24,9 @@ def test_the_waits_for_batches_are_measured(exact: bool) -> None:
     slow = batches().map(
         lambda batch: tf.ensure_shape(tf.numpy_function(wait, [batch], batch.dtype), shape)
     )
+
     train = TrainLoop(counter, counter.stop, exact_waits=exact)
+
     assert train(iter(slow), tf.constant(3))[0] == 3
     assert train.wait_seconds is not None and train.wait_seconds > 0.03
 
@@ -35,7 +37,9 @@ def test_a_stop_ends_the_train_loop_before_its_next_step() -> None:
             self.stop.assign(self.total > 3.0)
 
     counter = StoppingCounter()
+
     train = TrainLoop(counter, counter.stop)
+
     assert train(iter(batches()), tf.constant(4)) == (2, {"total": 15.0})
     assert train(iter(batches()), tf.constant(4)) == (0, {"total": 0.0})
 
@@ -43,8 +47,10 @@ def test_a_stop_ends_the_train_loop_before_its_next_step() -> None:
 def test_end_of_the_data_raises_and_keeps_the_steps_done() -> None:
     counter = Counter()
     train = TrainLoop(counter, counter.stop)
+
     with pytest.raises(tf.errors.OutOfRangeError):
         train(iter(batches()), tf.constant(9))
+
     assert float(counter.total) == 45.0
 
 
@@ -76,7 +82,9 @@ def test_a_step_may_take_its_batches_in_a_graph_of_its_own(
             return {}
 
     counter = TakingCounter()
+
     train = TrainLoop(counter, counter.stop)
+
     assert train(iter(tf.data.Dataset.range(9)), tf.constant(3)) == (3, {"total": total})
 
 
@@ -86,7 +94,9 @@ def test_a_batch_may_have_parts_that_are_none() -> None:
             return super().step(iter([next(iterator)[0]]))  # type: ignore[call-overload]
 
     counter = FirstPartCounter()
+
     train = TrainLoop(counter, counter.stop)
+
     assert train(iter(tf.data.Dataset.range(4).map(lambda x: (x, None))), tf.constant(3)) == (
         3,
         {"total": 3.0},
@@ -97,6 +107,7 @@ def test_a_batch_may_have_parts_that_are_none() -> None:
 def test_error_of_an_eval_step_with_two_elements_names_the_flag() -> None:
     iterator = SingleElementIterator(tf.constant(1))
     next(iterator)
+
     with pytest.raises(ValueError, match="eval_tf_function=false"):
         next(iterator)
 
@@ -108,6 +119,7 @@ def test_results_keep_their_nesting_types_and_shapes() -> None:
         "e": tf.constant("text"),
     }
     read = Readback(lambda: source, tf.function)()
+
     assert read["b"] == 3
     assert read["b"].dtype == np.int32
     assert read["a"]["c"].dtype == np.float32

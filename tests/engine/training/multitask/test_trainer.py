@@ -65,9 +65,8 @@ def _train(training: str) -> _Trained:
 
 
 def _config(training: str, **trainer: Any) -> tk.ExperimentConfig:
-    return two_tasks(
-        {"training": training}, optimizer_config=SGD, **trainer
-    )  # Adam would hide a factor
+    # Adam would hide a factor.
+    return two_tasks({"training": training}, optimizer_config=SGD, **trainer)
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +92,14 @@ def test_a_joint_step_follows_the_weighted_sum_of_losses(
     for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
         variable.assign_sub(0.1 * gradient)
     logs = trained("joint").first_logs
+
     weights = trained("joint").first
+
     for name, part in model.sub_tasks.items():
         assert_all_close(weights[name], part.get_weights(), atol=1e-6)
+
     assert float(logs["training_loss"]) == pytest.approx(float(total), rel=1e-5)
+
     for name, loss in losses.items():
         assert float(logs[name]["training_loss"]) == pytest.approx(float(loss), rel=1e-5)
         assert {*logs[name]} == {"training_loss", "accuracy"}
@@ -110,7 +113,9 @@ def test_an_interleaved_step_changes_only_the_drawn_task(
     logs = trained("interleaving").first_logs
     other = "small" if drawn == "large" else "large"
     before = model_of_task(trainer.model, other).get_weights()
+
     after = trained("interleaving").first[other]
+
     assert all((value == old).all() for value, old in zip(after[2:], before[2:], strict=True))
     assert any((value != old).any() for value, old in zip(after[:2], before[:2], strict=True))
     assert logs[drawn]["steps"] == 1 and other not in logs
@@ -151,9 +156,11 @@ def test_each_task_is_evaluated_on_its_own_data() -> None:
             .rebatch(103)
         )
     )
+
     accuracy = np.mean(
         np.argmax(trainer.model.sub_tasks["large"](points), axis=1) == labels.numpy()
     )
+
     assert float(logs["large"]["accuracy"]) == pytest.approx(accuracy)
     assert float(logs["small"]["validation_loss"]) > 0 and {*logs} == {"large", "small"}
     assert trainer.validation_metric_names() == [
@@ -168,10 +175,12 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     bests = {"small": {"metric": "small|accuracy"}}
     config = two_tasks(best_checkpoint_eval_metric="large|accuracy", best_checkpoints=bests)
     results = []
+
     for from_step in (None, 10):
         model, logs = launch(config, "train_and_eval", str(tmp_path), from_step=from_step)
         results.append((model.get_weights(), logs, read_json(tmp_path / "best_ckpt" / "info.json")))
     whole, resumed = results
+
     assert_all_close(whole[0], resumed[0])
     assert (
         whole[1:] == resumed[1:]
@@ -229,16 +238,19 @@ def test_names_that_the_run_reports_itself_are_refused() -> None:
             self.tasks["small"].build_metrics = lambda training=True: [keras.metrics.Mean("steps")]
 
     config = two_tasks({"training": "interleaving"})
+
     with pytest.raises(
         UsageError, match=r"task\.training=interleaving: another metric is called 'steps' too"
     ):
         create_trainer(config, Steps(config.task))
+
     with pytest.raises(UsageError, match="'training_loss' cannot name a task"):
         two_tasks({"task_routines": {"training_loss": tk.TaskRoutine(task_config=TinyConfig())}})
 
 
 def test_joint_training_refuses_a_step_that_it_would_not_call() -> None:
     routines = {"small": _routine(OwnStep)}
+
     with pytest.raises(
         UsageError, match=r"does not call the train_step of the task 'small' \(OwnStep\)"
     ):
@@ -251,6 +263,7 @@ def test_every_task_needs_a_model() -> None:
             return {"large": super().build_models()["large"]}
 
     config = two_tasks()
+
     with pytest.raises(
         UsageError, match=r"sub_tasks has no model for the task 'small'; it has \['large'\]"
     ):
@@ -259,7 +272,9 @@ def test_every_task_needs_a_model() -> None:
 
 def test_the_own_state_of_tasks_is_saved_by_their_names() -> None:
     config = two_tasks()
+
     assert not hasattr(TwoTasks(config.task), "state")
+
     counts: dict[str, int] = {}
 
     class Remembering(TinyTask):
@@ -270,6 +285,9 @@ def test_the_own_state_of_tasks_is_saved_by_their_names() -> None:
             counts[self.name] = state
 
     task = TwoTasks(two_tasks({"task_routines": {"small": _routine(Remembering)}}).task)
+
     assert task.state() == {"small": 7}
+
     task.restore({"small": 9})
+
     assert task.state() == {"small": 9}

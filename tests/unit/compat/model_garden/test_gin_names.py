@@ -39,17 +39,22 @@ def _pair() -> tuple[str, Callable[..., Any], Callable[..., Any]]:
 @pytest.mark.parametrize("binding", ["official.core.things.{}", "things.{}", "{}"])
 def test_a_binding_by_model_gardens_name_counts_here(binding: str) -> None:
     name, ours, theirs = _pair()
+
     gin.parse_config(f"{binding.format(name)}.factor = 4")
+
     assert ours("p") == theirs("p") == ("p", 4)
 
 
 def test_an_argument_that_is_passed_wins_over_every_binding() -> None:
     name, ours, _ = _pair()
+
     gin.parse_config(f"{name}.factor = 3")
+
     assert ours("p", 5) == ours("p", factor=5) == ("p", 5)
 
 
 def test_the_function_keeps_its_signature() -> None:
     _, ours, _ = _pair()
+
     assert list(inspect.signature(ours).parameters) == ["params", "factor"]
     assert ours.__module__ == __name__

@@ -45,6 +45,7 @@ def test_an_error_that_explains_itself_is_an_exit_code(
 ) -> None:
     with pytest.raises(SystemExit) as ended, exit_codes():
         raise error("this is why")
+
     assert ended.value.code == code
     assert capsys.readouterr().err == "error: this is why\n"
 

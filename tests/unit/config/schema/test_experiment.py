@@ -77,6 +77,7 @@ def model_garden() -> dict[str, dict[str, Any]]:
                 classes[node.name] = {
                     name: value for fields in (*inherited, own) for name, value in fields.items()
                 }
+
     return classes
 
 
@@ -88,6 +89,7 @@ def default_of(node: ast.expr) -> Any:
     if isinstance(node, ast.BinOp):
         assert isinstance(node.op, ast.Mult)
         return operator.mul(default_of(node.left), default_of(node.right))
+
     return ast.literal_eval(node)
 
 
@@ -143,6 +145,7 @@ def test_the_default_summary_interval_fits_any_loop() -> None:
 
 def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
     task = schema.TaskConfig()
+
     assert (task.train_data.drop_remainder, task.validation_data.drop_remainder) == (True, False)
     assert task.validation_data.replace(drop_remainder=True) == schema.DataConfig()
 
@@ -244,6 +247,7 @@ def test_rules_allow_what_does_something() -> None:
         schema.TrainerConfig(eval_recreate_iterator=False, validation_steps=5).validation_steps == 5
     )
     assert schema.TrainerConfig(recovery_max_trials=-1).recovery_max_trials == -1
+
     folders = schema.TrainerConfig(
         best_checkpoint_export_subdir="best.v2", validation_summary_subdir="held-out"
     )
@@ -251,6 +255,7 @@ def test_rules_allow_what_does_something() -> None:
         "best.v2",
         "held-out",
     )
+
     best = schema.TrainerConfig(
         best_checkpoints={"top": {"metric": "far|loss", "keep": 3, "min_delta": 0.5}}
     )
@@ -269,6 +274,7 @@ def _with_batch(
 def test_a_batch_that_cpus_cannot_share_names_near_sizes(section: str, strategy: str) -> None:
     runtime = {"virtual_cpus": 3, "distribution_strategy": strategy}
     mistake = refused(_with_batch, runtime, 32, section)[f"task.{section}.global_batch_size"]
+
     assert "batch 32 on 3 replicas (runtime.virtual_cpus) leaves 2 over" in mistake.problem
     assert mistake.advice.endswith("30 or 33")
 
@@ -298,6 +304,7 @@ def test_virtual_cpus_share_any_batch_to_evaluate_on() -> None:
     config = schema.ExperimentConfig().replace(
         runtime={"virtual_cpus": 3}, task={"validation_data": {"global_batch_size": 32}}
     )
+
     assert list(config.get_training_batch_sizes()) == []
 
 
@@ -337,6 +344,8 @@ def test_intervals_and_counts_are_bounded(values: dict[str, Any]) -> None:
 def test_input_paths_have_four_spellings() -> None:
     for path in ("a", ("a", "b"), {"en": "a"}, {"en": ("a", "b")}):
         assert schema.DataConfig(input_path=path).input_path == path  # type: ignore[arg-type]
+
     assert schema.DataConfig(input_path=["a"]).input_path == ("a",)  # type: ignore[arg-type]
+
     with pytest.raises(ConfigError):
         schema.DataConfig(input_path=5)  # type: ignore[arg-type]

@@ -30,9 +30,12 @@ def _with_processors(processors: str, around: str = ONE) -> ExperimentConfig:
 @pytest.mark.parametrize("around", [ONE, SEVERAL])
 def test_processors_survive_a_round_trip_in_their_order(around: str) -> None:
     config = _with_processors(f"[{NOISE}, {{type: centralize}}]", around)
+
     assert from_yaml(to_yaml(config), ExperimentConfig()) == config
+
     section = config.trainer.optimizers.get("net", config.trainer.optimizer_config)
     noise, centralize = section.gradient_processors
+
     assert (noise.get(), noise.variables) == (GradientNoiseConfig(stddev=0.1), ("kernel",))
     assert centralize.as_dict() == {"type": "centralize", "centralize": {}}
 
@@ -50,16 +53,21 @@ def test_a_processor_that_xla_cannot_compile_is_refused(
 ) -> None:
     config = _with_processors(f"[{{type: centralize}}, {{type: {processor}}}]", around)
     mistake = refused(overridden, override, config)[f"trainer.{section}.gradient_processors.1.type"]
+
     assert f"with {override}: XLA " in str(mistake)
 
 
 def test_a_registered_processor_has_patterns_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GradientProcessorConfig, "registry", Registry("gradient processor"))
+
     with pytest.raises(UsageError, match="'variables' is not a name for a gradient processor"):
         register_gradient_processor("variables")(lambda config: None)
+
     register_gradient_processor("sign")(lambda config: None)
     config = _with_processors("[{type: sign, variables: [kernel]}]")
+
     (sign,) = config.trainer.optimizer_config.gradient_processors
+
     assert (sign.type, sign.variables) == ("sign", ("kernel",))
     assert from_yaml(to_yaml(config), ExperimentConfig()) == config
 
@@ -67,4 +75,5 @@ def test_a_registered_processor_has_patterns_too(monkeypatch: pytest.MonkeyPatch
 def test_a_resume_with_other_processors_is_refused() -> None:
     other = _with_processors(f"[{NOISE}]")
     mistakes = refused(check_resume, to_yaml(_with_processors("[]")), other, [])
+
     assert "trainer.optimizer_config.gradient_processors" in mistakes

@@ -24,6 +24,7 @@ def test_a_path_and_a_list_of_sections_are_both_allowed(
     resolved = layered(
         ExperimentConfig(), *(nested("task.init_checkpoint", layer) for layer in layers)
     )
+
     assert resolved.config.task.init_checkpoint == expected
 
 

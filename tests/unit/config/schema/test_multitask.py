@@ -31,6 +31,7 @@ def _experiment(**task: Any) -> tk.ExperimentConfig:
 def test_another_layer_changes_one_field_of_one_task() -> None:
     far = {"task_config": {"width": 8}, "task_weight": 3.0}
     changed = layered(_experiment(), nested("task.task_routines.far", far)).config.task
+
     assert [routine.task_config.width for routine in changed.task_routines.values()] == [4, 8]
     assert [routine.task_weight for routine in changed.task_routines.values()] == [1.0, 3.0]
 
@@ -101,7 +102,9 @@ def test_each_task_is_a_validation_set_unless_left_out() -> None:
 def test_an_evaluation_depends_on_its_own_task_only() -> None:
     plain = _experiment()
     far = _experiment(task_routines={"far": {"task_config": {"width": 8}}})
+
     longer = _experiment(sampling_seed=5, task_routines={"near": {"task_weight": 2.0}})
+
     assert (
         compute_config_hash(plain, "near")
         == compute_config_hash(far, "near")
@@ -124,6 +127,7 @@ def test_a_resume_may_change_what_it_may_change_of_one_task() -> None:
         "task_routines.a.task_config.train_data.seed": "dangerous",
         "task_routines.a.task_weight": "dangerous",
     }
+
     assert {path: get_change_kind(f"task.{path}") for path in paths} == paths
 
 

@@ -18,7 +18,9 @@ NESTED = {"trainer": {"train_steps": 5, "loss_upper_bound": 0.001}, "task": {"we
 
 def test_a_yaml_file_gives_values_with_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "conf.yaml"
+
     path.write_text("trainer:\n  train_steps: 5\n")
+
     assert read_config_file(path) == ConfigLayer(
         {"trainer": {"train_steps": 5}},
         {"trainer": f"{path}:1", "trainer.train_steps": f"{path}:2"},
@@ -41,6 +43,7 @@ def test_an_empty_file_gives_nothing(tmp_path: Path) -> None:
 def test_a_missing_file_names_the_near_ones_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "digits.yaml").touch()
     mistake = refused(read_config_file, tmp_path / "digit.yaml")[""]
+
     assert mistake.origin == str(tmp_path / "digit.yaml")
     assert f"did you mean {tmp_path}/digits.yaml?" in str(mistake)
     assert "there is no folder" in str(
@@ -65,6 +68,7 @@ def test_a_file_that_holds_no_settings_is_refused(
 ) -> None:
     make(tmp_path / "conf.yaml")
     mistake = refused(read_config_file, tmp_path / "conf.yaml")[""]
+
     assert said in str(mistake)
     assert mistake.origin.startswith(f"{tmp_path}/conf.yaml")
 
@@ -95,13 +99,16 @@ def test_the_spellings_of_an_override_say_the_same(
     )
     (tmp_path / "over.json").write_text(json.dumps(NESTED))
     monkeypatch.chdir(tmp_path)
+
     assert read_params_override(text).values == NESTED
 
 
 def test_the_origin_of_an_override_is_the_flag_or_the_file(tmp_path: Path) -> None:
     assert read_params_override("a.b=1").origins == {"a.b": "--params_override"}
     assert set(read_params_override("{a: {b: 1}}").origins.values()) == {"--params_override"}
+
     (tmp_path / "over.yml").write_text("a:\n  b: 1\n")
+
     assert (
         read_params_override(str(tmp_path / "over.yml")).origins["a.b"]
         == f"{tmp_path / 'over.yml'}:2"
@@ -159,6 +166,7 @@ def test_an_override_that_is_none_of_the_spellings_is_refused(
     text: str, path: str, said: str
 ) -> None:
     mistake = refused(read_params_override, text)[path]
+
     assert said in str(mistake)
     assert mistake.origin.startswith(("--params_override", "missing.yaml"))
 
@@ -175,6 +183,7 @@ def test_a_missing_override_file_is_told_with_near_visible_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).touch()
+
     assert said in str(refused(read_params_override, "dgits.yaml")[""])
 
 

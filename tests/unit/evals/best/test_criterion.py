@@ -17,6 +17,7 @@ def _fold(criterion: Criterion, *values: float) -> list[int]:
 
 def test_nested_metrics_use_a_bar_and_missing_ones_do_not_count() -> None:
     criterion = Criterion("far|m")
+
     assert criterion.score(1, {"far": {"m": 0.5}}, "record") == ScoredEvaluation(1, 0.5, "record")
     assert criterion.score(1, {"m": 0.5}, None) is None
 
@@ -30,6 +31,7 @@ def test_of_a_step_the_evaluation_that_is_kept_stays() -> None:
             ScoredEvaluation(2, 0.4, "c"),
         ]
     )
+
     assert [score.record for score in kept] == ["a", "c"]
 
 
@@ -56,12 +58,14 @@ def _slowly(values: list[float], keep: int, min_delta: float) -> set[int]:
         if value > lowest + min_delta:  # exact: all values are multiples of a quarter
             del places[worst]
             places[step] = value
+
     return set(places)
 
 
 @given(_VALUES, _KEEP, _DELTA)
 def test_the_fold_is_the_rule(values: list[float], keep: int, min_delta: float) -> None:
     kept = _slowly(values, keep, min_delta)
+
     assert set(_fold(Criterion("m", "higher", keep, min_delta), *values)) == kept
     assert (
         set(_fold(Criterion("m", "lower", keep, min_delta), *(-value for value in values))) == kept
@@ -74,15 +78,19 @@ def test_without_min_delta_the_top_k_of_any_prefix_are_kept(
 ) -> None:
     criterion = Criterion("m", "higher", keep)
     finite = [(-value, step) for step, value in enumerate(values, 1) if math.isfinite(value)]
+
     assert set(_fold(criterion, *values)) == {step for _, step in sorted(finite)[:keep]}
+
     scored = [
         ScoredEvaluation(step, value, None)
         for step, value in enumerate(values, 1)
         if math.isfinite(value)
     ]
     kept = criterion.fold(scored[:cut])
+
     for score in scored[cut:]:
         kept = criterion.select_after(kept, score)
+
     assert kept == criterion.fold(scored)
 
 
@@ -96,7 +104,9 @@ def test_repeated_evaluations_change_nothing_that_is_kept(
         for step, value in enumerate(values, 1)
         if math.isfinite(value)
     ]
+
     kept = criterion.fold(scored)
+
     for score in scored[start:]:
         assert criterion.select_after(kept, score) == kept
 
@@ -110,6 +120,7 @@ def test_the_name_of_a_metric_may_tell_its_better_values() -> None:
         "perplexity",
         "precision_loss",
     )
+
     assert [guess_comparison(name) for name in names] == [
         "lower",
         "lower",

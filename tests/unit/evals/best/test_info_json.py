@@ -21,6 +21,7 @@ _WHOLE = {
 
 def test_what_was_written_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / INFO).write_text(json.dumps(_WHOLE))
+
     assert read_info(str(tmp_path)) == _WHOLE
     assert read_info(str(tmp_path / "none")) is None
     assert caplog.text == ""
@@ -48,6 +49,7 @@ def test_a_damaged_one_is_none_with_a_warning_unless_quiet(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     (tmp_path / INFO).write_bytes(text.encode("latin-1"))
+
     assert read_info(str(tmp_path), quiet=True) is None
     assert caplog.text == ""
     assert read_info(str(tmp_path)) is None
@@ -76,6 +78,8 @@ def test_model_gardens_form_is_read_with_the_weights_record(tmp_path: Path) -> N
     ):
         (tmp_path / "info.json").write_text(json.dumps(told))
         assert read_info(str(tmp_path), quiet=True) is None
+
     record.unlink()
     (tmp_path / "info.json").write_text(json.dumps({"best_ckpt_global_step": 20.0}))
+
     assert read_info(str(tmp_path), quiet=True) is None
