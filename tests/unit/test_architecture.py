@@ -205,7 +205,7 @@ GOOD: list[tuple[house.Rule, Modules]] = [
 ]
 
 
-def named(cases: Iterable[tuple[house.Rule, Modules]]) -> list[Any]:
+def name_cases(cases: Iterable[tuple[house.Rule, Modules]]) -> list[Any]:
     return [
         pytest.param(rule, modules, id=f"{rule.__name__}-{next(iter(modules))}")
         for rule, modules in cases
@@ -228,12 +228,12 @@ def test_the_checkout_keeps_the_rule(rule: house.Rule, checkout: list[SourceFile
     assert not violations, "\n".join([str(rule.__doc__), *violations])
 
 
-@pytest.mark.parametrize(("rule", "modules"), named(BAD))
+@pytest.mark.parametrize(("rule", "modules"), name_cases(BAD))
 def test_a_sample_that_breaks_the_rule_is_found(rule: house.Rule, modules: Modules) -> None:
     assert breaches(rule, modules)
 
 
-@pytest.mark.parametrize(("rule", "modules"), named(GOOD))
+@pytest.mark.parametrize(("rule", "modules"), name_cases(GOOD))
 def test_a_sample_that_keeps_the_rule_passes(rule: house.Rule, modules: Modules) -> None:
     assert breaches(rule, modules) == []
 

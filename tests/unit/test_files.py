@@ -233,7 +233,7 @@ def test_a_folder_in_the_place_of_a_file_of_lines_is_told(tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes | None]]:
+def syncs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes | None]]:
     """The names of the files and folders that were flushed to disk, with the files' contents at
     that moment.
     """
@@ -249,13 +249,13 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes | None]]:
 
 
 def test_a_file_is_on_disk_whole_before_it_has_its_name(
-    tmp_path: Path, synced: list[tuple[str, bytes | None]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, syncs: list[tuple[str, bytes | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renamed: list[list[tuple[str, bytes | None]]] = []
     replace = os.replace
 
     monkeypatch.setattr(
-        os, "replace", lambda *paths: (renamed.append(list(synced)), replace(*paths))
+        os, "replace", lambda *paths: (renamed.append(list(syncs)), replace(*paths))
     )
     files.write_text(tmp_path / "a.txt", "whole")
 
@@ -263,9 +263,9 @@ def test_a_file_is_on_disk_whole_before_it_has_its_name(
 
 
 def test_an_appended_record_and_the_names_in_a_folder_are_kept(
-    tmp_path: Path, synced: list[tuple[str, bytes | None]]
+    tmp_path: Path, syncs: list[tuple[str, bytes | None]]
 ) -> None:
     files.append_json_line(tmp_path / "a.jsonl", {"step": 1})
     files.flush_folder(tmp_path)
 
-    assert synced == [("a.jsonl", b'{"step": 1}\n'), (tmp_path.name, None)]
+    assert syncs == [("a.jsonl", b'{"step": 1}\n'), (tmp_path.name, None)]

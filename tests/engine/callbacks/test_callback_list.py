@@ -62,7 +62,7 @@ class _Counting(Callback):
         self.count = state
 
 
-def _listed(*members: Callback, chief: bool = True, **trainer: Any) -> CallbackList:
+def _build_list(*members: Callback, chief: bool = True, **trainer: Any) -> CallbackList:
     step = tf.Variable(7, dtype=tf.int64)
     parts = SimpleNamespace(
         custom_parts=CustomParts(has_steps=True),
@@ -77,7 +77,7 @@ def _listed(*members: Callback, chief: bool = True, **trainer: Any) -> CallbackL
 
 def test_callbacks_are_called_in_their_order_and_end_in_any_case() -> None:
     called: list[str] = []
-    listed = _listed(_Noting(called, "a"), _Noting(called, "b"))
+    listed = _build_list(_Noting(called, "a"), _Noting(called, "b"))
 
     with pytest.raises(KeyError), listed.call_begin_and_end("train"):
         listed.call("loop_end", {})
@@ -91,7 +91,7 @@ def test_required_errors_are_raised_and_optional_ones_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     called: list[str] = []
-    listed = _listed(
+    listed = _build_list(
         _Noting(called, "samples", OSError("no space"), required=False), _Noting(called, "b")
     )
 
@@ -106,7 +106,7 @@ def test_required_errors_are_raised_and_optional_ones_counted(
     )
 
     with pytest.raises(OSError):
-        _listed(_Noting(called, "b", OSError())).call("loop_end", {})
+        _build_list(_Noting(called, "b", OSError())).call("loop_end", {})
 
 
 def test_a_callback_that_fails_after_an_error_does_not_hide_it(
@@ -119,7 +119,7 @@ def test_a_callback_that_fails_after_an_error_does_not_hide_it(
         def train_end(self, run: Run) -> None:
             raise ValueError("at the end")
 
-    listed = _listed(Bad())
+    listed = _build_list(Bad())
 
     with pytest.raises(KeyError), listed.call_begin_and_end("train"):
         listed.call_after_error("exception", KeyError())
@@ -135,13 +135,13 @@ def test_an_explained_divergence_replaces_the_first_error() -> None:
             raise DivergedError("more is known")
 
     with pytest.raises(DivergedError, match="more is known"):
-        _listed(Explains()).call_after_error("exception", DivergedError("nan"))
+        _build_list(Explains()).call_after_error("exception", DivergedError("nan"))
 
 
 def test_only_the_chief_calls_what_does_not_say_otherwise() -> None:
     called: list[str] = []
 
-    _listed(_Noting(called, "a"), _Noting(called, "b", chief_only=False), chief=False).call(
+    _build_list(_Noting(called, "a"), _Noting(called, "b", chief_only=False), chief=False).call(
         "loop_end", {}
     )
 
@@ -149,7 +149,7 @@ def test_only_the_chief_calls_what_does_not_say_otherwise() -> None:
 
 
 def test_stop_training_is_a_request_to_stop(caplog: pytest.LogCaptureFixture) -> None:
-    listed = _listed(
+    listed = _build_list(
         _Noting([], "a", StopTraining("enough")), _Noting([], "b", StopTraining("later"))
     )
 
@@ -163,7 +163,7 @@ def test_stop_training_is_a_request_to_stop(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_requests_are_taken_once() -> None:
-    listed = _listed()
+    listed = _build_list()
 
     listed.run.save()
     listed.run.evaluate()
@@ -174,7 +174,7 @@ def test_requests_are_taken_once() -> None:
 
 
 def test_requests_of_the_chief_reach_all_workers_whole() -> None:
-    listed = _listed()
+    listed = _build_list()
     listed.shares_requests = True
 
     listed.run.rewind(0, "the loss is not finite")
@@ -187,7 +187,7 @@ def test_states_are_restored_after_train_begin_or_at_once() -> None:
     kept: dict[str, tuple[Any, Any]] = {}
     first = _Counting()
     second = _Counting()
-    listed = _listed(
+    listed = _build_list(
         first, second, register_state=lambda name, get, put: kept.update({name: (get, put)})
     )
 
@@ -233,7 +233,7 @@ def test_loops_end_where_a_callback_wants_them_to(
         members.append(_Choosing() if steps == "choosing" else _Counting())
         members[-1].every = None if steps == "choosing" else steps
 
-    assert _listed(*members).find_next_boundary(step) == cut
+    assert _build_list(*members).find_next_boundary(step) == cut
 
 
 class _WithoutLogs(Callback):
@@ -254,7 +254,7 @@ class _Unsavable(Callback):
     "member", [_WithoutLogs(), _NoMethod(), _Unsavable()], ids=lambda member: member.name
 )
 def test_an_unusable_callback_is_refused_before_training(member: Callback) -> None:
-    with pytest.raises(UsageError), _listed(member).call_begin_and_end("train"):
+    with pytest.raises(UsageError), _build_list(member).call_begin_and_end("train"):
         raise AssertionError
 
 
@@ -264,19 +264,19 @@ def test_every_is_a_positive_number_of_steps(every: Any) -> None:
     member.every = every
 
     with pytest.raises(UsageError):
-        _listed(member)
+        _build_list(member)
 
 
 def test_a_request_for_an_unknown_validation_set_is_refused() -> None:
     with pytest.raises(UsageError):
-        _listed().run.evaluate(["hard"])
+        _build_list().run.evaluate(["hard"])
 
 
 def test_what_each_callback_takes_is_counted_under_its_name() -> None:
     ticks = iter(range(100))
     times = TimeLedger(lambda: float(next(ticks)))
 
-    CallbackList(_listed().run, [_Noting([], "a"), _Noting([], "report")], times).call(
+    CallbackList(_build_list().run, [_Noting([], "a"), _Noting([], "report")], times).call(
         "loop_end", {}
     )
     seconds = times.build_account().seconds
@@ -290,7 +290,7 @@ def test_a_method_with_almost_the_name_of_an_event_is_told(
     class Keras(Callback):
         def on_loop_end(self, run: Run, logs: Any) -> None: ...
 
-    _listed(Keras())
+    _build_list(Keras())
 
     assert "the method on_loop_end is never called; did you mean loop_end?" in caplog.text
 
@@ -303,7 +303,7 @@ def test_the_state_of_an_optional_callback_that_fails_is_none() -> None:
             raise OSError
 
     kept: dict[str, Any] = {}
-    listed = _listed(Bad(), register_state=lambda name, get, put: kept.update({name: get}))
+    listed = _build_list(Bad(), register_state=lambda name, get, put: kept.update({name: get}))
 
     listed.register_states()
 
@@ -319,7 +319,7 @@ def test_all_members_end_although_one_of_them_fails_at_the_end() -> None:
 
     with (
         pytest.raises(OSError, match="at the end"),
-        _listed(Bad(), _Noting(called, "a")).call_begin_and_end("train"),
+        _build_list(Bad(), _Noting(called, "a")).call_begin_and_end("train"),
     ):
         pass
 
@@ -328,7 +328,7 @@ def test_all_members_end_although_one_of_them_fails_at_the_end() -> None:
 
 def test_a_second_training_goes_on_with_the_state_of_the_first() -> None:
     counting = _Counting()
-    listed = _listed(counting)
+    listed = _build_list(counting)
 
     with listed.call_begin_and_end("train"):
         listed.call("loop_end", {})
@@ -347,8 +347,8 @@ def test_other_workers_do_what_the_chiefs_callbacks_ask_for(
         lambda strategy, number: told.append(number) or told[0],
     )
     monkeypatch.setattr(callback_list, "worker_count", lambda strategy: 2)
-    chief = _listed()
-    other = _listed(chief=False)
+    chief = _build_list()
+    other = _build_list(chief=False)
 
     chief.run.stop("enough")
     chief.run.evaluate()
@@ -373,7 +373,7 @@ class _Reporting(Callback):
 
 
 def test_who_reports_under_the_name_of_a_metric_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    run = _listed().run
+    run = _build_list().run
 
     CallbackList(run, [_Reporting()]).call("loop_end", {"accuracy": 0.5})
 
@@ -390,7 +390,7 @@ class _Early(Callback):
 
 
 def test_a_report_before_the_loop_is_blamed_on_who_made_it() -> None:
-    run = _listed().run
+    run = _build_list().run
     called = list[str]()
     listed = CallbackList(run, [_Early(), _Noting(called)])
     listed.call("loop_begin", 10)
@@ -403,7 +403,7 @@ def test_a_report_before_the_loop_is_blamed_on_who_made_it() -> None:
 
 
 def test_a_loop_may_use_a_metric_name_of_the_next_evaluation() -> None:
-    run = _listed().run
+    run = _build_list().run
     listed = CallbackList(run, [_Early()])
 
     listed.call("evaluation_end", {"accuracy": 0.5})
@@ -421,7 +421,7 @@ class _Moving(Callback):
 
 
 def test_run_step_is_read_after_an_event_that_a_user_sees() -> None:
-    called = _listed(_Moving())
+    called = _build_list(_Moving())
 
     called.call("loop_begin", 1)
 

@@ -21,7 +21,7 @@ class Samples(trainer_kit.Callback):
         self.count = count
 
 
-def _made(name: str, **args: Any) -> Any:
+def _create_callback(name: str, **args: Any) -> Any:
     return create_callbacks([CallbackConfig(name=name, args=args)])[0]
 
 
@@ -41,7 +41,7 @@ def test_gin_names_a_callback_and_its_arguments() -> None:
 
 @pytest.mark.parametrize("name", ["test/samples", f"{__name__}:Samples"])
 def test_a_callback_is_made_by_its_name_or_by_its_class(name: str) -> None:
-    callback = _made(name, count=7)
+    callback = _create_callback(name, count=7)
     assert type(callback) is Samples and callback.count == 7
 
 
@@ -60,7 +60,7 @@ def test_a_callback_is_made_by_its_name_or_by_its_class(name: str) -> None:
 )
 def test_a_mistake_names_what_is_near(name: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        _made(name, **args)
+        _create_callback(name, **args)
 
 
 def test_only_subclasses_of_callback_can_be_registered() -> None:

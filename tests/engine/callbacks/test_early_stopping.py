@@ -57,7 +57,7 @@ class ScriptedTask(LinearTask):
         return {"group": {"score": float(_SCORES[int(global_step.numpy())])}}
 
 
-def _scripted(scores: Sequence[float], **early: Any) -> ExperimentConfig:
+def _build_config(scores: Sequence[float], **early: Any) -> ExperimentConfig:
     """An experiment of 100 steps, evaluated every 10 on one batch, with these scores."""
     _SCORES.clear()
     _SCORES.update({10 * number: score for number, score in enumerate(scores, 1)})
@@ -109,9 +109,9 @@ def linear() -> ReadyTrainer:
 
 
 @pytest.fixture(scope="module")
-def scripted() -> ReadyTrainer:
+def scripted_trainer() -> ReadyTrainer:
     """The trainer of runs with one validation set, whose evaluations report what the test says."""
-    return ReadyTrainer(_scripted([]), ScriptedTask)
+    return ReadyTrainer(_build_config([]), ScriptedTask)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def straight(
 
 
 @pytest.fixture(scope="module")
-def stopped(
+def stopped_run(
     tmp_path_factory: pytest.TempPathFactory, linear: ReadyTrainer
 ) -> tuple[Path, dict[str, Any]]:
     """A run of 100 steps that was stopped early, at step 30: its folder and what its last
@@ -272,12 +272,12 @@ def test_a_validation_set_that_no_evaluation_is_of_is_told(tmp_path: Path) -> No
 
 
 def test_a_run_ends_with_the_evaluation_that_uses_up_patience(
-    scripted: ReadyTrainer, tmp_path: Path
+    scripted_trainer: ReadyTrainer, tmp_path: Path
 ) -> None:
     scores = [0.1, 0.3, _NAN, 0.1, 0.05, _NAN, 0.9]  # from step 20 on, 0.1 is the only improvement
-    config = _scripted(scores, metric_comp="lower", start_step=20, min_delta=0.15)
+    config = _build_config(scores, metric_comp="lower", start_step=20, min_delta=0.15)
 
-    _, logs = _launch(tmp_path, config, trainer=scripted.again())
+    _, logs = _launch(tmp_path, config, trainer=scripted_trainer.again())
 
     assert evaluated_steps(tmp_path) == list(range(10, 61, 10))
     assert _newest(tmp_path) == 60
@@ -306,14 +306,14 @@ def test_patience_used_up_at_the_last_step_finishes_the_run(
 
 
 def test_a_restart_does_nothing_until_patience_is_raised(
-    stopped: tuple[Path, dict[str, Any]],
+    stopped_run: tuple[Path, dict[str, Any]],
     straight: tuple[Path, list[np.ndarray]],
     linear: ReadyTrainer,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run = Path(shutil.copytree(stopped[0], tmp_path / "run"))
-    first = stopped[1]
+    run = Path(shutil.copytree(stopped_run[0], tmp_path / "run"))
+    first = stopped_run[1]
     params = (run / "params.yaml").stat().st_mtime_ns
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
@@ -336,9 +336,9 @@ def test_a_restart_does_nothing_until_patience_is_raised(
 
 
 def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(
-    stopped: tuple[Path, dict[str, Any]], linear: ReadyTrainer, tmp_path: Path
+    stopped_run: tuple[Path, dict[str, Any]], linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    run = Path(shutil.copytree(stopped[0], tmp_path / "run"))
+    run = Path(shutil.copytree(stopped_run[0], tmp_path / "run"))
     longer = _tiny().replace(trainer={"early_stopping": None, "train_steps": 37})
 
     _launch(run, longer, mode="train", trainer=linear.again())
@@ -370,7 +370,7 @@ def test_only_the_validation_set_of_the_metric_decides(tmp_path: Path) -> None:
 
 def _often_and_rare(metric: str = "often|group|score", **early: Any) -> ExperimentConfig:
     """Two validation sets, every 10 and every 40 steps, whose scores never improve."""
-    config = _scripted([0.9] * 12, metric=metric, **early)
+    config = _build_config([0.9] * 12, metric=metric, **early)
     data = config.task.validation_data
     sets = {"rare": {"interval": 40}}
     return config.replace(
@@ -414,9 +414,9 @@ def test_a_stop_at_the_start_evaluates_sets_that_were_not_due(
 
 
 def test_sidecar_of_a_stopped_run_evaluates_its_last_checkpoint(
-    stopped: tuple[Path, dict[str, Any]], linear: ReadyTrainer, tmp_path: Path
+    stopped_run: tuple[Path, dict[str, Any]], linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    run = Path(shutil.copytree(stopped[0], tmp_path / "run"))
+    run = Path(shutil.copytree(stopped_run[0], tmp_path / "run"))
     config = _tiny().replace(trainer={"continuous_eval_timeout": 0.2})
 
     _launch(run, config, mode="continuous_eval", trainer=linear.again())
@@ -452,7 +452,7 @@ def test_a_mode_without_evaluation_in_training_is_refused(tmp_path: Path, mode: 
 
 
 def test_unknown_metric_is_refused_before_the_first_step(
-    scripted: ReadyTrainer, tmp_path: Path
+    scripted_trainer: ReadyTrainer, tmp_path: Path
 ) -> None:
     with pytest.raises(
         UsageError, match=r"no single number called 'validation_los'; did you mean validation_loss"
@@ -465,7 +465,9 @@ def test_unknown_metric_is_refused_before_the_first_step(
         UsageError, match=r"evals/validation.jsonl reports .* did you mean group\|score"
     ):
         # Which only a run can tell.
-        _launch(tmp_path, _scripted([0.5], metric="group|scor"), trainer=scripted.again())
+        _launch(
+            tmp_path, _build_config([0.5], metric="group|scor"), trainer=scripted_trainer.again()
+        )
 
     assert evaluated_steps(tmp_path) == [10]
 
@@ -531,13 +533,13 @@ def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(
 
 
 def test_only_actions_and_callbacks_may_raise_stop_training(
-    scripted: ReadyTrainer, tmp_path: Path
+    scripted_trainer: ReadyTrainer, tmp_path: Path
 ) -> None:
-    config = _scripted([0.5]).replace(trainer={"early_stopping": None})
+    config = _build_config([0.5]).replace(trainer={"early_stopping": None})
     _SCORES[10] = _Stopping()  # type: ignore[assignment]
 
     with pytest.raises(TrainerKitError):
-        _launch(tmp_path, config, trainer=scripted.again())
+        _launch(tmp_path, config, trainer=scripted_trainer.again())
 
 
 def test_an_action_of_a_sidecar_ends_the_sidecar(

@@ -48,7 +48,7 @@ def _train(callbacks: CallbackList, steps: int) -> list[int]:
     return ends
 
 
-def _written(folder: Path) -> int:
+def _count_profiles(folder: Path) -> int:
     return len(list(folder.glob("plugins/profile/*/*.xplane.pb")))
 
 
@@ -57,9 +57,9 @@ def test_the_trace_is_written_after_the_last_of_its_steps(tmp_path: Path, traine
 
     with callbacks.call_begin_and_end("train"):
         assert _train(callbacks, 3) == [1, 3]
-        assert _written(tmp_path) == 0
+        assert _count_profiles(tmp_path) == 0
         assert _train(callbacks, 3) == [4, 6]
-        assert _written(tmp_path) == 1
+        assert _count_profiles(tmp_path) == 1
 
     assert times_traced(tmp_path, "SparseSoftmaxCrossEntropyWithLogits") == 3
 
@@ -71,7 +71,7 @@ def test_a_run_that_ends_inside_the_window_writes_its_trace(tmp_path: Path, trai
         _train(callbacks, 3)
         raise ZeroDivisionError
 
-    assert _written(tmp_path) == 1
+    assert _count_profiles(tmp_path) == 1
 
 
 def test_a_run_that_goes_back_into_the_window_is_traced_once(tmp_path: Path, trainer: Any) -> None:
@@ -83,7 +83,7 @@ def test_a_run_that_goes_back_into_the_window_is_traced_once(tmp_path: Path, tra
         callbacks.run.read_step()
         assert _train(callbacks, 4) == [4, 5]
 
-    assert _written(tmp_path) == 1
+    assert _count_profiles(tmp_path) == 1
 
 
 def test_loops_around_the_window_end_where_they_did() -> None:
@@ -120,7 +120,7 @@ def test_a_run_outside_the_window_says_that_nothing_is_traced(
     with callbacks.call_begin_and_end("train"):
         _train(callbacks, 3)
 
-    assert _written(tmp_path) == 0
+    assert _count_profiles(tmp_path) == 0
     assert caplog.messages == [f"profile={window}: no trace is written, since {reason}"]
 
 
@@ -130,7 +130,7 @@ def test_a_worker_that_is_not_the_chief_ends_its_loops_alike(tmp_path: Path, tra
     with callbacks.call_begin_and_end("train"):
         assert _train(callbacks, 4) == [1, 3, 4]
 
-    assert _written(tmp_path) == 0
+    assert _count_profiles(tmp_path) == 0
 
 
 def test_a_profiler_that_cannot_start_or_write_is_a_warning(
@@ -182,4 +182,4 @@ def test_a_trainer_of_another_framework_is_traced(tmp_path: Path) -> None:
     with callbacks.call_begin_and_end("train"):
         assert _train(callbacks, 9) == [3, 6, 9]
 
-    assert _written(tmp_path) == 1
+    assert _count_profiles(tmp_path) == 1

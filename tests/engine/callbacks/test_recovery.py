@@ -108,7 +108,7 @@ def _run(folder: Path, task: type[TinyTask], mode: str = "train", **trainer: Any
 
 
 @pytest.fixture(scope="module")
-def recovered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, str]:
+def recovered_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, str]:
     """A run that met a batch of NaN and left it out: its folder, model, last metrics, and what it
     told.
     """
@@ -286,9 +286,9 @@ def test_a_diverging_loop_uses_the_data_to_its_end(tmp_path: Path) -> None:
 
 
 def test_the_batch_that_poisons_is_found_and_left_out(
-    recovered: tuple[Path, Any, Any, str],
+    recovered_run: tuple[Path, Any, Any, str],
 ) -> None:
-    folder, _, logs, told = recovered
+    folder, _, logs, told = recovered_run
 
     assert "the run returns to step 10 (trial 1 of 2)" in told and "trial 2 of 2" not in told
     assert "batch 12, of step 13, is left out" in told
@@ -311,7 +311,7 @@ def test_the_batch_that_poisons_is_found_and_left_out(
 
 
 def test_skipping_a_batch_equals_data_without_that_batch(
-    recovered: tuple[Path, Any, Any, str], tmp_path: Path
+    recovered_run: tuple[Path, Any, Any, str], tmp_path: Path
 ) -> None:
     class Without(LinearTask):
         def build_inputs(self, params: DataConfig, input_context: Any = None) -> Any:
@@ -327,7 +327,7 @@ def test_skipping_a_batch_equals_data_without_that_batch(
 
     never, _ = _run(tmp_path, Without)
 
-    for variable, other in zip(recovered[1].weights, never.weights, strict=True):
+    for variable, other in zip(recovered_run[1].weights, never.weights, strict=True):
         np.testing.assert_array_equal(variable.numpy(), other.numpy())
 
 

@@ -21,7 +21,7 @@ from trainer_kit.runtime.determinism import seed_everything
 CONSTANT = {"type": "constant", "constant": {"learning_rate": 0.5}}
 
 
-def halved(step: int) -> float:
+def halve_rate(step: int) -> float:
     return float(0.5 ** (1 + step // 4))
 
 
@@ -76,7 +76,9 @@ def test_functions_count_steps_and_lists_may_count_epochs(tmp_path: Path) -> Non
     )
     changes = _changes(tmp_path)
 
-    rates = [(step, {"learning_rate": halved(step)}) for step in (4, 8, 12)]  # 0.5 is set already
+    rates = [
+        (step, {"learning_rate": halve_rate(step)}) for step in (4, 8, 12)
+    ]  # 0.5 is set already
 
     assert [rates[0], (6, {"learning_rate_factor": 0.25}), *rates[1:]] == changes
 
@@ -100,7 +102,7 @@ def test_a_list_that_is_none_is_refused(steps: Any) -> None:
         (f"{__name__}:halve", 1, r"has no function called 'halve'; did you mean halved"),
         (":sqrt", 1, "write it as module:name"),
         (0.5, 1, "0.5 is not a function"),
-        (halved, None, "every is None"),
+        (halve_rate, None, "every is None"),
     ],
 )
 def test_a_function_that_is_none_is_refused(function: Any, every: Any, message: str) -> None:

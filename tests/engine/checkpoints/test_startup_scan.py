@@ -45,7 +45,7 @@ FOREIGN = (
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that has saved steps 1 to 3; to be copied."""
     folder = tmp_path_factory.mktemp("saved")
     SmallRun(folder).train_to(1, 2, 3)
@@ -53,9 +53,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(saved: Path, tmp_path: Path) -> Path:
+def folder(saved_folder: Path, tmp_path: Path) -> Path:
     """The same, for one test."""
-    return Path(shutil.copytree(saved, tmp_path / "run"))
+    return Path(shutil.copytree(saved_folder, tmp_path / "run"))
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -391,10 +391,10 @@ def test_what_a_dead_process_left_is_removed_without_a_word(
 
 @pytest.mark.parametrize("kind", ["index half written", "iterator half written"])
 def test_after_an_interrupted_first_save_the_run_starts_from_0(
-    saved: Path, tmp_path: Path, kind: str
+    saved_folder: Path, tmp_path: Path, kind: str
 ) -> None:
     for name in (DATA, INDEX, ITERATOR, ITERATOR_INDEX):
-        shutil.copy(saved / name, tmp_path / name)
+        shutil.copy(saved_folder / name, tmp_path / name)
     LEFT[kind](tmp_path)
 
     for name in (DATA, INDEX, ITERATOR, ITERATOR_INDEX):

@@ -70,11 +70,11 @@ def test_a_write_that_is_killed_leaves_whole_weights(
     _write(tmp_path, 10, 10)
     _write(tmp_path, 20)
 
-    def reached(name: str, path: str) -> None:
+    def stop_at_point(name: str, path: str) -> None:
         if name.startswith(point):
             raise _Killed
 
-    monkeypatch.setattr(files, "on_write_point", reached)
+    monkeypatch.setattr(files, "on_write_point", stop_at_point)
 
     with pytest.raises(_Killed):
         _write(tmp_path, step)
@@ -97,11 +97,11 @@ def test_a_full_disk_is_a_storage_error_and_leaves_no_half(
 ) -> None:
     _write(tmp_path, 10, 10)
 
-    def reached(name: str, path: str) -> None:
+    def stop_at_point(name: str, path: str) -> None:
         if name == "checkpoint.written":
             raise OSError(28, "No space left on device", path)
 
-    monkeypatch.setattr(files, "on_write_point", reached)
+    monkeypatch.setattr(files, "on_write_point", stop_at_point)
 
     with pytest.raises(StorageError, match=r"ckpt-20 was not written: No space left"):
         _write(tmp_path, 20)

@@ -59,7 +59,7 @@ def once_evaluated(
 
 
 @pytest.fixture
-def evaluated(once_evaluated: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
+def evaluated_run(once_evaluated: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
     """A copy of that folder, to go on with."""
     return Path(shutil.copytree(once_evaluated[0], tmp_path / "evaluated"))
 
@@ -110,24 +110,24 @@ def test_continuous_eval_does_not_wait_for_ever(tmp_path: Path) -> None:
 
 
 def test_a_sidecar_that_is_started_again_evaluates_nothing_twice(
-    once_evaluated: tuple[Path, dict[str, Any]], evaluated: Path
+    once_evaluated: tuple[Path, dict[str, Any]], evaluated_run: Path
 ) -> None:
-    info = (evaluated / "evals/continuous_eval/best_ckpt/info.json").read_text()
-    _, again = _run(evaluated, "continuous_eval", _CONFIG)
+    info = (evaluated_run / "evals/continuous_eval/best_ckpt/info.json").read_text()
+    _, again = _run(evaluated_run, "continuous_eval", _CONFIG)
 
-    assert _ledger(evaluated) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40)]
+    assert _ledger(evaluated_run) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40)]
     assert again == pytest.approx(
         {name: value for name, value in once_evaluated[1].items() if name in again}
     )
-    assert (evaluated / "evals/continuous_eval/best_ckpt/info.json").read_text() == info
+    assert (evaluated_run / "evals/continuous_eval/best_ckpt/info.json").read_text() == info
 
-    curves = read_curves(evaluated / "evals/continuous_eval")
+    curves = read_curves(evaluated_run / "evals/continuous_eval")
     assert [step for step, _ in curves["."]["accuracy"]] == [10, 20, 30, 40]
 
 
-def test_a_sidecar_with_other_data_evaluates_all_again(evaluated: Path) -> None:
-    _run(evaluated, "continuous_eval", _CONFIG.replace(task={"examples": 50}))
-    assert [step for step, _ in _ledger(evaluated)] == [10, 20, 30, 40] * 2
+def test_a_sidecar_with_other_data_evaluates_all_again(evaluated_run: Path) -> None:
+    _run(evaluated_run, "continuous_eval", _CONFIG.replace(task={"examples": 50}))
+    assert [step for step, _ in _ledger(evaluated_run)] == [10, 20, 30, 40] * 2
 
 
 def test_the_newest_only_is_evaluated_when_the_config_says_so(
@@ -144,13 +144,13 @@ def test_the_newest_only_is_evaluated_when_the_config_says_so(
     assert "skipped: ckpt-10, ckpt-20, ckpt-30" in caplog.text
 
 
-def test_a_rewound_run_is_followed_and_evaluated_again(evaluated: Path) -> None:
+def test_a_rewound_run_is_followed_and_evaluated_again(evaluated_run: Path) -> None:
     rate = {"optimizer_config": {"learning_rate": {"constant": {"learning_rate": 0.1}}}}
     other = _CONFIG.replace(trainer={"train_steps": 30, **rate})
-    _run(evaluated, config=other, from_step=10)
-    _, logs = _run(evaluated, "continuous_eval", other)
+    _run(evaluated_run, config=other, from_step=10)
+    _, logs = _run(evaluated_run, "continuous_eval", other)
 
-    lines = json_lines(evaluated / "evals/continuous_eval.jsonl")
+    lines = json_lines(evaluated_run / "evals/continuous_eval.jsonl")
 
     assert [(line["lineage"], line["step"], line.get("kind")) for line in lines] == [
         *[(0, 10, None), (0, 20, None), (0, 30, None), (0, 40, None)],
@@ -166,7 +166,7 @@ def test_a_rewound_run_is_followed_and_evaluated_again(evaluated: Path) -> None:
 
     assert logs["best_accuracy"] == pytest.approx(best["metrics"]["accuracy"])
 
-    curves = read_curves(evaluated / "evals/continuous_eval")
+    curves = read_curves(evaluated_run / "evals/continuous_eval")
     assert [step for step, _ in curves["."]["accuracy"]] == [10, 20, 30]
 
 

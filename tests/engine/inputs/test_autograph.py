@@ -126,7 +126,7 @@ def _with_tf_keras(task: Any) -> Any:
     return tf_keras.Model(inputs, tf_keras.layers.Dense(3)(_Layer()(inputs)))
 
 
-def _compiled(task: Any) -> Any:
+def _compile_task(task: Any) -> Any:
     inputs = keras.Input((8,))
     model = _Compiled(inputs, keras.layers.Dense(3)(inputs), name="compiled")
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -176,7 +176,7 @@ def test_every_method_of_task_and_trainer_may_branch_on_tensors(
 
 
 def test_a_compiled_model_may_branch_on_tensors() -> None:
-    assert _run(LinearTask, _compiled) == {"compute_loss", "compute_metrics"}
+    assert _run(LinearTask, _compile_task) == {"compute_loss", "compute_metrics"}
 
 
 def test_a_function_is_itself_when_run_eagerly() -> None:

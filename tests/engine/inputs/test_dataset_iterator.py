@@ -159,13 +159,13 @@ def test_replace_takes_effect_with_the_next_iterator_and_stays() -> None:
     assert _next(feed) == 5
 
 
-def _distributed(examples: int) -> Any:
+def _distribute_range(examples: int) -> Any:
     return replicas(2).distribute_datasets_from_function(
         lambda context: tf.data.Dataset.range(examples)
     )
 
 
-@pytest.mark.parametrize("make", [lambda: tf.data.Dataset.range(0), lambda: _distributed(0)])
+@pytest.mark.parametrize("make", [lambda: tf.data.Dataset.range(0), lambda: _distribute_range(0)])
 def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(make: Callable[[], Any]) -> None:
     with pytest.raises(DataError):
         _data("train_data", make).check_not_empty()
@@ -180,7 +180,7 @@ def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(make: Callable[[], 
             lambda value: value > 5
         ),  # only reading it would tell
         list,  # not a tf.data.Dataset: it cannot be asked
-        lambda: _distributed(1),
+        lambda: _distribute_range(1),
     ],
 )
 def test_what_is_not_known_to_be_empty_passes(make: Callable[[], Any]) -> None:

@@ -74,11 +74,11 @@ def _in_order(params: DataConfig) -> tf.data.Dataset:
     return tf.data.Dataset.range(10).repeat().batch(4)
 
 
-def _shuffled(params: DataConfig) -> tf.data.Dataset:
+def _build_shuffled(params: DataConfig) -> tf.data.Dataset:
     return tf.data.Dataset.range(10).shuffle(10, seed=1).repeat().batch(4)
 
 
-def _cached(params: DataConfig) -> tf.data.Dataset:
+def _build_cached(params: DataConfig) -> tf.data.Dataset:
     return tf.data.Dataset.range(10).cache().shuffle(10, seed=1).repeat().batch(4)
 
 
@@ -103,11 +103,11 @@ def _whole(build: Any) -> list[list[int]]:
 
 
 def test_a_saved_iterator_is_not_for_stacks_of_another_size(tmp_path: Path) -> None:
-    whole = _whole(_shuffled)
-    first = _Run(_shuffled)
+    whole = _whole(_build_shuffled)
+    first = _Run(_build_shuffled)
     first.take(5)
     first.data.save_iterator(str(tmp_path / "ckpt-5.iterator"))
-    second = _Run(_shuffled, step=5)
+    second = _Run(_build_shuffled, step=5)
 
     second.data.prepare_iterator_restore(str(tmp_path / "ckpt-5.iterator"))
     second.data.restore(first.data.state())
@@ -121,7 +121,7 @@ def _no_build(params: DataConfig) -> Any:
     raise AssertionError("build_inputs was called")
 
 
-def _made(build: Any, how: str, **options: Any) -> _Run:
+def _create_run(build: Any, how: str, **options: Any) -> _Run:
     """A run over the data of `build`: built, or a ready-made dataset given at once or set before
     the first batch.
     """
@@ -134,54 +134,57 @@ def _made(build: Any, how: str, **options: Any) -> _Run:
     return run
 
 
-def _distributed() -> Any:
+def _build_distributed() -> Any:
     return replicas(2).experimental_distribute_dataset(_in_order(PARAMS))
 
 
 @pytest.mark.parametrize(
     ("build", "how"),
-    [(_source, "built"), *itertools.product([_shuffled, _cached], ["built", "given", "set"])],
+    [
+        (_source, "built"),
+        *itertools.product([_build_shuffled, _build_cached], ["built", "given", "set"]),
+    ],
 )
 def test_a_restored_run_is_fed_what_it_would_have_been(
     build: Any, how: str, tmp_path: Path
 ) -> None:
     whole = _whole(build)
-    first = _made(build, how)
+    first = _create_run(build, how)
 
     assert first.take(5) == whole[:5]
 
     first.data.save_iterator(str(tmp_path / "ckpt-5.iterator"))
-    second = _made(build, how, step=5)
+    second = _create_run(build, how, step=5)
 
     second.data.prepare_iterator_restore(str(tmp_path / "ckpt-5.iterator"))
     second.data.restore(first.data.state())
 
     assert second.take(7) == whole[5:12]
-    assert bool(list(tmp_path.iterdir())) == (build is _shuffled)
+    assert bool(list(tmp_path.iterdir())) == (build is _build_shuffled)
 
 
 def test_a_dataset_that_is_set_after_the_restore_goes_on_too() -> None:
-    whole = _whole(_cached)
+    whole = _whole(_build_cached)
     run = _Run(_source, step=5)
 
     run.data.restore(None)
-    run.data.replace(_cached(PARAMS))
+    run.data.replace(_build_cached(PARAMS))
 
     assert run.take(4) == whole[5:9]
 
 
 def test_a_second_dataset_begins_at_its_start_and_resumes() -> None:
-    whole = _whole(_cached)
+    whole = _whole(_build_cached)
     first = _Run(_source)
 
     first.take(3)
     first.data.skip_batch(7)
-    first.data.replace(_cached(PARAMS))
+    first.data.replace(_build_cached(PARAMS))
 
     assert first.data.state() == {"batch": 0, "left_out": []}
     assert first.take(5) == whole[:5]
 
-    second = _made(_cached, "set", step=8)
+    second = _create_run(_build_cached, "set", step=8)
 
     second.data.restore(first.data.state())
 
@@ -219,7 +222,7 @@ def test_build_inputs_after_a_ready_made_dataset_starts_over() -> None:
 
     run.data.restore(None)
     run.take(2)
-    run.data.replace(_cached(PARAMS))
+    run.data.replace(_build_cached(PARAMS))
     run.take(3)
     run.data.replace(None)
 
@@ -229,11 +232,11 @@ def test_build_inputs_after_a_ready_made_dataset_starts_over() -> None:
 def test_a_reread_shuffle_warns_unless_its_iterator_was_saved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = _whole(_shuffled)
+    whole = _whole(_build_shuffled)
     prefix = str(tmp_path / "ckpt-5.iterator")
-    kept = _shuffled(PARAMS)
+    kept = _build_shuffled(PARAMS)
     for run in (
-        _made(_shuffled, "given", require_exact=True),
+        _create_run(_build_shuffled, "given", require_exact=True),
         _Run(lambda params: kept, require_exact=True),
     ):
         run.take(5)
@@ -251,7 +254,7 @@ def test_a_reread_shuffle_warns_unless_its_iterator_was_saved(
             run.take(1)
 
     with caplog.at_level(logging.WARNING, "trainer_kit"):
-        run = _made(_shuffled, "given")
+        run = _create_run(_build_shuffled, "given")
         run.data.restore(None)
         run.take(2)
         assert caplog.text == ""
@@ -265,7 +268,7 @@ def test_a_reread_shuffle_warns_unless_its_iterator_was_saved(
 
 
 def test_a_dataset_in_one_order_can_be_begun_again() -> None:
-    run = _made(_in_order, "given", require_exact=True)
+    run = _create_run(_in_order, "given", require_exact=True)
     run.take(5)
     run.step = 2
 
@@ -274,7 +277,7 @@ def test_a_dataset_in_one_order_can_be_begun_again() -> None:
     assert run.take(4) == _whole(_in_order)[2:6]
 
 
-@pytest.mark.parametrize("ready_made", [lambda: _in_order(PARAMS), _distributed])
+@pytest.mark.parametrize("ready_made", [lambda: _in_order(PARAMS), _build_distributed])
 def test_no_batch_of_a_ready_made_dataset_can_be_left_out(ready_made: Any) -> None:
     run = _Run(_no_build, ready_made=ready_made())
     with pytest.raises(UsageError):
@@ -285,7 +288,7 @@ def test_a_distributed_dataset_warns_once_and_always_restarts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "trainer_kit"):
-        run = _Run(_no_build, ready_made=_distributed())
+        run = _Run(_no_build, ready_made=_build_distributed())
         assert caplog.text == ""
         first = next(run.data.iterator())
         run.data.restore({"batch": 3, "left_out": []})
@@ -335,8 +338,8 @@ def test_a_stop_does_not_wait_long_for_batches_in_the_making(
 def test_a_lost_iterator_means_reading_from_the_start_for_good(
     tmp_path: Path,
 ) -> None:
-    whole = _whole(_shuffled)
-    run = _Run(_shuffled, step=5)
+    whole = _whole(_build_shuffled)
+    run = _Run(_build_shuffled, step=5)
 
     run.data.prepare_iterator_restore(str(tmp_path / "ckpt-5.iterator"))
     run.data.restore(None)
@@ -349,7 +352,7 @@ def test_a_lost_iterator_means_reading_from_the_start_for_good(
 
 
 def test_the_state_of_another_datas_iterator_is_a_storage_error(tmp_path: Path) -> None:
-    first = _Run(_shuffled)
+    first = _Run(_build_shuffled)
     first.take(2)
     first.data.save_iterator(str(tmp_path / "ckpt-2.iterator"))
     other = _Run(lambda params: tf.data.Dataset.range(5).batch(1).prefetch(1), step=2)
@@ -403,8 +406,8 @@ def test_another_batch_size_continues_after_as_many_examples() -> None:
 
 
 def test_a_second_rollback_keeps_left_out_batches_out() -> None:
-    whole = _whole(_cached)
-    run = _Run(_cached)
+    whole = _whole(_build_cached)
+    run = _Run(_build_cached)
     run.take(2)
     checkpoint = run.data.state()
 
@@ -431,7 +434,7 @@ def test_a_second_rollback_keeps_left_out_batches_out() -> None:
 @pytest.mark.parametrize(
     ("build", "named", "level"),
     [
-        (_cached, r"cache\(\)", "INFO"),
+        (_build_cached, r"cache\(\)", "INFO"),
         (_random, r"map\(\): RandomUniform", "WARNING"),
         (_python, "EagerPyFunc", "WARNING"),
     ],
@@ -439,7 +442,7 @@ def test_a_second_rollback_keeps_left_out_batches_out() -> None:
 def test_slow_and_inexact_resumes_are_logged_once_with_the_op(
     build: Any, named: str, level: str, ready_made: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = _made(build, "given") if ready_made else _Run(build)
+    run = _create_run(build, "given") if ready_made else _Run(build)
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
         run.take(1)
@@ -455,19 +458,20 @@ def test_slow_and_inexact_resumes_are_logged_once_with_the_op(
 
 @pytest.mark.parametrize("how", ["built", "given"])
 @pytest.mark.parametrize(
-    ("build", "exact"), [(_shuffled, True), (_cached, True), (_random, False), (_python, False)]
+    ("build", "exact"),
+    [(_build_shuffled, True), (_build_cached, True), (_random, False), (_python, False)],
 )
 def test_where_exactness_is_required_only_exact_data_is_read(
     build: Any, exact: bool, how: str
 ) -> None:
-    run = _made(build, how, require_exact=True)
+    run = _create_run(build, how, require_exact=True)
     with contextlib.nullcontext() if exact else pytest.raises(UsageError):
         run.take(1)
 
 
 def test_exact_resume_refuses_a_distributed_dataset() -> None:
     with pytest.raises(UsageError):
-        _Run(_no_build, ready_made=_distributed(), require_exact=True).take(1)
+        _Run(_no_build, ready_made=_build_distributed(), require_exact=True).take(1)
 
 
 def test_validation_data_begins_at_its_start() -> None:

@@ -230,7 +230,7 @@ class ScaledConfig(tk.BaseOptimizerConfig):
 
 
 @pytest.fixture
-def scaled() -> Iterator[str]:
+def scaled_optimizer() -> Iterator[str]:
     """The name of an optimizer that a user has registered."""
     with restore_registries(OptimizerConfig.registry):
 
@@ -242,13 +242,13 @@ def scaled() -> Iterator[str]:
         yield "scaled"
 
 
-def _registered(name: str, scale: float, **clipping: float) -> OptimizationConfig:
+def _build_config(name: str, scale: float, **clipping: float) -> OptimizationConfig:
     section = {"type": name, name: {"scale": scale, **clipping}}
     return OptimizationConfig(optimizer=section, learning_rate={"type": "constant"})  # type: ignore[arg-type]
 
 
-def test_a_registered_optimizer_is_built_from_its_section(scaled: str) -> None:
-    optimizer = create_optimizer(_registered(scaled, 0.5, clipvalue=2.0))
+def test_a_registered_optimizer_is_built_from_its_section(scaled_optimizer: str) -> None:
+    optimizer = create_optimizer(_build_config(scaled_optimizer, 0.5, clipvalue=2.0))
 
     assert optimizer.clipping == Clipping(clipvalue=2.0)
 
@@ -259,9 +259,9 @@ def test_a_registered_optimizer_is_built_from_its_section(scaled: str) -> None:
     np.testing.assert_allclose(weights.numpy(), [0.9, 1.005], rtol=1e-6)  # 3.0 is clipped to 2.0
 
 
-def test_a_registered_builder_has_to_return_an_optimizer(scaled: str) -> None:
+def test_a_registered_builder_has_to_return_an_optimizer(scaled_optimizer: str) -> None:
     with pytest.raises(UsageError):
-        create_optimizer(_registered(scaled, -1.0))
+        create_optimizer(_build_config(scaled_optimizer, -1.0))
 
 
 def test_optimizers_get_their_slots_before_the_first_step() -> None:

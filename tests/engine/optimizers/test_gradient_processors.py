@@ -20,7 +20,7 @@ BIAS = np.array([3.0, -4.0], np.float32)
 Values = dict[str, np.ndarray]
 
 
-def _processed(
+def _process_gradients(
     *sections: dict[str, Any],
     updates: int = 0,
     sparse: bool = False,
@@ -85,7 +85,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {
 def test_it_does_what_it_says(case: str, sparse: bool) -> None:
     section, expected = CASES[case]
 
-    for name, gradient in _processed(section, sparse=sparse).items():
+    for name, gradient in _process_gradients(section, sparse=sparse).items():
         np.testing.assert_allclose(
             gradient, expected({"kernel": KERNEL, "bias": BIAS}[name]), rtol=1e-6, err_msg=name
         )
@@ -94,8 +94,8 @@ def test_it_does_what_it_says(case: str, sparse: bool) -> None:
 def test_processors_run_in_the_order_of_the_config() -> None:
     clip = {"type": "clip_value", "clip_value": {"bound": 3.0}}
 
-    np.testing.assert_array_equal(_processed(SCALE, clip)["bias"], [-3.0, 3.0])
-    np.testing.assert_array_equal(_processed(clip, SCALE)["bias"], [-6.0, 6.0])
+    np.testing.assert_array_equal(_process_gradients(SCALE, clip)["bias"], [-3.0, 3.0])
+    np.testing.assert_array_equal(_process_gradients(clip, SCALE)["bias"], [-6.0, 6.0])
 
 
 def test_patterns_choose_variables(caplog: pytest.LogCaptureFixture) -> None:
@@ -105,7 +105,7 @@ def test_patterns_choose_variables(caplog: pytest.LogCaptureFixture) -> None:
         "clip_global_norm": {"bound": 1.0},
         "variables": ("bi.s", "kernal"),
     }
-    gradients = _processed(clip)
+    gradients = _process_gradients(clip)
 
     np.testing.assert_array_equal(gradients["kernel"], KERNEL)
     np.testing.assert_allclose(gradients["bias"], BIAS / 5, rtol=1e-6)
@@ -146,7 +146,7 @@ def _noise(**fields: float) -> GradientProcessorConfig:
 
 
 def _noise_of(*sections: dict[str, Any], **options: Any) -> np.ndarray:
-    gradients = _processed(*sections, **{"in_xla": None, **options})
+    gradients = _process_gradients(*sections, **{"in_xla": None, **options})
     return np.concatenate([(gradients["kernel"] - KERNEL).ravel(), gradients["bias"] - BIAS])
 
 
@@ -174,7 +174,7 @@ def test_a_registered_function_gets_one_gradient(register: Callable[[Any], None]
             lambda gradient: gradient**config.power if tf.rank(gradient) > 1 else gradient
         )
     )
-    gradients = _processed({"type": "power", "power": {"power": 3}}, sparse=True)
+    gradients = _process_gradients({"type": "power", "power": {"power": 3}}, sparse=True)
 
     np.testing.assert_allclose(gradients["kernel"], KERNEL**3)
     np.testing.assert_array_equal(gradients["bias"], BIAS)
@@ -192,7 +192,7 @@ def test_a_registered_function_gets_all_and_their_variables(
 
     register(build)
 
-    np.testing.assert_allclose(_processed({"type": "power"})["bias"], BIAS**2)
+    np.testing.assert_allclose(_process_gradients({"type": "power"})["bias"], BIAS**2)
 
 
 @pytest.mark.parametrize(
@@ -211,4 +211,4 @@ def test_a_registered_function_that_cannot_be_used_is_refused(
 ) -> None:
     register(build)
     with pytest.raises(UsageError):
-        _processed({"type": "power"})
+        _process_gradients({"type": "power"})

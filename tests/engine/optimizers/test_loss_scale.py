@@ -49,7 +49,7 @@ class Trial:
         return float(self.optimizer.dynamic_scale.numpy())
 
 
-def repeated(row: list[float], count: int) -> np.ndarray:
+def repeat_row(row: list[float], count: int) -> np.ndarray:
     """The gradient that sums to `row` over the replicas."""
     return np.array([row] * count, np.float32) / count
 
@@ -63,8 +63,8 @@ def test_a_finite_step_is_that_of_the_optimizer_alone() -> None:
     )
 
     for row in ([3.0, 4.0], [-1.0, 0.25], [0.0, 0.1]):
-        plain.step(repeated(row, count))
-        scaled.step(repeated(row, count))
+        plain.step(repeat_row(row, count))
+        scaled.step(repeat_row(row, count))
 
     for copy in on_each_replica(scaled.strategy, scaled.weights):
         np.testing.assert_allclose(copy, plain.weights.numpy(), rtol=1e-6)
@@ -79,10 +79,10 @@ def test_an_infinite_gradient_skips_the_step_on_all_replicas(count: int, bad: fl
     trial = Trial(
         replicas(count), lambda: create_optimizer(config, mixed_precision_dtype="float16")
     )
-    trial.step(repeated([0.5, 0.5], count))
+    trial.step(repeat_row([0.5, 0.5], count))
     slots = [variable.numpy() for variable in trial.optimizer.inner_optimizer.variables]
     before = on_each_replica(trial.strategy, trial.weights)
-    gradients = repeated([0.5, 0.5], count)
+    gradients = repeat_row([0.5, 0.5], count)
     gradients[-1, 1] = bad
 
     trial.step(gradients)
@@ -95,7 +95,7 @@ def test_an_infinite_gradient_skips_the_step_on_all_replicas(count: int, bad: fl
     assert int(trial.optimizer.iterations.numpy()) == 1
     assert trial.scale == 2.0**14
 
-    trial.step(repeated([0.5, 0.5], count))
+    trial.step(repeat_row([0.5, 0.5], count))
 
     assert int(trial.optimizer.iterations.numpy()) == 2
     assert np.all(np.array(on_each_replica(trial.strategy, trial.weights)) < before)
@@ -109,7 +109,7 @@ def test_a_fixed_scale_stays_and_still_skips() -> None:
     )
 
     for row in ([1.0, 1.0], [np.inf, 1.0]):
-        trial.step(repeated(row, 1))
+        trial.step(repeat_row(row, 1))
 
     assert trial.scale == 64.0
     np.testing.assert_allclose(trial.weights.numpy(), [0.9, 0.9], rtol=1e-6)
@@ -121,7 +121,7 @@ def test_the_scale_doubles_after_enough_good_steps_in_a_row() -> None:
     scales = []
 
     for bad in (False, False, False, True, False, False):
-        trial.step(repeated([np.nan if bad else 1.0, 1.0], 2))
+        trial.step(repeat_row([np.nan if bad else 1.0, 1.0], 2))
         scales.append(trial.scale)
 
     assert scales == [8.0, 16.0, 16.0, 8.0, 8.0, 16.0]
@@ -131,7 +131,7 @@ def test_the_scale_never_falls_below_one() -> None:
     trial = Trial(replicas(1), lambda: LossScaleOptimizer(keras.optimizers.SGD(0.1), 2.0))
 
     for _ in range(3):
-        trial.step(repeated([np.inf, 1.0], 1))
+        trial.step(repeat_row([np.inf, 1.0], 1))
 
     assert trial.scale == 1.0
 

@@ -16,7 +16,7 @@ from trainer_kit.config.schema.optimization import EMAConfig
 from trainer_kit.optimizers.moving_average import MovingAverage, exchange, select_averaged_variables
 
 
-def expected(values: list[float], config: EMAConfig) -> list[float]:
+def compute_expected(values: list[float], config: EMAConfig) -> list[float]:
     """The averages after each of `values`, of which the first is the initial one."""
     average = values[0]
     averages = []
@@ -53,7 +53,9 @@ def test_averages_follow_the_closed_form(start: int, dynamic: bool) -> None:
         update()
         averages = {"average": average.variables, **average.more_variables}
         measured.append([float(averages[name]["w"].numpy()) for name in decays])
-    wanted = [expected(values, config.replace(average_decay=decay)) for decay in decays.values()]
+    wanted = [
+        compute_expected(values, config.replace(average_decay=decay)) for decay in decays.values()
+    ]
 
     np.testing.assert_allclose(measured, np.transpose(wanted), rtol=1e-5, atol=1e-6)
 
@@ -246,6 +248,6 @@ def test_variables_are_exchanged_one_by_one_on_every_replica() -> None:
 
     tf.function(lambda: exchange(strategy, ones, others))()
 
-    for values, expected in zip((others, ones), before, strict=True):
-        for variable, value in zip(values, expected, strict=True):
+    for values, compute_expected in zip((others, ones), before, strict=True):
+        for variable, value in zip(values, compute_expected, strict=True):
             assert [local.numpy().tolist() for local in variable.values] == [value.tolist()] * 4

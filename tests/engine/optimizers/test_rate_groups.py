@@ -34,13 +34,13 @@ PATHS = (
 )
 
 
-def multiplied(config: OptimizationConfig, **factors: float) -> OptimizationConfig:
+def multiply_rates(config: OptimizationConfig, **factors: float) -> OptimizationConfig:
     """The config with a multiplier for each variable whose path has the given name in it."""
     groups = [{"variables": name, "multiplier": factor} for name, factor in factors.items()]
     return config.replace(learning_rate_multipliers=groups)
 
 
-def moved(
+def move_variables(
     config: OptimizationConfig,
     *names: str,
     dtype: str | None = None,
@@ -90,7 +90,9 @@ def test_the_first_multiplier_and_the_first_layer_count() -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_two_groups_move_by_the_ratio_of_their_rates(kind: str) -> None:
-    encoder, head = moved(multiplied(optimization(kind), encoder=0.25), "encoder", "head", steps=1)
+    encoder, head = move_variables(
+        multiply_rates(optimization(kind), encoder=0.25), "encoder", "head", steps=1
+    )
 
     np.testing.assert_allclose(START - encoder, 0.25 * (START - head), rtol=1e-4)
     assert np.all(encoder != START)
@@ -116,11 +118,11 @@ SCALED = ("sgd", "adamw", "lars", "muon", "schedule_free_adamw")
 def test_a_group_trains_as_an_optimizer_at_its_rate(kind: str) -> None:
     """Those of SCALED also in float16 and compiled: compilation takes most of the time."""
     make = functools.partial(optimization, kind, **DECAY.get(kind, {"weight_decay": 0.2}))
-    groups = multiplied(make(0.1), encoder=0.5, frozen=0.0)
-    half, full = (moved(make(rate), "encoder", compiled=None) for rate in (0.05, 0.1))
+    groups = multiply_rates(make(0.1), encoder=0.5, frozen=0.0)
+    half, full = (move_variables(make(rate), "encoder", compiled=None) for rate in (0.05, 0.1))
     expected = [*half, START, *full]
     for dtype in (None, "float16") if kind in SCALED else (None,):
-        grouped = moved(
+        grouped = move_variables(
             groups, "encoder", "frozen", "head", dtype=dtype, compiled=dtype is not None
         )
         for weight, wanted in zip(grouped, expected, strict=True):
@@ -130,7 +132,7 @@ def test_a_group_trains_as_an_optimizer_at_its_rate(kind: str) -> None:
 
 def test_replicas_change_nothing() -> None:
     decayed = optimization("adamw", weight_decay_rate=0.1, epsilon=1e-3, global_clipnorm=0.3)
-    config = multiplied(decayed, embeddings=0.1, bias=0.0)
+    config = multiply_rates(decayed, embeddings=0.1, bias=0.0)
 
     on_one_replica, on_two_replicas = (
         train(replicas(count), lambda: create_optimizer(config)) for count in (1, 2)
@@ -141,7 +143,7 @@ def test_replicas_change_nothing() -> None:
 
 
 @pytest.fixture
-def registered() -> Iterator[str]:
+def registered_optimizer() -> Iterator[str]:
     """The name of a user's optimizer that leaves weight decay to Keras, for all variables but the
     biases.
     """
@@ -156,13 +158,13 @@ def registered() -> Iterator[str]:
         yield "decayed_by_keras"
 
 
-def test_decay_of_a_registered_optimizer_has_the_groups_rate(registered: str) -> None:
-    config = multiplied(optimization(registered, 0.1), encoder=0.5, frozen=0.0)
-    grouped = moved(config, "encoder", "frozen", "head", "bias")
-    half = optimization(registered, 0.05)
-    full = optimization(registered, 0.1)
+def test_decay_of_a_registered_optimizer_has_the_groups_rate(registered_optimizer: str) -> None:
+    config = multiply_rates(optimization(registered_optimizer, 0.1), encoder=0.5, frozen=0.0)
+    grouped = move_variables(config, "encoder", "frozen", "head", "bias")
+    half = optimization(registered_optimizer, 0.05)
+    full = optimization(registered_optimizer, 0.1)
 
-    expected = [*moved(half, "encoder"), START, *moved(full, "head", "bias")]
+    expected = [*move_variables(half, "encoder"), START, *move_variables(full, "head", "bias")]
 
     for weight, wanted in zip(grouped, expected, strict=True):
         np.testing.assert_allclose(weight, wanted, rtol=1e-5, atol=1e-6)
@@ -188,5 +190,5 @@ def test_patterns_that_count_for_nothing_are_named(caplog: pytest.LogCaptureFixt
 
 def test_the_groups_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="trainer_kit.optimizers.rate_groups"):
-        moved(multiplied(optimization("sgd"), head=0.1), "one", "two", "head", steps=0)
+        move_variables(multiply_rates(optimization("sgd"), head=0.1), "one", "two", "head", steps=0)
     assert caplog.messages == ["learning rates: 0.1 times for 1, 1 times for 2 of 3 variables"]

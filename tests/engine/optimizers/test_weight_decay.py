@@ -30,7 +30,7 @@ def layers(library: Any) -> Any:
     return model
 
 
-def decayed(optimizer: Any, model: Any) -> set[str]:
+def find_decayed(optimizer: Any, model: Any) -> set[str]:
     """Names of the variables, all ones, that a step with zero gradients changes."""
     variables = model.trainable_variables
     apply_gradients(optimizer, [(tf.zeros_like(tf.convert_to_tensor(v)), v) for v in variables])
@@ -81,7 +81,7 @@ def test_each_optimizer_leaves_excluded_variables_alone(kind: str, library: Any)
         pytest.skip("muon is for models of Keras 3")
     fields = {**DECAYING[kind], "exclude_from_weight_decay": ("layer_norm/", "bias")}
 
-    assert decayed(create_optimizer(optimization(kind, **fields)), layers(library)) == {
+    assert find_decayed(create_optimizer(optimization(kind, **fields)), layers(library)) == {
         "dense/kernel"
     }
 
@@ -95,18 +95,22 @@ def test_adamw_decays_what_the_patterns_say(rule: str, dtype: str, library: Any)
 
     optimizer = create_optimizer(config, mixed_precision_dtype=dtype)
 
-    assert decayed(optimizer, layers(library)) == expected
+    assert find_decayed(optimizer, layers(library)) == expected
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_adafactor_decays_only_what_is_included(library: Any) -> None:
     fields = {"weight_decay": 0.5, "include_in_weight_decay": "kernel"}
 
-    assert decayed(create_optimizer(optimization("adafactor", **fields)), layers(library)) == {
+    assert find_decayed(create_optimizer(optimization("adafactor", **fields)), layers(library)) == {
         "dense/kernel"
     }
     assert (
-        len(decayed(create_optimizer(optimization("adafactor", weight_decay=0.5)), layers(library)))
+        len(
+            find_decayed(
+                create_optimizer(optimization("adafactor", weight_decay=0.5)), layers(library)
+            )
+        )
         == 4
     )
 
@@ -114,13 +118,13 @@ def test_adafactor_decays_only_what_is_included(library: Any) -> None:
 @pytest.mark.parametrize("kind", [*DECAYING, "adafactor"])
 def test_without_weight_decay_zero_gradients_change_nothing(kind: str) -> None:
     fields = {"weight_decay": None, "adam_weight_decay": 0.0} if kind == "muon" else {}
-    assert decayed(create_optimizer(optimization(kind, **fields)), layers(keras)) == set()
+    assert find_decayed(create_optimizer(optimization(kind, **fields)), layers(keras)) == set()
 
 
 def test_muon_decays_what_adam_updates_by_a_rate_of_its_own() -> None:
     optimizer = create_optimizer(optimization("muon", weight_decay=0.0, adam_weight_decay=0.5))
 
-    assert decayed(optimizer, layers(keras)) == {
+    assert find_decayed(optimizer, layers(keras)) == {
         "dense/bias",
         "layer_norm/gamma",
         "layer_norm/beta",

@@ -21,7 +21,7 @@ def _failing(points: np.ndarray) -> None:
     raise ValueError(f"a shape of {points.shape}")
 
 
-def _raised(points: np.ndarray | None = None) -> Exception:
+def _raise_error(points: np.ndarray | None = None) -> Exception:
     with pytest.raises(ValueError) as caught:
         _failing(np.zeros([2, 3], np.float32) if points is None else points)
     return caught.value
@@ -30,7 +30,7 @@ def _raised(points: np.ndarray | None = None) -> Exception:
 def test_the_deepest_line_of_the_user_comes_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert print_error(_raised(), model_dir=str(tmp_path)) == 1
+    assert print_error(_raise_error(), model_dir=str(tmp_path)) == 1
 
     first, code, why, where, *_ = capsys.readouterr().err.splitlines()
     assert first.startswith(f"error: {__file__}:") and first.endswith(", in _failing")
@@ -42,7 +42,7 @@ def test_the_traceback_goes_to_the_folder_of_a_recorded_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "params.yaml").write_text("")
-    print_error(_raised(), model_dir=str(tmp_path))
+    print_error(_raise_error(), model_dir=str(tmp_path))
     [file] = (tmp_path / "errors").iterdir()
 
     assert f"  the whole traceback: {file}\n" in capsys.readouterr().err
@@ -52,7 +52,7 @@ def test_the_traceback_goes_to_the_folder_of_a_recorded_run(
 def test_without_a_record_the_model_dir_stays_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_error(_raised(), model_dir=str(tmp_path / "run"))
+    print_error(_raise_error(), model_dir=str(tmp_path / "run"))
     file = Path(capsys.readouterr().err.splitlines()[-1].split(": ")[1])
 
     assert file.is_file() and not (tmp_path / "run").exists()
@@ -64,7 +64,7 @@ def test_debug_prints_the_traceback_and_writes_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "params.yaml").write_text("")
-    print_error(_raised(), debug=True, model_dir=str(tmp_path))
+    print_error(_raise_error(), debug=True, model_dir=str(tmp_path))
     text = capsys.readouterr().err
 
     assert text.startswith("Traceback") and text.endswith("  the whole traceback: above\n")
@@ -133,7 +133,7 @@ def test_an_exit_is_reported_with_its_line_or_function(translated: bool) -> None
 def test_a_report_has_few_lines_however_much_there_is_to_say(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    error = _raised()
+    error = _raise_error()
 
     add_note(error, "\n".join(map(str, range(100))))
     print_error(error, debug=True)
@@ -187,5 +187,5 @@ def test_frames_in_the_text_of_an_error_are_found() -> None:
 
 
 def test_values_are_those_of_the_frame() -> None:
-    error = _raised(np.zeros([4], np.float64))
+    error = _raise_error(np.zeros([4], np.float64))
     assert list(get_frame_locals(error, find_user_frames(error)[-1])) == ["points"]

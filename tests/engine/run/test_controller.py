@@ -37,7 +37,7 @@ class _Counter(BaseTrainer):
         self.loop_steps = 0
         self.has_data_ended = False
         self._examples = examples
-        self._losses = losses or {}
+        self.losses = losses or {}
         self.evaluated: list[int] = []
 
     def train(self, num_steps: tf.Tensor) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class _Counter(BaseTrainer):
         self.loop_steps = min(int(num_steps), self._examples - step)
         self.has_data_ended = self.loop_steps < int(num_steps)
         self.global_step.assign_add(self.loop_steps)
-        return {"training_loss": tf.constant(self._losses.get(int(self.global_step), 1.0))}
+        return {"training_loss": tf.constant(self.losses.get(int(self.global_step), 1.0))}
 
     def evaluate(self, num_steps: tf.Tensor) -> dict[str, Any]:
         self.evaluated.append(int(self.global_step))
@@ -240,7 +240,7 @@ class _BackOnce(Callback):
         self.rewound_to: list[tuple[int, int]] = []
 
     def exception(self, run: Run, error: Exception) -> None:
-        run.trainer._losses.clear()
+        run.trainer.losses.clear()
         run.rewind(self._step, str(error))
 
     def loop_end(self, run: Run, logs: Any) -> None:

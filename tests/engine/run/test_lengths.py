@@ -117,7 +117,7 @@ def test_loops_end_where_summaries_are_due(ready: ReadyTrainer, tmp_path: Path) 
     assert list(complete_checkpoints(str(tmp_path))) == [25]
 
 
-def _decayed(steps: int | str, decay: int | str) -> ExperimentConfig:
+def _build_cosine_config(steps: int | str, decay: int | str) -> ExperimentConfig:
     rate = {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": decay}}
     return _config(
         train_steps=steps, optimizer_config={"optimizer": {"type": "sgd"}, "learning_rate": rate}
@@ -125,9 +125,13 @@ def _decayed(steps: int | str, decay: int | str) -> ExperimentConfig:
 
 
 def test_two_epochs_are_the_same_bits_as_their_steps(tmp_path: Path) -> None:
-    ready = ReadyTrainer(_decayed(21, 21), LinearTask)
-    in_epochs, _ = launch(_decayed("2 epochs", "100 %"), "train", str(tmp_path / "epochs"))
-    in_steps, _ = launch(_decayed(21, 21), "train", str(tmp_path / "steps"), trainer=ready.again())
+    ready = ReadyTrainer(_build_cosine_config(21, 21), LinearTask)
+    in_epochs, _ = launch(
+        _build_cosine_config("2 epochs", "100 %"), "train", str(tmp_path / "epochs")
+    )
+    in_steps, _ = launch(
+        _build_cosine_config(21, 21), "train", str(tmp_path / "steps"), trainer=ready.again()
+    )
 
     pairs = zip(in_epochs.variables, in_steps.variables, strict=True)
 

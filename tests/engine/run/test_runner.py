@@ -86,7 +86,7 @@ def once_trained(tmp_path_factory: pytest.TempPathFactory, of_trained: ReadyTrai
 
 
 @pytest.fixture
-def trained(once_trained: Path, tmp_path: Path) -> Path:
+def trained_run(once_trained: Path, tmp_path: Path) -> Path:
     """A copy of its folder."""
     return Path(shutil.copytree(once_trained, tmp_path / "trained"))
 
@@ -104,7 +104,7 @@ def once_evaluated(tmp_path_factory: pytest.TempPathFactory, of_evaluated: Ready
 
 
 @pytest.fixture
-def evaluated(once_evaluated: Path, tmp_path: Path) -> Path:
+def evaluated_run(once_evaluated: Path, tmp_path: Path) -> Path:
     """A copy of its folder."""
     return Path(shutil.copytree(once_evaluated, tmp_path / "evaluated"))
 
@@ -177,17 +177,17 @@ def test_train_and_eval_evaluates_at_intervals_and_at_the_end(tmp_path: Path) ->
 
 
 def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
-    of_trained: ReadyTrainer, trained: Path, tmp_path: Path
+    of_trained: ReadyTrainer, trained_run: Path, tmp_path: Path
 ) -> None:
     config = _TRAINED.replace(trainer={"train_steps": 30})
     straight, _ = _run(tmp_path / "straight", config=config, trainer=of_trained.again())
 
-    resumed, _ = _run(trained, config=config)
+    resumed, _ = _run(trained_run, config=config)
 
     assert all(
         np.array_equal(a, b) for a, b in zip(_weights(straight), _weights(resumed), strict=True)
     )
-    assert _steps(trained, "train")[-1] == 30
+    assert _steps(trained_run, "train")[-1] == 30
 
 
 def test_profiled_steps_are_traced_and_add_two_reports(once_trained: Path, tmp_path: Path) -> None:
@@ -204,21 +204,21 @@ def test_profiled_steps_are_traced_and_add_two_reports(once_trained: Path, tmp_p
 
 
 def test_a_finished_run_returns_its_final_metrics_and_says_so(
-    of_evaluated: ReadyTrainer, evaluated: Path, caplog: pytest.LogCaptureFixture
+    of_evaluated: ReadyTrainer, evaluated_run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics = final_record(evaluated)["metrics"]
-    before = (evaluated / "metrics.jsonl").read_text()
+    metrics = final_record(evaluated_run)["metrics"]
+    before = (evaluated_run / "metrics.jsonl").read_text()
 
     with caplog.at_level("INFO", logger="trainer_kit"):
         _, second = _run(
-            evaluated, "train_and_eval", _EVALUATED, trainer=of_evaluated.again(evaluated)
+            evaluated_run, "train_and_eval", _EVALUATED, trainer=of_evaluated.again(evaluated_run)
         )
 
     assert second == pytest.approx(metrics)
     assert "nothing to do" in caplog.text
     assert (
-        read_active_history(str(evaluated / "metrics.jsonl"))
-        and before in (evaluated / "metrics.jsonl").read_text()
+        read_active_history(str(evaluated_run / "metrics.jsonl"))
+        and before in (evaluated_run / "metrics.jsonl").read_text()
     )
 
 
@@ -254,23 +254,25 @@ def test_a_run_stays_in_its_folder_after_os_chdir(
     assert not (tmp_path / "~").exists()
 
 
-def test_eval_scores_the_checkpoint_that_it_is_told_to(evaluated: Path, evaluator: Trainer) -> None:
-    params_time = (evaluated / "params.yaml").stat().st_mtime_ns
-    ledger = json_lines(evaluated / "evals" / "validation.jsonl")
+def test_eval_scores_the_checkpoint_that_it_is_told_to(
+    evaluated_run: Path, evaluator: Trainer
+) -> None:
+    params_time = (evaluated_run / "params.yaml").stat().st_mtime_ns
+    ledger = json_lines(evaluated_run / "evals" / "validation.jsonl")
     losses = {record["step"]: record["metrics"]["validation_loss"] for record in ledger}
-    best = read_json(evaluated / "best_ckpt" / "info.json")
+    best = read_json(evaluated_run / "best_ckpt" / "info.json")
 
     for which, step in (
         ("latest", 60),
         ("20", 20),
-        (str(evaluated / "ckpt-40"), 40),
+        (str(evaluated_run / "ckpt-40"), 40),
         ("best", best["step"]),
     ):
-        _, logs = _run(evaluated, "eval", _EVALUATED, checkpoint=which, trainer=evaluator)
+        _, logs = _run(evaluated_run, "eval", _EVALUATED, checkpoint=which, trainer=evaluator)
         assert logs["validation_loss"] == pytest.approx(losses[step], abs=1e-6)
 
     assert logs["accuracy"] == pytest.approx(best["value"], abs=1e-6)
-    assert (evaluated / "params.yaml").stat().st_mtime_ns == params_time
+    assert (evaluated_run / "params.yaml").stat().st_mtime_ns == params_time
 
 
 def test_post_evaluation_returns_metrics_and_writes_summaries(
@@ -293,7 +295,7 @@ def test_unknown_modes_and_a_missing_model_dir_are_refused() -> None:
         run_experiment(None, None, "train", linear_experiment(), None)  # type: ignore[arg-type]
 
 
-def test_a_resumed_run_uses_the_configs_new_learning_rate(trained: Path) -> None:
+def test_a_resumed_run_uses_the_configs_new_learning_rate(trained_run: Path) -> None:
     rate = {"type": "constant", "constant": {"learning_rate": 0.25}}  # in place of 0.01
     logs: list[Any] = []
     changed = _TRAINED.replace(trainer={"optimizer_config": {"learning_rate": rate}})
@@ -304,7 +306,7 @@ def test_a_resumed_run_uses_the_configs_new_learning_rate(trained: Path) -> None
 
     for steps in (27, 37):
         config = changed.replace(trainer={"train_steps": steps})
-        _run(trained, config=config, train_actions=[record_rate], trainer=ready.again())
+        _run(trained_run, config=config, train_actions=[record_rate], trainer=ready.again())
 
     assert logs == [0.25] * 4
 
@@ -331,16 +333,16 @@ def test_a_learning_rate_set_in_a_ready_made_trainer_stays(
     assert logs == [0.125, 0.125]
 
 
-def test_batch_size_may_change_when_it_is_allowed(trained: Path) -> None:
+def test_batch_size_may_change_when_it_is_allowed(trained_run: Path) -> None:
     data = {"train_data": {"global_batch_size": 16}}
     changed = _TRAINED.replace(trainer={"train_steps": 25}, task=data)
 
     with pytest.raises(ConfigError, match="global_batch_size"):
-        _run(trained, config=changed)
+        _run(trained_run, config=changed)
 
-    _run(trained, config=changed, allow_config_change=["task.train_data.global_batch_size"])
+    _run(trained_run, config=changed, allow_config_change=["task.train_data.global_batch_size"])
 
-    assert _steps(trained, "train")[-1] == 25
+    assert _steps(trained_run, "train")[-1] == 25
 
 
 def _change_labels(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
@@ -357,37 +359,37 @@ def _change_labels(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
 
 @pytest.mark.parametrize("steps", [17, 25])  # a finished run, and one that goes on
 def test_other_training_data_is_refused(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+    trained_run: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     _change_labels(monkeypatch, training=True)
     advice = r"array 1 was int32 .*--allow_config_change=task\.train_data\.identity"
 
     with pytest.raises(UsageError, match=rf"^task\.train_data: the data has changed .*{advice}"):
-        _run(trained, config=_TRAINED.replace(trainer={"train_steps": steps}))
+        _run(trained_run, config=_TRAINED.replace(trainer={"train_steps": steps}))
 
 
 def test_other_training_data_is_the_runs_once_it_is_allowed(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
+    trained_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _change_labels(monkeypatch, training=True)
     longer = _TRAINED.replace(trainer={"train_steps": 25})
-    _run(trained, config=longer, allow_config_change=["task.train_data.identity"])
-    _run(trained, config=longer)
+    _run(trained_run, config=longer, allow_config_change=["task.train_data.identity"])
+    _run(trained_run, config=longer)
     monkeypatch.undo()
 
     with pytest.raises(UsageError, match=r"task\.train_data: the data has changed"):
-        _run(trained, config=longer)
+        _run(trained_run, config=longer)
 
 
-def test_a_finished_run_needs_no_data(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(of_training: bool, examples: int) -> Any:
+def test_a_finished_run_needs_no_data(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose_files(of_training: bool, examples: int) -> Any:
         raise DataError("the files are gone")
 
-    monkeypatch.setattr("trainer_kit.testing.tiny_task.tiny_arrays", lost)
-    _run(trained, config=_TRAINED)
+    monkeypatch.setattr("trainer_kit.testing.tiny_task.tiny_arrays", lose_files)
+    _run(trained_run, config=_TRAINED)
 
     with pytest.raises(DataError, match="the files are gone"):
-        _run(trained, config=_TRAINED.replace(trainer={"train_steps": 25}))
+        _run(trained_run, config=_TRAINED.replace(trainer={"train_steps": 25}))
 
 
 class _Replacing(Callback):
@@ -432,42 +434,44 @@ def test_a_folder_moved_during_a_save_is_not_made_again(
     assert list(complete_checkpoints(str(tmp_path / "moved"))) == [10]
 
 
-def test_other_validation_data_is_refused(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_validation_data_is_refused(
+    evaluated_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _change_labels(monkeypatch, training=False)
 
     with pytest.raises(
         UsageError, match=r"^task\.validation_data: .*task\.validation_data\.identity"
     ):
-        _run(evaluated, "train_and_eval", _EVALUATED)
+        _run(evaluated_run, "train_and_eval", _EVALUATED)
 
 
 def test_a_run_of_an_earlier_release_takes_any_data(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, of_trained: ReadyTrainer
+    trained_run: Path, monkeypatch: pytest.MonkeyPatch, of_trained: ReadyTrainer
 ) -> None:
-    manifest = read_json(trained / "manifest.json")
+    manifest = read_json(trained_run / "manifest.json")
     for name in ("data", "replicas", "workers", "device"):
         del manifest[name]
-    (trained / "manifest.json").write_text(json.dumps(manifest))
+    (trained_run / "manifest.json").write_text(json.dumps(manifest))
     _change_labels(monkeypatch, training=True)
     exact = _TRAINED.replace(trainer={"require_exact_resume": True})
 
-    _run(trained, config=exact, trainer=of_trained.again())
+    _run(trained_run, config=exact, trainer=of_trained.again())
 
-    assert _steps(trained, "train")[-1] == 17
+    assert _steps(trained_run, "train")[-1] == 17
 
 
-def test_exactness_needs_the_versions_and_devices_of_before(trained: Path) -> None:
-    manifest = read_json(trained / "manifest.json")
+def test_exactness_needs_the_versions_and_devices_of_before(trained_run: Path) -> None:
+    manifest = read_json(trained_run / "manifest.json")
 
     assert (manifest["replicas"], manifest["workers"], manifest["device"]) == (1, 1, "CPU")
 
     manifest |= {"replicas": 2, "workers": 3, "device": "GPU", "python": "3.1"}
     manifest["packages"]["keras"] = "1.0"
-    (trained / "manifest.json").write_text(json.dumps(manifest))
+    (trained_run / "manifest.json").write_text(json.dumps(manifest))
 
     with pytest.raises(UsageError) as refused:
         _run(
-            trained,
+            trained_run,
             config=_TRAINED.replace(trainer={"require_exact_resume": True, "train_steps": 25}),
         )
 
@@ -796,13 +800,13 @@ def test_a_rewind_after_the_post_evaluation_trains_on(tmp_path: Path) -> None:
 
 
 def test_a_rewind_is_refused_by_a_mode_that_does_not_train(
-    of_trained: ReadyTrainer, trained: Path, caplog: pytest.LogCaptureFixture
+    of_trained: ReadyTrainer, trained_run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     callback = _BackAfterEvaluation()
 
     assert (
         "accuracy"
-        in _run(trained, "eval", _TRAINED, trainer=of_trained.again(), callbacks=[callback])[1]
+        in _run(trained_run, "eval", _TRAINED, trainer=of_trained.again(), callbacks=[callback])[1]
     )
     assert (
         callback.steps == []
@@ -811,14 +815,16 @@ def test_a_rewind_is_refused_by_a_mode_that_does_not_train(
 
 
 def test_train_and_eval_evaluates_a_run_that_only_trained(
-    of_trained: ReadyTrainer, trained: Path
+    of_trained: ReadyTrainer, trained_run: Path
 ) -> None:
-    assert "accuracy" in _run(trained, "train_and_eval", _TRAINED, trainer=of_trained.again())[1]
+    assert (
+        "accuracy" in _run(trained_run, "train_and_eval", _TRAINED, trainer=of_trained.again())[1]
+    )
 
 
-def test_the_ledger_names_checkpoints_that_exist(evaluated: Path, evaluator: Trainer) -> None:
-    ledger = evaluated / "evals/validation.jsonl"
-    events = sorted((evaluated / "validation").iterdir())
+def test_the_ledger_names_checkpoints_that_exist(evaluated_run: Path, evaluator: Trainer) -> None:
+    ledger = evaluated_run / "evals/validation.jsonl"
+    events = sorted((evaluated_run / "validation").iterdir())
 
     records = json_lines(ledger)
 
@@ -832,11 +838,13 @@ def test_the_ledger_names_checkpoints_that_exist(evaluated: Path, evaluator: Tra
         "ckpt-60",
     ]
 
-    _run(evaluated, "eval", _EVALUATED, checkpoint="20", trainer=evaluator)
-    (record,) = json_lines(evaluated / "evals/eval.jsonl")
+    _run(evaluated_run, "eval", _EVALUATED, checkpoint="20", trainer=evaluator)
+    (record,) = json_lines(evaluated_run / "evals/eval.jsonl")
 
     assert (record["step"], record["checkpoint"]) == (20, "ckpt-20")
-    assert json_lines(ledger) == records and sorted((evaluated / "validation").iterdir()) == events
+    assert (
+        json_lines(ledger) == records and sorted((evaluated_run / "validation").iterdir()) == events
+    )
 
 
 def test_one_replica_evaluates_a_checkpoint_of_several_equally(
@@ -931,12 +939,12 @@ def test_a_run_at_its_last_step_evaluates_new_sets_only(tmp_path: Path) -> None:
     assert batches == [["new"]]
 
 
-def test_a_run_killed_before_its_final_record_writes_the_same(evaluated: Path) -> None:
-    before = final_record(evaluated)
-    (evaluated / "final.json").unlink()
-    _, logs = _run(evaluated, "train_and_eval", _EVALUATED)
+def test_a_run_killed_before_its_final_record_writes_the_same(evaluated_run: Path) -> None:
+    before = final_record(evaluated_run)
+    (evaluated_run / "final.json").unlink()
+    _, logs = _run(evaluated_run, "train_and_eval", _EVALUATED)
 
-    after = final_record(evaluated)
+    after = final_record(evaluated_run)
 
     assert logs == after["metrics"] == before["metrics"] and "best_accuracy" in logs
     assert after["best"] == before["best"]

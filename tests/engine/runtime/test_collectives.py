@@ -35,7 +35,8 @@ def alone() -> None:
         tf.distribute.MultiWorkerMirroredStrategy(),
     )
     returned = {
-        name: _returned(strategy, 0) for name, strategy in zip(ALONE, strategies, strict=True)
+        name: _call_collectives(strategy, 0)
+        for name, strategy in zip(ALONE, strategies, strict=True)
     }
     tell({"warned": [_warns(strategy) for strategy in strategies], **returned})
 
@@ -61,10 +62,10 @@ def together(cluster: dict[str, list[str]], index: int) -> None:
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": cluster, "task": {"type": JOBS[index], "index": 0}}
     )
-    tell({JOBS[index]: _returned(tf.distribute.MultiWorkerMirroredStrategy(), index)})
+    tell({JOBS[index]: _call_collectives(tf.distribute.MultiWorkerMirroredStrategy(), index)})
 
 
-def _returned(strategy: Any, index: int) -> dict[str, Any]:
+def _call_collectives(strategy: Any, index: int) -> dict[str, Any]:
     from trainer_kit.runtime import collectives
 
     return {

@@ -110,7 +110,7 @@ def _accuracy(model: Any) -> float:
     return float((model(points).numpy().argmax(1) == labels).mean())
 
 
-def _reported(run: Path) -> dict[int, float]:
+def _read_reported_losses(run: Path) -> dict[int, float]:
     records = json_lines(run / "evals/validation.jsonl")
     return {record["step"]: record["metrics"]["accuracy"] for record in records}
 
@@ -153,7 +153,7 @@ def test_a_model_is_loaded_as_it_was_evaluated(run: Path, modules: list[str], wh
         run, str(run / str(place)) if which == "path" else which, modules
     )
 
-    assert _accuracy(model) == pytest.approx(_reported(run)[step])
+    assert _accuracy(model) == pytest.approx(_read_reported_losses(run)[step])
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
     modules.clear()  # it is registered now
@@ -248,12 +248,12 @@ def test_a_rotated_checkpoint_is_replaced_by_the_newest(
 
     original = load.CheckpointGraph
 
-    def rotated(prefix: str) -> Any:
+    def remove_before_reading(prefix: str) -> Any:
         for path in copy.glob("ckpt-60.*") if prefix == str(newest) else ():
             path.unlink()
         return original(prefix)
 
-    monkeypatch.setattr(load, "CheckpointGraph", rotated)
+    monkeypatch.setattr(load, "CheckpointGraph", remove_before_reading)
 
     assert trainer_kit.load_weights(_plain_model(), copy).path == str(copy / "ckpt-50")
 
@@ -262,7 +262,7 @@ def test_averages_are_loaded_unless_the_weights_are_asked_for(run: Path, capsys:
     model = _plain_model()
     loaded = trainer_kit.load_weights(model, run)
 
-    assert loaded.averaged and _accuracy(model) == pytest.approx(_reported(run)[60])
+    assert loaded.averaged and _accuracy(model) == pytest.approx(_read_reported_losses(run)[60])
 
     said = capsys.readouterr().out
     assert said == f"{loaded}\n" and "moving averages" in said and "optimizer (6)" in said
@@ -295,13 +295,13 @@ def test_best_weights_of_earlier_versions_are_loaded(run: Path, tmp_path: Path) 
 # ---- other programs
 
 
-def _saved(kind: str) -> Callable[[Any, Path], str | Path]:
-    def with_optimizer(model: Any, folder: Path) -> str:
+def _choose_writer(kind: str) -> Callable[[Any, Path], str | Path]:
+    def write_with_optimizer(model: Any, folder: Path) -> str:
         optimizer = keras.optimizers.Adam()
         optimizer.build(model.trainable_variables)
         return str(tf.train.Checkpoint(net=model, optimizer=optimizer).write(str(folder / "x")))
 
-    def managed(model: Any, folder: Path) -> Path:
+    def write_with_manager(model: Any, folder: Path) -> Path:
         manager = tf.train.CheckpointManager(
             tf.train.Checkpoint(model=model, step=tf.Variable(1)), str(folder), 2
         )
@@ -309,7 +309,7 @@ def _saved(kind: str) -> Callable[[Any, Path], str | Path]:
         manager.save()
         return folder
 
-    def keras_file(model: Any, folder: Path) -> Path:
+    def write_keras_file(model: Any, folder: Path) -> Path:
         model.save_weights(str(folder / "x.weights.h5"))
         return folder / "x.weights.h5"
 
@@ -318,9 +318,9 @@ def _saved(kind: str) -> Callable[[Any, Path], str | Path]:
             tf.train.Checkpoint(model=model).write(str(folder / "x"))
         ),
         "root": lambda model, folder: str(tf.train.Checkpoint(model).write(str(folder / "x"))),
-        "net and optimizer": with_optimizer,
-        "manager": managed,
-        "weights.h5": keras_file,
+        "net and optimizer": write_with_optimizer,
+        "manager": write_with_manager,
+        "weights.h5": write_keras_file,
     }[kind]
 
 
@@ -332,7 +332,7 @@ def test_weights_of_another_program_are_loaded(tmp_path: Path, kind: str, form: 
     theirs = MODELS[kind]()
     model = MODELS[kind]()
     _scramble(theirs)
-    path = _saved(form)(theirs, tmp_path)
+    path = _choose_writer(form)(theirs, tmp_path)
 
     loaded = trainer_kit.load_weights(model, path)
 
@@ -413,10 +413,10 @@ def test_ctrl_c_in_keras_changes_no_weight(tmp_path: Path, monkeypatch: pytest.M
     model.save_weights(tmp_path / "x.weights.h5")
     before = [variable.numpy() for variable in model.variables]
 
-    def interrupted(*_: Any) -> None:
+    def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(model, "load_weights", interrupted)
+    monkeypatch.setattr(model, "load_weights", interrupt)
 
     with pytest.raises(KeyboardInterrupt):
         trainer_kit.load_weights(model, tmp_path / "x.weights.h5")

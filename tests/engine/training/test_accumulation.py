@@ -57,7 +57,7 @@ def _trainer(
 
 
 @dataclass(frozen=True)
-class _Trained:
+class _TrainingResult:
     """What STEPS steps have made of a trainer: the logs, and the values of weights, averages and
     optimizers.
     """
@@ -66,45 +66,50 @@ class _Trained:
     state: list[np.ndarray]
 
 
-def _trained(trainer: Trainer) -> _Trained:
+def _train(trainer: Trainer) -> _TrainingResult:
     logs = trainer.train(tf.constant(STEPS))
     assert trainer.global_step.numpy() == STEPS
-    return _Trained(tf.nest.flatten(logs), _state(trainer))
+    return _TrainingResult(tf.nest.flatten(logs), _read_state(trainer))
 
 
 @pytest.fixture(scope="module")
-def whole() -> _Trained:
+def whole() -> _TrainingResult:
     """Whole batches of 32 on one replica."""
-    return _trained(_trainer())
+    return _train(_trainer())
 
 
-def _assert_equal(trainer: Trainer, whole: _Trained) -> None:
+def _assert_equal(trainer: Trainer, whole: _TrainingResult) -> None:
     """Trains and compares weights, averages, optimizers, logs and counts of steps."""
-    split = _trained(trainer)
+    split = _train(trainer)
     assert_all_close(split.logs, whole.logs, atol=1e-6)
     assert_all_close(split.state, whole.state, atol=1e-6)
 
 
-def _state(trainer: Trainer) -> list[np.ndarray]:
-    average = trainer._average.variables.values() if trainer._average else []
-    optimizers = (
-        trainer.optimizer if isinstance(trainer.optimizer, dict) else {"": trainer.optimizer}
-    )
-    slots = [variable for optimizer in optimizers.values() for variable in optimizer.variables]
-    return [variable.numpy() for variable in (*trainer.model.trainable_variables, *average, *slots)]
+def _read_state(trainer: Trainer) -> list[np.ndarray]:
+    """Returns the values of weights, averages and optimizers."""
+    values = trained_weights(trainer)
+    if trainer.average_names:
+        with trainer.use_weights("average"):
+            values += trained_weights(trainer)
+    optimizers = trainer.optimizer
+    if not isinstance(optimizers, dict):
+        optimizers = {"": optimizers}
+    for optimizer in optimizers.values():
+        values += [variable.numpy() for variable in optimizer.variables]
+    return values
 
 
 @pytest.fixture(scope="module")
-def two_layers() -> _Trained:
+def two_layers() -> _TrainingResult:
     """Whole batches of 32 on one replica, with two layers and an optimizer that does much for an
     update.
     """
-    return _trained(_trainer(TinyTask, optimizer_config=OPTIMIZATION))
+    return _train(_trainer(TinyTask, optimizer_config=OPTIMIZATION))
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_4_times_8_examples_train_as_32_do(
-    count: int, two_layers: _Trained, caplog: pytest.LogCaptureFixture
+    count: int, two_layers: _TrainingResult, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {
         "accumulate_steps": 4,
@@ -136,7 +141,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_the_loop_splits_batches(form: str, whole: _Trained) -> None:
+def test_every_form_of_the_loop_splits_batches(form: str, whole: _TrainingResult) -> None:
     _assert_equal(_trainer(**{"steps_per_loop": 4, "summary_interval": 4, **FORMS[form]}), whole)
 
 
@@ -152,7 +157,7 @@ RAGGED: dict[str, Any] = {
 )
 def test_a_ragged_last_batch_counts_each_example_once(options: dict[str, Any]) -> None:
     _assert_equal(
-        _trainer(task=RAGGED, accumulate_steps=8, **options), _trained(_trainer(task=RAGGED))
+        _trainer(task=RAGGED, accumulate_steps=8, **options), _train(_trainer(task=RAGGED))
     )
 
 
@@ -185,7 +190,7 @@ class _Apply(_Keras):
 
 @pytest.mark.parametrize(("count", "task_type"), [(1, _Keras), (2, _Apply)])
 def test_own_train_steps_may_call_the_optimizer(
-    task_type: type[TinyTask], count: int, whole: _Trained
+    task_type: type[TinyTask], count: int, whole: _TrainingResult
 ) -> None:
     _assert_equal(_trainer(task_type, count, accumulate_steps=2), whole)
 
@@ -235,7 +240,7 @@ class _Compiled(LinearTask):
 
 @pytest.mark.parametrize("task_type", [_TwoOptimizers, _Regularized, _Compiled])
 def test_sums_losses_and_metrics_are_those_of_the_batch(task_type: type[TinyTask]) -> None:
-    _assert_equal(_trainer(task_type, accumulate_steps=2), _trained(_trainer(task_type)))
+    _assert_equal(_trainer(task_type, accumulate_steps=2), _train(_trainer(task_type)))
 
 
 def test_float16_scales_and_skips_whole_batches() -> None:
@@ -310,10 +315,10 @@ class _Alive(LinearTask):
             )
 
         @tf.custom_gradient
-        def counted(outputs: tf.Tensor) -> Any:
+        def count_outputs(outputs: tf.Tensor) -> Any:
             return count(1, outputs), lambda gradient: count(-1, gradient)
 
-        return super().build_losses(labels, counted(model_outputs), aux_losses)
+        return super().build_losses(labels, count_outputs(model_outputs), aux_losses)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +332,7 @@ def test_activations_of_one_micro_batch_are_in_memory(options: dict[str, Any]) -
     assert trainer.task.alive == [0] + [1, 0] * int(trainer.accumulation.steps) * 3
 
 
-def test_sums_of_an_interrupted_step_do_not_count(whole: _Trained) -> None:
+def test_sums_of_an_interrupted_step_do_not_count(whole: _TrainingResult) -> None:
     split = _trainer(accumulate_steps=4, fuse_steps=2)
 
     split.train(tf.constant(STEPS // 2))
@@ -339,7 +344,7 @@ def test_sums_of_an_interrupted_step_do_not_count(whole: _Trained) -> None:
 
     split.train(tf.constant(STEPS // 2))
 
-    assert_all_close(_state(split), whole.state, atol=1e-6)
+    assert_all_close(_read_state(split), whole.state, atol=1e-6)
 
 
 def test_gradients_of_a_diverged_step_are_those_of_the_batch() -> None:
@@ -379,7 +384,8 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
 
 class _OwnStep(Trainer):
     def train_step(self, iterator: Any) -> None:
-        self.strategy.run(self._replica_train_step, args=(next(iterator),))
+        arguments = (next(iterator), self.model, self.optimizer, self.train_metrics)
+        self.strategy.run(self.task.train_step, args=arguments)
         self.global_step.assign_add(1)
 
 
@@ -417,12 +423,23 @@ def test_a_step_that_applies_no_gradients_is_refused() -> None:
         _trainer(_OwnOptimizer, accumulate_steps=2).train(tf.constant(1))
 
 
-def test_a_replaced_optimizer_is_the_one_that_updates() -> None:
-    trainer = _trainer(accumulate_steps=2)
-    trainer.train(tf.constant(1))
-    trainer._optimizer = optimizer = keras.optimizers.SGD(0.1)
+class _ReplacingTrainer(Trainer):
+    """Has another optimizer from the moment when it is set."""
 
+    replacement: Any = None
+
+    @property
+    def optimizer(self) -> Any:
+        return self.replacement or super().optimizer
+
+
+def test_a_replaced_optimizer_is_the_one_that_updates() -> None:
+    optimizer = keras.optimizers.SGD(0.1)
+    trainer = _trainer(cls=_ReplacingTrainer, accumulate_steps=2)
+    trainer.train(tf.constant(1))
     optimizer.build(trainer.model.trainable_variables)
+
+    trainer.replacement = optimizer
     trainer.forget_train_loop()
     trainer.train(tf.constant(2))
 

@@ -77,7 +77,7 @@ class _Counting(LinearTask):
         self.evaluations = state["evaluations"]
 
 
-def _trained(ema: dict[str, Any], task_type: type[LinearTask] = LinearTask, steps: int = 12) -> Any:
+def _train(ema: dict[str, Any], task_type: type[LinearTask] = LinearTask, steps: int = 12) -> Any:
     config = _config(ema)
     keras.utils.set_random_seed(3)
     task = task_type(config.task)
@@ -91,17 +91,17 @@ def _trained(ema: dict[str, Any], task_type: type[LinearTask] = LinearTask, step
     return trainer
 
 
-def _held(trainer: Any) -> list[bytes]:
+def _read_values(trainer: Any) -> list[bytes]:
     return [variable.numpy().tobytes() for variable in trainer.model.variables]
 
 
 def test_each_kind_of_weights_has_metrics_of_its_own() -> None:
     with replicas(2).scope():
-        trainer = _trained(EMA)
-        plain = _trained({**EMA, "evaluate": ("weights",)}, steps=0)
-        before = _held(trainer)
+        trainer = _train(EMA)
+        plain = _train({**EMA, "evaluate": ("weights",)}, steps=0)
+        before = _read_values(trainer)
         logs = trainer.evaluate(tf.constant(-1))
-        assert _held(trainer) == before
+        assert _read_values(trainer) == before
         for name, set_logs in (
             ("average", logs),
             ("weights", logs["weights"]),
@@ -127,7 +127,7 @@ def test_each_kind_of_weights_has_metrics_of_its_own() -> None:
 
 def test_further_evaluations_leave_task_and_randomness_alone() -> None:
     average_only, all_weights = (
-        _trained({**EMA, "evaluate": names}, _Counting) for names in (("average",), EMA["evaluate"])
+        _train({**EMA, "evaluate": names}, _Counting) for names in (("average",), EMA["evaluate"])
     )
 
     for _ in range(2):
@@ -144,7 +144,7 @@ def test_further_evaluations_leave_task_and_randomness_alone() -> None:
     for trainer in (average_only, all_weights):
         trainer.train(tf.constant(3))
 
-    assert _held(average_only) == _held(all_weights)
+    assert _read_values(average_only) == _read_values(all_weights)
 
 
 # ---- runs
@@ -194,7 +194,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, ready: ReadyTrainer) -> Path:
     return folder
 
 
-def _loaded(path: str) -> Any:
+def _load_model(path: str) -> Any:
     """A model of plain Keras with the weights of a checkpoint, read by plain TensorFlow."""
     model = keras.Sequential(
         [keras.Input((FEATURES,)), keras.layers.Dropout(0.1), keras.layers.Dense(CLASSES)]
@@ -217,7 +217,7 @@ def _value(model: Any, metric: str) -> float:
 )
 def test_best_checkpoints_hold_the_weights_of_their_metric(run: Path, place: str) -> None:
     info = read_json(run / place / "info.json")
-    model = _loaded(str(run / place / info["checkpoint"]))
+    model = _load_model(str(run / place / info["checkpoint"]))
 
     assert _value(model, info["metric"].rpartition("|")[2]) == pytest.approx(
         info["value"], rel=1e-5
@@ -280,8 +280,8 @@ def test_ema_checkpoints_hold_the_averages(
 
     assert complete_checkpoints(str(place)).keys() == steps
 
-    model = _loaded(tf.train.latest_checkpoint(str(place)))
-    other = _loaded(str(run / "best_ckpt/ckpt-40"))
+    model = _load_model(tf.train.latest_checkpoint(str(place)))
+    other = _load_model(str(run / "best_ckpt/ckpt-40"))
 
     trainer_kit.load_weights(other, run / "ckpt-40", averaged=average)
 

@@ -34,7 +34,7 @@ AVERAGED = {
 }
 
 
-def _held(trainer: Any) -> list[bytes]:
+def _read_values(trainer: Any) -> list[bytes]:
     return [variable.numpy().tobytes() for variable in trainer.model.trainable_variables]
 
 
@@ -46,7 +46,7 @@ class _Watched(Trainer):
     then: Mapping[str, Any] = {}
 
     def _at(self, moment: str) -> None:
-        self.notes.append((moment, _held(self)))
+        self.notes.append((moment, _read_values(self)))
         self.then.get(moment, lambda: None)()
 
     def eval_begin(self) -> Any:
@@ -82,7 +82,7 @@ def _trainer(
 
 def test_average_is_in_place_from_eval_begin_to_eval_end() -> None:
     trainer = _trainer(_Watched)
-    weights = _held(trainer)
+    weights = _read_values(trainer)
     trainer.evaluate(2)
     average = trainer.notes[1][1]
 
@@ -105,14 +105,14 @@ def test_average_is_in_place_from_eval_begin_to_eval_end() -> None:
 
 def test_failed_evaluation_restores_the_weights() -> None:
     trainer = _trainer(_Watched)
-    weights = _held(trainer)
+    weights = _read_values(trainer)
     logs = trainer.evaluate(-1)
 
     for moment in ("begun", "step", "end"):
         trainer.then = {moment: [].pop}
         with pytest.raises(IndexError, match="pop from empty list"):
             trainer.evaluate(-1)
-        assert _held(trainer) == weights
+        assert _read_values(trainer) == weights
     trainer.then = {}
 
     assert trainer.evaluate(-1) == logs
@@ -123,7 +123,7 @@ def test_concurrent_end_averaging_restores_the_weights_once(
 ) -> None:
     trainer = _trainer()
     swap = MovingAverage.swap
-    weights = _held(trainer)
+    weights = _read_values(trainer)
     swaps = []
 
     def slow(average: MovingAverage, name: str) -> None:
@@ -138,7 +138,7 @@ def test_concurrent_end_averaging_restores_the_weights_once(
         list(threads.map(lambda _: trainer.restore_trained_weights(), range(4)))
 
     assert len(swaps) == 1
-    assert _held(trainer) == weights
+    assert _read_values(trainer) == weights
 
 
 class _Interrupted(BestWeightsExporter):
@@ -158,7 +158,7 @@ def test_average_is_exported_while_a_thread_ends_averaging(tmp_path: Path) -> No
     trainer.evaluate(-1)
     trainer.state.weights_checkpoint.read(str(tmp_path / "ckpt-0"))
 
-    assert ("begun", _held(trainer)) in trainer.notes
+    assert ("begun", _read_values(trainer)) in trainer.notes
 
 
 def test_nothing_is_exported_as_best_once_a_stop_was_asked_for(tmp_path: Path) -> None:

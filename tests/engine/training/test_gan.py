@@ -72,7 +72,7 @@ def _values(net: keras.Model) -> list[np.ndarray]:
     return [variable.numpy() for variable in net.variables if "seed" not in variable.path]
 
 
-def _changed(before: list[np.ndarray], now: list[np.ndarray]) -> bool:
+def _have_changed(before: list[np.ndarray], now: list[np.ndarray]) -> bool:
     return any((value != other).any() for value, other in zip(before, now, strict=True))
 
 
@@ -89,11 +89,11 @@ def test_each_net_is_updated_in_its_own_period(updates: str, waiting: str, count
     trainer.train(tf.constant(4))
 
     if updates == "in_turns":  # together, both nets see the batches, which their averages count
-        assert {name for name, net in nets.items() if _changed(before[name], _values(net))} == {
-            *nets
-        } - {waiting}
+        assert {
+            name for name, net in nets.items() if _have_changed(before[name], _values(net))
+        } == {*nets} - {waiting}
 
-    assert not _changed(
+    assert not _have_changed(
         weights, [variable.numpy() for variable in nets[waiting].trainable_variables]
     )
 
@@ -176,7 +176,9 @@ def test_both_nets_train_in_float16_and_compiled_by_xla(runtime: dict[str, Any])
 
     logs = trainer.train(tf.constant(4))
 
-    assert all(_changed(values, _values(net)) for values, net in zip(before, nets, strict=True))
+    assert all(
+        _have_changed(values, _values(net)) for values, net in zip(before, nets, strict=True)
+    )
     assert np.isfinite(float(logs["training_loss"]))
 
 

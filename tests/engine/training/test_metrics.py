@@ -121,13 +121,13 @@ def test_tensor_conditions_in_a_metric_of_tf_keras_are_converted() -> None:
     metrics = MetricSet("loss", [metric])
 
     @tf.function(autograph=False)
-    def updated(prediction: Any) -> Any:
+    def update_metrics(prediction: Any) -> Any:
         task.process_metrics([metric], tf.constant(0.0), prediction)
         return metrics.results()["signs"]
 
     predictions = (1.0, 2.0, -1.0, -1.0, -1.0)
 
-    assert [float(updated(tf.constant(prediction))) for prediction in predictions] == [
+    assert [float(update_metrics(tf.constant(prediction))) for prediction in predictions] == [
         1.0,
         2.0,
         1.0,

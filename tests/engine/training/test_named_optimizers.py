@@ -209,7 +209,7 @@ def test_averages_have_the_keys_of_one_average_of_all() -> None:
     part = _trainer({"head": {**averaged, **last}, "rest": {**SGD, **REST}}, TwoLayers)
     whole = _trainer({"all": {**averaged, **REST}}, TwoLayers)
 
-    keys = [list(member._average.variables) for member in (several, part, whole)]
+    keys = [list(member.checkpoint.average) for member in (several, part, whole)]
 
     assert keys[0] == keys[2] and keys[1] == keys[2][2:]
     assert keys[2][2].endswith("dense_1/kernel")

@@ -31,7 +31,7 @@ def _model() -> keras.Model:
     return keras.Model(inputs, inner(keras.layers.Dense(3, name="first")(inputs)))
 
 
-def _collected(model: Any, *names: str, x: Any = None) -> dict[str, tf.Tensor]:
+def _collect_tensors(model: Any, *names: str, x: Any = None) -> dict[str, tf.Tensor]:
     with LayerOutputs(model).collect(names) as collection:
         model(tf.ones([2, 3]) if x is None else x)
     return collection.tensors
@@ -48,7 +48,7 @@ def test_outside_of_a_run_it_returns_the_same_object() -> None:
 
 def test_exposed_tensors_and_layers_are_known_at_any_depth() -> None:
     model = _model()
-    tensors = _collected(model, "squares", "first", "last", "inner", "halves")
+    tensors = _collect_tensors(model, "squares", "first", "last", "inner", "halves")
 
     np.testing.assert_allclose(tensors["squares"], tensors["first"] ** 2)
     np.testing.assert_allclose(tensors["halves"], tensors["first"] ** 2 / 2)
@@ -93,17 +93,17 @@ def _in_function(x: tf.Tensor) -> tf.Tensor:
 def test_a_tensor_inside_another_graph_can_only_be_left_alone(
     step: Callable[[tf.Tensor], Any],
 ) -> None:
-    def collected(x: tf.Tensor, *names: str) -> Any:
+    def collect(x: tf.Tensor, *names: str) -> Any:
         with LayerOutputs(tf.Module()).collect(names):
             return step(x)
 
-    assert tf.function(collected, autograph=False)(tf.ones([1])).shape == [1]
+    assert tf.function(collect, autograph=False)(tf.ones([1])).shape == [1]
 
     with pytest.raises(
         UsageError,
         match=r"'inside'\) is called inside a tf\.cond, a loop or a tf\.function.*return",
     ):
-        tf.function(lambda x: collected(x, "inside"), autograph=False)(tf.ones([1]))
+        tf.function(lambda x: collect(x, "inside"), autograph=False)(tf.ones([1]))
 
 
 def test_layers_that_share_a_name_or_return_a_dict_are_errors() -> None:
@@ -124,4 +124,4 @@ def test_layers_that_share_a_name_or_return_a_dict_are_errors() -> None:
     with pytest.raises(
         UsageError, match=r"'pair' is a dict, no dense tensor; call trainer_kit\.expose on one"
     ):
-        _collected(Pair(name="pair"), "pair")
+        _collect_tensors(Pair(name="pair"), "pair")

@@ -69,7 +69,7 @@ NAMES = ("labels", "hidden", "cost", "top", "first_label")
 
 
 @pytest.fixture(scope="module")
-def asked() -> Trainer:
+def asked_trainer() -> Trainer:
     """A trainer after five steps, which was asked for all tensors."""
     trainer = _trainer(*NAMES)
     trainer.train(tf.constant(5))
@@ -90,8 +90,8 @@ def _labels(steps: int) -> Any:
     return [next(batches)[1] for _ in range(steps)][-1].numpy()
 
 
-def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked: Trainer) -> None:
-    values = asked.train_tensors.values
+def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked_trainer: Trainer) -> None:
+    values = asked_trainer.train_tensors.values
     labels = _labels(5)
 
     np.testing.assert_array_equal(values["labels"], labels)
@@ -119,9 +119,9 @@ def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked: Trainer) 
             assert len(kept) == len(NAMES) and tf.int32 not in kept
 
 
-def test_replicas_concatenate_tensors_and_average_scalars(asked: Trainer) -> None:
+def test_replicas_concatenate_tensors_and_average_scalars(asked_trainer: Trainer) -> None:
     mirrored = _trainer(*NAMES[1:], count=2, evaluate=True, metrics=[MEAN])
-    first = asked.train_tensors.values
+    first = asked_trainer.train_tensors.values
 
     second = _values(mirrored)
 
@@ -287,6 +287,10 @@ def test_a_tensor_that_nobody_asks_for_is_not_computed(executor: str, asks: bool
     trainer.evaluate(tf.constant(2))
 
 
-def test_values_are_not_in_checkpoints_and_change_no_weight(plain: Trainer, asked: Trainer) -> None:
-    assert_all_close(plain.model.get_weights(), asked.model.get_weights())
-    assert plain.state.step_state.variables.keys() == asked.state.step_state.variables.keys()
+def test_values_are_not_in_checkpoints_and_change_no_weight(
+    plain: Trainer, asked_trainer: Trainer
+) -> None:
+    assert_all_close(plain.model.get_weights(), asked_trainer.model.get_weights())
+    assert (
+        plain.state.step_state.variables.keys() == asked_trainer.state.step_state.variables.keys()
+    )

@@ -183,7 +183,7 @@ def test_validation_counts_every_example_once_whatever_the_batch(batch: int) -> 
     trainer = _trainer(config)
     logs = trainer.evaluate(tf.constant(-1))
 
-    expected = _expected(trainer)
+    expected = _compute_expected(trainer)
 
     assert logs["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
     assert logs["validation_loss"] == pytest.approx(expected["validation_loss"], abs=1e-5)
@@ -200,11 +200,11 @@ def test_replicas_share_any_batch_to_evaluate_on(batch: int) -> None:
     for steps in (-1, 5):
         mine = several.evaluate(tf.constant(steps))
         assert mine == pytest.approx(
-            _expected(several, batch * steps if steps > 0 else None), abs=1e-6
+            _compute_expected(several, batch * steps if steps > 0 else None), abs=1e-6
         )
 
 
-def _expected(trainer: Trainer, examples: int | None = None) -> dict[str, float]:
+def _compute_expected(trainer: Trainer, examples: int | None = None) -> dict[str, float]:
     """What an evaluation of the first examples should report."""
     points, labels = (array[:examples] for array in tiny_arrays(False))
     outputs = trainer.model(points, training=False).numpy()
@@ -219,7 +219,7 @@ def test_metrics_do_not_count_past_the_end_of_static_batches() -> None:
     config = linear_experiment().replace(task={"validation_data": {"global_batch_size": 103}})
     trainer = _trainer(config, _AggregatingTask)
 
-    expected = np.float32(_expected(trainer)["accuracy"])
+    expected = np.float32(_compute_expected(trainer)["accuracy"])
 
     assert {trainer.evaluate(tf.constant(-1))["accuracy"] for _ in range(20)} == {expected}
 

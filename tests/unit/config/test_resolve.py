@@ -20,15 +20,15 @@ from trainer_kit.errors import ConfigError
 ROOT = Path(__file__).parents[3]
 
 
-def written(folder: Path, name: str, text: str) -> str:
+def write_text(folder: Path, name: str, text: str) -> str:
     (folder / name).write_text(text)
     return str(folder / name)
 
 
 def test_each_source_wins_over_those_before_it(experiment: str, tmp_path: Path) -> None:
-    first = written(tmp_path, "a.yaml", "trainer: {train_steps: 2}")
-    second = written(tmp_path, "b.yaml", "trainer: {train_steps: 3}")
-    third = written(tmp_path, "c.gin", "TrainerConfig.train_steps = 4")
+    first = write_text(tmp_path, "a.yaml", "trainer: {train_steps: 2}")
+    second = write_text(tmp_path, "b.yaml", "trainer: {train_steps: 3}")
+    third = write_text(tmp_path, "c.gin", "TrainerConfig.train_steps = 4")
     flags = ConfigLayer({"trainer": {"train_steps": 8}}, {"trainer.train_steps": "--train_steps"})
     sources = [
         ("gin_params", f"{experiment}.steps = 1", f"{experiment}.steps of --gin_params"),
@@ -55,11 +55,11 @@ def test_each_source_wins_over_those_before_it(experiment: str, tmp_path: Path) 
 def test_the_mistakes_of_all_sources_are_one_report(experiment: str, tmp_path: Path) -> None:
     sources = ConfigSources(
         config_files=(
-            written(tmp_path, "typo.yaml", "trainer:\n  train_step: 5\n"),
-            written(tmp_path, "broken.yaml", "a: ["),
+            write_text(tmp_path, "typo.yaml", "trainer:\n  train_step: 5\n"),
+            write_text(tmp_path, "broken.yaml", "a: ["),
             str(tmp_path / "missing.yaml"),
         ),
-        gin_files=(written(tmp_path, "broken.gin", "a b"),),
+        gin_files=(write_text(tmp_path, "broken.gin", "a b"),),
         gin_params=("NetConfig.rate = 7", "validation_dta/DataConfig.seed = 1"),
         params_overrides=("runtime.num_gpu=1", "trainer.train_steps", "trainer.validation_steps=0"),
         flags=ConfigLayer({"runtime": {"tpu": 5}}, {"runtime.tpu": "--tpu"}),
@@ -112,7 +112,7 @@ def test_two_mistakes_of_gin_are_reported_together(
     gin: str, overrides: tuple[str, ...], paths: set[str], experiment: str, tmp_path: Path
 ) -> None:
     sources = ConfigSources(
-        gin_files=(written(tmp_path, "a.gin", gin),), params_overrides=overrides
+        gin_files=(write_text(tmp_path, "a.gin", gin),), params_overrides=overrides
     )
     mistakes = refused(resolve_config, experiment, sources)
 

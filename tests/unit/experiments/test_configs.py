@@ -47,7 +47,7 @@ def _commands(text: str) -> list[list[tuple[str, str]]]:
     return [[tuple(flag.split("=", 1)) for flag in flags.split()] for flags in commands]  # type: ignore[misc]
 
 
-def _resolved(flags: list[tuple[str, str]]) -> ResolvedConfig:
+def _resolve_flags(flags: list[tuple[str, str]]) -> ResolvedConfig:
     """Resolves the config of a command, whose mode and experiment have to exist and whose model_dir
     has to be given.
     """
@@ -83,7 +83,7 @@ def test_a_configs_command_applies_it_to_its_experiment(path: Path) -> None:
     assert (flag, f"configs/{path.name}") in flags
     assert ("--experiment", path.stem) in flags
 
-    resolved = _resolved(flags)
+    resolved = _resolve_flags(flags)
     changed = list_resolved_values(resolved, get_experiment(path.stem))
 
     assert any(f"configs/{path.name}:" in origin for _, _, origin in changed)
@@ -91,7 +91,7 @@ def test_a_configs_command_applies_it_to_its_experiment(path: Path) -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_the_learning_rate_ends_with_the_training(path: Path) -> None:
-    trainer = _resolved(_commands(_comment(path))[0]).config.trainer
+    trainer = _resolve_flags(_commands(_comment(path))[0]).config.trainer
     sections = trainer.optimizers.values() or [trainer.optimizer_config]
 
     schedules = [section.learning_rate.get() for section in sections]
@@ -111,7 +111,7 @@ def test_commands_of_the_readme_resolve_and_have_their_cost(name: str) -> None:
 
     for flags in commands:
         assert ("--experiment", name) in flags
-        _resolved(flags)
+        _resolve_flags(flags)
 
     assert re.findall(r"^## (.*)", text, re.MULTILINE)[:3] == ["Command", "Expected result", "Cost"]
 

@@ -230,7 +230,7 @@ writer.close()
     assert places(path) == [("train", 1), ("train", 2), ("train", 3)]
 
 
-def superseded(path: Path) -> list[dict[str, Any]]:
+def read_superseded(path: Path) -> list[dict[str, Any]]:
     return json_lines(Path(superseded_path(path)))
 
 
@@ -248,7 +248,7 @@ def test_what_is_superseded_is_kept_in_a_file_beside(tmp_path: Path) -> None:
     assert superseded_path(path) == str(tmp_path / "metrics.superseded.jsonl")
     assert steps_of(json_lines(path)) == [("train", 100), ("train", 200)]
 
-    lines = superseded(path)
+    lines = read_superseded(path)
     assert steps_of(lines) == [
         *(("resume", 100), ("train", 200), ("validation", 200), ("train", 300)),
         *(("resume", 200), ("train", 300)),
@@ -365,7 +365,7 @@ def test_the_next_resume_brings_an_old_file_to_the_new_form(tmp_path: Path) -> N
     assert [line["metrics"].get("number") for line in json_lines(path)] == [0, 5, 6, None]
 
     moved = [("resume", 2), ("validation", 1), ("train", 2), ("train", 3), ("resume", 1)]
-    assert steps_of(superseded(path)) == moved
+    assert steps_of(read_superseded(path)) == moved
 
 
 def test_reported_knows_kind_and_step_exactly(tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_a_kill_within_a_resume_loses_no_line(tmp_path: Path, point: str) -> Non
     assert places(path) == [("train", step) for step in (1, 2, 3, 4)] == steps_of(json_lines(path))
 
     batch = [("resume", 2), ("train", 3), ("train", 4)]
-    assert steps_of(superseded(path)) == batch * (1 if point == "history.supersede" else 2)
+    assert steps_of(read_superseded(path)) == batch * (1 if point == "history.supersede" else 2)
 
 
 def test_an_unwritable_path_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_a_resume_near_the_end_of_a_long_run_moves_its_end(tmp_path: Path) -> No
 
     JsonLinesWriter(path).resume(99_000)
 
-    assert len(superseded(path)) == 1 + 999
+    assert len(read_superseded(path)) == 1 + 999
     assert places(path)[-1] == ("train", 99_000)
 
 

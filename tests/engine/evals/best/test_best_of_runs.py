@@ -32,7 +32,7 @@ def _config(**trainer: Any) -> ExperimentConfig:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 40 steps, evaluated and saved at each tenth; all checkpoints are there."""
     folder = tmp_path_factory.mktemp("reconciliation") / "run"
     _launch(_config(), "train_and_eval", folder)
@@ -40,9 +40,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
+def run(finished_run: Path, tmp_path: Path) -> Path:
     """A copy of it, to go on with."""
-    return Path(shutil.copytree(finished, tmp_path / "run"))
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
 def _weights(folder: Path) -> dict[int, dict[str, bytes]]:
@@ -68,16 +68,20 @@ def _lose(folder: Path, *steps: int) -> None:
         (folder / f"ckpt-{step}.data-00000-of-00001").unlink()
 
 
-def test_named_bests_are_kept_beside_the_primary_one(finished: Path) -> None:
+def test_named_bests_are_kept_beside_the_primary_one(finished_run: Path) -> None:
     values = {
         line["step"]: line["metrics"]["validation_loss"]
-        for line in map(json.loads, (finished / "evals/validation.jsonl").read_text().splitlines())
+        for line in map(
+            json.loads, (finished_run / "evals/validation.jsonl").read_text().splitlines()
+        )
     }
     top = sorted(values, key=lambda step: values[step])[:2]
 
-    assert list(_weights(finished / "best_checkpoints/two")) == sorted(top)
-    assert json.loads((finished / "best_checkpoints/two/info.json").read_text())["step"] == top[0]
-    assert list(_weights(finished / "best_ckpt")) == top[:1]
+    assert list(_weights(finished_run / "best_checkpoints/two")) == sorted(top)
+    assert (
+        json.loads((finished_run / "best_checkpoints/two/info.json").read_text())["step"] == top[0]
+    )
+    assert list(_weights(finished_run / "best_ckpt")) == top[:1]
 
 
 def test_lost_weights_are_reported_once_and_the_run_resumes(

@@ -42,7 +42,7 @@ def _shares(
     return [share for row in rows for part in row for share in part]
 
 
-def _joined(shares: list[list[int]], replicas: int) -> list[list[int]]:
+def _join_shares(shares: list[list[int]], replicas: int) -> list[list[int]]:
     return [
         list(itertools.chain(*shares[k : k + replicas])) for k in range(0, len(shares), replicas)
     ]
@@ -105,7 +105,7 @@ def test_replicas_together_get_what_one_gets_from_any_position(data: some.DataOb
     expected = read_batches(source.at(0).skip(position), 4)
 
     assert read_batches(source.at(position), 4) == expected
-    assert _joined(_shares(source, replicas, pipelines, 4, position), replicas) == expected
+    assert _join_shares(_shares(source, replicas, pipelines, 4, position), replicas) == expected
 
 
 # By name: config, number of examples, replicas and pipelines, what each replica gets of each batch.

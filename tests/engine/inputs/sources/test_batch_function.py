@@ -69,7 +69,7 @@ def _with_seed(batch: Any, seed: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def seeded() -> list[Any]:
+def seeded_batches() -> list[Any]:
     """The first 20 training batches of the arrays: three epochs and a part."""
     return _seeds_of(_arrays(_with_seed), 20)
 
@@ -202,11 +202,11 @@ def test_seeds_are_the_same_on_four_replicas_of_two_workers(params: DataConfig) 
     assert seeds == sorted(itertools.chain(*_seeds_of(source, 4, 1)))
 
 
-def test_seeds_depend_on_the_epoch_and_not_on_the_start(seeded: list[Any]) -> None:
+def test_seeds_depend_on_the_epoch_and_not_on_the_start(seeded_batches: list[Any]) -> None:
     for position in (5, 13):  # in the first epoch and the third
-        assert _seeds_of(_arrays(_with_seed), 20 - position, position) == seeded[position:]
+        assert _seeds_of(_arrays(_with_seed), 20 - position, position) == seeded_batches[position:]
 
-    flat = list(itertools.chain(*seeded))
+    flat = list(itertools.chain(*seeded_batches))
     assert len({seed for _, seed in flat}) == len(flat) == 80  # three epochs and a part
 
     one_pass = dict(itertools.chain(*_seeds_of(_arrays(_with_seed, ONE_PASS))))
@@ -220,11 +220,11 @@ def test_seeds_depend_on_the_epoch_and_not_on_the_start(seeded: list[Any]) -> No
     none, zero = (
         _seeds_of(_arrays(_with_seed, PARAMS.replace(seed=seed)), 2) for seed in (None, 0)
     )
-    assert none == zero != seeded[:2]
+    assert none == zero != seeded_batches[:2]
 
 
-def test_stacked_batches_have_the_same_seeds(seeded: list[Any]) -> None:
-    plain = [seed for batch in seeded[:12] for _, seed in batch]
+def test_stacked_batches_have_the_same_seeds(seeded_batches: list[Any]) -> None:
+    plain = [seed for batch in seeded_batches[:12] for _, seed in batch]
     stacks = build_stacked_dataset_at(_arrays(_with_seed), Position(), 3).take(4)
 
     assert [
@@ -270,7 +270,7 @@ def _reasons(source: Any, **options: Any) -> list[str]:
     return sorted(policy.reasons)
 
 
-def cropped(batch: Any) -> Any:
+def crop_batch(batch: Any) -> Any:
     """Random, without a seed of each example."""
     return batch + tf.image.random_crop(tf.range(8, dtype=tf.int64), [4])
 
@@ -316,8 +316,8 @@ def _generator() -> tf.random.Generator:
     ("function", "reason"),
     [
         (
-            cropped,
-            r"cropped \(test_batch_function.py:\d+\): RandomUniformInt; .*a second parameter named `seed`",
+            crop_batch,
+            r"crop_batch \(test_batch_function.py:\d+\): RandomUniformInt; .*a second parameter named `seed`",
         ),
         (drawn, r"drawn \(test_batch_function.py:\d+\): \w+"),
         (in_python, r"in_python \(test_batch_function.py:\d+\): EagerPyFunc"),
@@ -351,12 +351,14 @@ def test_a_function_that_can_be_resumed_is_taken(
 
 
 def test_functions_of_records_that_cannot_be_resumed_are_named(pattern: str) -> None:
-    changed = TFRecordSource(pattern, PARAMS, parse=_numbers, batch_transform=cropped)
+    changed = TFRecordSource(pattern, PARAMS, parse=_numbers, batch_transform=crop_batch)
     (reason,) = _reasons(changed)
 
-    assert re.search(r"the state of batch_transform cropped \(test_batch_function.py:\d+\)", reason)
+    assert re.search(
+        r"the state of batch_transform crop_batch \(test_batch_function.py:\d+\)", reason
+    )
 
-    parsed = TFRecordSource(pattern, PARAMS, parse=_after_numbers(cropped))
+    parsed = TFRecordSource(pattern, PARAMS, parse=_after_numbers(crop_batch))
     for source, role, options in (
         (changed, "batch_transform", {}),
         (parsed, "parse", {"deterministic_ops": True}),
@@ -372,7 +374,7 @@ class _Own:
         self.at = lambda position, input_context=None: begin(position)
 
 
-def _generated(position: int) -> tf.data.Dataset:
+def _generate_batches(position: int) -> tf.data.Dataset:
     spec = tf.TensorSpec([], tf.int64)
     numbers = tf.data.Dataset.from_generator(
         lambda: iter(range(position * 4, 10**6)), output_signature=spec
@@ -391,7 +393,7 @@ def _noisy(position: int) -> tf.data.Dataset:
 
 
 def test_sources_of_other_classes_raise_no_false_alarm() -> None:
-    assert _reasons(_Own(_generated), require_exact=True) == []
+    assert _reasons(_Own(_generate_batches), require_exact=True) == []
     assert (
         _reasons(
             _Own(lambda position: _arrays(stateless).at(position).unbatch().batch(2)),
@@ -406,7 +408,9 @@ def test_sources_of_other_classes_raise_no_false_alarm() -> None:
         _reasons(_Own(_noisy), require_exact=True)
 
     with pytest.raises(UsageError, match=r"transform cropped .*: RandomUniformInt"):
-        _reasons(_Own(lambda position: _arrays(cropped).at(position).unbatch()), require_exact=True)
+        _reasons(
+            _Own(lambda position: _arrays(crop_batch).at(position).unbatch()), require_exact=True
+        )
 
 
 def test_records_in_any_order_are_not_resumed_exactly(pattern: str) -> None:

@@ -21,14 +21,14 @@ def _source(**params: Any) -> ArraySource:
     return ArraySource(np.arange(11), training_data(2).replace(**params))
 
 
-def _shuffled(**_: Any) -> tf.data.Dataset:
+def _build_shuffled(**_: Any) -> tf.data.Dataset:
     """An endless dataset that draws a new order in each pass, and other batches when it is read
     again.
     """
     return tf.data.Dataset.range(11).shuffle(11, seed=3).repeat().batch(2, drop_remainder=True)
 
 
-@pytest.mark.parametrize("make", [_source, _shuffled])
+@pytest.mark.parametrize("make", [_source, _build_shuffled])
 @pytest.mark.parametrize("position", [0, 1, 3, 7])
 def test_each_pass_has_the_same_batches_from_any_position(
     make: Callable[[], Any], position: int
@@ -42,7 +42,7 @@ def test_each_pass_has_the_same_batches_from_any_position(
 
 
 def test_a_single_pass_is_the_same_when_it_is_read_again() -> None:
-    once = FirstBatches(_shuffled(), BATCHES, False).at(0)
+    once = FirstBatches(_build_shuffled(), BATCHES, False).at(0)
 
     assert len(read_batches(once)) == BATCHES
     assert read_batches(once) == read_batches(once)

@@ -40,7 +40,7 @@ def _assert_same(value: Any, other: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def interleaved() -> list[Any]:
+def interleaved_batches() -> list[Any]:
     """The first 20 elements."""
     return _elements(combine_task_data(_parts(), SAMPLER).at(0), 20)
 
@@ -51,9 +51,11 @@ def joint() -> list[Any]:
     return _elements(combine_task_data(_parts(), None).at(0), 20)
 
 
-def test_an_interleaved_element_is_the_next_batch_of_one_task(interleaved: list[Any]) -> None:
+def test_an_interleaved_element_is_the_next_batch_of_one_task(
+    interleaved_batches: list[Any],
+) -> None:
     alone = {name: iter(source.at(0)) for name, source in _parts().items()}
-    for number, batches in interleaved[:12]:
+    for number, batches in interleaved_batches[:12]:
         name, other = ("a", "b") if number == 0 else ("b", "a")
         _assert_same(
             batches[name], tf.nest.map_structure(lambda part: part.numpy(), next(alone[name]))
@@ -61,10 +63,12 @@ def test_an_interleaved_element_is_the_next_batch_of_one_task(interleaved: list[
         assert all(len(part) == 0 for part in tf.nest.flatten(batches[other]))
 
 
-def test_a_stream_continues_from_any_position(joint: list[Any], interleaved: list[Any]) -> None:
+def test_a_stream_continues_from_any_position(
+    joint: list[Any], interleaved_batches: list[Any]
+) -> None:
     for source, whole in (
         (combine_task_data(_parts(), None), joint),
-        (combine_task_data(_parts(), SAMPLER), interleaved),
+        (combine_task_data(_parts(), SAMPLER), interleaved_batches),
     ):
         assert isinstance(source, Source)
         later = source.at(7)
@@ -72,13 +76,13 @@ def test_a_stream_continues_from_any_position(joint: list[Any], interleaved: lis
         assert int(later.cardinality()) == tf.data.INFINITE_CARDINALITY
 
 
-def test_stacks_hold_the_same_batches(joint: list[Any], interleaved: list[Any]) -> None:
+def test_stacks_hold_the_same_batches(joint: list[Any], interleaved_batches: list[Any]) -> None:
     stack = _elements(combine_task_data(_parts(), None).stacked_at(3, 4), 1)[0]
 
     _assert_same(stack, tf.nest.map_structure(lambda *parts: np.stack(parts), *joint[3:7]))
 
     numbers, stacks = _elements(combine_task_data(_parts(), SAMPLER).stacked_at(3, 4), 1)[0]
-    for place, (number, batches) in enumerate(interleaved[3:7]):
+    for place, (number, batches) in enumerate(interleaved_batches[3:7]):
         name = "ab"[number]
         assert numbers[place] == number
         _assert_same(
@@ -105,12 +109,14 @@ def test_a_plain_dataset_among_the_tasks_makes_a_plain_dataset() -> None:
     parts = {"a": _parts()["a"], "b": tf.data.Dataset.range(6).batch(2)}
     joint = combine_task_data(parts, None)
 
-    interleaved = combine_task_data(parts, SAMPLER)
+    interleaved_batches = combine_task_data(parts, SAMPLER)
 
     assert not isinstance(joint, Source) and len(_elements(joint, 9)) == 3
 
     batches = [
-        batches["b"].tolist() for number, batches in _elements(interleaved, 50) if number == 1
+        batches["b"].tolist()
+        for number, batches in _elements(interleaved_batches, 50)
+        if number == 1
     ]
     assert batches == [[0, 1], [2, 3], [4, 5]]  # and the stream ends with the data of one task
 

@@ -32,7 +32,7 @@ class _OwnReplicaStep(Trainer):
         super()._replica_train_step(inputs, optimizer, share)
 
 
-def _made(cls: type[Trainer], steps: int = 2, **trainer: Any) -> Trainer:
+def _create_trainer(cls: type[Trainer], steps: int = 2, **trainer: Any) -> Trainer:
     config = linear_experiment(accumulate_steps=steps, **trainer)
     task = LinearTask(config.task)
     return cls(
@@ -55,8 +55,8 @@ def _made(cls: type[Trainer], steps: int = 2, **trainer: Any) -> Trainer:
 )
 def test_own_loops_and_replica_steps_are_refused(cls: type[Trainer], told: str) -> None:
     with pytest.raises(UsageError, match=rf"trainer\.accumulate_steps{told}"):
-        _made(cls)
-    assert _made(cls, 1).accumulation.steps == 1
+        _create_trainer(cls)
+    assert _create_trainer(cls, 1).accumulation.steps == 1
 
 
 class _ParameterServers(tf.distribute.experimental.ParameterServerStrategy):

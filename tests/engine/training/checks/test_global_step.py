@@ -40,7 +40,8 @@ class _OwnTrain(Trainer):
 
 class _NoCountInStep(Trainer):
     def train_step(self, iterator: Any) -> None:
-        self.strategy.run(self._replica_train_step, args=(next(iterator),))
+        arguments = (next(iterator), self.model, self.optimizer, self.train_metrics)
+        self.strategy.run(self.task.train_step, args=arguments)
 
 
 class _NoCountInTrain(Trainer):

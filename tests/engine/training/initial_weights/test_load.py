@@ -20,7 +20,7 @@ def _model() -> keras.Model:
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(3)])
 
 
-def _saved(folder: Path, model: Any, step: int = 5) -> str:
+def _save_checkpoint(folder: Path, model: Any, step: int = 5) -> str:
     """A checkpoint of a run: weights, an optimizer, and a step that must not be taken over."""
     optimizer = keras.optimizers.Adam()
     optimizer.build(model.trainable_variables)
@@ -39,8 +39,8 @@ def _equal(model: Any, other: Any) -> bool:
 def test_weights_come_from_a_path_or_the_newest_of_a_folder(tmp_path: Path) -> None:
     old = _model()
     new = _model()
-    first = _saved(tmp_path, old, 5)
-    second = _saved(tmp_path, new, 40)
+    first = _save_checkpoint(tmp_path, old, 5)
+    second = _save_checkpoint(tmp_path, new, 40)
     for path, prefix, source in ((first, first, old), (str(tmp_path), second, new)):
         model = _model()
         (report,) = load_initial_weights(model, path)
@@ -56,7 +56,7 @@ def test_error_names_the_path_without_a_checkpoint(tmp_path: Path, path: str) ->
 
 
 def test_a_damaged_checkpoint_is_a_storage_error(tmp_path: Path) -> None:
-    path = _saved(tmp_path, _model())
+    path = _save_checkpoint(tmp_path, _model())
     Path(f"{path}.index").write_bytes(b"broken")
 
     with pytest.raises(StorageError, match="ckpt-5 is damaged"):

@@ -45,7 +45,7 @@ def _keras_two(net: keras.Model, folder: Path) -> str:
     return f"{folder}/net.h5"
 
 
-def _exported(net: keras.Model, folder: Path) -> str:
+def _export_model(net: keras.Model, folder: Path) -> str:
     net.export(folder / "exported", verbose=False)
     return f"{folder}/exported"
 
@@ -78,7 +78,7 @@ SOURCES = (
     _keras,
     _weights,
     _keras_two,
-    _exported,
+    _export_model,
     _saved_model,
     _tensorflow_two,
     _tensorflow_one,
@@ -98,21 +98,21 @@ def _equal(weights: list[np.ndarray], other: list[np.ndarray]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Write], str]:
+def write_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Write], str]:
     """Returns the path of a net that a function of SOURCES has written."""
     return functools.cache(lambda write: write(_net(), tmp_path_factory.mktemp("written")))
 
 
 @pytest.mark.parametrize("write", SOURCES)
 def test_a_net_with_another_head_takes_the_rest_of_any_file(
-    write: Write, written: Callable[[Write], str]
+    write: Write, write_once: Callable[[Write], str]
 ) -> None:
     old = _net()
     new = _net(classes=3)
     head = new.get_weights()[-2:]
 
     (report,) = load_initial_weights(
-        new, [InitCheckpointConfig(path=written(write), exclude=("^head/",))]
+        new, [InitCheckpointConfig(path=write_once(write), exclude=("^head/",))]
     )
 
     assert _equal(_body(old), _body(new)) and _equal(head, new.get_weights()[-2:])
@@ -121,21 +121,21 @@ def test_a_net_with_another_head_takes_the_rest_of_any_file(
 
     same = _net()
 
-    load_initial_weights(same, written(write))  # the path alone: all weights
+    load_initial_weights(same, write_once(write))  # the path alone: all weights
 
     assert _equal(old.get_weights(), same.get_weights())
 
 
 @pytest.mark.parametrize("write", [_weights, _tensorflow_one, _ours])
 def test_a_model_around_the_net_takes_it_as_its_part(
-    write: Write, written: Callable[[Write], str]
+    write: Write, write_once: Callable[[Write], str]
 ) -> None:
     backbone = _net()
     old = _net()
     backbone.set_weights([value + 1 for value in old.get_weights()])
     model = keras.Sequential([keras.Input((6, 6, 2)), backbone, keras.layers.Dense(1, name="top")])
 
-    load_initial_weights(model, [InitCheckpointConfig(path=written(write), exclude=("top/",))])
+    load_initial_weights(model, [InitCheckpointConfig(path=write_once(write), exclude=("top/",))])
 
     assert _equal(backbone.get_weights(), old.get_weights())
 

@@ -54,7 +54,7 @@ def _histogram(state: Any, outputs: Any) -> Any:
     return state + counts
 
 
-def _nested(state: Any, outputs: Any) -> Any:
+def _reduce_nested(state: Any, outputs: Any) -> Any:
     state = state or {"all": None, "pair": _Pair(0, (tf.constant(-1, tf.int64),))}
     most = tf.maximum(state["pair"].second[0], tf.reduce_max(outputs["value"]))
     return {
@@ -87,7 +87,7 @@ def _loops(reduce_fn: Any, watched: Any = ()) -> tuple[Counter, StatefulEvalLoop
     return counter, graph, StatefulEvalLoop(counter, counter.stop)
 
 
-@pytest.mark.parametrize("reduce_fn", [_histogram, _nested, _in_place, _rows])
+@pytest.mark.parametrize("reduce_fn", [_histogram, _reduce_nested, _in_place, _rows])
 def test_any_state_is_the_same_in_graph_and_step_by_step(
     reduce_fn: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

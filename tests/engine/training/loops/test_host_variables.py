@@ -15,15 +15,15 @@ from trainer_kit.training.loops.iterators import StopFlag
 from trainer_kit.training.loops.train_loop import TrainLoop
 
 
-def _fused(counter: Counter, stop: tf.Variable) -> FusedLoop:
+def _fuse_loop(counter: Counter, stop: tf.Variable) -> FusedLoop:
     return FusedLoop(counter, stop, BatchStack(), 4)
 
 
-@pytest.mark.parametrize("kind", [TrainLoop, _fused, EvalLoop])
+@pytest.mark.parametrize("kind", [TrainLoop, _fuse_loop, EvalLoop])
 def test_no_loop_waits_for_a_gpu_to_learn_whether_it_goes_on(kind: Any) -> None:
     counter = Counter()
     loop = kind(counter, counter.stop)
-    loop(iter(stack_batches(batches(), 4) if kind is _fused else batches()), tf.constant(2))
+    loop(iter(stack_batches(batches(), 4) if kind is _fuse_loop else batches()), tf.constant(2))
     graph = loop.newest_graph.as_graph_def()
     conditions = {node.attr["cond"].func.name for node in graph.node if node.op == "While"}
     (condition,) = [

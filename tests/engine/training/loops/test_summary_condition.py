@@ -9,7 +9,7 @@ import tensorflow as tf
 from trainer_kit.training.loops.train_loop import SummaryTimer, summary_condition
 
 
-def _recorded(interval: int | Fraction, steps: int) -> list[int]:
+def _list_summary_steps(interval: int | Fraction, steps: int) -> list[int]:
     step = tf.Variable(0, dtype=tf.int64)
     condition = summary_condition(interval, step, steps)
     assert callable(condition)
@@ -23,8 +23,8 @@ def _recorded(interval: int | Fraction, steps: int) -> list[int]:
 
 
 def test_the_first_step_at_or_after_a_multiple_is_due() -> None:
-    assert _recorded(10, 31) == [0, 10, 20, 30]
-    assert _recorded(Fraction(103, 10), 43) == [0, 11, 21, 31, 42]
+    assert _list_summary_steps(10, 31) == [0, 10, 20, 30]
+    assert _list_summary_steps(Fraction(103, 10), 43) == [0, 11, 21, 31, 42]
     assert summary_condition(None, tf.Variable(0), 5) is False
 
 

@@ -40,7 +40,7 @@ def _trainer(config: tk.ExperimentConfig, count: int = 1) -> MultiTaskTrainer:
 
 
 @dataclass(frozen=True)
-class _Trained:
+class _TrainingResult:
     """What one replica has made of two tasks without fused steps.
 
     Attributes:
@@ -56,12 +56,14 @@ class _Trained:
     last: list[np.ndarray]
 
 
-def _train(training: str) -> _Trained:
+def _train(training: str) -> _TrainingResult:
     trainer = _trainer(_config(training))
     first_logs = trainer.train(tf.constant(1))
     first = {name: part.get_weights() for name, part in trainer.model.sub_tasks.items()}
     trainer.train(tf.constant(9))
-    return _Trained(first_logs, first, trainer.train(tf.constant(10)), trained_weights(trainer))
+    return _TrainingResult(
+        first_logs, first, trainer.train(tf.constant(10)), trained_weights(trainer)
+    )
 
 
 def _config(training: str, **trainer: Any) -> tk.ExperimentConfig:
@@ -70,13 +72,13 @@ def _config(training: str, **trainer: Any) -> tk.ExperimentConfig:
 
 
 @pytest.fixture(scope="module")
-def trained() -> Callable[[str], _Trained]:
+def train_once() -> Callable[[str], _TrainingResult]:
     """A function of the kind of training, which trains each kind once."""
     return functools.cache(_train)
 
 
 def test_a_joint_step_follows_the_weighted_sum_of_losses(
-    trained: Callable[[str], _Trained],
+    train_once: Callable[[str], _TrainingResult],
 ) -> None:
     trainer = _trainer(_config("joint"))
     batches = next(iter(trainer.task.build_inputs(None).at(0)))
@@ -91,9 +93,9 @@ def test_a_joint_step_follows_the_weighted_sum_of_losses(
     gradients = tape.gradient(total, model.trainable_variables)
     for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
         variable.assign_sub(0.1 * gradient)
-    logs = trained("joint").first_logs
+    logs = train_once("joint").first_logs
 
-    weights = trained("joint").first
+    weights = train_once("joint").first
 
     for name, part in model.sub_tasks.items():
         assert_all_close(weights[name], part.get_weights(), atol=1e-6)
@@ -106,15 +108,15 @@ def test_a_joint_step_follows_the_weighted_sum_of_losses(
 
 
 def test_an_interleaved_step_changes_only_the_drawn_task(
-    trained: Callable[[str], _Trained],
+    train_once: Callable[[str], _TrainingResult],
 ) -> None:
     trainer = _trainer(_config("interleaving"))
     drawn = [*trainer.task.tasks][int(next(iter(trainer.task.build_inputs(None).at(0)))[0])]
-    logs = trained("interleaving").first_logs
+    logs = train_once("interleaving").first_logs
     other = "small" if drawn == "large" else "large"
     before = model_of_task(trainer.model, other).get_weights()
 
-    after = trained("interleaving").first[other]
+    after = train_once("interleaving").first[other]
 
     assert all((value == old).all() for value, old in zip(after[2:], before[2:], strict=True))
     assert any((value != old).any() for value, old in zip(after[:2], before[:2], strict=True))
@@ -124,9 +126,9 @@ def test_an_interleaved_step_changes_only_the_drawn_task(
 
 @pytest.mark.parametrize("training", ["joint", "interleaving"])
 def test_two_replicas_and_fused_steps_train_alike(
-    training: str, trained: Callable[[str], _Trained]
+    training: str, train_once: Callable[[str], _TrainingResult]
 ) -> None:
-    expected = trained(training)
+    expected = train_once(training)
     for other in (_trainer(_config(training), 2), _trainer(_config(training, fuse_steps=5))):
         logs = [other.train(tf.constant(10)) for _ in range(2)][-1]
         for name in ("large", "small"):

@@ -173,10 +173,10 @@ def test_a_decorated_factory_is_bound_once(register: Callable[[str], str]) -> No
     name = f"{register('plain_{}')}_decorated"
 
     @gin.configurable(name)
-    def made(steps: int = 1) -> ExperimentConfig:
+    def build_config(steps: int = 1) -> ExperimentConfig:
         return ExperimentConfig().replace(trainer={"train_steps": steps})
 
-    register_experiment(name)(made)
+    register_experiment(name)(build_config)
 
     assert (
         resolve_config(

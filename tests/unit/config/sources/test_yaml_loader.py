@@ -171,7 +171,7 @@ def test_a_tuple_as_python_writes_it_is_a_list() -> None:
     assert mistake.origin == "conf.yaml:1:4"
 
 
-def _doubled(template: str, count: int = 30) -> str:
+def _build_aliases(template: str, count: int = 30) -> str:
     """A document in which each line names the one before it several times."""
     lines = [template.format(key=f"k{i}", alias=f"*k{i - 1}") for i in range(1, count)]
     return "\n".join(["k0: &k0 {x: 1}", *lines])
@@ -184,9 +184,9 @@ TOO_DEEP = "nested more than 64 levels"
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (_doubled("{key}: &{key} [{alias}, {alias}]"), TOO_MANY),
-        (_doubled("{key}: &{key} {{<<: [{alias}, {alias}], {key}: {alias}}}"), TOO_MANY),
-        (_doubled("{key}: &{key} {{a: {alias}}}", 2000), TOO_DEEP),
+        (_build_aliases("{key}: &{key} [{alias}, {alias}]"), TOO_MANY),
+        (_build_aliases("{key}: &{key} {{<<: [{alias}, {alias}], {key}: {alias}}}"), TOO_MANY),
+        (_build_aliases("{key}: &{key} {{a: {alias}}}", 2000), TOO_DEEP),
         ("a: " + "[" * 5000 + "]" * 5000, TOO_DEEP),
         ("".join(f"{' ' * level}a:\n" for level in range(400)), TOO_DEEP),
         ('{"a": ' + "[" * 100 + "]" * 100 + "}", TOO_DEEP),
