@@ -40,7 +40,9 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     del sys.modules["my_task"]
 
 
-def _linear_sam(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+def _compute_linear_sam(
+    weights: list[np.ndarray], x: np.ndarray, y: np.ndarray
+) -> list[np.ndarray]:
     """Returns kernel [2, 1] and bias [1] of a logistic regression after a step of SAM, in
     float64.
     """
@@ -87,7 +89,7 @@ def test_a_step_is_that_of_the_paper(replicas: int, example: Any) -> None:
 
     for _ in range(2):
         trainer.train(tf.constant(1))
-        expected = _linear_sam(expected, x, y)
+        expected = _compute_linear_sam(expected, x, y)
 
     for variable, value in zip(trainer.model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(variable.numpy(), value, rtol=1e-5, atol=1e-6)

@@ -32,7 +32,7 @@ HEAVY = {
 }
 
 
-def source(text: str, module: str = "m") -> SourceFile:
+def create_source(text: str, module: str = "m") -> SourceFile:
     return SourceFile(module, text)
 
 
@@ -212,8 +212,8 @@ def name_cases(cases: Iterable[tuple[house.Rule, Modules]]) -> list[Any]:
     ]
 
 
-def breaches(rule: house.Rule, modules: Modules) -> list[str]:
-    return rule([source(text, module) for module, text in modules.items()])
+def find_breaches(rule: house.Rule, modules: Modules) -> list[str]:
+    return rule([create_source(text, module) for module, text in modules.items()])
 
 
 @pytest.fixture(scope="module")
@@ -230,12 +230,12 @@ def test_the_checkout_keeps_the_rule(rule: house.Rule, checkout: list[SourceFile
 
 @pytest.mark.parametrize(("rule", "modules"), name_cases(BAD))
 def test_a_sample_that_breaks_the_rule_is_found(rule: house.Rule, modules: Modules) -> None:
-    assert breaches(rule, modules)
+    assert find_breaches(rule, modules)
 
 
 @pytest.mark.parametrize(("rule", "modules"), name_cases(GOOD))
 def test_a_sample_that_keeps_the_rule_passes(rule: house.Rule, modules: Modules) -> None:
-    assert breaches(rule, modules) == []
+    assert find_breaches(rule, modules) == []
 
 
 def test_every_rule_has_a_sample_that_breaks_it() -> None:
@@ -254,10 +254,10 @@ class A:
     def i(self): ...
 """
 
-    assert find_undocumented([source(text)]) == (4, ["m", "m.A", "m.A.i"])
+    assert find_undocumented([create_source(text)]) == (4, ["m", "m.A", "m.A.i"])
 
 
-def heavy_imports(folder: Path, *groups: Iterable[str]) -> list[set[str]]:
+def find_heavy_imports(folder: Path, *groups: Iterable[str]) -> list[set[str]]:
     """Returns the heavy libraries that a fresh process in `folder` has loaded after it has imported
     each group.
     """
@@ -289,7 +289,7 @@ def test_front_door_flags_commands_and_unit_tests_import_little() -> None:
 
     assert light and doors and experiments and len(unit) > 50
 
-    of_package, with_tests = heavy_imports(ROOT, [*light, *doors, *experiments], unit)
+    of_package, with_tests = find_heavy_imports(ROOT, [*light, *doors, *experiments], unit)
     assert of_package == set()
     assert "tensorflow" not in with_tests
 
@@ -299,7 +299,7 @@ def test_a_heavy_import_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "room.py").write_text("import orbit\n")
     (tmp_path / "orbit.py").write_text("")
 
-    assert heavy_imports(tmp_path, ["door"]) == [{"orbit"}]
+    assert find_heavy_imports(tmp_path, ["door"]) == [{"orbit"}]
 
 
 def test_the_lock_covers_the_package_and_its_extras() -> None:

@@ -27,7 +27,7 @@ from trainer_kit.training.trainer_creation import create_trainer
 OVERRIDES = "trainer.train_steps=13,trainer.steps_per_loop=1,trainer.summary_interval=1,trainer.recovery_max_trials=0"
 
 
-def _said(commands: str) -> list[str]:
+def _run_commands(commands: str) -> list[str]:
     """Runs `commands` in a shell in which python does nothing but tell its arguments, and returns
     those.
     """
@@ -76,7 +76,7 @@ def test_command_repeats_the_run_with_its_flags_elsewhere(
 
     own = [f"--model_dir={again}", f"--params_override={OVERRIDES}"]
 
-    assert _said(format_rerun_command(str(folder), str(folder / "ckpt-10"), 13)) == [
+    assert _run_commands(format_rerun_command(str(folder), str(folder / "ckpt-10"), 13)) == [
         "-m",
         "trainer_kit.train",
         *kept,
@@ -94,7 +94,7 @@ def test_for_another_program_a_comment_says_how_to_repeat_it(
 
     again = folder / "diverged" / "again"
 
-    assert _said(commands) == []
+    assert _run_commands(commands) == []
     assert sorted(os.listdir(again)) == ["ckpt-10.data-00000-of-00001", "ckpt-10.index"]
     assert commands.endswith(
         f"# then run your program again with model_dir={again} and {OVERRIDES}"
@@ -106,14 +106,14 @@ def test_without_a_checkpoint_the_run_is_repeated_from_its_start(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [train.__file__, "--experiment=digits"])
 
-    assert _said(format_rerun_command(str(folder), None, 13))[2:4] == [
+    assert _run_commands(format_rerun_command(str(folder), None, 13))[2:4] == [
         "--experiment=digits",
         f"--model_dir={folder}/diverged/again",
     ]
     assert os.listdir(folder / "diverged" / "again") == []
 
 
-def _module() -> tf.Module:
+def _build_module() -> tf.Module:
     module = tf.Module()
     module.count = tf.Variable(7, name="count")
     module.first = tf.Variable([1.0, 2.0], name="first")
@@ -121,7 +121,7 @@ def _module() -> tf.Module:
     return module
 
 
-def _keras() -> keras.Model:
+def _build_keras() -> keras.Model:
     layers = [keras.layers.Dense(3), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
     return keras.Sequential([keras.Input((2,)), *layers], name="net")
 
@@ -130,8 +130,8 @@ def _keras() -> keras.Model:
 @pytest.mark.parametrize(
     ("make", "places", "names"),
     [
-        (_keras, (1, 3), ("net/dense/bias", "net/dense_1/kernel")),
-        (_module, (1, 2), ("first:0", "second:0")),
+        (_build_keras, (1, 3), ("net/dense/bias", "net/dense_1/kernel")),
+        (_build_module, (1, 2), ("first:0", "second:0")),
     ],
 )
 def test_first_variable_that_is_not_finite_is_named(
@@ -148,7 +148,7 @@ def test_first_variable_that_is_not_finite_is_named(
         assert find_nonfinite_variable(model) == name
 
 
-def _trainer(task_type: type[TinyTask] = TinyTask, precision: str | None = None) -> Any:
+def _create_trainer(task_type: type[TinyTask] = TinyTask, precision: str | None = None) -> Any:
     clipped = {"optimizer": {"type": "adam", "adam": {"global_clipnorm": 1e-3}}}
     runtime = {"mixed_precision_dtype": precision}  # the optimizer goes by it, the layers do not
     config = tiny_experiment().replace(trainer={"optimizer_config": clipped}, runtime=runtime)
@@ -157,7 +157,7 @@ def _trainer(task_type: type[TinyTask] = TinyTask, precision: str | None = None)
 
 @pytest.mark.parametrize("precision", ["float16", None])  # the loss of float16 is scaled
 def test_norms_are_taken_before_clipping_and_leave_no_trace(precision: str | None) -> None:
-    trainer = _trainer(precision=precision)
+    trainer = _create_trainer(precision=precision)
     points, labels = next(iter(trainer.train_dataset))
     weights = [variable.value for variable in trainer.model.trainable_variables]
     with tf.GradientTape() as tape:
@@ -190,7 +190,7 @@ class _GraphOnly(TinyTask):
 
 
 def test_a_step_that_cannot_run_eagerly_gets_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    trainer = _trainer(_GraphOnly)
+    trainer = _create_trainer(_GraphOnly)
 
     assert compute_gradient_norms(trainer, trainer.next_batch()) == {}
     assert (

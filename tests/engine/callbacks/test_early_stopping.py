@@ -66,7 +66,7 @@ def _build_config(scores: Sequence[float], **early: Any) -> ExperimentConfig:
     return config.replace(task=ScriptedConfig())
 
 
-def _tiny(**early: Any) -> ExperimentConfig:
+def _build_tiny_config(**early: Any) -> ExperimentConfig:
     """An experiment of 100 steps whose evaluations, every 10, never improve on the first by as much
     as is wanted.
     """
@@ -85,7 +85,7 @@ def _launch(
     return launch(config, mode, str(folder), **arguments)
 
 
-def _newest(folder: Path) -> int:
+def _find_newest(folder: Path) -> int:
     return max(complete_checkpoints(str(folder)))
 
 
@@ -116,7 +116,7 @@ def scripted_trainer() -> ReadyTrainer:
 
 @pytest.fixture(scope="module")
 def of_two_sets() -> ReadyTrainer:
-    return ReadyTrainer(_often_and_rare(), ScriptedTask)
+    return ReadyTrainer(_build_two_set_config(), ScriptedTask)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def stopped_run(
     evaluation reported.
     """
     folder = tmp_path_factory.mktemp("stopped")
-    _, logs = _launch(folder, _tiny(), trainer=linear.again())
+    _, logs = _launch(folder, _build_tiny_config(), trainer=linear.again())
     return folder, logs
 
 
@@ -150,7 +150,7 @@ _VALUES = st.lists(
 )
 
 
-def _improvements(values: Sequence[float], sign: int, delta: float) -> list[int]:
+def _find_improvements(values: Sequence[float], sign: int, delta: float) -> list[int]:
     """The places of those that are finite and better by more than delta than all improvements
     before.
     """
@@ -176,7 +176,7 @@ def test_the_fold_agrees_with_brute_force(
     steps = list(range(10, 10 * len(values) + 10, 10))
     progress = compute_metric_progress(zip(steps, values, strict=True), comparison, delta, start)
     counted = [(step, value) for step, value in zip(steps, values, strict=True) if step >= start]
-    places = _improvements(
+    places = _find_improvements(
         [value for _, value in counted], 1 if comparison == "higher" else -1, delta
     )
 
@@ -188,7 +188,9 @@ def test_the_fold_agrees_with_brute_force(
     assert progress.best == counted[last][1] if places else math.isnan(progress.best)
 
 
-def _beside(folder: Path, *records: tuple[int, float], config_hash: str = "a") -> Ledger:
+def _write_ledger_beside(
+    folder: Path, *records: tuple[int, float], config_hash: str = "a"
+) -> Ledger:
     ledger = Ledger(folder / "evals/side.jsonl", dataset="eval", config_hash=config_hash)
     ledger.follow(folder / "evals/validation.jsonl")
     for step, value in records:
@@ -197,7 +199,7 @@ def _beside(folder: Path, *records: tuple[int, float], config_hash: str = "a") -
     return ledger
 
 
-def _early(folder: Path, **options: Any) -> tuple[EarlyStopping, Ledger]:
+def _create_early_stopping(folder: Path, **options: Any) -> tuple[EarlyStopping, Ledger]:
     own = Ledger(folder / "evals/validation.jsonl", dataset="validation", config_hash="own")
     config = EarlyStoppingConfig(
         **{"metric": "score", "patience": 2, "eval_name": "side", **options}
@@ -206,11 +208,11 @@ def _early(folder: Path, **options: Any) -> tuple[EarlyStopping, Ledger]:
 
 
 def test_what_a_sidecar_tells_counts_as_soon_as_it_is_there(tmp_path: Path) -> None:
-    early, _ = _early(tmp_path)
+    early, _ = _create_early_stopping(tmp_path)
 
     assert early.find_stop_reason(50) == ""  # there is no ledger yet
 
-    side = _beside(tmp_path, (10, 0.5), (20, 0.4))
+    side = _write_ledger_beside(tmp_path, (10, 0.5), (20, 0.4))
     assert early.find_stop_reason(50) == ""
 
     side.append(30, {"score": 0.3}, 0.1)
@@ -229,9 +231,9 @@ def test_what_a_sidecar_tells_counts_as_soon_as_it_is_there(tmp_path: Path) -> N
 
 
 def test_changed_sidecars_and_rewinds_discard_evaluations(tmp_path: Path) -> None:
-    early, own = _early(tmp_path)
+    early, own = _create_early_stopping(tmp_path)
 
-    _beside(tmp_path, (10, 0.5), (20, 0.4), (30, 0.3))
+    _write_ledger_beside(tmp_path, (10, 0.5), (20, 0.4), (30, 0.3))
 
     assert early.find_stop_reason(30)
 
@@ -239,17 +241,17 @@ def test_changed_sidecars_and_rewinds_discard_evaluations(tmp_path: Path) -> Non
 
     assert early.find_stop_reason(30) == ""
 
-    _beside(tmp_path, (40, 0.4), (50, 0.3))
+    _write_ledger_beside(tmp_path, (40, 0.4), (50, 0.3))
 
     assert early.find_stop_reason(50)
 
-    _beside(tmp_path, (50, 0.1), config_hash="b")
+    _write_ledger_beside(tmp_path, (50, 0.1), config_hash="b")
 
     assert early.find_stop_reason(50) == ""
 
 
 def test_a_validation_set_that_no_evaluation_is_of_is_told(tmp_path: Path) -> None:
-    early, _ = _early(tmp_path, metric="dev|score")
+    early, _ = _create_early_stopping(tmp_path, metric="dev|score")
     side = Ledger(
         tmp_path / "evals/side.jsonl",
         dataset="eval",
@@ -280,7 +282,7 @@ def test_a_run_ends_with_the_evaluation_that_uses_up_patience(
     _, logs = _launch(tmp_path, config, trainer=scripted_trainer.again())
 
     assert evaluated_steps(tmp_path) == list(range(10, 61, 10))
-    assert _newest(tmp_path) == 60
+    assert _find_newest(tmp_path) == 60
 
     final = final_record(tmp_path)
     score = logs["group"]["score"]
@@ -295,7 +297,7 @@ def test_a_run_ends_with_the_evaluation_that_uses_up_patience(
 def test_patience_used_up_at_the_last_step_finishes_the_run(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    config = _tiny().replace(trainer={"train_steps": 30})
+    config = _build_tiny_config().replace(trainer={"train_steps": 30})
 
     # An action may ask for it, too.
     _launch(tmp_path, config, train_actions=[_stop_at(30, 5)], trainer=linear.again())
@@ -317,7 +319,7 @@ def test_a_restart_does_nothing_until_patience_is_raised(
     params = (run / "params.yaml").stat().st_mtime_ns
 
     with caplog.at_level(logging.INFO, "trainer_kit"):
-        _, again = _launch(run, _tiny(), trainer=linear.again())
+        _, again = _launch(run, _build_tiny_config(), trainer=linear.again())
 
     assert "was stopped early at step 30: validation_loss has not improved on" in caplog.text
     assert (
@@ -327,7 +329,9 @@ def test_a_restart_does_nothing_until_patience_is_raised(
     assert again == {name: pytest.approx(float(value)) for name, value in first.items()}
     assert (run / "params.yaml").stat().st_mtime_ns == params
 
-    resumed, _ = _launch(run, _tiny(patience=5))  # with a trainer of its own, as in a new process
+    resumed, _ = _launch(
+        run, _build_tiny_config(patience=5)
+    )  # with a trainer of its own, as in a new process
     assert (final_record(run)["step"], evaluated_steps(run)) == (60, [10, 20, 30, 40, 50, 60])
     assert all(
         np.array_equal(variable.numpy(), value)
@@ -339,22 +343,22 @@ def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(
     stopped_run: tuple[Path, dict[str, Any]], linear: ReadyTrainer, tmp_path: Path
 ) -> None:
     run = Path(shutil.copytree(stopped_run[0], tmp_path / "run"))
-    longer = _tiny().replace(trainer={"early_stopping": None, "train_steps": 37})
+    longer = _build_tiny_config().replace(trainer={"early_stopping": None, "train_steps": 37})
 
     _launch(run, longer, mode="train", trainer=linear.again())
 
     assert (final_record(run)["step"], "stopped" in final_record(run)) == (37, False)
 
-    _, logs = _launch(run, _tiny(), trainer=linear.again())
+    _, logs = _launch(run, _build_tiny_config(), trainer=linear.again())
     assert evaluated_steps(run) == [10, 20, 30, 37]
-    assert (final_record(run)["step"], _newest(run)) == (37, 37)
+    assert (final_record(run)["step"], _find_newest(run)) == (37, 37)
     assert final_record(run)["metrics"]["validation_loss"] == pytest.approx(
         float(logs["validation_loss"])
     )
 
 
 def test_only_the_validation_set_of_the_metric_decides(tmp_path: Path) -> None:
-    config = _often_and_rare("rare|group|score", patience=2).replace(
+    config = _build_two_set_config("rare|group|score", patience=2).replace(
         trainer={"validation_sets": {"rare": {"interval": 20}}}
     )
 
@@ -364,11 +368,11 @@ def test_only_the_validation_set_of_the_metric_decides(tmp_path: Path) -> None:
     assert final_record(tmp_path)["stopped"].startswith(
         "rare|group|score has not improved on 0.4 of step 20"
     )
-    assert _newest(tmp_path) == 60
+    assert _find_newest(tmp_path) == 60
     assert sorted(evaluated_steps(tmp_path)) == [10, 20, 20, 30, 40, 40, 50, 60, 60]
 
 
-def _often_and_rare(metric: str = "often|group|score", **early: Any) -> ExperimentConfig:
+def _build_two_set_config(metric: str = "often|group|score", **early: Any) -> ExperimentConfig:
     """Two validation sets, every 10 and every 40 steps, whose scores never improve."""
     config = _build_config([0.9] * 12, metric=metric, **early)
     data = config.task.validation_data
@@ -382,7 +386,7 @@ def test_a_stop_at_one_set_also_evaluates_the_others(
     of_two_sets: ReadyTrainer, tmp_path: Path
 ) -> None:
     set_names: list[set[str]] = []
-    config = _often_and_rare(patience=1)
+    config = _build_two_set_config(patience=1)
     actions = [lambda logs: set_names.append(set(logs))]
 
     _, logs = _launch(tmp_path, config, eval_actions=actions, trainer=of_two_sets.again())
@@ -400,14 +404,14 @@ def test_a_stop_at_one_set_also_evaluates_the_others(
 def test_a_stop_at_the_start_evaluates_sets_that_were_not_due(
     of_two_sets: ReadyTrainer, tmp_path: Path
 ) -> None:
-    config = _often_and_rare(patience=9).replace(trainer={"train_steps": 60})
+    config = _build_two_set_config(patience=9).replace(trainer={"train_steps": 60})
     _launch(tmp_path, config, train_actions=[_stop_at(20, 5)], trainer=of_two_sets.again())
     (tmp_path / "final.json").unlink()
     lines = (tmp_path / "evals/validation.jsonl").read_text().splitlines(keepends=True)
 
     # Of "rare" at step 20 nothing is on record.
     (tmp_path / "evals/validation.jsonl").write_text("".join(lines[:2]))
-    _launch(tmp_path, _often_and_rare(patience=1), trainer=of_two_sets.again())
+    _launch(tmp_path, _build_two_set_config(patience=1), trainer=of_two_sets.again())
 
     assert set(final_record(tmp_path)["metrics"]) == {"often", "rare"}
     assert (final_record(tmp_path)["step"], evaluated_steps(tmp_path)) == (20, [10, 20, 20])
@@ -417,7 +421,7 @@ def test_sidecar_of_a_stopped_run_evaluates_its_last_checkpoint(
     stopped_run: tuple[Path, dict[str, Any]], linear: ReadyTrainer, tmp_path: Path
 ) -> None:
     run = Path(shutil.copytree(stopped_run[0], tmp_path / "run"))
-    config = _tiny().replace(trainer={"continuous_eval_timeout": 0.2})
+    config = _build_tiny_config().replace(trainer={"continuous_eval_timeout": 0.2})
 
     _launch(run, config, mode="continuous_eval", trainer=linear.again())
 
@@ -427,7 +431,9 @@ def test_sidecar_of_a_stopped_run_evaluates_its_last_checkpoint(
 def test_a_sidecars_evaluations_end_a_run_that_only_trains(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    config = _tiny(eval_name="side", metric="score").replace(trainer={"train_steps": 60})
+    config = _build_tiny_config(eval_name="side", metric="score").replace(
+        trainer={"train_steps": 60}
+    )
     ledger = Ledger(tmp_path / "evals/side.jsonl", dataset="eval", config_hash="a")
     step = 0
 
@@ -441,13 +447,13 @@ def test_a_sidecars_evaluations_end_a_run_that_only_trains(
             tmp_path, config, mode="train", train_actions=[evaluate_beside], trainer=linear.again()
         )
         assert logs == {}
-        assert (final_record(tmp_path)["step"], _newest(tmp_path), step) == (15, 15, 15)
+        assert (final_record(tmp_path)["step"], _find_newest(tmp_path), step) == (15, 15, 15)
 
 
 @pytest.mark.parametrize("mode", ["train", "train_and_post_eval"])
 def test_a_mode_without_evaluation_in_training_is_refused(tmp_path: Path, mode: str) -> None:
     with pytest.raises(ConfigError):
-        _launch(tmp_path / "run", _tiny(), mode=mode)
+        _launch(tmp_path / "run", _build_tiny_config(), mode=mode)
     assert not (tmp_path / "run").exists()
 
 
@@ -457,7 +463,7 @@ def test_unknown_metric_is_refused_before_the_first_step(
     with pytest.raises(
         UsageError, match=r"no single number called 'validation_los'; did you mean validation_loss"
     ):
-        _launch(tmp_path / "run", _tiny(metric="validation_los"))
+        _launch(tmp_path / "run", _build_tiny_config(metric="validation_los"))
 
     assert not (tmp_path / "run").exists()
 
@@ -501,7 +507,7 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
     assert len(later) == 3  # the loop's other actions are called too
 
     final = final_record(tmp_path)
-    assert (final["step"], final["stopped"], _newest(tmp_path)) == (15, "enough at 15", 15)
+    assert (final["step"], final["stopped"], _find_newest(tmp_path)) == (15, "enough at 15", 15)
     assert final["metrics"] == {name: pytest.approx(float(value)) for name, value in logs.items()}
     assert logs and evaluated_steps(tmp_path) == evaluated
 
@@ -529,7 +535,11 @@ def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(
     for step in (15, 30):
         _launch(tmp_path, config, "train", train_actions=[_stop_at(15, 5)], trainer=linear.again())
         final = final_record(tmp_path)
-        assert (final["step"], final["stopped"], _newest(tmp_path)) == (step, "enough at 15", step)
+        assert (final["step"], final["stopped"], _find_newest(tmp_path)) == (
+            step,
+            "enough at 15",
+            step,
+        )
 
 
 def test_only_actions_and_callbacks_may_raise_stop_training(
@@ -559,10 +569,10 @@ def test_under_orbits_controller_only_an_action_can_stop(
     own: dict[str, Any] = {"controller_cls": orbit.Controller, "trainer": linear.again()}
 
     with pytest.raises(UsageError):
-        _launch(tmp_path, _tiny(), **own)
+        _launch(tmp_path, _build_tiny_config(), **own)
 
     _, logs = _launch(tmp_path, linear_experiment(), train_actions=[_stop_at(15, 5)], **own)
     assert logs == {}
 
     final = final_record(tmp_path)
-    assert (final["step"], final["stopped"], _newest(tmp_path)) == (15, "enough at 15", 15)
+    assert (final["step"], final["stopped"], _find_newest(tmp_path)) == (15, "enough at 15", 15)

@@ -74,7 +74,7 @@ def _run(
     run_experiment(strategy, task, mode, config, str(folder), callbacks=list(callbacks))
 
 
-def _events(folder: Path) -> EventAccumulator:
+def _read_events(folder: Path) -> EventAccumulator:
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0})
     events.Reload()
     return events
@@ -93,8 +93,8 @@ def test_summaries_are_written_on_replicas_and_in_fused_loops(
         len([line for line in json_lines(tmp_path / "metrics.jsonl") if "spread" in str(line)]) == 3
     )
 
-    train = _events(tmp_path / "train")
-    validation = _events(tmp_path / "validation")
+    train = _read_events(tmp_path / "train")
+    validation = _read_events(tmp_path / "validation")
 
     assert [event.step for event in train.Tensors("hidden")] == [5, 10]
     assert [event.step for event in validation.Tensors("picture")] == [10]

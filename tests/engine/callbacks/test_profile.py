@@ -28,7 +28,7 @@ def trainer() -> Any:
     return trainer
 
 
-def _callbacks(trainer: Any, folder: Path, window: str, chief: bool = True) -> CallbackList:
+def _create_callbacks(trainer: Any, folder: Path, window: str, chief: bool = True) -> CallbackList:
     trainer.global_step.assign(0)
     return CallbackList(Run(trainer, str(folder), chief), [Profile(window, str(folder), 100)])
 
@@ -53,7 +53,7 @@ def _count_profiles(folder: Path) -> int:
 
 
 def test_the_trace_is_written_after_the_last_of_its_steps(tmp_path: Path, trainer: Any) -> None:
-    callbacks = _callbacks(trainer, tmp_path, "2:4")
+    callbacks = _create_callbacks(trainer, tmp_path, "2:4")
 
     with callbacks.call_begin_and_end("train"):
         assert _train(callbacks, 3) == [1, 3]
@@ -65,7 +65,7 @@ def test_the_trace_is_written_after_the_last_of_its_steps(tmp_path: Path, traine
 
 
 def test_a_run_that_ends_inside_the_window_writes_its_trace(tmp_path: Path, trainer: Any) -> None:
-    callbacks = _callbacks(trainer, tmp_path, "2:99")
+    callbacks = _create_callbacks(trainer, tmp_path, "2:99")
 
     with pytest.raises(ZeroDivisionError), callbacks.call_begin_and_end("train"):
         _train(callbacks, 3)
@@ -75,7 +75,7 @@ def test_a_run_that_ends_inside_the_window_writes_its_trace(tmp_path: Path, trai
 
 
 def test_a_run_that_goes_back_into_the_window_is_traced_once(tmp_path: Path, trainer: Any) -> None:
-    callbacks = _callbacks(trainer, tmp_path, "2:4")
+    callbacks = _create_callbacks(trainer, tmp_path, "2:4")
 
     with callbacks.call_begin_and_end("train"):
         _train(callbacks, 5)
@@ -113,7 +113,7 @@ def test_a_run_outside_the_window_says_that_nothing_is_traced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="trainer_kit")
-    callbacks = _callbacks(trainer, tmp_path, window)
+    callbacks = _create_callbacks(trainer, tmp_path, window)
     trainer.global_step.assign(step)
     callbacks.run.read_step()
 
@@ -125,7 +125,7 @@ def test_a_run_outside_the_window_says_that_nothing_is_traced(
 
 
 def test_a_worker_that_is_not_the_chief_ends_its_loops_alike(tmp_path: Path, trainer: Any) -> None:
-    callbacks = _callbacks(trainer, tmp_path, "2:3", chief=False)
+    callbacks = _create_callbacks(trainer, tmp_path, "2:3", chief=False)
 
     with callbacks.call_begin_and_end("train"):
         assert _train(callbacks, 4) == [1, 3, 4]
@@ -137,13 +137,13 @@ def test_a_profiler_that_cannot_start_or_write_is_a_warning(
     tmp_path: Path, trainer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     tf.profiler.experimental.start(str(tmp_path / "other"))
-    callbacks = _callbacks(trainer, tmp_path, "1:2")
+    callbacks = _create_callbacks(trainer, tmp_path, "1:2")
     with callbacks.call_begin_and_end("train"):
         _train(callbacks, 3)
     tf.profiler.experimental.stop()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "plugins").touch()
-    callbacks = _callbacks(trainer, tmp_path / "full", "1:2")
+    callbacks = _create_callbacks(trainer, tmp_path / "full", "1:2")
 
     with callbacks.call_begin_and_end("train"):
         _train(callbacks, 3)

@@ -142,7 +142,7 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, model
 
 
-def _finite(folder: Path) -> bool:
+def _are_checkpoints_finite(folder: Path) -> bool:
     """Whether all checkpoints, and the best one, hold finite numbers only."""
     prefixes = [
         *complete_checkpoints(str(folder)).values(),
@@ -183,7 +183,7 @@ def test_all_bad_batches_between_checkpoints_are_left_out(
 
     assert "the run returns to step 0 (trial 1 of" in caplog.text  # to the initial weights
     assert all(f"batch {batch}, of step" in caplog.text for batch in Several.bad)
-    assert _finite(tmp_path)
+    assert _are_checkpoints_finite(tmp_path)
 
 
 class _HugeGradient(LinearTask):
@@ -251,7 +251,7 @@ def test_a_stop_after_a_hidden_divergence_saves_nothing_bad(tmp_path: Path) -> N
         _run(tmp_path, _StopsHidden, steps_per_loop=1, summary_interval=1, recovery_max_trials=2)
 
     assert list(complete_checkpoints(str(tmp_path))) == [0, 10]
-    assert _finite(tmp_path)
+    assert _are_checkpoints_finite(tmp_path)
 
 
 def test_a_divergence_without_a_report_is_still_a_divergence(
@@ -263,7 +263,7 @@ def test_a_divergence_without_a_report_is_still_a_divergence(
         _run(tmp_path, _NanGradient)
 
     assert list(complete_checkpoints(str(tmp_path))) == [10]
-    assert _finite(tmp_path)
+    assert _are_checkpoints_finite(tmp_path)
     assert "the report of the divergence could not be written" in caplog.text
 
 
@@ -292,7 +292,7 @@ def test_the_batch_that_poisons_is_found_and_left_out(
 
     assert "the run returns to step 10 (trial 1 of 2)" in told and "trial 2 of 2" not in told
     assert "batch 12, of step 13, is left out" in told
-    assert np.isfinite(logs["validation_loss"]) and _finite(folder)
+    assert np.isfinite(logs["validation_loss"]) and _are_checkpoints_finite(folder)
 
     history = read_active_history(folder / "metrics.jsonl")
     assert [record["step"] for record in history if record["kind"] == "train"] == [
@@ -349,7 +349,7 @@ def test_a_fault_that_does_not_come_again_leaves_nothing_out(
     assert (
         "the divergence did not happen again step by step, so no batch is left out" in caplog.text
     )
-    assert _finite(tmp_path)
+    assert _are_checkpoints_finite(tmp_path)
 
 
 def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_report_names_step_batch_layer_and_command(tmp_path: Path) -> None:
         _run(tmp_path, _Poisoned, "train", recovery_max_trials=2, recovery_policy="retry")
 
     assert list(complete_checkpoints(str(tmp_path))) == [0, 10]
-    assert _finite(tmp_path)
+    assert _are_checkpoints_finite(tmp_path)
 
     bundle = read_json(tmp_path / "diverged" / "step-13.json")
     assert (bundle["step"], bundle["batch"], bundle["batches"]) == (13, 12, [10, 14])
@@ -434,7 +434,7 @@ def test_a_checkpoint_of_bad_weights_is_moved_aside(
     _run(run, TinyTask, "train_and_eval", checkpoint_interval=5)
 
     assert sorted(complete_checkpoints(str(run / "diverged"))) == [15, 20, 25, 30]
-    assert _finite(run)
+    assert _are_checkpoints_finite(run)
 
 
 def test_when_no_checkpoint_is_sound_the_run_ends(hidden: tuple[Path, Any], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ HIGHER = {"metric_comp": "higher"}
 VALUES = np.random.default_rng(0).normal(size=80) + 3 / np.arange(1, 81)
 
 
-def _rates_of_keras(**options: Any) -> list[float]:
+def _compute_rates_of_keras(**options: Any) -> list[float]:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01))
     callback = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", **options)
@@ -63,7 +63,7 @@ def test_the_rates_are_those_of_reduce_lr_on_plateau(options: dict[str, Any]) ->
         for name, value in options.items()
     }
 
-    assert rates == _rates_of_keras(**of_keras)
+    assert rates == _compute_rates_of_keras(**of_keras)
     assert len(set(rates)) > 2
 
 

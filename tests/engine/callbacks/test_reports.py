@@ -29,7 +29,7 @@ def _run(seconds: float = 2.0) -> Run:
     return run
 
 
-def _report(run: Run, batch_size: int = 0, best: Any = None) -> Report:
+def _make_report(run: Run, batch_size: int = 0, best: Any = None) -> Report:
     kept = _Kept()
     assert run.loop is not None
     MetricsReporter(kept, batch_size, best).loop_end(run, run.loop.logs)
@@ -37,7 +37,7 @@ def _report(run: Run, batch_size: int = 0, best: Any = None) -> Report:
 
 
 def test_rates_are_of_the_steps_and_of_the_examples_in_them() -> None:
-    report = _report(_run(), 32)
+    report = _make_report(_run(), 32)
 
     assert (report.kind, report.step, report.total_steps, report.metrics) == (
         "train",
@@ -53,7 +53,7 @@ def test_rates_are_of_the_steps_and_of_the_examples_in_them() -> None:
 
 
 def test_a_loop_too_short_to_time_has_no_rate() -> None:
-    report = _report(_run(seconds=0.0), 32)
+    report = _make_report(_run(seconds=0.0), 32)
     assert report.steps_per_second is report.examples_per_second is None
 
 
@@ -73,10 +73,10 @@ def test_the_time_left_counts_what_happens_between_loops(monkeypatch: pytest.Mon
 
 
 def test_the_best_is_that_which_is_kept_now() -> None:
-    assert _report(_run()).best is None
+    assert _make_report(_run()).best is None
 
     best = SimpleNamespace(best=("accuracy", 0.9, 40))
-    assert _report(_run(), best=best).best == ("accuracy", 0.9, 40)
+    assert _make_report(_run(), best=best).best == ("accuracy", 0.9, 40)
 
 
 def test_what_callbacks_report_joins_the_line_of_the_loop_once() -> None:
@@ -84,8 +84,8 @@ def test_what_callbacks_report_joins_the_line_of_the_loop_once() -> None:
 
     run.report("samples", 3)
 
-    assert _report(run).metrics == {"loss": 0.5, "samples": 3}
-    assert _report(run).metrics == {"loss": 0.5}
+    assert _make_report(run).metrics == {"loss": 0.5, "samples": 3}
+    assert _make_report(run).metrics == {"loss": 0.5}
 
 
 @pytest.mark.parametrize("value", ["three", [1, 2], None])

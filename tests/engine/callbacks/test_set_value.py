@@ -25,7 +25,7 @@ def halve_rate(step: int) -> float:
     return float(0.5 ** (1 + step // 4))
 
 
-def _weights(
+def _train_weights(
     folder: Path, rate: Any, *callbacks: Any, count: int = 1, **trainer: Any
 ) -> list[np.ndarray]:
     seed_everything(1)
@@ -38,7 +38,7 @@ def _weights(
     return [variable.numpy() for variable in model.trainable_variables]
 
 
-def _changes(folder: Path) -> list[tuple[int, dict[str, float]]]:
+def _read_changes(folder: Path) -> list[tuple[int, dict[str, float]]]:
     lines = [line for line in read_json_lines(folder / "metrics.jsonl") if line["kind"] == "change"]
     return [(line["step"], line["metrics"]) for line in lines]
 
@@ -47,17 +47,17 @@ def _changes(folder: Path) -> list[tuple[int, dict[str, float]]]:
 def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, options: Any) -> None:
     rates = SetAtSteps("learning_rate", [[7, 0.25]])
     factors = SetAtSteps("learning_rate_factor", [[0, 0.5], [1, 1.0], [7, 0.5]])
-    changed = _weights(tmp_path / "list", CONSTANT, rates, factors, **options)
+    changed = _train_weights(tmp_path / "list", CONSTANT, rates, factors, **options)
     boundaries = [0, 6]  # which are included
     ladder = {
         "type": "stepwise",
         "stepwise": {"boundaries": boundaries, "values": [0.25, 0.5, 0.125]},
     }
 
-    expected = _weights(tmp_path / "schedule", ladder, **options)
+    expected = _train_weights(tmp_path / "schedule", ladder, **options)
 
     assert all(np.array_equal(value, other) for value, other in zip(changed, expected, strict=True))
-    assert _changes(tmp_path / "list") == [
+    assert _read_changes(tmp_path / "list") == [
         (0, {"learning_rate_factor": 0.5}),
         (1, {"learning_rate_factor": 1.0}),
         (7, {"learning_rate": 0.25}),
@@ -67,14 +67,14 @@ def test_lists_of_steps_train_like_a_stepwise_schedule(tmp_path: Path, options: 
 
 def test_functions_count_steps_and_lists_may_count_epochs(tmp_path: Path) -> None:
     function = SetByFunction("learning_rate", f"{__name__}:halved", every=4)
-    _weights(
+    _train_weights(
         tmp_path,
         CONSTANT,
         function,
         SetAtSteps("learning_rate_factor", [["1.5 epochs", 0.25]]),
         steps_per_epoch=4,
     )
-    changes = _changes(tmp_path)
+    changes = _read_changes(tmp_path)
 
     rates = [
         (step, {"learning_rate": halve_rate(step)}) for step in (4, 8, 12)
@@ -126,5 +126,5 @@ def test_a_list_that_cannot_be_is_refused_before_training(
     tmp_path: Path, steps: Any, trainer: dict[str, int]
 ) -> None:
     with pytest.raises(UsageError):
-        _weights(tmp_path, CONSTANT, SetAtSteps("learning_rate", steps), **trainer)
+        _train_weights(tmp_path, CONSTANT, SetAtSteps("learning_rate", steps), **trainer)
     assert not (tmp_path / "metrics.jsonl").exists()

@@ -47,11 +47,11 @@ def test_the_record_holds_sizes_checksums_and_further_entries(prefix: str) -> No
     assert describe_damage(prefix) == ""
 
 
-def _cut(path: Path) -> None:
+def _cut_file(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def _longer(path: Path) -> None:
+def _append_byte(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\0")
 
 
@@ -59,8 +59,8 @@ def _longer(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (_cut, "{} has {} bytes instead of {}"),
-        (_longer, "{} has {} bytes instead of {}"),
+        (_cut_file, "{} has {} bytes instead of {}"),
+        (_append_byte, "{} has {} bytes instead of {}"),
         (flip_bit, "{} has a wrong checksum"),
         (Path.unlink, "{} is missing"),
     ],

@@ -58,7 +58,7 @@ def folder(saved_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved_folder, tmp_path / "run"))
 
 
-def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+def _list_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -66,7 +66,7 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def _empty(path: Path) -> None:
+def _empty_file(path: Path) -> None:
     path.write_bytes(b"")
 
 
@@ -74,7 +74,7 @@ def _empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [DATA, INDEX, ITERATOR, ITERATOR_INDEX])
-@pytest.mark.parametrize("damage", [_cut, Path.unlink, flip_bit, _empty])
+@pytest.mark.parametrize("damage", [_cut, Path.unlink, flip_bit, _empty_file])
 @pytest.mark.parametrize("recorded", [True, False], ids=["with record", "without"])
 def test_a_damaged_newest_checkpoint_gives_way_to_the_previous(
     folder: Path,
@@ -92,7 +92,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_previous(
 
     assert run.start == 2
 
-    told = _warnings(caplog)
+    told = _list_warnings(caplog)
     assert (
         len(told) == 1
         and f"{folder}/ckpt-3 is damaged: " in told[0]
@@ -105,21 +105,21 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_previous(
     caplog.clear()
 
     assert SmallRun(folder).start == 2
-    assert _warnings(caplog) == []
+    assert _list_warnings(caplog) == []
 
     run.train_to(3)
 
     assert SmallRun(folder).start == 3
 
 
-@pytest.mark.parametrize("damage", [_empty, _cut, Path.unlink])
+@pytest.mark.parametrize("damage", [_empty_file, _cut, Path.unlink])
 def test_the_pointer_file_is_made_again_and_nothing_is_lost(
     folder: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(folder / "checkpoint")
 
     assert SmallRun(folder).start == 3
-    assert _warnings(caplog) == []
+    assert _list_warnings(caplog) == []
 
     state = tf.train.get_checkpoint_state(str(folder))
     assert state.model_checkpoint_path == f"{folder}/ckpt-3"
@@ -140,7 +140,7 @@ def test_a_repaired_pointer_in_a_relative_folder_points_into_it(
     assert SmallRun(Path("run")).start == 2
 
 
-@pytest.mark.parametrize("damage", [_empty, _cut, flip_bit, Path.unlink])
+@pytest.mark.parametrize("damage", [_empty_file, _cut, flip_bit, Path.unlink])
 def test_a_whole_checkpoint_without_a_good_record_is_used(
     folder: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,7 +156,7 @@ def test_a_whole_checkpoint_without_a_good_record_is_used(
         return
 
     assert run.start == 3
-    assert _warnings(caplog) == []
+    assert _list_warnings(caplog) == []
 
     there = read_commit_record(str(folder / "ckpt-3"))
     # It may be of another program, and is no checkpoint of ours then.
@@ -296,7 +296,7 @@ def test_a_move_that_was_cut_off_is_no_trap(
     caplog.clear()
 
     assert SmallRun(folder).start == (3 if moved <= 1 else 2)
-    assert _warnings(caplog) == []
+    assert _list_warnings(caplog) == []
 
 
 def test_setting_aside_moves_all_files_of_a_checkpoint_only(folder: Path) -> None:
@@ -315,19 +315,19 @@ def test_setting_aside_moves_all_files_of_a_checkpoint_only(folder: Path) -> Non
 # ---- what dead processes leave
 
 
-def _index_half_written(folder: Path) -> None:
+def _write_half_an_index(folder: Path) -> None:
     (folder / "ckpt-4_temp").mkdir()
     (folder / "ckpt-4_temp" / "part-00000-of-00001.data-00000-of-00001").write_text("x")
     shutil.copy(folder / DATA, folder / parts(4)[1])
     (folder / parts(4)[2]).write_bytes((folder / INDEX).read_bytes()[:100])
 
 
-def _iterator_half_written(folder: Path) -> None:
+def _write_half_an_iterator(folder: Path) -> None:
     (folder / "ckpt-4.iterator_temp").mkdir()
     shutil.copy(folder / ITERATOR, folder / parts(4)[3])
 
 
-def _half_texts(folder: Path) -> None:
+def _write_half_texts(folder: Path) -> None:
     for name in (
         f".ckpt-3.commit.json.{os.getpid()}.tmp",
         ".final.json.99999999.tmp",
@@ -336,38 +336,38 @@ def _half_texts(folder: Path) -> None:
         (folder / name).write_text("{")
 
 
-def _marked_as_earlier(folder: Path) -> None:
+def _mark_as_earlier(folder: Path) -> None:
     (folder / ".saving-ckpt-4.ours").touch()
     shutil.copy(folder / DATA, folder / parts(4)[1])
 
 
-def _whole_save(folder: Path) -> None:
+def _leave_whole_save(folder: Path) -> None:
     saving = folder / ".saving-ckpt-3"
     saving.mkdir()
     for name in parts(3):
         (folder / name).rename(saving / name)
 
 
-def _half_moved(folder: Path) -> None:
-    _whole_save(folder)
+def _move_half(folder: Path) -> None:
+    _leave_whole_save(folder)
     for name in (DATA, ITERATOR):
         (folder / ".saving-ckpt-3" / name).rename(folder / name)
 
 
-def _half_removed(folder: Path) -> None:
+def _remove_half(folder: Path) -> None:
     (folder / ".saving-ckpt-4").mkdir()
     for old, new in zip(parts(3)[1:4], parts(4)[1:4], strict=True):
         shutil.copy(folder / old, folder / new)
 
 
 LEFT = {
-    "index half written": _index_half_written,
-    "iterator half written": _iterator_half_written,
-    "half texts": _half_texts,
-    "mark of an earlier version": _marked_as_earlier,
-    "whole save": _whole_save,
-    "whole save, half moved": _half_moved,
-    "removal": _half_removed,
+    "index half written": _write_half_an_index,
+    "iterator half written": _write_half_an_iterator,
+    "half texts": _write_half_texts,
+    "mark of an earlier version": _mark_as_earlier,
+    "whole save": _leave_whole_save,
+    "whole save, half moved": _move_half,
+    "removal": _remove_half,
 }
 
 
@@ -382,7 +382,7 @@ def test_what_a_dead_process_left_is_removed_without_a_word(
     LEFT[kind](folder)
 
     assert SmallRun(folder).start == 3
-    assert _warnings(caplog) == []
+    assert _list_warnings(caplog) == []
 
     there = set(names(folder)) - {"checkpoint", *FOREIGN, "ckpt-5_temp.d"}
     assert there == {*parts(1), *parts(2), *parts(3)}

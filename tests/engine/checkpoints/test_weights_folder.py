@@ -30,7 +30,7 @@ def _write(path: Path, step: int, *keep: int) -> None:
     WeightsFolder(str(path)).write(step, weights.write, keep or [step - 10, step])
 
 
-def _value(folder: Path) -> float:
+def _read_value(folder: Path) -> float:
     """Reads what TensorFlow's pointer file names."""
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(folder)))
     return float(reader.get_tensor("weight/.ATTRIBUTES/VARIABLE_VALUE"))
@@ -53,7 +53,7 @@ def test_the_newest_averages_are_kept_and_later_ones_removed(tmp_path: Path) -> 
         kept.append(list(complete_checkpoints(str(tmp_path / "ema_checkpoints"))))
 
     assert kept == [[10], [10, 20], [20, 30], [20, 25]]
-    assert _value(tmp_path / "ema_checkpoints") == 25.0
+    assert _read_value(tmp_path / "ema_checkpoints") == 25.0
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_write_that_is_killed_leaves_whole_weights(
 
     _write(tmp_path, 30)
 
-    assert list(complete_checkpoints(str(tmp_path)))[-1] == 30 and _value(tmp_path) == 30.0
+    assert list(complete_checkpoints(str(tmp_path)))[-1] == 30 and _read_value(tmp_path) == 30.0
 
 
 def test_a_full_disk_is_a_storage_error_and_leaves_no_half(

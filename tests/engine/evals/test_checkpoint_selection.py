@@ -12,7 +12,7 @@ from trainer_kit.errors import StorageError, UsageError
 from trainer_kit.evals.checkpoint_selection import find_newest_checkpoint, select_checkpoint
 
 
-def _folder(path: Path, *steps: int) -> str:
+def _create_folder(path: Path, *steps: int) -> str:
     path.mkdir(parents=True, exist_ok=True)
     for step in steps:
         tf.train.Checkpoint(value=tf.Variable(step)).write(str(path / f"ckpt-{step}"))
@@ -21,7 +21,7 @@ def _folder(path: Path, *steps: int) -> str:
 
 
 def test_the_newest_has_the_largest_step_whatever_the_pointer(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, 100, 20)
+    folder = _create_folder(tmp_path, 100, 20)
 
     assert find_newest_checkpoint(folder) == f"{folder}/ckpt-100"
 
@@ -52,7 +52,7 @@ def test_checkpoints_with_other_names_are_found_by_the_pointer(tmp_path: Path) -
 def test_a_damaged_newest_is_skipped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = _folder(tmp_path, 100, 20)
+    folder = _create_folder(tmp_path, 100, 20)
 
     (tmp_path / "ckpt-100.index").write_bytes(b"broken")
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -67,7 +67,7 @@ def test_a_damaged_newest_is_skipped_with_a_warning(
 def test_with_only_damaged_checkpoints_latest_is_a_storage_error(
     tmp_path: Path, pointer: str
 ) -> None:
-    folder = _folder(tmp_path, 100, 20)
+    folder = _create_folder(tmp_path, 100, 20)
     (tmp_path / "checkpoint").write_text(pointer)
     for step in (20, 100):
         (tmp_path / f"ckpt-{step}.index").write_bytes(b"broken")
@@ -77,13 +77,13 @@ def test_with_only_damaged_checkpoints_latest_is_a_storage_error(
 
 
 def test_a_path_in_another_folder_can_be_selected(tmp_path: Path) -> None:
-    path = f"{_folder(tmp_path / 'other', 5)}/ckpt-5"
+    path = f"{_create_folder(tmp_path / 'other', 5)}/ckpt-5"
     assert select_checkpoint(str(tmp_path / "run"), path, "") == path
 
 
 @pytest.mark.parametrize("which", ["7", "best", "{}/ckpt-7", "lates"])
 def test_a_miss_names_the_request_and_lists_existing_steps(tmp_path: Path, which: str) -> None:
-    folder = _folder(tmp_path, 100, 20)
+    folder = _create_folder(tmp_path, 100, 20)
     which = which.format(tmp_path)
 
     with pytest.raises(UsageError, match=r"there are the steps 20, 100$") as error:
@@ -94,7 +94,7 @@ def test_a_miss_names_the_request_and_lists_existing_steps(tmp_path: Path, which
 
 def test_a_path_that_is_missing_says_what_may_be_given(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"give latest, best, a step or a path without \.index"):
-        select_checkpoint(_folder(tmp_path, 1), f"{tmp_path}/ckpt-1.index", "")
+        select_checkpoint(_create_folder(tmp_path, 1), f"{tmp_path}/ckpt-1.index", "")
 
 
 @pytest.mark.parametrize("which", ["latest", "7", "best", "elsewhere"])

@@ -64,7 +64,7 @@ def evaluated_run(once_evaluated: tuple[Path, dict[str, Any]], tmp_path: Path) -
     return Path(shutil.copytree(once_evaluated[0], tmp_path / "evaluated"))
 
 
-def _ledger(folder: Path) -> list[tuple[int, str | None]]:
+def _read_ledger(folder: Path) -> list[tuple[int, str | None]]:
     records = json_lines(folder / "evals/continuous_eval.jsonl")
     return [(record["step"], record.get("checkpoint")) for record in records]
 
@@ -97,7 +97,7 @@ def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(run: Path) -> Non
     _run(run, "continuous_eval", _CONFIG, eval_actions=[train_on])
 
     assert list(complete_checkpoints(str(run))) == [10, 20, 30, 40, 50, 60]
-    assert _ledger(run) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40, 50, 60)]
+    assert _read_ledger(run) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40, 50, 60)]
 
 
 def test_continuous_eval_does_not_wait_for_ever(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_sidecar_that_is_started_again_evaluates_nothing_twice(
     info = (evaluated_run / "evals/continuous_eval/best_ckpt/info.json").read_text()
     _, again = _run(evaluated_run, "continuous_eval", _CONFIG)
 
-    assert _ledger(evaluated_run) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40)]
+    assert _read_ledger(evaluated_run) == [(step, f"ckpt-{step}") for step in (10, 20, 30, 40)]
     assert again == pytest.approx(
         {name: value for name, value in once_evaluated[1].items() if name in again}
     )
@@ -127,7 +127,7 @@ def test_a_sidecar_that_is_started_again_evaluates_nothing_twice(
 
 def test_a_sidecar_with_other_data_evaluates_all_again(evaluated_run: Path) -> None:
     _run(evaluated_run, "continuous_eval", _CONFIG.replace(task={"examples": 50}))
-    assert [step for step, _ in _ledger(evaluated_run)] == [10, 20, 30, 40] * 2
+    assert [step for step, _ in _read_ledger(evaluated_run)] == [10, 20, 30, 40] * 2
 
 
 def test_the_newest_only_is_evaluated_when_the_config_says_so(
@@ -140,7 +140,7 @@ def test_the_newest_only_is_evaluated_when_the_config_says_so(
             _CONFIG.replace(trainer={"continuous_eval": {"policy": "latest"}}),
         )
 
-    assert _ledger(run) == [(40, "ckpt-40")]
+    assert _read_ledger(run) == [(40, "ckpt-40")]
     assert "skipped: ckpt-10, ckpt-20, ckpt-30" in caplog.text
 
 
@@ -183,7 +183,7 @@ def test_one_that_cannot_begin_leaves_the_folder_as_it_was(run: Path) -> None:
     assert sorted(os.listdir(run)) == before
 
 
-def _sidecar(
+def _create_sidecar(
     folder: Path, train_steps: int = 20, best: BestWeightsExporter | None = None, step: int = 0
 ) -> Sidecar:
     directory = RunDirectory(str(folder), TrainerConfig(), "side")
@@ -207,14 +207,16 @@ def test_a_sidecar_killed_in_a_rewind_keeps_no_later_weights(
     weights = tf.train.Checkpoint(w=tf.Variable(1.0))
     for step, accuracy in ((10, 0.5), (20, 0.9)):
         best.maybe_export_checkpoint(weights, {"accuracy": accuracy}, step)
-        _sidecar(tmp_path).record(step, {"accuracy": accuracy}, 0.1, str(tmp_path / f"ckpt-{step}"))
+        _create_sidecar(tmp_path).record(
+            step, {"accuracy": accuracy}, 0.1, str(tmp_path / f"ckpt-{step}")
+        )
     Ledger(tmp_path / "evals/validation.jsonl", dataset="validation", config_hash="").rewind(10)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(files, "on_write_point", die)
-        _sidecar(tmp_path, best=best).begin()
+        _create_sidecar(tmp_path, best=best).begin()
 
-    _sidecar(tmp_path, best=(best := start())).begin()
+    _create_sidecar(tmp_path, best=(best := start())).begin()
 
     assert best.best == ("accuracy", 0.5, 10)
     assert read_json(tmp_path / "best/info.json")["step"] == 10
@@ -222,7 +224,7 @@ def test_a_sidecar_killed_in_a_rewind_keeps_no_later_weights(
 
 
 def test_a_trainer_is_alive_while_its_heart_beats(tmp_path: Path) -> None:
-    sidecar = _sidecar(tmp_path)
+    sidecar = _create_sidecar(tmp_path)
 
     assert not sidecar.is_alive() and "no run has begun there" in sidecar.describe_trainer()
 
@@ -238,7 +240,7 @@ def test_a_trainer_is_alive_while_its_heart_beats(tmp_path: Path) -> None:
 def test_a_silent_heartbeat_on_another_host_means_a_dead_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sidecar = _sidecar(tmp_path)
+    sidecar = _create_sidecar(tmp_path)
     with RunLock(tmp_path, lambda: ("train", 40), host="elsewhere"):
         text = (tmp_path / "heartbeat.json").read_text()
         assert sidecar.is_alive()
@@ -257,13 +259,13 @@ def test_a_run_is_not_finished_while_its_trainer_is_alive(tmp_path: Path) -> Non
     (tmp_path / "final.json").write_text('{"step": 40, "mode": "train", "metrics": {}}')
 
     with RunLock(tmp_path, lambda: ("start", 0)):
-        assert not _sidecar(tmp_path, train_steps=40).is_finished()
+        assert not _create_sidecar(tmp_path, train_steps=40).is_finished()
 
-    assert _sidecar(tmp_path, train_steps=40).is_finished()
+    assert _create_sidecar(tmp_path, train_steps=40).is_finished()
 
 
 def test_a_step_whose_checkpoint_is_gone_is_no_end_of_a_run(tmp_path: Path) -> None:
-    sidecar = _sidecar(tmp_path, train_steps=30, step=40)
+    sidecar = _create_sidecar(tmp_path, train_steps=30, step=40)
 
     (tmp_path / "ckpt-10.index").touch()
 
@@ -279,9 +281,9 @@ def test_a_run_is_finished_when_final_json_has_enough_steps(tmp_path: Path) -> N
 
     (tmp_path / "final.json").write_text(final)
 
-    assert not _sidecar(tmp_path, train_steps=100).is_finished()  # it may be about to go on
-    assert _sidecar(tmp_path, train_steps=40).is_finished()
+    assert not _create_sidecar(tmp_path, train_steps=100).is_finished()  # it may be about to go on
+    assert _create_sidecar(tmp_path, train_steps=40).is_finished()
 
     (tmp_path / "final.json").write_text(final.replace("{}}", '{}, "stopped": "enough"}'))
 
-    assert _sidecar(tmp_path, train_steps=100).is_finished()
+    assert _create_sidecar(tmp_path, train_steps=100).is_finished()

@@ -73,14 +73,14 @@ def setup(tmp_path: Path) -> _Setup:
     return run
 
 
-def _steps(run: _Setup) -> list[Any]:
+def _list_steps(run: _Setup) -> list[Any]:
     return [record["step"] for record in read_active_history(run.history.path)]
 
 
 def test_a_resume_rewinds_reports_and_best_but_no_evaluation(setup: _Setup, tmp_path: Path) -> None:
     setup.run_history.resume(10)
 
-    assert _steps(setup) == [10]
+    assert _list_steps(setup) == [10]
     assert setup.best.best == ("accuracy", 0.5, 10)
     assert [record["step"] for record in setup.ledger.records()] == [10, 20, 30]
     assert (tmp_path / "best_ckpt" / "ckpt-20.index").exists()  # it will come to be the best again
@@ -88,7 +88,7 @@ def test_a_resume_rewinds_reports_and_best_but_no_evaluation(setup: _Setup, tmp_
 
     setup.evaluate(*EVALUATIONS[1:])
 
-    assert _steps(setup) == [10, 20, 30]
+    assert _list_steps(setup) == [10, 20, 30]
     assert setup.best.best == ("accuracy", 0.9, 20)
 
 

@@ -29,7 +29,7 @@ from trainer_kit.run.launcher import launch
 SMALL = CharLmModelConfig(context=12, layers=2, width=16, heads=2)
 
 
-def _library(folder: Path, files: int = 60) -> Path:
+def _write_library(folder: Path, files: int = 60) -> Path:
     """Makes a small library whose files differ, with what has to be left out beside it."""
     for i in range(files):
         (folder / f"module_{i}.py").write_text(f"value_{i} = {i}\n" * 20)
@@ -46,12 +46,12 @@ def _library(folder: Path, files: int = 60) -> Path:
     return folder
 
 
-def _characters(examples: int, length: int) -> np.ndarray:
+def _draw_characters(examples: int, length: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, VOCABULARY, (examples, length)).astype(np.int32)
 
 
 def test_tests_generated_files_and_packages_are_left_out(tmp_path: Path) -> None:
-    (_library(tmp_path, 3) / "sub").mkdir()
+    (_write_library(tmp_path, 3) / "sub").mkdir()
     (tmp_path / "sub/inside.py").write_text("a = 1\n")
 
     assert list_source_files(tmp_path) == [
@@ -63,7 +63,7 @@ def test_tests_generated_files_and_packages_are_left_out(tmp_path: Path) -> None
 
 
 def test_no_held_out_file_is_in_the_training_text(tmp_path: Path) -> None:
-    folder = _library(tmp_path)
+    folder = _write_library(tmp_path)
     sides = {held_out: read_text(folder, held_out).tobytes().decode() for held_out in (True, False)}
 
     for i in range(60):
@@ -109,7 +109,7 @@ def test_windows_predict_every_character_but_the_first_once() -> None:
 
 def test_a_changed_character_changes_no_earlier_logits() -> None:
     model = build_transformer(SMALL, VOCABULARY)
-    characters = _characters(2, 12)
+    characters = _draw_characters(2, 12)
     before = model(characters)
     for position in (0, 3, 11):
         changed = characters.copy()
@@ -139,7 +139,7 @@ def test_the_metric_is_the_mean_over_all_characters() -> None:
 
 def test_a_few_steps_already_learn(tmp_path: Path) -> None:
     task = {
-        "folder": str(_library(tmp_path)),
+        "folder": str(_write_library(tmp_path)),
         "evaluated_windows": 8,
         "model": {"context": 16, "width": 32, "layers": 1},
         "validation_data": {"global_batch_size": 3},

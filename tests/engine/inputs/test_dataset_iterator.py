@@ -36,17 +36,17 @@ class _Inputs:
         return self._make()
 
 
-def _data(section: str, make: Callable[[], Any], ready_made: Any = None) -> ValidationData:
+def _create_data(section: str, make: Callable[[], Any], ready_made: Any = None) -> ValidationData:
     return ValidationData(section, _Inputs(make), None, ready_made)
 
 
-def _next(feed: ValidationData, **arguments: Any) -> int:
+def _take_next(feed: ValidationData, **arguments: Any) -> int:
     return int(next(feed.iterator(**arguments)).numpy())
 
 
 def test_nothing_is_made_before_it_is_needed_and_then_once() -> None:
     factory = _Made()
-    feed = _data("train_data", factory)
+    feed = _create_data("train_data", factory)
 
     assert factory.count == 0
     assert feed.dataset is feed.dataset
@@ -56,9 +56,14 @@ def test_nothing_is_made_before_it_is_needed_and_then_once() -> None:
 
 def test_an_iterator_continues_and_a_fresh_one_starts_over() -> None:
     factory = _Made()
-    feed = _data("train_data", factory)
+    feed = _create_data("train_data", factory)
 
-    assert [_next(feed), _next(feed), _next(feed, fresh=True), _next(feed)] == [100, 101, 100, 101]
+    assert [_take_next(feed), _take_next(feed), _take_next(feed, fresh=True), _take_next(feed)] == [
+        100,
+        101,
+        100,
+        101,
+    ]
     assert factory.count == 1
 
 
@@ -79,7 +84,7 @@ def test_an_iterator_is_deleted_in_a_thread_of_its_own(how: str) -> None:
         def __iter__(self) -> Iterator:
             return Iterator()
 
-    feed = _data("validation_data", Dataset)
+    feed = _create_data("validation_data", Dataset)
     feed.iterator(fresh=how == "end of a pass")
 
     if how == "end of a pass":
@@ -98,13 +103,13 @@ def test_an_iterator_is_deleted_in_a_thread_of_its_own(how: str) -> None:
 
 
 def test_the_end_of_a_pass_keeps_an_iterator_that_goes_on() -> None:
-    feed = _data("validation_data", _Made())
+    feed = _create_data("validation_data", _Made())
 
-    assert _next(feed) == 100
+    assert _take_next(feed) == 100
 
     feed.end_pass()
 
-    assert _next(feed) == 101
+    assert _take_next(feed) == 101
 
 
 def test_at_the_end_of_the_process_iterators_are_not_deleted() -> None:
@@ -135,28 +140,28 @@ print("end")
 
 
 def test_forget_makes_the_dataset_anew() -> None:
-    feed = _data("train_data", _Made())
+    feed = _create_data("train_data", _Made())
 
-    assert _next(feed) == 100
+    assert _take_next(feed) == 100
 
     feed.reset()
 
-    assert [_next(feed), _next(feed)] == [200, 201]
+    assert [_take_next(feed), _take_next(feed)] == [200, 201]
 
 
 def test_replace_takes_effect_with_the_next_iterator_and_stays() -> None:
-    feed = _data("train_data", _Made())
+    feed = _create_data("train_data", _Made())
     old = feed.iterator()
 
     next(old)
     feed.replace(tf.data.Dataset.range(5, 8))
 
     assert int(next(old)) == 101  # a loop that runs is left alone
-    assert _next(feed) == 5
+    assert _take_next(feed) == 5
 
     feed.reset()
 
-    assert _next(feed) == 5
+    assert _take_next(feed) == 5
 
 
 def _distribute_range(examples: int) -> Any:
@@ -168,7 +173,7 @@ def _distribute_range(examples: int) -> Any:
 @pytest.mark.parametrize("make", [lambda: tf.data.Dataset.range(0), lambda: _distribute_range(0)])
 def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(make: Callable[[], Any]) -> None:
     with pytest.raises(DataError):
-        _data("train_data", make).check_not_empty()
+        _create_data("train_data", make).check_not_empty()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +189,7 @@ def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(make: Callable[[], 
     ],
 )
 def test_what_is_not_known_to_be_empty_passes(make: Callable[[], Any]) -> None:
-    _data("train_data", make).check_not_empty()
+    _create_data("train_data", make).check_not_empty()
 
 
 @pytest.mark.parametrize(
@@ -210,20 +215,22 @@ def test_what_is_not_known_to_be_empty_passes(make: Callable[[], Any]) -> None:
 )
 def test_unknown_length_with_only_endless_inputs_is_endless(make: Any, endless: bool) -> None:
     numbers = tf.data.Dataset.range(3).repeat()
-    feed = _data("validation_data", lambda: make(numbers, numbers.filter(lambda value: value > 0)))
+    feed = _create_data(
+        "validation_data", lambda: make(numbers, numbers.filter(lambda value: value > 0))
+    )
 
     with pytest.raises(DataError) if endless else contextlib.nullcontext():
         feed.check_has_end("trainer.validation_steps")
 
 
 def test_a_pattern_without_a_file_is_a_data_error() -> None:
-    feed = _data("train_data", lambda: tf.data.Dataset.list_files("/no/*.records"))
+    feed = _create_data("train_data", lambda: tf.data.Dataset.list_files("/no/*.records"))
     told = r"^task\.train_data cannot be opened: No files matched pattern: /no/\*\.records\n  "
 
     with pytest.raises(DataError, match=told + r".*test_dataset_iterator.py:\d+, in "):
         _ = feed.dataset
 
-    wrong = _data(
+    wrong = _create_data(
         "train_data", lambda: tf.data.Dataset.range(3, name=str(tf.reshape(tf.zeros([3]), [2])))
     )
 
@@ -232,7 +239,7 @@ def test_a_pattern_without_a_file_is_a_data_error() -> None:
 
 
 def test_cardinality_is_known_only_of_a_dataset_that_was_made() -> None:
-    feed = _data("validation_data", lambda: tf.data.Dataset.range(3))
+    feed = _create_data("validation_data", lambda: tf.data.Dataset.range(3))
 
     assert feed.cardinality() is None
 
@@ -240,13 +247,13 @@ def test_cardinality_is_known_only_of_a_dataset_that_was_made() -> None:
 
     assert feed.cardinality() == 3
 
-    endless = _data("validation_data", lambda: tf.data.Dataset.range(3).repeat())
+    endless = _create_data("validation_data", lambda: tf.data.Dataset.range(3).repeat())
 
     endless.iterator()
 
     assert endless.cardinality() is None
 
-    ready_made = _data("validation_data", lambda: None, tf.data.Dataset.range(3))
+    ready_made = _create_data("validation_data", lambda: None, tf.data.Dataset.range(3))
 
     ready_made.iterator()
 

@@ -55,7 +55,7 @@ class _NoInputs(LinearTask):
     build_inputs = Task.build_inputs
 
 
-def _trainer(train: dict[str, Any], validation: dict[str, Any]) -> Trainer:
+def _create_trainer(train: dict[str, Any], validation: dict[str, Any]) -> Trainer:
     data = {"train_data": {"dataset": train}, "validation_data": {"dataset": validation}}
     config = linear_experiment().replace(task=data)
     with replicas(2).scope():
@@ -68,7 +68,7 @@ _PIPED = {"type": "piped"}
 
 def test_a_task_without_build_inputs_reads_what_the_config_names() -> None:
     """On two replicas: each dataset gets its place among them."""
-    trainer = _trainer(_FIRST, _PIPED)
+    trainer = _create_trainer(_FIRST, _PIPED)
 
     assert np.isfinite(trainer.train(tf.constant(5))["training_loss"])
     assert trainer.evaluate(tf.constant(-1)).keys() >= {"accuracy", "validation_loss"}

@@ -66,11 +66,11 @@ class _Run:
         return batches
 
 
-def _source(params: DataConfig) -> ArraySource:
+def _create_source(params: DataConfig) -> ArraySource:
     return ArraySource(np.arange(10), params)
 
 
-def _in_order(params: DataConfig) -> tf.data.Dataset:
+def _build_in_order(params: DataConfig) -> tf.data.Dataset:
     return tf.data.Dataset.range(10).repeat().batch(4)
 
 
@@ -82,12 +82,12 @@ def _build_cached(params: DataConfig) -> tf.data.Dataset:
     return tf.data.Dataset.range(10).cache().shuffle(10, seed=1).repeat().batch(4)
 
 
-def _random(params: DataConfig) -> tf.data.Dataset:
+def _build_random(params: DataConfig) -> tf.data.Dataset:
     numbers = tf.data.Dataset.range(10).repeat()
     return numbers.map(lambda x: x + tf.random.uniform([], 0, 5, tf.int64)).batch(4)
 
 
-def _python(params: DataConfig) -> tf.data.Dataset:
+def _build_with_python(params: DataConfig) -> tf.data.Dataset:
     return (
         tf.data.Dataset.range(10)
         .repeat()
@@ -97,13 +97,13 @@ def _python(params: DataConfig) -> tf.data.Dataset:
 
 
 @functools.cache
-def _whole(build: Any) -> list[list[int]]:
+def _take_all(build: Any) -> list[list[int]]:
     """The first 12 batches of a run that nothing stops."""
     return _Run(build).take(12)
 
 
 def test_a_saved_iterator_is_not_for_stacks_of_another_size(tmp_path: Path) -> None:
-    whole = _whole(_build_shuffled)
+    whole = _take_all(_build_shuffled)
     first = _Run(_build_shuffled)
     first.take(5)
     first.data.save_iterator(str(tmp_path / "ckpt-5.iterator"))
@@ -117,7 +117,7 @@ def test_a_saved_iterator_is_not_for_stacks_of_another_size(tmp_path: Path) -> N
     assert (int(count), batches.numpy().tolist()) == (3, whole[5:8])
 
 
-def _no_build(params: DataConfig) -> Any:
+def _refuse_to_build(params: DataConfig) -> Any:
     raise AssertionError("build_inputs was called")
 
 
@@ -127,7 +127,7 @@ def _create_run(build: Any, how: str, **options: Any) -> _Run:
     """
     if how == "built":
         return _Run(build, **options)
-    run = _Run(_no_build, ready_made=build(PARAMS) if how == "given" else None, **options)
+    run = _Run(_refuse_to_build, ready_made=build(PARAMS) if how == "given" else None, **options)
     if how == "set":
         run.data.replace(build(PARAMS))
 
@@ -135,20 +135,20 @@ def _create_run(build: Any, how: str, **options: Any) -> _Run:
 
 
 def _build_distributed() -> Any:
-    return replicas(2).experimental_distribute_dataset(_in_order(PARAMS))
+    return replicas(2).experimental_distribute_dataset(_build_in_order(PARAMS))
 
 
 @pytest.mark.parametrize(
     ("build", "how"),
     [
-        (_source, "built"),
+        (_create_source, "built"),
         *itertools.product([_build_shuffled, _build_cached], ["built", "given", "set"]),
     ],
 )
 def test_a_restored_run_is_fed_what_it_would_have_been(
     build: Any, how: str, tmp_path: Path
 ) -> None:
-    whole = _whole(build)
+    whole = _take_all(build)
     first = _create_run(build, how)
 
     assert first.take(5) == whole[:5]
@@ -164,8 +164,8 @@ def test_a_restored_run_is_fed_what_it_would_have_been(
 
 
 def test_a_dataset_that_is_set_after_the_restore_goes_on_too() -> None:
-    whole = _whole(_build_cached)
-    run = _Run(_source, step=5)
+    whole = _take_all(_build_cached)
+    run = _Run(_create_source, step=5)
 
     run.data.restore(None)
     run.data.replace(_build_cached(PARAMS))
@@ -174,8 +174,8 @@ def test_a_dataset_that_is_set_after_the_restore_goes_on_too() -> None:
 
 
 def test_a_second_dataset_begins_at_its_start_and_resumes() -> None:
-    whole = _whole(_build_cached)
-    first = _Run(_source)
+    whole = _take_all(_build_cached)
+    first = _Run(_create_source)
 
     first.take(3)
     first.data.skip_batch(7)
@@ -194,11 +194,11 @@ def test_a_second_dataset_begins_at_its_start_and_resumes() -> None:
 def test_a_rollback_to_before_a_dataset_was_set_restarts_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run = _Run(_source)
-    strict = _Run(_source, require_exact=True)
+    run = _Run(_create_source)
+    strict = _Run(_create_source, require_exact=True)
     for trial in (run, strict):
         trial.take(3)
-        trial.data.replace(_in_order(PARAMS))
+        trial.data.replace(_build_in_order(PARAMS))
         trial.take(2)
         trial.step = 1
 
@@ -209,7 +209,7 @@ def test_a_rollback_to_before_a_dataset_was_set_restarts_it(
         "resume is not exact: the run goes back to step 1, and its dataset was set at step 3"
         in caplog.text
     )
-    assert run.take(4) == _whole(_in_order)[:4]
+    assert run.take(4) == _take_all(_build_in_order)[:4]
 
     with pytest.raises(
         UsageError, match=r"trainer\.require_exact_resume:\n .* its dataset was set at step 3"
@@ -218,7 +218,7 @@ def test_a_rollback_to_before_a_dataset_was_set_restarts_it(
 
 
 def test_build_inputs_after_a_ready_made_dataset_starts_over() -> None:
-    run = _Run(_source, step=5)
+    run = _Run(_create_source, step=5)
 
     run.data.restore(None)
     run.take(2)
@@ -226,13 +226,13 @@ def test_build_inputs_after_a_ready_made_dataset_starts_over() -> None:
     run.take(3)
     run.data.replace(None)
 
-    assert run.take(2) == _whole(_source)[:2]
+    assert run.take(2) == _take_all(_create_source)[:2]
 
 
 def test_a_reread_shuffle_warns_unless_its_iterator_was_saved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = _whole(_build_shuffled)
+    whole = _take_all(_build_shuffled)
     prefix = str(tmp_path / "ckpt-5.iterator")
     kept = _build_shuffled(PARAMS)
     for run in (
@@ -268,18 +268,18 @@ def test_a_reread_shuffle_warns_unless_its_iterator_was_saved(
 
 
 def test_a_dataset_in_one_order_can_be_begun_again() -> None:
-    run = _create_run(_in_order, "given", require_exact=True)
+    run = _create_run(_build_in_order, "given", require_exact=True)
     run.take(5)
     run.step = 2
 
     run.data.restore(None)
 
-    assert run.take(4) == _whole(_in_order)[2:6]
+    assert run.take(4) == _take_all(_build_in_order)[2:6]
 
 
-@pytest.mark.parametrize("ready_made", [lambda: _in_order(PARAMS), _build_distributed])
+@pytest.mark.parametrize("ready_made", [lambda: _build_in_order(PARAMS), _build_distributed])
 def test_no_batch_of_a_ready_made_dataset_can_be_left_out(ready_made: Any) -> None:
-    run = _Run(_no_build, ready_made=ready_made())
+    run = _Run(_refuse_to_build, ready_made=ready_made())
     with pytest.raises(UsageError):
         run.data.skip_batch(2)
 
@@ -288,7 +288,7 @@ def test_a_distributed_dataset_warns_once_and_always_restarts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "trainer_kit"):
-        run = _Run(_no_build, ready_made=_build_distributed())
+        run = _Run(_refuse_to_build, ready_made=_build_distributed())
         assert caplog.text == ""
         first = next(run.data.iterator())
         run.data.restore({"batch": 3, "left_out": []})
@@ -303,7 +303,7 @@ def test_a_distributed_dataset_warns_once_and_always_restarts(
     ]
 
 
-def _slow(params: Any) -> tf.data.Dataset:
+def _build_slow(params: Any) -> tf.data.Dataset:
     def busy(number: tf.Tensor) -> tf.Tensor:
         rounds = tf.while_loop(lambda i, x: i < 30_000, lambda i, x: (i + 1, x), (0, 0.0))[0]
         return number + 0 * tf.cast(rounds, number.dtype)
@@ -314,7 +314,7 @@ def _slow(params: Any) -> tf.data.Dataset:
 def test_a_stop_does_not_wait_long_for_batches_in_the_making(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = _Run(_slow)
+    run = _Run(_build_slow)
     run.take(1)
     begin = time.monotonic()
 
@@ -338,7 +338,7 @@ def test_a_stop_does_not_wait_long_for_batches_in_the_making(
 def test_a_lost_iterator_means_reading_from_the_start_for_good(
     tmp_path: Path,
 ) -> None:
-    whole = _whole(_build_shuffled)
+    whole = _take_all(_build_shuffled)
     run = _Run(_build_shuffled, step=5)
 
     run.data.prepare_iterator_restore(str(tmp_path / "ckpt-5.iterator"))
@@ -366,8 +366,8 @@ def test_the_state_of_another_datas_iterator_is_a_storage_error(tmp_path: Path) 
 
 
 def test_a_batch_that_is_left_out_stays_out_after_a_restart() -> None:
-    whole = _whole(_source)
-    first = _Run(_source)
+    whole = _take_all(_create_source)
+    first = _Run(_create_source)
 
     first.take(2)
     first.data.skip_batch(4)
@@ -375,7 +375,7 @@ def test_a_batch_that_is_left_out_stays_out_after_a_restart() -> None:
     assert first.take(3) == [whole[2], whole[3], whole[5]]
     assert first.data.state() == {"batch": 6, "left_out": [4]}
 
-    second = _Run(_source, step=5)
+    second = _Run(_create_source, step=5)
 
     second.data.restore(first.data.state())
 
@@ -385,10 +385,10 @@ def test_a_batch_that_is_left_out_stays_out_after_a_restart() -> None:
 
 def test_another_batch_size_continues_after_as_many_examples() -> None:
     def pairs(params: DataConfig) -> ArraySource:
-        return _source(params.replace(global_batch_size=2))
+        return _create_source(params.replace(global_batch_size=2))
 
-    whole = np.concatenate(_whole(_source)).tolist()
-    first = _Run(_source, batch_size=4)
+    whole = np.concatenate(_take_all(_create_source)).tolist()
+    first = _Run(_create_source, batch_size=4)
     first.take(3)
     first.data.skip_batch(5)
     second = _Run(pairs, step=3, batch_size=2)
@@ -398,7 +398,7 @@ def test_another_batch_size_continues_after_as_many_examples() -> None:
     assert np.concatenate(second.take(4)).tolist() == whole[12:20]
     assert second.data.state() == {"batch": 10, "left_out": [], "batch_size": 2}
 
-    third = _Run(_source, step=7, batch_size=4)
+    third = _Run(_create_source, step=7, batch_size=4)
 
     third.data.restore(second.data.state())
 
@@ -406,7 +406,7 @@ def test_another_batch_size_continues_after_as_many_examples() -> None:
 
 
 def test_a_second_rollback_keeps_left_out_batches_out() -> None:
-    whole = _whole(_build_cached)
+    whole = _take_all(_build_cached)
     run = _Run(_build_cached)
     run.take(2)
     checkpoint = run.data.state()
@@ -435,8 +435,8 @@ def test_a_second_rollback_keeps_left_out_batches_out() -> None:
     ("build", "named", "level"),
     [
         (_build_cached, r"cache\(\)", "INFO"),
-        (_random, r"map\(\): RandomUniform", "WARNING"),
-        (_python, "EagerPyFunc", "WARNING"),
+        (_build_random, r"map\(\): RandomUniform", "WARNING"),
+        (_build_with_python, "EagerPyFunc", "WARNING"),
     ],
 )
 def test_slow_and_inexact_resumes_are_logged_once_with_the_op(
@@ -459,7 +459,12 @@ def test_slow_and_inexact_resumes_are_logged_once_with_the_op(
 @pytest.mark.parametrize("how", ["built", "given"])
 @pytest.mark.parametrize(
     ("build", "exact"),
-    [(_build_shuffled, True), (_build_cached, True), (_random, False), (_python, False)],
+    [
+        (_build_shuffled, True),
+        (_build_cached, True),
+        (_build_random, False),
+        (_build_with_python, False),
+    ],
 )
 def test_where_exactness_is_required_only_exact_data_is_read(
     build: Any, exact: bool, how: str
@@ -471,8 +476,10 @@ def test_where_exactness_is_required_only_exact_data_is_read(
 
 def test_exact_resume_refuses_a_distributed_dataset() -> None:
     with pytest.raises(UsageError):
-        _Run(_no_build, ready_made=_build_distributed(), require_exact=True).take(1)
+        _Run(_refuse_to_build, ready_made=_build_distributed(), require_exact=True).take(1)
 
 
 def test_validation_data_begins_at_its_start() -> None:
-    assert read_batches(build_one_pass(_source(validation_data()), None), 1) == [[0, 1, 2, 3]]
+    assert read_batches(build_one_pass(_create_source(validation_data()), None), 1) == [
+        [0, 1, 2, 3]
+    ]

@@ -32,7 +32,7 @@ WAYS: dict[str, Callable[[Any, Any, Any], None]] = {
 }
 
 
-def _variable(values: Any = (1.0, 1.0), dtype: str = "float32") -> keras.Variable:
+def _create_variable(values: Any = (1.0, 1.0), dtype: str = "float32") -> keras.Variable:
     return keras.Variable(np.array(values), dtype=dtype)
 
 
@@ -52,7 +52,7 @@ def _accumulate(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_one_update_applies_the_weighted_sum(way: str) -> None:
-    weights = _variable()
+    weights = _create_variable()
     optimizer = keras.optimizers.SGD(0.5)
 
     optimizer.build([weights])
@@ -63,7 +63,7 @@ def test_one_update_applies_the_weighted_sum(way: str) -> None:
 
 
 def test_sums_of_the_batch_before_are_replaced() -> None:
-    weights = _variable()
+    weights = _create_variable()
     optimizer = keras.optimizers.SGD(1.0)
     sums = GradientSums()
 
@@ -77,7 +77,7 @@ def test_sums_of_the_batch_before_are_replaced() -> None:
 
 
 def test_the_sum_is_clipped_and_not_its_parts() -> None:
-    weights = _variable()
+    weights = _create_variable()
 
     _accumulate(
         create_optimizer(optimization("sgd", learning_rate=1.0, clipvalue=2.5)), weights, PARTS
@@ -87,7 +87,7 @@ def test_the_sum_is_clipped_and_not_its_parts() -> None:
 
 
 def test_rows_of_an_embedding_are_added_up() -> None:
-    table = _variable(np.zeros((3, 2)))
+    table = _create_variable(np.zeros((3, 2)))
     ones = tf.ones([2, 2])
     size = tf.constant([3, 2])
     parts = [(0.5, tf.IndexedSlices(ones, tf.constant(rows), size)) for rows in ([1, 1], [0, 1])]
@@ -98,7 +98,7 @@ def test_rows_of_an_embedding_are_added_up() -> None:
 
 
 def test_half_precision_gradients_are_added_in_float32() -> None:
-    weights = _variable([0.0], "float16")
+    weights = _create_variable([0.0], "float16")
     # 2048 + 0.5 is 2048 there.
     parts = [(0.25, tf.constant([value], tf.float16)) for value in (8192.0, 2.0, 2.0, 2.0)]
 
@@ -109,7 +109,7 @@ def test_half_precision_gradients_are_added_in_float32() -> None:
 
 
 def test_a_weight_of_zero_leaves_nothing_of_a_nan() -> None:
-    weights = _variable()
+    weights = _create_variable()
 
     _accumulate(keras.optimizers.SGD(1.0), weights, [(1.0, [1.0, 1.0]), (0.0, [np.nan, np.nan])])
 
@@ -119,7 +119,7 @@ def test_a_weight_of_zero_leaves_nothing_of_a_nan() -> None:
 def test_a_step_reads_the_state_of_the_optimizer() -> None:
     optimizer = keras.optimizers.Adam(0.25)
 
-    optimizer.build([_variable()])
+    optimizer.build([_create_variable()])
     part = GradientAccumulator(GradientSums(), optimizer, tf.constant(1.0), tf.constant(True))
 
     assert float(part.learning_rate) == 0.25 and part.iterations is optimizer.iterations
@@ -140,7 +140,7 @@ def test_other_attributes_of_an_optimizer_are_refused() -> None:
 
 @pytest.mark.parametrize("outer", ["condition", "loop"])
 def test_gradients_inside_a_condition_or_a_loop_are_refused(outer: str) -> None:
-    weights = _variable()
+    weights = _create_variable()
     sums = GradientSums()
     optimizer = keras.optimizers.SGD()
 
@@ -161,7 +161,7 @@ def test_gradients_inside_a_condition_or_a_loop_are_refused(outer: str) -> None:
 
 
 def test_a_function_inside_the_step_may_be_traced_twice() -> None:
-    weights = _variable()
+    weights = _create_variable()
     optimizer = keras.optimizers.SGD(1.0)
     slots = []
     sums = GradientSums()

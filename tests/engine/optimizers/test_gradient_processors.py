@@ -56,7 +56,7 @@ def _process_gradients(
     )
 
 
-def _norm(*arrays: np.ndarray) -> float:
+def _compute_norm(*arrays: np.ndarray) -> float:
     return float(np.sqrt(sum(np.sum(np.square(array)) for array in arrays)))
 
 
@@ -69,11 +69,11 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {
     ),
     "clip_norm": (
         {"type": "clip_norm", "clip_norm": {"bound": 6.0}},
-        lambda g: g * min(1, 6 / _norm(g)),
+        lambda g: g * min(1, 6 / _compute_norm(g)),
     ),
     "clip_global_norm": (
         {"type": "clip_global_norm", "clip_global_norm": {"bound": 6.0}},
-        lambda g: g * 6 / _norm(KERNEL, BIAS),
+        lambda g: g * 6 / _compute_norm(KERNEL, BIAS),
     ),
     "centralize": ({"type": "centralize"}, lambda g: g - g.mean(0) if g.ndim > 1 else g),
     "check": ({"type": "check"}, lambda g: g),
@@ -113,7 +113,7 @@ def test_patterns_choose_variables(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_noise_has_the_decaying_standard_deviation() -> None:
-    processing = GradientProcessing([_noise(stddev=2.0, decay=0.5)])
+    processing = GradientProcessing([_build_noise_config(stddev=2.0, decay=0.5)])
     zeros = tf.zeros([100, 100])
     variable = tf.Variable(tf.zeros([100, 100]), name="kernel")
     for updates, stddev in ((0, 2.0), (3, 1.0), (99, 0.2)):
@@ -126,26 +126,26 @@ def test_noise_depends_on_update_seeds_place_and_variable() -> None:
     section = {"type": "noise", "noise": {"stddev": 1.0, "decay": 0.0}}
     other = {"type": "noise", "noise": {"stddev": 1.0, "decay": 0.0, "seed": 1}}
     alike = {"type": "scale", "scale": {"factor": 1.0}}
-    drawn = [_noise_of(section), _noise_of(section, updates=1), _noise_of(section, seed=1)]
+    drawn = [_draw_noise(section), _draw_noise(section, updates=1), _draw_noise(section, seed=1)]
 
-    drawn += [_noise_of(other), _noise_of(alike, section)]
+    drawn += [_draw_noise(other), _draw_noise(alike, section)]
 
     assert len({tuple(noise) for noise in drawn}) == len(drawn)
-    np.testing.assert_array_equal(_noise_of(section, in_xla=False), drawn[0])  # in a graph
-    np.testing.assert_array_equal(_noise_of(section, sparse=True), drawn[0])
+    np.testing.assert_array_equal(_draw_noise(section, in_xla=False), drawn[0])  # in a graph
+    np.testing.assert_array_equal(_draw_noise(section, sparse=True), drawn[0])
     assert not np.isin(drawn[0][:2], drawn[0][-2:]).any()
 
 
 def test_xla_draws_the_same_noise() -> None:
     section = {"type": "noise", "noise": {"stddev": 1.0}}
-    np.testing.assert_allclose(_noise_of(section, in_xla=True), _noise_of(section), atol=1e-5)
+    np.testing.assert_allclose(_draw_noise(section, in_xla=True), _draw_noise(section), atol=1e-5)
 
 
-def _noise(**fields: float) -> GradientProcessorConfig:
+def _build_noise_config(**fields: float) -> GradientProcessorConfig:
     return GradientProcessorConfig(type="noise", noise=fields)  # type: ignore[arg-type]
 
 
-def _noise_of(*sections: dict[str, Any], **options: Any) -> np.ndarray:
+def _draw_noise(*sections: dict[str, Any], **options: Any) -> np.ndarray:
     gradients = _process_gradients(*sections, **{"in_xla": None, **options})
     return np.concatenate([(gradients["kernel"] - KERNEL).ravel(), gradients["bias"] - BIAS])
 

@@ -230,7 +230,7 @@ class Module(tf.Module):
         return x @ self.kernel + self.bias
 
 
-def tf_keras_model() -> Any:
+def build_tf_keras_model() -> Any:
     """The same function, of tf_keras."""
     model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(2,))])
     model.set_weights([np.array([[1.0], [2.0]]), np.array([0.5])])
@@ -242,7 +242,7 @@ def tf_keras_model() -> Any:
     [
         *((Module, kind, 1) for kind in ("sgd", "adamw", "lars", "schedule_free_adamw")),
         (Module, "adafactor", 2),
-        *((tf_keras_model, kind, count) for kind, count in (("adamw", 1), ("adafactor", 2))),
+        *((build_tf_keras_model, kind, count) for kind, count in (("adamw", 1), ("adafactor", 2))),
     ],
 )
 def test_plain_and_tf_keras_models_train_with_keras_3_optimizers(

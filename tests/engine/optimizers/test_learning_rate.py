@@ -94,7 +94,7 @@ def test_what_has_no_learning_rate_of_keras_3_has_no_factor() -> None:
         add_learning_rate_factor(object(), "one")
 
 
-def _legacy(rate: Any) -> Any:
+def _create_legacy_optimizer(rate: Any) -> Any:
     optimizer = tf_keras.optimizers.legacy.Adam(rate)
     optimizer._create_all_weights([tf.Variable(1.0)])
     return optimizer
@@ -103,9 +103,11 @@ def _legacy(rate: Any) -> Any:
 RATED: dict[str, Any] = {
     "Keras 3": keras.optimizers.Adam,
     "Keras 2": tf_keras.optimizers.Adam,
-    "legacy": _legacy,
-    "legacy, scaled": lambda rate: tf_keras.mixed_precision.LossScaleOptimizer(_legacy(rate)),
-    "averaging": lambda rate: ExponentialMovingAverage(_legacy(rate)),
+    "legacy": _create_legacy_optimizer,
+    "legacy, scaled": lambda rate: tf_keras.mixed_precision.LossScaleOptimizer(
+        _create_legacy_optimizer(rate)
+    ),
+    "averaging": lambda rate: ExponentialMovingAverage(_create_legacy_optimizer(rate)),
 }
 
 

@@ -60,7 +60,7 @@ def test_averages_follow_the_closed_form(start: int, dynamic: bool) -> None:
     np.testing.assert_allclose(measured, np.transpose(wanted), rtol=1e-5, atol=1e-6)
 
 
-def keras_model(library: Any = keras) -> Any:
+def build_keras_model(library: Any = keras) -> Any:
     """A model with batch statistics."""
     model = library.Sequential(
         [library.layers.Dense(3), library.layers.BatchNormalization(), library.layers.Dense(1)]
@@ -80,7 +80,7 @@ class Module(tf.Module):
 
 
 def test_the_config_chooses_trainable_or_all_floating_variables() -> None:
-    model = keras.Sequential([keras_model(), keras.layers.Dropout(0.5)])
+    model = keras.Sequential([build_keras_model(), keras.layers.Dropout(0.5)])
     trainable = select_averaged_variables(model, EMAConfig())
 
     everything = select_averaged_variables(model, EMAConfig(trainable_weights_only=False))
@@ -95,7 +95,9 @@ def test_the_config_chooses_trainable_or_all_floating_variables() -> None:
 
 @pytest.mark.parametrize("kind", ["keras", "tf_keras", "module"])
 def test_names_are_the_variables_paths_and_unique(kind: str) -> None:
-    model = Module() if kind == "module" else keras_model(keras if kind == "keras" else tf_keras)
+    model = (
+        Module() if kind == "module" else build_keras_model(keras if kind == "keras" else tf_keras)
+    )
     variables = select_averaged_variables(model, EMAConfig())
 
     average = MovingAverage(variables, EMAConfig())
@@ -115,7 +117,7 @@ def test_swapping_twice_restores_the_bits_on_every_replica(library: Any) -> None
     strategy = replicas(2)
     config = EMAConfig(trainable_weights_only=False)
     with strategy.scope():
-        model = keras_model(library)
+        model = build_keras_model(library)
         variables = select_averaged_variables(model, config)
         average = MovingAverage(variables, config)
         for seed, variable in enumerate(variables):

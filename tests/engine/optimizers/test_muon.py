@@ -22,14 +22,14 @@ STARTS = {
 }
 
 
-def _variables() -> list[keras.Variable]:
+def _create_variables() -> list[keras.Variable]:
     return [keras.Variable(value, dtype="float32", name=name) for name, value in STARTS.items()]
 
 
 def test_only_matrices_that_are_not_excluded_are_for_muon() -> None:
     optimizer = create_optimizer(optimization("muon", exclude_layers=("^head",)))
 
-    optimizer.build(_variables())
+    optimizer.build(_create_variables())
 
     assert [velocity is None for velocity in optimizer.adam_velocities] == [
         True,
@@ -42,7 +42,7 @@ def test_only_matrices_that_are_not_excluded_are_for_muon() -> None:
 def test_embeddings_are_for_muon_if_they_are_asked_for() -> None:
     optimizer = create_optimizer(optimization("muon", exclude_embeddings=False))
 
-    optimizer.build(_variables())
+    optimizer.build(_create_variables())
 
     assert [velocity is None for velocity in optimizer.adam_velocities] == [True, True, False, True]
 

@@ -139,7 +139,7 @@ WARMED_UP = [
 ]
 
 
-def schedule_config(case: str, warmup: str = "none", **fields: Any) -> OptimizationConfig:
+def build_schedule_config(case: str, warmup: str = "none", **fields: Any) -> OptimizationConfig:
     """Returns the config of a case of SECTIONS, with more fields of the section, and of a case of
     WARMUPS.
     """
@@ -155,7 +155,7 @@ def test_every_schedule_of_the_config_has_a_case() -> None:
 @pytest.mark.parametrize("warmup", WARMUPS)
 @pytest.mark.parametrize("case", [*OF_MODEL_GARDEN, "constant"])
 def test_rates_equal_those_of_model_garden(case: str, warmup: str) -> None:
-    config = schedule_config(case, warmup)
+    config = build_schedule_config(case, warmup)
     sections = {"optimizer": {"type": "sgd"}, "warmup": WARMUPS[warmup]}
     kind = case.split()[0]
     sections["learning_rate"] = {"type": kind, kind: SECTIONS[case]}
@@ -175,7 +175,7 @@ def test_rates_equal_those_of_model_garden(case: str, warmup: str) -> None:
 @pytest.mark.parametrize("offset", [0, 30])
 @pytest.mark.parametrize("case", OF_KERAS)
 def test_schedules_that_model_garden_lacks_equal_those_of_keras(case: str, offset: int) -> None:
-    ours: Any = create_learning_rate(schedule_config(case, offset=offset))
+    ours: Any = create_learning_rate(build_schedule_config(case, offset=offset))
     expected = [float(OF_KERAS[case][1](max(step - offset, 0))) for step in STEPS]
 
     np.testing.assert_allclose(
@@ -183,7 +183,7 @@ def test_schedules_that_model_garden_lacks_equal_those_of_keras(case: str, offse
     )
 
 
-def one_cycle(
+def compute_one_cycle(
     step: float, pct_start: float, rise: str, div_factor: float, final_div_factor: float
 ) -> float:
     """Returns the rate of the 1cycle policy with 0.3 as the highest rate, over 100 steps."""
@@ -202,10 +202,10 @@ def one_cycle(
 @pytest.mark.parametrize("offset", [0, 30])
 @pytest.mark.parametrize("case", CYCLES)
 def test_one_cycle_follows_its_formula(case: str, offset: int) -> None:
-    schedule: Any = create_learning_rate(schedule_config(case, offset=offset))
+    schedule: Any = create_learning_rate(build_schedule_config(case, offset=offset))
     steps = (-5, 0, 1, 10, 25, 29, 30, 31, 50, 75, 99, 100, 101, 10**6)
 
-    expected = [one_cycle(step, **CYCLES[case]) for step in steps]  # type: ignore[arg-type]
+    expected = [compute_one_cycle(step, **CYCLES[case]) for step in steps]  # type: ignore[arg-type]
 
     np.testing.assert_allclose(
         [float(schedule(step + offset)) for step in steps], expected, rtol=1e-5, atol=3e-7
@@ -214,7 +214,7 @@ def test_one_cycle_follows_its_formula(case: str, offset: int) -> None:
 
 @pytest.mark.parametrize(("case", "warmup"), WARMED_UP)
 def test_graph_and_xla_give_the_eager_rate_in_float32(case: str, warmup: str) -> None:
-    schedule: Any = create_learning_rate(schedule_config(case, warmup))
+    schedule: Any = create_learning_rate(build_schedule_config(case, warmup))
     in_graph = tf.function(schedule, input_signature=[tf.TensorSpec((), tf.int64)])
     compiled = tf.function(
         schedule, input_signature=[tf.TensorSpec((), tf.int64)], jit_compile=True
@@ -228,7 +228,7 @@ def test_graph_and_xla_give_the_eager_rate_in_float32(case: str, warmup: str) ->
 
 @pytest.mark.parametrize(("case", "warmup"), [*WARMED_UP, ("constant", "linear")])
 def test_keras_can_save_and_load_a_schedule(case: str, warmup: str) -> None:
-    schedule: Any = create_learning_rate(schedule_config(case, warmup))
+    schedule: Any = create_learning_rate(build_schedule_config(case, warmup))
     loaded: Any = keras.optimizers.schedules.deserialize(
         keras.optimizers.schedules.serialize(schedule)
     )

@@ -17,7 +17,7 @@ from trainer_kit.optimizers.gradients import apply_gradients
 from trainer_kit.optimizers.per_variable import variable_path
 
 
-def layers(library: Any) -> Any:
+def build_layers(library: Any) -> Any:
     """A model with the variables dense/kernel, dense/bias, layer_norm/gamma and layer_norm/beta,
     all ones.
     """
@@ -81,7 +81,7 @@ def test_each_optimizer_leaves_excluded_variables_alone(kind: str, library: Any)
         pytest.skip("muon is for models of Keras 3")
     fields = {**DECAYING[kind], "exclude_from_weight_decay": ("layer_norm/", "bias")}
 
-    assert find_decayed(create_optimizer(optimization(kind, **fields)), layers(library)) == {
+    assert find_decayed(create_optimizer(optimization(kind, **fields)), build_layers(library)) == {
         "dense/kernel"
     }
 
@@ -95,20 +95,20 @@ def test_adamw_decays_what_the_patterns_say(rule: str, dtype: str, library: Any)
 
     optimizer = create_optimizer(config, mixed_precision_dtype=dtype)
 
-    assert find_decayed(optimizer, layers(library)) == expected
+    assert find_decayed(optimizer, build_layers(library)) == expected
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_adafactor_decays_only_what_is_included(library: Any) -> None:
     fields = {"weight_decay": 0.5, "include_in_weight_decay": "kernel"}
 
-    assert find_decayed(create_optimizer(optimization("adafactor", **fields)), layers(library)) == {
-        "dense/kernel"
-    }
+    assert find_decayed(
+        create_optimizer(optimization("adafactor", **fields)), build_layers(library)
+    ) == {"dense/kernel"}
     assert (
         len(
             find_decayed(
-                create_optimizer(optimization("adafactor", weight_decay=0.5)), layers(library)
+                create_optimizer(optimization("adafactor", weight_decay=0.5)), build_layers(library)
             )
         )
         == 4
@@ -118,13 +118,15 @@ def test_adafactor_decays_only_what_is_included(library: Any) -> None:
 @pytest.mark.parametrize("kind", [*DECAYING, "adafactor"])
 def test_without_weight_decay_zero_gradients_change_nothing(kind: str) -> None:
     fields = {"weight_decay": None, "adam_weight_decay": 0.0} if kind == "muon" else {}
-    assert find_decayed(create_optimizer(optimization(kind, **fields)), layers(keras)) == set()
+    assert (
+        find_decayed(create_optimizer(optimization(kind, **fields)), build_layers(keras)) == set()
+    )
 
 
 def test_muon_decays_what_adam_updates_by_a_rate_of_its_own() -> None:
     optimizer = create_optimizer(optimization("muon", weight_decay=0.0, adam_weight_decay=0.5))
 
-    assert find_decayed(optimizer, layers(keras)) == {
+    assert find_decayed(optimizer, build_layers(keras)) == {
         "dense/bias",
         "layer_norm/gamma",
         "layer_norm/beta",
@@ -137,7 +139,7 @@ def test_a_pattern_that_finds_nothing_is_named(caplog: pytest.LogCaptureFixture)
     )
 
     with caplog.at_level(logging.WARNING, logger="trainer_kit.optimizers.weight_decay"):
-        create_optimizer(config).build(layers(keras).trainable_variables)
+        create_optimizer(config).build(build_layers(keras).trainable_variables)
 
     assert [record.getMessage() for record in caplog.records] == [
         "weight decay: the pattern 'LayerNorm' matches none of the variables "

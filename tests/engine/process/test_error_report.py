@@ -17,13 +17,13 @@ from trainer_kit.errors.user_frames import find_user_frames, get_frame_locals, p
 from trainer_kit.process.error_report import LINES, describe_structure, format_reason, print_error
 
 
-def _failing(points: np.ndarray) -> None:
+def _fail(points: np.ndarray) -> None:
     raise ValueError(f"a shape of {points.shape}")
 
 
 def _raise_error(points: np.ndarray | None = None) -> Exception:
     with pytest.raises(ValueError) as caught:
-        _failing(np.zeros([2, 3], np.float32) if points is None else points)
+        _fail(np.zeros([2, 3], np.float32) if points is None else points)
     return caught.value
 
 
@@ -113,16 +113,16 @@ def test_a_variable_made_from_a_steps_values_gets_advice(
     )
 
 
-def _leaving(value: tf.Tensor) -> tf.Tensor:
+def _leave(value: tf.Tensor) -> tf.Tensor:
     sys.exit(int(value.shape[0]))
 
 
 @pytest.mark.parametrize("translated", [True, False])
 def test_an_exit_is_reported_with_its_line_or_function(translated: bool) -> None:
     with pytest.raises(SystemExit) as caught:
-        tf.function(_leaving, autograph=translated)(tf.zeros([3]))
+        tf.function(_leave, autograph=translated)(tf.zeros([3]))
 
-    line = _leaving.__code__.co_firstlineno + 1
+    line = _leave.__code__.co_firstlineno + 1
     place = "your code, in _leaving," if translated else f"{__file__}:{line}: this line"
 
     assert str(build_exit_error(caught.value)).startswith(

@@ -69,7 +69,7 @@ class _Kept(Writer):
     def close(self) -> None: ...
 
 
-def _controller(
+def _create_controller(
     folder: Path,
     counter: _Counter,
     interval: int = 10,
@@ -101,16 +101,16 @@ def _controller(
     return controller, kept
 
 
-def _steps(kept: _Kept, kind: str = "train") -> list[int]:
+def _list_steps(kept: _Kept, kind: str = "train") -> list[int]:
     return [report.step for report in kept.reports if report.kind == kind]
 
 
 def test_loops_end_at_the_last_step_and_cross_intervals(tmp_path: Path) -> None:
-    controller, kept = _controller(tmp_path, _Counter())
+    controller, kept = _create_controller(tmp_path, _Counter())
 
     controller.train(26)
 
-    assert _steps(kept) == [4, 8, 12, 16, 20, 24, 26]
+    assert _list_steps(kept) == [4, 8, 12, 16, 20, 24, 26]
     assert list(complete_checkpoints(str(tmp_path))) == [12, 20, 26]
     assert {report.total_steps for report in kept.reports} == {26}
 
@@ -140,7 +140,7 @@ def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> 
     times = TimeLedger(lambda: counter.now)
     counter.now += 3
     actions = {"train_actions": [counter.act], "eval_actions": [counter.act]}
-    controller, _ = _controller(tmp_path, counter, times=times, **actions)
+    controller, _ = _create_controller(tmp_path, counter, times=times, **actions)
     controller.train_and_evaluate(train_steps=12, eval_interval=6)
     account = controller.times.build_account()
 
@@ -151,7 +151,7 @@ def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> 
 
 
 def test_no_checkpoint_at_the_end_when_it_is_not_wanted(tmp_path: Path) -> None:
-    controller, _ = _controller(tmp_path, _Counter())
+    controller, _ = _create_controller(tmp_path, _Counter())
 
     controller.train(14, checkpoint_at_completion=False)
 
@@ -164,7 +164,7 @@ def test_a_trainer_that_takes_extra_steps_is_still_evaluated(tmp_path: Path) -> 
             return super().train(num_steps + 1)
 
     counter = Eager()
-    controller, _ = _controller(tmp_path, counter)
+    controller, _ = _create_controller(tmp_path, counter)
 
     controller.train_and_evaluate(train_steps=30, eval_interval=9)
 
@@ -173,30 +173,30 @@ def test_a_trainer_that_takes_extra_steps_is_still_evaluated(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 6.0])
 def test_a_diverged_loss_ends_the_run_without_a_save(tmp_path: Path, loss: float) -> None:
-    controller, kept = _controller(
+    controller, kept = _create_controller(
         tmp_path, _Counter(losses={12: loss}), callbacks=[FiniteCheck(5.0)]
     )
 
     with pytest.raises(DivergedError, match=r"at step 12 .*loss_upper_bound is 5\)"):
         controller.train(20)
 
-    assert _steps(kept) == [4, 8, 12]  # the last one is reported too
+    assert _list_steps(kept) == [4, 8, 12]  # the last one is reported too
     assert not complete_checkpoints(str(tmp_path))
 
 
 def test_a_high_loss_counts_from_the_first_step_of_its_bound(tmp_path: Path) -> None:
-    controller, _ = _controller(
+    controller, _ = _create_controller(
         tmp_path, _Counter(losses={4: 6.0, 12: 6.0}), callbacks=[FiniteCheck(5.0, 8)]
     )
 
     with pytest.raises(DivergedError, match="at step 12"):
         controller.train(20)
 
-    free, kept = _controller(tmp_path, _Counter(losses={4: float("nan")}))
+    free, kept = _create_controller(tmp_path, _Counter(losses={4: float("nan")}))
 
     free.train(8)
 
-    assert _steps(kept) == [4, 8]
+    assert _list_steps(kept) == [4, 8]
 
 
 def _raise_stop(logs: Any) -> None:
@@ -211,16 +211,16 @@ def test_an_action_that_stops_gets_a_save_and_an_evaluation(tmp_path: Path) -> N
         steps.append,
     ]
 
-    controller, kept = _controller(tmp_path, counter, train_actions=actions)
+    controller, kept = _create_controller(tmp_path, counter, train_actions=actions)
 
     assert controller.train_and_evaluate(train_steps=40, eval_interval=20) == {"accuracy": 0.5}
     assert (controller.run.stop_reason, len(steps), counter.evaluated) == ("enough", 2, [8])
-    assert (_steps(kept), list(complete_checkpoints(str(tmp_path)))) == ([4, 8], [8])
+    assert (_list_steps(kept), list(complete_checkpoints(str(tmp_path)))) == ([4, 8], [8])
 
 
 def test_a_diverged_loop_is_not_saved_when_an_action_stops(tmp_path: Path) -> None:
     counter = _Counter(losses={8: float("nan")})
-    controller, _ = _controller(
+    controller, _ = _create_controller(
         tmp_path, counter, callbacks=[FiniteCheck(5.0)], train_actions=[_raise_stop]
     )
     counter.global_step.assign(4)
@@ -260,7 +260,7 @@ def test_a_rewind_cancels_the_stop_of_an_action(tmp_path: Path) -> None:
             _raise_stop(logs)
 
     back = _BackOnce(8)
-    controller, _ = _controller(
+    controller, _ = _create_controller(
         tmp_path, counter, interval=8, callbacks=[FiniteCheck(5.0), back], train_actions=[stop_once]
     )
 
@@ -283,7 +283,7 @@ def test_a_run_follows_a_callback_that_restores(tmp_path: Path, event: str) -> N
             counter.global_step.assign(next(returns, 12))
 
     callback = type("Restores", (Callback,), {event: restore_once})()
-    controller, _ = _controller(tmp_path, counter, interval=8, callbacks=[callback])
+    controller, _ = _create_controller(tmp_path, counter, interval=8, callbacks=[callback])
 
     controller.train_and_evaluate(train_steps=16, eval_interval=12)
 
@@ -293,7 +293,7 @@ def test_a_run_follows_a_callback_that_restores(tmp_path: Path, event: str) -> N
 def test_a_step_that_an_action_moves_forward_counts(tmp_path: Path) -> None:
     counter = _Counter()
     forward = [lambda _: counter.global_step.assign(12) if int(counter.global_step) == 8 else None]
-    controller, _ = _controller(tmp_path, counter, train_actions=forward)
+    controller, _ = _create_controller(tmp_path, counter, train_actions=forward)
 
     controller.train_and_evaluate(train_steps=20, eval_interval=10)
 
@@ -321,7 +321,9 @@ class _Sets(_Counter):
 
 def test_evaluations_are_repeated_after_a_rewind(tmp_path: Path) -> None:
     counter = _Sets()
-    controller, _ = _controller(tmp_path, counter, interval=4, callbacks=[_BackOnce(4, at=12)])
+    controller, _ = _create_controller(
+        tmp_path, counter, interval=4, callbacks=[_BackOnce(4, at=12)]
+    )
 
     assert set(controller.train_and_evaluate(train_steps=16)) == {"often", "rare"}
 
@@ -338,11 +340,13 @@ def test_evaluations_are_repeated_after_a_rewind(tmp_path: Path) -> None:
 
 def test_all_sets_are_evaluated_when_a_callback_ends_the_run(tmp_path: Path) -> None:
     counter = _Sets()
-    controller, kept = _controller(tmp_path, counter, interval=4, callbacks=[_StopsAtEvaluation()])
+    controller, kept = _create_controller(
+        tmp_path, counter, interval=4, callbacks=[_StopsAtEvaluation()]
+    )
 
     assert set(controller.train_and_evaluate(train_steps=40)) == {"often", "rare"}
     assert counter.taken == [(4, "often"), (4, "rare")]
-    assert _steps(kept, "validation") == [4]
+    assert _list_steps(kept, "validation") == [4]
 
 
 class _AsksIn(Callback):
@@ -394,7 +398,7 @@ def test_a_request_is_carried_out_whenever_it_is_made(
     tmp_path: Path, event: str, request_: str
 ) -> None:
     order: list[str] = []
-    controller, kept = _controller(
+    controller, kept = _create_controller(
         tmp_path, _Counter(), interval=8, callbacks=[_AsksIn(event, request_, order)]
     )
 
@@ -403,7 +407,7 @@ def test_a_request_is_carried_out_whenever_it_is_made(
     assert order == ASKED[event, request_]
 
     evaluated = [int(event.split()[1]) for event in order if event.startswith("evaluate")]
-    assert _steps(kept, "validation") == evaluated
+    assert _list_steps(kept, "validation") == evaluated
 
 
 def test_a_rewind_request_does_not_hide_another_callbacks_error(tmp_path: Path) -> None:
@@ -417,7 +421,9 @@ def test_a_rewind_request_does_not_hide_another_callbacks_error(tmp_path: Path) 
             if run.step == 8:
                 run.rewind(4, "to try again")
 
-    controller, _ = _controller(tmp_path, _Counter(), interval=4, callbacks=[Back(), Fails()])
+    controller, _ = _create_controller(
+        tmp_path, _Counter(), interval=4, callbacks=[Back(), Fails()]
+    )
 
     with pytest.raises(KeyError, match="a bug"):
         controller.train(20)
@@ -435,16 +441,16 @@ class _EveryThird(Callback):
 
 def test_loops_are_cut_where_a_callback_wants_to_be_called(tmp_path: Path) -> None:
     third = _EveryThird()
-    controller, kept = _controller(tmp_path, _Counter(), callbacks=[third])
+    controller, kept = _create_controller(tmp_path, _Counter(), callbacks=[third])
 
     controller.train(10)
 
     assert third.steps == [3, 6, 9]
-    assert _steps(kept) == [3, 6, 9, 10]
+    assert _list_steps(kept) == [3, 6, 9, 10]
 
 
 def test_a_rewind_to_a_step_without_a_checkpoint_says_so(tmp_path: Path) -> None:
-    controller, _ = _controller(tmp_path, _Counter(), callbacks=[_BackOnce(5, at=8)])
+    controller, _ = _create_controller(tmp_path, _Counter(), callbacks=[_BackOnce(5, at=8)])
 
     with pytest.raises(
         UsageError, match=r"go back to step 5 \(to try again\): .* holds no checkpoint"
@@ -455,9 +461,9 @@ def test_a_rewind_to_a_step_without_a_checkpoint_says_so(tmp_path: Path) -> None
 def test_checkpoints_are_evaluated_in_order_without_damaged_ones(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _controller(tmp_path, _Counter(), interval=4)[0].train(12)
+    _create_controller(tmp_path, _Counter(), interval=4)[0].train(12)
     counter = _Counter()
-    controller, _ = _controller(tmp_path, counter)
+    controller, _ = _create_controller(tmp_path, counter)
 
     (tmp_path / "ckpt-8.index").write_bytes(b"broken")
 
@@ -509,7 +515,7 @@ def test_a_boundary_has_its_events_in_the_order_of_the_contract(tmp_path: Path) 
     events: list[str] = []
     methods = {event: lambda *arguments, event=event: events.append(event) for event in BOUNDARY}
     callback = type("Notes", (Callback,), methods)()
-    controller, _ = _controller(tmp_path, _Counter(), interval=4, callbacks=[callback])
+    controller, _ = _create_controller(tmp_path, _Counter(), interval=4, callbacks=[callback])
     controller.run.epochs = Epochs(Fraction(4))
 
     controller.train_and_evaluate(train_steps=4, eval_interval=4)

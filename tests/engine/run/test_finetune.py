@@ -61,7 +61,9 @@ class _NotedTask(LinearTask):
         return model
 
 
-def _config(pretraining: Path, task: TinyConfig | None = None, **trainer: Any) -> ExperimentConfig:
+def _build_config(
+    pretraining: Path, task: TinyConfig | None = None, **trainer: Any
+) -> ExperimentConfig:
     steps = {
         "train_steps": 10,
         "checkpoint_interval": 5,
@@ -82,7 +84,7 @@ def pretrained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _still_needed(pretraining: Path) -> set[int]:
+def _select_protected_steps(pretraining: Path) -> set[int]:
     return LeaseReader(pretraining / "evals", 20).select_protected_steps([10, 20, 30])
 
 
@@ -91,15 +93,15 @@ def finished_run(pretrained_run: Path, tmp_path_factory: pytest.TempPathFactory)
     """A folder in which all three are fine-tuned, beside files of somebody else."""
 
     def look(logs: Any) -> None:
-        _needed.append(_still_needed(pretrained_run))
+        _needed.append(_select_protected_steps(pretrained_run))
 
     folder = tmp_path_factory.mktemp("finetuned")
     for name in ("notes.txt", "model.index", "finetune-20/mine.txt", "finetune-20/ckpt-10.mine"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("kept")
     _models.clear()
-    launch(_config(pretrained_run, _NotedConfig()), MODE, str(folder), eval_actions=[look])
-    _needed.append(_still_needed(pretrained_run))
+    launch(_build_config(pretrained_run, _NotedConfig()), MODE, str(folder), eval_actions=[look])
+    _needed.append(_select_protected_steps(pretrained_run))
 
     return folder
 
@@ -114,13 +116,13 @@ def without_best(pretrained_run: Path, tmp_path_factory: pytest.TempPathFactory)
     foreign.parent.mkdir()
     for path in (foreign, folder / "metrics-20.json"):  # somebody has put metrics beside it
         path.write_text("{}")
-    config = _config(pretrained_run, best_checkpoint_eval_metric="", continuous_eval=LATEST)
+    config = _build_config(pretrained_run, best_checkpoint_eval_metric="", continuous_eval=LATEST)
     launch(config, MODE, str(folder))
 
     return folder
 
 
-def _metrics(folder: Path) -> dict[int, dict[str, Any]]:
+def _read_metrics(folder: Path) -> dict[int, dict[str, Any]]:
     records = [read_json(path) for path in folder.glob("metrics-*.json")]
     return {
         record["step"]: record for record in sorted(records, key=lambda record: int(record["step"]))
@@ -130,7 +132,7 @@ def _metrics(folder: Path) -> dict[int, dict[str, Any]]:
 def test_the_metrics_of_each_checkpoint_differ_and_name_it(
     finished_run: Path, pretrained_run: Path
 ) -> None:
-    records = _metrics(finished_run)
+    records = _read_metrics(finished_run)
 
     assert list(records) == [10, 20, 30]
     assert [record["checkpoint"] for record in records.values()] == [
@@ -158,7 +160,7 @@ def test_the_curve_runs_over_the_steps_of_the_pretraining(finished_run: Path) ->
     accuracy = read_curves(finished_run / "validation")["."]["accuracy"]
     expected = [
         (step, pytest.approx(record["metrics"]["accuracy"]))
-        for step, record in _metrics(finished_run).items()
+        for step, record in _read_metrics(finished_run).items()
     ]
 
     assert accuracy == expected
@@ -181,9 +183,11 @@ def test_a_model_is_freed_before_the_next_fine_tuning(finished_run: Path) -> Non
 def test_what_came_before_in_the_process_changes_no_bit(
     finished_run: Path, pretrained_run: Path, tmp_path: Path
 ) -> None:
-    launch(_config(pretrained_run, _NotedConfig(), continuous_eval=LATEST), MODE, str(tmp_path))
+    launch(
+        _build_config(pretrained_run, _NotedConfig(), continuous_eval=LATEST), MODE, str(tmp_path)
+    )
 
-    assert list(_metrics(tmp_path)) == [30]
+    assert list(_read_metrics(tmp_path)) == [30]
     assert compare_runs(tmp_path / "finetune-30", finished_run / "finetune-30") == []
 
 
@@ -191,9 +195,9 @@ def test_a_restart_when_all_is_done_does_nothing_again(
     finished_run: Path, pretrained_run: Path
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished_run.glob("*/*")}
-    model, logs = launch(_config(pretrained_run, _NotedConfig()), MODE, str(finished_run))
+    model, logs = launch(_build_config(pretrained_run, _NotedConfig()), MODE, str(finished_run))
 
-    assert model is None and logs == _metrics(finished_run)[30]["metrics"]
+    assert model is None and logs == _read_metrics(finished_run)[30]["metrics"]
     assert {path: path.stat().st_mtime_ns for path in finished_run.glob("*/*")} == before
     assert count_starts(finished_run) == 2
 
@@ -209,13 +213,13 @@ def test_an_ended_one_is_trained_further_with_more_train_steps(
     (
         run / "metrics-30.json"
     ).unlink()  # as if it had been killed before; its last checkpoint is still there
-    config = _config(
+    config = _build_config(
         pretrained_run, best_checkpoint_eval_metric="", continuous_eval=LATEST, train_steps=15
     )
 
     launch(config, MODE, str(run))
 
-    assert _metrics(run)[30]["finetune_steps"] == 15
+    assert _read_metrics(run)[30]["finetune_steps"] == 15
 
 
 def test_a_lease_keeps_the_checkpoint_that_is_read(finished_run: Path) -> None:
@@ -227,7 +231,7 @@ def test_without_a_best_checkpoint_the_last_one_stays(
 ) -> None:
     run = Path(shutil.copytree(without_best, tmp_path / "run"))
 
-    launch(_config(pretrained_run, continuous_eval=LATEST), MODE, str(run))
+    launch(_build_config(pretrained_run, continuous_eval=LATEST), MODE, str(run))
 
     assert list(complete_checkpoints(str(run / "finetune-30"))) == [10]
     assert (run / FOREIGN).read_text() == "{}"
@@ -236,7 +240,7 @@ def test_without_a_best_checkpoint_the_last_one_stays(
 def test_what_never_comes_is_told_and_nothing_is_left_behind(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = _config(tmp_path / "nowhere", continuous_eval_timeout=0.3)
+    config = _build_config(tmp_path / "nowhere", continuous_eval_timeout=0.3)
 
     with (
         caplog.at_level(logging.INFO),
@@ -252,26 +256,26 @@ def test_a_folder_that_another_process_fine_tunes_in_is_refused(
     finished_run: Path, pretrained_run: Path
 ) -> None:
     with RunLock(finished_run), pytest.raises(ModelDirInUseError, match="is in use"):
-        launch(_config(pretrained_run, _NotedConfig()), MODE, str(finished_run))
+        launch(_build_config(pretrained_run, _NotedConfig()), MODE, str(finished_run))
 
 
 def test_a_config_that_changes_the_fine_tunings_is_refused(
     finished_run: Path, pretrained_run: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"task\.width: was 16 when this run began and is 5 now"):
-        launch(_config(pretrained_run, _NotedConfig(width=5)), MODE, str(finished_run))
+        launch(_build_config(pretrained_run, _NotedConfig(width=5)), MODE, str(finished_run))
 
 
 def test_a_model_that_does_not_fit_is_refused_without_a_trace(
     pretrained_run: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="shape"):
-        launch(_config(pretrained_run, TinyConfig(width=5)), MODE, str(tmp_path / "run"))
+        launch(_build_config(pretrained_run, TinyConfig(width=5)), MODE, str(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_mode_belongs_to_launch(pretrained_run: Path, tmp_path: Path) -> None:
-    config = _config(pretrained_run)
+    config = _build_config(pretrained_run)
 
     with pytest.raises(UsageError, match=r"start it with trainer_kit\.launch"):
         run_experiment(None, LinearTask(LinearConfig()), MODE, config, str(tmp_path))

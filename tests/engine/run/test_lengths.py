@@ -64,11 +64,11 @@ class Noted(Callback):
         )
 
 
-def _config(**trainer: Any) -> ExperimentConfig:
+def _build_config(**trainer: Any) -> ExperimentConfig:
     return linear_experiment(**trainer).replace(task=TASK)
 
 
-def _steps(folder: Path, kind: str) -> list[int]:
+def _list_steps(folder: Path, kind: str) -> list[int]:
     return [
         line["step"]
         for line in read_active_history(str(folder / "metrics.jsonl"))
@@ -78,13 +78,13 @@ def _steps(folder: Path, kind: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def ready() -> ReadyTrainer:
-    return ReadyTrainer(_config(), LinearTask)
+    return ReadyTrainer(_build_config(), LinearTask)
 
 
 def test_saves_and_evaluations_come_at_the_ends_of_epochs(
     ready: ReadyTrainer, tmp_path: Path
 ) -> None:
-    config = _config(
+    config = _build_config(
         train_steps="3 epochs",
         checkpoint_interval="1 epoch",
         validation_interval="50 %",
@@ -95,8 +95,8 @@ def test_saves_and_evaluations_come_at_the_ends_of_epochs(
 
     # 103 examples in batches of 10.
     assert list(complete_checkpoints(str(tmp_path))) == [11, 21, 31]
-    assert _steps(tmp_path, "validation") == [16, 31]
-    assert _steps(tmp_path, "train") == [5, 10, 11, 16, 21, 26, 31]
+    assert _list_steps(tmp_path, "validation") == [16, 31]
+    assert _list_steps(tmp_path, "train") == [5, 10, 11, 16, 21, 26, 31]
     assert "train_steps: 3 epochs" in (tmp_path / "params.yaml").read_text()
     assert read_json(tmp_path / "manifest.json")["train_steps"] == 31
 
@@ -106,20 +106,20 @@ def test_saves_and_evaluations_come_at_the_ends_of_epochs(
 
 
 def test_loops_end_where_summaries_are_due(ready: ReadyTrainer, tmp_path: Path) -> None:
-    config = _config(
+    config = _build_config(
         train_steps=25, steps_per_loop=100, checkpoint_interval="1 h", summary_interval="1 epoch"
     )
 
     launch(config, "train", str(tmp_path), trainer=ready.again())
 
-    assert _steps(tmp_path, "train") == [11, 21, 25]
+    assert _list_steps(tmp_path, "train") == [11, 21, 25]
     # The end of the run comes long before the hour's.
     assert list(complete_checkpoints(str(tmp_path))) == [25]
 
 
 def _build_cosine_config(steps: int | str, decay: int | str) -> ExperimentConfig:
     rate = {"type": "cosine", "cosine": {"initial_learning_rate": 0.01, "decay_steps": decay}}
-    return _config(
+    return _build_config(
         train_steps=steps, optimizer_config={"optimizer": {"type": "sgd"}, "learning_rate": rate}
     )
 
@@ -140,7 +140,7 @@ def test_two_epochs_are_the_same_bits_as_their_steps(tmp_path: Path) -> None:
 
 def test_a_dataset_that_ends_starts_again_for_each_epoch(tmp_path: Path) -> None:
     noted = Noted()
-    config = _config(train_steps="2 epochs", steps_per_loop=8, summary_interval=8)
+    config = _build_config(train_steps="2 epochs", steps_per_loop=8, summary_interval=8)
 
     run_experiment(
         None, Dataset(config.task), "train_and_eval", config, str(tmp_path), callbacks=[noted]
@@ -162,7 +162,7 @@ def test_a_dataset_that_ends_starts_again_for_each_epoch(tmp_path: Path) -> None
 
 
 def test_an_epoch_of_a_ready_made_trainer_is_that_of_its_dataset(tmp_path: Path) -> None:
-    config = _config(train_steps=4)
+    config = _build_config(train_steps=4)
     dataset = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).batch(10).take(2).repeat(3)
     task = LinearTask(config.task)
     model = task.build_model()
@@ -170,7 +170,7 @@ def test_an_epoch_of_a_ready_made_trainer_is_that_of_its_dataset(tmp_path: Path)
     trainer = Trainer(config, task, model, optimizer, train_dataset=dataset)
 
     run_experiment(
-        None, task, "train", _config(train_steps="1 epochs"), str(tmp_path), trainer=trainer
+        None, task, "train", _build_config(train_steps="1 epochs"), str(tmp_path), trainer=trainer
     )
 
     assert int(trainer.global_step.numpy()) == 6
@@ -179,7 +179,7 @@ def test_an_epoch_of_a_ready_made_trainer_is_that_of_its_dataset(tmp_path: Path)
 def test_replicas_end_their_epochs_when_their_batches_end(tmp_path: Path) -> None:
     strategy = replicas(2)
     noted = Noted()
-    config = _config(train_steps="2 epochs", steps_per_loop=100, summary_interval=100)
+    config = _build_config(train_steps="2 epochs", steps_per_loop=100, summary_interval=100)
     with strategy.scope():
         task = Dataset(config.task)
 
@@ -190,11 +190,15 @@ def test_replicas_end_their_epochs_when_their_batches_end(tmp_path: Path) -> Non
 
 
 def test_the_dataset_of_a_ready_trainer_has_its_own_epochs(tmp_path: Path) -> None:
-    config = _config(train_steps="1 epoch")
+    config = _build_config(train_steps="1 epoch")
     task = LinearTask(config.task)
     data = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).take(50).batch(10)
     trainer = Trainer(
-        _config(train_steps=5), task, task.build_model(), keras.optimizers.SGD(), train_dataset=data
+        _build_config(train_steps=5),
+        task,
+        task.build_model(),
+        keras.optimizers.SGD(),
+        train_dataset=data,
     )
 
     launch(config, "train", str(tmp_path), trainer=trainer)
@@ -203,7 +207,7 @@ def test_the_dataset_of_a_ready_trainer_has_its_own_epochs(tmp_path: Path) -> No
 
 
 def test_data_without_an_end_needs_steps_per_epoch(tmp_path: Path) -> None:
-    config = _config(train_steps="2 epochs")
+    config = _build_config(train_steps="2 epochs")
 
     with pytest.raises(
         ConfigError, match=r"trainer.train_steps: needs the length of an epoch.*steps_per_epoch"
@@ -220,7 +224,7 @@ def test_data_without_an_end_needs_steps_per_epoch(tmp_path: Path) -> None:
 
 
 def test_batches_to_overfit_are_an_epoch(tmp_path: Path) -> None:
-    config = _config(train_steps="3 epochs", overfit_batches=2, steps_per_epoch=50)
+    config = _build_config(train_steps="3 epochs", overfit_batches=2, steps_per_epoch=50)
 
     run_experiment(None, Dataset(config.task), "train", config, str(tmp_path))
 
@@ -228,7 +232,7 @@ def test_batches_to_overfit_are_an_epoch(tmp_path: Path) -> None:
 
 
 def test_older_checkpoints_stay_at_their_interval(ready: ReadyTrainer, tmp_path: Path) -> None:
-    config = _config(
+    config = _build_config(
         train_steps="4 epochs", checkpoint_interval=5, max_to_keep=2, keep_interval="2 epochs"
     )
 
@@ -240,7 +244,7 @@ def test_older_checkpoints_stay_at_their_interval(ready: ReadyTrainer, tmp_path:
 def test_checkpoints_by_the_clock_come_at_the_ends_of_loops(
     ready: ReadyTrainer, tmp_path: Path
 ) -> None:
-    config = _config(checkpoint_interval="0.001 s", train_steps=15)
+    config = _build_config(checkpoint_interval="0.001 s", train_steps=15)
 
     launch(config, "train", str(tmp_path), trainer=ready.again())
 

@@ -39,7 +39,7 @@ class _Counter(BaseTrainer):
         return {"accuracy": tf.cast(self.global_step, tf.float32)}
 
 
-def _controller(
+def _create_controller(
     folder: Path,
     *,
     trains: bool = True,
@@ -71,7 +71,9 @@ def _list_saved_steps(folder: Path) -> list[int]:
 
 def test_actions_are_called_with_the_logs(tmp_path: Path) -> None:
     logs: list[Any] = []
-    controller = _controller(tmp_path, train_actions=[logs.append], eval_actions=[logs.append])
+    controller = _create_controller(
+        tmp_path, train_actions=[logs.append], eval_actions=[logs.append]
+    )
 
     last_logs = controller.train_and_evaluate(train_steps=8, eval_interval=4)
 
@@ -81,7 +83,7 @@ def test_actions_are_called_with_the_logs(tmp_path: Path) -> None:
 
 
 def test_a_stop_that_the_trainer_was_asked_for_ends_the_run(tmp_path: Path) -> None:
-    controller = _controller(
+    controller = _create_controller(
         tmp_path, train_actions=[lambda logs: controller.trainer.request_stop()]
     )
 
@@ -94,16 +96,16 @@ def test_an_evaluation_that_an_action_stops_saves_nothing(tmp_path: Path) -> Non
     def stop(logs: Any) -> None:
         raise StopTraining("enough")
 
-    controller = _controller(tmp_path, trains=False, eval_actions=[stop])
+    controller = _create_controller(tmp_path, trains=False, eval_actions=[stop])
 
     assert controller.evaluate() == {}
     assert controller.should_stop and _list_saved_steps(tmp_path) == []
 
 
 def test_the_checkpoints_of_a_run_are_evaluated_until_it_ends(tmp_path: Path) -> None:
-    _controller(tmp_path).train_and_evaluate(8, evaluates=False)
+    _create_controller(tmp_path).train_and_evaluate(8, evaluates=False)
     logs: list[Any] = []
-    controller = _controller(tmp_path, trains=False, eval_actions=[logs.append])
+    controller = _create_controller(tmp_path, trains=False, eval_actions=[logs.append])
 
     controller.evaluate_continuously(-1, 0.0, lambda: True)
 

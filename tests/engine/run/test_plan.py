@@ -29,20 +29,20 @@ class _Given(Callback):
     """Of a caller."""
 
 
-def _plan(
+def _create_plan(
     folder: Path, mode: str = "train", config: ExperimentConfig | None = None, **options: Any
 ) -> RunPlan:
     return plan_run(None, mode, config or tiny_experiment(), str(folder), RunOptions(**options))
 
 
-def _checkpoint(folder: Path, step: int) -> str:
+def _write_checkpoint(folder: Path, step: int) -> str:
     path: str = tf.train.Checkpoint(step=tf.Variable(step)).write(str(folder / f"ckpt-{step}"))
     return path
 
 
 def test_callbacks_of_the_config_come_before_those_given(tmp_path: Path) -> None:
     config = tiny_experiment(callbacks=[{"name": "planned"}])
-    plan = _plan(tmp_path, config=config, callbacks=[_Given()])
+    plan = _create_plan(tmp_path, config=config, callbacks=[_Given()])
 
     assert [type(callback) for callback in plan.callbacks] == [_Registered, _Given]
 
@@ -59,12 +59,12 @@ def test_only_a_sidecar_leaves_out_validation_sets(
 
     config = config.replace(task={"validation_data": {"dev": data, "test": data}}, trainer=chosen)
 
-    assert list(get_validation_sets(_plan(tmp_path, mode, config).config.task)) == sets
+    assert list(get_validation_sets(_create_plan(tmp_path, mode, config).config.task)) == sets
 
 
 def test_a_folder_behind_a_link_is_planned_by_its_own_path(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    assert _plan(tmp_path / "link").directory.path == str(tmp_path / "run")
+    assert _create_plan(tmp_path / "link").directory.path == str(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,20 @@ def test_a_folder_behind_a_link_is_planned_by_its_own_path(tmp_path: Path) -> No
 )
 def test_a_second_run_of_the_same_files_is_refused(tmp_path: Path, first: Any, second: Any) -> None:
     with (
-        _plan(tmp_path, first[0], **first[1]).create_lock(Progress()),
+        _create_plan(tmp_path, first[0], **first[1]).create_lock(Progress()),
         pytest.raises(ModelDirInUseError),
     ):
-        _plan(tmp_path, second[0], **second[1]).create_lock(Progress()).__enter__()
+        _create_plan(tmp_path, second[0], **second[1]).create_lock(Progress()).__enter__()
 
 
 def test_evaluations_and_sidecars_run_beside_training(tmp_path: Path) -> None:
-    _checkpoint(tmp_path, 10)
-    plans = [_plan(tmp_path, "train"), _plan(tmp_path, "eval"), _plan(tmp_path, "eval")]
-    plans += [_plan(tmp_path, "continuous_eval", eval_name=name) for name in ("one", "two")]
+    _write_checkpoint(tmp_path, 10)
+    plans = [
+        _create_plan(tmp_path, "train"),
+        _create_plan(tmp_path, "eval"),
+        _create_plan(tmp_path, "eval"),
+    ]
+    plans += [_create_plan(tmp_path, "continuous_eval", eval_name=name) for name in ("one", "two")]
     with contextlib.ExitStack() as locks:
         for plan in plans:
             locks.enter_context(plan.create_lock(Progress()))
@@ -94,7 +98,10 @@ def test_evaluations_and_sidecars_run_beside_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["train", "continuous_eval"])
 def test_a_run_that_fails_before_its_first_record_leaves_nothing(tmp_path: Path, mode: str) -> None:
-    with pytest.raises(ZeroDivisionError), _plan(tmp_path / "run", mode).create_lock(Progress()):
+    with (
+        pytest.raises(ZeroDivisionError),
+        _create_plan(tmp_path / "run", mode).create_lock(Progress()),
+    ):
         raise ZeroDivisionError
     assert os.listdir(tmp_path) == []
 
@@ -107,8 +114,8 @@ class _WithCallbacks:
 
 
 def test_callbacks_of_a_task_come_first_where_it_trains(tmp_path: Path) -> None:
-    of_run = resolve_plan(_plan(tmp_path, callbacks=[_Given()]), _WithCallbacks()).callbacks
+    of_run = resolve_plan(_create_plan(tmp_path, callbacks=[_Given()]), _WithCallbacks()).callbacks
 
     assert [type(callback) for callback in of_run] == [_Registered, _Given]
-    assert resolve_plan(_plan(tmp_path, "continuous_eval"), _WithCallbacks()).callbacks == []
-    assert resolve_plan(_plan(tmp_path), object()).callbacks == []
+    assert resolve_plan(_create_plan(tmp_path, "continuous_eval"), _WithCallbacks()).callbacks == []
+    assert resolve_plan(_create_plan(tmp_path), object()).callbacks == []

@@ -55,7 +55,7 @@ def _run(
     return launch(config or linear_experiment(), mode, str(folder), **arguments)
 
 
-def _steps(folder: Path, kind: str) -> list[int]:
+def _list_steps(folder: Path, kind: str) -> list[int]:
     return [
         record["step"]
         for record in read_active_history(str(folder / "metrics.jsonl"))
@@ -63,7 +63,7 @@ def _steps(folder: Path, kind: str) -> list[int]:
     ]
 
 
-def _weights(model: Any) -> list[np.ndarray]:
+def _read_weights(model: Any) -> list[np.ndarray]:
     return [variable.numpy() for variable in model.variables]
 
 
@@ -117,7 +117,7 @@ def evaluator() -> Trainer:
     return create_trainer(_EVALUATED, LinearTask(_EVALUATED.task), train=False)
 
 
-def _tags(folder: Path) -> dict[str, list[int]]:
+def _read_tags(folder: Path) -> dict[str, list[int]]:
     tags: dict[str, list[int]] = {}
     for path in sorted(folder.glob("events.out.tfevents.*")):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
@@ -136,7 +136,7 @@ def test_train_saves_records_and_reports_its_time(
     assert logs == {}
     # At the interval, and at the end off the interval.
     assert list(complete_checkpoints(str(tmp_path))) == [10, 13]
-    assert _steps(tmp_path, "train") == [5, 10, 13]
+    assert _list_steps(tmp_path, "train") == [5, 10, 13]
 
     final = final_record(tmp_path)
     spent = final["time"]
@@ -150,7 +150,7 @@ def test_train_saves_records_and_reports_its_time(
     )
     assert read_json(tmp_path / "manifest.json")["packages"]["tensorflow"] == tf.__version__
     assert "train_steps: 13" in (tmp_path / "params.yaml").read_text()
-    assert {"training_loss", "accuracy", "learning_rate", "steps_per_second"} <= _tags(
+    assert {"training_loss", "accuracy", "learning_rate", "steps_per_second"} <= _read_tags(
         tmp_path / "train"
     ).keys()
     assert model.count_params() == 27
@@ -162,8 +162,8 @@ def test_train_and_eval_evaluates_at_intervals_and_at_the_end(tmp_path: Path) ->
     )
     _, logs = _run(tmp_path, "train_and_eval", config)
 
-    assert _steps(tmp_path, "validation") == [4, 8, 10]
-    assert _tags(tmp_path / "validation")["accuracy"] == [4, 8, 10]
+    assert _list_steps(tmp_path, "validation") == [4, 8, 10]
+    assert _read_tags(tmp_path / "validation")["accuracy"] == [4, 8, 10]
 
     ledger = json_lines(tmp_path / "evals" / "validation.jsonl")
     assert [record["step"] for record in ledger] == [4, 8, 10]
@@ -185,16 +185,17 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
     resumed, _ = _run(trained_run, config=config)
 
     assert all(
-        np.array_equal(a, b) for a, b in zip(_weights(straight), _weights(resumed), strict=True)
+        np.array_equal(a, b)
+        for a, b in zip(_read_weights(straight), _read_weights(resumed), strict=True)
     )
-    assert _steps(trained_run, "train")[-1] == 30
+    assert _list_steps(trained_run, "train")[-1] == 30
 
 
 def test_profiled_steps_are_traced_and_add_two_reports(once_trained: Path, tmp_path: Path) -> None:
     _run(tmp_path, config=_TRAINED, profile="4:11")  # over the ends of two loops
 
     assert times_traced(tmp_path / "train", "SparseSoftmaxCrossEntropyWithLogits") == 8
-    assert _steps(tmp_path, "train") == sorted({*_steps(once_trained, "train"), 3, 11})
+    assert _list_steps(tmp_path, "train") == sorted({*_list_steps(once_trained, "train"), 3, 11})
 
     differences = compare_runs(once_trained, tmp_path)
     assert differences and all(
@@ -281,7 +282,7 @@ def test_post_evaluation_returns_metrics_and_writes_summaries(
     _, logs = _run(tmp_path, "train_and_post_eval", trainer=linear.again())
 
     assert logs["validation_loss"] > 0
-    assert _tags(tmp_path / "validation")["validation_loss"] == [20]
+    assert _read_tags(tmp_path / "validation")["validation_loss"] == [20]
 
     _, same = _run(tmp_path, "train", run_post_eval=True, trainer=linear.again())
     assert same["validation_loss"] == logs["validation_loss"]
@@ -342,7 +343,7 @@ def test_batch_size_may_change_when_it_is_allowed(trained_run: Path) -> None:
 
     _run(trained_run, config=changed, allow_config_change=["task.train_data.global_batch_size"])
 
-    assert _steps(trained_run, "train")[-1] == 25
+    assert _list_steps(trained_run, "train")[-1] == 25
 
 
 def _change_labels(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
@@ -457,7 +458,7 @@ def test_a_run_of_an_earlier_release_takes_any_data(
 
     _run(trained_run, config=exact, trainer=of_trained.again())
 
-    assert _steps(trained_run, "train")[-1] == 17
+    assert _list_steps(trained_run, "train")[-1] == 17
 
 
 def test_exactness_needs_the_versions_and_devices_of_before(trained_run: Path) -> None:
@@ -517,9 +518,9 @@ def test_the_tasks_summaries_keep_the_interval_of_the_config(
 
     actions = [write_scalar]
     run_experiment(None, task, "train_and_eval", config, str(tmp_path), train_actions=actions)
-    train = _tags(tmp_path / "train")
+    train = _read_tags(tmp_path / "train")
 
-    validation = _tags(tmp_path / "validation")
+    validation = _read_tags(tmp_path / "validation")
 
     assert train["mine"] == [0, 10]  # the step before global_step moves on, as Orbit has it
     assert set(validation["mine_too"]) == {10, 20}
@@ -531,7 +532,7 @@ def test_save_summary_false_writes_no_event_file(linear: ReadyTrainer, tmp_path:
     _run(tmp_path, "train_and_eval", save_summary=False, trainer=linear.again())
 
     assert not list(tmp_path.rglob("events.out.tfevents.*"))
-    assert _steps(tmp_path, "train") == [5, 10, 15, 20]
+    assert _list_steps(tmp_path, "train") == [5, 10, 15, 20]
 
 
 class _OrbitsOwn(orbit.Controller):
@@ -551,7 +552,7 @@ def test_any_orbit_controller_can_drive_the_trainer(linear: ReadyTrainer, tmp_pa
 
     assert _OrbitsOwn.used == 2
     assert 12 in complete_checkpoints(str(tmp_path))
-    assert _tags(tmp_path / "train")["training_loss"] == [3, 6, 9, 12]
+    assert _read_tags(tmp_path / "train")["training_loss"] == [3, 6, 9, 12]
 
 
 class _FailsAtTheEnd(Callback):
@@ -736,13 +737,13 @@ def test_the_next_start_repeats_an_interrupted_evaluation(
     with pytest.raises(PreemptedError):
         run_experiment(None, task, "train_and_eval", config, str(tmp_path))
 
-    assert _steps(tmp_path, "validation") == []
+    assert _list_steps(tmp_path, "validation") == []
 
     _, logs = run_experiment(None, task, "train_and_eval", config, str(tmp_path))
     assert logs["step"] == 20
     assert final_record(tmp_path)["metrics"]["accuracy"] == logs["accuracy"]
     assert (tmp_path / "best_ckpt/ckpt-20.index").exists()
-    assert _steps(tmp_path, "validation") == [20]
+    assert _list_steps(tmp_path, "validation") == [20]
 
 
 class _EvaluatesItself(Callback):
@@ -784,7 +785,9 @@ def test_a_rewind_after_the_last_evaluation_trains_on(tmp_path: Path) -> None:
     _, logs = _run(tmp_path, "train_and_post_eval", config, callbacks=[callback])
 
     assert callback.steps == [10] and "accuracy" in logs
-    assert _steps(tmp_path, "train") == [5, 10, 15, 20] and _steps(tmp_path, "validation") == [20]
+    assert _list_steps(tmp_path, "train") == [5, 10, 15, 20] and _list_steps(
+        tmp_path, "validation"
+    ) == [20]
     assert final_record(tmp_path)["step"] == 20
     assert read_json(tmp_path / "best_ckpt" / "info.json")["step"] == 20
 
@@ -890,7 +893,7 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
 
     assert steps == {"dev": [5, 10, 15, 20], "rare": [15, 20]}
     assert all(list(item["metrics"]) == [item["dataset"]] for item in records)
-    assert {name: _tags(straight / "validation" / name)["accuracy"] for name in steps} == steps
+    assert {name: _read_tags(straight / "validation" / name)["accuracy"] for name in steps} == steps
     assert [line.split(" | ")[:2] for line in lines if line.startswith("validation")][-3:] == [
         ["validation rare", "step 15/20"],
         ["validation dev", "step 20/20"],

@@ -22,7 +22,7 @@ NUMBERS = ((7, 9), (-1, 5), (2**40 + 1, 0), (0, 3))  # what the chief gives, wha
 TEXTS = (("of the chief", "wörker ✓"), ("1", "twelve bytes"), ("", "x"), ("", ""))
 
 
-def alone() -> None:
+def run_alone() -> None:
     """Tells of the strategies of one process; the second has two replicas."""
     import tensorflow as tf
 
@@ -38,10 +38,10 @@ def alone() -> None:
         name: _call_collectives(strategy, 0)
         for name, strategy in zip(ALONE, strategies, strict=True)
     }
-    tell({"warned": [_warns(strategy) for strategy in strategies], **returned})
+    tell({"warned": [_does_warn(strategy) for strategy in strategies], **returned})
 
 
-def _warns(strategy: Any) -> bool:
+def _does_warn(strategy: Any) -> bool:
     """Whether a run says that its strategy has one worker, and how a cluster is given."""
     from trainer_kit.runtime import collectives
 
@@ -55,7 +55,7 @@ def _warns(strategy: Any) -> bool:
     )
 
 
-def together(cluster: dict[str, list[str]], index: int) -> None:
+def run_together(cluster: dict[str, list[str]], index: int) -> None:
     """Tells of a strategy of two processes, as the only one of its job."""
     import tensorflow as tf
 
@@ -87,8 +87,8 @@ def values_by_job() -> dict[str, Any]:
     cluster = {job: [address] for job, address in zip(JOBS, free_hosts(2), strict=True)}
     results: dict[str, Any] = {}
     with ForkServer() as server:
-        children = [server.start(together, cluster, index) for index in (0, 1)]
-        for child in (server.start(alone), *children):
+        children = [server.start(run_together, cluster, index) for index in (0, 1)]
+        for child in (server.start(run_alone), *children):
             wait_until(lambda child=child: "}}\n" in child.text or not child.alive, 60)
             results |= json.loads(
                 next(line for line in child.text.splitlines() if line.endswith("}}"))

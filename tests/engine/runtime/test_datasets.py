@@ -25,7 +25,7 @@ def one_cpu() -> tf.distribute.Strategy:
     return tf.distribute.OneDeviceStrategy("CPU:0")
 
 
-def shares(strategy: tf.distribute.Strategy, dataset: Any) -> list[list[list[int]]]:
+def read_shares(strategy: tf.distribute.Strategy, dataset: Any) -> list[list[list[int]]]:
     """The values of each replica, for each step."""
     return [
         [share.numpy().tolist() for share in strategy.experimental_local_results(step)]
@@ -50,7 +50,7 @@ def test_global_batches_are_split_without_losing_examples(
     dataset = tf.data.Dataset.range(EXAMPLES).batch(4)
     distributed = distribute_dataset(strategy, *((read, 4) if made_by_a_function else (dataset,)))
 
-    batches = shares(strategy, distributed)
+    batches = read_shares(strategy, distributed)
 
     assert [len(share) for share in batches[0]] == [4 // count] * count
     assert len(batches) == 3
@@ -81,7 +81,7 @@ def test_a_function_gets_its_arguments_and_a_context_it_takes(
 ) -> None:
     strategy = replicas(2)
 
-    assert shares(strategy, distribute_dataset(strategy, function, **arguments))[0] == [
+    assert read_shares(strategy, distribute_dataset(strategy, function, **arguments))[0] == [
         [0, 1],
         [2, 3],
     ]
@@ -116,7 +116,7 @@ def test_input_options_reach_the_strategy_and_not_the_function() -> None:
             .batch(1)
         )
 
-    batches = shares(strategy, distribute_dataset(strategy, make, input_options=options))
+    batches = read_shares(strategy, distribute_dataset(strategy, make, input_options=options))
 
     # A pipeline for each replica, as the options ask for.
     assert batches == [[[0], [10]], [[1], [11]]]
@@ -161,7 +161,7 @@ def test_full_batches_end_when_a_replica_would_get_none(form: str) -> None:
 
     strategy = replicas(2)
 
-    assert shares(strategy, distribute_dataset(strategy, make)) == [
+    assert read_shares(strategy, distribute_dataset(strategy, make)) == [
         [[0, 1], [2, 3]],
         [[4, 5], [6, 7]],
     ]

@@ -136,7 +136,7 @@ def server() -> Iterator[ForkServer]:
         yield running
 
 
-def result(child: Child) -> dict[str, Any]:
+def read_result(child: Child) -> dict[str, Any]:
     """What the program printed."""
     ended = child.wait(90)
     assert ended.code == 0, ended.text[-3000:]
@@ -145,7 +145,7 @@ def result(child: Child) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def fresh(server: ForkServer) -> dict[str, Any]:
-    return result(server.start(run_program, FRESH_PROCESS, f"grpc://{free_hosts(1)[0]}"))
+    return read_result(server.start(run_program, FRESH_PROCESS, f"grpc://{free_hosts(1)[0]}"))
 
 
 def test_virtual_cpus_are_real_replicas(fresh: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ def test_threads_and_eager_functions_are_set_and_changed_again(fresh: dict[str, 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no arenas")
 @pytest.mark.skipif("MALLOC_ARENA_MAX" in os.environ, reason="the environment limits the arenas")
 def test_each_thread_has_a_memory_arena_of_its_own(server: ForkServer, tmp_path: Path) -> None:
-    assert result(server.start(run_program, ARENAS, folder=str(tmp_path)))["arenas"] > 60
+    assert read_result(server.start(run_program, ARENAS, folder=str(tmp_path)))["arenas"] > 60
 
 
 def test_deterministic_ops_refuse_random_numbers_without_a_seed(fresh: dict[str, Any]) -> None:
@@ -201,7 +201,7 @@ def test_a_tpu_that_does_not_answer_is_named_at_once(fresh: dict[str, Any]) -> N
 
 
 def test_the_chief_of_parameter_servers_puts_variables_on_them(server: ForkServer) -> None:
-    placement = result(server.start(run_program, PARAMETER_SERVER, *free_hosts(3)))
+    placement = read_result(server.start(run_program, PARAMETER_SERVER, *free_hosts(3)))
 
     assert placement["strategy"] == "ParameterServerStrategyV2"
     assert "/job:ps/" in placement["device"]

@@ -21,7 +21,7 @@ def float32() -> Iterator[None]:
     keras.config.set_dtype_policy("float32")
 
 
-def _model() -> keras.Model:
+def _build_model() -> keras.Model:
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.5)])
 
 
@@ -30,9 +30,9 @@ def test_a_second_model_has_the_names_and_weights_of_the_first() -> None:
 
     for others in (0, 1, 3):
         for _ in range(others):
-            _model()(np.ones((2, 4)), training=True)
+            _build_model()(np.ones((2, 4)), training=True)
         forget_models(RuntimeConfig(random_seed=3))
-        model = _model()
+        model = _build_model()
         values = [variable.numpy().tolist() for variable in model.variables]
         output = model(np.ones((2, 4)), training=True).numpy().tolist()
         models.append(
@@ -48,7 +48,7 @@ def test_a_second_model_has_the_names_and_weights_of_the_first() -> None:
 
 
 def test_a_model_that_nobody_refers_to_is_gone() -> None:
-    model = weakref.ref(_model())
+    model = weakref.ref(_build_model())
 
     forget_models(RuntimeConfig())
     gc.collect()

@@ -28,18 +28,21 @@ BACK = (
 )
 
 
-def unavailable(message: str) -> tf.errors.OpError:
+def create_unavailable_error(message: str) -> tf.errors.OpError:
     return tf.errors.UnavailableError(None, None, message)
 
 
 @pytest.mark.parametrize(
     ("error", "who"),
     [
-        (unavailable(UNHEALTHY), "worker 1"),
-        (unavailable(CHIEF_GONE), "chief 0"),
-        (unavailable(BROKEN), "worker 2"),
+        (create_unavailable_error(UNHEALTHY), "worker 1"),
+        (create_unavailable_error(CHIEF_GONE), "chief 0"),
+        (create_unavailable_error(BROKEN), "worker 2"),
         (tf.errors.AbortedError(None, None, BACK), "worker 1"),
-        (unavailable("Collective ops is aborted by: cluster check alive failed"), "another worker"),
+        (
+            create_unavailable_error("Collective ops is aborted by: cluster check alive failed"),
+            "another worker",
+        ),
     ],
 )
 def test_the_worker_that_is_gone_is_named(error: tf.errors.OpError, who: str) -> None:
@@ -49,7 +52,7 @@ def test_the_worker_that_is_gone_is_named(error: tf.errors.OpError, who: str) ->
 @pytest.mark.parametrize(
     "error",
     [
-        unavailable("the file system does not answer"),
+        create_unavailable_error("the file system does not answer"),
         tf.errors.InvalidArgumentError(
             None, None, "Collective ops is aborted by: assertion failed"
         ),
@@ -73,7 +76,7 @@ def test_a_lost_worker_is_found_behind_the_errors_that_it_led_to() -> None:
         convert_lost_worker_errors(),
     ):
         try:
-            raise unavailable(UNHEALTHY)
+            raise create_unavailable_error(UNHEALTHY)
         except tf.errors.OpError as error:
             raise StorageError("ckpt-50 was not written") from error
 
@@ -86,7 +89,7 @@ def test_a_requested_stop_stays_a_stop_without_the_other_worker() -> None:
 
     with pytest.raises(PreemptedError) as raised, convert_lost_worker_errors():
         try:
-            raise unavailable(UNHEALTHY)
+            raise create_unavailable_error(UNHEALTHY)
         except tf.errors.OpError as error:
             raise stop from error
 

@@ -22,7 +22,7 @@ from trainer_kit.runtime.replica_values import (
 )
 
 
-def variable_of(strategy: tf.distribute.Strategy, *, trainable: bool = False) -> tf.Variable:
+def create_variable(strategy: tf.distribute.Strategy, *, trainable: bool = False) -> tf.Variable:
     """One that each replica may set to a value of its own, as Keras 3 makes the averages of batch
     normalization.
     """
@@ -35,15 +35,15 @@ def move_apart(variable: tf.Variable, strategy: tf.distribute.Strategy) -> None:
         part.assign([0.1 + number, float("nan")])
 
 
-def as_earlier_versions_saved(state: list[Any]) -> list[Any]:
+def encode_as_earlier_versions(state: list[Any]) -> list[Any]:
     return json.loads(json.dumps(state, default=encode_array))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("form", [list, as_earlier_versions_saved])
+@pytest.mark.parametrize("form", [list, encode_as_earlier_versions])
 def test_each_replica_gets_back_its_own_bits(form: Callable[[list[Any]], list[Any]]) -> None:
     strategy = replicas(2)
-    first = variable_of(strategy)
-    second = variable_of(strategy)
+    first = create_variable(strategy)
+    second = create_variable(strategy)
 
     move_apart(first, strategy)
     values = read_replica_values([first], strategy)
@@ -63,15 +63,15 @@ def test_each_replica_gets_back_its_own_bits(form: Callable[[list[Any]], list[An
 def test_replicas_with_the_same_values_are_alike() -> None:
     strategy = replicas(2)
 
-    assert are_replicas_equal(read_replica_values([variable_of(strategy)], strategy))
+    assert are_replicas_equal(read_replica_values([create_variable(strategy)], strategy))
     assert are_replicas_equal([])
 
 
 def test_values_of_other_replicas_or_variables_change_nothing() -> None:
     strategy = replicas(2)
     alone = tf.distribute.OneDeviceStrategy("CPU:0")
-    first = variable_of(strategy)
-    single = variable_of(alone)
+    first = create_variable(strategy)
+    single = create_variable(alone)
 
     move_apart(first, strategy)
     state = read_replica_values([first], strategy)
@@ -84,17 +84,17 @@ def test_values_of_other_replicas_or_variables_change_nothing() -> None:
 def test_only_what_a_step_may_set_apart_is_own_to_each_replica() -> None:
     strategy = replicas(2)
     alone = tf.distribute.OneDeviceStrategy("CPU:0")
-    weight = variable_of(strategy, trainable=True)
+    weight = create_variable(strategy, trainable=True)
 
-    average = variable_of(strategy)
+    average = create_variable(strategy)
 
     assert [
         variable is average for variable in select_replica_local([weight, average], strategy)
     ] == [True]
-    assert select_replica_local([variable_of(alone)], alone) == []
+    assert select_replica_local([create_variable(alone)], alone) == []
 
 
-@pytest.mark.parametrize("form", [list, as_earlier_versions_saved])
+@pytest.mark.parametrize("form", [list, encode_as_earlier_versions])
 def test_numbers_of_16_bits_come_back_through_json(form: Callable[[list[Any]], list[Any]]) -> None:
     strategy = replicas(2)
     with strategy.scope():

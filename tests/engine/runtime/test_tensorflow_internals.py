@@ -24,11 +24,11 @@ from trainer_kit.runtime import tensorflow_internals as internals
 D = tf.data.Dataset
 
 
-def _without(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
+def _remove_attribute(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
     monkeypatch.delattr(importlib.import_module(module), name)
 
 
-def _drawn(count: int) -> list[float]:
+def _draw_numbers(count: int) -> list[float]:
     return [float(tf.random.uniform([])) for _ in range(count)]
 
 
@@ -63,19 +63,19 @@ def test_without_the_seed_generator_a_warning_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tf.random.set_seed(3)
-    whole = _drawn(2)
+    whole = _draw_numbers(2)
     tf.random.set_seed(3)
     seeds = internals.restart_operation_seeds()
 
     with monkeypatch.context() as patch:
-        _without(patch, "tensorflow.python.eager.context", "global_seed")
+        _remove_attribute(patch, "tensorflow.python.eager.context", "global_seed")
         seeds.__enter__()
 
-    assert _drawn(1) == whole[:1]
+    assert _draw_numbers(1) == whole[:1]
 
     seeds.__exit__(None, None, None)
 
-    assert _drawn(1) == whole[1:]
+    assert _draw_numbers(1) == whole[1:]
     assert "does not expose its seed generator" in caplog.text
 
 
@@ -88,7 +88,7 @@ def _positive(x: Any) -> Any:
     return tf.constant("no")
 
 
-def _in_unconverted_code(function: Any) -> Any:
+def _call_unconverted(function: Any) -> Any:
     def call(x: Any) -> Any:
         return internals.convert_with_autograph(function)(x)
 
@@ -117,7 +117,7 @@ def test_outside_of_autograph_layers_alone_are_converted() -> None:
 def test_without_the_name_the_public_conversion_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf, "__internal__", object())
 
-    assert _in_unconverted_code(_positive)(tf.constant(1)) == b"yes"
+    assert _call_unconverted(_positive)(tf.constant(1)) == b"yes"
 
     model = tf.Module()
     assert internals.convert_with_autograph(model) is model
@@ -228,7 +228,7 @@ DRAWS: dict[str, tuple[Any, float, float]] = {
 }
 
 
-def _drawing(draw: Any, generator: tf.random.Generator) -> Any:
+def _build_drawing_function(draw: Any, generator: tf.random.Generator) -> Any:
     """Returns `draw` as a tf.function whose random operations use the generator."""
 
     @tf.function(autograph=False)
@@ -239,7 +239,7 @@ def _drawing(draw: Any, generator: tf.random.Generator) -> Any:
     return function
 
 
-def _hidden_states(function: Any) -> set[str]:
+def _find_hidden_states(function: Any) -> set[str]:
     graph = function.get_concrete_function().graph.as_graph_def()
     return {
         node.op
@@ -252,7 +252,7 @@ def _hidden_states(function: Any) -> set[str]:
 def test_a_random_operation_draws_from_the_generator(name: str) -> None:
     draw, mean, variance = DRAWS[name]
     generator = tf.random.Generator.from_seed(3)
-    drawing = _drawing(draw, generator)
+    drawing = _build_drawing_function(draw, generator)
     stateful = tf.function(draw)
 
     first = drawing().numpy().astype(np.float64)
@@ -260,7 +260,7 @@ def test_a_random_operation_draws_from_the_generator(name: str) -> None:
     assert first.mean() == pytest.approx(mean, abs=0.03) and first.var() == pytest.approx(
         variance, rel=0.03
     )
-    assert not _hidden_states(drawing) and _hidden_states(stateful)
+    assert not _find_hidden_states(drawing) and _find_hidden_states(stateful)
 
     concrete = drawing.get_concrete_function()
     expected = stateful.get_concrete_function()
@@ -281,7 +281,7 @@ def test_a_random_operation_draws_from_the_generator(name: str) -> None:
 
 def test_operations_with_the_same_seed_draw_the_same_numbers() -> None:
     numbers = tf.range(20)
-    drawing = _drawing(
+    drawing = _build_drawing_function(
         lambda: [tf.random.shuffle(numbers, seed) for seed in (5, 5, None, None)],
         tf.random.Generator.from_seed(3),
     )
@@ -305,11 +305,11 @@ def test_operations_in_branches_and_loops_are_replaced() -> None:
         return tf.stack([branch, loop, dropout(x), before(x)])
 
     generator = tf.random.Generator.from_seed(3)
-    drawing = _drawing(draw, generator)
+    drawing = _build_drawing_function(draw, generator)
 
     first = drawing().numpy()
 
-    assert _hidden_states(drawing) == set()
+    assert _find_hidden_states(drawing) == set()
 
     generator.reset_from_seed(3)
 
@@ -327,7 +327,9 @@ def test_gradients_flow_through_random_operations() -> None:
 
         return tape.gradient(mean, rate), tape.gradient(dropped, kept), dropped
 
-    of_rate, of_kept, dropped = _drawing(gradients, tf.random.Generator.from_seed(3))()
+    of_rate, of_kept, dropped = _build_drawing_function(
+        gradients, tf.random.Generator.from_seed(3)
+    )()
 
     # The mean of a gamma distribution is its rate.
     np.testing.assert_allclose(of_rate, [1.0, 1.0], atol=0.02)
@@ -345,7 +347,7 @@ def test_each_replica_draws_other_numbers() -> None:
             lambda: tf.stack([tf.random.normal([2]), tf.random.normal([2], seed=1)])
         )
 
-    first, second = strategy.experimental_local_results(_drawing(draw, generator)())
+    first, second = strategy.experimental_local_results(_build_drawing_function(draw, generator)())
 
     assert not (first.numpy() == second.numpy()).any()
 
@@ -354,9 +356,11 @@ def test_random_operations_elsewhere_keep_their_state(monkeypatch: pytest.Monkey
     generator = tf.random.Generator.from_seed(3)
     normal = tf.function(lambda: tf.random.normal([2]))
 
-    _drawing(normal, generator)()  # traced here with the generator, and again outside
+    _build_drawing_function(
+        normal, generator
+    )()  # traced here with the generator, and again outside
 
-    assert _hidden_states(normal) == {"RandomStandardNormal"}
+    assert _find_hidden_states(normal) == {"RandomStandardNormal"}
 
     before = generator.state.numpy()
 
@@ -366,14 +370,14 @@ def test_random_operations_elsewhere_keep_their_state(monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(generator.state.numpy(), before)
 
     with replicas(2).scope():
-        across_replicas = _drawing(lambda: tf.random.normal([2]), generator)
-        assert _hidden_states(across_replicas) == {"RandomStandardNormal"}
+        across_replicas = _build_drawing_function(lambda: tf.random.normal([2]), generator)
+        assert _find_hidden_states(across_replicas) == {"RandomStandardNormal"}
 
-    _without(monkeypatch, "tensorflow.python.ops.gen_random_ops", "random_shuffle")
+    _remove_attribute(monkeypatch, "tensorflow.python.ops.gen_random_ops", "random_shuffle")
 
-    assert _hidden_states(_drawing(lambda: tf.random.normal([2]), generator)) == {
-        "RandomStandardNormal"
-    }
+    assert _find_hidden_states(
+        _build_drawing_function(lambda: tf.random.normal([2]), generator)
+    ) == {"RandomStandardNormal"}
 
 
 # ---- summaries

@@ -49,7 +49,7 @@ EMA = {
 }
 
 
-def _config() -> Any:
+def _build_config() -> Any:
     two = {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}
     config = tiny_experiment(
         train_steps=60,
@@ -73,11 +73,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce()
     )
     with strategy.scope():
-        task = TinyTask(_config().task)
+        task = TinyTask(_build_config().task)
     trainer_kit.run_experiment(
-        strategy, task, "train_and_eval", _config(), str(folder), experiment=NAME
+        strategy, task, "train_and_eval", _build_config(), str(folder), experiment=NAME
     )
-    launch(_config(), "continuous_eval", str(folder), eval_name="beside", experiment=NAME)
+    launch(_build_config(), "continuous_eval", str(folder), eval_name="beside", experiment=NAME)
 
     return folder
 
@@ -105,7 +105,7 @@ def test_a_run_that_an_earlier_release_began_with_auto_is_loaded(
     assert read_run_config(tmp_path, modules) == read_run_config(run, modules)
 
 
-def _accuracy(model: Any) -> float:
+def _compute_accuracy(model: Any) -> float:
     points, labels = tiny_arrays(False)
     return float((model(points).numpy().argmax(1) == labels).mean())
 
@@ -115,7 +115,7 @@ def _read_reported_losses(run: Path) -> dict[int, float]:
     return {record["step"]: record["metrics"]["accuracy"] for record in records}
 
 
-def _plain_model() -> Any:
+def _build_plain_model() -> Any:
     layers = [
         keras.layers.Dense(16, "relu"),
         keras.layers.Dropout(0.1),
@@ -134,9 +134,9 @@ def test_plain_tensorflow_has_the_accuracy_that_was_reported(run: Path, place: s
 
     assert os.path.basename(path) == info["checkpoint"]
 
-    model = _plain_model()
+    model = _build_plain_model()
     tf.train.Checkpoint(model=model).read(path).assert_existing_objects_matched()
-    assert _accuracy(model) == pytest.approx(info["metrics"]["accuracy"])
+    assert _compute_accuracy(model) == pytest.approx(info["metrics"]["accuracy"])
 
 
 @pytest.mark.parametrize("which", ["best", "best:two", "latest", 50, "ckpt-60", "path"])
@@ -153,7 +153,7 @@ def test_a_model_is_loaded_as_it_was_evaluated(run: Path, modules: list[str], wh
         run, str(run / str(place)) if which == "path" else which, modules
     )
 
-    assert _accuracy(model) == pytest.approx(_read_reported_losses(run)[step])
+    assert _compute_accuracy(model) == pytest.approx(_read_reported_losses(run)[step])
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
     modules.clear()  # it is registered now
@@ -255,14 +255,16 @@ def test_a_rotated_checkpoint_is_replaced_by_the_newest(
 
     monkeypatch.setattr(load, "CheckpointGraph", remove_before_reading)
 
-    assert trainer_kit.load_weights(_plain_model(), copy).path == str(copy / "ckpt-50")
+    assert trainer_kit.load_weights(_build_plain_model(), copy).path == str(copy / "ckpt-50")
 
 
 def test_averages_are_loaded_unless_the_weights_are_asked_for(run: Path, capsys: Output) -> None:
-    model = _plain_model()
+    model = _build_plain_model()
     loaded = trainer_kit.load_weights(model, run)
 
-    assert loaded.averaged and _accuracy(model) == pytest.approx(_read_reported_losses(run)[60])
+    assert loaded.averaged and _compute_accuracy(model) == pytest.approx(
+        _read_reported_losses(run)[60]
+    )
 
     said = capsys.readouterr().out
     assert said == f"{loaded}\n" and "moving averages" in said and "optimizer (6)" in said
@@ -277,13 +279,13 @@ def test_averages_are_loaded_unless_the_weights_are_asked_for(run: Path, capsys:
 def test_best_weights_of_earlier_versions_are_loaded(run: Path, tmp_path: Path) -> None:
     from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint
 
-    old = _plain_model()
+    old = _build_plain_model()
     _scramble(old)
     path = create_training_checkpoint(global_step=tf.Variable(5, dtype=tf.int64), model=old).write(
         str(tmp_path / "ckpt-5")
     )
     for place in (path, tmp_path):
-        model = _plain_model()
+        model = _build_plain_model()
         # Four and the state of a generator.
         assert trainer_kit.load_weights(model, place).variables == 5
         assert all(
@@ -370,7 +372,7 @@ def test_layers_in_lists_are_loaded_from_our_files_only(tmp_path: Path) -> None:
         trainer_kit.load_weights(Listed(), path)
 
 
-def _misfit(kind: str, folder: Path) -> tuple[Any, str | Path]:
+def _create_misfit(kind: str, folder: Path) -> tuple[Any, str | Path]:
     wide = keras.Sequential(
         [keras.Input((3,)), keras.layers.Dense(7), keras.layers.BatchNormalization()]
     )
@@ -397,7 +399,7 @@ def _misfit(kind: str, folder: Path) -> tuple[Any, str | Path]:
 def test_a_misfit_is_an_error_with_a_table_and_changes_nothing(
     tmp_path: Path, kind: str, told: str
 ) -> None:
-    model, path = _misfit(kind, tmp_path)
+    model, path = _create_misfit(kind, tmp_path)
     before = [variable.numpy() for variable in model.variables]
 
     with pytest.raises(UsageError, match=f"(?s){told}"):

@@ -52,7 +52,7 @@ class Halved(keras.layers.Layer):
         return inputs
 
 
-def _two_inputs() -> keras.Model:
+def _build_two_inputs() -> keras.Model:
     a = keras.Input((2,), name="a")
     b = keras.Input((2,), name="b")
     total = Halved(name="same")(keras.layers.Add(name="total")([a, b]))
@@ -60,7 +60,7 @@ def _two_inputs() -> keras.Model:
 
 
 def test_outputs_are_exposed_tensors_and_layers_of_live_weights() -> None:
-    model = _two_inputs()
+    model = _build_two_inputs()
     predict = tk.get_predictor(model, ["b", "a"], ["total", "halved", "out"])
 
     outputs = predict([[1.0, 2.0]], a=[[3.0, 5.0]])
@@ -153,11 +153,11 @@ def test_runs_and_their_checkpoints_predict_as_their_model(tmp_path: Path) -> No
 )
 def test_unknown_names_are_errors_with_near_names(inputs: Any, outputs: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        tk.get_predictor(_two_inputs(), inputs, outputs)([[1.0, 2.0]], [[1.0, 2.0]])
+        tk.get_predictor(_build_two_inputs(), inputs, outputs)([[1.0, 2.0]], [[1.0, 2.0]])
 
 
 def test_a_call_with_other_inputs_is_an_error() -> None:
-    predict = tk.get_predictor(_two_inputs(), ["a", "b"], ["out"])
+    predict = tk.get_predictor(_build_two_inputs(), ["a", "b"], ["out"])
 
     with pytest.raises(
         UsageError, match=r"takes the inputs \(a, b\); it was called with \(\.\.\., c=\.\.\.\)"

@@ -13,7 +13,7 @@ from trainer_kit.telemetry.flops import FlopsResult, count_flops
 BOTH = pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
 
 
-def mlp(api: Any) -> Any:
+def build_mlp(api: Any) -> Any:
     layers = api.layers
     return api.Sequential([api.Input((64,)), layers.Dense(32, activation="relu"), layers.Dense(10)])
 
@@ -28,13 +28,13 @@ class Einsum(tf.Module):
         return tf.einsum(self.equation, inputs, self.kernel)
 
 
-def convolution(api: Any) -> Any:
+def build_convolution(api: Any) -> Any:
     return api.Sequential(
         [api.Input((10, 10, 3)), api.layers.Conv2D(8, 3, strides=2, padding="same")]
     )
 
 
-def depthwise(api: Any) -> Any:
+def build_depthwise(api: Any) -> Any:
     return api.Sequential([api.Input((8, 8, 3)), api.layers.DepthwiseConv2D(3, use_bias=False)])
 
 
@@ -43,13 +43,13 @@ def depthwise(api: Any) -> Any:
     ("make", "shape", "flops"),
     [
         (
-            mlp,
+            build_mlp,
             (None, 64),
             (2 * 64 * 32 + 32) + (2 * 32 * 10 + 10),
         ),  # the profiler counts the bias and not ReLU
-        (mlp, (256, 64), (2 * 64 * 32 + 32) + (2 * 32 * 10 + 10)),
-        (convolution, (None, 10, 10, 3), 5 * 5 * 8 * (2 * 3 * 3 * 3 + 1)),
-        (depthwise, (None, 8, 8, 3), 6 * 6 * 3 * 2 * 9),
+        (build_mlp, (256, 64), (2 * 64 * 32 + 32) + (2 * 32 * 10 + 10)),
+        (build_convolution, (None, 10, 10, 3), 5 * 5 * 8 * (2 * 3 * 3 * 3 + 1)),
+        (build_depthwise, (None, 8, 8, 3), 6 * 6 * 3 * 2 * 9),
     ],
 )
 def test_flops_of_layers_are_exact(
@@ -159,7 +159,7 @@ def test_what_is_not_counted_is_told() -> None:
     ],
 )
 def test_a_failure_says_why_in_one_plain_line(spec: Any, reason: str) -> None:
-    result = count_flops(mlp(keras), spec)
+    result = count_flops(build_mlp(keras), spec)
 
     assert result.flops is None
     assert reason in result.problem

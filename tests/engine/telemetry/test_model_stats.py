@@ -10,7 +10,7 @@ import tf_keras
 from trainer_kit.telemetry.model_stats import ParameterCount, count_parameters
 
 
-def conv_net(api: Any) -> Any:
+def build_conv_net(api: Any) -> Any:
     """Parameters: 4 * (9 + 1) of the convolution, 4 * 4 of batch normalisation, 10 * (4 * 36 + 1)
     of the last layer.
     """
@@ -32,7 +32,7 @@ class Plain(tf.Module):
 
 @pytest.mark.parametrize("api", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_the_count_is_that_of_keras_compiled_and_frozen(api: Any) -> None:
-    model = conv_net(api)
+    model = build_conv_net(api)
     count = count_parameters(model)
 
     assert count == ParameterCount(trainable=40 + 8 + 1450, non_trainable=8)

@@ -37,7 +37,7 @@ def read_curves(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
     }
 
 
-def event_files(folder: Path) -> list[Path]:
+def list_event_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*tfevents*"))
 
 
@@ -45,7 +45,7 @@ def date_back(folder: Path) -> None:
     """Makes the event files ten seconds older, by their names: a file of the same second would have
     to wait.
     """
-    for file in event_files(folder):
+    for file in list_event_files(folder):
         older = re.sub(r"(?<=tfevents\.)\d+", lambda match: str(int(match[0]) - 10), file.name)
         file.rename(file.with_name(older))
 
@@ -92,7 +92,7 @@ def test_tf_summary_calls_of_the_user_share_the_one_file(tmp_path: Path) -> None
 
     manager.close()
 
-    assert len(event_files(tmp_path)) == 1
+    assert len(list_event_files(tmp_path)) == 1
     assert read_curves(tmp_path) == {
         ".": {"loss": [(1, 1.0), (2, 2.0)], "mine": [(1, 10.0), (2, 20.0)]}
     }
@@ -219,7 +219,7 @@ def test_a_file_in_place_of_a_folder_is_an_error_that_names_it(tmp_path: Path) -
 
 
 @contextlib.contextmanager
-def _full_disk() -> Iterator[None]:
+def _limit_file_size() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
     try:
@@ -242,7 +242,7 @@ def test_a_full_disk_is_a_storage_error_that_names_the_folder(tmp_path: Path, st
         "resume": lambda: manager.resume(0),
     }[step]
 
-    with _full_disk(), pytest.raises(StorageError, match=str(tmp_path / "set")) as error:
+    with _limit_file_size(), pytest.raises(StorageError, match=str(tmp_path / "set")) as error:
         writing()
 
     assert error.value.exit_code == 6
@@ -251,7 +251,7 @@ def test_a_full_disk_is_a_storage_error_that_names_the_folder(tmp_path: Path, st
         scope.__exit__(None, None, None)
 
 
-def session(
+def start_session(
     folder: Path, start: int, end: int, value: float, *, made_up: bool = False
 ) -> tuple[SummaryManager, SummaryManager]:
     """What a start writes from step `start` on: a training report each step, an evaluation every
@@ -275,7 +275,7 @@ def session(
 
 def test_a_run_that_was_resumed_again_and_again_is_one_curve(tmp_path: Path) -> None:
     open_managers = [
-        session(tmp_path, *arguments) for arguments in ((0, 7, 1.0), (4, 9, 2.0), (6, 8, 3.0))
+        start_session(tmp_path, *arguments) for arguments in ((0, 7, 1.0), (4, 9, 2.0), (6, 8, 3.0))
     ]
     train = [*((step, 1.0) for step in range(1, 5)), (5, 2.0), (6, 2.0), (7, 3.0), (8, 3.0)]
 
@@ -286,11 +286,14 @@ def test_a_run_that_was_resumed_again_and_again_is_one_curve(tmp_path: Path) -> 
         "validation": {"acc": validation},
         "validation/set": {"acc": validation},
     }
-    assert len(open_managers) == 3 == len(event_files(tmp_path / "train"))
+    assert len(open_managers) == 3 == len(list_event_files(tmp_path / "train"))
 
 
 def test_a_repeated_evaluation_replaces_the_earlier_one(tmp_path: Path) -> None:
-    open_managers = [session(tmp_path, 0, 4, 1.0), session(tmp_path, 4, 6, 2.0, made_up=True)]
+    open_managers = [
+        start_session(tmp_path, 0, 4, 1.0),
+        start_session(tmp_path, 4, 6, 2.0, made_up=True),
+    ]
     curves = read_curves(tmp_path)
 
     assert (
@@ -303,7 +306,7 @@ def test_a_repeated_evaluation_replaces_the_earlier_one(tmp_path: Path) -> None:
 
 
 def test_a_start_at_step_0_forgets_earlier_events(tmp_path: Path) -> None:
-    open_managers = [session(tmp_path, 0, 4, 1.0), session(tmp_path, 0, 2, 2.0)]
+    open_managers = [start_session(tmp_path, 0, 4, 1.0), start_session(tmp_path, 0, 2, 2.0)]
 
     assert read_curves(tmp_path)["train"]["loss"] == [(1, 2.0), (2, 2.0)]
     assert len(open_managers) == 2
@@ -314,7 +317,7 @@ def test_an_event_that_a_kill_cut_does_not_stop_a_resume(tmp_path: Path) -> None
     for step in (1, 2, 3):
         manager.write_summaries({"loss": 1.0}, step=step)
     manager.close()
-    (file,) = event_files(tmp_path)
+    (file,) = list_event_files(tmp_path)
     file.write_bytes(file.read_bytes()[:-5])
     date_back(tmp_path)
     manager = SummaryManager(str(tmp_path))
@@ -347,7 +350,7 @@ def test_a_rollback_during_a_run_continues_in_the_same_file(tmp_path: Path) -> N
     steps(5, 5, 3.0)
     manager.close()
 
-    assert len(event_files(tmp_path)) == 1
+    assert len(list_event_files(tmp_path)) == 1
     assert read_curves(tmp_path) == {
         ".": {
             "loss": [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 3.0)],

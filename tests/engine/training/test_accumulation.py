@@ -41,7 +41,7 @@ MOMENTUM: dict[str, Any] = {
 }
 
 
-def _trainer(
+def _create_trainer(
     task_type: type[TinyTask] = LinearTask,
     count: int = 1,
     cls: type[Trainer] = Trainer,
@@ -75,7 +75,7 @@ def _train(trainer: Trainer) -> _TrainingResult:
 @pytest.fixture(scope="module")
 def whole() -> _TrainingResult:
     """Whole batches of 32 on one replica."""
-    return _train(_trainer())
+    return _train(_create_trainer())
 
 
 def _assert_equal(trainer: Trainer, whole: _TrainingResult) -> None:
@@ -104,7 +104,7 @@ def two_layers() -> _TrainingResult:
     """Whole batches of 32 on one replica, with two layers and an optimizer that does much for an
     update.
     """
-    return _train(_trainer(TinyTask, optimizer_config=OPTIMIZATION))
+    return _train(_create_trainer(TinyTask, optimizer_config=OPTIMIZATION))
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -116,7 +116,7 @@ def test_4_times_8_examples_train_as_32_do(
         "require_exact_resume": True,
         "optimizer_config": OPTIMIZATION,
     }
-    split = _trainer(TinyTask, count, **options)
+    split = _create_trainer(TinyTask, count, **options)
 
     _assert_equal(split, two_layers)
 
@@ -142,7 +142,9 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_the_loop_splits_batches(form: str, whole: _TrainingResult) -> None:
-    _assert_equal(_trainer(**{"steps_per_loop": 4, "summary_interval": 4, **FORMS[form]}), whole)
+    _assert_equal(
+        _create_trainer(**{"steps_per_loop": 4, "summary_interval": 4, **FORMS[form]}), whole
+    )
 
 
 # The last batch has 6 examples, fewer than 8 micro-batches: 3 for each of two replicas.
@@ -157,7 +159,8 @@ RAGGED: dict[str, Any] = {
 )
 def test_a_ragged_last_batch_counts_each_example_once(options: dict[str, Any]) -> None:
     _assert_equal(
-        _trainer(task=RAGGED, accumulate_steps=8, **options), _train(_trainer(task=RAGGED))
+        _create_trainer(task=RAGGED, accumulate_steps=8, **options),
+        _train(_create_trainer(task=RAGGED)),
     )
 
 
@@ -192,7 +195,7 @@ class _Apply(_Keras):
 def test_own_train_steps_may_call_the_optimizer(
     task_type: type[TinyTask], count: int, whole: _TrainingResult
 ) -> None:
-    _assert_equal(_trainer(task_type, count, accumulate_steps=2), whole)
+    _assert_equal(_create_trainer(task_type, count, accumulate_steps=2), whole)
 
 
 class _TwoOptimizers(LinearTask):
@@ -240,14 +243,16 @@ class _Compiled(LinearTask):
 
 @pytest.mark.parametrize("task_type", [_TwoOptimizers, _Regularized, _Compiled])
 def test_sums_losses_and_metrics_are_those_of_the_batch(task_type: type[TinyTask]) -> None:
-    _assert_equal(_trainer(task_type, accumulate_steps=2), _train(_trainer(task_type)))
+    _assert_equal(
+        _create_trainer(task_type, accumulate_steps=2), _train(_create_trainer(task_type))
+    )
 
 
 def test_float16_scales_and_skips_whole_batches() -> None:
     runtime = {"mixed_precision_dtype": "float16"}
     with precision_scope(RuntimeConfig(**runtime)):
-        split = _trainer(_Overflowing, 2, runtime=runtime, accumulate_steps=2)
-        whole = _trainer(_Overflowing, runtime=runtime)
+        split = _create_trainer(_Overflowing, 2, runtime=runtime, accumulate_steps=2)
+        whole = _create_trainer(_Overflowing, runtime=runtime)
 
     for trainer in (split, whole):
         trainer.train(tf.constant(3))
@@ -285,7 +290,7 @@ class _Normalized(LinearTask):
 
 
 def test_batch_normalization_gets_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    trainer = _trainer(_Normalized, 2, accumulate_steps=2)
+    trainer = _create_trainer(_Normalized, 2, accumulate_steps=2)
     logs = [trainer.train(tf.constant(2)), trainer.train(tf.constant(2))]
 
     assert all(np.isfinite(loop_logs["training_loss"]) for loop_logs in logs)
@@ -325,7 +330,7 @@ class _Alive(LinearTask):
     "options", [{}, {"accumulate_steps": 16}, {"task": {"train_data": RAGGED["train_data"]}}]
 )
 def test_activations_of_one_micro_batch_are_in_memory(options: dict[str, Any]) -> None:
-    trainer = _trainer(_Alive, **{"accumulate_steps": 8, **options})
+    trainer = _create_trainer(_Alive, **{"accumulate_steps": 8, **options})
 
     trainer.train(tf.constant(3))
 
@@ -333,7 +338,7 @@ def test_activations_of_one_micro_batch_are_in_memory(options: dict[str, Any]) -
 
 
 def test_sums_of_an_interrupted_step_do_not_count(whole: _TrainingResult) -> None:
-    split = _trainer(accumulate_steps=4, fuse_steps=2)
+    split = _create_trainer(accumulate_steps=4, fuse_steps=2)
 
     split.train(tf.constant(STEPS // 2))
 
@@ -350,7 +355,7 @@ def test_sums_of_an_interrupted_step_do_not_count(whole: _TrainingResult) -> Non
 def test_gradients_of_a_diverged_step_are_those_of_the_batch() -> None:
     split, whole = (
         compute_gradient_norms(trainer, trainer.next_batch())
-        for trainer in (_trainer(accumulate_steps=2), _trainer())
+        for trainer in (_create_trainer(accumulate_steps=2), _create_trainer())
     )
 
     assert split == pytest.approx(whole, abs=1e-6) and len(split) == 2
@@ -395,12 +400,12 @@ class _WrappedStep(Trainer):
 
 
 def test_a_trainers_own_step_has_to_call_ours() -> None:
-    _trainer(cls=_WrappedStep, accumulate_steps=2).train(tf.constant(1))
+    _create_trainer(cls=_WrappedStep, accumulate_steps=2).train(tf.constant(1))
 
     with pytest.raises(
         UsageError, match=r"_OwnStep\.train_step does not call super\(\)\.train_step"
     ):
-        _trainer(cls=_OwnStep, accumulate_steps=2).train(tf.constant(1))
+        _create_trainer(cls=_OwnStep, accumulate_steps=2).train(tf.constant(1))
 
 
 class _OwnOptimizer(LinearTask):
@@ -420,7 +425,7 @@ def test_a_step_that_applies_no_gradients_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"_OwnOptimizer\.train_step applied no gradients through the optimizer"
     ):
-        _trainer(_OwnOptimizer, accumulate_steps=2).train(tf.constant(1))
+        _create_trainer(_OwnOptimizer, accumulate_steps=2).train(tf.constant(1))
 
 
 class _ReplacingTrainer(Trainer):
@@ -435,7 +440,7 @@ class _ReplacingTrainer(Trainer):
 
 def test_a_replaced_optimizer_is_the_one_that_updates() -> None:
     optimizer = keras.optimizers.SGD(0.1)
-    trainer = _trainer(cls=_ReplacingTrainer, accumulate_steps=2)
+    trainer = _create_trainer(cls=_ReplacingTrainer, accumulate_steps=2)
     trainer.train(tf.constant(1))
     optimizer.build(trainer.model.trainable_variables)
 
@@ -459,7 +464,7 @@ class _OutOfMemory(LinearTask):
 
 def test_a_step_without_memory_names_the_number_to_try_next() -> None:
     with pytest.raises(tf.errors.ResourceExhaustedError) as raised:
-        _trainer(_OutOfMemory, accumulate_steps=4).train(tf.constant(1))
+        _create_trainer(_OutOfMemory, accumulate_steps=4).train(tf.constant(1))
 
     assert raised.value.__notes__[0].startswith(
         "try trainer.accumulate_steps=8, which trains on a batch in so many"

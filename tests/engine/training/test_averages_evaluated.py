@@ -37,7 +37,7 @@ MOMENTUM = {
 }
 
 
-def _config(ema: dict[str, Any] | None, **trainer: Any) -> Any:
+def _build_config(ema: dict[str, Any] | None, **trainer: Any) -> Any:
     return linear_experiment(optimizer_config={**MOMENTUM, "ema": ema}, **trainer).replace(
         task={"dropout": 0.1}
     )
@@ -78,7 +78,7 @@ class _Counting(LinearTask):
 
 
 def _train(ema: dict[str, Any], task_type: type[LinearTask] = LinearTask, steps: int = 12) -> Any:
-    config = _config(ema)
+    config = _build_config(ema)
     keras.utils.set_random_seed(3)
     task = task_type(config.task)
     trainer = Trainer(
@@ -151,7 +151,7 @@ def test_further_evaluations_leave_task_and_randomness_alone() -> None:
 
 
 def _run_config(steps: int = 40) -> Any:
-    config = _config(
+    config = _build_config(
         EMA,
         train_steps=steps,
         max_to_keep=9,
@@ -203,7 +203,7 @@ def _load_model(path: str) -> Any:
     return model
 
 
-def _value(model: Any, metric: str) -> float:
+def _compute_loss(model: Any, metric: str) -> float:
     points, labels = tiny_arrays(False)
     outputs = model(points)
     if metric == "accuracy":
@@ -219,7 +219,7 @@ def test_best_checkpoints_hold_the_weights_of_their_metric(run: Path, place: str
     info = read_json(run / place / "info.json")
     model = _load_model(str(run / place / info["checkpoint"]))
 
-    assert _value(model, info["metric"].rpartition("|")[2]) == pytest.approx(
+    assert _compute_loss(model, info["metric"].rpartition("|")[2]) == pytest.approx(
         info["value"], rel=1e-5
     )
 
@@ -242,7 +242,7 @@ def test_reports_say_which_weights_a_metric_is_of(run: Path) -> None:
     assert list((run / "validation/rare/weights").glob("events*"))
 
 
-def _variables(prefix: Path) -> dict[str, bytes]:
+def _read_variables(prefix: Path) -> dict[str, bytes]:
     reader = tf.train.load_checkpoint(str(prefix))
     names = [name for name in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in name]
     return {
@@ -260,12 +260,12 @@ def test_a_resumed_run_has_the_bits_of_one_never_stopped(
 
     assert compare_runs(run, tmp_path) == []
 
-    whole = _variables(run / "ckpt-40")
+    whole = _read_variables(run / "ckpt-40")
     assert any(name.startswith("more_averages/fast/") for name in whole)
-    assert whole == _variables(tmp_path / "ckpt-40")
+    assert whole == _read_variables(tmp_path / "ckpt-40")
 
     for name in ("ckpt-40", "fast/ckpt-30", "fast/ckpt-40"):
-        assert _variables(run / "ema_checkpoints" / name) == _variables(
+        assert _read_variables(run / "ema_checkpoints" / name) == _read_variables(
             tmp_path / "ema_checkpoints" / name
         )
 
@@ -302,7 +302,9 @@ def test_a_model_is_loaded_with_the_weights_asked_for(run: Path) -> None:
         ("fast", logs["fast"]),
     ):
         model = trainer_kit.load_model(run, "latest", weights=weights)
-        assert _value(model, "validation_loss") == pytest.approx(loss["validation_loss"], rel=1e-5)
+        assert _compute_loss(model, "validation_loss") == pytest.approx(
+            loss["validation_loss"], rel=1e-5
+        )
 
     with pytest.raises(
         UsageError, match="keeps no average 'fats' of the weights; did you mean fast"
@@ -323,13 +325,13 @@ def test_averages_that_are_lost_or_a_kill_prevented_are_written(
     _launch(_run_config(), again, trainer=ready.again(again))
 
     for name in ("ckpt-40", "fast/ckpt-40"):
-        assert _variables(run / "ema_checkpoints" / name) == _variables(
+        assert _read_variables(run / "ema_checkpoints" / name) == _read_variables(
             again / "ema_checkpoints" / name
         )
 
 
 def test_a_metric_of_weights_that_are_not_evaluated_is_refused(tmp_path: Path) -> None:
-    config = _config(
+    config = _build_config(
         {**EMA, "evaluate": ("average",)}, best_checkpoint_eval_metric="weights|accuracy"
     )
 
@@ -347,13 +349,17 @@ def test_a_metric_of_weights_that_are_not_evaluated_is_refused(tmp_path: Path) -
 def test_checkpoints_of_an_unknown_average_are_refused(
     ema: Any, average: str, message: str, tmp_path: Path
 ) -> None:
-    config = _config(ema, callbacks=({"name": "ema_checkpoints", "args": {"average": average}},))
+    config = _build_config(
+        ema, callbacks=({"name": "ema_checkpoints", "args": {"average": average}},)
+    )
     with pytest.raises(UsageError, match=message):
         _launch(config, tmp_path)
 
 
 def test_a_run_without_evaluations_saves_averages_too(tmp_path: Path) -> None:
-    config = _config(EMA, callbacks=({"name": "ema_checkpoints", "args": {"max_to_keep": 5}},))
+    config = _build_config(
+        EMA, callbacks=({"name": "ema_checkpoints", "args": {"max_to_keep": 5}},)
+    )
 
     _launch(config, tmp_path, "train")
 
@@ -363,14 +369,14 @@ def test_a_run_without_evaluations_saves_averages_too(tmp_path: Path) -> None:
 def test_an_average_that_is_added_begins_at_the_weights(tmp_path: Path) -> None:
     before = {"average_decay": 0.9, "dynamic_decay": False}
 
-    _launch(_config(before, train_steps=10), tmp_path, "train")
+    _launch(_build_config(before, train_steps=10), tmp_path, "train")
 
-    assert not any("more_averages" in name for name in _variables(tmp_path / "ckpt-10"))
+    assert not any("more_averages" in name for name in _read_variables(tmp_path / "ckpt-10"))
 
-    config = _config({**before, "more_decays": {"fast": 1.0}}, train_steps=20)
+    config = _build_config({**before, "more_decays": {"fast": 1.0}}, train_steps=20)
     path = "trainer.optimizer_config.ema.more_decays"
     launch(config, "train", str(tmp_path), allow_config_change=[path])
-    saved = {step: _variables(tmp_path / f"ckpt-{step}") for step in (10, 20)}
+    saved = {step: _read_variables(tmp_path / f"ckpt-{step}") for step in (10, 20)}
     section = "more_averages/fast/"
 
     begun = {

@@ -47,7 +47,9 @@ class CompiledTask(tk.Task):
         return dataset.repeat() if params.is_training else dataset
 
 
-def reports(folder: Path, *, weights: bool = False, **options: Any) -> list[dict[str, float]]:
+def train_and_read_reports(
+    folder: Path, *, weights: bool = False, **options: Any
+) -> list[dict[str, float]]:
     """Trains two loops with a rate of 0, evaluates after each, and returns all reported metrics."""
     data = {"global_batch_size": 10, "drop_remainder": False}
     constant = {"type": "constant", "constant": {"learning_rate": 0.0}}
@@ -70,7 +72,7 @@ def reports(folder: Path, *, weights: bool = False, **options: Any) -> list[dict
     return [line["metrics"] for line in lines if line["kind"] in ("train", "validation")]
 
 
-def keras_numbers(**weights: Any) -> tuple[float, float]:
+def compute_with_keras(**weights: Any) -> tuple[float, float]:
     """Returns the loss and the true positives of `Model.evaluate`."""
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")]
@@ -84,8 +86,10 @@ def keras_numbers(**weights: Any) -> tuple[float, float]:
     ("fuse_steps", "weights"), [(1, None), (2, WEIGHTS)], ids=["", "fused, with weights"]
 )
 def test_each_loop_has_the_numbers_of_keras(fuse_steps: int, weights: Any, tmp_path: Path) -> None:
-    loss, hits = keras_numbers(sample_weight=weights)
-    step_reports = reports(tmp_path, weights=weights is not None, fuse_steps=fuse_steps)
+    loss, hits = compute_with_keras(sample_weight=weights)
+    step_reports = train_and_read_reports(
+        tmp_path, weights=weights is not None, fuse_steps=fuse_steps
+    )
 
     assert [step_report["hits"] for step_report in step_reports] == [hits] * 4
     assert [

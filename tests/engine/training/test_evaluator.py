@@ -65,7 +65,7 @@ class _Watched(Trainer):
         return logs
 
 
-def _trainer(
+def _create_trainer(
     cls: type[Trainer] = Trainer,
     task_type: type[LinearTask] = LinearTask,
     exporter: BestWeightsExporter | None = None,
@@ -81,7 +81,7 @@ def _trainer(
 
 
 def test_average_is_in_place_from_eval_begin_to_eval_end() -> None:
-    trainer = _trainer(_Watched)
+    trainer = _create_trainer(_Watched)
     weights = _read_values(trainer)
     trainer.evaluate(2)
     average = trainer.notes[1][1]
@@ -104,7 +104,7 @@ def test_average_is_in_place_from_eval_begin_to_eval_end() -> None:
 
 
 def test_failed_evaluation_restores_the_weights() -> None:
-    trainer = _trainer(_Watched)
+    trainer = _create_trainer(_Watched)
     weights = _read_values(trainer)
     logs = trainer.evaluate(-1)
 
@@ -121,7 +121,7 @@ def test_failed_evaluation_restores_the_weights() -> None:
 def test_concurrent_end_averaging_restores_the_weights_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trainer = _trainer()
+    trainer = _create_trainer()
     swap = MovingAverage.swap
     weights = _read_values(trainer)
     swaps = []
@@ -153,7 +153,7 @@ class _Interrupted(BestWeightsExporter):
 
 def test_average_is_exported_while_a_thread_ends_averaging(tmp_path: Path) -> None:
     best = _Interrupted(str(tmp_path), "validation_loss")
-    trainer = best.trainer = _trainer(_Watched, exporter=best)
+    trainer = best.trainer = _create_trainer(_Watched, exporter=best)
 
     trainer.evaluate(-1)
     trainer.state.weights_checkpoint.read(str(tmp_path / "ckpt-0"))
@@ -162,7 +162,9 @@ def test_average_is_exported_while_a_thread_ends_averaging(tmp_path: Path) -> No
 
 
 def test_nothing_is_exported_as_best_once_a_stop_was_asked_for(tmp_path: Path) -> None:
-    trainer = _trainer(_Watched, exporter=BestWeightsExporter(str(tmp_path), "validation_loss"))
+    trainer = _create_trainer(
+        _Watched, exporter=BestWeightsExporter(str(tmp_path), "validation_loss")
+    )
     first = trainer.evaluate(-1)["validation_loss"]
     trainer.initialize()  # the average is now what the weights are
     trainer.global_step.assign(5)
@@ -189,7 +191,7 @@ class _PartsTask(LinearTask):
 
 
 def test_names_of_scalar_metrics_are_known_before_evaluation() -> None:
-    trainer = _trainer(task_type=_PartsTask)
+    trainer = _create_trainer(task_type=_PartsTask)
     names = trainer.validation_metric_names()
 
     assert sorted(names) == sorted(flatten_scalars(trainer.evaluate(-1), "|"))
@@ -216,7 +218,9 @@ class _CountedByName(_ByName):
         return {"batches": aggregated_logs, "set": {"name_length": len(self.validation_set)}}
 
 
-def _of_sets(task_type: type[LinearTask], *names: str, count: int = 1, **trainer: Any) -> Any:
+def _create_with_sets(
+    task_type: type[LinearTask], *names: str, count: int = 1, **trainer: Any
+) -> Any:
     config = linear_experiment(
         best_checkpoint_eval_metric="dev|validation_loss", best_checkpoint_metric_comp="lower"
     )
@@ -229,14 +233,16 @@ def _of_sets(task_type: type[LinearTask], *names: str, count: int = 1, **trainer
 @pytest.fixture(scope="module")
 def loss_alone() -> Any:
     """The loss of the set "dev" where it is the only one."""
-    return _of_sets(LinearTask, "dev").evaluate(tf.constant(-1))["dev"]["validation_loss"]
+    return _create_with_sets(LinearTask, "dev").evaluate(tf.constant(-1))["dev"]["validation_loss"]
 
 
 @pytest.mark.parametrize("task_type", [_ByName, _CountedByName])
 def test_each_validation_set_has_its_loss_steps_and_logs(
     task_type: type[LinearTask], loss_alone: Any
 ) -> None:
-    trainer = _of_sets(task_type, "dev", "zero", "part", validation_sets={"part": {"steps": 2}})
+    trainer = _create_with_sets(
+        task_type, "dev", "zero", "part", validation_sets={"part": {"steps": 2}}
+    )
     logs = trainer.evaluate(tf.constant(-1))
 
     assert list(logs) == ["dev", "zero", "part"]
@@ -258,7 +264,7 @@ def test_each_validation_set_has_its_loss_steps_and_logs(
 
 
 def test_best_of_a_set_is_kept_only_when_it_is_evaluated(tmp_path: Path) -> None:
-    trainer = _of_sets(LinearTask, "dev", "test")
+    trainer = _create_with_sets(LinearTask, "dev", "test")
     trainer._checkpoint_exporter = BestWeightsExporter(
         str(tmp_path), "dev|validation_loss", "lower"
     )
@@ -293,17 +299,17 @@ class _Repeated(LinearTask):
 @pytest.mark.parametrize("count", [1, 2])
 def test_evaluating_all_of_an_endless_set_is_refused(count: int) -> None:
     names = ("short", "long", "unknown")
-    trainer = _of_sets(_Repeated, *names, count=count)
-    several = _of_sets(
+    trainer = _create_with_sets(_Repeated, *names, count=count)
+    several = _create_with_sets(
         _Repeated,
         *names,
         count=count,
         validation_sets={"long": {"steps": 2}, "unknown": {"steps": 1}},
     )
-    own = _of_sets(
+    own = _create_with_sets(
         _Repeated, *names, count=count, validation_steps=2, validation_sets={"long": {"steps": -1}}
     )
-    some = _of_sets(_Repeated, *names, count=count, validation_steps=2)
+    some = _create_with_sets(_Repeated, *names, count=count, validation_steps=2)
     message = "validation_data.long never ends, but trainer.{}=-1 evaluates all"
 
     with pytest.raises(DataError, match=message.format("validation_steps")):
@@ -441,7 +447,7 @@ class _NormalizedTaskOfKeras2(LinearTask):
         return tf_keras.Sequential([normalization, layers.Dense(CLASSES)])
 
 
-def _on_all_replicas(trainer: Any) -> list[bytes]:
+def _read_all_replicas(trainer: Any) -> list[bytes]:
     variables = trainer.model.variables
     return [
         value.tobytes()
@@ -464,13 +470,13 @@ def test_replicas_evaluate_what_the_checkpoint_holds(
     trainer = seeded_trainer(linear_experiment(optimizer_config={**SGD, "ema": ema}), task_type, 2)
 
     trainer.train(tf.constant(5))
-    own_values = _on_all_replicas(trainer)
+    own_values = _read_all_replicas(trainer)
 
     assert len(set(own_values)) > len(trainer.model.variables)  # the replicas differ
 
     logs = trainer.evaluate(-1)
 
-    assert _on_all_replicas(trainer) == own_values
+    assert _read_all_replicas(trainer) == own_values
 
     trainer.write_weights(str(tmp_path / "weights"))
     plain_model = task_type(LinearConfig()).build_model()

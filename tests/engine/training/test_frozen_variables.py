@@ -43,24 +43,24 @@ def new_names() -> None:
     keras.utils.clear_session()
 
 
-def _trainer(count: int = 1, **trainer: Any) -> Trainer:
+def _create_trainer(count: int = 1, **trainer: Any) -> Trainer:
     config = tiny_experiment(**{"optimizer_config": ADAMW, "freeze": BODY, **trainer})
     config = config.replace(task={"train_data": {"global_batch_size": 16}})
     return seeded_trainer(config, Normalized, count, evaluate=False)
 
 
-def _equal(before: Any, after: Any, which: slice) -> list[bool]:
+def _are_equal(before: Any, after: Any, which: slice) -> list[bool]:
     return [np.array_equal(a, b) for a, b in zip(before[which], after[which], strict=True)]
 
 
 def test_frozen_weights_keep_their_bits_and_have_no_slots() -> None:
-    trainer = _trainer(2, optimizer_config={**ADAMW, "ema": {}})
+    trainer = _create_trainer(2, optimizer_config={**ADAMW, "ema": {}})
     before = trainer.model.get_weights()
 
     trainer.train(tf.constant(20))
     after = trainer.model.get_weights()
 
-    assert all(_equal(before, after, FROZEN)) and not any(_equal(before, after, TRAINED))
+    assert all(_are_equal(before, after, FROZEN)) and not any(_are_equal(before, after, TRAINED))
 
     kept = ["sequential/dense_1/kernel", "sequential/dense_1/bias"]
     items = trainer.state.checkpoint
@@ -73,17 +73,17 @@ def test_frozen_weights_keep_their_bits_and_have_no_slots() -> None:
 
 def test_without_freeze_the_names_of_slots_are_the_same() -> None:
     some, all_of_them = (
-        _trainer(freeze=freeze).state.checkpoint.optimizer for freeze in (BODY, ())
+        _create_trainer(freeze=freeze).state.checkpoint.optimizer for freeze in (BODY, ())
     )
 
     assert set(some) < set(all_of_them)
 
 
 def test_a_part_of_a_layer_is_frozen_alone() -> None:
-    trainer = _trainer(freeze=("kernel", "gamma"))
+    trainer = _create_trainer(freeze=("kernel", "gamma"))
     before = trainer.model.get_weights()
     trainer.train(tf.constant(5))
-    kept = _equal(before, trainer.model.get_weights(), slice(None))
+    kept = _are_equal(before, trainer.model.get_weights(), slice(None))
 
     frozen = [
         variable.name for variable, same in zip(trainer.model.weights, kept, strict=True) if same
@@ -98,19 +98,19 @@ def test_named_optimizers_share_what_is_left() -> None:
         "head": {**ADAMW, "variables": ("/dense_1/kernel",)},
         "rest": {**sgd, "variables": (".",), "ema": {}},
     }
-    trainer = _trainer(optimizer_config={}, optimizers=several)
+    trainer = _create_trainer(optimizer_config={}, optimizers=several)
     before = trainer.model.get_weights()
 
     trainer.train(tf.constant(5))
     after = trainer.model.get_weights()
 
-    assert all(_equal(before, after, FROZEN)) and not any(_equal(before, after, TRAINED))
+    assert all(_are_equal(before, after, FROZEN)) and not any(_are_equal(before, after, TRAINED))
     assert sorted(trainer.state.checkpoint.average) == ["sequential/dense_1/bias"]
 
     with pytest.raises(
         UsageError, match=r"no variable matches /dense/.*not trainable: see trainer.freeze"
     ):
-        _trainer(
+        _create_trainer(
             optimizer_config={}, optimizers={**several, "none": {**sgd, "variables": ("/dense/",)}}
         )
 
@@ -133,7 +133,7 @@ def test_patterns_that_match_nothing_or_all_are_errors(
     patterns: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        _trainer(freeze=patterns)
+        _create_trainer(freeze=patterns)
 
 
 def test_of_keras_two_whole_layers_are_frozen() -> None:
@@ -185,12 +185,12 @@ def test_a_resume_with_another_freeze_says_what_it_means(tmp_path: Path) -> None
 
 def test_averages_of_variables_trained_again_begin_at_them(tmp_path: Path) -> None:
     averaged = {**ADAMW, "ema": {"more_decays": {"fast": 0.5}}}
-    old = _trainer(optimizer_config=averaged)
+    old = _create_trainer(optimizer_config=averaged)
     # Not those that the next one begins with.
     old.model.set_weights([value + 1 for value in old.model.get_weights()])
     old.train(tf.constant(5))
     path = old.checkpoint.write(str(tmp_path / "ckpt-5"))
-    new = _trainer(optimizer_config=averaged, freeze=())
+    new = _create_trainer(optimizer_config=averaged, freeze=())
     restore(new.checkpoint, path, strict=True, allow_partial=True)
     new.after_restore(path)
     state = new.state.checkpoint

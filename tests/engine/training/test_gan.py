@@ -44,7 +44,7 @@ class Points(tk.GanTask):
         return keras.Sequential([keras.Input((inputs,)), *layers], name=name)
 
 
-def _trainer(
+def _create_trainer(
     task: Mapping[str, Any] | None = None,
     generator: Mapping[str, Any] | None = None,
     discriminator: Mapping[str, Any] | None = None,
@@ -68,7 +68,7 @@ def _trainer(
     return seeded_trainer(config, task_type, count)
 
 
-def _values(net: keras.Model) -> list[np.ndarray]:
+def _read_values(net: keras.Model) -> list[np.ndarray]:
     return [variable.numpy() for variable in net.variables if "seed" not in variable.path]
 
 
@@ -81,16 +81,16 @@ def _have_changed(before: list[np.ndarray], now: list[np.ndarray]) -> bool:
     [("in_turns", "generator", 1), ("in_turns", "discriminator", 2), ("joint", "generator", 2)],
 )
 def test_each_net_is_updated_in_its_own_period(updates: str, waiting: str, count: int) -> None:
-    trainer = _trainer({"updates": updates}, count=count, **{waiting: {"period": 5}})
+    trainer = _create_trainer({"updates": updates}, count=count, **{waiting: {"period": 5}})
     nets = {name: getattr(trainer.model, name) for name in ("generator", "discriminator")}
-    before = {name: _values(net) for name, net in nets.items()}
+    before = {name: _read_values(net) for name, net in nets.items()}
     weights = [variable.numpy() for variable in nets[waiting].trainable_variables]
 
     trainer.train(tf.constant(4))
 
     if updates == "in_turns":  # together, both nets see the batches, which their averages count
         assert {
-            name for name, net in nets.items() if _have_changed(before[name], _values(net))
+            name for name, net in nets.items() if _have_changed(before[name], _read_values(net))
         } == {*nets} - {waiting}
 
     assert not _have_changed(
@@ -118,13 +118,13 @@ def test_each_net_is_updated_in_its_own_period(updates: str, waiting: str, count
 @pytest.fixture(scope="module")
 def one_step() -> Trainer:
     """A trainer after a step in turns."""
-    trainer = _trainer()
+    trainer = _create_trainer()
     trainer.train(tf.constant(1))
     return trainer
 
 
 def test_a_step_in_turns_is_two_steps_by_hand(one_step: Trainer) -> None:
-    hand = _trainer()
+    hand = _create_trainer()
     real = next(iter(hand.data.iterator()))
     model = hand.model
     optimizers = {name: keras.optimizers.SGD(0.1) for name in ("generator", "discriminator")}
@@ -152,12 +152,12 @@ def test_a_step_in_turns_is_two_steps_by_hand(one_step: Trainer) -> None:
 
     for net in ("generator", "discriminator"):
         assert_all_close(
-            _values(getattr(one_step.model, net)), _values(getattr(model, net)), atol=1e-6
+            _read_values(getattr(one_step.model, net)), _read_values(getattr(model, net)), atol=1e-6
         )
 
 
 def test_replicas_generate_from_different_latents() -> None:
-    trainer = _trainer(count=2)
+    trainer = _create_trainer(count=2)
     strategy = replicas(2)
     draw = tf.function(lambda: strategy.run(lambda: trainer.model.latents(8)))
 
@@ -170,14 +170,14 @@ def test_replicas_generate_from_different_latents() -> None:
 @pytest.mark.parametrize("runtime", [{"mixed_precision_dtype": "float16"}, {"enable_xla": True}])
 def test_both_nets_train_in_float16_and_compiled_by_xla(runtime: dict[str, Any]) -> None:
     with precision_scope(RuntimeConfig(**runtime)):
-        trainer = _trainer(runtime=runtime)
+        trainer = _create_trainer(runtime=runtime)
     nets = (trainer.model.generator, trainer.model.discriminator)
-    before = [_values(net) for net in nets]
+    before = [_read_values(net) for net in nets]
 
     logs = trainer.train(tf.constant(4))
 
     assert all(
-        _have_changed(values, _values(net)) for values, net in zip(before, nets, strict=True)
+        _have_changed(values, _read_values(net)) for values, net in zip(before, nets, strict=True)
     )
     assert np.isfinite(float(logs["training_loss"]))
 
@@ -195,7 +195,7 @@ def test_both_nets_train_in_float16_and_compiled_by_xla(runtime: dict[str, Any])
 )
 def test_both_optimizers_are_needed_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        _trainer(**options)
+        _create_trainer(**options)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_the_penalty_is_half_its_weight_times_the_square() -> None:
         def build_discriminator(self) -> keras.Model:
             return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 
-    trainer = _trainer({"r1_penalty": 4.0}, task_type=Linear)
+    trainer = _create_trainer({"r1_penalty": 4.0}, task_type=Linear)
     kernel = trainer.model.discriminator.layers[0].kernel
 
     kernel.assign([[3.0], [4.0]])
@@ -240,7 +240,7 @@ def test_evaluations_report_losses_and_metrics_of_samples() -> None:
         def build_metrics(self, training: bool = True) -> list[Any]:
             return [keras.metrics.MeanAbsoluteError("apart")]
 
-    trainer = _trainer(task_type=Measured)
+    trainer = _create_trainer(task_type=Measured)
 
     logs = trainer.evaluate(tf.constant(-1))
 
@@ -250,18 +250,18 @@ def test_evaluations_report_losses_and_metrics_of_samples() -> None:
 
 
 def test_micro_batches_need_joint_updates() -> None:
-    joint = _trainer({"updates": "joint"}, accumulate_steps=2)
+    joint = _create_trainer({"updates": "joint"}, accumulate_steps=2)
 
     joint.train(tf.constant(1))
 
     assert [int(optimizer.iterations.numpy()) for optimizer in joint.optimizer.values()] == [1, 1]
 
     with pytest.raises(ConfigError, match=r"trainer\.accumulate_steps.*set task\.updates=joint"):
-        _trainer(accumulate_steps=2)
+        _create_trainer(accumulate_steps=2)
 
 
 def test_a_penalty_leaves_the_averages_as_they_are(one_step: Trainer) -> None:
-    penalised = _trainer({"r1_penalty": 1e-9})
+    penalised = _create_trainer({"r1_penalty": 1e-9})
 
     penalised.train(tf.constant(1))
     means = [

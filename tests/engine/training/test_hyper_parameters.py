@@ -44,7 +44,7 @@ class OwnOptimizer(LinearTask):
         return Decaying()
 
 
-def _trainer(task: type[LinearTask] = LinearTask, **trainer: Any) -> Trainer:
+def _create_trainer(task: type[LinearTask] = LinearTask, **trainer: Any) -> Trainer:
     config = linear_experiment(**{"optimizer_config": ADAM, **trainer})
     return seeded_trainer(config, task)
 
@@ -78,7 +78,7 @@ SEVERAL: dict[str, Any] = {
 def test_names_are_of_the_optimizers_and_the_task(
     options: Mapping[str, Any], names: list[str]
 ) -> None:
-    trainer = _trainer(**options)
+    trainer = _create_trainer(**options)
 
     assert trainer.hyper_parameters.names == names
     assert trainer.hyper_parameters.factors == []  # what no run uses is not in its training step
@@ -113,7 +113,7 @@ def test_names_are_of_the_optimizers_and_the_task(
 def test_what_cannot_be_changed_is_refused(
     rate: Mapping[str, Any], name: str, message: str
 ) -> None:
-    trainer = _trainer(optimizer_config={**ADAM, "learning_rate": rate})
+    trainer = _create_trainer(optimizer_config={**ADAM, "learning_rate": rate})
     with pytest.raises(UsageError, match=message):
         trainer.hyper_parameters.change(name, 0.1, 0, "a test")
 
@@ -126,4 +126,4 @@ def test_a_task_has_to_offer_variables() -> None:
     with pytest.raises(
         UsageError, match=r"Plain\.hyper_parameters: loss_weight is 0\.5; return scalar variables"
     ):
-        _trainer(Plain).hyper_parameters.variable("loss_weight")
+        _create_trainer(Plain).hyper_parameters.variable("loss_weight")

@@ -19,7 +19,7 @@ class _OtherMetrics(TinyTask):
         return [keras.metrics.MeanSquaredError(), *super().build_metrics(training)]
 
 
-def _trainer(task_type: type[TinyTask] = TinyTask) -> Any:
+def _create_trainer(task_type: type[TinyTask] = TinyTask) -> Any:
     config = tiny_experiment()
     trainer = create_trainer(config, task_type(config.task), train=True, evaluate=False)
     trainer.initialize()
@@ -28,7 +28,7 @@ def _trainer(task_type: type[TinyTask] = TinyTask) -> Any:
 
 @pytest.fixture(scope="module")
 def trained_trainer() -> Any:
-    trainer = _trainer()
+    trainer = _create_trainer()
     trainer.train(tf.constant(3))
     return trainer
 
@@ -40,7 +40,7 @@ def _resume(
     trained_trainer.should_continue_metrics = interrupted
     trained_trainer.before_save(str(folder / "ckpt"))
     path = trained_trainer.checkpoint.write(str(folder / "ckpt"))
-    trainer = _trainer(task_type)
+    trainer = _create_trainer(task_type)
     trainer.should_continue_metrics = not interrupted
     trainer.checkpoint.read(path)
     trainer.after_restore(path)

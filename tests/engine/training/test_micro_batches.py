@@ -73,7 +73,7 @@ def test_a_known_size_gives_parts_of_one_static_shape() -> None:
     assert _run(4, 10, static=False).static == [None]
 
 
-def _totals(n: int, parts: int, in_xla: bool) -> Any:
+def _count_totals(n: int, parts: int, in_xla: bool) -> Any:
     total = tf.Variable(0.0)
     calls = tf.Variable(0)
 
@@ -90,7 +90,7 @@ def _totals(n: int, parts: int, in_xla: bool) -> Any:
 
 @pytest.mark.parametrize("n", [2, 4, 9])
 def test_xla_compiles_parts_of_a_batch_of_unknown_size(n: int) -> None:
-    assert _totals(n, 4, in_xla=True) == (pytest.approx((n - 1) / 2), n)
+    assert _count_totals(n, 4, in_xla=True) == (pytest.approx((n - 1) / 2), n)
 
 
 def test_nested_features_are_split_and_scalars_passed_on() -> None:
@@ -136,7 +136,7 @@ def test_replicas_take_the_same_number_of_parts(sizes: tuple[int, int]) -> None:
         metric.update_state(part)
 
     batches = MicroBatches(4, mirrored, step, lambda: None, lambda: metric.variables)
-    data = iter(mirrored.distribute_datasets_from_function(lambda _: _replica_batches(sizes)))
+    data = iter(mirrored.distribute_datasets_from_function(lambda _: _build_replica_batches(sizes)))
 
     tf.function(lambda: batches(next(data)), autograph=False)()
     whole = [np.arange(size, dtype=np.float32) + 10 * number for number, size in enumerate(sizes)]
@@ -151,7 +151,7 @@ def test_replicas_take_the_same_number_of_parts(sizes: tuple[int, int]) -> None:
 SUM = tf.VariableAggregation.SUM
 
 
-def _replica_batches(sizes: tuple[int, int]) -> tf.data.Dataset:
+def _build_replica_batches(sizes: tuple[int, int]) -> tf.data.Dataset:
     """Returns a dataset with a batch for each replica, of sizes that are not known before."""
     batches = [np.arange(size, dtype=np.float32) + 10 * number for number, size in enumerate(sizes)]
     return tf.data.Dataset.from_generator(

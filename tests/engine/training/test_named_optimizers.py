@@ -50,7 +50,7 @@ class ByMethod(LinearTask):
         return {"head": [model.layers[0].bias], "rest": [model.layers[0].kernel]}
 
 
-def _trainer(
+def _create_trainer(
     optimizers: Mapping[str, Any],
     task_type: type[TinyTask] = LinearTask,
     count: int = 1,
@@ -68,8 +68,8 @@ def _trainer(
 
 
 def test_equal_optimizers_train_as_one() -> None:
-    on_two_replicas = _trainer({"head": {**SGD, **HEAD}, "rest": {**SGD, **REST}}, count=2)
-    on_one_replica = _trainer({}, count=2)
+    on_two_replicas = _create_trainer({"head": {**SGD, **HEAD}, "rest": {**SGD, **REST}}, count=2)
+    on_one_replica = _create_trainer({}, count=2)
 
     for trainer in (on_two_replicas, on_one_replica):
         trainer.train(tf.constant(4))
@@ -80,7 +80,7 @@ def test_equal_optimizers_train_as_one() -> None:
 @pytest.mark.parametrize("task_type", [LinearTask, ByMethod])
 def test_each_has_slots_for_its_own_variables_only(task_type: type[TinyTask]) -> None:
     patterns = (HEAD, REST) if task_type is LinearTask else ({}, {})
-    trainer = _trainer(
+    trainer = _create_trainer(
         {"head": {**ADAM, **patterns[0]}, "rest": {**ADAM, **patterns[1]}}, task_type
     )
 
@@ -95,7 +95,7 @@ def test_each_has_slots_for_its_own_variables_only(task_type: type[TinyTask]) ->
 def test_a_period_of_5_updates_twice_in_10_steps() -> None:
     """In loops of one step, and then in loops of five."""
     sections = {"head": {**MOMENTUM, **HEAD, "period": 5}, "rest": {**MOMENTUM, **REST}}
-    trainer = _trainer(sections, count=2)
+    trainer = _create_trainer(sections, count=2)
     head = trainer.model.layers[0].bias
     changes = []
 
@@ -122,26 +122,26 @@ def test_gradients_of_a_period_are_averaged_if_asked() -> None:
     clip = {"optimizer": {"type": "sgd", "sgd": {"global_clipnorm": 0.1}}, "learning_rate": RATE}
     sections = {"head": {**SGD, **HEAD}, "rest": {**clip, **REST}}
     period = {"period": 4, "accumulate": True}
-    batches = [(np.float32(x), y) for x, y in _points(4)]
+    batches = [(np.float32(x), y) for x, y in _draw_points(4)]
     together = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
-    whole = _trainer(sections)
-    whole.train_dataset = _dataset([together], 1)
+    whole = _create_trainer(sections)
+    whole.train_dataset = _build_dataset([together], 1)
     whole.train(tf.constant(1))
     for count in (1, 2):
-        trainer = _trainer(
+        trainer = _create_trainer(
             {name: {**section, **period} for name, section in sections.items()}, count=count
         )
-        trainer.train_dataset = _dataset(batches, count)
+        trainer.train_dataset = _build_dataset(batches, count)
         trainer.train(tf.constant(4))
         assert_all_close(trained_weights(trainer), trained_weights(whole), atol=2e-7)
 
 
-def _points(batches: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def _draw_points(batches: int) -> list[tuple[np.ndarray, np.ndarray]]:
     random = np.random.default_rng(0)
     return [(random.normal(size=(16, 8)), random.integers(0, 3, 16)) for _ in range(batches)]
 
 
-def _dataset(batches: list[Any], count: int) -> Any:
+def _build_dataset(batches: list[Any], count: int) -> Any:
     features, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     dataset = tf.data.Dataset.from_tensor_slices((features, labels)).batch(
         len(batches[0][0]), drop_remainder=True
@@ -156,8 +156,8 @@ def _dataset(batches: list[Any], count: int) -> Any:
 )
 def test_every_form_of_a_step_counts_periods(options: dict[str, Any]) -> None:
     sections = {"head": {**MOMENTUM, **HEAD, "period": 3}, "rest": {**SGD, **REST}}
-    trainer = _trainer(sections, **options)
-    plain = _trainer(sections)
+    trainer = _create_trainer(sections, **options)
+    plain = _create_trainer(sections)
 
     for member in (trainer, plain):
         member.train(tf.constant(6))
@@ -170,8 +170,8 @@ def test_each_optimizer_has_a_loss_scale_of_its_own() -> None:
     sections = {"head": {**SGD, **HEAD, "loss_scale": 8.0}, "rest": {**SGD, **REST}}
     runtime = {"mixed_precision_dtype": "float16"}
     with precision_scope(RuntimeConfig(**runtime)):
-        several = _trainer(sections, runtime=runtime)
-        single = _trainer({}, runtime={**runtime, "loss_scale": 8.0})
+        several = _create_trainer(sections, runtime=runtime)
+        single = _create_trainer({}, runtime={**runtime, "loss_scale": 8.0})
 
     for trainer in (several, single):
         trainer.train(tf.constant(2))
@@ -189,11 +189,11 @@ def test_checkpoints_with_averages_of_a_part_are_loaded(tmp_path: Path) -> None:
         "head": {**SGD, **HEAD, "ema": {"more_decays": {"fast": 0.5}}},
         "rest": {**SGD, **REST},
     }
-    trainer = _trainer(sections, count=2)
+    trainer = _create_trainer(sections, count=2)
     trainer.train(tf.constant(5))
     path = trainer.checkpoint.write(str(tmp_path / "ckpt-5"))
 
-    model = _trainer({}).model
+    model = _create_trainer({}).model
 
     for name in ("average", "fast"):
         assert load_weights(model, path, averaged=True if name == "average" else name).averaged
@@ -205,9 +205,11 @@ def test_averages_have_the_keys_of_one_average_of_all() -> None:
     """So the layer "dense_1" has its number even where it alone is averaged."""
     averaged = {**SGD, "ema": {}}
     last = {"variables": ("/dense_1/",)}
-    several = _trainer({"head": {**averaged, **last}, "rest": {**averaged, **REST}}, TwoLayers)
-    part = _trainer({"head": {**averaged, **last}, "rest": {**SGD, **REST}}, TwoLayers)
-    whole = _trainer({"all": {**averaged, **REST}}, TwoLayers)
+    several = _create_trainer(
+        {"head": {**averaged, **last}, "rest": {**averaged, **REST}}, TwoLayers
+    )
+    part = _create_trainer({"head": {**averaged, **last}, "rest": {**SGD, **REST}}, TwoLayers)
+    whole = _create_trainer({"all": {**averaged, **REST}}, TwoLayers)
 
     keys = [list(member.checkpoint.average) for member in (several, part, whole)]
 
@@ -221,7 +223,7 @@ def test_each_optimizer_has_several_averages_of_its_variables() -> None:
         "head": {**SGD, **HEAD, "ema": {**ema, "more_decays": {"fast": 0.0}}},
         "rest": {**SGD, **REST, "ema": ema},
     }
-    trainer = _trainer(sections)
+    trainer = _create_trainer(sections)
     trainer.train(tf.constant(5))
     before = trained_weights(trainer)
 
@@ -234,7 +236,9 @@ def test_each_optimizer_has_several_averages_of_its_variables() -> None:
 
 def test_the_learning_rate_of_each_is_reported() -> None:
     slow = {"type": "constant", "constant": {"learning_rate": 0.01}}
-    trainer = _trainer({"head": {**SGD, **HEAD, "learning_rate": slow}, "rest": {**SGD, **REST}})
+    trainer = _create_trainer(
+        {"head": {**SGD, **HEAD, "learning_rate": slow}, "rest": {**SGD, **REST}}
+    )
 
     logs = trainer.train(tf.constant(1))
 
@@ -246,7 +250,7 @@ def test_the_learning_rate_of_each_is_reported() -> None:
 
 def test_variables_that_nobody_updates_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        trainer = _trainer({"head": {**SGD, "variables": ("/dense_1/",)}}, TwoLayers)
+        trainer = _create_trainer({"head": {**SGD, "variables": ("/dense_1/",)}}, TwoLayers)
     (warning,) = [
         record.getMessage()
         for record in caplog.records
@@ -320,7 +324,7 @@ def test_a_mistake_is_told_before_the_first_step(
     optimizers: Mapping[str, Any], task_type: type[TinyTask], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        _trainer(optimizers, task_type)
+        _create_trainer(optimizers, task_type)
 
 
 def test_a_resumed_run_has_the_bits_of_one_never_stopped(tmp_path: Path) -> None:
@@ -336,7 +340,9 @@ def test_a_resumed_run_has_the_bits_of_one_never_stopped(tmp_path: Path) -> None
         optimizer_config={}, optimizers=sections, train_steps=20, checkpoint_interval=10
     )
 
-    whole, resumed = (_optimizer_state(config, tmp_path, from_step) for from_step in (None, 10))
+    whole, resumed = (
+        _read_optimizer_state(config, tmp_path, from_step) for from_step in (None, 10)
+    )
 
     assert any("gradient_sum" in name for name in whole) and whole.keys() == resumed.keys()
 
@@ -344,7 +350,9 @@ def test_a_resumed_run_has_the_bits_of_one_never_stopped(tmp_path: Path) -> None
         np.testing.assert_array_equal(value, resumed[name])
 
 
-def _optimizer_state(config: Any, folder: Path, from_step: int | None) -> dict[str, np.ndarray]:
+def _read_optimizer_state(
+    config: Any, folder: Path, from_step: int | None
+) -> dict[str, np.ndarray]:
     """Trains, and returns what the last checkpoint holds of optimizers and averages."""
     launch(config, "train", str(folder), from_step=from_step)
     reader = tf.train.load_checkpoint(str(folder / "ckpt-20"))
@@ -357,8 +365,8 @@ def _optimizer_state(config: Any, folder: Path, from_step: int | None) -> dict[s
 
 
 def test_some_optimizers_with_a_loss_scale_train_as_none() -> None:
-    own = _trainer({}, OwnOptimizers)
-    plain = _trainer({})
+    own = _create_trainer({}, OwnOptimizers)
+    plain = _create_trainer({})
 
     for trainer in (own, plain):
         trainer.train(tf.constant(2))

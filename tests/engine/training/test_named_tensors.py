@@ -22,7 +22,7 @@ class Squared(keras.layers.Layer):
         return tk.expose("squares", inputs**2) / 2
 
 
-def _model() -> keras.Model:
+def _build_model() -> keras.Model:
     inner = keras.Sequential(
         [keras.Input((3,)), Squared(name="halves"), keras.layers.Dense(2, name="last")],
         name="inner",
@@ -47,7 +47,7 @@ def test_outside_of_a_run_it_returns_the_same_object() -> None:
 
 
 def test_exposed_tensors_and_layers_are_known_at_any_depth() -> None:
-    model = _model()
+    model = _build_model()
     tensors = _collect_tensors(model, "squares", "first", "last", "inner", "halves")
 
     np.testing.assert_allclose(tensors["squares"], tensors["first"] ** 2)
@@ -77,19 +77,19 @@ def test_a_gradient_passes_through_it() -> None:
     assert collection.tensors["square"].numpy() == 9.0
 
 
-def _in_cond(x: tf.Tensor) -> tf.Tensor:
+def _expose_in_cond(x: tf.Tensor) -> tf.Tensor:
     return tf.cond(x[0] > 0, lambda: tk.expose("inside", x), lambda: -x)
 
 
-def _in_loop(x: tf.Tensor) -> tf.Tensor:
+def _expose_in_loop(x: tf.Tensor) -> tf.Tensor:
     return tf.while_loop(lambda y: y[0] < 9, lambda y: [tk.expose("inside", y + 1)], [x])[0]
 
 
-def _in_function(x: tf.Tensor) -> tf.Tensor:
+def _expose_in_function(x: tf.Tensor) -> tf.Tensor:
     return tf.function(lambda x: tk.expose("inside", x), autograph=False)(x)
 
 
-@pytest.mark.parametrize("step", [_in_cond, _in_loop, _in_function])
+@pytest.mark.parametrize("step", [_expose_in_cond, _expose_in_loop, _expose_in_function])
 def test_a_tensor_inside_another_graph_can_only_be_left_alone(
     step: Callable[[tf.Tensor], Any],
 ) -> None:

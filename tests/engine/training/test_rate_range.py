@@ -15,7 +15,7 @@ from trainer_kit.training.rate_range import DIVERGED, RateRange, range_test_conf
 from trainer_kit.training.trainer import Trainer
 
 
-def _trainer(
+def _create_trainer(
     task_type: type[TinyTask] = TinyTask, lowest: float = 1e-4, highest: float = 1e4, **trainer: Any
 ) -> Any:
     config = range_test_config(tiny_experiment(**trainer), lowest, highest, 60)
@@ -35,7 +35,7 @@ def test_the_rate_rises_by_equal_factors_until_training_diverges() -> None:
         "learning_rate": {"type": "exponential", "exponential": own},
     }
 
-    rate_range = run_range_test(_trainer(optimizer_config=adam), 1e-4, 60)
+    rate_range = run_range_test(_create_trainer(optimizer_config=adam), 1e-4, 60)
 
     assert rate_range.ended_by == DIVERGED
     assert 20 <= len(rate_range.rates) < 60
@@ -83,7 +83,7 @@ def test_an_optimizer_with_a_rate_of_its_own_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"_OwnRate\.create_optimizer returns .* the learning rate 0\.5"
     ):
-        run_range_test(_trainer(_OwnRate), 1e-4, 60)
+        run_range_test(_create_trainer(_OwnRate), 1e-4, 60)
 
 
 class _Several(TinyTask):
@@ -96,7 +96,7 @@ def test_several_optimizers_are_refused() -> None:
     with pytest.raises(
         UsageError, match="is for one optimizer, and this experiment has left, right"
     ):
-        run_range_test(_trainer(_Several), 1e-4, 60)
+        run_range_test(_create_trainer(_Several), 1e-4, 60)
 
 
 class _Short(TinyTask):
@@ -113,12 +113,12 @@ def test_several_optimizers_of_the_config_are_refused_first() -> None:
     with pytest.raises(
         UsageError, match="is for one optimizer, and this experiment has left, right"
     ):
-        _trainer(optimizers=several, optimizer_config={})
+        _create_trainer(optimizers=several, optimizer_config={})
 
 
 def test_data_that_ends_at_once_is_an_error() -> None:
     with pytest.raises(DataError, match="ended after 12 steps, and a range test needs 20"):
-        run_range_test(_trainer(_Short), 1e-4, 60)
+        run_range_test(_create_trainer(_Short), 1e-4, 60)
 
 
 class _NotFinite(TinyTask):
@@ -131,4 +131,4 @@ def test_training_that_diverges_at_the_lowest_rates_is_an_error() -> None:
         DivergedError,
         match=r"diverged after 0 steps, at the learning rate 0\.0001; begin at a lower",
     ):
-        run_range_test(_trainer(_NotFinite), 1e-4, 60)
+        run_range_test(_create_trainer(_NotFinite), 1e-4, 60)

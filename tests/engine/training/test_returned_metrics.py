@@ -53,7 +53,7 @@ class _Aggregating(_Sums):
         return {"batches": float(aggregated_logs)}
 
 
-def _trainer(task_type: type[Task] = _Sums, count: int = 1, **settings: Any) -> Trainer:
+def _create_trainer(task_type: type[Task] = _Sums, count: int = 1, **settings: Any) -> Trainer:
     runtime = {"enable_xla": settings.pop("enable_xla", False)}
     config = linear_experiment(**settings).replace(
         task={"train_data": {"is_training": False}}, runtime=runtime
@@ -72,7 +72,7 @@ FORMS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", FORMS)
 def test_each_training_loop_reports_the_result_of_its_steps(settings: dict[str, Any]) -> None:
-    trainer = _trainer(**settings)
+    trainer = _create_trainer(**settings)
     labels = tiny_arrays(False)[1]
 
     for start in (0, 8 * STEPS):
@@ -80,7 +80,7 @@ def test_each_training_loop_reports_the_result_of_its_steps(settings: dict[str, 
 
 
 def test_replicas_report_the_result_over_all_examples() -> None:
-    trainer = _trainer(count=2)
+    trainer = _create_trainer(count=2)
 
     assert trainer.train(tf.constant(STEPS))["sum"] == tiny_arrays(False)[1][: 8 * STEPS].sum()
     assert trainer.evaluate(tf.constant(-1))["sum"] == tiny_arrays(False)[1].sum()
@@ -93,7 +93,7 @@ def test_replicas_report_the_result_over_all_examples() -> None:
 def test_each_evaluation_reports_the_result_of_its_examples(
     task_type: type[Task], settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = _trainer(task_type, **settings)
+    trainer = _create_trainer(task_type, **settings)
 
     trainer.train(tf.constant(STEPS))
     sums = [trainer.evaluate(tf.constant(-1))["sum"] for _ in range(2)]
@@ -104,7 +104,7 @@ def test_each_evaluation_reports_the_result_of_its_examples(
     assert not warnings  # such as of a variable that an evaluation changes and training uses
 
 
-def _left(metrics: MetricSet, logs: dict[str, Any], task: Task | None = None) -> Any:
+def _extract_metrics(metrics: MetricSet, logs: dict[str, Any], task: Task | None = None) -> Any:
     """Returns what is left of the logs of a step without its metrics."""
     return metrics.extract_metrics(task or LinearTask(None), logs)
 
@@ -115,7 +115,7 @@ def test_metrics_of_either_keras_are_noted_under_their_keys(library: Any) -> Non
     metrics = MetricSet("loss", [held])
     for metric in (held, other):
         metric.update_state(3.0)
-    left = _left(metrics, {"held": held, "key": other, "number": 1})
+    left = _extract_metrics(metrics, {"held": held, "key": other, "number": 1})
 
     results = metrics.results()
 
@@ -131,12 +131,12 @@ def test_metrics_of_either_keras_are_noted_under_their_keys(library: Any) -> Non
 
 def test_a_new_metric_in_each_step_is_refused() -> None:
     metrics = MetricSet("loss", [])
-    _left(metrics, {"mean": keras.metrics.Mean()})
+    _extract_metrics(metrics, {"mean": keras.metrics.Mean()})
 
     with pytest.raises(
         UsageError, match="a new metric object named 'mean'; create it once, in the task's __init__"
     ):
-        _left(metrics, {"mean": keras.metrics.Mean()})
+        _extract_metrics(metrics, {"mean": keras.metrics.Mean()})
 
 
 def test_a_scalar_with_the_name_of_a_metric_gets_one_warning(
@@ -146,7 +146,9 @@ def test_a_scalar_with_the_name_of_a_metric_gets_one_warning(
     task = _Sums(None)
 
     for _ in range(2):
-        left = _left(metrics, {"total": task.total.result(), "length": tf.constant(1.0)}, task)
+        left = _extract_metrics(
+            metrics, {"total": task.total.result(), "length": tf.constant(1.0)}, task
+        )
 
     assert left.keys() == {"total", "length"}
 

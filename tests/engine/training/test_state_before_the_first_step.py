@@ -63,7 +63,7 @@ class _Seen(Callback):
         run.task.seen.assign_add(1)
 
 
-def _config(**trainer: Any) -> ExperimentConfig:
+def _build_config(**trainer: Any) -> ExperimentConfig:
     return linear_experiment(
         train_steps=20,
         steps_per_loop=5,
@@ -77,7 +77,7 @@ def _config(**trainer: Any) -> ExperimentConfig:
 def _run(
     task_type: type[LinearTask], callback: Callback, folder: Path, **trainer: Any
 ) -> LinearTask:
-    config = _config(**trainer)
+    config = _build_config(**trainer)
     task = task_type(config.task)
     run_experiment(None, task, "train_and_eval", config, str(folder), callbacks=[callback])
     return task
@@ -102,7 +102,7 @@ def test_a_variable_that_a_callback_creates_late_comes_back(
     with pytest.raises(RuntimeError, match="the first start ends here"):
         _run(LinearTask, _Seen(), tmp_path)
 
-    task: Any = LinearTask(_config().task)
+    task: Any = LinearTask(_build_config().task)
     values = []
 
     class Resumed(Callback):
@@ -115,7 +115,9 @@ def test_a_variable_that_a_callback_creates_late_comes_back(
         def checkpoint_saved(self, run: Run, path: str, step: int) -> None:
             values.append(int(run.task.seen))
 
-    run_experiment(None, task, "train_and_eval", _config(), str(tmp_path), callbacks=[Resumed()])
+    run_experiment(
+        None, task, "train_and_eval", _build_config(), str(tmp_path), callbacks=[Resumed()]
+    )
 
     assert set(values) == {2}  # the value of step 10
     assert "task/seen, which this run does not have yet" in caplog.text

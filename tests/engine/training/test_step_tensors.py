@@ -47,7 +47,7 @@ class ExposingTask(LinearTask):
         return super().train_step(inputs, model, optimizer, metrics)
 
 
-def _trainer(
+def _create_trainer(
     *names: str, count: int = 1, evaluate: bool = False, runtime: Any = None, **options: Any
 ) -> Trainer:
     config = linear_experiment(**options).replace(runtime=runtime or {})
@@ -60,7 +60,7 @@ def _trainer(
     return trainer
 
 
-def _values(trainer: Trainer, steps: int = 5) -> dict[str, Any]:
+def _read_values(trainer: Trainer, steps: int = 5) -> dict[str, Any]:
     trainer.train(tf.constant(steps))
     return dict(trainer.train_tensors.values)
 
@@ -71,7 +71,7 @@ NAMES = ("labels", "hidden", "cost", "top", "first_label")
 @pytest.fixture(scope="module")
 def asked_trainer() -> Trainer:
     """A trainer after five steps, which was asked for all tensors."""
-    trainer = _trainer(*NAMES)
+    trainer = _create_trainer(*NAMES)
     trainer.train(tf.constant(5))
     return trainer
 
@@ -79,20 +79,20 @@ def asked_trainer() -> Trainer:
 @pytest.fixture(scope="module")
 def plain() -> Trainer:
     """A trainer after five steps, which nobody asked for a tensor."""
-    trainer = _trainer()
+    trainer = _create_trainer()
     trainer.train(tf.constant(5))
     return trainer
 
 
-def _labels(steps: int) -> Any:
+def _read_labels(steps: int) -> Any:
     """Returns the labels of the batch of a step, counted from 1."""
-    batches = iter(_trainer().data.iterator())
+    batches = iter(_create_trainer().data.iterator())
     return [next(batches)[1] for _ in range(steps)][-1].numpy()
 
 
 def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked_trainer: Trainer) -> None:
     values = asked_trainer.train_tensors.values
-    labels = _labels(5)
+    labels = _read_labels(5)
 
     np.testing.assert_array_equal(values["labels"], labels)
     assert values["hidden"].shape == (8, 3)
@@ -104,8 +104,8 @@ def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked_trainer: T
         {"train_tf_while_loop": False, "train_tf_function": False},
         {"runtime": {"enable_xla": True}},
     ):
-        trainer = _trainer(*NAMES, **options)
-        other = _values(trainer)
+        trainer = _create_trainer(*NAMES, **options)
+        other = _read_values(trainer)
         assert other.keys() == values.keys()
         for name in NAMES:
             assert other[name].dtype == values[name].dtype
@@ -120,10 +120,10 @@ def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked_trainer: T
 
 
 def test_replicas_concatenate_tensors_and_average_scalars(asked_trainer: Trainer) -> None:
-    mirrored = _trainer(*NAMES[1:], count=2, evaluate=True, metrics=[MEAN])
+    mirrored = _create_trainer(*NAMES[1:], count=2, evaluate=True, metrics=[MEAN])
     first = asked_trainer.train_tensors.values
 
-    second = _values(mirrored)
+    second = _read_values(mirrored)
 
     for name in ("hidden", "cost", "top"):
         np.testing.assert_allclose(second[name], first[name], rtol=1e-4, atol=1e-5, err_msg=name)
@@ -132,7 +132,7 @@ def test_replicas_concatenate_tensors_and_average_scalars(asked_trainer: Trainer
 
 
 def test_a_metric_is_updated_with_a_tensor_in_both_steps() -> None:
-    trainer = _trainer("top", evaluate=True, metrics=[MEAN], steps_per_loop=1)
+    trainer = _create_trainer("top", evaluate=True, metrics=[MEAN], steps_per_loop=1)
 
     assert "mean_top" in (trainer.validation_metric_names() or ())
 
@@ -145,8 +145,8 @@ def test_a_metric_is_updated_with_a_tensor_in_both_steps() -> None:
 
 
 def test_micro_batches_give_the_values_of_the_last_one() -> None:
-    whole = _labels(1)
-    part = _values(_trainer("labels", "hidden", accumulate_steps=3), 1)
+    whole = _read_labels(1)
+    part = _read_values(_create_trainer("labels", "hidden", accumulate_steps=3), 1)
 
     np.testing.assert_array_equal(part["labels"], whole[-len(part["labels"]) :])
     assert part["hidden"].shape == (2, 3)
@@ -252,7 +252,7 @@ def test_fused_steps_need_tensors_of_a_known_shape() -> None:
 )
 def test_a_miss_names_who_asks_and_what_there_is(names: Any, options: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        _values(_trainer(*names, **options))
+        _read_values(_create_trainer(*names, **options))
 
 
 def test_a_tensor_cannot_be_asked_for_after_the_first_step(plain: Trainer) -> None:

@@ -29,7 +29,7 @@ class _Module(tf.Module):
         return inputs @ self.kernel
 
 
-def _keras(library: Any, added: float = 0.0) -> Any:
+def _build_keras(library: Any, added: float = 0.0) -> Any:
     class Added(library.layers.Layer):
         def call(self, inputs: Any) -> Any:
             self.add_loss(added + 0.0 * tf.reduce_sum(inputs))
@@ -48,7 +48,7 @@ class _Regression(Task):
     """Mean squared error; the smallest task."""
 
     def build_model(self) -> Any:
-        return _keras(keras)
+        return _build_keras(keras)
 
     def build_inputs(self, params: Any, input_context: Any = None) -> Any:
         return tf.data.Dataset.from_tensors((_X, _Y))
@@ -68,7 +68,9 @@ _LOSS = float(np.mean((_X @ _KERNEL - _Y) ** 2))
 _GRADIENT = 2 / 3 * _X.T @ (_X @ _KERNEL - _Y)
 
 
-@pytest.mark.parametrize("make", [_Module, lambda: _keras(keras), lambda: _keras(tf_keras)])
+@pytest.mark.parametrize(
+    "make", [_Module, lambda: _build_keras(keras), lambda: _build_keras(tf_keras)]
+)
 def test_step_follows_the_mean_loss_gradient_for_every_model(make: Any) -> None:
     model = make()
     metrics = [keras.metrics.MeanSquaredError(name="error")]
@@ -85,7 +87,7 @@ def test_step_follows_the_mean_loss_gradient_for_every_model(make: Any) -> None:
 @pytest.mark.parametrize("library", [keras, tf_keras])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_losses_of_layers_are_counted_once(library: Any, compiled: bool) -> None:
-    model = _keras(library, added=0.5)
+    model = _build_keras(library, added=0.5)
     if compiled:
         model.compile(loss="mse")
     task = (_OwnLossOnly if compiled else _Regression)(None)
@@ -100,7 +102,7 @@ def test_losses_of_layers_are_counted_once(library: Any, compiled: bool) -> None
 
 
 def test_validation_changes_no_weight_and_updates_the_metrics() -> None:
-    model = _keras(keras)
+    model = _build_keras(keras)
     metric = keras.metrics.MeanSquaredError()
 
     logs = _Regression(None).validation_step((_X, _Y), model, [metric])

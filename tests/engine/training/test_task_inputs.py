@@ -38,7 +38,7 @@ class _PipelineTask(LinearTask):
         )
 
 
-def _inputs(task: type[LinearTask] = _Task, **batch_sizes: int) -> tuple[TaskInputs, Any]:
+def _create_inputs(task: type[LinearTask] = _Task, **batch_sizes: int) -> tuple[TaskInputs, Any]:
     """Returns inputs of a task, and the task; validation sets of the given names have batches of
     the given sizes.
     """
@@ -53,12 +53,12 @@ def _inputs(task: type[LinearTask] = _Task, **batch_sizes: int) -> tuple[TaskInp
     return TaskInputs(config, task_object), task_object
 
 
-def _size(batch: Any) -> int:
+def _count_examples(batch: Any) -> int:
     return int(batch[0].shape[0])
 
 
 def test_data_is_opened_when_it_is_first_needed() -> None:
-    inputs, task = _inputs()
+    inputs, task = _create_inputs()
     (feed,) = inputs.create_all_validation_data(None).values()
 
     data = inputs.create_train_data(tf.Variable(0, dtype=tf.int64), None)
@@ -72,7 +72,7 @@ def test_data_is_opened_when_it_is_first_needed() -> None:
 
 
 def test_ready_made_data_takes_the_place_of_the_tasks() -> None:
-    inputs, task = _inputs()
+    inputs, task = _create_inputs()
     ready_made = tf.data.Dataset.range(3)
 
     assert inputs.create_all_validation_data(ready_made)[""].dataset is ready_made
@@ -83,24 +83,24 @@ def test_ready_made_data_takes_the_place_of_the_tasks() -> None:
 
 
 def test_ready_made_sets_come_first_and_the_others_after_them() -> None:
-    inputs, task = _inputs(dev=4, test=5)
+    inputs, task = _create_inputs(dev=4, test=5)
     ready_made = {"new": tf.data.Dataset.range(3), "test": tf.data.Dataset.range(2)}
 
     feeds = inputs.create_all_validation_data(ready_made)
 
     assert list(feeds) == ["new", "test", "dev"]
     assert [feeds[name].dataset for name in ready_made] == list(ready_made.values())
-    assert _size(next(feeds["dev"].iterator())) == 4 and task.opened == [4]
+    assert _count_examples(next(feeds["dev"].iterator())) == 4 and task.opened == [4]
 
 
 def test_ready_made_sets_replace_a_single_one() -> None:
-    inputs, _ = _inputs()
+    inputs, _ = _create_inputs()
     assert list(inputs.create_all_validation_data({"new": tf.data.Dataset.range(3)})) == ["new"]
 
 
 def test_a_batch_that_replicas_cannot_share_names_its_set() -> None:
     with replicas(2).scope():
-        inputs, _ = _inputs(_PipelineTask, dev=8, test=7)
+        inputs, _ = _create_inputs(_PipelineTask, dev=8, test=7)
         feeds = inputs.create_all_validation_data(None)
         assert feeds["dev"].dataset is not None
         with pytest.raises(

@@ -26,7 +26,7 @@ from trainer_kit.training.trainer import Trainer
 from trainer_kit.training.trainer_creation import create_trainer
 
 
-def _trainer(
+def _create_trainer(
     config: ExperimentConfig | None = None,
     task_type: type[LinearTask] = LinearTask,
     cls: type[Trainer] = Trainer,
@@ -57,7 +57,7 @@ def plain() -> dict[int, _Reached]:
     """Steps -> where a trainer of the tiny experiment on one device is after so many, to compare
     others with.
     """
-    trainer = _trainer()
+    trainer = _create_trainer()
     reached = {}
     before = 0
     for steps in (0, 5, 6, 10, 20):
@@ -83,7 +83,7 @@ def test_the_constructor_takes_model_gardens_arguments() -> None:
 
 
 def test_a_loop_trains_counts_and_reports_until_it_is_stopped() -> None:
-    trainer = _trainer()
+    trainer = _create_trainer()
     first = trainer.train(tf.constant(5))
 
     second = trainer.train(tf.constant(50))
@@ -111,7 +111,7 @@ def test_a_loop_trains_counts_and_reports_until_it_is_stopped() -> None:
 def test_every_other_way_of_looping_gives_the_same_weights(
     switches: dict[str, bool], plain: dict[int, _Reached]
 ) -> None:
-    trainer = _trainer(linear_experiment(**switches))
+    trainer = _create_trainer(linear_experiment(**switches))
 
     trainer.train(tf.constant(6))
 
@@ -123,7 +123,7 @@ def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None
     config = linear_experiment().replace(runtime={"mixed_precision_dtype": dtype})
 
     with precision_scope(config.runtime):
-        trainer = _trainer(config)
+        trainer = _create_trainer(config)
         first = trainer.train(tf.constant(10))
         reached = trained_weights(trainer)
         last = trainer.train(tf.constant(95))
@@ -131,7 +131,7 @@ def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None
         if (
             dtype == "float16"
         ):  # whose loss is scaled, which the step of the guide has to do as well
-            own = _trainer(config, _documented_task())
+            own = _create_trainer(config, _run_documented_task())
             own.train(tf.constant(10))
             assert_all_close(trained_weights(own), reached, atol=2e-5)
 
@@ -143,7 +143,7 @@ def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None
 
 
 def test_xla_gives_the_same_loss(plain: dict[int, _Reached]) -> None:
-    compiled = _trainer(linear_experiment().replace(runtime={"enable_xla": True})).train(
+    compiled = _create_trainer(linear_experiment().replace(runtime={"enable_xla": True})).train(
         tf.constant(5)
     )
 
@@ -157,13 +157,15 @@ class _RunsPython(LinearTask):
 
 
 def test_with_xla_the_whole_step_is_compiled() -> None:
-    trainer = _trainer(linear_experiment().replace(runtime={"enable_xla": True}), _RunsPython)
+    trainer = _create_trainer(
+        linear_experiment().replace(runtime={"enable_xla": True}), _RunsPython
+    )
     with pytest.raises(tf.errors.OpError, match=r"PyFunc|compil"):
         trainer.train(tf.constant(1))
 
 
 def test_replicas_train_and_evaluate_like_one_device(plain: dict[int, _Reached]) -> None:
-    several = _trainer(count=2)
+    several = _create_trainer(count=2)
 
     several.train(tf.constant(20))
 
@@ -180,7 +182,7 @@ def test_replicas_train_and_evaluate_like_one_device(plain: dict[int, _Reached])
 def test_validation_counts_every_example_once_whatever_the_batch(batch: int) -> None:
     config = linear_experiment()
     config = config.replace(task={"validation_data": {"global_batch_size": batch}})
-    trainer = _trainer(config)
+    trainer = _create_trainer(config)
     logs = trainer.evaluate(tf.constant(-1))
 
     expected = _compute_expected(trainer)
@@ -196,7 +198,7 @@ def test_replicas_share_any_batch_to_evaluate_on(batch: int) -> None:
     config = linear_experiment(validation_steps=5).replace(
         task={"validation_data": {"global_batch_size": batch}}
     )
-    several = _trainer(config, count=2)
+    several = _create_trainer(config, count=2)
     for steps in (-1, 5):
         mine = several.evaluate(tf.constant(steps))
         assert mine == pytest.approx(
@@ -217,14 +219,14 @@ def _compute_expected(trainer: Trainer, examples: int | None = None) -> dict[str
 
 def test_metrics_do_not_count_past_the_end_of_static_batches() -> None:
     config = linear_experiment().replace(task={"validation_data": {"global_batch_size": 103}})
-    trainer = _trainer(config, _AggregatingTask)
+    trainer = _create_trainer(config, _AggregatingTask)
 
     expected = np.float32(_compute_expected(trainer)["accuracy"])
 
     assert {trainer.evaluate(tf.constant(-1))["accuracy"] for _ in range(20)} == {expected}
 
 
-def _documented_task() -> type[LinearTask]:
+def _run_documented_task() -> type[LinearTask]:
     """Returns a task with the train_step that docs/guides/tasks.md shows."""
     text = (Path(__file__).parents[3] / "docs" / "guides" / "tasks.md").read_text()
     step = text.split("<!-- example: train_step -->")[1].split("```python\n")[1].split("```")[0]
@@ -234,7 +236,7 @@ def _documented_task() -> type[LinearTask]:
 
 
 def test_train_step_of_the_guide_equals_the_default_one(plain: dict[int, _Reached]) -> None:
-    own = _trainer(task_type=_documented_task(), count=2)
+    own = _create_trainer(task_type=_run_documented_task(), count=2)
 
     own.train(tf.constant(10))
 
@@ -243,7 +245,7 @@ def test_train_step_of_the_guide_equals_the_default_one(plain: dict[int, _Reache
 
 @pytest.mark.parametrize(("fresh", "same"), [(True, True), (False, False)])
 def test_config_decides_whether_evaluations_restart_the_data(fresh: bool, same: bool) -> None:
-    trainer = _trainer(linear_experiment(eval_recreate_iterator=fresh, validation_steps=2))
+    trainer = _create_trainer(linear_experiment(eval_recreate_iterator=fresh, validation_steps=2))
     first, second = (trainer.evaluate(tf.constant(2))["validation_loss"] for _ in range(2))
 
     assert (first == second) == same
@@ -276,7 +278,7 @@ class _ModuleTask(LinearTask):
 def test_models_of_other_kinds_train_evaluate_and_restore(
     task_type: type[LinearTask], tmp_path: Any
 ) -> None:
-    trainer = _trainer(task_type=task_type, count=2)
+    trainer = _create_trainer(task_type=task_type, count=2)
     losses = [trainer.train(tf.constant(20))["training_loss"] for _ in range(3)]
 
     assert losses[2] < losses[0]
@@ -285,7 +287,7 @@ def test_models_of_other_kinds_train_evaluate_and_restore(
     assert before["accuracy"] > 0.5
 
     path = trainer.checkpoint.write(str(tmp_path / "ckpt"))
-    again = _trainer(task_type=task_type, count=2)
+    again = _create_trainer(task_type=task_type, count=2)
 
     again.checkpoint.read(path).assert_consumed()
 
@@ -312,7 +314,7 @@ class _AggregatingTask(LinearTask):
 
 
 def test_logs_of_all_examples_are_aggregated() -> None:
-    trainer = _trainer(task_type=_AggregatingTask, count=2)
+    trainer = _create_trainer(task_type=_AggregatingTask, count=2)
     logs = trainer.evaluate(tf.constant(-1))
 
     assert logs["examples"] == 103
@@ -339,7 +341,7 @@ class _NamingTask(_AggregatingTask):
 def test_logs_passed_through_stay_on_the_host_and_the_models_win(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    trainer = _trainer(task_type=_NamingTask, cls=_PassthroughTrainer)
+    trainer = _create_trainer(task_type=_NamingTask, cls=_PassthroughTrainer)
     logs = trainer.evaluate(tf.constant(-1))
 
     assert logs["names"] == [str(label).encode() for label in tiny_arrays(False)[1]]
@@ -364,7 +366,7 @@ class _HookedTrainer(Trainer):
 
 
 def test_a_subclass_decides_what_is_fed_and_hears_of_each_loop() -> None:
-    trainer = _trainer(cls=_HookedTrainer)
+    trainer = _create_trainer(cls=_HookedTrainer)
 
     assert trainer.train(tf.constant(1))["training_loss"] == pytest.approx(np.log(3), abs=1e-5)
 
@@ -389,7 +391,7 @@ class _WrappingTrainer(Trainer):
 
 
 def test_a_step_that_a_constructor_sets_is_trained() -> None:
-    trainer = _trainer(cls=_WrappingTrainer)
+    trainer = _create_trainer(cls=_WrappingTrainer)
 
     trainer.train(tf.constant(2))
 
@@ -428,16 +430,16 @@ def test_ready_made_datasets_replace_build_inputs() -> None:
 
 
 def test_what_is_not_needed_is_not_built() -> None:
-    trainer = _trainer(task_type=_BrokenTask, train=False)
+    trainer = _create_trainer(task_type=_BrokenTask, train=False)
 
     assert trainer.train_metrics == []
-    assert _trainer(task_type=_BrokenTask, evaluate=False).validation_metrics == []
+    assert _create_trainer(task_type=_BrokenTask, evaluate=False).validation_metrics == []
 
 
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
 def test_data_without_a_batch_is_an_error_naming_the_section(section: str) -> None:
     empty = tf.data.Dataset.from_tensor_slices(tiny_arrays(True)).take(0).batch(4)
-    trainer = _trainer()
+    trainer = _create_trainer()
     trainer.train_dataset = empty.repeat()
     trainer.eval_dataset = empty
 
@@ -457,11 +459,11 @@ class _ItemsTask(LinearTask):
 
 
 def test_what_the_model_adds_is_in_the_checkpoint(tmp_path: Any) -> None:
-    trainer = _trainer(task_type=_ItemsTask)
+    trainer = _create_trainer(task_type=_ItemsTask)
     trainer.model.checkpoint_items["extra"].count.assign(8)
     path = trainer.checkpoint.write(str(tmp_path / "ckpt"))
 
-    again = _trainer(task_type=_ItemsTask)
+    again = _create_trainer(task_type=_ItemsTask)
 
     again.checkpoint.read(path).assert_consumed()
     assert int(again.model.checkpoint_items["extra"].count) == 8
@@ -470,7 +472,7 @@ def test_what_the_model_adds_is_in_the_checkpoint(tmp_path: Any) -> None:
 def test_model_gardens_init_async_refuses_parameter_servers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trainer = _trainer()
+    trainer = _create_trainer()
     trainer.init_async()
     kind = tf.distribute.experimental.ParameterServerStrategy
     monkeypatch.setattr(trainer, "_strategy", kind.__new__(kind))
@@ -480,7 +482,7 @@ def test_model_gardens_init_async_refuses_parameter_servers(
 
 
 def test_loop_functions_can_be_had_by_themselves() -> None:
-    trainer = _trainer()
+    trainer = _create_trainer()
 
     trainer.create_train_loop_fn()(iter(trainer.train_dataset), tf.constant(3))
 

@@ -92,7 +92,7 @@ def install(here: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> Instal
     return install
 
 
-def _steps(name: str) -> int:
+def _read_steps(name: str) -> int:
     return get_experiment(name).trainer.train_steps
 
 
@@ -104,7 +104,7 @@ def test_the_first_part_of_a_name_is_a_module_or_package_here(
     write(place.format(name), full.format(name), steps=3)
     discovery.import_experiment(full.format(name))
 
-    assert _steps(full.format(name)) == 3
+    assert _read_steps(full.format(name)) == 3
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_module_can_be_named_by_its_file_or_its_dotted_name(
     write(path.format(name), f"{name}/registered", steps=3)
     discovery.import_experiment(f"{name}/registered", [module.format(name, here=here)])
 
-    assert _steps(f"{name}/registered") == 3
+    assert _read_steps(f"{name}/registered") == 3
 
 
 def test_a_file_may_be_named_twice_and_is_imported_once(write: Write, name: str) -> None:
@@ -130,7 +130,7 @@ def test_a_file_may_be_named_twice_and_is_imported_once(write: Write, name: str)
     discovery.import_user_module(f"./{name}.py")
     discovery.import_user_module(name)
 
-    assert _steps(name) == 1
+    assert _read_steps(name) == 1
 
 
 def test_a_named_module_comes_before_the_working_directory(write: Write, name: str) -> None:
@@ -138,7 +138,7 @@ def test_a_named_module_comes_before_the_working_directory(write: Write, name: s
     write(f"{name}_mine.py", name, steps=1)
     discovery.import_experiment(name, [f"{name}_mine"])
 
-    assert _steps(name) == 1
+    assert _read_steps(name) == 1
 
 
 def test_the_working_directory_comes_before_an_entry_point(
@@ -149,7 +149,7 @@ def test_the_working_directory_comes_before_an_entry_point(
     write(f"experiments/{name}.py", name, steps=1)
     discovery.import_experiment(name)
 
-    assert _steps(name) == 1
+    assert _read_steps(name) == 1
     assert f"{name}_installed" not in sys.modules
 
 
@@ -162,7 +162,7 @@ def test_an_entry_point_of_the_name_or_its_first_part_is_loaded(
     install(f"{name}_other", f"{name}_other", f"{name}_which_does_not_exist")  # not touched
     discovery.import_experiment(f"{name}{part}")
 
-    assert _steps(f"{name}{part}") == 4
+    assert _read_steps(f"{name}{part}") == 4
 
 
 def test_all_places_are_listed_together(
@@ -253,7 +253,7 @@ def test_a_file_that_failed_can_be_imported_when_it_is_mended(
     write(f"{name}.py", name, steps=5)
     discovery.import_user_module(f"{name}.py")
 
-    assert _steps(name) == 5
+    assert _read_steps(name) == 5
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_a_door_is_asked_for_what_is_nowhere_else(
 
     discovery.import_experiment(f"{name}/theirs")
 
-    assert _steps(f"{name}/theirs") == 7
+    assert _read_steps(f"{name}/theirs") == 7
     assert sys.modules[f"{name}_door"].asked == [f"{name}/theirs"]
     assert f"{name}/others" not in discovery.import_all_experiments()[0]
 

@@ -42,11 +42,11 @@ class Inner(Outer):
     """
 
 
-def _classes(config_class: type[Config]) -> Iterator[type[Config]]:
+def _iterate_classes(config_class: type[Config]) -> Iterator[type[Config]]:
     yield config_class
     for doc in read_field_docs(config_class).values():
         if doc.section is not None and doc.section is not Config:
-            yield from _classes(doc.section)
+            yield from _iterate_classes(doc.section)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_every_config_field_has_a_sentence(config_class: type[Config]) -> None:
     wrong = [
         f"{cls.__name__}.{name}: {doc.first_sentence!r}; write a sentence for it under Attributes: of the"
         " class"
-        for cls in dict.fromkeys(_classes(config_class))
+        for cls in dict.fromkeys(_iterate_classes(config_class))
         for name, doc in read_field_docs(cls).items()
         if not (
             doc.first_sentence.endswith(".")

@@ -36,7 +36,7 @@ NUMBERS = {  # what schedules and warm-ups have no default for
 }
 
 
-def _choices(config_class: type[OneOfConfig]) -> list[dict[str, Any]]:
+def _list_choices(config_class: type[OneOfConfig]) -> list[dict[str, Any]]:
     """Returns a section for each type, with the numbers that it needs."""
     sections = []
     for name, branch in config_class.branches().items():
@@ -68,8 +68,8 @@ SECTIONS = [
     (f"{OPTIMIZATION}.layer_decay", {"decay": 0.5, "layers": ["block"]}),
     (f"{OPTIMIZATION}.learning_rate_multipliers", [{"variables": "bias", "multiplier": 0.5}]),
     *((f"{OPTIMIZATION}.optimizer", {"type": name}) for name in OptimizerConfig.branches()),
-    *((f"{OPTIMIZATION}.learning_rate", section) for section in _choices(LrConfig)),
-    *((f"{OPTIMIZATION}.warmup", section) for section in _choices(WarmupConfig)),
+    *((f"{OPTIMIZATION}.learning_rate", section) for section in _list_choices(LrConfig)),
+    *((f"{OPTIMIZATION}.warmup", section) for section in _list_choices(WarmupConfig)),
 ]
 
 

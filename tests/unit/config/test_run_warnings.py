@@ -10,7 +10,7 @@ from trainer_kit.config.run_warnings import find_zero_rate_warnings
 from trainer_kit.config.schema.experiment import TrainerConfig
 
 
-def _options(kind: str, train_steps: int = 900, **schedule: Any) -> TrainerConfig:
+def _build_options(kind: str, train_steps: int = 900, **schedule: Any) -> TrainerConfig:
     section = {"initial_learning_rate": 0.1, **schedule}
     rates = {"type": kind, kind: section}
     return TrainerConfig(train_steps=train_steps, optimizer_config={"learning_rate": rates})  # type: ignore[arg-type]
@@ -19,10 +19,10 @@ def _options(kind: str, train_steps: int = 900, **schedule: Any) -> TrainerConfi
 @pytest.mark.parametrize(
     "options",
     [
-        _options("cosine", decay_steps=600),
-        _options("polynomial", decay_steps=600, end_learning_rate=0.0),
-        _options("power_linear", total_decay_steps=600),
-        _options("cosine", decay_steps=500, offset=100),
+        _build_options("cosine", decay_steps=600),
+        _build_options("polynomial", decay_steps=600, end_learning_rate=0.0),
+        _build_options("power_linear", total_decay_steps=600),
+        _build_options("cosine", decay_steps=500, offset=100),
     ],
 )
 def test_a_rate_of_0_for_a_third_of_the_run_is_warned_of(options: TrainerConfig) -> None:
@@ -35,13 +35,13 @@ def test_a_rate_of_0_for_a_third_of_the_run_is_warned_of(options: TrainerConfig)
 @pytest.mark.parametrize(
     "options",
     [
-        _options("cosine", decay_steps=900),
-        _options("cosine", decay_steps=600, alpha=0.01),
-        _options("cosine", decay_steps=895),
-        _options("cosine", train_steps=-1, decay_steps=600),
-        _options("polynomial", decay_steps=600),
-        _options("polynomial", decay_steps=600, end_learning_rate=0.0, cycle=True),
-        _options("exponential", decay_steps=600, decay_rate=0.5),
+        _build_options("cosine", decay_steps=900),
+        _build_options("cosine", decay_steps=600, alpha=0.01),
+        _build_options("cosine", decay_steps=895),
+        _build_options("cosine", train_steps=-1, decay_steps=600),
+        _build_options("polynomial", decay_steps=600),
+        _build_options("polynomial", decay_steps=600, end_learning_rate=0.0, cycle=True),
+        _build_options("exponential", decay_steps=600, decay_rate=0.5),
         TrainerConfig(),
     ],
 )

@@ -25,25 +25,25 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "evals" / "validation.jsonl"
 
 
-def ledger(path: Path, **options: Any) -> Ledger:
+def create_ledger(path: Path, **options: Any) -> Ledger:
     return Ledger(path, **{"dataset": "validation", "config_hash": "abc", **options})
 
 
-def last_step(written: Ledger) -> int:
+def find_last_step(written: Ledger) -> int:
     """The last step whose evaluation counts."""
     return max((item["step"] for item in written.get_active_evaluations()), default=-1)
 
 
-def record(step: int, lineage: int = 0, **metrics: Any) -> dict[str, Any]:
+def build_record(step: int, lineage: int = 0, **metrics: Any) -> dict[str, Any]:
     return {"step": step, "lineage": lineage, "metrics": metrics}
 
 
-def rewind(step: int, lineage: int) -> dict[str, Any]:
+def build_rewind(step: int, lineage: int) -> dict[str, Any]:
     return {"kind": "rewind", "lineage": lineage, "step": step}
 
 
 def test_a_record_names_checkpoint_dataset_config_and_lineage(path: Path) -> None:
-    written = ledger(path).append(
+    written = create_ledger(path).append(
         10, {"loss": np.float32(0.5), "set": {"acc": 1}, "image": np.zeros(2)}, 1.23456, "ckpt-10"
     )
     expected = {
@@ -57,13 +57,13 @@ def test_a_record_names_checkpoint_dataset_config_and_lineage(path: Path) -> Non
     }
 
     assert written
-    assert json_lines(path) == [expected] == ledger(path).records()
+    assert json_lines(path) == [expected] == create_ledger(path).records()
 
 
 def test_a_moved_run_is_not_made_again_by_its_ledger(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    written = ledger(run / "evals" / "validation.jsonl")
+    written = create_ledger(run / "evals" / "validation.jsonl")
     written.append(5, {"acc": 0.1}, 1.0)
     run.rename(tmp_path / "moved")
 
@@ -74,11 +74,11 @@ def test_a_moved_run_is_not_made_again_by_its_ledger(tmp_path: Path) -> None:
 
 
 def test_nonfinite_numbers_are_strict_json_and_read_as_floats(path: Path) -> None:
-    ledger(path).append(1, {"a": math.nan, "b": {"c": math.inf, "d": -math.inf}}, 0.0)
+    create_ledger(path).append(1, {"a": math.nan, "b": {"c": math.inf, "d": -math.inf}}, 0.0)
 
     assert json_lines(path)[0]["metrics"] == {"a": "nan", "b": {"c": "inf", "d": "-inf"}}
 
-    metrics = ledger(path).records()[0]["metrics"]
+    metrics = create_ledger(path).records()[0]["metrics"]
     assert math.isnan(metrics["a"]) and metrics["b"] == {"c": math.inf, "d": -math.inf}
 
 
@@ -86,11 +86,11 @@ def test_an_evaluation_that_comes_again_is_not_written_again(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     values = {"acc": 0.1, "bad": math.nan, "set": {"loss": 1}}
-    before = ledger(path)
+    before = create_ledger(path)
 
     assert before.append(5, values, 1.0) and not before.append(5, values, 2.0)
     # The best so far is no metric of it.
-    assert not ledger(path).append(5, {**values, "best_acc": 0.3}, 3.0, "ckpt-5")
+    assert not create_ledger(path).append(5, {**values, "best_acc": 0.3}, 3.0, "ckpt-5")
     assert [item["seconds"] for item in json_lines(path)] == [1.0]
     assert caplog.records == []
 
@@ -99,10 +99,10 @@ def test_an_evaluation_that_comes_again_is_not_written_again(
 def test_another_dataset_config_or_lineage_is_another_evaluation(
     path: Path, options: dict[str, Any]
 ) -> None:
-    ledger(path).append(5, {"acc": 0.1}, 1.0)
+    create_ledger(path).append(5, {"acc": 0.1}, 1.0)
 
-    assert ledger(path, **options).append(5, {"acc": 0.2}, 1.0)
-    assert ledger(path).append(6, {"acc": 0.2}, 1.0)
+    assert create_ledger(path, **options).append(5, {"acc": 0.2}, 1.0)
+    assert create_ledger(path).append(6, {"acc": 0.2}, 1.0)
     assert len(json_lines(path)) == 3
 
 
@@ -110,8 +110,8 @@ def test_different_metrics_are_reported_once_and_the_first_stay(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for step in (5, 6):
-        ledger(path).append(step, {"loss": 1.0, "set": {"acc": 0.1}}, 1.0)
-    resumed = ledger(path)
+        create_ledger(path).append(step, {"loss": 1.0, "set": {"acc": 0.1}}, 1.0)
+    resumed = create_ledger(path)
 
     for step in (5, 6):
         assert not resumed.append(step, {"loss": 1.0, "set": {"acc": 0.25}}, 1.0)
@@ -127,18 +127,18 @@ def test_different_metrics_are_reported_once_and_the_first_stay(
 def test_a_metric_missing_in_the_second_evaluation_is_reported(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ledger(path).append(5, {"acc": 0.1, "empty": {}}, 1.0)
-    ledger(path).append(5, {"acc": 0.1}, 1.0)
+    create_ledger(path).append(5, {"acc": 0.1, "empty": {}}, 1.0)
+    create_ledger(path).append(5, {"acc": 0.1}, 1.0)
 
     assert caplog.records == []
 
-    ledger(path).append(5, {}, 1.0)
+    create_ledger(path).append(5, {}, 1.0)
 
     assert "acc: 0.1, now none" in caplog.records[0].getMessage()
 
 
 def test_cut_lines_are_left_out_and_unknown_keys_are_kept(path: Path) -> None:
-    ledger(path).append(1, {"acc": 0.1}, 1.0)
+    create_ledger(path).append(1, {"acc": 0.1}, 1.0)
     strange: Sequence[Any] = (
         *([1], None, {"step": "2", "metrics": {}}, {"step": True, "metrics": {}}, {"step": 3}),
         {"step": 3, "metrics": 1},
@@ -152,8 +152,8 @@ def test_cut_lines_are_left_out_and_unknown_keys_are_kept(path: Path) -> None:
         stream.writelines(json.dumps(item) + "\n" for item in strange)
         stream.write('{"step": 5, "metr')
 
-    ledger(path).append(6, {"acc": 0.1}, 1.0)
-    records = ledger(path).records()
+    create_ledger(path).append(6, {"acc": 0.1}, 1.0)
+    records = create_ledger(path).records()
 
     assert [item["step"] for item in records] == [1, 4, 6]
     assert (
@@ -169,18 +169,19 @@ def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
 
     path.write_text(old + '"seconds": 1.0, "config_hash": "abc", "lineage": 0}\n')
 
-    assert last_step(ledger(path)) == 4
-    assert not ledger(path).append(4, {"loss": math.nan, "acc": 0.5}, 1.0)
+    assert find_last_step(create_ledger(path)) == 4
+    assert not create_ledger(path).append(4, {"loss": math.nan, "acc": 0.5}, 1.0)
     assert [
-        (item["step"], item["metrics"]["acc"]) for item in ledger(path).get_active_evaluations()
+        (item["step"], item["metrics"]["acc"])
+        for item in create_ledger(path).get_active_evaluations()
     ] == [(4, 0.5)]
 
 
 def test_recorded_sets_are_those_whose_evaluation_counts(path: Path) -> None:
-    written = ledger(path)
+    written = create_ledger(path)
 
     written.append(4, {"acc": 0.1}, 1.0)
-    ledger(path, dataset="test").append(16, {"acc": 0.1}, 1.0)
+    create_ledger(path, dataset="test").append(16, {"acc": 0.1}, 1.0)
 
     assert [written.find_recorded_sets(step) for step in (4, 8, 16)] == [{""}, set(), set()]
 
@@ -200,38 +201,38 @@ def test_recorded_sets_are_those_whose_evaluation_counts(path: Path) -> None:
 
 
 def test_a_rewind_takes_away_what_was_evaluated_for_later_steps(path: Path) -> None:
-    written = ledger(path)
+    written = create_ledger(path)
     for step, acc in ((4, 0.5), (8, 0.9), (12, 0.7)):
         written.append(step, {"acc": acc}, 1.0)
 
     written.rewind(4)
 
-    assert written.lineage == 1 and last_step(written) == 4
+    assert written.lineage == 1 and find_last_step(written) == 4
     assert written.append(8, {"acc": 0.6}, 1.0)
-    assert json_lines(path)[3:4] == [rewind(4, 1)] and json_lines(path)[4]["lineage"] == 1
+    assert json_lines(path)[3:4] == [build_rewind(4, 1)] and json_lines(path)[4]["lineage"] == 1
 
     counting = [
         (item["step"], item["lineage"], item["metrics"]["acc"])
         for item in written.get_active_evaluations()
     ]
     assert counting == [(4, 0, 0.5), (8, 1, 0.6)]
-    assert last_step(written) == 8
+    assert find_last_step(written) == 8
 
 
 def test_a_restart_goes_on_in_the_newest_lineage(path: Path) -> None:
-    before = ledger(path)
+    before = create_ledger(path)
 
     before.append(4, {"acc": 0.5}, 1.0)
     before.rewind(2)
     before.rewind(0)
-    after = ledger(path)
+    after = create_ledger(path)
 
-    assert after.lineage == 2 and last_step(after) == -1
+    assert after.lineage == 2 and find_last_step(after) == -1
 
     after.append(4, {"acc": 0.5}, 1.0)
 
-    assert last_step(after) == 4
-    assert ledger(path, lineage=5).lineage == 5
+    assert find_last_step(after) == 4
+    assert create_ledger(path, lineage=5).lineage == 5
 
 
 @given(st.lists(st.tuples(st.sampled_from(["evaluate", "rewind"]), st.integers(1, 9)), max_size=30))
@@ -243,22 +244,22 @@ def test_only_evaluations_of_the_current_lineage_count(actions: list[tuple[str, 
     for action, amount in actions:
         if action == "evaluate":
             at += amount
-            records.append(record(at, lineage))
+            records.append(build_record(at, lineage))
             path.append((at, lineage))
         else:
             at = max(at - amount, 0)
             lineage = lineage + 1
-            records.append(rewind(at, lineage))
+            records.append(build_rewind(at, lineage))
             path = [(step, number) for step, number in path if step <= at]
 
     assert [(item["step"], item["lineage"]) for item in active_records(records)] == path
 
 
 def test_only_records_of_several_sets_at_one_step_are_merged(path: Path) -> None:
-    sets = ledger(path, sets={"often": "a", "rare": "b"})
+    sets = create_ledger(path, sets={"often": "a", "rare": "b"})
     for step, names in ((1, ("often",)), (2, ("often", "rare")), (1, ("rare",))):
         sets.append(step, {name: {"acc": step / 10} for name in names}, dict.fromkeys(names, 0.1))
-    changed = ledger(path, sets={"often": "c", "rare": "d"})
+    changed = create_ledger(path, sets={"often": "c", "rare": "d"})
 
     changed.append(2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}, {"often": 0.1, "rare": 0.1})
 
@@ -271,7 +272,11 @@ def test_only_records_of_several_sets_at_one_step_are_merged(path: Path) -> None
         (2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}),
     ]
 
-    plain_ones = [record(1, acc=0.1), record(1, acc=0.2), record(1, far={"acc": 0.3})]
+    plain_ones = [
+        build_record(1, acc=0.1),
+        build_record(1, acc=0.2),
+        build_record(1, far={"acc": 0.3}),
+    ]
     assert merge_validation_sets(plain_ones) == plain_ones
     assert [item["metrics"] for item in sets.get_active_evaluations()][:2] == [
         {"often": {"acc": 0.1}},
@@ -280,8 +285,8 @@ def test_only_records_of_several_sets_at_one_step_are_merged(path: Path) -> None
 
 
 def test_a_followed_rewind_is_recorded_after_all_was_rewound(path: Path) -> None:
-    run = ledger(path)
-    beside = ledger(path.with_name("side.jsonl"))
+    run = create_ledger(path)
+    beside = create_ledger(path.with_name("side.jsonl"))
     beside.append(8, {"acc": 0.5}, 1.0)
     run.rewind(4)
     run.rewind(2)
@@ -292,12 +297,12 @@ def test_a_followed_rewind_is_recorded_after_all_was_rewound(path: Path) -> None
     with pytest.raises(KeyboardInterrupt, match="2"):
         beside.follow(path, before_rewind=die)
 
-    again = ledger(path.with_name("side.jsonl"))
+    again = create_ledger(path.with_name("side.jsonl"))
     steps = list[int]()
 
-    assert again.lineage == 0 and last_step(again) == 8
+    assert again.lineage == 0 and find_last_step(again) == 8
     assert again.follow(path, before_rewind=steps.append) == 2 and steps == [2]
-    assert again.lineage == 2 and last_step(again) == -1
+    assert again.lineage == 2 and find_last_step(again) == -1
     assert again.follow(path, before_rewind=steps.append) is None and steps == [2]
 
 
@@ -308,7 +313,7 @@ def test_plain_logs_are_nested_dicts_of_floats() -> None:
 
 def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    blocked = ledger(tmp_path / "file" / "validation.jsonl")
+    blocked = create_ledger(tmp_path / "file" / "validation.jsonl")
 
     with pytest.raises(StorageError):
         blocked.append(1, {"acc": 0.1}, 1.0)
@@ -332,7 +337,7 @@ def test_a_record_whose_names_are_no_text_is_damaged(tmp_path: Path, name: str) 
 def test_what_it_has_appended_itself_is_not_read_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = ledger(path)
+    written = create_ledger(path)
     written.append(10, {"loss": math.nan}, 0.1)
     before = written.records()
 
@@ -351,8 +356,8 @@ def test_what_it_has_appended_itself_is_not_read_again(
     monkeypatch.undo()
 
     # As text: NaN is no other than NaN.
-    assert str(written.records()) == str(ledger(path).records())
+    assert str(written.records()) == str(create_ledger(path).records())
 
-    ledger(path).append(30, {"loss": 0.5}, 0.1)
+    create_ledger(path).append(30, {"loss": 0.5}, 0.1)
 
     assert written.read_extent(40) == (3, 30)

@@ -32,14 +32,14 @@ def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def _comment(path: Path) -> str:
+def _read_comment(path: Path) -> str:
     """Returns the comment that the file opens with, without its marks."""
     lines = path.read_text().splitlines()
     end = next(i for i, line in enumerate(lines) if not line.startswith("#"))
     return "\n".join(line.removeprefix("#").strip() for line in lines[:end])
 
 
-def _commands(text: str) -> list[list[tuple[str, str]]]:
+def _find_commands(text: str) -> list[list[tuple[str, str]]]:
     """Returns the flags of each training command in `text`, whose lines may be continued by a
     backslash.
     """
@@ -69,7 +69,7 @@ def test_configs_are_data_and_each_experiment_has_some() -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_a_config_opens_with_purpose_command_result_and_cost(path: Path) -> None:
     labels = re.findall(
-        r"^(Purpose|Command|Expected result|Cost): \S", _comment(path), re.MULTILINE
+        r"^(Purpose|Command|Expected result|Cost): \S", _read_comment(path), re.MULTILINE
     )
 
     assert labels == ["Purpose", "Command", "Expected result", "Cost"]
@@ -77,7 +77,7 @@ def test_a_config_opens_with_purpose_command_result_and_cost(path: Path) -> None
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_a_configs_command_applies_it_to_its_experiment(path: Path) -> None:
-    (flags,) = _commands(_comment(path))
+    (flags,) = _find_commands(_read_comment(path))
     flag = {".yaml": "--config_file", ".gin": "--gin_file"}[path.suffix]
 
     assert (flag, f"configs/{path.name}") in flags
@@ -91,7 +91,7 @@ def test_a_configs_command_applies_it_to_its_experiment(path: Path) -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_the_learning_rate_ends_with_the_training(path: Path) -> None:
-    trainer = _resolve_flags(_commands(_comment(path))[0]).config.trainer
+    trainer = _resolve_flags(_find_commands(_read_comment(path))[0]).config.trainer
     sections = trainer.optimizers.values() or [trainer.optimizer_config]
 
     schedules = [section.learning_rate.get() for section in sections]
@@ -105,7 +105,7 @@ def test_the_learning_rate_ends_with_the_training(path: Path) -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_commands_of_the_readme_resolve_and_have_their_cost(name: str) -> None:
     text = (ROOT / "experiments" / name / "README.md").read_text()
-    commands = _commands(text)
+    commands = _find_commands(text)
 
     assert commands
 

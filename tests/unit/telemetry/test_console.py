@@ -46,14 +46,14 @@ finally:
 """
 
 
-def program(
+def build_program(
     body: str = "pass", close: str = "writer.close()", total: int | None = 400
 ) -> list[str]:
     code = PROGRAM.replace("BODY", body).replace("CLOSE", close).replace("TOTAL", repr(total))
     return [sys.executable, "-c", code]
 
 
-def on_terminal(command: list[str], columns: int = 100, **environment: str) -> tuple[int, str]:
+def run_on_terminal(command: list[str], columns: int = 100, **environment: str) -> tuple[int, str]:
     """Runs `command` on a new terminal; returns its exit status and all that it wrote there."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -83,7 +83,7 @@ def on_terminal(command: list[str], columns: int = 100, **environment: str) -> t
     return process.wait(), written.decode()
 
 
-def screen(written: str) -> list[str]:
+def read_screen(written: str) -> list[str]:
     """What is to be seen after `written`: a terminal that knows lines, cursor up and erasing a
     line.
     """
@@ -110,7 +110,7 @@ def screen(written: str) -> list[str]:
 
 
 def test_a_pipe_gets_plain_lines_one_per_report() -> None:
-    written = subprocess.run(program(), capture_output=True, check=True).stdout
+    written = subprocess.run(build_program(), capture_output=True, check=True).stdout
 
     assert not re.search(rb"[\x00-\x09\x0b-\x1f\x7f]", written)
 
@@ -125,11 +125,11 @@ def test_a_pipe_gets_plain_lines_one_per_report() -> None:
 
 
 def test_a_terminal_shows_progress_with_evaluations_above() -> None:
-    status, written = on_terminal(program("print('a word from the task')"))
+    status, written = run_on_terminal(build_program("print('a word from the task')"))
 
     assert status == 0
 
-    lines = screen(written)
+    lines = read_screen(written)
     assert lines[0] == "hello"
     assert [line for line in lines if line.startswith("validation")] == [
         f"validation | step {step}/400 | accuracy 0.{step // 100} | best accuracy 0.{step // 100} at step {step}"
@@ -155,10 +155,10 @@ def test_a_terminal_shows_progress_with_evaluations_above() -> None:
 
 
 def test_without_a_known_end_there_is_no_bar_and_no_time_left() -> None:
-    status, written = on_terminal(program(total=None))
+    status, written = run_on_terminal(build_program(total=None))
 
     assert status == 0
-    assert "train  step 300" in screen(written)
+    assert "train  step 300" in read_screen(written)
     assert "left" not in written
 
 
@@ -172,17 +172,17 @@ def test_without_a_known_end_there_is_no_bar_and_no_time_left() -> None:
     ids=["never closed", "closed after an error", "an error, never closed"],
 )
 def test_the_terminal_gets_its_cursor_back(body: str, close: str, expected: int) -> None:
-    status, written = on_terminal(program(body, close))
+    status, written = run_on_terminal(build_program(body, close))
 
     assert status == expected
     assert HIDE in written
     assert written.rindex(SHOW) > written.rindex(HIDE)
-    assert ("ValueError: boom" in screen(written)) == (expected == 1)
+    assert ("ValueError: boom" in read_screen(written)) == (expected == 1)
 
 
 def test_a_narrow_terminal_is_not_overrun() -> None:
-    _, written = on_terminal(program(), columns=44)
-    lines = screen(written)
+    _, written = run_on_terminal(build_program(), columns=44)
+    lines = read_screen(written)
 
     bar = next(place for place, line in enumerate(lines) if line.startswith("train"))
 
@@ -191,7 +191,7 @@ def test_a_narrow_terminal_is_not_overrun() -> None:
 
 
 def test_a_terminal_that_cannot_draw_gets_lines() -> None:
-    _, written = on_terminal(program(), TERM="dumb")
+    _, written = run_on_terminal(build_program(), TERM="dumb")
 
     assert "\x1b" not in written
     assert len(written.splitlines()) == 7
@@ -199,7 +199,7 @@ def test_a_terminal_that_cannot_draw_gets_lines() -> None:
 
 def test_a_run_goes_on_when_the_pipe_is_closed(tmp_path: Path) -> None:
     body = "[writer.write(train(step)) for step in range(1, 5000)]; open(sys.argv[1], 'w').close()"
-    command = [*program(body), str(tmp_path / "done")]
+    command = [*build_program(body), str(tmp_path / "done")]
 
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -269,7 +269,7 @@ def test_an_activity_that_is_over_leaves_nothing_on_a_terminal() -> None:
     writer.show_activity(None)
 
     assert "evaluating | step 0 | batch 3/20" in stream.getvalue()
-    assert not any(screen(stream.getvalue()))
+    assert not any(read_screen(stream.getvalue()))
 
 
 def test_the_time_left_goes_down_between_reports() -> None:

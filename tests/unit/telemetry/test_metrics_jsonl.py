@@ -35,7 +35,7 @@ def write(path: Path, *reports: Report, resume: int | None = None) -> None:
     writer.close()
 
 
-def places(path: Path) -> list[tuple[str, int]]:
+def list_places(path: Path) -> list[tuple[str, int]]:
     return [(record["kind"], record["step"]) for record in read_active_history(path)]
 
 
@@ -80,12 +80,12 @@ def test_a_line_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
 
     writer.write(report(1, loss=1.0))
 
-    assert places(path) == [("train", 1)]
+    assert list_places(path) == [("train", 1)]
 
     writer.write(report(2, loss=1.0))
     writer.flush()
 
-    assert places(path) == [("train", 1), ("train", 2)]
+    assert list_places(path) == [("train", 1), ("train", 2)]
 
     writer.close()
     writer.close()
@@ -154,13 +154,13 @@ def test_steps_never_go_back_whatever_was_written(tmp_path: Path, seed: int) -> 
             expected.setdefault((kind, step), float(number))
 
     writer.close()
-    pairs = places(path)
+    pairs = list_places(path)
 
     assert len(pairs) == len(set(pairs))
     assert [step for _, step in pairs] == sorted(step for _, step in pairs)
 
     records = read_active_history(path)
-    assert pairs == steps_of(json_lines(path))
+    assert pairs == list_steps(json_lines(path))
     assert {
         (record["kind"], record["step"]): record["metrics"]["number"] for record in records
     } == expected
@@ -184,7 +184,7 @@ def test_what_is_no_report_is_left_out(tmp_path: Path) -> None:
             "\0\0\0\n" + '{"kind": "train", "step": 5, "metrics": {"loss": [1], "acc": "inf"}}\n'
         )
 
-    assert places(path) == [("train", 1), ("train", 5)]
+    assert list_places(path) == [("train", 1), ("train", 5)]
     assert math.isnan(curve(path, "loss")[-1][1])
     assert curve(path, "acc")[-1][1] == math.inf
 
@@ -227,14 +227,14 @@ writer.close()
     path = tmp_path / "metrics.jsonl"
 
     assert run_program(code, path).stdout == "2\n"
-    assert places(path) == [("train", 1), ("train", 2), ("train", 3)]
+    assert list_places(path) == [("train", 1), ("train", 2), ("train", 3)]
 
 
 def read_superseded(path: Path) -> list[dict[str, Any]]:
     return json_lines(Path(superseded_path(path)))
 
 
-def steps_of(lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
+def list_steps(lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
     return [(line["kind"], line["step"]) for line in lines]
 
 
@@ -246,10 +246,10 @@ def test_what_is_superseded_is_kept_in_a_file_beside(tmp_path: Path) -> None:
     write(path, resume=200)
 
     assert superseded_path(path) == str(tmp_path / "metrics.superseded.jsonl")
-    assert steps_of(json_lines(path)) == [("train", 100), ("train", 200)]
+    assert list_steps(json_lines(path)) == [("train", 100), ("train", 200)]
 
     lines = read_superseded(path)
-    assert steps_of(lines) == [
+    assert list_steps(lines) == [
         *(("resume", 100), ("train", 200), ("validation", 200), ("train", 300)),
         *(("resume", 200), ("train", 300)),
     ]
@@ -278,7 +278,7 @@ def test_an_empty_file_is_a_history_of_nothing(tmp_path: Path) -> None:
 
     write(path, report(1), resume=0)
 
-    assert places(path) == [("train", 1)]
+    assert list_places(path) == [("train", 1)]
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
 
 
@@ -308,7 +308,7 @@ def test_bytes_that_a_power_failure_left_do_not_stop_a_resume(tmp_path: Path) ->
     write(path, report(2), resume=1)
     write(path, resume=1)
 
-    assert places(path) == [("train", 1)]
+    assert list_places(path) == [("train", 1)]
     assert len(Path(superseded_path(path)).read_bytes().splitlines()) == 4
 
 
@@ -356,7 +356,7 @@ def test_the_next_resume_brings_an_old_file_to_the_new_form(tmp_path: Path) -> N
     write_old(path, OLD)
     write(path, report(3), resume=2)
 
-    assert steps_of(json_lines(path)) == [
+    assert list_steps(json_lines(path)) == [
         ("train", 1),
         ("validation", 1),
         ("train", 2),
@@ -365,7 +365,7 @@ def test_the_next_resume_brings_an_old_file_to_the_new_form(tmp_path: Path) -> N
     assert [line["metrics"].get("number") for line in json_lines(path)] == [0, 5, 6, None]
 
     moved = [("resume", 2), ("validation", 1), ("train", 2), ("train", 3), ("resume", 1)]
-    assert steps_of(read_superseded(path)) == moved
+    assert list_steps(read_superseded(path)) == moved
 
 
 def test_reported_knows_kind_and_step_exactly(tmp_path: Path) -> None:
@@ -428,10 +428,14 @@ def test_a_kill_within_a_resume_loses_no_line(tmp_path: Path, point: str) -> Non
 
     write(path, report(3), report(4), resume=2)
 
-    assert places(path) == [("train", step) for step in (1, 2, 3, 4)] == steps_of(json_lines(path))
+    assert (
+        list_places(path)
+        == [("train", step) for step in (1, 2, 3, 4)]
+        == list_steps(json_lines(path))
+    )
 
     batch = [("resume", 2), ("train", 3), ("train", 4)]
-    assert steps_of(read_superseded(path)) == batch * (1 if point == "history.supersede" else 2)
+    assert list_steps(read_superseded(path)) == batch * (1 if point == "history.supersede" else 2)
 
 
 def test_an_unwritable_path_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
@@ -456,7 +460,7 @@ def test_a_resume_near_the_end_of_a_long_run_moves_its_end(tmp_path: Path) -> No
     JsonLinesWriter(path).resume(99_000)
 
     assert len(read_superseded(path)) == 1 + 999
-    assert places(path)[-1] == ("train", 99_000)
+    assert list_places(path)[-1] == ("train", 99_000)
 
 
 EVAL_INTERVAL = 3
@@ -485,7 +489,7 @@ def run(path: Path, end: int, start: int = 0, *, attempt: int = 0) -> dict[int, 
     return sizes
 
 
-def timeless(path: Path) -> list[dict[str, Any]]:
+def read_without_times(path: Path) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in line.items() if key not in WALL_CLOCK_FIELDS}
         for line in json_lines(path)
@@ -516,4 +520,4 @@ def test_a_killed_runs_history_equals_that_of_one_never_killed(
         checkpoints = {step: length for step, length in checkpoints.items() if step <= start}
         checkpoints |= run(path, end, start, attempt=attempt)
 
-    assert timeless(path) == timeless(folder / "whole.jsonl")
+    assert read_without_times(path) == read_without_times(folder / "whole.jsonl")

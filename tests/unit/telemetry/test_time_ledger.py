@@ -31,14 +31,14 @@ def ledger(clock: _Clock) -> TimeLedger:
     return TimeLedger(clock)
 
 
-def _seconds(ledger: TimeLedger) -> dict[str, float]:
+def _read_seconds(ledger: TimeLedger) -> dict[str, float]:
     return {name: seconds for name, seconds in ledger.build_account().seconds.items() if seconds}
 
 
 def test_a_run_starts_until_it_is_told_that_it_has_begun(ledger: TimeLedger, clock: _Clock) -> None:
     clock.wait(2)
 
-    assert _seconds(ledger) == {"start": 2}
+    assert _read_seconds(ledger) == {"start": 2}
 
     ledger.end_start()
     ledger.end_start()
@@ -57,7 +57,7 @@ def test_what_is_inside_counts_for_itself_only(ledger: TimeLedger, clock: _Clock
             clock.wait(2)
         clock.wait(4)
 
-    assert _seconds(ledger) == {"report": 5, "save": 2}
+    assert _read_seconds(ledger) == {"report": 5, "save": 2}
 
 
 def test_names_that_are_reported_as_one_add_up(ledger: TimeLedger, clock: _Clock) -> None:
@@ -102,7 +102,7 @@ def test_no_more_is_taken_out_of_loops_than_they_took(ledger: TimeLedger, clock:
 
     ledger.add_loop(1, 99.0, 4.0)
 
-    assert _seconds(ledger) == {"start": 4, "input": 6}
+    assert _read_seconds(ledger) == {"start": 4, "input": 6}
 
 
 def test_a_wait_that_is_not_known_is_not_told_as_none(ledger: TimeLedger, clock: _Clock) -> None:
@@ -147,7 +147,7 @@ def test_what_another_thread_does_is_not_counted(ledger: TimeLedger, clock: _Clo
         thread.start()
         thread.join()
 
-    assert _seconds(ledger) == {"evaluation": 1}
+    assert _read_seconds(ledger) == {"evaluation": 1}
 
 
 def test_the_record_has_every_name_in_seconds_and_adds_up() -> None:

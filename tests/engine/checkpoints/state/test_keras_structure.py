@@ -21,24 +21,24 @@ from trainer_kit.checkpoints.state.strict_restore import (
 )
 
 
-def _block(name: str) -> Any:
+def _build_block(name: str) -> Any:
     inputs = keras.Input((4,))
     hidden = keras.layers.BatchNormalization()(keras.layers.Dense(4)(inputs))
     return keras.Model(inputs, keras.layers.Dropout(0.5)(hidden), name=name)
 
 
-def _functional() -> Any:
+def _build_functional() -> Any:
     inputs = keras.Input((3,))
     body = keras.Sequential([keras.layers.Dense(4), keras.layers.Dropout(0.5)])
     shared = keras.layers.Dense(4)
-    hidden = shared(_block("one")(body(inputs)))
-    return keras.Model(inputs, keras.layers.Dense(2)(shared(_block("two")(hidden))))
+    hidden = shared(_build_block("one")(body(inputs)))
+    return keras.Model(inputs, keras.layers.Dense(2)(shared(_build_block("two")(hidden))))
 
 
 class _Subclassed(keras.Model):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
-        self.body = _block("body")
+        self.body = _build_block("body")
         self.norm = keras.layers.LayerNormalization()
         self.first = keras.layers.Dense(4)
         self.head = keras.layers.Dense(2)
@@ -60,24 +60,24 @@ class _Module(tf.Module):  # type: ignore[misc]
         return inputs @ self.weight
 
 
-def _sequential() -> Any:
+def _build_sequential() -> Any:
     layers = keras.layers
     return keras.Sequential(
         [keras.Input((3,)), layers.Dense(4), layers.BatchNormalization(), layers.Dropout(0.5)]
     )
 
 
-def _keras_two() -> Any:
+def _build_tf_keras() -> Any:
     return tf_keras.Sequential(
         [tf_keras.layers.Dense(2, input_shape=(3,)), tf_keras.layers.BatchNormalization()]
     )
 
 
 MODELS: dict[str, Callable[[], Any]] = {
-    "sequential": _sequential,
-    "functional": _functional,
+    "sequential": _build_sequential,
+    "functional": _build_functional,
     "subclassed": _Subclassed,
-    "tf_keras": _keras_two,
+    "tf_keras": _build_tf_keras,
     "module": _Module,
 }
 POINTS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)

@@ -53,33 +53,33 @@ class _Module(tf.Module):  # type: ignore[misc]
         self.generator = tf.random.Generator.from_seed(1)
 
 
-def _keras_three() -> Any:
+def _build_keras() -> Any:
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dropout(0.5)])
 
 
-def _keras_two() -> Any:
+def _build_tf_keras() -> Any:
     return tf_keras.Sequential(
         [tf_keras.layers.Dense(2, input_shape=(3,)), tf_keras.layers.BatchNormalization()]
     )
 
 
 MODELS: dict[str, Callable[[], Any]] = {
-    "Keras 3": _keras_three,
-    "tf_keras": _keras_two,
+    "Keras 3": _build_keras,
+    "tf_keras": _build_tf_keras,
     "tf.Module": _Module,
 }
 
 
 class _Run:
     def __init__(
-        self, make: Callable[[], Any] = _keras_three, average: bool = True, trains: bool = True
+        self, make: Callable[[], Any] = _build_keras, average: bool = True, trains: bool = True
     ) -> None:
         self.step = tf.Variable(0, dtype=tf.int64)
         self.model = make()
         self.task = _Task()
         self.optimizer = keras.optimizers.Adam()
         self.optimizer.build(list(self.model.trainable_variables))
-        self.average = _Average(self.model) if average and make is _keras_three else None
+        self.average = _Average(self.model) if average and make is _build_keras else None
         self.note: Any = "fresh"
         optimizer = self.optimizer if trains else None
         self.state = TrainState(self.step, self.model, optimizer, self.average, self.task, seed=3)
@@ -277,30 +277,30 @@ def test_replicas_save_and_restore_the_same(tmp_path: Path) -> None:
 def test_what_is_evaluated_comes_back_and_nothing_else_changes(tmp_path: Path, kind: str) -> None:
     run = _Run(MODELS[kind])
     run.save(tmp_path, 1, 2)
-    wanted = _weights_at(run, 1)
+    wanted = _restore_weights(run, 1)
     run.go_on(2)
     others = [variable.numpy().tolist() for variable in run.optimizer.variables]
 
     run.state.restore_weights(f"{tmp_path}/ckpt-1")
 
-    assert _weights(run) == wanted
+    assert _read_weights(run) == wanted
     assert [variable.numpy().tolist() for variable in run.optimizer.variables] == others
     assert int(run.task.seen) == 1
     assert run.note == {"step": 2}
 
     run.state.restore_weights(f"{tmp_path}/ckpt-2")
 
-    assert _weights(run) == _weights_at(run, 2)
+    assert _read_weights(run) == _restore_weights(run, 2)
 
 
-def _weights(run: _Run) -> list[Any]:
+def _read_weights(run: _Run) -> list[Any]:
     average = list(run.average.variables.values()) if run.average else []
     return [variable.numpy().tolist() for variable in (*run.model.variables, run.step, *average)]
 
 
-def _weights_at(run: _Run, number: int) -> list[Any]:
+def _restore_weights(run: _Run, number: int) -> list[Any]:
     run.go_on(number)
-    return _weights(run)
+    return _read_weights(run)
 
 
 class _OptimizersAverage(_Average):
@@ -323,15 +323,15 @@ class _Kept(tf.Module):  # type: ignore[misc]
         self.averages = [tf.Variable(v.value) for v in model.trainable_variables]
 
 
-def _averaging_run() -> tuple[Any, _OptimizersAverage, TrainState]:
-    model = _keras_three()
+def _create_averaging_run() -> tuple[Any, _OptimizersAverage, TrainState]:
+    model = _build_keras()
     average = _OptimizersAverage(model)
     step = tf.Variable(0, dtype=tf.int64)
     return model, average, TrainState(step, model, None, average, _Task(), seed=3)
 
 
 def test_an_optimizers_average_is_saved_and_evaluated(tmp_path: Path) -> None:
-    _, average, state = _averaging_run()
+    _, average, state = _create_averaging_run()
 
     for variable in average.variables.averages:
         variable.assign(tf.fill(variable.shape, 4.0))
@@ -343,7 +343,7 @@ def test_an_optimizers_average_is_saved_and_evaluated(tmp_path: Path) -> None:
         "optimizer",
     }
 
-    _, average, state = _averaging_run()
+    _, average, state = _create_averaging_run()
 
     state.restore_weights(path)
 
@@ -361,12 +361,12 @@ def test_an_optimizers_average_is_saved_and_evaluated(tmp_path: Path) -> None:
 
 
 def test_without_an_optimizers_average_the_weights_are_used(tmp_path: Path) -> None:
-    _, _, state = _averaging_run()
+    _, _, state = _create_averaging_run()
     path = state.weights_checkpoint.write(str(tmp_path / "ckpt-1"))
 
     assert not any(name.startswith("optimizer") for name in CheckpointGraph(path).shapes_by_name())
 
-    _, average, other = _averaging_run()
+    _, average, other = _create_averaging_run()
 
     other.restore_weights(path)
 

@@ -16,25 +16,25 @@ from trainer_kit.checkpoints.state.variable_names import (
 )
 
 
-def _model() -> keras.Model:
+def _build_model() -> keras.Model:
     return keras.Sequential(
         [keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
     )
 
 
-def _adam(model: keras.Model, other: keras.Model) -> keras.Optimizer:
+def _create_adam(model: keras.Model, other: keras.Model) -> keras.Optimizer:
     optimizer = keras.optimizers.Adam()
     optimizer.build(model.trainable_variables)
     return optimizer
 
 
-def _adam_of_both(model: keras.Model, other: keras.Model) -> keras.Optimizer:
+def _create_adam_of_both(model: keras.Model, other: keras.Model) -> keras.Optimizer:
     optimizer = keras.optimizers.Adam()
     optimizer.build([*model.trainable_variables, *other.trainable_variables])
     return optimizer
 
 
-def _adam_in_a_loss_scale(model: keras.Model, other: keras.Model) -> keras.Optimizer:
+def _create_scaled_adam(model: keras.Model, other: keras.Model) -> keras.Optimizer:
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
     optimizer.apply(
         [tf.zeros(variable.shape) for variable in model.trainable_variables],
@@ -46,21 +46,23 @@ def _adam_in_a_loss_scale(model: keras.Model, other: keras.Model) -> keras.Optim
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (_adam, "adam/sequential/dense_1/kernel/velocity"),
-        (_adam_of_both, "adam/others/sequential/dense_1/kernel/velocity"),
-        (_adam_in_a_loss_scale, "loss_scale_optimizer/adam/sequential/dense_1/kernel/velocity"),
+        (_create_adam, "adam/sequential/dense_1/kernel/velocity"),
+        (_create_adam_of_both, "adam/others/sequential/dense_1/kernel/velocity"),
+        (_create_scaled_adam, "loss_scale_optimizer/adam/sequential/dense_1/kernel/velocity"),
     ],
 )
 def test_names_do_not_depend_on_what_the_process_built_before(
     make: Callable[..., Any], name: str
 ) -> None:
-    first = _model()
-    second = _model()
+    first = _build_model()
+    second = _build_model()
 
     assert first.layers[0].path != second.layers[0].path
     assert list(model_variables(first)) == list(model_variables(second))
 
-    names = [list(optimizer_variables(make(model, _model()), model)) for model in (first, second)]
+    names = [
+        list(optimizer_variables(make(model, _build_model()), model)) for model in (first, second)
+    ]
     assert names[0] == names[1] and name in names[0]
 
 
@@ -79,7 +81,7 @@ def test_order_of_numbers_is_kept_not_order_of_appearance() -> None:
 
 
 def test_seed_generators_are_among_the_variables() -> None:
-    tracked = model_variables(_model())
+    tracked = model_variables(_build_model())
 
     assert any("seed_generator" in name for name in tracked)
     assert all(isinstance(variable, tf.Variable) for variable in tracked.values())

@@ -21,7 +21,7 @@ BESTS = ("best_ckpt", "best_checkpoints/two", "best_checkpoints/first")
 LOSS = {"metric": "validation_loss", "metric_comp": "lower", "keep": 2}
 
 
-def _config(**trainer: Any) -> ExperimentConfig:
+def _build_config(**trainer: Any) -> ExperimentConfig:
     average = {"optimizer_config": {"ema": {"average_decay": 0.9}}}
     return linear_experiment(
         best_checkpoint_eval_metric="validation_loss",
@@ -35,7 +35,7 @@ def _config(**trainer: Any) -> ExperimentConfig:
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 40 steps, evaluated and saved at each tenth; all checkpoints are there."""
     folder = tmp_path_factory.mktemp("reconciliation") / "run"
-    _launch(_config(), "train_and_eval", folder)
+    _launch(_build_config(), "train_and_eval", folder)
     return folder
 
 
@@ -45,7 +45,7 @@ def run(finished_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
-def _weights(folder: Path) -> dict[int, dict[str, bytes]]:
+def _read_weights(folder: Path) -> dict[int, dict[str, bytes]]:
     """Step -> the variables of the weights in `folder`, as bytes, without the counter of saves."""
     weights = {}
     for step, prefix in complete_checkpoints(str(folder)).items():
@@ -77,11 +77,11 @@ def test_named_bests_are_kept_beside_the_primary_one(finished_run: Path) -> None
     }
     top = sorted(values, key=lambda step: values[step])[:2]
 
-    assert list(_weights(finished_run / "best_checkpoints/two")) == sorted(top)
+    assert list(_read_weights(finished_run / "best_checkpoints/two")) == sorted(top)
     assert (
         json.loads((finished_run / "best_checkpoints/two/info.json").read_text())["step"] == top[0]
     )
-    assert list(_weights(finished_run / "best_ckpt")) == top[:1]
+    assert list(_read_weights(finished_run / "best_ckpt")) == top[:1]
 
 
 def test_lost_weights_are_reported_once_and_the_run_resumes(
@@ -90,7 +90,7 @@ def test_lost_weights_are_reported_once_and_the_run_resumes(
     for name in BESTS:
         _lose(run / name, *complete_checkpoints(str(run / name)))
 
-    _launch(_config(train_steps=50), "train_and_eval", run)
+    _launch(_build_config(train_steps=50), "train_and_eval", run)
     told = [
         record.getMessage()
         for record in caplog.records
@@ -98,17 +98,17 @@ def test_lost_weights_are_reported_once_and_the_run_resumes(
     ]
 
     assert len(told) == len(BESTS)
-    assert list(_weights(run / "best_ckpt")) == [50]
+    assert list(_read_weights(run / "best_ckpt")) == [50]
 
 
 def test_a_rewound_run_archives_later_best_weights(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (before,) = _weights(run / "best_ckpt")
+    (before,) = _read_weights(run / "best_ckpt")
 
-    _launch(_config(train_steps=30), "train_and_eval", run, from_step=20)
+    _launch(_build_config(train_steps=30), "train_and_eval", run, from_step=20)
 
-    assert before == 40 and list(_weights(run / "best_ckpt")) == [30]
+    assert before == 40 and list(_read_weights(run / "best_ckpt")) == [30]
     assert list(complete_checkpoints(str(run / "best_ckpt/archived"))) == [40]
     assert "has lost the weights of step 20" in caplog.text
 

@@ -40,7 +40,7 @@ def _run(
     return best
 
 
-def _saved_step(folder: Path) -> int:
+def _read_saved_step(folder: Path) -> int:
     weights = _Weights()
     info = json.loads((folder / "info.json").read_text())
     weights.checkpoint.read(str(folder / info["checkpoint"])).assert_consumed()
@@ -54,7 +54,7 @@ def test_the_best_step_is_the_first_with_the_best_metric(
 ) -> None:
     best = _run(tmp_path, [0.5, 0.2, 0.9, 0.9, 0.2], comp)
 
-    assert _saved_step(tmp_path) == step
+    assert _read_saved_step(tmp_path) == step
     assert best.best is not None and best.best[2] == step
     assert [path.name for path in tmp_path.glob("ckpt-*.index")] == [f"ckpt-{step}.index"]
 
@@ -64,7 +64,7 @@ def test_the_best_step_is_the_first_with_the_best_metric(
 )
 def test_values_that_are_not_finite_are_never_best(tmp_path: Path, values: list[float]) -> None:
     _run(tmp_path, values)
-    assert _saved_step(tmp_path) == values.index(0.5) + 1
+    assert _read_saved_step(tmp_path) == values.index(0.5) + 1
 
 
 def test_what_is_no_single_number_is_left_out_of_the_record(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_damaged_info_is_written_again_with_a_warning(
     assert best.best == ("accuracy", 0.9, 2)
     assert not best.maybe_export_checkpoint(_Weights().at(3), {"accuracy": 0.8}, 3)
     assert best.maybe_export_checkpoint(_Weights().at(4), {"accuracy": 0.95}, 4)
-    assert _saved_step(tmp_path) == 4
+    assert _read_saved_step(tmp_path) == 4
 
     caplog.clear()
 
@@ -181,11 +181,11 @@ def test_a_damaged_best_is_reported_and_replaced_by_the_next(
     assert len(caplog.records) == 1 and "has lost the weights of step 2" in caplog.text
     assert best.best == ("accuracy", 0.9, 2)
     assert best.maybe_export_checkpoint(_Weights().at(3), {"accuracy": 0.7}, 3)
-    assert _saved_step(tmp_path) == 3
+    assert _read_saved_step(tmp_path) == 3
     assert best.best == ("accuracy", 0.9, 2)
     assert not best.maybe_export_checkpoint(_Weights().at(4), {"accuracy": 0.6}, 4)
     assert best.maybe_export_checkpoint(_Weights().at(5), {"accuracy": 0.8}, 5)
-    assert _saved_step(tmp_path) == 5
+    assert _read_saved_step(tmp_path) == 5
     assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {
         "checkpoint",
         "info",
@@ -199,9 +199,9 @@ def test_a_new_metric_keeps_the_old_best_until_its_first_export(tmp_path: Path) 
 
     other.resume(2, [])
 
-    assert other.best is None and _saved_step(tmp_path) == 2
+    assert other.best is None and _read_saved_step(tmp_path) == 2
     assert other.maybe_export_checkpoint(_Weights().at(3), {"validation_loss": 4.0}, 3)
-    assert _saved_step(tmp_path) == 3
+    assert _read_saved_step(tmp_path) == 3
 
 
 def test_files_of_others_and_debris_of_the_dead_are_told_apart(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_rewind_forgets_later_bests_across_restarts(tmp_path: Path, killed: bo
     assert best.maybe_export_checkpoint(_Weights().at(3), {"accuracy": 0.55}, 3)
     assert best.best == ("accuracy", 0.6, 2)
     assert best.maybe_export_checkpoint(_Weights().at(4), {"accuracy": 0.7}, 4)
-    assert _saved_step(tmp_path) == 4
+    assert _read_saved_step(tmp_path) == 4
     assert best.best == ("accuracy", 0.7, 4)
 
 
@@ -255,7 +255,7 @@ def test_a_best_from_before_the_rewind_step_stays(tmp_path: Path) -> None:
 
     best.rewind(2, [{"step": 1, "metrics": {"accuracy": 0.9}}])
 
-    assert best.best == ("accuracy", 0.9, 1) and _saved_step(tmp_path) == 1
+    assert best.best == ("accuracy", 0.9, 1) and _read_saved_step(tmp_path) == 1
     assert not best.maybe_export_checkpoint(_Weights().at(3), {"accuracy": 0.8}, 3)
 
 

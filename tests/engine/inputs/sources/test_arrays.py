@@ -21,15 +21,15 @@ EXAMPLES = 11
 BATCH = 4
 
 
-def _source(params: DataConfig, examples: int = EXAMPLES) -> ArraySource:
+def _create_source(params: DataConfig, examples: int = EXAMPLES) -> ArraySource:
     return ArraySource(np.arange(examples), params)
 
 
-def _stream(source: ArraySource, batches: int, position: int = 0) -> list[int]:
+def _read_stream(source: ArraySource, batches: int, position: int = 0) -> list[int]:
     return list(itertools.chain(*read_batches(source.at(position), batches)))
 
 
-def _shares(
+def _read_shares(
     source: ArraySource, replicas: int, pipelines: int, batches: int, position: int = 0
 ) -> list[list[int]]:
     """What each replica gets, all of the first global batch, then all of the second, and so on."""
@@ -49,17 +49,17 @@ def _join_shares(shares: list[list[int]], replicas: int) -> list[list[int]]:
 
 
 def test_the_seed_decides_the_order_in_every_source() -> None:
-    first, again = (_stream(_source(training_data(1)), 3 * EXAMPLES) for _ in range(2))
+    first, again = (_read_stream(_create_source(training_data(1)), 3 * EXAMPLES) for _ in range(2))
 
     assert first == again
-    assert first != _stream(_source(training_data(1, seed=8)), 3 * EXAMPLES)
-    assert _stream(_source(training_data(1, seed=None)), 20) == _stream(
-        _source(training_data(1, seed=0)), 20
+    assert first != _read_stream(_create_source(training_data(1, seed=8)), 3 * EXAMPLES)
+    assert _read_stream(_create_source(training_data(1, seed=None)), 20) == _read_stream(
+        _create_source(training_data(1, seed=0)), 20
     )
 
 
 def test_each_epoch_is_a_permutation_of_its_own() -> None:
-    stream = _stream(_source(training_data(1)), 20 * EXAMPLES)
+    stream = _read_stream(_create_source(training_data(1)), 20 * EXAMPLES)
     epochs = [tuple(stream[k : k + EXAMPLES]) for k in range(0, len(stream), EXAMPLES)]
 
     assert all(sorted(epoch) == list(range(EXAMPLES)) for epoch in epochs)
@@ -67,15 +67,15 @@ def test_each_epoch_is_a_permutation_of_its_own() -> None:
 
 
 def test_order_ignores_the_batch_size_and_batches_cross_epochs() -> None:
-    by_one = _stream(_source(training_data(1)), 44)
-    batches = read_batches(_source(training_data()).at(0), 11)
+    by_one = _read_stream(_create_source(training_data(1)), 44)
+    batches = read_batches(_create_source(training_data()).at(0), 11)
 
     assert list(itertools.chain(*batches)) == by_one
     assert {len(batch) for batch in batches} == {BATCH}  # 4 does not divide 11, and no batch is cut
 
 
 def test_a_far_position_is_reached_at_once() -> None:
-    source = _source(training_data())
+    source = _create_source(training_data())
     far = 11 * 10**15
 
     batches = read_batches(source.at(far), 11)  # four epochs, from the start of one on
@@ -100,12 +100,14 @@ def test_replicas_together_get_what_one_gets_from_any_position(data: some.DataOb
         else data.draw(some.integers(1, 4 * replicas))
     )
     position = data.draw(some.integers(0, 9))
-    source = _source((training_data if training else validation_data)(batch), examples)
+    source = _create_source((training_data if training else validation_data)(batch), examples)
 
     expected = read_batches(source.at(0).skip(position), 4)
 
     assert read_batches(source.at(position), 4) == expected
-    assert _join_shares(_shares(source, replicas, pipelines, 4, position), replicas) == expected
+    assert (
+        _join_shares(_read_shares(source, replicas, pipelines, 4, position), replicas) == expected
+    )
 
 
 # By name: config, number of examples, replicas and pipelines, what each replica gets of each batch.
@@ -131,12 +133,12 @@ UNEVEN: dict[str, tuple[DataConfig, int, tuple[int, int], list[list[int]]]] = {
 @pytest.mark.parametrize("case", UNEVEN)
 def test_an_uneven_batch_is_shared_in_order(case: str) -> None:
     params, examples, (count, pipelines), expected = UNEVEN[case]
-    assert _shares(_source(params, examples), count, pipelines, 3) == expected
+    assert _read_shares(_create_source(params, examples), count, pipelines, 3) == expected
 
 
 def test_mirrored_replicas_get_the_ragged_end_and_empty_batches() -> None:
     strategy = replicas(4)
-    source = _source(validation_data(), 5)
+    source = _create_source(validation_data(), 5)
     dataset = strategy.distribute_datasets_from_function(lambda context: source.at(0, context))
 
     shares = [
@@ -148,7 +150,7 @@ def test_mirrored_replicas_get_the_ragged_end_and_empty_batches() -> None:
 
 
 def test_a_pass_is_in_the_order_of_the_arrays_and_ends() -> None:
-    source = _source(validation_data())
+    source = _create_source(validation_data())
 
     assert read_batches(source.at(0)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
     assert read_batches(source.at(2)) == [[8, 9, 10]]
@@ -168,13 +170,13 @@ def test_a_pass_is_in_the_order_of_the_arrays_and_ends() -> None:
 def test_the_batch_dimension_is_static_when_every_batch_is_full(
     params: DataConfig, size: int | None
 ) -> None:
-    dataset = _source(params, 18).at(0, input_context(2))
+    dataset = _create_source(params, 18).at(0, input_context(2))
 
     assert dataset.element_spec.shape == [size]
     assert (int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY) == bool(params.is_training)
 
 
-def _arrays() -> dict[str, Any]:
+def _build_arrays() -> dict[str, Any]:
     return {
         "image": np.arange(12, dtype=np.uint8).reshape(6, 2),
         "more": (np.linspace(0, 1, 6), {"name": np.array([b"a", b"b", b"c", b"d", b"e", b"f"])}),
@@ -183,16 +185,16 @@ def _arrays() -> dict[str, Any]:
 
 
 def test_structures_and_dtypes_stay_and_rows_stay_together() -> None:
-    source = ArraySource(_arrays(), training_data(6))
+    source = ArraySource(_build_arrays(), training_data(6))
 
     assert source.num_examples == 6
 
     batch = next(iter(source.at(0)))
     rows = batch["label"].numpy().astype(int)
 
-    tf.nest.assert_same_structure(batch, _arrays())
+    tf.nest.assert_same_structure(batch, _build_arrays())
 
-    for mine, theirs in zip(tf.nest.flatten(batch), tf.nest.flatten(_arrays()), strict=True):
+    for mine, theirs in zip(tf.nest.flatten(batch), tf.nest.flatten(_build_arrays()), strict=True):
         assert mine.dtype == tf.constant(theirs).dtype
         np.testing.assert_array_equal(mine.numpy(), theirs[rows])
 
@@ -226,7 +228,7 @@ def test_changing_the_arrays_afterwards_changes_nothing() -> None:
 def test_batches_are_prefetched_unless_the_buffer_is_0(
     buffer: int | None, prefetches: bool
 ) -> None:
-    dataset = _source(validation_data(prefetch_buffer_size=buffer)).at(0)
+    dataset = _create_source(validation_data(prefetch_buffer_size=buffer)).at(0)
 
     assert ("Prefetch" in repr(dataset._input_dataset)) == prefetches
     assert len(read_batches(dataset)) == 3
@@ -234,14 +236,16 @@ def test_batches_are_prefetched_unless_the_buffer_is_0(
 
 def test_tf_data_options_of_the_config_are_set() -> None:
     options = (
-        _source(training_data(deterministic=False, autotune_algorithm="HILL_CLIMB")).at(0).options()
+        _create_source(training_data(deterministic=False, autotune_algorithm="HILL_CLIMB"))
+        .at(0)
+        .options()
     )
 
     assert options.deterministic is False
     assert options.autotune.enabled
     assert options.autotune.autotune_algorithm == tf.data.experimental.AutotuneAlgorithm.HILL_CLIMB
 
-    default = _source(training_data()).at(0).options()
+    default = _create_source(training_data()).at(0).options()
     assert (default.deterministic, default.autotune.enabled) == (None, False)
 
 
@@ -281,13 +285,13 @@ def test_what_is_no_data_is_refused(arrays: Any) -> None:
 )
 def test_what_makes_no_batches_is_refused(params: DataConfig, error: type[Exception]) -> None:
     with pytest.raises(error):
-        _source(params).at(0, input_context(4))
+        _create_source(params).at(0, input_context(4))
 
 
 def test_one_warning_names_fields_without_effect_on_arrays(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _source(
+    _create_source(
         training_data(
             input_path="a", shuffle_buffer_size=7, tf_data_service_address="b", cycle_length=1
         )
@@ -307,8 +311,8 @@ def test_one_warning_names_fields_without_effect_on_arrays(
 def test_what_arrays_use_or_need_not_use_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     used = {"cache": True, "sharding": False, "prefetch_buffer_size": 1, "deterministic": True}
 
-    _source(training_data(autotune_algorithm="max_parallelism", **used))
-    _source(validation_data())
+    _create_source(training_data(autotune_algorithm="max_parallelism", **used))
+    _create_source(validation_data())
 
     assert caplog.records == []
 

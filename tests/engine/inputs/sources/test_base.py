@@ -87,7 +87,7 @@ class _RecordingTask(LinearTask):
         return {self.loss: tf.reduce_mean(inputs[0])}
 
 
-def _trainer(count: int) -> tuple[Trainer, dict[str, list[tuple[int, int]]]]:
+def _create_trainer(count: int) -> tuple[Trainer, dict[str, list[tuple[int, int]]]]:
     config = linear_experiment()
     with replicas(count).scope():
         task = _RecordingTask(config.task)
@@ -95,7 +95,7 @@ def _trainer(count: int) -> tuple[Trainer, dict[str, list[tuple[int, int]]]]:
 
 
 def test_training_resumes_at_a_position_evaluation_at_the_start(tmp_path: Path) -> None:
-    first, asked = _trainer(2)
+    first, asked = _create_trainer(2)
 
     # Nothing is asked for before it is known where to start.
     assert asked == {"train": [], "validation": []}
@@ -108,7 +108,7 @@ def test_training_resumes_at_a_position_evaluation_at_the_start(tmp_path: Path) 
 
     path = first.checkpoint.write(str(tmp_path / "ckpt-7"))
 
-    resumed, asked = _trainer(2)
+    resumed, asked = _create_trainer(2)
 
     resumed.checkpoint.read(path)
     resumed.after_restore(path)
@@ -124,11 +124,11 @@ def test_training_resumes_at_a_position_evaluation_at_the_start(tmp_path: Path) 
     assert asked["train"] == [(7, 2), (7, 2)]
 
 
-def _array_inputs(params: DataConfig, input_context: Any = None) -> ArraySource:
+def _build_array_inputs(params: DataConfig, input_context: Any = None) -> ArraySource:
     return ArraySource(np.arange(23), params)
 
 
-def _plain_inputs(params: DataConfig) -> tf.data.Dataset:
+def _build_plain_inputs(params: DataConfig) -> tf.data.Dataset:
     """The shuffle has no seed of its own."""
     return tf.data.Dataset.range(23).shuffle(23).repeat().batch(2, drop_remainder=True)
 
@@ -145,14 +145,14 @@ TWO = input_context(2)
 
 
 @functools.cache
-def _whole(build_inputs: Any) -> np.ndarray:
+def _read_all(build_inputs: Any) -> np.ndarray:
     """The first 30 global batches, from the start and with none left out."""
     dataset = build_dataset_at(call_build_inputs(build_inputs, PARAMS, TWO), Position(), TWO)
     return np.asarray(read_batches(dataset, 30 * 2)).reshape([30, 2, 2])
 
 
 @pytest.mark.usefixtures("_global_seed")
-@pytest.mark.parametrize("build_inputs", [_array_inputs, _plain_inputs])
+@pytest.mark.parametrize("build_inputs", [_build_array_inputs, _build_plain_inputs])
 @pytest.mark.parametrize(
     "position", [Position(9), Position(3, (3, 4, 9)), Position(7, (2, 8)), Position(0, (0, 1, 5))]
 )
@@ -160,7 +160,7 @@ def test_data_begins_at_the_position_without_left_out_batches(
     position: Position, build_inputs: Any
 ) -> None:
     rows = (
-        _whole(build_inputs)[[position.get_batch_after(k) for k in range(8)]]
+        _read_all(build_inputs)[[position.get_batch_after(k) for k in range(8)]]
         .reshape([-1, 2])
         .tolist()
     )
@@ -237,10 +237,10 @@ def test_what_is_no_data_is_told_with_the_method(inputs: Any) -> None:
 
 @pytest.mark.usefixtures("_global_seed")
 def test_unseeded_shuffles_ignore_earlier_random_numbers() -> None:
-    first = read_batches(call_build_inputs(_plain_inputs, None), 20)
+    first = read_batches(call_build_inputs(_build_plain_inputs, None), 20)
     following = float(tf.random.uniform([]))
 
-    assert read_batches(call_build_inputs(_plain_inputs, None), 20) == first
+    assert read_batches(call_build_inputs(_build_plain_inputs, None), 20) == first
 
     tf.random.set_seed(5)
 
@@ -249,4 +249,4 @@ def test_unseeded_shuffles_ignore_earlier_random_numbers() -> None:
 
     tf.random.set_seed(6)
 
-    assert read_batches(call_build_inputs(_plain_inputs, None), 20) != first
+    assert read_batches(call_build_inputs(_build_plain_inputs, None), 20) != first

@@ -12,12 +12,12 @@ from trainer_kit.inputs.sources.example_seeds import epoch_key, example_seeds
 ALL = 2**64 - 1
 
 
-def _seeds(seed: int | None, epoch: int, indices: np.ndarray) -> np.ndarray:
+def _compute_seeds(seed: int | None, epoch: int, indices: np.ndarray) -> np.ndarray:
     key = epoch_key(seed, tf.constant(epoch, tf.int64))
     return np.asarray(example_seeds(key, tf.constant(indices, tf.int64)).numpy())
 
 
-def _splitmix(state: int) -> int:
+def _apply_splitmix(state: int) -> int:
     """The next output of SplitMix64, as its authors have published it."""
     state = (state + 0x9E3779B97F4A7C15) & ALL
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & ALL
@@ -27,12 +27,12 @@ def _splitmix(state: int) -> int:
 
 def test_the_hash_is_splitmix64_also_for_large_numbers() -> None:
     # The first output of the published generator for seed 0.
-    assert _splitmix(0) == 0xE220A8397B1DCDAF
+    assert _apply_splitmix(0) == 0xE220A8397B1DCDAF
 
     for seed, epoch, index in ((0, 0, 0), (7, 3, 22), (-5, 2**40, 2**31), (2**62, 1, 2**50 + 1)):
-        key = _splitmix((_splitmix(seed & ALL) + 0x9E3779B97F4A7C15 * epoch) & ALL)
-        expected = _splitmix((key + 0x9E3779B97F4A7C15 * index) & ALL)
-        seeds = _seeds(seed, epoch, np.array([index]))
+        key = _apply_splitmix((_apply_splitmix(seed & ALL) + 0x9E3779B97F4A7C15 * epoch) & ALL)
+        expected = _apply_splitmix((key + 0x9E3779B97F4A7C15 * index) & ALL)
+        seeds = _compute_seeds(seed, epoch, np.array([index]))
         assert (seeds.dtype, seeds.shape, seeds.view(np.uint64).item()) == (
             np.int32,
             (1, 2),

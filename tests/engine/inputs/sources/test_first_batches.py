@@ -17,7 +17,7 @@ from trainer_kit.inputs.sources.first_batches import FirstBatches
 BATCHES = 3
 
 
-def _source(**params: Any) -> ArraySource:
+def _create_source(**params: Any) -> ArraySource:
     return ArraySource(np.arange(11), training_data(2).replace(**params))
 
 
@@ -28,7 +28,7 @@ def _build_shuffled(**_: Any) -> tf.data.Dataset:
     return tf.data.Dataset.range(11).shuffle(11, seed=3).repeat().batch(2, drop_remainder=True)
 
 
-@pytest.mark.parametrize("make", [_source, _build_shuffled])
+@pytest.mark.parametrize("make", [_create_source, _build_shuffled])
 @pytest.mark.parametrize("position", [0, 1, 3, 7])
 def test_each_pass_has_the_same_batches_from_any_position(
     make: Callable[[], Any], position: int
@@ -50,7 +50,7 @@ def test_a_single_pass_is_the_same_when_it_is_read_again() -> None:
 
 def test_replicas_share_the_batches() -> None:
     context = input_context(2)
-    cut = FirstBatches(_source(global_batch_size=4), BATCHES, True)
+    cut = FirstBatches(_create_source(global_batch_size=4), BATCHES, True)
     read = [batch for share in read_batches(cut.at(1, context), 4 * BATCHES) for batch in share]
 
     whole = [batch for share in read_batches(cut.at(1), 2 * BATCHES) for batch in share]
@@ -61,4 +61,4 @@ def test_replicas_share_the_batches() -> None:
 
 def test_fewer_batches_than_are_repeated_are_an_error() -> None:
     with pytest.raises(DataError):
-        FirstBatches(_source(is_training=False), 6, True).at(0)
+        FirstBatches(_create_source(is_training=False), 6, True).at(0)

@@ -16,7 +16,7 @@ RECORDS = [b"first", b"", b"third with \0 inside\0", bytes(range(256)) * 40, b"l
 FRAME = 16  # bytes around each record
 
 
-def _offset(index: int) -> int:
+def _compute_offset(index: int) -> int:
     return sum(len(record) + FRAME for record in RECORDS[:index])
 
 
@@ -58,10 +58,11 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 7, 11, 12, 15, 16, FRAME + len(RECORDS[-1]) - 1])
 def test_a_cut_file_is_reported_with_the_records_offset(tmp_path: Path, cut: int) -> None:
     path = write_records(tmp_path / "a", RECORDS)
-    os.truncate(path, _offset(4) + cut)
+    os.truncate(path, _compute_offset(4) + cut)
 
     with pytest.raises(
-        DataError, match=rf"^{path}: the record at offset {_offset(4)} is cut: the file ends at"
+        DataError,
+        match=rf"^{path}: the record at offset {_compute_offset(4)} is cut: the file ends at",
     ):
         RecordFiles([path])
 
@@ -70,10 +71,11 @@ def test_a_cut_file_is_reported_with_the_records_offset(tmp_path: Path, cut: int
 @pytest.mark.parametrize("index", [0, 2])
 def test_a_damaged_header_is_told_with_its_offset(tmp_path: Path, index: int, byte: int) -> None:
     path = write_records(tmp_path / "a", RECORDS)
-    _spoil(path, _offset(index) + byte)
+    _spoil(path, _compute_offset(index) + byte)
 
     with pytest.raises(
-        DataError, match=rf"^{path}: at offset {_offset(index)} there is no record: the checksum"
+        DataError,
+        match=rf"^{path}: at offset {_compute_offset(index)} there is no record: the checksum",
     ):
         RecordFiles([path])
 
@@ -83,7 +85,7 @@ def test_only_reading_the_damaged_record_fails(tmp_path: Path, place: int) -> No
     good = write_records(tmp_path / "good", [b"x"])
     path = write_records(tmp_path / "a", RECORDS)
 
-    _spoil(path, _offset(2) + place if place > 0 else _offset(3) + place)
+    _spoil(path, _compute_offset(2) + place if place > 0 else _compute_offset(3) + place)
     files = RecordFiles([good, path])
 
     assert files.read_records(np.array([5, 4, 0, 1])).tolist() == [
@@ -93,16 +95,20 @@ def test_only_reading_the_damaged_record_fails(tmp_path: Path, place: int) -> No
         RECORDS[0],
     ]
 
-    with pytest.raises(DataError, match=rf"^{path}: the record at offset {_offset(2)} is damaged"):
+    with pytest.raises(
+        DataError, match=rf"^{path}: the record at offset {_compute_offset(2)} is damaged"
+    ):
         files.read_records(np.array([5, 3, 0]))
 
 
 def test_a_file_that_changes_after_it_was_indexed_is_told(tmp_path: Path) -> None:
     path = write_records(tmp_path / "a", RECORDS)
     files = RecordFiles([path])
-    os.truncate(path, _offset(3))
+    os.truncate(path, _compute_offset(3))
 
-    with pytest.raises(DataError, match=rf"{path}: the record at offset {_offset(3)} is damaged"):
+    with pytest.raises(
+        DataError, match=rf"{path}: the record at offset {_compute_offset(3)} is damaged"
+    ):
         files.read_records(np.array([0, 3]))
 
     os.remove(path)

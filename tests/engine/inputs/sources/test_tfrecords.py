@@ -35,7 +35,7 @@ FEATURES = {
 }
 
 
-def _example(number: int) -> bytes:
+def _write_example(number: int) -> bytes:
     features = {
         "number": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
         "name": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"n%d" % number])),
@@ -48,7 +48,7 @@ def pattern(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Three files that hold the examples 0 to 22 in sorted order."""
     folder = tmp_path_factory.mktemp("records")
     for name, numbers in (("a", range(5)), ("b", range(5, 6)), ("c", range(6, EXAMPLES))):
-        write_records(folder / name, map(_example, numbers))
+        write_records(folder / name, map(_write_example, numbers))
     return f"{folder}/*"
 
 
@@ -56,7 +56,7 @@ def _parse(serialized: tf.Tensor) -> Any:
     return tf.io.parse_example(serialized, FEATURES)
 
 
-def _source(pattern: str, params: DataConfig) -> TFRecordSource:
+def _create_source(pattern: str, params: DataConfig) -> TFRecordSource:
     return TFRecordSource(
         pattern, params, parse=_parse, batch_transform=lambda batch: batch["number"]
     )
@@ -71,14 +71,14 @@ def test_the_order_is_that_of_arrays_from_any_position(
     params = DATA[training]
     expected = read_batches(ArraySource(np.arange(EXAMPLES), params).at(position), 14)
 
-    assert read_batches(_source(pattern, params).at(position), 14) == expected
+    assert read_batches(_create_source(pattern, params).at(position), 14) == expected
     assert bool(expected) == (training or position < 6)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_replicas_together_get_the_batches_of_one(pattern: str, training: bool) -> None:
     """Two workers with two replicas each."""
-    source = _source(pattern, DATA[training])
+    source = _create_source(pattern, DATA[training])
     read = [
         read_batches(source.at(1, input_context(4, 2, pipeline)), 8 * 2) for pipeline in range(2)
     ]
@@ -109,11 +109,13 @@ def test_parse_gets_a_static_batch_of_serialized_examples(pattern: str) -> None:
 
 
 def test_a_pass_knows_its_length_and_a_block_stays_together(pattern: str) -> None:
-    assert int(_source(pattern, validation_data()).at(2).cardinality()) == 4
+    assert int(_create_source(pattern, validation_data()).at(2).cardinality()) == 4
 
     stream = list(
         itertools.chain(
-            *read_batches(_source(pattern, training_data(batch=1, block_length=5)).at(0), EXAMPLES)
+            *read_batches(
+                _create_source(pattern, training_data(batch=1, block_length=5)).at(0), EXAMPLES
+            )
         )
     )
     assert sorted(stream) == list(range(EXAMPLES)) != stream
@@ -122,13 +124,13 @@ def test_a_pass_knows_its_length_and_a_block_stays_together(pattern: str) -> Non
 
 def test_reading_a_damaged_record_names_file_and_offset(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    size = len(_example(0)) + 16
-    write_records(path, map(_example, range(4)))
+    size = len(_write_example(0)) + 16
+    write_records(path, map(_write_example, range(4)))
     content = bytearray(path.read_bytes())
     content[2 * size + 20] ^= 1
 
     path.write_bytes(content)
-    source = _source(str(path), validation_data(batch=1))
+    source = _create_source(str(path), validation_data(batch=1))
 
     assert read_batches(source.at(0), 2) == [[0], [1]]
 
@@ -141,7 +143,7 @@ def test_reading_a_damaged_record_names_file_and_offset(tmp_path: Path) -> None:
     assert read_batches(source.at(3)) == [[3]]
 
 
-def _cut(tmp_path: Path) -> tf.data.Dataset:
+def _cut_file(tmp_path: Path) -> tf.data.Dataset:
     """TensorFlow's own reader, over a damaged file."""
     write_records(tmp_path / "cut", [b"x" * 50])
     (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-1] + b"?")
@@ -149,41 +151,41 @@ def _cut(tmp_path: Path) -> tf.data.Dataset:
     return tf.data.TFRecordDataset(4 * [str(tmp_path / "cut")])
 
 
-def _not_parsed(tmp_path: Path) -> tf.data.Dataset:
+def _build_unparsed(tmp_path: Path) -> tf.data.Dataset:
     features = {"number": tf.io.FixedLenFeature([], tf.int64)}
     texts = tf.data.Dataset.from_tensors(b"?").repeat(4)
     return texts.map(lambda text: tf.io.parse_single_example(text, features)["number"])
 
 
 @tf.function
-def _loop(iterator: Any) -> None:
+def _loop_over_next(iterator: Any) -> None:
     for _ in tf.range(3):
         next(iterator)
 
 
 @tf.function
-def _optional(iterator: Any) -> None:
+def _loop_over_optional(iterator: Any) -> None:
     for _ in tf.range(3):
         iterator.get_next_as_optional()
 
 
-def _over_two_replicas(dataset: tf.data.Dataset) -> Any:
+def _distribute_over_two(dataset: tf.data.Dataset) -> Any:
     return iter(replicas(2).distribute_datasets_from_function(lambda context: dataset))
 
 
-_BEGINS = (iter, _over_two_replicas)
+_BEGINS = (iter, _distribute_over_two)
 
 
 @pytest.mark.parametrize(
     ("make", "reason", "read", "begin"),
     [
         *(
-            (_cut, "corrupted record at 12", *way)
-            for way in itertools.product([next, _loop, _optional], _BEGINS)
+            (_cut_file, "corrupted record at 12", *way)
+            for way in itertools.product([next, _loop_over_next, _loop_over_optional], _BEGINS)
         ),
         *(
-            (_not_parsed, "Could not parse example", *way)
-            for way in ((next, iter), (_loop, _over_two_replicas))
+            (_build_unparsed, "Could not parse example", *way)
+            for way in ((next, iter), (_loop_over_next, _distribute_over_two))
         ),
     ],
 )
@@ -253,14 +255,16 @@ def test_errors_of_files_and_config_come_when_it_is_made(
     pattern: str, name: str, params: DataConfig, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        _source(pattern + name, params).at(0, input_context(3))
+        _create_source(pattern + name, params).at(0, input_context(3))
 
 
 def test_only_unread_fields_are_named(pattern: str, caplog: pytest.LogCaptureFixture) -> None:
-    _source(pattern, training_data(input_path=pattern, block_length=2, prefetch_buffer_size=1))
+    _create_source(
+        pattern, training_data(input_path=pattern, block_length=2, prefetch_buffer_size=1)
+    )
 
     assert caplog.records == []
 
-    _source(pattern, training_data(cycle_length=4, cache=True))
+    _create_source(pattern, training_data(cycle_length=4, cache=True))
 
     assert "TFRecordSource does not read cache, cycle_length" in caplog.text

@@ -106,7 +106,7 @@ class _Module(tf.Module):
         self.parts = [tf_keras.layers.BatchNormalization(name="of_tf_keras")]
 
 
-def _keras_2() -> Any:
+def _build_tf_keras() -> Any:
     inner = tf_keras.Sequential(
         [
             tf_keras.layers.BatchNormalization(name="a", input_shape=(4,)),
@@ -127,7 +127,7 @@ def _keras_2() -> Any:
         ),
         (lambda: keras.Sequential([_Block()]), "inner"),
         (_Module, "of_tf_keras"),
-        (_keras_2, r"\w+ and 1 more"),
+        (_build_tf_keras, r"\w+ and 1 more"),
         (lambda: keras.Sequential([keras.Input((4,)), keras.layers.LayerNormalization()]), ""),
     ],
 )

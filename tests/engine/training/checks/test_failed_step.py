@@ -37,10 +37,10 @@ class _FaultySource(Source):
         self.num_examples = source.num_examples
 
     def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
-        return _faulty(self._source.at(position, input_context), position, self._path)
+        return _build_faulty(self._source.at(position, input_context), position, self._path)
 
 
-def _faulty(batches: tf.data.Dataset, position: int, path: Path) -> tf.data.Dataset:
+def _build_faulty(batches: tf.data.Dataset, position: int, path: Path) -> tf.data.Dataset:
     """Returns batches that begin at `position`; number 12 needs the file at `path`."""
     numbers = tf.data.Dataset.range(position, 1000)
     return tf.data.Dataset.zip(numbers, batches).map(functools.partial(_read, path))
@@ -96,7 +96,7 @@ def _run(
     run_experiment(None, task, "train", config, str(folder))
 
 
-def _differences(folder: Path, other: Path) -> list[str]:
+def _find_differences(folder: Path, other: Path) -> list[str]:
     return [line for line in compare_runs(str(folder), str(other)) if "_OBJECT_GRAPH" not in line]
 
 
@@ -127,7 +127,7 @@ def test_a_batch_that_cannot_be_read_loses_no_step(
         whole = tmp_path / "whole"
         _run(whole, config, path)
 
-    assert _differences(whole, tmp_path / "failed") == []
+    assert _find_differences(whole, tmp_path / "failed") == []
 
 
 def test_a_step_that_may_have_written_is_not_saved(
@@ -151,7 +151,7 @@ def test_a_step_that_may_have_written_is_not_saved(
     path.write_text("")
     _run(tmp_path / "failed", config, path, in_step=True)
 
-    assert _differences(whole, tmp_path / "failed") == []
+    assert _find_differences(whole, tmp_path / "failed") == []
 
 
 def test_a_keyboard_interrupt_of_user_code_saves_as_ctrl_c_does(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_read_that_failed_ahead_of_a_save_is_done_again(
     _run(folder, config, path, kind=Plain)
     _run(tmp_path / "whole", config, path, kind=Plain)
 
-    assert _differences(tmp_path / "whole", folder) == []
+    assert _find_differences(tmp_path / "whole", folder) == []
 
 
 @pytest.mark.parametrize("early", [False, True])

@@ -83,7 +83,7 @@ def _run(
     return trainer
 
 
-def _steps(folder: Path) -> list[int]:
+def _list_steps(folder: Path) -> list[int]:
     return [
         line["step"]
         for line in read_active_history(str(folder / "metrics.jsonl"))
@@ -98,16 +98,16 @@ def test_a_loop_of_a_subclass_reports_saves_and_resumes(
     """User code stops the one, and a signal the other."""
     _run(kind, tmp_path / "whole")
 
-    assert _steps(tmp_path / "whole") == [5, 10, 15, 20]
+    assert _list_steps(tmp_path / "whole") == [5, 10, 15, 20]
     assert list(complete_checkpoints(str(tmp_path / "whole"))) == [10, 20]
 
     with pytest.raises(
         PreemptedError, match=r"stopped by (trainer\.request_stop\(\)|SIGTERM) at step"
     ):
         if kind is _OwnLoop:
-            _run(_stopping(kind, 5), tmp_path / "stopped")
+            _run(_build_stopping_trainer(kind, 5), tmp_path / "stopped")
         else:
-            _run(kind, tmp_path / "stopped", train_actions=[_signal])
+            _run(kind, tmp_path / "stopped", train_actions=[_send_signal])
 
     _run(kind, tmp_path / "stopped")
     differences = compare_runs(str(tmp_path / "whole"), str(tmp_path / "stopped"))
@@ -117,11 +117,11 @@ def test_a_loop_of_a_subclass_reports_saves_and_resumes(
     )
 
 
-def _signal(logs: Any) -> None:
+def _send_signal(logs: Any) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _stopping(kind: type[Trainer], step: int) -> type[Trainer]:
+def _build_stopping_trainer(kind: type[Trainer], step: int) -> type[Trainer]:
     """Returns a trainer that asks for a stop at a step."""
 
     class Stops(kind):  # type: ignore[misc, valid-type]
@@ -170,7 +170,10 @@ def test_orbits_controller_ends_uncounted_or_stopped_runs(tmp_path: Path) -> Non
 
     with pytest.raises(PreemptedError, match="stopped by SIGTERM at step") as stopped:
         _run(
-            Trainer, tmp_path / "stopped", controller_cls=orbit.Controller, train_actions=[_signal]
+            Trainer,
+            tmp_path / "stopped",
+            controller_cls=orbit.Controller,
+            train_actions=[_send_signal],
         )
 
     assert f"at step {max(complete_checkpoints(str(tmp_path / 'stopped')))};" in str(stopped.value)
@@ -182,7 +185,7 @@ def test_a_loop_that_counts_more_is_followed(
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         trainer = _run(_CountsTwice, tmp_path)
 
-    assert _steps(tmp_path) == [10, 20] and int(trainer.optimizer.iterations.numpy()) == 10
+    assert _list_steps(tmp_path) == [10, 20] and int(trainer.optimizer.iterations.numpy()) == 10
     assert (
         caplog.text.count("moved global_step by 10") == 1
         and "_CountsTwice.train_step" in caplog.text

@@ -43,11 +43,11 @@ def _grow(state: Any, new: Any) -> Any:
     return new if state is None else tf.concat([state, new], axis=0)
 
 
-def _values(state: Any, outputs: Any) -> Any:
+def _grow_values(state: Any, outputs: Any) -> Any:
     return _grow(state, outputs["value"])
 
 
-def _histogram(state: Any, outputs: Any) -> Any:
+def _add_to_histogram(state: Any, outputs: Any) -> Any:
     counts = tf.math.bincount(tf.cast(outputs["value"], tf.int32), minlength=10, maxlength=10)
     state = tf.zeros([10], tf.int32) if state is None else state
     assert state.shape == [10]  # what does not grow keeps its static shape
@@ -63,44 +63,48 @@ def _reduce_nested(state: Any, outputs: Any) -> Any:
     }
 
 
-def _in_place(state: Any, outputs: Any) -> Any:
+def _change_in_place(state: Any, outputs: Any) -> Any:
     state = {} if state is None else state
     state["names"] = _grow(state.get("names"), tf.strings.as_string(outputs["value"]))
     return state
 
 
-def _rows(state: Any, outputs: Any) -> Any:
+def _grow_rows(state: Any, outputs: Any) -> Any:
     return _grow(
         state,
         tf.RaggedTensor.from_row_lengths(outputs["value"], [1, tf.size(outputs["value"]) - 1]),
     )
 
 
-def _plain(state: Any) -> Any:
+def _to_lists(state: Any) -> Any:
     leaves = tf.nest.flatten(state, expand_composites=True)
     return tf.nest.map_structure(lambda leaf: np.asarray(leaf).tolist(), leaves)
 
 
-def _loops(reduce_fn: Any, watched: Any = ()) -> tuple[Counter, StatefulEvalLoop, StatefulEvalLoop]:
+def _create_loops(
+    reduce_fn: Any, watched: Any = ()
+) -> tuple[Counter, StatefulEvalLoop, StatefulEvalLoop]:
     counter = Counter()
     graph = StatefulEvalLoop(counter, counter.stop, use_tf_while_loop=True, watched=watched)
     return counter, graph, StatefulEvalLoop(counter, counter.stop)
 
 
-@pytest.mark.parametrize("reduce_fn", [_histogram, _reduce_nested, _in_place, _rows])
+@pytest.mark.parametrize(
+    "reduce_fn", [_add_to_histogram, _reduce_nested, _change_in_place, _grow_rows]
+)
 def test_any_state_is_the_same_in_graph_and_step_by_step(
     reduce_fn: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    counter, graph, by_step = _loops(reduce_fn)
+    counter, graph, by_step = _create_loops(reduce_fn)
 
     for wanted in (-1, 2, 1, 9, 0):
         done, state = graph(iter(batches()), wanted, None, reduce_fn)
         total = float(counter.total)
         expected_done, expected = by_step(iter(batches()), wanted, None, reduce_fn)
         tf.nest.assert_same_structure(state, expected)
-        assert (done, _plain(state), total) == (
+        assert (done, _to_lists(state), total) == (
             expected_done,
-            _plain(expected),
+            _to_lists(expected),
             float(counter.total),
         )
 
@@ -112,9 +116,9 @@ def test_a_state_that_was_given_is_added_to(
     build_array: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = build_array([10], np.int32)
-    _, graph, _ = _loops(_histogram)
+    _, graph, _ = _create_loops(_add_to_histogram)
 
-    done, result = graph(iter(batches()), -1, state, _histogram)
+    done, result = graph(iter(batches()), -1, state, _add_to_histogram)
 
     assert (done, result.numpy().tolist()) == (4, (1 + np.asarray(state)).tolist())
     assert "step by step" not in caplog.text
@@ -123,7 +127,7 @@ def test_a_state_that_was_given_is_added_to(
 def test_other_data_gets_its_own_trace_besides_the_first(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _, graph, _ = _loops(_values)
+    _, graph, _ = _create_loops(_grow_values)
     static = tf.data.Dataset.range(12).batch(4, drop_remainder=True)
 
     for data, examples in (
@@ -132,21 +136,21 @@ def test_other_data_gets_its_own_trace_besides_the_first(
         (static, 12),
         (static.map(lambda x: x + 1), 12),
     ):
-        done, state = graph(iter(data), -1, None, _values)
+        done, state = graph(iter(data), -1, None, _grow_values)
         assert (done, len(state)) == (len(list(data)), examples)
 
     assert "step by step" not in caplog.text
 
 
 def test_limited_graph_loop_takes_no_unused_element() -> None:
-    _, graph, _ = _loops(_values)
+    _, graph, _ = _create_loops(_grow_values)
     iterator = iter(batches())
 
-    graph(iterator, 2, None, _values)
-    done, state = graph(iterator, -1, None, _values)
+    graph(iterator, 2, None, _grow_values)
+    done, state = graph(iterator, -1, None, _grow_values)
 
     assert (done, state.numpy().tolist()) == (2, [6, 7, 8, 9])
-    assert graph(iterator, -1, None, _values) == (0, None)  # there is no more
+    assert graph(iterator, -1, None, _grow_values) == (0, None)  # there is no more
 
 
 def test_a_stop_ends_the_loop_in_graph_before_its_next_step() -> None:
@@ -157,48 +161,48 @@ def test_a_stop_ends_the_loop_in_graph_before_its_next_step() -> None:
     counter = StoppingCounter()
     graph = StatefulEvalLoop(counter, counter.stop, use_tf_while_loop=True)
 
-    done, state = graph(iter(batches()), -1, None, _values)
+    done, state = graph(iter(batches()), -1, None, _grow_values)
 
     assert (done, state.numpy().tolist()) == (2, [0, 1, 2, 3, 4, 5])
-    assert graph(iter(batches()), -1, None, _values) == (0, None)
+    assert graph(iter(batches()), -1, None, _grow_values) == (0, None)
 
 
-def _sums(state: Any, outputs: Any) -> Any:
+def _sum_values(state: Any, outputs: Any) -> Any:
     return (state or 0.0) + float(outputs["value"].numpy().sum())
 
 
-def _list_of_tensors(state: Any, outputs: Any) -> Any:
+def _return_tensors(state: Any, outputs: Any) -> Any:
     return [*(state or []), outputs["value"]]
 
 
-def _floats(state: Any, outputs: Any) -> Any:
+def _add_seconds(state: Any, outputs: Any) -> Any:
     return {"all": outputs["value"], "seconds": 0.1 + (state["seconds"] if state else 0.0)}
 
 
-def _changing_type(state: Any, outputs: Any) -> Any:
+def _change_type(state: Any, outputs: Any) -> Any:
     return outputs["value"] if state is None else tf.cast(outputs["value"], tf.float32)
 
 
 @pytest.mark.parametrize(
     ("reduce_fn", "reason"),
     [
-        (_sums, "'SymbolicTensor' object has no attribute 'numpy'"),
-        (_list_of_tensors, "changes its structure from step to step"),
-        (_floats, "holds a float"),
-        (_changing_type, "int64.* after one step and .*float32"),
+        (_sum_values, "'SymbolicTensor' object has no attribute 'numpy'"),
+        (_return_tensors, "changes its structure from step to step"),
+        (_add_seconds, "holds a float"),
+        (_change_type, "int64.* after one step and .*float32"),
     ],
 )
 def test_untraceable_reduction_runs_step_by_step_with_a_warning(
     reduce_fn: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    counter, graph, by_step = _loops(reduce_fn)
+    counter, graph, by_step = _create_loops(reduce_fn)
 
     for _ in range(2):
         done, state = graph(iter(batches()), -1, None, reduce_fn)
         assert float(counter.total) == 45.0  # each batch counted once
-        assert (done, _plain(state)) == (
+        assert (done, _to_lists(state)) == (
             4,
-            _plain(by_step(iter(batches()), -1, None, reduce_fn)[1]),
+            _to_lists(by_step(iter(batches()), -1, None, reduce_fn)[1]),
         )
     (warning,) = [
         record.getMessage() for record in caplog.records if "step by step" in record.getMessage()
@@ -218,11 +222,11 @@ class _Remembering:
 
     def count(self, state: Any, outputs: Any) -> Any:
         self.batches += 1
-        return _values(state, outputs)
+        return _grow_values(state, outputs)
 
     def keep(self, state: Any, outputs: Any) -> Any:
         self.parts["each"].append(outputs["value"])
-        return _values(state, outputs)
+        return _grow_values(state, outputs)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +238,7 @@ def test_side_effects_of_tracing_a_reduction_are_undone(
 ) -> None:
     task = _Remembering()
     reduce_fn = getattr(task, method)
-    _, graph, _ = _loops(reduce_fn, [task])
+    _, graph, _ = _create_loops(reduce_fn, [task])
 
     _, state = graph(iter(batches()), -1, None, reduce_fn)
 
@@ -250,14 +254,14 @@ def test_side_effects_of_tracing_a_reduction_are_undone(
     ("reduce_fn", "error"),
     [
         (lambda state, outputs: outputs["no_such_log"], KeyError),
-        (lambda state, outputs: _values(None, outputs) + "text", Exception),
+        (lambda state, outputs: _grow_values(None, outputs) + "text", Exception),
         (lambda state, outputs: [].pop(), IndexError),
     ],
 )
 def test_a_mistake_in_the_reduction_is_raised_as_it_is(
     reduce_fn: Any, error: type[Exception]
 ) -> None:
-    _, graph, by_step = _loops(reduce_fn)
+    _, graph, by_step = _create_loops(reduce_fn)
 
     with pytest.raises(error) as expected:
         by_step(iter(batches()), -1, None, reduce_fn)
@@ -271,9 +275,9 @@ def test_a_mistake_in_the_reduction_is_raised_as_it_is(
 def test_an_error_that_depends_on_values_is_raised_in_graph() -> None:
     def reduce_fn(state: Any, outputs: Any) -> Any:
         tf.debugging.assert_less(outputs["value"], tf.constant(6, tf.int64), "too much")
-        return _values(state, outputs)
+        return _grow_values(state, outputs)
 
-    _, graph, _ = _loops(reduce_fn)
+    _, graph, _ = _create_loops(reduce_fn)
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="too much"):
         graph(iter(batches()), -1, None, reduce_fn)

@@ -22,24 +22,24 @@ from trainer_kit.training.loops.fused_loop import (
 )
 
 
-def _loop(counter: Counter, stack: BatchStack) -> FusedLoop:
+def _create_loop(counter: Counter, stack: BatchStack) -> FusedLoop:
     return FusedLoop(counter, counter.stop, stack, 4)
 
 
-def _sums(*numbers: range) -> list[dict[str, float]]:
+def _sum_numbers(*numbers: range) -> list[dict[str, float]]:
     return [{"total": float(sum(part))} for part in numbers]
 
 
 def test_loops_of_any_length_use_each_batch_once_in_order() -> None:
     counter = Counter()
     stack = BatchStack()
-    loop = _loop(counter, stack)
+    loop = _create_loop(counter, stack)
     iterator = iter(stack_batches(tf.data.Dataset.range(105).batch(5, drop_remainder=True), 4))
 
     done = [loop(iterator, tf.constant(steps)) for steps in (6, 1, 9, 5)]
 
     assert [steps for steps, _ in done] == [6, 1, 9, 5]
-    assert [results for _, results in done] == _sums(
+    assert [results for _, results in done] == _sum_numbers(
         range(30), range(30, 35), range(35, 80), range(80, 105)
     )
     assert stack.is_empty
@@ -51,7 +51,7 @@ def test_loops_of_any_length_use_each_batch_once_in_order() -> None:
 def test_what_a_loop_has_left_belongs_to_its_iterator() -> None:
     counter = Counter()
     stack = BatchStack()
-    loop = _loop(counter, stack)
+    loop = _create_loop(counter, stack)
     dataset = stack_batches(tf.data.Dataset.range(12).batch(2), 4)
     first = iter(dataset)
     second = iter(dataset)
@@ -66,7 +66,7 @@ def test_what_a_loop_has_left_belongs_to_its_iterator() -> None:
 
 def test_a_smaller_batch_is_a_step_of_its_own() -> None:
     counter = Counter()
-    loop = _loop(counter, BatchStack())
+    loop = _create_loop(counter, BatchStack())
 
     iterator = iter(stack_batches(tf.data.Dataset.range(8).batch(3).repeat(), 4))
 
@@ -76,7 +76,7 @@ def test_a_smaller_batch_is_a_step_of_its_own() -> None:
 
 def test_a_stop_ends_a_loop_at_the_end_of_a_program() -> None:
     counter = Counter()
-    loop = _loop(counter, BatchStack())
+    loop = _create_loop(counter, BatchStack())
     no_prefetch = tf.data.Options()
     no_prefetch.experimental_optimization.inject_prefetch = False
     dataset = stack_batches(tf.data.Dataset.range(40).batch(2), 4).map(
@@ -107,8 +107,8 @@ def _stop_with_the_second(counter: Counter) -> object:
 
 def test_the_waiting_for_batches_is_measured() -> None:
     counter = Counter()
-    loop = _loop(counter, BatchStack())
-    slow = tf.data.Dataset.range(4).map(lambda x: tf.py_function(_slowly, [x], tf.int64))
+    loop = _create_loop(counter, BatchStack())
+    slow = tf.data.Dataset.range(4).map(lambda x: tf.py_function(_count_slowly, [x], tf.int64))
     slow = slow.map(lambda x: tf.ensure_shape(x, [])).batch(1)
 
     loop(iter(stack_batches(slow, 2)), tf.constant(4))
@@ -116,7 +116,7 @@ def test_the_waiting_for_batches_is_measured() -> None:
     assert loop.wait_seconds >= 0.1
 
 
-def _slowly(number: tf.Tensor) -> tf.Tensor:
+def _count_slowly(number: tf.Tensor) -> tf.Tensor:
     import time
 
     time.sleep(0.05)
@@ -163,7 +163,7 @@ def test_a_traced_step_that_cannot_be_fused_is_refused(
             first(iterator)
             return super().step(iterator)
 
-    loop = _loop(UnfitCounter(), BatchStack())
+    loop = _create_loop(UnfitCounter(), BatchStack())
 
     with (
         tf.summary.create_file_writer(str(tmp_path)).as_default(),

@@ -15,7 +15,7 @@ def test_eager_functions_run_their_python_at_each_call() -> None:
     loop = LoopFunction(
         lambda iterator: calls.append(next(iterator)) or tf.constant(1), "the training loop"
     )
-    iterator = _iterator(2)
+    iterator = _create_iterator(2)
 
     for _ in range(2):
         loop(iterator)
@@ -32,7 +32,7 @@ def test_eager_functions_run_their_python_at_each_call() -> None:
     assert len(calls) == 3
 
 
-def _iterator(batch: int) -> object:
+def _create_iterator(batch: int) -> object:
     return iter(tf.data.Dataset.range(8).map(lambda x: (x, 1.0)).batch(batch, drop_remainder=True))
 
 
@@ -40,15 +40,15 @@ def test_another_shape_of_batch_is_told_with_the_one_before(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loop = LoopFunction(lambda iterator, number: next(iterator)[0][0] + number, "the training loop")
-    first = _iterator(2)
+    first = _create_iterator(2)
 
     loop.trace_graph(first, tf.constant(1, tf.int64))
 
     with caplog.at_level(logging.WARNING):
-        for iterator in (first, _iterator(2)):
+        for iterator in (first, _create_iterator(2)):
             assert int(loop(iterator, tf.constant(1, tf.int64))) == 1
         assert caplog.text == ""
-        assert int(loop(_iterator(4), tf.constant(2, tf.int64))) == 2
+        assert int(loop(_create_iterator(4), tf.constant(2, tf.int64))) == 2
 
     assert "the training loop is traced again" in caplog.text
     assert (

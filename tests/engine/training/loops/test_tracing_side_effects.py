@@ -22,28 +22,28 @@ class _Inner:
         self.count = 0
 
 
-def _plain(item: _Object) -> dict[str, Any]:
+def _list_attributes(item: _Object) -> dict[str, Any]:
     return {name: value for name, value in vars(item).items() if name != "other"}
 
 
-def _rebind(item: Any) -> None:
+def _rebind_attribute(item: Any) -> None:
     item.count += 1000  # as an int of its own
 
 
-def _add(item: Any) -> None:
+def _add_attribute(item: Any) -> None:
     item.new = "attribute"
 
 
-def _remove(item: Any) -> None:
+def _remove_attribute(item: Any) -> None:
     del item.count
 
 
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        (_rebind, "count"),
-        (_add, "new"),
-        (_remove, "count"),
+        (_rebind_attribute, "count"),
+        (_add_attribute, "new"),
+        (_remove_attribute, "count"),
         (lambda item: item.items.reverse(), "items"),
         (lambda item: item.sets["a"].add(2), "sets"),
         (lambda item: item.sets["b"][1].update(c=2), "sets"),
@@ -58,7 +58,7 @@ def test_a_change_is_named_and_undone(change: Any, name: str) -> None:
     change(item)
 
     assert kept.restore() == [f"_Object.{name}"]
-    assert _plain(item) == _plain(_Object())
+    assert _list_attributes(item) == _list_attributes(_Object())
     assert item.items is items
     assert kept.restore() == []
 

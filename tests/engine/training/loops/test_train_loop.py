@@ -54,16 +54,16 @@ def test_end_of_the_data_raises_and_keeps_the_steps_done() -> None:
     assert float(counter.total) == 45.0
 
 
-def _in_a_function(iterator: object) -> tf.Tensor:
+def _read_in_function(iterator: object) -> tf.Tensor:
     return tf.function(lambda: next(iterator), autograph=False)()  # type: ignore[call-overload]
 
 
-def _in_a_branch(iterator: object) -> tf.Tensor:
+def _read_in_branch(iterator: object) -> tf.Tensor:
     some = tf.random.uniform([]) < 2.0
     return tf.cond(some, lambda: next(iterator), lambda: tf.constant(0, tf.int64))  # type: ignore[call-overload]
 
 
-def _in_a_loop(iterator: object) -> tf.Tensor:
+def _read_in_loop(iterator: object) -> tf.Tensor:
     def add(number: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return number + 1, total + next(iterator)  # type: ignore[call-overload]
 
@@ -71,7 +71,7 @@ def _in_a_loop(iterator: object) -> tf.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("take", "total"), [(_in_a_function, 3.0), (_in_a_branch, 3.0), (_in_a_loop, 15.0)]
+    ("take", "total"), [(_read_in_function, 3.0), (_read_in_branch, 3.0), (_read_in_loop, 15.0)]
 )
 def test_a_step_may_take_its_batches_in_a_graph_of_its_own(
     take: Callable[[object], tf.Tensor], total: float

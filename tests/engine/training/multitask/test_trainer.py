@@ -31,7 +31,7 @@ SGD = {
 }
 
 
-def _trainer(config: tk.ExperimentConfig, count: int = 1) -> MultiTaskTrainer:
+def _create_trainer(config: tk.ExperimentConfig, count: int = 1) -> MultiTaskTrainer:
     keras.utils.set_random_seed(3)
     with replicas(count).scope():
         trainer = create_trainer(config, TwoTasks(config.task))
@@ -57,7 +57,7 @@ class _TrainingResult:
 
 
 def _train(training: str) -> _TrainingResult:
-    trainer = _trainer(_config(training))
+    trainer = _create_trainer(_build_config(training))
     first_logs = trainer.train(tf.constant(1))
     first = {name: part.get_weights() for name, part in trainer.model.sub_tasks.items()}
     trainer.train(tf.constant(9))
@@ -66,7 +66,7 @@ def _train(training: str) -> _TrainingResult:
     )
 
 
-def _config(training: str, **trainer: Any) -> tk.ExperimentConfig:
+def _build_config(training: str, **trainer: Any) -> tk.ExperimentConfig:
     # Adam would hide a factor.
     return two_tasks({"training": training}, optimizer_config=SGD, **trainer)
 
@@ -80,7 +80,7 @@ def train_once() -> Callable[[str], _TrainingResult]:
 def test_a_joint_step_follows_the_weighted_sum_of_losses(
     train_once: Callable[[str], _TrainingResult],
 ) -> None:
-    trainer = _trainer(_config("joint"))
+    trainer = _create_trainer(_build_config("joint"))
     batches = next(iter(trainer.task.build_inputs(None).at(0)))
     tasks = trainer.task.tasks
     model = trainer.model
@@ -110,7 +110,7 @@ def test_a_joint_step_follows_the_weighted_sum_of_losses(
 def test_an_interleaved_step_changes_only_the_drawn_task(
     train_once: Callable[[str], _TrainingResult],
 ) -> None:
-    trainer = _trainer(_config("interleaving"))
+    trainer = _create_trainer(_build_config("interleaving"))
     drawn = [*trainer.task.tasks][int(next(iter(trainer.task.build_inputs(None).at(0)))[0])]
     logs = train_once("interleaving").first_logs
     other = "small" if drawn == "large" else "large"
@@ -129,7 +129,10 @@ def test_two_replicas_and_fused_steps_train_alike(
     training: str, train_once: Callable[[str], _TrainingResult]
 ) -> None:
     expected = train_once(training)
-    for other in (_trainer(_config(training), 2), _trainer(_config(training, fuse_steps=5))):
+    for other in (
+        _create_trainer(_build_config(training), 2),
+        _create_trainer(_build_config(training, fuse_steps=5)),
+    ):
         logs = [other.train(tf.constant(10)) for _ in range(2)][-1]
         for name in ("large", "small"):
             values = {metric: float(value) for metric, value in expected.last_logs[name].items()}
@@ -140,7 +143,7 @@ def test_two_replicas_and_fused_steps_train_alike(
 
 
 def test_each_task_is_evaluated_on_its_own_data() -> None:
-    trainer = _trainer(
+    trainer = _create_trainer(
         two_tasks(
             {
                 "task_routines": {
@@ -191,7 +194,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert {*logs} == {"large", "small"} and "best_accuracy" in logs["large"]
 
 
-def _routine(task_type: type[TinyTask]) -> tk.TaskRoutine:
+def _build_routine(task_type: type[TinyTask]) -> tk.TaskRoutine:
     """Registers a task with a config of its own, and returns a routine of it."""
     config = tk.configclass(
         type(f"{task_type.__name__}Config", (TinyConfig,), {"__module__": __name__})
@@ -226,8 +229,10 @@ class Counting(TinyTask):
 
 def test_a_metric_that_the_step_of_a_task_returns_is_reported() -> None:
     """XLA compiles the step, which cannot return a metric then."""
-    routines = {"large": _routine(Counting)}
-    trainer = _trainer(two_tasks({"task_routines": routines}).replace(runtime={"enable_xla": True}))
+    routines = {"large": _build_routine(Counting)}
+    trainer = _create_trainer(
+        two_tasks({"task_routines": routines}).replace(runtime={"enable_xla": True})
+    )
     for _ in range(2):  # it is reset between the loops
         logs = trainer.train(tf.constant(6))["large"]
         assert logs["examples"] == 8 * logs["steps"]
@@ -251,12 +256,12 @@ def test_names_that_the_run_reports_itself_are_refused() -> None:
 
 
 def test_joint_training_refuses_a_step_that_it_would_not_call() -> None:
-    routines = {"small": _routine(OwnStep)}
+    routines = {"small": _build_routine(OwnStep)}
 
     with pytest.raises(
         UsageError, match=r"does not call the train_step of the task 'small' \(OwnStep\)"
     ):
-        _trainer(two_tasks({"training": "joint", "task_routines": routines}))
+        _create_trainer(two_tasks({"training": "joint", "task_routines": routines}))
 
 
 def test_every_task_needs_a_model() -> None:
@@ -286,7 +291,7 @@ def test_the_own_state_of_tasks_is_saved_by_their_names() -> None:
         def restore(self, state: int) -> None:
             counts[self.name] = state
 
-    task = TwoTasks(two_tasks({"task_routines": {"small": _routine(Remembering)}}).task)
+    task = TwoTasks(two_tasks({"task_routines": {"small": _build_routine(Remembering)}}).task)
 
     assert task.state() == {"small": 7}
 

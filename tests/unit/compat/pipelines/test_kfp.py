@@ -20,11 +20,11 @@ def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KFPVisualization:
     return KFPVisualization("pose", "bucket", "job-1")
 
 
-def _metrics(folder: Path) -> Any:
+def _read_metrics(folder: Path) -> Any:
     return json.loads((folder / "mlpipeline-metrics.json").read_text())
 
 
-def _outputs(folder: Path) -> Any:
+def _read_outputs(folder: Path) -> Any:
     return json.loads((folder / "mlpipeline-ui-metadata.json").read_text())
 
 
@@ -37,7 +37,7 @@ def test_the_calls_of_a_component_give_both_files(shown: KFPVisualization, tmp_p
     shown.produce_metrics("accuracy-score", 0.975)
     shown.write_metrics()
 
-    assert _metrics(tmp_path) == {
+    assert _read_metrics(tmp_path) == {
         "metrics": [
             {"name": "mae", "numberValue": 0.375, "format": "RAW"},
             {"name": "accuracy-score", "numberValue": 0.975, "format": "PERCENTAGE"},
@@ -45,7 +45,7 @@ def test_the_calls_of_a_component_give_both_files(shown: KFPVisualization, tmp_p
     }
 
     table = {"type": "table", "storage": "gcs", "format": "csv", "header": ["roll", "mae"]}
-    assert _outputs(tmp_path) == {
+    assert _read_outputs(tmp_path) == {
         "outputs": [{**table, "source": "gs://bucket/artifacts/results.csv"}]
     }
 
@@ -54,7 +54,7 @@ def test_nothing_added_gives_empty_lists(shown: KFPVisualization, tmp_path: Path
     shown.write_metrics()
     shown.write_ui_metadata()
 
-    assert (_metrics(tmp_path), _outputs(tmp_path)) == ({"metrics": []}, {"outputs": []})
+    assert (_read_metrics(tmp_path), _read_outputs(tmp_path)) == ({"metrics": []}, {"outputs": []})
 
 
 def test_a_run_may_say_where_the_files_go(shown: KFPVisualization, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_metric_that_is_not_finite_spoils_no_file(
     shown.write_metrics()
 
     assert [
-        (metric["name"], metric["numberValue"]) for metric in _metrics(tmp_path)["metrics"]
+        (metric["name"], metric["numberValue"]) for metric in _read_metrics(tmp_path)["metrics"]
     ] == [("accuracy", 0.75)]
     assert "loss is nan and is left out" in caplog.text
 
@@ -122,7 +122,7 @@ def test_a_local_table_is_taken_into_the_file(
     shown.write_ui_metadata()
     tables = [
         (table["storage"], table["source"], table["header"])
-        for table in _outputs(tmp_path)["outputs"]
+        for table in _read_outputs(tmp_path)["outputs"]
     ]
 
     columns = ["a", "b"]

@@ -55,7 +55,7 @@ class Made:
         self.factory = factory.rpartition(".")[2]
 
 
-def model_garden() -> dict[str, dict[str, Any]]:
+def read_model_garden() -> dict[str, dict[str, Any]]:
     """Class name -> field name -> default, read from Model Garden's sources without importing
     them.
     """
@@ -70,7 +70,7 @@ def model_garden() -> dict[str, dict[str, Any]]:
             if isinstance(node, ast.ClassDef):
                 inherited = [classes.get(ast.unparse(base), {}) for base in node.bases]
                 own = {
-                    ast.unparse(item.target): default_of(item.value)
+                    ast.unparse(item.target): read_default(item.value)
                     for item in node.body
                     if isinstance(item, ast.AnnAssign) and item.value is not None
                 }
@@ -81,19 +81,19 @@ def model_garden() -> dict[str, dict[str, Any]]:
     return classes
 
 
-def default_of(node: ast.expr) -> Any:
+def read_default(node: ast.expr) -> Any:
     if isinstance(node, ast.Call):
         return Made(
             next(ast.unparse(word.value) for word in node.keywords if word.arg == "default_factory")
         )
     if isinstance(node, ast.BinOp):
         assert isinstance(node.op, ast.Mult)
-        return operator.mul(default_of(node.left), default_of(node.right))
+        return operator.mul(read_default(node.left), read_default(node.right))
 
     return ast.literal_eval(node)
 
 
-THEIRS = model_garden()
+THEIRS = read_model_garden()
 OURS = {
     name: value
     for module in (schema, evaluation, optimization, optimizers, schedules)
@@ -262,7 +262,7 @@ def test_rules_allow_what_does_something() -> None:
     assert best.best_checkpoints["top"].keep == 3
 
 
-def _with_batch(
+def _build_experiment(
     runtime: dict[str, Any], batch: int, section: str = "train_data"
 ) -> schema.ExperimentConfig:
     data = {"global_batch_size": batch, "is_training": True}
@@ -273,14 +273,16 @@ def _with_batch(
 @pytest.mark.parametrize("strategy", ["auto", "mirrored"])
 def test_a_batch_that_cpus_cannot_share_names_near_sizes(section: str, strategy: str) -> None:
     runtime = {"virtual_cpus": 3, "distribution_strategy": strategy}
-    mistake = refused(_with_batch, runtime, 32, section)[f"task.{section}.global_batch_size"]
+    mistake = refused(_build_experiment, runtime, 32, section)[f"task.{section}.global_batch_size"]
 
     assert "batch 32 on 3 replicas (runtime.virtual_cpus) leaves 2 over" in mistake.problem
     assert mistake.advice.endswith("30 or 33")
 
 
 def test_a_batch_smaller_than_the_cpus_names_their_number() -> None:
-    mistake = refused(_with_batch, {"virtual_cpus": 4}, 3)["task.train_data.global_batch_size"]
+    mistake = refused(_build_experiment, {"virtual_cpus": 4}, 3)[
+        "task.train_data.global_batch_size"
+    ]
     assert mistake.advice.endswith("shared equally: 4")
 
 
@@ -297,7 +299,7 @@ def test_a_batch_smaller_than_the_cpus_names_their_number() -> None:
 def test_batches_that_are_shared_or_of_unknown_size_are_allowed(
     runtime: dict[str, Any], batch: int
 ) -> None:
-    assert _with_batch(runtime, batch).task.train_data.global_batch_size == batch
+    assert _build_experiment(runtime, batch).task.train_data.global_batch_size == batch
 
 
 def test_virtual_cpus_share_any_batch_to_evaluate_on() -> None:
@@ -310,12 +312,12 @@ def test_virtual_cpus_share_any_batch_to_evaluate_on() -> None:
 
 @pytest.mark.parametrize(("steps", "batch"), [(8, 8), (9, 0), (1, 1)])
 def test_micro_batches_have_an_example_each(steps: int, batch: int) -> None:
-    config = _with_batch({}, batch).replace(trainer={"accumulate_steps": steps})
+    config = _build_experiment({}, batch).replace(trainer={"accumulate_steps": steps})
     assert config.trainer.accumulate_steps == steps
 
 
 def test_more_micro_batches_than_examples_are_refused() -> None:
-    mistakes = refused(_with_batch({}, 8).replace, trainer={"accumulate_steps": 9})
+    mistakes = refused(_build_experiment({}, 8).replace, trainer={"accumulate_steps": 9})
     assert "set at most 8" in mistakes["trainer.accumulate_steps"].advice
 
 

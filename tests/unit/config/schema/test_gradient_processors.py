@@ -22,14 +22,14 @@ ONE = "optimizer_config={{{}}}"
 SEVERAL = "optimizers={{net: {{variables: [net], {}}}}}"
 
 
-def _with_processors(processors: str, around: str = ONE) -> ExperimentConfig:
+def _set_processors(processors: str, around: str = ONE) -> ExperimentConfig:
     section = around.format(f"{SGD}, gradient_processors: {processors}")
     return overridden(f"trainer.{section}", ExperimentConfig())
 
 
 @pytest.mark.parametrize("around", [ONE, SEVERAL])
 def test_processors_survive_a_round_trip_in_their_order(around: str) -> None:
-    config = _with_processors(f"[{NOISE}, {{type: centralize}}]", around)
+    config = _set_processors(f"[{NOISE}, {{type: centralize}}]", around)
 
     assert from_yaml(to_yaml(config), ExperimentConfig()) == config
 
@@ -51,7 +51,7 @@ def test_processors_survive_a_round_trip_in_their_order(around: str) -> None:
 def test_a_processor_that_xla_cannot_compile_is_refused(
     processor: str, override: str, around: str, section: str
 ) -> None:
-    config = _with_processors(f"[{{type: centralize}}, {{type: {processor}}}]", around)
+    config = _set_processors(f"[{{type: centralize}}, {{type: {processor}}}]", around)
     mistake = refused(overridden, override, config)[f"trainer.{section}.gradient_processors.1.type"]
 
     assert f"with {override}: XLA " in str(mistake)
@@ -64,7 +64,7 @@ def test_a_registered_processor_has_patterns_too(monkeypatch: pytest.MonkeyPatch
         register_gradient_processor("variables")(lambda config: None)
 
     register_gradient_processor("sign")(lambda config: None)
-    config = _with_processors("[{type: sign, variables: [kernel]}]")
+    config = _set_processors("[{type: sign, variables: [kernel]}]")
 
     (sign,) = config.trainer.optimizer_config.gradient_processors
 
@@ -73,7 +73,7 @@ def test_a_registered_processor_has_patterns_too(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_resume_with_other_processors_is_refused() -> None:
-    other = _with_processors(f"[{NOISE}]")
-    mistakes = refused(check_resume, to_yaml(_with_processors("[]")), other, [])
+    other = _set_processors(f"[{NOISE}]")
+    mistakes = refused(check_resume, to_yaml(_set_processors("[]")), other, [])
 
     assert "trainer.optimizer_config.gradient_processors" in mistakes

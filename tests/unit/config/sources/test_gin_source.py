@@ -33,20 +33,20 @@ def failing_value() -> int:
     raise OSError("no such thing")
 
 
-def first_pass(
+def read_first_pass(
     experiment: str, *bindings: str, files: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], list[Mistake]]:
     first_pass = run_gin_first_pass(files, bindings, experiment)
     return first_pass.layer.values, list(first_pass.mistakes)
 
 
-def only_mistake(experiment: str, *bindings: str) -> Mistake:
-    _, mistakes = first_pass(experiment, *bindings)
+def read_only_mistake(experiment: str, *bindings: str) -> Mistake:
+    _, mistakes = read_first_pass(experiment, *bindings)
     (mistake,) = mistakes
     return mistake
 
 
-def second_pass_mistakes(*bindings: str, files: tuple[str, ...] = ()) -> list[Mistake]:
+def read_second_pass_mistakes(*bindings: str, files: tuple[str, ...] = ()) -> list[Mistake]:
     with pytest.raises(ConfigError) as caught:
         run_gin_second_pass(files, bindings)
     return list(caught.value.mistakes)
@@ -138,7 +138,7 @@ def test_macros_and_includes_work_and_later_bindings_win(experiment: str, tmp_pa
 
 
 def test_a_registered_function_can_make_a_value(experiment: str) -> None:
-    values, mistakes = first_pass(
+    values, mistakes = read_first_pass(
         experiment, "TrainerConfig.train_steps = @triple()", "triple.number = 4"
     )
 
@@ -164,7 +164,7 @@ def test_a_name_with_slashes_and_other_characters(register: Callable[[str], str]
     for written in (f"vision/_3d/net_{last}", f"vision._3d.net_{last}", f"net_{last}"):
         config = resolve_config(name, ConfigSources(gin_params=(f"{written}.steps = 6",))).config
         assert config.trainer.train_steps == 6, written
-    mistake = only_mistake(name, f"vison/_3d/net_{last}.steps = 6")
+    mistake = read_only_mistake(name, f"vison/_3d/net_{last}.steps = 6")
 
     assert "vison/_3d" in mistake.problem
 
@@ -204,7 +204,7 @@ def test_a_binding_of_ours_that_cannot_count_is_a_mistake(
     experiment: str, binding: str, problem: str, advice: str
 ) -> None:
     binding = binding.replace("{experiment}", experiment)
-    mistake = only_mistake(experiment, binding)
+    mistake = read_only_mistake(experiment, binding)
 
     assert problem in mistake.problem
     assert advice in mistake.advice
@@ -235,7 +235,7 @@ def test_broken_gin_is_reported_with_its_line(
     path = tmp_path / "conf.gin"
 
     path.write_text(text)
-    _, mistakes = first_pass(experiment, files=(str(path),))
+    _, mistakes = read_first_pass(experiment, files=(str(path),))
 
     assert mistakes[0].origin.split(":")[:2] == [str(path), place]
     assert said in str(mistakes[0])
@@ -243,13 +243,13 @@ def test_broken_gin_is_reported_with_its_line(
 
 def test_a_file_that_includes_itself_is_a_mistake(experiment: str, tmp_path: Path) -> None:
     (tmp_path / "conf.gin").write_text("include 'conf.gin'\n")
-    _, mistakes = first_pass(experiment, files=(str(tmp_path / "conf.gin"),))
+    _, mistakes = read_first_pass(experiment, files=(str(tmp_path / "conf.gin"),))
 
     assert "includes itself" in mistakes[0].problem
 
 
 def test_a_broken_binding_on_the_command_line_is_shown(experiment: str) -> None:
-    mistake = only_mistake(experiment, "TrainerConfig.train_steps=")
+    mistake = read_only_mistake(experiment, "TrainerConfig.train_steps=")
 
     assert mistake.origin == "--gin_params"
     assert "'TrainerConfig.train_steps='" in mistake.problem
@@ -259,7 +259,7 @@ def test_a_missing_gin_file_names_the_near_ones(experiment: str, tmp_path: Path)
     (tmp_path / "digits.gin").touch()
     (tmp_path / "conf.gin").write_text("include 'digit.gin'\n")
     for name in ("digit.gin", "conf.gin"):
-        _, mistakes = first_pass(experiment, files=(str(tmp_path / name),))
+        _, mistakes = read_first_pass(experiment, files=(str(tmp_path / name),))
         assert "there is no such file" in mistakes[0].problem
 
     with pytest.raises(ConfigError, match=r"did you mean .*/digits.gin\?"):
@@ -271,9 +271,9 @@ def test_the_second_pass_reports_all_unknown_names(experiment: str, tmp_path: Pa
 
     path.write_text("TrainerConfg.train_steps = 5\nNetConfig.rate = 0.5\n\nmake_thing.size = 4\n")
 
-    assert first_pass(experiment, "other.x = @nobody()", files=(str(path),))[1] == []
+    assert read_first_pass(experiment, "other.x = @nobody()", files=(str(path),))[1] == []
 
-    mistakes = second_pass_mistakes("other.x = @nobody()", files=(str(path),))
+    mistakes = read_second_pass_mistakes("other.x = @nobody()", files=(str(path),))
     assert [(mistake.path, mistake.origin) for mistake in mistakes] == [
         ("TrainerConfg.train_steps", f"{path}:1"),
         ("make_thing.size", f"{path}:4"),
@@ -292,8 +292,10 @@ def test_a_section_of_another_experiment_is_unknown(
 
     register_experiment(other)(ExperimentConfig)
 
-    assert first_pass(other, "NetConfig.rate = 0.5") == ({}, [])
-    assert "nothing called NetConfig" in second_pass_mistakes("NetConfig.rate = 0.5")[0].problem
+    assert read_first_pass(other, "NetConfig.rate = 0.5") == ({}, [])
+    assert (
+        "nothing called NetConfig" in read_second_pass_mistakes("NetConfig.rate = 0.5")[0].problem
+    )
 
 
 def test_code_imported_between_the_passes_gets_its_bindings(experiment: str) -> None:
@@ -303,7 +305,7 @@ def test_code_imported_between_the_passes_gets_its_bindings(experiment: str) -> 
         "size = 9",
         "TrainerConfig.train_steps = %size",
     )
-    values, mistakes = first_pass(experiment, *bindings)
+    values, mistakes = read_first_pass(experiment, *bindings)
 
     assert (values, mistakes) == ({"trainer": {"train_steps": 9}}, [])
 
@@ -320,7 +322,7 @@ def test_code_imported_between_the_passes_gets_its_bindings(experiment: str) -> 
     assert late_thing() == (4, "inner")
     assert "late_thing.size = 4" in get_operative_gin_config()
 
-    (mistake,) = second_pass_mistakes(*bindings, "late_thing.sise = 5")
+    (mistake,) = read_second_pass_mistakes(*bindings, "late_thing.sise = 5")
     assert mistake.path == "late_thing.sise"
     assert "doesn't have a parameter named 'sise'" in mistake.advice
 
@@ -334,7 +336,7 @@ def test_only_the_second_pass_imports_a_gin_files_modules(
     monkeypatch.syspath_prepend(tmp_path)
     bindings = ("import module_for_gin", "from_gin.x = 5")
 
-    first_pass(experiment, *bindings)
+    read_first_pass(experiment, *bindings)
 
     assert "module_for_gin" not in sys.modules
 
@@ -342,28 +344,28 @@ def test_only_the_second_pass_imports_a_gin_files_modules(
 
     assert sys.modules["module_for_gin"].from_gin() == 5
 
-    mistakes = second_pass_mistakes("import module_for_gni")
+    mistakes = read_second_pass_mistakes("import module_for_gni")
     assert "module_for_gni" in mistakes[0].problem
 
 
 def test_an_ambiguous_name_has_to_be_written_whole(experiment: str) -> None:
     for module in ("one_place", "two_place"):
         gin.external_configurable(lambda size=1: size, name="ambiguous_thing", module=module)
-    mistake = only_mistake(experiment, "ambiguous_thing.size = 4")
+    mistake = read_only_mistake(experiment, "ambiguous_thing.size = 4")
 
     assert "one_place.ambiguous_thing" in mistake.advice
-    assert first_pass(experiment, "two_place.ambiguous_thing.size = 4") == ({}, [])
+    assert read_first_pass(experiment, "two_place.ambiguous_thing.size = 4") == ({}, [])
 
 
 def test_a_hook_that_refuses_the_bindings_is_a_config_error(experiment: str) -> None:
     gin.external_configurable(lambda size=1: size, name="required_thing", module="late")
     bindings = ("required_thing.size = %gin.REQUIRED",)
 
-    first_pass(experiment, *bindings)
+    read_first_pass(experiment, *bindings)
 
-    assert "REQUIRED" in second_pass_mistakes(*bindings)[0].problem
+    assert "REQUIRED" in read_second_pass_mistakes(*bindings)[0].problem
 
-    first_pass(experiment)
+    read_first_pass(experiment)
 
 
 def test_sections_are_not_bound_in_gin(experiment: str) -> None:
@@ -372,12 +374,12 @@ def test_sections_are_not_bound_in_gin(experiment: str) -> None:
     before = gin.config_str()
 
     for steps in (5, 6):
-        assert first_pass(experiment, f"TrainerConfig.train_steps = {steps}")[0] == {
+        assert read_first_pass(experiment, f"TrainerConfig.train_steps = {steps}")[0] == {
             "trainer": {"train_steps": steps}
         }
 
     assert gin.config_str() == before
-    assert first_pass(experiment, "TrainerConfig.max_to_keep = 2")[0] == {
+    assert read_first_pass(experiment, "TrainerConfig.max_to_keep = 2")[0] == {
         "trainer": {"max_to_keep": 2}
     }
 
@@ -385,11 +387,11 @@ def test_sections_are_not_bound_in_gin(experiment: str) -> None:
 def test_a_name_that_an_earlier_run_has_bound_is_a_mistake(experiment: str) -> None:
     gin.external_configurable(lambda size=1, name="": size, name="bound_thing", module="late")
 
-    assert first_pass(experiment, "bound_thing.size = 4", "in/bound_thing.name = 'a'")[1] == []
-    assert first_pass(experiment, "bound_thing.size = 5", "in/bound_thing.name = 'a'")[1] == []
+    assert read_first_pass(experiment, "bound_thing.size = 4", "in/bound_thing.name = 'a'")[1] == []
+    assert read_first_pass(experiment, "bound_thing.size = 5", "in/bound_thing.name = 'a'")[1] == []
 
     for _ in range(2):
-        _, (mistake,) = first_pass(experiment, "bound_thing.size = 4")
+        _, (mistake,) = read_first_pass(experiment, "bound_thing.size = 4")
         assert (mistake.path, mistake.origin) == ("in/late.bound_thing.name", "gin")
         assert "start each run in a new process" in mistake.advice
 
@@ -397,7 +399,7 @@ def test_a_name_that_an_earlier_run_has_bound_is_a_mistake(experiment: str) -> N
 def test_a_locked_gin_is_no_obstacle_and_stays_locked(experiment: str) -> None:
     gin.finalize()
     try:
-        assert first_pass(experiment, "TrainerConfig.max_to_keep = 2")[0] == {
+        assert read_first_pass(experiment, "TrainerConfig.max_to_keep = 2")[0] == {
             "trainer": {"max_to_keep": 2}
         }
         run_gin_second_pass((), ("TrainerConfig.max_to_keep = 2",))

@@ -11,7 +11,7 @@ from trainer_kit.config.sources.yaml_loader import dump, parse, parse_scalar
 from trainer_kit.errors import ConfigError, Mistake
 
 
-def broken(text: str) -> list[Mistake]:
+def read_mistakes(text: str) -> list[Mistake]:
     with pytest.raises(ConfigError) as caught:
         parse(text, "conf.yaml")
     return list(caught.value.mistakes)
@@ -87,7 +87,7 @@ def test_an_empty_document_is_none() -> None:
 
 
 def test_all_duplicate_keys_are_reported_with_both_places() -> None:
-    first, second = broken("a: 1\nb: {c: 1, d: 2, c: 3}\na: 2\n")
+    first, second = read_mistakes("a: 1\nb: {c: 1, d: 2, c: 3}\na: 2\n")
 
     assert (first.path, first.origin) == ("b.c", "conf.yaml:2:17")
     assert (second.path, second.origin) == ("a", "conf.yaml:3:1")
@@ -112,7 +112,7 @@ def test_all_duplicate_keys_are_reported_with_both_places() -> None:
     ],
 )
 def test_broken_text_is_reported_where_it_breaks(text: str, place: str, said: str) -> None:
-    (mistake,) = broken(text)
+    (mistake,) = read_mistakes(text)
 
     assert mistake.origin == place
     assert said in str(mistake)
@@ -132,8 +132,8 @@ def test_json_is_read_as_json_is_meant_with_lines() -> None:
 
     assert parsed.values == json.loads(text)
     assert (parsed.lines["a.b"], parsed.lines["c"]) == (3, 5)
-    assert broken('{"a": 1,\n "b" 2}')[0].origin == "conf.yaml:2:6"
-    assert "twice" in broken('{"a": 1,\n "a": 2}')[0].problem
+    assert read_mistakes('{"a": 1,\n "b" 2}')[0].origin == "conf.yaml:2:6"
+    assert "twice" in read_mistakes('{"a": 1,\n "a": 2}')[0].problem
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_tuple_as_python_writes_it_is_a_list() -> None:
     assert parsed.values == {"a": [1, 2], "b": [[3], []], "c": [4]}
     assert parsed.lines["a.1"] == 3
 
-    (mistake,) = broken("a: !!python/tuple {b: 1}\n")
+    (mistake,) = read_mistakes("a: !!python/tuple {b: 1}\n")
     assert mistake.origin == "conf.yaml:1:4"
 
 
@@ -195,7 +195,7 @@ TOO_DEEP = "nested more than 64 levels"
     ],
 )
 def test_what_would_take_for_ever_to_read_is_refused(text: str, problem: str) -> None:
-    (mistake,) = broken(text)
+    (mistake,) = read_mistakes(text)
     assert problem in mistake.problem and mistake.origin.startswith("conf.yaml")
 
 
@@ -210,7 +210,7 @@ def test_a_file_of_our_own_may_hold_what_is_written_out_in_it() -> None:
     many = "a: &a [" + "1, " * 200 + f"1]\nb: [{'*a, ' * 200}*a]"
     long = many + "\n#" + "-" * 50_000
 
-    assert TOO_MANY in broken(many)[0].problem and TOO_MANY in broken(long)[0].problem
+    assert TOO_MANY in read_mistakes(many)[0].problem and TOO_MANY in read_mistakes(long)[0].problem
     assert len(parse(long, "params.yaml", is_trusted=True).values["b"]) == 201
 
     with pytest.raises(ConfigError, match=TOO_MANY):

@@ -42,7 +42,7 @@ _KEEP = st.integers(1, 4)
 _DELTA = st.sampled_from([0.0, 0.25, 0.5])
 
 
-def _slowly(values: list[float], keep: int, min_delta: float) -> set[int]:
+def _select_slowly(values: list[float], keep: int, min_delta: float) -> set[int]:
     """What is kept, by the rule told evaluation by evaluation: places, of which the worst is given
     up.
     """
@@ -64,7 +64,7 @@ def _slowly(values: list[float], keep: int, min_delta: float) -> set[int]:
 
 @given(_VALUES, _KEEP, _DELTA)
 def test_the_fold_is_the_rule(values: list[float], keep: int, min_delta: float) -> None:
-    kept = _slowly(values, keep, min_delta)
+    kept = _select_slowly(values, keep, min_delta)
 
     assert set(_fold(Criterion("m", "higher", keep, min_delta), *values)) == kept
     assert (
