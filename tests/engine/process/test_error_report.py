@@ -33,7 +33,7 @@ def test_the_deepest_line_of_the_user_comes_first(
     assert print_error(_raise_error(), model_dir=str(tmp_path)) == 1
 
     first, code, why, where, *_ = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"error: {__file__}:") and first.endswith(", in _failing")
+    assert first.startswith(f"error: {__file__}:") and first.endswith(", in _fail")
     assert code.strip().startswith("raise ValueError") and why == "  ValueError: a shape of (2, 3)"
     assert where == "  where points is float32 [2, 3]"
 
@@ -123,7 +123,7 @@ def test_an_exit_is_reported_with_its_line_or_function(translated: bool) -> None
         tf.function(_leave, autograph=translated)(tf.zeros([3]))
 
     line = _leave.__code__.co_firstlineno + 1
-    place = "your code, in _leaving," if translated else f"{__file__}:{line}: this line"
+    place = "your code, in _leave," if translated else f"{__file__}:{line}: this line"
 
     assert str(build_exit_error(caught.value)).startswith(
         f"{place} ends the program (SystemExit(3)); raise an error"

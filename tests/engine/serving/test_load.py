@@ -21,9 +21,9 @@ from tests.builders import json_lines, read_json
 from tests.engine.checkpoints.state.test_keras_structure import (
     MODELS,
     POINTS,
-    _functional,
-    _scramble,
-    _sequential,
+    build_functional,
+    build_sequential,
+    scramble_weights,
 )
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.configclass import configclass
@@ -280,7 +280,7 @@ def test_best_weights_of_earlier_versions_are_loaded(run: Path, tmp_path: Path) 
     from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint
 
     old = _build_plain_model()
-    _scramble(old)
+    scramble_weights(old)
     path = create_training_checkpoint(global_step=tf.Variable(5, dtype=tf.int64), model=old).write(
         str(tmp_path / "ckpt-5")
     )
@@ -333,7 +333,7 @@ def test_weights_of_another_program_are_loaded(tmp_path: Path, kind: str, form: 
         return
     theirs = MODELS[kind]()
     model = MODELS[kind]()
-    _scramble(theirs)
+    scramble_weights(theirs)
     path = _choose_writer(form)(theirs, tmp_path)
 
     loaded = trainer_kit.load_weights(model, path)
@@ -347,9 +347,9 @@ def test_weights_of_keras_two_are_loaded_into_keras_three(tmp_path: Path) -> Non
     theirs = tf_keras.Sequential(
         [layers.Dense(4, input_shape=(3,)), layers.BatchNormalization(), layers.Dropout(0.5)]
     )
-    _scramble(theirs)
+    scramble_weights(theirs)
     theirs.save_weights(str(tmp_path / "x"))  # in TensorFlow's format
-    model = _sequential()
+    model = build_sequential()
 
     trainer_kit.load_weights(model, tmp_path / "x")
 
@@ -378,10 +378,10 @@ def _create_misfit(kind: str, folder: Path) -> tuple[Any, str | Path]:
     )
     if kind == "h5":
         wide.save_weights(str(folder / "x.weights.h5"))
-        return _functional(), folder / "x.weights.h5"
+        return build_functional(), folder / "x.weights.h5"
     short = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
     saved = {"shape": wide, "missing": short, "nothing": tf.Module()}[kind]
-    return _sequential(), str(tf.train.Checkpoint(model=saved).write(str(folder / "x")))
+    return build_sequential(), str(tf.train.Checkpoint(model=saved).write(str(folder / "x")))
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ def test_a_misfit_is_an_error_with_a_table_and_changes_nothing(
 
 
 def test_ctrl_c_in_keras_changes_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = _sequential()
+    model = build_sequential()
     model.save_weights(tmp_path / "x.weights.h5")
     before = [variable.numpy() for variable in model.variables]
 
@@ -429,10 +429,10 @@ def test_ctrl_c_in_keras_changes_no_weight(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_part_has_to_be_named_where_several_fit(tmp_path: Path) -> None:
-    first = _sequential()
-    second = _sequential()
-    model = _sequential()
-    _scramble(second)
+    first = build_sequential()
+    second = build_sequential()
+    model = build_sequential()
+    scramble_weights(second)
     path = tf.train.Checkpoint(one=first, two=second).write(str(tmp_path / "x"))
 
     with pytest.raises(
@@ -448,11 +448,11 @@ def test_a_part_has_to_be_named_where_several_fit(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
-    path = tf.train.Checkpoint(model=_sequential()).write(str(tmp_path / "x"))
+    path = tf.train.Checkpoint(model=build_sequential()).write(str(tmp_path / "x"))
 
     for model, place in (
         (keras.Sequential([keras.layers.Dense(2)]), path),
-        (_sequential(), tmp_path / "y"),
+        (build_sequential(), tmp_path / "y"),
         (3, path),
     ):
         with pytest.raises(UsageError):
@@ -461,6 +461,6 @@ def test_what_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.index").write_bytes(b"broken")
 
     with pytest.raises(StorageError):
-        trainer_kit.load_weights(_sequential(), path)
+        trainer_kit.load_weights(build_sequential(), path)
 
     assert not complete_checkpoints(str(tmp_path))

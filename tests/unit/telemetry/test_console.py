@@ -83,7 +83,7 @@ def run_on_terminal(command: list[str], columns: int = 100, **environment: str) 
     return process.wait(), written.decode()
 
 
-def read_screen(written: str) -> list[str]:
+def screen(written: str) -> list[str]:
     """What is to be seen after `written`: a terminal that knows lines, cursor up and erasing a
     line.
     """
@@ -129,7 +129,7 @@ def test_a_terminal_shows_progress_with_evaluations_above() -> None:
 
     assert status == 0
 
-    lines = read_screen(written)
+    lines = screen(written)
     assert lines[0] == "hello"
     assert [line for line in lines if line.startswith("validation")] == [
         f"validation | step {step}/400 | accuracy 0.{step // 100} | best accuracy 0.{step // 100} at step {step}"
@@ -158,7 +158,7 @@ def test_without_a_known_end_there_is_no_bar_and_no_time_left() -> None:
     status, written = run_on_terminal(build_program(total=None))
 
     assert status == 0
-    assert "train  step 300" in read_screen(written)
+    assert "train  step 300" in screen(written)
     assert "left" not in written
 
 
@@ -177,12 +177,12 @@ def test_the_terminal_gets_its_cursor_back(body: str, close: str, expected: int)
     assert status == expected
     assert HIDE in written
     assert written.rindex(SHOW) > written.rindex(HIDE)
-    assert ("ValueError: boom" in read_screen(written)) == (expected == 1)
+    assert ("ValueError: boom" in screen(written)) == (expected == 1)
 
 
 def test_a_narrow_terminal_is_not_overrun() -> None:
     _, written = run_on_terminal(build_program(), columns=44)
-    lines = read_screen(written)
+    lines = screen(written)
 
     bar = next(place for place, line in enumerate(lines) if line.startswith("train"))
 
@@ -269,7 +269,7 @@ def test_an_activity_that_is_over_leaves_nothing_on_a_terminal() -> None:
     writer.show_activity(None)
 
     assert "evaluating | step 0 | batch 3/20" in stream.getvalue()
-    assert not any(read_screen(stream.getvalue()))
+    assert not any(screen(stream.getvalue()))
 
 
 def test_the_time_left_goes_down_between_reports() -> None:

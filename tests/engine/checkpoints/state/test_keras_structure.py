@@ -27,7 +27,7 @@ def _build_block(name: str) -> Any:
     return keras.Model(inputs, keras.layers.Dropout(0.5)(hidden), name=name)
 
 
-def _build_functional() -> Any:
+def build_functional() -> Any:
     inputs = keras.Input((3,))
     body = keras.Sequential([keras.layers.Dense(4), keras.layers.Dropout(0.5)])
     shared = keras.layers.Dense(4)
@@ -60,7 +60,7 @@ class _Module(tf.Module):  # type: ignore[misc]
         return inputs @ self.weight
 
 
-def _build_sequential() -> Any:
+def build_sequential() -> Any:
     layers = keras.layers
     return keras.Sequential(
         [keras.Input((3,)), layers.Dense(4), layers.BatchNormalization(), layers.Dropout(0.5)]
@@ -74,8 +74,8 @@ def _build_tf_keras() -> Any:
 
 
 MODELS: dict[str, Callable[[], Any]] = {
-    "sequential": _build_sequential,
-    "functional": _build_functional,
+    "sequential": build_sequential,
+    "functional": build_functional,
     "subclassed": _Subclassed,
     "tf_keras": _build_tf_keras,
     "module": _Module,
@@ -83,7 +83,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 POINTS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 
 
-def _scramble(model: Any) -> None:
+def scramble_weights(model: Any) -> None:
     for number, variable in enumerate(model.trainable_variables):
         variable.assign(
             np.random.default_rng(number).normal(size=variable.shape).astype(np.float32)
@@ -96,7 +96,7 @@ def test_plain_tensorflow_reads_the_weights_of_any_model(tmp_path: Path, kind: s
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         step = tf.Variable(7, dtype=tf.int64)
         model = MODELS[kind]()
-        _scramble(model)
+        scramble_weights(model)
         wanted = model(POINTS).numpy()
         checkpoint = create_weights_checkpoint(global_step=step, model=model)
         paths = [checkpoint.write(str(tmp_path / f"ckpt-{number}")) for number in (1, 2)]
