@@ -91,7 +91,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         )
     except RuntimeError as error:
         raise pytest.UsageError(
-            "a test module uses TensorFlow when it is imported, such as in a parametrization, so that the CPU cannot "
+            "a test module uses TensorFlow when it is imported, such as in a "
+            "parametrization, so that the CPU cannot "
             "be split any more; make datasets and tensors in functions"
         ) from error
 

@@ -95,7 +95,8 @@ class Child:
         connection.wait([self._process.sentinel], timeout)
         if self.alive:
             raise TimeoutError(
-                f"process {self.pid} has not ended within {timeout:g} s; it has written:\n{self.text}"
+                f"process {self.pid} has not ended within {timeout:g} s; it has written:\n"
+                f"{self.text}"
             )
         return Ended(self._process.exitcode, self.text, time.monotonic() - self._begin)
 

@@ -154,7 +154,9 @@ GOOD: list[tuple[house.Rule, Modules]] = [
     (
         house.lower_floors_only,
         {
-            "trainer_kit.training.task": "from trainer_kit.inputs.sources.source_protocol import Source"
+            "trainer_kit.training.task": (
+                "from trainer_kit.inputs.sources.source_protocol import Source"
+            )
         },
     ),
     (
@@ -182,7 +184,10 @@ GOOD: list[tuple[house.Rule, Modules]] = [
     (
         house.private_names_in_their_modules,
         {
-            "m": "class A:\n    def f(self, b):\n        self._a = 1\n        b._a\n        self._f()\n    _f = 1"
+            "m": (
+                "class A:\n    def f(self, b):\n        self._a = 1\n        b._a\n        "
+                "self._f()\n    _f = 1"
+            )
         },
     ),
     (
@@ -195,7 +200,10 @@ GOOD: list[tuple[house.Rule, Modules]] = [
     (
         house.safe_yaml,
         {
-            "m": "import yaml\nyaml.safe_load(text)\nclass A(yaml.SafeLoader): ...\nyaml.load(text, Loader=A)"
+            "m": (
+                "import yaml\nyaml.safe_load(text)\nclass A(yaml.SafeLoader): ...\n"
+                "yaml.load(text, Loader=A)"
+            )
         },
     ),
     (

@@ -50,7 +50,10 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
 
 def test_a_path_that_the_locale_cannot_hold_is_refused_in_a_line(tmp_path: Path) -> None:
     locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    program = "import sys; from trainer_kit.files import follow_links; follow_links(sys.argv[1] or 'r\\xe9')"
+    program = (
+        "import sys; from trainer_kit.files import follow_links; "
+        "follow_links(sys.argv[1] or 'r\\xe9')"
+    )
     for path in ("", f"{tmp_path}/r\xe9"):  # in the program, or as an argument
         ended = subprocess.run(
             [sys.executable, "-c", program, path], env=locale, capture_output=True, text=True

@@ -24,7 +24,10 @@ from trainer_kit.callbacks.recovery import (
 from trainer_kit.testing import TinyTask, tiny_experiment
 from trainer_kit.training.trainer_creation import create_trainer
 
-OVERRIDES = "trainer.train_steps=13,trainer.steps_per_loop=1,trainer.summary_interval=1,trainer.recovery_max_trials=0"
+OVERRIDES = (
+    "trainer.train_steps=13,trainer.steps_per_loop=1,trainer.summary_interval=1,"
+    "trainer.recovery_max_trials=0"
+)
 
 
 def _run_commands(commands: str) -> list[str]:

@@ -295,7 +295,8 @@ def test_a_distributed_dataset_warns_once_and_always_restarts(
         again = next(run.data.iterator())
 
     assert [record.getMessage() for record in caplog.records] == [
-        "task.train_data: resume is not exact: a ready-made DistributedDataset has no position, so each start and each "
+        "task.train_data: resume is not exact: a ready-made DistributedDataset has no "
+        "position, so each start and each "
         "rollback reads it from its beginning; return the data from build_inputs instead"
     ]
     assert [part.numpy().tolist() for part in first.values] == [

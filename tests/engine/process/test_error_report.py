@@ -108,9 +108,9 @@ def test_a_variable_made_from_a_steps_values_gets_advice(
     report = capsys.readouterr().err.rsplit("\nerror: ", 1)[1]
 
     assert (
-        "create variables in build_model, and those of an optimizer with optimizer.build(variables)\n"
-        in report
-    )
+        "create variables in build_model, and those of an optimizer with "
+        "optimizer.build(variables)\n"
+    ) in report
 
 
 def _leave(value: tf.Tensor) -> tf.Tensor:
@@ -147,7 +147,10 @@ def test_a_report_has_few_lines_however_much_there_is_to_say(
     [
         ("{{function_node __wrapped__Sub}} sizes differ [Op:Sub] name: ", "sizes differ"),
         (
-            'in user code:\n\n    File "a.py", line 3, in f  *\n        x = y\n\n    ValueError: no fit\n',
+            (
+                'in user code:\n\n    File "a.py", line 3, in f  *\n        x = y\n\n    '
+                "ValueError: no fit\n"
+            ),
             "no fit",
         ),
         (
@@ -156,7 +159,8 @@ def test_a_report_has_few_lines_however_much_there_is_to_say(
             "label 7",
         ),
         (
-            "Exception encountered when calling Net.call().\n\n\x1b[1mcannot add for '{{node a}} = Sub[T=DT_FLOAT](b)' "
+            "Exception encountered when calling Net.call().\n\n\x1b[1mcannot add for '{{node "
+            "a}} = Sub[T=DT_FLOAT](b)' "
             "with input shapes: [2], [3].\x1b[0m\n\nArguments received by Net.call():\n  x=1",
             "cannot add for the operation Sub with input shapes: [2], [3].",
         ),

@@ -88,7 +88,10 @@ def test_early_stopping_needs_evaluations_during_training(name: str, tmp_path: P
         (
             "train",
             "10",
-            "--profile: '10' is not a window of steps; write the first and the last step, as in 10:20",
+            (
+                "--profile: '10' is not a window of steps; write the first and the last step, as "
+                "in 10:20"
+            ),
         ),
         ("train_and_eval", "5:1", "--profile: '5:1' ends before it begins"),
         (

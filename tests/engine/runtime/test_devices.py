@@ -38,8 +38,12 @@ def attempt(function, *arguments):
 
 found = {}
 runtime = RuntimeConfig(
-    virtual_cpus=2, gpu_thread_mode="gpu_private", per_gpu_thread_count=3, batchnorm_spatial_persistent=True,
-    run_eagerly=True, deterministic_ops=True,
+    virtual_cpus=2,
+    gpu_thread_mode="gpu_private",
+    per_gpu_thread_count=3,
+    batchnorm_spatial_persistent=True,
+    run_eagerly=True,
+    deterministic_ops=True,
 )
 configure_devices(runtime)
 configure_devices(runtime)
@@ -57,10 +61,11 @@ strategy = create_strategy(RuntimeConfig(virtual_cpus=2))
 with strategy.scope():
     variable = tf.Variable(1.0)
 found["strategy"] = type(strategy).__name__
-found["devices"] = sorted({copy.device[-5:] for copy in strategy.experimental_local_results(variable)})
+copies = strategy.experimental_local_results(variable)
+found["devices"] = sorted({copy.device[-5:] for copy in copies})
 found["too_late"] = message(configure_devices, RuntimeConfig(virtual_cpus=3))
-workers = {"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "worker", "index": 0}}
-os.environ["TF_CONFIG"] = json.dumps(workers)
+cluster = {"worker": ["localhost:1", "localhost:2"]}
+os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
 found["workers_too_late"] = message(create_strategy, RuntimeConfig())
 del os.environ["TF_CONFIG"]
 
@@ -107,7 +112,8 @@ from trainer_kit.config.schema.runtime import RuntimeConfig
 from trainer_kit.runtime.strategy import create_strategy
 
 tasks = {name: [address] for name, address in zip(("chief", "worker", "ps"), sys.argv[1:])}
-servers = [tf.distribute.Server(tasks, job_name=name, task_index=0, start=True) for name in ("worker", "ps")]
+worker = tf.distribute.Server(tasks, job_name="worker", task_index=0, start=True)
+server = tf.distribute.Server(tasks, job_name="ps", task_index=0, start=True)
 os.environ["TF_CONFIG"] = json.dumps({"cluster": tasks, "task": {"type": "chief", "index": 0}})
 strategy = create_strategy(RuntimeConfig())
 with strategy.scope():
@@ -154,7 +160,10 @@ def test_virtual_cpus_are_real_replicas(fresh: dict[str, Any]) -> None:
 
 
 def test_more_virtual_cpus_once_tensorflow_runs_are_refused(fresh: dict[str, Any]) -> None:
-    message = "runtime.virtual_cpus: TensorFlow is already in use in this process, with 2 CPU device(s) instead of 3; "
+    message = (
+        "runtime.virtual_cpus: TensorFlow is already in use in this process, with 2 "
+        "CPU device(s) instead of 3; "
+    )
     assert fresh["too_late"].startswith(message)
 
 

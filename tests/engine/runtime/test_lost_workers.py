@@ -9,21 +9,27 @@ from trainer_kit.runtime.lost_workers import convert_lost_worker_errors, find_lo
 # What TensorFlow 2.20 says, shortened: a dead worker, a dead chief, one whose connection broke, one
 # that is back.
 UNHEALTHY = (
-    "Graph execution error:\n\nDetected at node cond/CollectiveReduceV2\nCollective ops is aborted by: Error reported "
-    "from /job:worker/task:1: The following tasks are unhealthy (stopped sending heartbeats):\n/job:worker/replica:0/"
+    "Graph execution error:\n\nDetected at node cond/CollectiveReduceV2\nCollective ops is "
+    "aborted by: Error reported "
+    "from /job:worker/task:1: The following tasks are unhealthy (stopped sending "
+    "heartbeats):\n/job:worker/replica:0/"
     "task:1\nThe tasks have crashed."
 )
 CHIEF_GONE = (
-    "Collective ops is aborted by: Failed to send RPC to coordination service. Either the leader task was preempted/"
-    "died/restarted unexpectedly\nAdditional GRPC error information from remote target /job:chief/replica:0/task:0 "
+    "Collective ops is aborted by: Failed to send RPC to coordination service. Either the "
+    "leader task was preempted/"
+    "died/restarted unexpectedly\nAdditional GRPC error information from remote target "
+    "/job:chief/replica:0/task:0 "
     "while calling /tensorflow.CoordinationService/Heartbeat:"
 )
 BROKEN = (
-    "Collective ops is aborted by: Socket closed\nAdditional GRPC error information from remote target "
+    "Collective ops is aborted by: Socket closed\nAdditional GRPC error information from "
+    "remote target "
     "/job:worker/replica:0/task:2 while calling /tensorflow.WorkerService/RecvBuf:"
 )
 BACK = (
-    "Collective ops is aborted by: Error reported from /job:worker/task:1: /job:worker/replica:0/task:1 unexpectedly "
+    "Collective ops is aborted by: Error reported from /job:worker/task:1: "
+    "/job:worker/replica:0/task:1 unexpectedly "
     "tried to connect with a different incarnation. It has likely restarted."
 )
 

@@ -198,7 +198,10 @@ def test_a_train_only_run_of_an_unbuilt_model_is_loaded(
         raise FileNotFoundError("validation.csv")
 
     monkeypatch.setattr(_UnbuiltTask, "build_inputs", missing)
-    told = r"cannot be opened: .*validation.csv(.|\n)*Unbuilt has no variables yet, .* with a keras.Input in "
+    told = (
+        r"cannot be opened: .*validation.csv(.|\n)*Unbuilt has no variables yet, .* with a "
+        r"keras.Input in "
+    )
 
     with pytest.raises(DataError, match=told):
         trainer_kit.load_model(tmp_path, "latest")
@@ -233,7 +236,10 @@ def test_a_run_without_an_experiment_is_told_what_to_do(run: Path, tmp_path: Pat
     (tmp_path / "manifest.json").write_text(
         json.dumps({**manifest, "experiment": "not_registered", "command": []})
     )
-    message = r"^no experiment is called 'not_registered'; .*; name the module that registers it with import_modules$"
+    message = (
+        r"^no experiment is called 'not_registered'; .*; name the module that registers "
+        r"it with import_modules$"
+    )
 
     with pytest.raises(UsageError, match=message):
         trainer_kit.load_model(tmp_path)

@@ -59,7 +59,10 @@ def _build_account(
         ),
         (
             _build_account(steps=1000),
-            r"^compute-bound: 94 % of the time was spent in steps of 94 ms; .*mixed_precision_dtype=",
+            (
+                r"^compute-bound: 94 % of the time was spent in steps of 94 ms; "
+                r".*mixed_precision_dtype="
+            ),
         ),
         (_build_account(steps=10), r"in steps of 9400 ms; "),
         (

@@ -231,7 +231,10 @@ def test_fused_steps_need_tensors_of_a_known_shape() -> None:
         (
             ("hiden",),
             {},
-            r"a test: the training step exposes no tensor 'hiden', and no layer .* did you mean hidden\?",
+            (
+                r"a test: the training step exposes no tensor 'hiden', and no layer .* did you "
+                r"mean hidden\?"
+            ),
         ),
         (
             ("zz",),

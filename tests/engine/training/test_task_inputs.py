@@ -177,7 +177,10 @@ def _read(task_type: type[LinearTask], section: str, worker: int, **changes: Any
 
 @pytest.mark.parametrize("section", ["train_data", "validation_data"])
 def test_workers_that_would_all_read_a_whole_dataset_are_refused(section: str) -> None:
-    line = "dataset = dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)"
+    line = (
+        "dataset = dataset.shard(input_context.num_input_pipelines, "
+        "input_context.input_pipeline_id)"
+    )
 
     with pytest.raises(
         UsageError, match=rf"_PlainTask.build_inputs .* 2 workers .*{re.escape(line)}"

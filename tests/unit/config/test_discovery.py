@@ -34,7 +34,8 @@ def find(name):
     asked.append(name)
     for own in ("{0}/theirs", "{0}/others"):
         if name in ("", own) and own not in experiments:
-            experiments.register(own)(lambda: ExperimentConfig(trainer=TrainerConfig(train_steps=7)))
+            trainer = TrainerConfig(train_steps=7)
+            experiments.register(own)(lambda: ExperimentConfig(trainer=trainer))
 """
 
 

@@ -28,7 +28,8 @@ def test_a_mistake_has_its_path_a_near_name_and_the_factory(name: str) -> None:
     mistake = refused(get_experiment, name)["trainer.train_step"]
 
     assert str(mistake) == (
-        f"trainer.train_step ({__name__}.wrong): there is no such key; did you mean trainer.train_steps?"
+        f"trainer.train_step ({__name__}.wrong): there is no such key; did you mean "
+        "trainer.train_steps?"
     )
 
 

@@ -165,9 +165,11 @@ def test_cut_lines_are_left_out_and_unknown_keys_are_kept(path: Path) -> None:
 
 def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
     path.parent.mkdir()
-    old = '{"step": 4, "checkpoint": null, "dataset": "validation", "metrics": {"loss": NaN, "acc": 0.5}, '
-
-    path.write_text(old + '"seconds": 1.0, "config_hash": "abc", "lineage": 0}\n')
+    path.write_text(
+        '{"step": 4, "checkpoint": null, "dataset": "validation", '
+        '"metrics": {"loss": NaN, "acc": 0.5}, '
+        '"seconds": 1.0, "config_hash": "abc", "lineage": 0}\n'
+    )
 
     assert find_last_step(create_ledger(path)) == 4
     assert not create_ledger(path).append(4, {"loss": math.nan, "acc": 0.5}, 1.0)

@@ -99,7 +99,8 @@ def test_with_a_limit_of_0_only_the_one_being_read_stays(tmp_path: Path) -> None
 _KILLED = """
 import os, signal, sys
 from trainer_kit.process.sidecar_lease import Lease
-Lease(sys.argv[1] + "/evals", "side", lambda: ("evaluate", 0)).__enter__().protect_checkpoints(20, 30)
+lease = Lease(sys.argv[1] + "/evals", "side", lambda: ("evaluate", 0))
+lease.__enter__().protect_checkpoints(20, 30)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

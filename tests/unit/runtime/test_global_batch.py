@@ -27,7 +27,10 @@ def test_each_replica_gets_an_equal_share(batch: int, replicas: int, share: int)
         (
             3,
             4,
-            "task.train_data.global_batch_size: batch 3 on 4 replicas leaves 3 over; the nearest .* equally: 4$",
+            (
+                "task.train_data.global_batch_size: batch 3 on 4 replicas leaves 3 over; the "
+                "nearest .* equally: 4$"
+            ),
         ),
         (0, 4, "a batch of 0 examples is empty; use 4 or a multiple of it"),
         (0, 1, "a batch of 0 examples is empty; use 1 or more"),

@@ -96,7 +96,10 @@ def test_a_tf_config_without_cluster_is_none(text: str) -> None:
         (
             "a:1,b:1",
             -1,
-            r"runtime\.task_index: -1 is not one of 2 worker\(s\); each needs its own index, 0 to 1",
+            (
+                r"runtime\.task_index: -1 is not one of 2 worker\(s\); each needs its own "
+                r"index, 0 to 1"
+            ),
         ),
         ("a:1,b:1", 2, r"runtime\.task_index: 2 is not one of 2 worker\(s\)"),
         ("a:1", 1, r"runtime\.task_index: 1 is not one of 1 worker\(s\)"),

@@ -118,7 +118,8 @@ def test_a_pipe_gets_plain_lines_one_per_report() -> None:
     assert len(lines) == 7
     assert lines[0] == "hello"
     assert lines[3] == (
-        "train | step 200/400 | 10.0 steps/s | 320.0 examples/s | 0:00:20 left | training_loss 0.005 | "
+        "train | step 200/400 | 10.0 steps/s | 320.0 examples/s | 0:00:20 left | "
+        "training_loss 0.005 | "
         "learning_rate 0.001"
     )
     assert lines[4] == "validation | step 200/400 | accuracy 0.2 | best accuracy 0.2 at step 200"
@@ -132,7 +133,10 @@ def test_a_terminal_shows_progress_with_evaluations_above() -> None:
     lines = screen(written)
     assert lines[0] == "hello"
     assert [line for line in lines if line.startswith("validation")] == [
-        f"validation | step {step}/400 | accuracy 0.{step // 100} | best accuracy 0.{step // 100} at step {step}"
+        (
+            f"validation | step {step}/400 | accuracy 0.{step // 100} | best accuracy "
+            f"0.{step // 100} at step {step}"
+        )
         for step in (100, 200, 300)
     ]
 

@@ -85,7 +85,10 @@ def test_a_missing_part_gets_none_and_an_unknown_part_is_logged(
 
     assert (data.given, new.given) == ([1], [None])
     assert [record.getMessage() for record in caplog.records] == [
-        "the checkpoint holds state of parts that this run does not have, and it is not used: action, zebra"
+        (
+            "the checkpoint holds state of parts that this run does not have, and it is not "
+            "used: action, zebra"
+        )
     ]
 
 

@@ -323,7 +323,10 @@ def _create_generator() -> tf.random.Generator:
     [
         (
             crop_batch,
-            r"crop_batch \(test_batch_function.py:\d+\): RandomUniformInt; .*a second parameter named `seed`",
+            (
+                r"crop_batch \(test_batch_function.py:\d+\): RandomUniformInt; .*a second "
+                r"parameter named `seed`"
+            ),
         ),
         (drawn, r"drawn \(test_batch_function.py:\d+\): \w+"),
         (in_python, r"in_python \(test_batch_function.py:\d+\): EagerPyFunc"),

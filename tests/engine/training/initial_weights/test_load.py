@@ -50,7 +50,10 @@ def test_weights_come_from_a_path_or_the_newest_of_a_folder(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("path", ["{}", "{}/ckpt-9", "{}/nowhere"])
 def test_error_names_the_path_without_a_checkpoint(tmp_path: Path, path: str) -> None:
-    message = f"task.init_checkpoint: (there is no checkpoint )?{path.format(tmp_path)}(; in| holds no checkpoint)"
+    message = (
+        f"task.init_checkpoint: (there is no checkpoint )?{path.format(tmp_path)}(; in| "
+        "holds no checkpoint)"
+    )
     with pytest.raises(UsageError, match=message):
         load_initial_weights(_build_model(), path.format(tmp_path))
 

@@ -23,10 +23,16 @@ from trainer_kit.errors import ConfigError
 
 # Where a field differs from Model Garden's, and why.
 MODEL_GARDEN_EXCEPTIONS: dict[str, str] = {
-    "RuntimeConfig.distribution_strategy": "'auto': mirroring over a single device costs up to 3 times",
-    "TrainerConfig.best_checkpoint_export_subdir": "'best_ckpt': naming the metric is enough to keep the best",
+    "RuntimeConfig.distribution_strategy": (
+        "'auto': mirroring over a single device costs up to 3 times"
+    ),
+    "TrainerConfig.best_checkpoint_export_subdir": (
+        "'best_ckpt': naming the metric is enough to keep the best"
+    ),
     "TaskConfig.validation_data": "drop_remainder is False: validation keeps its last batch",
-    "OptimizerConfig": "types we do not build (slide, *_experimental, adafactor_keras) are refused by name",
+    "OptimizerConfig": (
+        "types we do not build (slide, *_experimental, adafactor_keras) are refused by name"
+    ),
     "TaskConfig.differential_privacy_config": "deprecated there; refused here rather than ignored",
 }
 

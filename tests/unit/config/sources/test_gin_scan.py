@@ -14,7 +14,8 @@ def test_statements_come_in_order_with_their_places(tmp_path: Path) -> None:
     outer = tmp_path / "outer.gin"
 
     outer.write_text(
-        "import some.module\na.x = 1\ninclude 'inner.gin'\nC:\n  y = 3\n  z = [%m, {'k': @nobody()}]\nm = 4\n"
+        "import some.module\na.x = 1\ninclude 'inner.gin'\nC:\n  y = 3\n  z = [%m, {'k': "
+        "@nobody()}]\nm = 4\n"
     )
     scan = scan_gin(gin, [str(outer)], ["scope/d.e.x = 5"])
 
