@@ -1,6 +1,4 @@
-"""Errors that say what was given, what is allowed, and which names are near; other tests name the
-type alone.
-"""
+"""Errors that say what was given, what is allowed, and which names are near."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The example of sharpness-aware minimization in the guide of tasks, against a computation in
-NumPy.
-"""
+"""The example of sharpness-aware minimization in the guide, against NumPy."""
 
 from __future__ import annotations
 

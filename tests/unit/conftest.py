@@ -1,6 +1,4 @@
-"""Tests of this tier use no TensorFlow and start no process that does: they are for the inner loop
-of work.
-"""
+"""Tests of this tier use no TensorFlow, in no process: they are for the inner loop of work."""
 
 from __future__ import annotations
 

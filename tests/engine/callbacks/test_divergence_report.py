@@ -1,6 +1,4 @@
-"""What the file about a divergence is made of: the command that repeats it, the first bad variable,
-the gradients.
-"""
+"""The file about a divergence: the command that repeats it, the first bad variable, gradients."""
 
 from __future__ import annotations
 

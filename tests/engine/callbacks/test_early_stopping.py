@@ -1,6 +1,4 @@
-"""Runs that end before their last step: because evaluations bring nothing more, or because an
-action says so.
-"""
+"""Runs that end before their last step: without improvement, or by an action."""
 
 from __future__ import annotations
 

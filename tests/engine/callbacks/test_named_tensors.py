@@ -1,6 +1,4 @@
-"""Tensors of steps in callbacks, and summaries of them in the reports and the event files of a
-run.
-"""
+"""Tensors of steps in callbacks, and their summaries in reports and event files."""
 
 from __future__ import annotations
 

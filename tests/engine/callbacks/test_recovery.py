@@ -1,6 +1,4 @@
-"""Runs that diverge: back to a sound checkpoint, what is changed then, and how it ends when nothing
-helps.
-"""
+"""Runs that diverge: back to a sound checkpoint, what changes then, and how it ends in vain."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A small run with real checkpoints, iterator state included, for tests of what becomes of their
-files.
-"""
+"""A small run with real checkpoints, iterator state included."""
 
 from __future__ import annotations
 

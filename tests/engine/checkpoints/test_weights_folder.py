@@ -1,6 +1,4 @@
-"""Checkpoints of weights alone: which are kept, and what is left when the process dies at any
-moment of a write.
-"""
+"""Checkpoints of weights alone: which are kept, and what a death at any moment leaves."""
 
 from __future__ import annotations
 

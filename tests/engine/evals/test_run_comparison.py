@@ -1,6 +1,4 @@
-"""compare_runs finds each kind of difference between two real runs, and none where there is
-none.
-"""
+"""compare_runs finds each kind of difference between two real runs, and none between equal ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The experiments `gan_rings` and `gan_digits`: their data, what they measure, and a short run of
-each.
-"""
+"""The experiments `gan_rings` and `gan_digits`: data, measures, and a short run of each."""
 
 from __future__ import annotations
 

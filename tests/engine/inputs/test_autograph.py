@@ -1,6 +1,4 @@
-"""Whatever a user may write in place of our own: `if tensor:` in it becomes graph, wherever it is
-called from.
-"""
+"""User code in place of ours: `if tensor:` in it becomes graph, wherever it is called from."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A state of an iterator that holds a failed read is known, for each transformation that reads
-ahead.
-"""
+"""The state of an iterator that contains a failed read, for each transformation."""
 
 from __future__ import annotations
 

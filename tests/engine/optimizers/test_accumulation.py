@@ -1,6 +1,4 @@
-"""Gradients of micro-batches: what is added up, by which calls it is applied, and which steps are
-refused.
-"""
+"""Gradients of micro-batches: what is summed, which calls apply it, which steps are refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Each optimizer's first steps, compared with formulas in NumPy; what the factory wraps and
-refuses.
-"""
+"""Each optimizer's first steps against NumPy, and what the factory wraps and refuses."""
 
 from __future__ import annotations
 

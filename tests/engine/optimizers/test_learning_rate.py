@@ -1,6 +1,4 @@
-"""The rate of an optimizer: the current one, factors of it, and a rate of the config that has
-changed.
-"""
+"""The rate of an optimizer: the current one, factors of it, and a changed rate of the config."""
 
 from __future__ import annotations
 

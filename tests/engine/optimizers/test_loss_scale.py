@@ -1,6 +1,4 @@
-"""Loss scaling: skipped steps, how the scale changes, clipping of unscaled gradients, several
-replicas.
-"""
+"""Loss scaling: skipped steps, changes of the scale, clipping of unscaled gradients, replicas."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Muon: which variables it leaves to Adam, its slots, and what is refused. Values are in
-test_factory.py.
-"""
+"""Muon: which variables it leaves to Adam, its slots, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Groups of variables with learning rates of their own: with each optimizer, on replicas, with loss
-scaling and XLA.
-"""
+"""Groups of variables with separate learning rates: optimizers, replicas, XLA."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""From config to learning rate: each schedule and warm-up beside Model Garden's, Keras' or a
-formula.
-"""
+"""From config to learning rate: schedules and warm-ups against Model Garden, Keras and formulas."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Slots of all optimizers in checkpoints: a resumed optimizer has the same ones, and goes on with
-the same bits.
-"""
+"""Slots of all optimizers in checkpoints: a resumed optimizer continues with the same bits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a command prints of an error, and where the whole traceback goes. The real errors are in
-test_mistakes.py.
-"""
+"""What a command prints of an error; test_mistakes.py has the real errors."""
 
 from __future__ import annotations
 

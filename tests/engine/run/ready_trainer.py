@@ -1,6 +1,4 @@
-"""A trainer that the runs of a test module share: to trace its steps takes most of the time of a
-short run.
-"""
+"""A trainer that the runs of a test module share, since traces take most of a short run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The outer loop: its intervals, its reports, what it saves and what stops it; a counter stands for
-a model.
-"""
+"""The outer loop: its intervals, reports, saves and stops; a counter stands for a model."""
 
 from __future__ import annotations
 

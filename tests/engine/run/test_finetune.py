@@ -1,6 +1,4 @@
-"""Fine-tunings of another run's checkpoints, through the Python interface, on a tiny task with real
-files.
-"""
+"""Fine-tunings of another run's checkpoints, on a tiny task with real files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How many workers there are and what they agree on: in one process, and in two real ones, a chief
-and a worker.
-"""
+"""How many workers there are and what they agree on: in one process, and in two real ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Whether op determinism is enabled: in a process of its own, since TensorFlow cannot disable it
-publicly.
-"""
+"""Whether op determinism is enabled, in a separate process: TensorFlow cannot disable it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The private names of TensorFlow: that they are there and mean what they meant, and what happens
-without them.
-"""
+"""The private names of TensorFlow: they exist, mean what they meant, and may be missing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Evaluations with several weights at each step: averages of several decays, and the trained
-weights.
-"""
+"""Evaluations with several weights at each step: averages of several decays, trained weights."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A task whose model is compiled: its losses, metrics and weights of examples count once, in each
-loop anew.
-"""
+"""A task whose model is compiled: losses, metrics and example weights count once, in each loop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Evaluations: which weights the model holds at each moment, what is exported as best, and what
-will be reported.
-"""
+"""Evaluations: which weights the model has when, what is exported as best, what is reported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""GanTask: two nets with an optimizer each, in turns or together, and nothing of one changes with
-the other.
-"""
+"""GanTask: two nets with an optimizer each, in turns or together, that do not affect each other."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Gradient processors and norms in training: on replicas, in micro-batches, in float16, after a
-resume.
-"""
+"""Gradient processors and norms in training: on replicas, micro-batches, float16, resumes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Several optimizers from the config: each has variables, slots, a period and an average of its
-own.
-"""
+"""Several optimizers from the config: each has its variables, slots, period and average."""
 
 from __future__ import annotations
 

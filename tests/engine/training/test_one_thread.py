@@ -1,6 +1,4 @@
-"""Training loops on one thread (runtime.executor=single_threaded): what is refused, and what users
-are told.
-"""
+"""Training loops on one thread (runtime.executor=single_threaded): refusals and warnings."""
 
 from __future__ import annotations
 

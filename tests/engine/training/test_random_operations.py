@@ -1,6 +1,4 @@
-"""Random operations of TensorFlow inside training and evaluation steps: a resumed run draws what
-was next.
-"""
+"""Random operations inside training and evaluation steps: a resumed run draws what was next."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Metric objects that steps return and build_metrics does not hold, in the reports of training and
-evaluation.
-"""
+"""Metric objects that steps return and build_metrics does not contain, in all reports."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A resumed run that evaluates or saves before its first step has the state that only the training
-step leads to.
-"""
+"""A run that resumes and evaluates or saves before its first step has the state of that step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Named tensors of training and evaluation steps: their values on replicas, fused and in parts, and
-as metrics.
-"""
+"""Named tensors of training and evaluation steps: on replicas, fused, in parts, as metrics."""
 
 from __future__ import annotations
 

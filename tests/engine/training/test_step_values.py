@@ -1,6 +1,4 @@
-"""The scalars that steps return in addition to the loss, in the reports of training and
-evaluation.
-"""
+"""The scalars that steps return in addition to the loss, in the reports."""
 
 from __future__ import annotations
 

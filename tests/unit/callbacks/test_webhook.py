@@ -1,6 +1,4 @@
-"""Webhook: what it sends to a real server, and what a server that fails may do to a run:
-nothing.
-"""
+"""Webhook: what it sends to a real server, and that a failing server does nothing to a run."""
 
 from __future__ import annotations
 

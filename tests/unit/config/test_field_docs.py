@@ -1,6 +1,4 @@
-"""The sentences about config fields: each field has one, and it is read from the docstring as it is
-written.
-"""
+"""The sentences about config fields: each field has one, read from the docstring as written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Optimizers and schedules that users register, in the config: Python, overrides, YAML, gin,
-messages.
-"""
+"""Optimizers and schedules that users register: Python, overrides, YAML, gin, messages."""
 
 from __future__ import annotations
 

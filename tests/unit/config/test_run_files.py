@@ -1,6 +1,4 @@
-"""The table of a run's files: what a path in it matches, and that users' folders cannot have these
-names.
-"""
+"""The table of a run's files: what a path in it matches, and names that it reserves."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""In which order checkpoints are taken, what becomes of those that go, and what a wait in vain
-tells.
-"""
+"""The order of checkpoints, what becomes of removed ones, and what a wait in vain reports."""
 
 from __future__ import annotations
 

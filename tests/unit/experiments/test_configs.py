@@ -1,6 +1,4 @@
-"""The files in configs/ and the READMEs of the experiments: what they name is there, and
-applies.
-"""
+"""The files in configs/ and the READMEs of experiments: what they name exists, and applies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The message in which TensorFlow writes the objects of a checkpoint. The rest is in
-test_restore.py.
-"""
+"""The message in which TensorFlow writes the objects of a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The seed of an example: known values of a published generator, in which index and epoch leave no
-trace.
-"""
+"""The seed of an example, against known values of a published generator."""
 
 from __future__ import annotations
 

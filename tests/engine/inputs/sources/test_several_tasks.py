@@ -1,6 +1,4 @@
-"""The data of several tasks as one stream: from any position on, stacked, over replicas, and of
-plain datasets.
-"""
+"""The data of several tasks as one stream: from any position, stacked, over replicas."""
 
 from __future__ import annotations
 

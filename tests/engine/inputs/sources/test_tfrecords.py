@@ -1,6 +1,4 @@
-"""TFRecord files as a Source: the order of ArraySource, on any number of replicas, and errors that
-name the place.
-"""
+"""TFRecord files as a Source: ArraySource's order on any replicas, and errors with a place."""
 
 from __future__ import annotations
 

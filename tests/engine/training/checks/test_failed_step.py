@@ -1,6 +1,4 @@
-"""After an error in a training step: what is saved and lost, and that a resumed run ends with the
-same bits.
-"""
+"""After an error in a training step: what is saved, what is lost, and that a resume is exact."""
 
 from __future__ import annotations
 

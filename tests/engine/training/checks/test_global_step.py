@@ -1,6 +1,4 @@
-"""Trainers with a loop or a step of their own: the run follows global_step, and has to see it
-move.
-"""
+"""Trainers with a separate loop or step: the run follows global_step, and has to see it move."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Several tasks in one run: jointly or one per step, on one or two replicas, fused, evaluated and
-resumed.
-"""
+"""Several tasks in one run: jointly or one per step, on replicas, fused, evaluated and resumed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How config classes behave: frozen, keyword-only, typed, with rules across fields and a choice of
-one branch.
-"""
+"""How config classes behave: frozen, keyword-only, typed, with rules and a choice of a branch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Every field of Model Garden's configs is here under its name and with its default, but for the
-listed exceptions.
-"""
+"""Model Garden's config fields exist here with their names and defaults, with listed exceptions."""
 
 from __future__ import annotations
 

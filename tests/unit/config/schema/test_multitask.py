@@ -1,6 +1,4 @@
-"""MultiTaskConfig: tasks by name, what it refuses, and which of its values an evaluation or a
-resume depends on.
-"""
+"""MultiTaskConfig: tasks by name, what it refuses, and what evaluations and resumes depend on."""
 
 from __future__ import annotations
 

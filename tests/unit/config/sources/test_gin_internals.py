@@ -1,6 +1,4 @@
-"""The private table of gin: that it is there and means what it meant, and what happens without
-it.
-"""
+"""The private table of gin: it exists, means what it meant, and may be missing."""
 
 from __future__ import annotations
 

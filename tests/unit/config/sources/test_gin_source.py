@@ -1,6 +1,4 @@
-"""gin: sections and factory arguments, scopes, the two passes, what is reported where, and one
-process many times.
-"""
+"""gin: sections, factory arguments, scopes, both passes, origins, and repeated use in a process."""
 
 from __future__ import annotations
 
