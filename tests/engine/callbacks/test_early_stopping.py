@@ -359,8 +359,8 @@ def test_only_the_validation_set_of_the_metric_decides(tmp_path: Path) -> None:
     config = _build_two_set_config("rare|group|score", patience=2).replace(
         trainer={"validation_sets": {"rare": {"interval": 20}}}
     )
-
     _SCORES.update(zip(range(10, 61, 10), [0.9, 0.4, 0.8, 0.3, 0.7, 0.2], strict=True))
+
     _launch(tmp_path, config)
 
     assert final_record(tmp_path)["stopped"].startswith(
@@ -406,9 +406,9 @@ def test_a_stop_at_the_start_evaluates_sets_that_were_not_due(
     _launch(tmp_path, config, train_actions=[_stop_at(20, 5)], trainer=of_two_sets.again())
     (tmp_path / "final.json").unlink()
     lines = (tmp_path / "evals/validation.jsonl").read_text().splitlines(keepends=True)
-
     # Of "rare" at step 20 nothing is on record.
     (tmp_path / "evals/validation.jsonl").write_text("".join(lines[:2]))
+
     _launch(tmp_path, _build_two_set_config(patience=1), trainer=of_two_sets.again())
 
     assert set(final_record(tmp_path)["metrics"]) == {"often", "rare"}

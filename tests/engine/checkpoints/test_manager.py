@@ -179,8 +179,8 @@ def test_a_left_manager_frees_model_and_thread_and_saves_again(tmp_path: Path) -
 
     model = weakref.ref(run.model)
     del run
-
     keras.utils.clear_session()
+
     gc.collect()
 
     assert model() is None

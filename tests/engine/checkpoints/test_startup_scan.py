@@ -456,10 +456,10 @@ def test_the_record_of_a_checkpoint_is_removed_before_its_data(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed: list[str] = []
-
     monkeypatch.setattr(
         files, "on_write_point", lambda point, path: removed.append(os.path.basename(path))
     )
+
     remove_checkpoint(str(folder / "ckpt-1"))
     of_checkpoint = [name for name in removed if name.startswith("ckpt-1.")]
 

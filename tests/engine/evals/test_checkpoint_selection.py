@@ -53,8 +53,8 @@ def test_a_damaged_newest_is_skipped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = _create_folder(tmp_path, 100, 20)
-
     (tmp_path / "ckpt-100.index").write_bytes(b"broken")
+
     before = sorted(path.name for path in tmp_path.iterdir())
 
     assert find_newest_checkpoint(folder) == f"{folder}/ckpt-20"

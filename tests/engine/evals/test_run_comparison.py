@@ -134,8 +134,8 @@ def test_what_is_missing_is_told(finished_run: Path, other: Path) -> None:
     (other / "final.json").unlink()
     (other / "best_ckpt/info.json").unlink()
     lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
-
     (other / "metrics.jsonl").write_text("".join(lines[:-1]))
+
     told = " ".join(compare_runs(finished_run, other))
 
     assert all(

@@ -136,8 +136,8 @@ def test_a_worker_that_is_not_the_chief_writes_nothing(setup: _Setup, tmp_path: 
 
 def test_a_restarted_run_informs_sidecars_with_old_evaluations(tmp_path: Path) -> None:
     side = Ledger(tmp_path / "side.jsonl", dataset="eval", config_hash="a")
-
     side.append(10, {"accuracy": 0.5}, 0.1)
+
     _Setup(tmp_path).run_history.begin(0, is_new=True)
 
     assert side.follow(tmp_path / "evals.jsonl") == 0

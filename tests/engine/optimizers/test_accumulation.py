@@ -52,8 +52,8 @@ def _accumulate(
 def test_one_update_applies_the_weighted_sum(way: str) -> None:
     weights = _create_variable()
     optimizer = keras.optimizers.SGD(0.5)
-
     optimizer.build([weights])
+
     sums = _accumulate(optimizer, weights, PARTS, way)
 
     np.testing.assert_allclose(weights.numpy(), [0.0, -0.5])
@@ -116,8 +116,8 @@ def test_a_weight_of_zero_leaves_nothing_of_a_nan() -> None:
 
 def test_a_step_reads_the_state_of_the_optimizer() -> None:
     optimizer = keras.optimizers.Adam(0.25)
-
     optimizer.build([_create_variable()])
+
     part = GradientAccumulator(GradientSums(), optimizer, tf.constant(1.0), tf.constant(True))
 
     assert float(part.learning_rate) == 0.25 and part.iterations is optimizer.iterations

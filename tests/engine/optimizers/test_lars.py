@@ -63,10 +63,10 @@ def test_a_pattern_that_finds_nothing_is_named_once(
     weight_decay: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     rule = DecayRule(exclude=("biass",))
-
     Lars(0.3, weight_decay=weight_decay, decay_rule=rule, adaptation_rule=rule).build(
         [keras.Variable(1.0, name="bias")]
     )
+
     subject = "weight decay" if weight_decay else "layer adaptation"
 
     assert caplog.messages == [f"{subject}: the pattern 'biass' matches none of the variables bias"]

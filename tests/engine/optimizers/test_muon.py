@@ -48,8 +48,8 @@ def test_embeddings_are_for_muon_if_they_are_asked_for() -> None:
 def test_slots_have_the_names_and_shapes_of_old_checkpoints() -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)], name="net")
     optimizer = create_optimizer(optimization("muon"))
-
     optimizer.build(model.trainable_variables)
+
     variables = optimizer_variables(optimizer, model)
 
     assert {name: tuple(variable.shape) for name, variable in variables.items()} == {

@@ -237,9 +237,9 @@ def test_a_run_stays_in_its_folder_after_os_chdir(
     linear: ReadyTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
-
     other.mkdir()
     monkeypatch.chdir(tmp_path)
+
     _run(Path("run"), "train_and_eval", trainer=linear.again(), callbacks=[_LeavesTheFolder(other)])
 
     assert os.listdir(other) == []

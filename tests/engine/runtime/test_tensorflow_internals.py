@@ -37,6 +37,7 @@ def test_without_a_global_seed_nothing_is_warned_about(
 
     tf.random.set_seed(3)
     tf.random.set_seed(None)
+
     kept = context.context().__dict__.pop("_rng", None)  # as in a process that has set no seed yet
 
     with internals.restart_operation_seeds():

@@ -317,9 +317,9 @@ def test_averages_that_are_lost_or_a_kill_prevented_are_written(
     run: Path, ready: ReadyTrainer, tmp_path: Path
 ) -> None:
     again = Path(shutil.copytree(run, tmp_path / "run"))
-
     shutil.rmtree(again / "ema_checkpoints")
     (again / "final.json").unlink()
+
     _launch(_run_config(), again, trainer=ready.again(again))
 
     for name in ("ckpt-40", "fast/ckpt-40"):

@@ -223,8 +223,8 @@ def test_a_rewind_takes_away_what_was_evaluated_for_later_steps(path: Path) -> N
 
 def test_a_restart_goes_on_in_the_newest_lineage(path: Path) -> None:
     before = create_ledger(path)
-
     before.append(4, {"acc": 0.5}, 1.0)
+
     before.rewind(2)
     before.rewind(0)
     after = create_ledger(path)
@@ -342,9 +342,9 @@ def test_what_it_has_appended_itself_is_not_read_again(
     written = create_ledger(path)
     written.append(10, {"loss": math.nan}, 0.1)
     before = written.records()
-
     monkeypatch.setattr(module, "read_records", None)  # a call would fail
     written.append(20, {"loss": 0.5, "set": {"accuracy": math.inf}}, 0.1, "ckpt-20")
+
     written.rewind(10)
     written.append(15, {"loss": 0.5}, 0.1)
 

@@ -288,8 +288,8 @@ def test_a_cut_last_line_is_moved_too(tmp_path: Path, cut: int) -> None:
     write(path, report(1), report(2))
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
-
     path.write_bytes(whole[: first + cut])
+
     write(path, resume=1)
 
     assert path.read_bytes() == whole[:first]

@@ -92,8 +92,8 @@ def test_variables_of_one_name_stay_apart() -> None:
     module = tf.Module()
     module.variables_of_one_name = variables
     adam = keras.optimizers.Adam()
-
     adam.build(module.trainable_variables)
+
     tracked = optimizer_variables(adam, module)
 
     assert len(tracked) == len(adam.variables)

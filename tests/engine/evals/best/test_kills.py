@@ -94,8 +94,8 @@ def test_weights_removed_during_the_run_are_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = _Run(tmp_path / "best").to(3)
-
     (tmp_path / "best").rename(tmp_path / "elsewhere")
+
     run.to(4)
 
     assert (_list_steps(tmp_path / "best"), _read_best_step(tmp_path / "best")) == ([4], 4)

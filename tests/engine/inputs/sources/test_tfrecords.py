@@ -126,8 +126,8 @@ def test_reading_a_damaged_record_names_file_and_offset(tmp_path: Path) -> None:
     write_records(path, map(_write_example, range(4)))
     content = bytearray(path.read_bytes())
     content[2 * size + 20] ^= 1
-
     path.write_bytes(content)
+
     source = _create_source(str(path), validation_data(batch=1))
 
     assert read_batches(source.at(0), 2) == [[0], [1]]

@@ -74,9 +74,9 @@ def test_without_a_word_the_files_are_at_the_root(
     monkeypatch: pytest.MonkeyPatch, shown: KFPVisualization
 ) -> None:
     written = []
-
     monkeypatch.delenv("KFP_OUTPUT_FOLDER")
     monkeypatch.setattr("trainer_kit.files.write_json", lambda path, content: written.append(path))
+
     shown.write_metrics()
     shown.write_ui_metadata()
 

@@ -12,11 +12,11 @@ from trainer_kit.config.sources.gin_scan import scan_gin
 def test_statements_come_in_order_with_their_places(tmp_path: Path) -> None:
     (tmp_path / "inner.gin").write_text("b.x = 2\n")
     outer = tmp_path / "outer.gin"
-
     outer.write_text(
         "import some.module\na.x = 1\ninclude 'inner.gin'\nC:\n  y = 3\n  z = [%m, {'k': "
         "@nobody()}]\nm = 4\n"
     )
+
     scan = scan_gin(gin, [str(outer)], ["scope/d.e.x = 5"])
 
     assert scan.mistakes == []
@@ -34,8 +34,8 @@ def test_statements_come_in_order_with_their_places(tmp_path: Path) -> None:
 
 def test_what_stands_before_a_mistake_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "conf.gin"
-
     path.write_text("a.x = 1\na.y 2\n")
+
     scan = scan_gin(gin, [str(path), str(tmp_path / "gone.gin")], ["a.z = 3"])
 
     assert [binding.name for binding in scan.bindings] == ["a.x", "a.z"]

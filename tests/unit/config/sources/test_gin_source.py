@@ -124,10 +124,10 @@ def test_origins_of_gin_are_the_line_or_the_flag(experiment: str, tmp_path: Path
 def test_macros_and_includes_work_and_later_bindings_win(experiment: str, tmp_path: Path) -> None:
     (tmp_path / "base.gin").write_text("steps = 5\nTrainerConfig.max_to_keep = 1\n")
     path = tmp_path / "conf.gin"
-
     path.write_text(
         "include 'base.gin'\nTrainerConfig.train_steps = %steps\nTrainerConfig.max_to_keep = 2\n"
     )
+
     trainer = resolve_config(
         experiment, ConfigSources(gin_files=(str(path),), gin_params=("steps = 6",))
     ).config.trainer
@@ -231,8 +231,8 @@ def test_broken_gin_is_reported_with_its_line(
     experiment: str, tmp_path: Path, text: str, place: str, said: str
 ) -> None:
     path = tmp_path / "conf.gin"
-
     path.write_text(text)
+
     _, mistakes = read_first_pass(experiment, files=(str(path),))
 
     assert mistakes[0].origin.split(":")[:2] == [str(path), place]
