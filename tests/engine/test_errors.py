@@ -42,7 +42,8 @@ def test_a_config_error_comes_back_from_a_process_pool() -> None:
         TrainerConfig(train_steps="many")
 
     again = pickle.loads(pickle.dumps(raised.value))
-    assert isinstance(again, ConfigError) and str(again) == str(raised.value)
+    assert isinstance(again, ConfigError)
+    assert str(again) == str(raised.value)
 
 
 def test_every_exit_code_is_explained() -> None:
@@ -64,7 +65,8 @@ def test_every_exception_has_the_exit_code_of_its_kind() -> None:
 
     assert len(codes) >= 8
     assert len(set(codes.values())) == len(codes)
-    assert ExitCode.DONE not in codes.values() and ExitCode.BUG not in codes.values()
+    assert ExitCode.DONE not in codes.values()
+    assert ExitCode.BUG not in codes.values()
     assert ConfigError.exit_code == ExitCode.USAGE
 
 
@@ -114,7 +116,9 @@ def test_a_suggestion_is_the_near_names_or_what_there_is() -> None:
     assert suggest_names("zzz", []) == "there are none"
 
     many = suggest_names("zzz", [f"name{i:02}" for i in range(20)])
-    assert "name11" in many and "name12" not in many and "20 in all" in many
+    assert "name11" in many
+    assert "name12" not in many
+    assert "20 in all" in many
 
 
 def test_only_an_error_wrapped_by_autograph_is_found() -> None:

@@ -31,8 +31,10 @@ def points() -> Iterator[list[tuple[str, str]]]:
 
 
 def test_remote_paths_have_a_scheme() -> None:
-    assert files.is_remote("gs://bucket/x") and files.is_remote("s3://bucket")
-    assert not files.is_remote("/a/b") and not files.is_remote(Path("a:b"))
+    assert files.is_remote("gs://bucket/x")
+    assert files.is_remote("s3://bucket")
+    assert not files.is_remote("/a/b")
+    assert not files.is_remote(Path("a:b"))
 
 
 def test_links_are_followed_once(tmp_path: Path) -> None:
@@ -79,7 +81,8 @@ def test_json_is_written_with_a_last_newline(tmp_path: Path) -> None:
     text = (tmp_path / "a.json").read_text()
 
     assert json.loads(text) == {"b": [1, None], "a": 0.1}
-    assert text.endswith("}\n") and text.index('"b"') < text.index('"a"')
+    assert text.endswith("}\n")
+    assert text.index('"b"') < text.index('"a"')
 
 
 def test_a_write_goes_through_its_named_points(

@@ -51,7 +51,8 @@ def _check_command(command: list[str]) -> None:
     """
     assert command[:3] == ["python", "-m", "trainer_kit.train"]
     values = parse_flags(command[2:])
-    assert values.mode in MODES and values.experiment == "my-experiment"
+    assert values.mode in MODES
+    assert values.experiment == "my-experiment"
     assert values.model_dir.endswith("runs/my-experiment")
 
 
@@ -83,7 +84,8 @@ def test_kubernetes_has_a_rule_for_each_exit_code(jobs: list[dict[str, Any]], nu
     actions = {}
     for rule in rules:
         if codes := rule.get("onExitCodes"):
-            assert (codes["containerName"], codes["operator"]) == (container["name"], "In")
+            assert codes["containerName"] == container["name"]
+            assert codes["operator"] == "In"
             assert codes["values"] == sorted(codes["values"])
             actions.update(dict.fromkeys(codes["values"], rule["action"]))
 
@@ -102,11 +104,9 @@ def test_kubernetes_has_a_rule_for_each_exit_code(jobs: list[dict[str, Any]], nu
 def test_the_jobs_are_as_kubernetes_requires_them(jobs: list[dict[str, Any]]) -> None:
     for job in jobs:
         pod = job["spec"]["template"]["spec"]
-        assert (job["apiVersion"], job["kind"], pod["restartPolicy"]) == (
-            "batch/v1",
-            "Job",
-            "Never",
-        )
+        assert job["apiVersion"] == "batch/v1"
+        assert job["kind"] == "Job"
+        assert pod["restartPolicy"] == "Never"
         assert job["spec"]["podReplacementPolicy"] == "Failed"
         assert pod["terminationGracePeriodSeconds"] == STOP_SECONDS
         (mount,) = pod["containers"][0]["volumeMounts"]
@@ -122,8 +122,10 @@ def test_the_jobs_run_a_trainer_and_its_sidecar(jobs: list[dict[str, Any]]) -> N
         _check_command(command)
 
     # The Job is the supervisor.
-    assert (trainer.mode, trainer.max_restarts) == ("train_and_eval", 0)
-    assert (sidecar.mode, sidecar.eval_name) == ("continuous_eval", "my-sidecar")
+    assert trainer.mode == "train_and_eval"
+    assert trainer.max_restarts == 0
+    assert sidecar.mode == "continuous_eval"
+    assert sidecar.eval_name == "my-sidecar"
     assert trainer.model_dir == sidecar.model_dir == "/runs/my-experiment"
 
 
@@ -204,7 +206,8 @@ def test_slurm_lets_a_run_save_before_its_time_ends(script: str, tmp_path: Path)
     cluster = Cluster(tmp_path, f"exec {sys.executable} {tmp_path}/trainer.py")
 
     with cluster.start(script) as process:
-        assert process.stdout is not None and process.stdout.readline()
+        assert process.stdout is not None
+        assert process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == ExitCode.PREEMPTED
 
@@ -246,11 +249,9 @@ def test_the_pipeline_is_a_program_that_trains_and_evaluates() -> None:
 
     compile(text, "kfp_pipeline.py", "exec")
 
-    assert (
-        "--mode=train_and_eval" in text
-        and "--checkpoint=best" in text
-        and ".after(trained)" in text
-    )
+    assert "--mode=train_and_eval" in text
+    assert "--checkpoint=best" in text
+    assert ".after(trained)" in text
 
 
 def test_kubeflow_repeats_no_attempt_in_vain(tmp_path: Path) -> None:
@@ -280,6 +281,7 @@ def test_kubeflow_hands_sigterm_on(tmp_path: Path) -> None:
         SAVING_TRAINER,
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline()
+        assert process.stdout is not None
+        assert process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == ExitCode.PREEMPTED

@@ -201,7 +201,8 @@ def test_states_are_restored_after_train_begin_or_at_once() -> None:
     assert first.count == 0
 
     with listed.call_begin_and_end("train"):
-        assert (first.count, second.count) == (5, 0)
+        assert first.count == 5
+        assert second.count == 0
         listed.call("loop_end", {})
         assert kept["callback _Counting"][0]() == 6
         kept["callback _Counting"][1](2)
@@ -281,7 +282,8 @@ def test_what_each_callback_takes_is_counted_under_its_name() -> None:
     )
     seconds = times.build_account().seconds
 
-    assert seconds["callbacks/a"] == 1 and seconds["report"] == 1
+    assert seconds["callbacks/a"] == 1
+    assert seconds["report"] == 1
 
 
 def test_a_method_with_almost_the_name_of_an_event_is_told(
@@ -307,7 +309,8 @@ def test_the_state_of_an_optional_callback_that_fails_is_none() -> None:
 
     listed.register_states()
 
-    assert kept["callback Bad"]() is None and listed.errors == {"Bad": 1}
+    assert kept["callback Bad"]() is None
+    assert listed.errors == {"Bad": 1}
 
 
 def test_all_members_end_although_one_of_them_fails_at_the_end() -> None:
@@ -359,7 +362,8 @@ def test_other_workers_do_what_the_chiefs_callbacks_ask_for(
     assert [
         (requests.save, requests.sets_to_evaluate, requests.rewind_step) for requests in asked
     ] == [(False, {""}, 40)] * 2
-    assert chief.run.stop_reason == "enough" and other.run.stop_reason
+    assert chief.run.stop_reason == "enough"
+    assert other.run.stop_reason
 
 
 class _Reporting(Callback):
@@ -377,7 +381,8 @@ def test_who_reports_under_the_name_of_a_metric_is_named(caplog: pytest.LogCaptu
 
     CallbackList(run, [_Reporting()]).call("loop_end", {"accuracy": 0.5})
 
-    assert "the callback _Reporting failed" in caplog.text and run.reported_metrics == {}
+    assert "the callback _Reporting failed" in caplog.text
+    assert run.reported_metrics == {}
     assert "the run already has a metric called accuracy" in caplog.text
 
 

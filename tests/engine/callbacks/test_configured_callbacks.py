@@ -36,13 +36,15 @@ def test_gin_names_a_callback_and_its_arguments() -> None:
 
     (callback,) = create_callbacks(config.trainer.callbacks)
 
-    assert type(callback) is Samples and callback.count == 7
+    assert type(callback) is Samples
+    assert callback.count == 7
 
 
 @pytest.mark.parametrize("name", ["test/samples", f"{__name__}:Samples"])
 def test_a_callback_is_made_by_its_name_or_by_its_class(name: str) -> None:
     callback = _create_callback(name, count=7)
-    assert type(callback) is Samples and callback.count == 7
+    assert type(callback) is Samples
+    assert callback.count == 7
 
 
 @pytest.mark.parametrize(

@@ -285,10 +285,8 @@ def test_a_run_ends_with_the_evaluation_that_uses_up_patience(
     final = final_record(tmp_path)
     score = logs["group"]["score"]
 
-    assert (final["step"], final["metrics"]["group"]["score"]) == (
-        60,
-        pytest.approx(score, nan_ok=True),
-    )
+    assert final["step"] == 60
+    assert final["metrics"]["group"]["score"] == pytest.approx(score, nan_ok=True)
     assert final["stopped"].startswith("group|score has not improved on 0.1 of step 40")
 
 
@@ -330,7 +328,8 @@ def test_a_restart_does_nothing_until_patience_is_raised(
     resumed, _ = _launch(
         run, _build_tiny_config(patience=5)
     )  # with a trainer of its own, as in a new process
-    assert (final_record(run)["step"], evaluated_steps(run)) == (60, [10, 20, 30, 40, 50, 60])
+    assert final_record(run)["step"] == 60
+    assert evaluated_steps(run) == [10, 20, 30, 40, 50, 60]
     assert all(
         np.array_equal(variable.numpy(), value)
         for variable, value in zip(resumed.variables, straight[1], strict=True)
@@ -349,7 +348,8 @@ def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(
 
     _, logs = _launch(run, _build_tiny_config(), trainer=linear.again())
     assert evaluated_steps(run) == [10, 20, 30, 37]
-    assert (final_record(run)["step"], _find_newest(run)) == (37, 37)
+    assert final_record(run)["step"] == 37
+    assert _find_newest(run) == 37
     assert final_record(run)["metrics"]["validation_loss"] == pytest.approx(
         float(logs["validation_loss"])
     )
@@ -412,7 +412,8 @@ def test_a_stop_at_the_start_evaluates_sets_that_were_not_due(
     _launch(tmp_path, _build_two_set_config(patience=1), trainer=of_two_sets.again())
 
     assert set(final_record(tmp_path)["metrics"]) == {"often", "rare"}
-    assert (final_record(tmp_path)["step"], evaluated_steps(tmp_path)) == (20, [10, 20, 20])
+    assert final_record(tmp_path)["step"] == 20
+    assert evaluated_steps(tmp_path) == [10, 20, 20]
 
 
 def test_sidecar_of_a_stopped_run_evaluates_its_last_checkpoint(
@@ -445,7 +446,9 @@ def test_a_sidecars_evaluations_end_a_run_that_only_trains(
             tmp_path, config, mode="train", train_actions=[evaluate_beside], trainer=linear.again()
         )
         assert logs == {}
-        assert (final_record(tmp_path)["step"], _find_newest(tmp_path), step) == (15, 15, 15)
+        assert final_record(tmp_path)["step"] == 15
+        assert _find_newest(tmp_path) == 15
+        assert step == 15
 
 
 @pytest.mark.parametrize("mode", ["train", "train_and_post_eval"])
@@ -505,9 +508,12 @@ def test_a_train_action_ends_the_run_as_if_it_had_no_more_steps(
     assert len(later) == 3  # the loop's other actions are called too
 
     final = final_record(tmp_path)
-    assert (final["step"], final["stopped"], _find_newest(tmp_path)) == (15, "enough at 15", 15)
+    assert final["step"] == 15
+    assert final["stopped"] == "enough at 15"
+    assert _find_newest(tmp_path) == 15
     assert final["metrics"] == {name: pytest.approx(float(value)) for name, value in logs.items()}
-    assert logs and evaluated_steps(tmp_path) == evaluated
+    assert logs
+    assert evaluated_steps(tmp_path) == evaluated
 
 
 def test_an_eval_action_ends_the_run_after_its_evaluation(
@@ -518,11 +524,10 @@ def test_an_eval_action_ends_the_run_after_its_evaluation(
 
     final = final_record(tmp_path)
 
-    assert (final["step"], final["stopped"]) == (20, "enough at 20")
-    assert (evaluated_steps(tmp_path), list(complete_checkpoints(str(tmp_path)))) == (
-        [10, 20],
-        [15, 20],
-    )
+    assert final["step"] == 20
+    assert final["stopped"] == "enough at 20"
+    assert evaluated_steps(tmp_path) == [10, 20]
+    assert list(complete_checkpoints(str(tmp_path))) == [15, 20]
     assert logs["validation_loss"] > 0
 
 
@@ -533,11 +538,9 @@ def test_a_run_without_a_last_step_goes_on_after_it_was_stopped(
     for step in (15, 30):
         _launch(tmp_path, config, "train", train_actions=[_stop_at(15, 5)], trainer=linear.again())
         final = final_record(tmp_path)
-        assert (final["step"], final["stopped"], _find_newest(tmp_path)) == (
-            step,
-            "enough at 15",
-            step,
-        )
+        assert final["step"] == step
+        assert final["stopped"] == "enough at 15"
+        assert _find_newest(tmp_path) == step
 
 
 def test_only_actions_and_callbacks_may_raise_stop_training(
@@ -573,4 +576,6 @@ def test_under_orbits_controller_only_an_action_can_stop(
     assert logs == {}
 
     final = final_record(tmp_path)
-    assert (final["step"], final["stopped"], _find_newest(tmp_path)) == (15, "enough at 15", 15)
+    assert final["step"] == 15
+    assert final["stopped"] == "enough at 15"
+    assert _find_newest(tmp_path) == 15

@@ -288,9 +288,11 @@ def test_the_batch_that_poisons_is_found_and_left_out(
 ) -> None:
     folder, _, logs, told = recovered_run
 
-    assert "the run returns to step 10 (trial 1 of 2)" in told and "trial 2 of 2" not in told
+    assert "the run returns to step 10 (trial 1 of 2)" in told
+    assert "trial 2 of 2" not in told
     assert "batch 12, of step 13, is left out" in told
-    assert np.isfinite(logs["validation_loss"]) and _are_checkpoints_finite(folder)
+    assert np.isfinite(logs["validation_loss"])
+    assert _are_checkpoints_finite(folder)
 
     history = read_active_history(folder / "metrics.jsonl")
     assert [record["step"] for record in history if record["kind"] == "train"] == [
@@ -368,7 +370,8 @@ def test_a_lower_learning_rate_cures_a_rate_that_is_too_high(tmp_path: Path) -> 
     assert all(loss < 50 for _, loss in curve(history, "training_loss", "train"))
 
     step, factor = curve(history, "recovery_learning_rate_factor")[-1]
-    assert step == 0 and factor < 1
+    assert step == 0
+    assert factor < 1
     assert curve(history, "learning_rate")[0] == (5, pytest.approx(1e4 * factor))
 
 
@@ -380,10 +383,13 @@ def test_report_names_step_batch_layer_and_command(tmp_path: Path) -> None:
     assert _are_checkpoints_finite(tmp_path)
 
     bundle = read_json(tmp_path / "diverged" / "step-13.json")
-    assert (bundle["step"], bundle["batch"], bundle["batches"]) == (13, 12, [10, 14])
+    assert bundle["step"] == 13
+    assert bundle["batch"] == 12
+    assert bundle["batches"] == [10, 14]
     assert bundle["not_finite"] == "sequential/dense/kernel"
     assert bundle["gradient_norms"]["sequential/dense/kernel"] == "nan"
-    assert "trainer.train_steps=13" in bundle["command"] and "ckpt-10" in bundle["command"]
+    assert "trainer.train_steps=13" in bundle["command"]
+    assert "ckpt-10" in bundle["command"]
 
 
 class _OnePoisoned(LinearTask):
@@ -416,7 +422,8 @@ def test_an_example_that_is_not_finite_is_named_and_not_the_rate(
         f"values of example {place % size} in batch {place // size} are not finite: repair the data"
     )
 
-    assert advice in str(error.value) and "learning rate" not in str(error.value)
+    assert advice in str(error.value)
+    assert "learning rate" not in str(error.value)
 
     (report,) = (tmp_path / "diverged").glob("step-*.json")
     assert read_json(report)["examples_not_finite"] == [place % size]

@@ -65,7 +65,8 @@ def test_evaluated_weights_draw_from_the_same_latents_each_time(tmp_path: Path) 
     tried, first, second = trainer.task.drawn
 
     assert np.array_equal(tried, first)
-    assert first.shape == (5, 3) and np.array_equal(first, second)
+    assert first.shape == (5, 3)
+    assert np.array_equal(first, second)
 
     SamplePictures(count=5, seed=1).evaluation_end(run, {})
 
@@ -77,7 +78,8 @@ def test_evaluated_weights_draw_from_the_same_latents_each_time(tmp_path: Path) 
     ]
 
     picture = tf.io.decode_png((tmp_path / "samples" / "step-00000009.png").read_bytes())
-    assert picture.shape == (4, 5, 3) and int(picture[0, 0, 0]) == 200
+    assert picture.shape == (4, 5, 3)
+    assert int(picture[0, 0, 0]) == 200
 
 
 def test_an_evaluation_of_an_earlier_start_is_not_drawn_again(tmp_path: Path) -> None:
@@ -113,8 +115,12 @@ def test_a_grid_shows_images_row_by_row() -> None:
     images = np.stack([np.full((16, 20, 1), value, np.float32) for value in (-1.0, 0.0, 1.0)])
     grid = image_grid(images)
 
-    assert grid.shape == (2 * 32 + 2, 2 * 40 + 2, 1) and grid.dtype == np.uint8
-    assert (grid[31, 39, 0], grid[0, 42, 0], grid[34, 0, 0], grid[32, 0, 0]) == (0, 128, 255, 0)
+    assert grid.shape == (2 * 32 + 2, 2 * 40 + 2, 1)
+    assert grid.dtype == np.uint8
+    assert grid[31, 39, 0] == 0
+    assert grid[0, 42, 0] == 128
+    assert grid[34, 0, 0] == 255
+    assert grid[32, 0, 0] == 0
 
 
 def test_a_task_that_cannot_draw_is_refused_before_a_step(tmp_path: Path) -> None:

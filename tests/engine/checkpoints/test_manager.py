@@ -128,7 +128,8 @@ def test_a_second_restore_acts_only_after_the_run_has_moved(tmp_path: Path) -> N
 
     run.train()
 
-    assert run.manager.restore_or_initialize() is None and calls == [1, 1]
+    assert run.manager.restore_or_initialize() is None
+    assert calls == [1, 1]
 
     run.manager.save(run.step)
     run.manager.sync()
@@ -146,7 +147,8 @@ def test_a_second_restore_acts_only_after_the_run_has_moved(tmp_path: Path) -> N
     again.train()
 
     assert again.manager.restore_or_initialize() == str(tmp_path / "ckpt-2")
-    assert int(again.step.numpy()) == 2 and not np.array_equal(again.values()[0], saved[0])
+    assert int(again.step.numpy()) == 2
+    assert not np.array_equal(again.values()[0], saved[0])
     assert calls == [1, 1]
 
 
@@ -227,8 +229,10 @@ def test_orbits_own_controller_saves_and_restores_with_it(tmp_path: Path) -> Non
 
     assert run.manager.latest_checkpoint == str(tmp_path / "ckpt-4")
     assert run.manager.checkpoints == [str(tmp_path / f"ckpt-{step}") for step in (3, 4)]
-    assert (run.manager.directory, run.manager.checkpoint_interval) == (str(tmp_path), 1)
-    assert controller.restore_checkpoint(str(tmp_path / "ckpt-3")) and int(run.step.numpy()) == 3
+    assert run.manager.directory == str(tmp_path)
+    assert run.manager.checkpoint_interval == 1
+    assert controller.restore_checkpoint(str(tmp_path / "ckpt-3"))
+    assert int(run.step.numpy()) == 3
 
 
 def test_tensorflows_manager_can_continue_and_rotate_our_saves(tmp_path: Path) -> None:
@@ -241,13 +245,12 @@ def test_tensorflows_manager_can_continue_and_rotate_our_saves(tmp_path: Path) -
 
     state = tf.train.get_checkpoint_state(str(tmp_path))
 
-    assert (state.model_checkpoint_path, list(state.all_model_checkpoint_paths)) == (
-        saved[-1],
-        saved,
-    )
+    assert state.model_checkpoint_path == saved[-1]
+    assert list(state.all_model_checkpoint_paths) == saved
 
     theirs = tf.train.CheckpointManager(run.manager.checkpoint, str(tmp_path), max_to_keep=2)
-    assert (theirs.latest_checkpoint, theirs.checkpoints) == (saved[-1], saved)
+    assert theirs.latest_checkpoint == saved[-1]
+    assert theirs.checkpoints == saved
 
     theirs.save(4)
 

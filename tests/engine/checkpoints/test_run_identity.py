@@ -57,7 +57,8 @@ def test_each_record_holds_the_identity_of_the_run(tmp_path: Path) -> None:
         False,
         False,
     ]
-    assert is_saved_by_run(f"{tmp_path}/ckpt-1", "") and not is_foreign(f"{tmp_path}/ckpt-1", "")
+    assert is_saved_by_run(f"{tmp_path}/ckpt-1", "")
+    assert not is_foreign(f"{tmp_path}/ckpt-1", "")
 
 
 @pytest.mark.parametrize("recorded", [True, False])

@@ -93,11 +93,9 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_previous(
     assert run.start == 2
 
     told = _list_warnings(caplog)
-    assert (
-        len(told) == 1
-        and f"{folder}/ckpt-3 is damaged: " in told[0]
-        and f"{folder}/ckpt-2 is used" in told[0]
-    )
+    assert len(told) == 1
+    assert f"{folder}/ckpt-3 is damaged: " in told[0]
+    assert f"{folder}/ckpt-2 is used" in told[0]
     assert names(folder) == sorted(["checkpoint", "damaged", *parts(1), *parts(2)])
     assert names(folder / DAMAGED) == left
     assert tf.train.latest_checkpoint(str(folder)) == f"{folder}/ckpt-2"
@@ -163,10 +161,8 @@ def test_a_whole_checkpoint_without_a_good_record_is_used(
     assert (there is None) == (damage is Path.unlink)
 
     if there is not None:
-        assert (
-            there["files"].keys() == {*parts(3)[1:]}
-            and describe_damage(str(folder / "ckpt-3")) == ""
-        )
+        assert there["files"].keys() == {*parts(3)[1:]}
+        assert describe_damage(str(folder / "ckpt-3")) == ""
 
 
 def test_a_damaged_record_is_rewritten_with_the_run_id(folder: Path) -> None:
@@ -187,7 +183,8 @@ def test_evaluation_with_a_torn_pointer_file_moves_nothing(folder: Path) -> None
         reader = SmallRun(folder, can_train=False)
         assert reader.start == 0
         assert reader.manager.latest_checkpoint == f"{folder}/ckpt-3"
-        assert names(folder) == before and (folder / "checkpoint").read_text() == text
+        assert names(folder) == before
+        assert (folder / "checkpoint").read_text() == text
 
 
 # ---- nothing whole
@@ -215,8 +212,10 @@ def test_with_only_damaged_checkpoints_the_run_does_not_start(
     assert error.value.exit_code == ExitCode.STORAGE
 
     told = str(error.value)
-    assert told.startswith(f"no checkpoint in {folder} is whole (ckpt-3: ") and "; ckpt-1: " in told
-    assert "--from_step=0" in told and len(told.splitlines()) == 1
+    assert told.startswith(f"no checkpoint in {folder} is whole (ckpt-3: ")
+    assert "; ckpt-1: " in told
+    assert "--from_step=0" in told
+    assert len(told.splitlines()) == 1
 
 
 @pytest.mark.parametrize("kept", ["checkpoint", DATA, INDEX, RECORD])
@@ -242,14 +241,13 @@ def test_an_unfinished_rewind_is_known_until_it_is_done(
         f"later ones were moved: {folder}/archived/ckpt-2, {folder}/archived/ckpt-3" in caplog.text
     )
     assert names(folder) == sorted(["archived", "checkpoint", *parts(1)])
-    assert (find_unfinished_rewind(str(folder)), SmallRun(folder).manager.rewind_step) == (1, 1)
+    assert find_unfinished_rewind(str(folder)) == 1
+    assert SmallRun(folder).manager.rewind_step == 1
 
     finish_rewind(str(folder))
 
-    assert (find_unfinished_rewind(str(folder)), SmallRun(folder).manager.rewind_step) == (
-        None,
-        None,
-    )
+    assert find_unfinished_rewind(str(folder)) is None
+    assert SmallRun(folder).manager.rewind_step is None
 
     finish_rewind(str(folder))
     (folder / "archived" / "going_back.json").write_text("{")

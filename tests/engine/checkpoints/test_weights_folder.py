@@ -87,7 +87,8 @@ def test_a_write_that_is_killed_leaves_whole_weights(
 
     _write(tmp_path, 30)
 
-    assert list(complete_checkpoints(str(tmp_path)))[-1] == 30 and _read_value(tmp_path) == 30.0
+    assert list(complete_checkpoints(str(tmp_path)))[-1] == 30
+    assert _read_value(tmp_path) == 30.0
 
 
 def test_a_full_disk_is_a_storage_error_and_leaves_no_half(
@@ -104,7 +105,8 @@ def test_a_full_disk_is_a_storage_error_and_leaves_no_half(
     with pytest.raises(StorageError, match=r"ckpt-20 was not written: No space left"):
         _write(tmp_path, 20)
 
-    assert list(complete_checkpoints(str(tmp_path))) == [10] and not list(tmp_path.glob(".*"))
+    assert list(complete_checkpoints(str(tmp_path))) == [10]
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_worker_that_is_not_the_chief_leaves_no_files(tmp_path: Path) -> None:
@@ -112,6 +114,6 @@ def test_a_worker_that_is_not_the_chief_leaves_no_files(tmp_path: Path) -> None:
 
     WeightsFolder(str(tmp_path / "ema"), is_writer=False).write(10, saved.append, [10])
 
-    assert (
-        len(saved) == 1 and not (tmp_path / "ema").exists() and not Path(saved[0]).parent.exists()
-    )
+    assert len(saved) == 1
+    assert not (tmp_path / "ema").exists()
+    assert not Path(saved[0]).parent.exists()

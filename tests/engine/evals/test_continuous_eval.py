@@ -226,7 +226,8 @@ def test_a_sidecar_killed_in_a_rewind_keeps_no_later_weights(
 def test_a_trainer_is_alive_while_its_heart_beats(tmp_path: Path) -> None:
     sidecar = _create_sidecar(tmp_path)
 
-    assert not sidecar.is_alive() and "no run has begun there" in sidecar.describe_trainer()
+    assert not sidecar.is_alive()
+    assert "no run has begun there" in sidecar.describe_trainer()
 
     with RunLock(tmp_path, lambda: ("evaluate", 40)):
         assert sidecar.is_alive()
@@ -234,7 +235,8 @@ def test_a_trainer_is_alive_while_its_heart_beats(tmp_path: Path) -> None:
             f"pid {os.getpid()}) is alive; its last heartbeat was at step 40 (evaluate)"
         )
 
-    assert not sidecar.is_alive() and sidecar.describe_trainer().endswith(" ended at step 40: done")
+    assert not sidecar.is_alive()
+    assert sidecar.describe_trainer().endswith(" ended at step 40: done")
 
 
 def test_a_silent_heartbeat_on_another_host_means_a_dead_trainer(
@@ -248,11 +250,9 @@ def test_a_silent_heartbeat_on_another_host_means_a_dead_trainer(
     (tmp_path / "heartbeat.json").write_text(text)
     monkeypatch.setattr("trainer_kit.evals.continuous_eval._SILENT_SECONDS", 0.0)
 
-    assert (
-        not sidecar.is_alive()
-        and "elsewhere" in sidecar.describe_trainer()
-        and "is gone; its last" in sidecar.describe_trainer()
-    )
+    assert not sidecar.is_alive()
+    assert "elsewhere" in sidecar.describe_trainer()
+    assert "is gone; its last" in sidecar.describe_trainer()
 
 
 def test_a_run_is_not_finished_while_its_trainer_is_alive(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ def test_one_bit_of_a_weight_is_told_with_the_variable(finished_run: Path, other
     difference, *more = compare_runs(finished_run, other)
 
     assert not more
-    assert difference.startswith("newest checkpoint: model/") and "kernel" in difference
+    assert difference.startswith("newest checkpoint: model/")
+    assert "kernel" in difference
     assert "(1 of " in difference
 
 
@@ -127,7 +128,8 @@ def test_a_changed_number_in_a_record_is_told(
     difference, *more = compare_runs(finished_run, other)
 
     assert not more
-    assert difference.startswith(told) and "0.123" in difference
+    assert difference.startswith(told)
+    assert "0.123" in difference
 
 
 def test_what_is_missing_is_told(finished_run: Path, other: Path) -> None:
@@ -157,7 +159,8 @@ def test_another_step_and_a_damaged_checkpoint_are_reported(
         path.unlink()
     (told,) = compare_runs(finished_run, other)
 
-    assert told.startswith("newest checkpoint: ") and "variables differ" in told
+    assert told.startswith("newest checkpoint: ")
+    assert "variables differ" in told
 
 
 def test_what_dead_processes_left_is_told(finished_run: Path, other: Path) -> None:

@@ -185,13 +185,10 @@ def test_losses_of_history_and_ledger_are_reported(
         else ("ends at step 10", "1 are left, up to step 10")
     )
 
-    assert len(warned) == 2 and all(
-        text.endswith(end) for text, end in zip(warned, ends, strict=True)
-    )
-    assert (
-        "up to step 30 when ckpt-30 was saved" in warned[0]
-        and "2 before step 30, up to step 20" in warned[1]
-    )
+    assert len(warned) == 2
+    assert all(text.endswith(end) for text, end in zip(warned, ends, strict=True))
+    assert "up to step 30 when ckpt-30 was saved" in warned[0]
+    assert "2 before step 30, up to step 20" in warned[1]
 
 
 @pytest.mark.parametrize(

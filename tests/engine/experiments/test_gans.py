@@ -27,7 +27,8 @@ def test_a_center_counts_from_one_percent_of_the_points_near_it() -> None:
         metric.update_state(points, points[:60])
         metric.update_state(points, points[60:])
 
-    assert (float(modes.result()), float(near.result())) == (3.0, pytest.approx(0.99))
+    assert float(modes.result()) == 3.0
+    assert float(near.result()) == pytest.approx(0.99)
 
 
 def test_the_energy_distance_is_0_for_the_same_points_only() -> None:
@@ -47,7 +48,9 @@ def test_the_energy_distance_is_0_for_the_same_points_only() -> None:
 def test_the_distances_of_digits_tell_copies_from_coverage() -> None:
     images = load_digit_images()
 
-    assert images.shape == (1797, 8, 8, 1) and (images.min(), images.max()) == (-1, 1)
+    assert images.shape == (1797, 8, 8, 1)
+    assert images.min() == -1
+    assert images.max() == 1
 
     fidelity = FidelityDistance()
     coverage = CoverageDistance()
@@ -55,7 +58,8 @@ def test_the_distances_of_digits_tell_copies_from_coverage() -> None:
     for metric in (fidelity, coverage):
         metric.update_state(images[:50], np.repeat(images[:1], 50, 0))
 
-    assert float(fidelity.result()) == 0 and float(coverage.result()) > 0.3
+    assert float(fidelity.result()) == 0
+    assert float(coverage.result()) > 0.3
 
 
 @pytest.mark.parametrize("name", ["gan_rings", "gan_digits"])
@@ -76,5 +80,6 @@ def test_a_short_run_reports_draws_and_keeps_its_best(name: str, tmp_path: Path)
     assert pictures == ["step-00000004.png", "step-00000008.png"]
 
     picture = tf.io.decode_png((tmp_path / "samples" / pictures[-1]).read_bytes()).numpy()
-    assert picture.shape[0] >= 200 and picture.std() > 5
+    assert picture.shape[0] >= 200
+    assert picture.std() > 5
     assert gan(np.zeros((3, gan.latent_size), np.float32)).shape[0] == 3

@@ -416,7 +416,8 @@ def test_several_replicas_can_only_skip() -> None:
     dataset = D.range(50).shuffle(9, seed=1)
     method, reasons = _choose_method(dataset, saved=False)
 
-    assert method == "skip" and SEVERAL in reasons
+    assert method == "skip"
+    assert SEVERAL in reasons
 
     distributed = replicas(2).distribute_datasets_from_function(lambda context: dataset)
 
@@ -439,7 +440,8 @@ def test_what_cannot_be_resumed_exactly_is_named(
 
     assert method == "inexact"
     assert re.search(named, reasons), reasons
-    assert reasons.startswith("task.train_data: resume is not exact") and "ArraySource" in reasons
+    assert reasons.startswith("task.train_data: resume is not exact")
+    assert "ArraySource" in reasons
 
 
 def test_a_small_last_batch_makes_a_saved_iterator_inexact(tmp_path: Path) -> None:
@@ -494,13 +496,15 @@ def test_any_order_options_and_unseeded_data_are_named() -> None:
     method, reasons = _choose_method(
         D.range(9).with_options(options).map(_add_stateless_random, num_parallel_calls=2)
     )
-    assert method == "inexact" and "map(): deterministic=False" in reasons
+    assert method == "inexact"
+    assert "map(): deterministic=False" in reasons
 
     tf.random.set_seed(None)
 
     for dataset, named in ((D.range(9).shuffle(9), "shuffle()"), (D.random(), "random()")):
         method, reasons = _choose_method(dataset.batch(2))
-        assert method == "inexact" and f"{named} without a seed" in reasons
+        assert method == "inexact"
+        assert f"{named} without a seed" in reasons
 
     assert _choose_method(D.range(9).shuffle(9, seed=1))[0] == "iterator"
 

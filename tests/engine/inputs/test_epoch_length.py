@@ -60,5 +60,6 @@ def test_data_that_does_not_tell_needs_the_setting(make: Any, reason: str) -> No
         compute_epoch_length(make(), 1, required_by="trainer.train_steps")
 
     text = str(caught.value)
-    assert text.startswith("trainer.train_steps: needs the length of an epoch") and reason in text
+    assert text.startswith("trainer.train_steps: needs the length of an epoch")
+    assert reason in text
     assert "set trainer.steps_per_epoch" in text

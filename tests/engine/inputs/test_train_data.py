@@ -114,7 +114,8 @@ def test_a_saved_iterator_is_not_for_stacks_of_another_size(tmp_path: Path) -> N
     second.data.set_stack_size(3)
     count, batches = next(second.data.iterator())
 
-    assert (int(count), batches.numpy().tolist()) == (3, whole[5:8])
+    assert int(count) == 3
+    assert batches.numpy().tolist() == whole[5:8]
 
 
 def _refuse_to_build(params: DataConfig) -> Any:

@@ -57,7 +57,8 @@ def test_one_update_applies_the_weighted_sum(way: str) -> None:
     sums = _accumulate(optimizer, weights, PARTS, way)
 
     np.testing.assert_allclose(weights.numpy(), [0.0, -0.5])
-    assert int(optimizer.iterations.numpy()) == 1 and len(sums.variables) == 1
+    assert int(optimizer.iterations.numpy()) == 1
+    assert len(sums.variables) == 1
 
 
 def test_sums_of_the_batch_before_are_replaced() -> None:
@@ -102,7 +103,8 @@ def test_half_precision_gradients_are_added_in_float32() -> None:
 
     (total,) = _accumulate(keras.optimizers.SGD(1.0), weights, parts).variables.values()
 
-    assert total.dtype == tf.float32 and float(total[0]) == 2049.5
+    assert total.dtype == tf.float32
+    assert float(total[0]) == 2049.5
     assert weights.numpy().dtype == np.float16
 
 
@@ -120,7 +122,8 @@ def test_a_step_reads_the_state_of_the_optimizer() -> None:
 
     part = GradientAccumulator(GradientSums(), optimizer, tf.constant(1.0), tf.constant(True))
 
-    assert float(part.learning_rate) == 0.25 and part.iterations is optimizer.iterations
+    assert float(part.learning_rate) == 0.25
+    assert part.iterations is optimizer.iterations
     assert part.variables == optimizer.variables
     assert float(part.scale_loss(tf.constant(3.0))) == 3.0
 

@@ -154,17 +154,16 @@ def test_keras_can_save_and_load_an_optimizer_with_its_fields(kind: str, dtype: 
 
     loaded: Any = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
 
-    assert type(loaded) is type(optimizer) and loaded.get_config() == optimizer.get_config()
+    assert type(loaded) is type(optimizer)
+    assert loaded.get_config() == optimizer.get_config()
 
 
 def test_keras_own_clipping_is_left_out() -> None:
     optimizer = create_optimizer(optimization("adam", global_clipnorm=0.5))
 
-    assert (optimizer.global_clipnorm, optimizer.clipnorm, optimizer.clipvalue) == (
-        None,
-        None,
-        None,
-    )
+    assert optimizer.global_clipnorm is None
+    assert optimizer.clipnorm is None
+    assert optimizer.clipvalue is None
     assert optimizer.clipping == Clipping(global_clipnorm=0.5)
 
 

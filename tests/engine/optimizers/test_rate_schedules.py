@@ -160,7 +160,8 @@ def test_rates_equal_those_of_model_garden(case: str, warmup: str) -> None:
     ours = create_learning_rate(config)
     theirs = OptimizerFactory(GardenConfig(sections)).build_learning_rate()
     if (case, warmup) == ("constant", "none"):
-        assert isinstance(ours, float) and ours == 0.25
+        assert isinstance(ours, float)
+        assert ours == 0.25
         return
 
     rates, expected = (

@@ -31,8 +31,10 @@ def test_the_deepest_line_of_the_user_comes_first(
     assert print_error(_raise_error(), model_dir=str(tmp_path)) == 1
 
     first, code, why, where, *_ = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"error: {__file__}:") and first.endswith(", in _fail")
-    assert code.strip().startswith("raise ValueError") and why == "  ValueError: a shape of (2, 3)"
+    assert first.startswith(f"error: {__file__}:")
+    assert first.endswith(", in _fail")
+    assert code.strip().startswith("raise ValueError")
+    assert why == "  ValueError: a shape of (2, 3)"
     assert where == "  where points is float32 [2, 3]"
 
 
@@ -53,7 +55,8 @@ def test_without_a_record_the_model_dir_stays_as_it_is(
     print_error(_raise_error(), model_dir=str(tmp_path / "run"))
     file = Path(capsys.readouterr().err.splitlines()[-1].split(": ")[1])
 
-    assert file.is_file() and not (tmp_path / "run").exists()
+    assert file.is_file()
+    assert not (tmp_path / "run").exists()
 
     file.unlink()
 
@@ -65,7 +68,8 @@ def test_debug_prints_the_traceback_and_writes_no_file(
     print_error(_raise_error(), debug=True, model_dir=str(tmp_path))
     text = capsys.readouterr().err
 
-    assert text.startswith("Traceback") and text.endswith("  the whole traceback: above\n")
+    assert text.startswith("Traceback")
+    assert text.endswith("  the whole traceback: above\n")
     assert not (tmp_path / "errors").exists()
 
 
@@ -176,15 +180,16 @@ def test_structures_are_described_with_dtypes_and_shapes() -> None:
         describe_structure(({"points": points}, [labels]))
         == "({points: float32 [2, 3]}, (int32 [2]))"
     )
-    assert (
-        describe_structure({"points": points, "name": "x"}) == "" and describe_structure("x") == ""
-    )
+    assert describe_structure({"points": points, "name": "x"}) == ""
+    assert describe_structure("x") == ""
 
 
 def test_frames_in_the_text_of_an_error_are_found() -> None:
     [frame] = parse_frames(f'Detected at\n  File "{__file__}", line 7, in f\n\nwrong')
 
-    assert (frame.file, frame.line, frame.function) == (__file__, 7, "f")
+    assert frame.file == __file__
+    assert frame.line == 7
+    assert frame.function == "f"
     assert find_user_frames(ValueError(f'File "{__file__}", line 7, in f')) == [frame]
 
 

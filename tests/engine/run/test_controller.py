@@ -145,7 +145,10 @@ def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> 
     spent = {name: seconds for name, seconds in account.seconds.items() if seconds}
 
     assert spent == {"start": 3, "input": 3, "step": 9, "callbacks/actions": 3, "evaluation": 20}
-    assert (account.steps, account.evaluations, account.wall, account.unaccounted) == (12, 2, 38, 0)
+    assert account.steps == 12
+    assert account.evaluations == 2
+    assert account.wall == 38
+    assert account.unaccounted == 0
 
 
 def test_no_checkpoint_at_the_end_when_it_is_not_wanted(tmp_path: Path) -> None:
@@ -212,8 +215,11 @@ def test_an_action_that_stops_gets_a_save_and_an_evaluation(tmp_path: Path) -> N
     controller, kept = _create_controller(tmp_path, counter, train_actions=actions)
 
     assert controller.train_and_evaluate(train_steps=40, eval_interval=20) == {"accuracy": 0.5}
-    assert (controller.run.stop_reason, len(steps), counter.evaluated) == ("enough", 2, [8])
-    assert (_list_steps(kept), list(complete_checkpoints(str(tmp_path)))) == ([4, 8], [8])
+    assert controller.run.stop_reason == "enough"
+    assert len(steps) == 2
+    assert counter.evaluated == [8]
+    assert _list_steps(kept) == [4, 8]
+    assert list(complete_checkpoints(str(tmp_path))) == [8]
 
 
 def test_a_diverged_loop_is_not_saved_when_an_action_stops(tmp_path: Path) -> None:
@@ -264,11 +270,9 @@ def test_a_rewind_cancels_the_stop_of_an_action(tmp_path: Path) -> None:
 
     controller.train(20)
 
-    assert (int(counter.global_step), controller.run.stop_reason, back.rewound_to) == (
-        20,
-        "",
-        [(8, 8)],
-    )
+    assert int(counter.global_step) == 20
+    assert controller.run.stop_reason == ""
+    assert back.rewound_to == [(8, 8)]
 
 
 @pytest.mark.parametrize("event", ["loop_end", "evaluation_end"])
@@ -285,7 +289,8 @@ def test_a_run_follows_a_callback_that_restores(tmp_path: Path, event: str) -> N
 
     controller.train_and_evaluate(train_steps=16, eval_interval=12)
 
-    assert (int(counter.global_step), controller.run.step) == (16, 16)
+    assert int(counter.global_step) == 16
+    assert controller.run.step == 16
 
 
 def test_a_step_that_an_action_moves_forward_counts(tmp_path: Path) -> None:
@@ -295,7 +300,8 @@ def test_a_step_that_an_action_moves_forward_counts(tmp_path: Path) -> None:
 
     controller.train_and_evaluate(train_steps=20, eval_interval=10)
 
-    assert (counter.evaluated, list(complete_checkpoints(str(tmp_path)))) == ([12, 20], [12, 20])
+    assert counter.evaluated == [12, 20]
+    assert list(complete_checkpoints(str(tmp_path))) == [12, 20]
 
 
 class _Sets(_Counter):
@@ -467,7 +473,8 @@ def test_checkpoints_are_evaluated_in_order_without_damaged_ones(
 
     assert controller.evaluate_continuously(timeout=0, timeout_fn=lambda: True) == {"accuracy": 0.5}
     assert counter.evaluated == [4, 12]
-    assert "a checkpoint is skipped: " in caplog.text and "ckpt-8 is damaged" in caplog.text
+    assert "a checkpoint is skipped: " in caplog.text
+    assert "ckpt-8 is damaged" in caplog.text
 
 
 GOAL = BoundaryOptions(

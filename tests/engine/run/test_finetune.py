@@ -140,18 +140,18 @@ def test_the_metrics_of_each_checkpoint_differ_and_name_it(
 
     for step, record in records.items():
         final = final_record(finished_run / f"finetune-{step}")
-        assert (record["metrics"], record["finetune_steps"], record["best"]) == (
-            final["metrics"],
-            10,
-            final["best"],
-        )
+        assert record["metrics"] == final["metrics"]
+        assert record["finetune_steps"] == 10
+        assert record["best"] == final["best"]
         assert (
             f"{pretrained_run}/ckpt-{step}"
             in (finished_run / f"finetune-{step}/params.yaml").read_text()
         )
     last = final_record(finished_run)
 
-    assert (last["step"], last["mode"], last["metrics"]) == (30, MODE, records[30]["metrics"])
+    assert last["step"] == 30
+    assert last["mode"] == MODE
+    assert last["metrics"] == records[30]["metrics"]
 
 
 def test_the_curve_runs_over_the_steps_of_the_pretraining(finished_run: Path) -> None:
@@ -195,7 +195,8 @@ def test_a_restart_when_all_is_done_does_nothing_again(
     before = {path: path.stat().st_mtime_ns for path in finished_run.glob("*/*")}
     model, logs = launch(_build_config(pretrained_run, _NotedConfig()), MODE, str(finished_run))
 
-    assert model is None and logs == _read_metrics(finished_run)[30]["metrics"]
+    assert model is None
+    assert logs == _read_metrics(finished_run)[30]["metrics"]
     assert {path: path.stat().st_mtime_ns for path in finished_run.glob("*/*")} == before
     assert count_starts(finished_run) == 2
 

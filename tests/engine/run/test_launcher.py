@@ -195,7 +195,8 @@ def test_a_run_in_a_second_thread_is_refused(tmp_path: Path) -> None:
     assert [text.partition(";")[0] for text in refused] == [
         "another thread of this process runs an experiment"
     ] * 2
-    assert (tmp_path / "run/final.json").exists() and not (tmp_path / "other").exists()
+    assert (tmp_path / "run/final.json").exists()
+    assert not (tmp_path / "other").exists()
 
     launch(config, "train", other)  # afterwards there is nothing to wait for
 

@@ -89,7 +89,8 @@ def test_a_stop_that_the_trainer_was_asked_for_ends_the_run(tmp_path: Path) -> N
 
     controller.train_and_evaluate(20, evaluates=False)
 
-    assert controller.should_stop and _list_saved_steps(tmp_path)[-1] == 8  # one loop later
+    assert controller.should_stop
+    assert _list_saved_steps(tmp_path)[-1] == 8
 
 
 def test_an_evaluation_that_an_action_stops_saves_nothing(tmp_path: Path) -> None:
@@ -99,7 +100,8 @@ def test_an_evaluation_that_an_action_stops_saves_nothing(tmp_path: Path) -> Non
     controller = _create_controller(tmp_path, trains=False, eval_actions=[stop])
 
     assert controller.evaluate() == {}
-    assert controller.should_stop and _list_saved_steps(tmp_path) == []
+    assert controller.should_stop
+    assert _list_saved_steps(tmp_path) == []
 
 
 def test_the_checkpoints_of_a_run_are_evaluated_until_it_ends(tmp_path: Path) -> None:

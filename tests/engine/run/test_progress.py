@@ -82,12 +82,11 @@ def test_the_time_of_each_phase_is_counted() -> None:
         pass
     account = phases.times.build_account()
 
-    assert (account.seconds["start"], account.seconds["report"], account.seconds["save"]) == (
-        1,
-        2,
-        1,
-    )
-    assert (account.unaccounted, account.wall) == (2, 6)
+    assert account.seconds["start"] == 1
+    assert account.seconds["report"] == 2
+    assert account.seconds["save"] == 1
+    assert account.unaccounted == 2
+    assert account.wall == 6
 
 
 def test_the_activity_of_a_run_has_its_steps_and_batches() -> None:
@@ -114,10 +113,8 @@ def test_the_activity_of_a_run_has_its_steps_and_batches() -> None:
     assert training.describe_activity() == ("training", 5, 6, 7)
 
     training.controller.loop_range = (6, 11)
-    assert (
-        training.describe_activity() == ("training", 6, 6, 7)
-        and training.find_total("training") == 20
-    )
+    assert training.describe_activity() == ("training", 6, 6, 7)
+    assert training.find_total("training") == 20
 
 
 def test_a_batch_of_an_evaluation_is_progress_and_so_is_waiting() -> None:

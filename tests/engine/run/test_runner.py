@@ -141,13 +141,13 @@ def test_train_saves_records_and_reports_its_time(
     final = final_record(tmp_path)
     spent = final["time"]
 
-    assert (final["step"], spent["steps"]) == (13, 13)
+    assert final["step"] == 13
+    assert spent["steps"] == 13
     # Milliseconds.
-    assert all(spent[name] > 0 for name in ("start", "step", "save")) and spent["input"] >= 0
-    assert (
-        caplog.messages[-2].startswith("time of this process: ")
-        and caplog.messages[-1] == spent["verdict"]
-    )
+    assert all(spent[name] > 0 for name in ("start", "step", "save"))
+    assert spent["input"] >= 0
+    assert caplog.messages[-2].startswith("time of this process: ")
+    assert caplog.messages[-1] == spent["verdict"]
     assert read_json(tmp_path / "manifest.json")["packages"]["tensorflow"] == tf.__version__
     assert "train_steps: 13" in (tmp_path / "params.yaml").read_text()
     assert {"training_loss", "accuracy", "learning_rate", "steps_per_second"} <= _read_tags(
@@ -198,9 +198,8 @@ def test_profiled_steps_are_traced_and_add_two_reports(once_trained: Path, tmp_p
     assert _list_steps(tmp_path, "train") == sorted({*_list_steps(once_trained, "train"), 3, 11})
 
     differences = compare_runs(once_trained, tmp_path)
-    assert differences and all(
-        "metrics.jsonl" in line or "_OBJECT_GRAPH" in line for line in differences
-    )
+    assert differences
+    assert all("metrics.jsonl" in line or "_OBJECT_GRAPH" in line for line in differences)
     assert final_record(tmp_path)["time"]["trace"] > 0
 
 
@@ -217,10 +216,8 @@ def test_a_finished_run_returns_its_final_metrics_and_says_so(
 
     assert second == pytest.approx(metrics)
     assert "nothing to do" in caplog.text
-    assert (
-        read_active_history(str(evaluated_run / "metrics.jsonl"))
-        and before in (evaluated_run / "metrics.jsonl").read_text()
-    )
+    assert read_active_history(str(evaluated_run / "metrics.jsonl"))
+    assert before in (evaluated_run / "metrics.jsonl").read_text()
 
 
 class _LeavesTheFolder(Callback):
@@ -323,7 +320,8 @@ def test_a_learning_rate_set_in_a_ready_made_trainer_stays(
         None, trainer.task, "train", config, str(tmp_path), trainer=trainer, train_actions=change
     )
 
-    assert model is trainer.model and int(trainer.global_step) == 10
+    assert model is trainer.model
+    assert int(trainer.global_step) == 10
 
     logs: list[Any] = []
     config = config.replace(trainer={"train_steps": 20})
@@ -464,7 +462,9 @@ def test_a_run_of_an_earlier_release_takes_any_data(
 def test_exactness_needs_the_versions_and_devices_of_before(trained_run: Path) -> None:
     manifest = read_json(trained_run / "manifest.json")
 
-    assert (manifest["replicas"], manifest["workers"], manifest["device"]) == (1, 1, "CPU")
+    assert manifest["replicas"] == 1
+    assert manifest["workers"] == 1
+    assert manifest["device"] == "CPU"
 
     manifest |= {"replicas": 2, "workers": 3, "device": "GPU", "python": "3.1"}
     manifest["packages"]["keras"] = "1.0"
@@ -784,10 +784,10 @@ def test_a_rewind_after_the_last_evaluation_trains_on(tmp_path: Path) -> None:
 
     _, logs = _run(tmp_path, "train_and_post_eval", config, callbacks=[callback])
 
-    assert callback.steps == [10] and "accuracy" in logs
-    assert _list_steps(tmp_path, "train") == [5, 10, 15, 20] and _list_steps(
-        tmp_path, "validation"
-    ) == [20]
+    assert callback.steps == [10]
+    assert "accuracy" in logs
+    assert _list_steps(tmp_path, "train") == [5, 10, 15, 20]
+    assert _list_steps(tmp_path, "validation") == [20]
     assert final_record(tmp_path)["step"] == 20
     assert read_json(tmp_path / "best_ckpt" / "info.json")["step"] == 20
 
@@ -798,7 +798,8 @@ def test_a_rewind_after_the_post_evaluation_trains_on(tmp_path: Path) -> None:
 
     _, logs = _run(tmp_path, "train", config, callbacks=[callback], run_post_eval=True)
 
-    assert callback.steps == [10] and "accuracy" in logs
+    assert callback.steps == [10]
+    assert "accuracy" in logs
     assert json.loads((tmp_path / "final.json").read_text())["step"] == 20
 
 
@@ -811,10 +812,8 @@ def test_a_rewind_is_refused_by_a_mode_that_does_not_train(
         "accuracy"
         in _run(trained_run, "eval", _TRAINED, trainer=of_trained.again(), callbacks=[callback])[1]
     )
-    assert (
-        callback.steps == []
-        and "asked to go back to step 10, in a mode that does not train" in caplog.text
-    )
+    assert callback.steps == []
+    assert "asked to go back to step 10, in a mode that does not train" in caplog.text
 
 
 def test_train_and_eval_evaluates_a_run_that_only_trained(
@@ -844,10 +843,10 @@ def test_the_ledger_names_checkpoints_that_exist(evaluated_run: Path, evaluator:
     _run(evaluated_run, "eval", _EVALUATED, checkpoint="20", trainer=evaluator)
     (record,) = json_lines(evaluated_run / "evals/eval.jsonl")
 
-    assert (record["step"], record["checkpoint"]) == (20, "ckpt-20")
-    assert (
-        json_lines(ledger) == records and sorted((evaluated_run / "validation").iterdir()) == events
-    )
+    assert record["step"] == 20
+    assert record["checkpoint"] == "ckpt-20"
+    assert json_lines(ledger) == records
+    assert sorted((evaluated_run / "validation").iterdir()) == events
 
 
 def test_one_replica_evaluates_a_checkpoint_of_several_equally(
@@ -918,7 +917,8 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
     # With a trainer of its own, as in a new process.
     _, again = _run(resumed, "train_and_eval", config)
 
-    assert again == logs and compare_runs(straight, resumed) == []
+    assert again == logs
+    assert compare_runs(straight, resumed) == []
     assert _run(resumed, "eval", config, trainer=ready.again())[1]["rare"] == logs["rare"]
 
 
@@ -949,7 +949,8 @@ def test_a_run_killed_before_its_final_record_writes_the_same(evaluated_run: Pat
 
     after = final_record(evaluated_run)
 
-    assert logs == after["metrics"] == before["metrics"] and "best_accuracy" in logs
+    assert logs == after["metrics"] == before["metrics"]
+    assert "best_accuracy" in logs
     assert after["best"] == before["best"]
 
 

@@ -19,10 +19,12 @@ def enable() -> None:
     """In a process that has asked before: the answer is not remembered. The seed makes the
     process's generators.
     """
-    assert not is_op_determinism_enabled() and not _ask_in_graph()
+    assert not is_op_determinism_enabled()
+    assert not _ask_in_graph()
     tf.random.set_seed(3)
     tf.config.experimental.enable_op_determinism()
-    assert is_op_determinism_enabled() and _ask_in_graph()
+    assert is_op_determinism_enabled()
+    assert _ask_in_graph()
     state = prepare_process_generators(5)["tensorflow"]
     assert (
         state.numpy() == tf.random.Generator.from_seed(tf.compat.v1.get_seed(5)).state.numpy()

@@ -145,7 +145,8 @@ def test_a_failed_save_is_reported_once_and_a_later_one_succeeds(
     checkpoint = _save(tmp_path, fail)
 
     assert "no room for" in str(internals.stop_async_saver(checkpoint))
-    assert not caplog.records and not logging.getLogger("absl").disabled
+    assert not caplog.records
+    assert not logging.getLogger("absl").disabled
     assert internals.stop_async_saver(checkpoint) is None
 
     checkpoint.write(str(tmp_path / "ckpt-2"), tf.train.CheckpointOptions(enable_async=True))
@@ -256,18 +257,16 @@ def test_a_random_operation_draws_from_the_generator(name: str) -> None:
 
     first = drawing().numpy().astype(np.float64)
 
-    assert first.mean() == pytest.approx(mean, abs=0.03) and first.var() == pytest.approx(
-        variance, rel=0.03
-    )
-    assert not _find_hidden_states(drawing) and _find_hidden_states(stateful)
+    assert first.mean() == pytest.approx(mean, abs=0.03)
+    assert first.var() == pytest.approx(variance, rel=0.03)
+    assert not _find_hidden_states(drawing)
+    assert _find_hidden_states(stateful)
 
     concrete = drawing.get_concrete_function()
     expected = stateful.get_concrete_function()
 
-    assert (concrete.output_shapes, concrete.output_dtypes) == (
-        expected.output_shapes,
-        expected.output_dtypes,
-    )
+    assert concrete.output_shapes == expected.output_shapes
+    assert concrete.output_dtypes == expected.output_dtypes
 
     second = drawing().numpy()
 

@@ -268,12 +268,13 @@ def test_averages_are_loaded_unless_the_weights_are_asked_for(run: Path, capsys:
     model = _build_plain_model()
     loaded = trainer_kit.load_weights(model, run)
 
-    assert loaded.averaged and _compute_accuracy(model) == pytest.approx(
-        _read_reported_losses(run)[60]
-    )
+    assert loaded.averaged
+    assert _compute_accuracy(model) == pytest.approx(_read_reported_losses(run)[60])
 
     said = capsys.readouterr().out
-    assert said == f"{loaded}\n" and "moving averages" in said and "optimizer (6)" in said
+    assert said == f"{loaded}\n"
+    assert "moving averages" in said
+    assert "optimizer (6)" in said
 
     averaged = [variable.numpy() for variable in model.trainable_variables]
     assert not trainer_kit.load_weights(model, run / "ckpt-60", averaged=False).averaged

@@ -400,4 +400,5 @@ def test_event_files_from_the_future_are_told_and_not_waited_for(
     manager.close()
     (warning,) = caplog.records
 
-    assert "from the future" in warning.getMessage() and str(tmp_path) in warning.getMessage()
+    assert "from the future" in warning.getMessage()
+    assert str(tmp_path) in warning.getMessage()

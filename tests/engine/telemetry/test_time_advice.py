@@ -100,11 +100,9 @@ def test_fused_steps_on_a_cpu_may_be_slow_convolutions() -> None:
 def test_low_precision_is_not_advised_where_all_devices_are_cpus() -> None:
     told = advise_on_time(_build_account(), replace(_SETTINGS, is_on_cpu=True))
 
-    assert (
-        told.startswith("compute-bound: 94 %")
-        and "a faster device" in told
-        and "bfloat16" not in told
-    )
+    assert told.startswith("compute-bound: 94 %")
+    assert "a faster device" in told
+    assert "bfloat16" not in told
 
 
 def test_a_final_evaluation_and_tracing_cannot_be_saved() -> None:

@@ -257,10 +257,8 @@ def test_float16_scales_and_skips_whole_batches() -> None:
     for trainer in (split, whole):
         trainer.train(tf.constant(3))
         assert float(trainer.optimizer.dynamic_scale.numpy()) == 2.0**14  # halved once
-        assert (
-            int(trainer.optimizer.inner_optimizer.iterations.numpy()) == 2
-            and trainer.global_step.numpy() == 3
-        )
+        assert int(trainer.optimizer.inner_optimizer.iterations.numpy()) == 2
+        assert trainer.global_step.numpy() == 3
 
     # Activations are float16.
     assert_all_close(trained_weights(split), trained_weights(whole), atol=5e-3)
@@ -358,7 +356,8 @@ def test_gradients_of_a_diverged_step_are_those_of_the_batch() -> None:
         for trainer in (_create_trainer(accumulate_steps=2), _create_trainer())
     )
 
-    assert split == pytest.approx(whole, abs=1e-6) and len(split) == 2
+    assert split == pytest.approx(whole, abs=1e-6)
+    assert len(split) == 2
 
 
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:

@@ -257,7 +257,8 @@ def test_each_validation_set_has_its_loss_steps_and_logs(
         assert logs["part"]["set"]["name_length"] == 4
 
     some = trainer.evaluate(tf.constant(-1), sets=["zero"])
-    assert some == {"zero": logs["zero"]} and list(trainer.eval_seconds) == ["zero"]
+    assert some == {"zero": logs["zero"]}
+    assert list(trainer.eval_seconds) == ["zero"]
     assert trainer.evaluate(tf.constant(-1)) == logs
 
 
@@ -338,7 +339,8 @@ def test_no_mode_begins_with_validation_data_that_never_ends(mode: str, tmp_path
     ):
         launch(endless, mode, str(tmp_path))
 
-    assert not list(tmp_path.glob("ckpt-*")) and not list(tmp_path.glob("evals/*.jsonl"))
+    assert not list(tmp_path.glob("ckpt-*"))
+    assert not list(tmp_path.glob("evals/*.jsonl"))
 
 
 class _WithOwnMetric(Trainer):
@@ -376,7 +378,8 @@ def test_without_validation_sets_an_evaluation_reports_nothing() -> None:
 
     trainer = Trainer(config, task, task.build_model(), None, train=False, validation_dataset={})
 
-    assert (trainer.validation_loss.name, len(trainer.validation_metrics)) == ("validation_loss", 1)
+    assert trainer.validation_loss.name == "validation_loss"
+    assert len(trainer.validation_metrics) == 1
 
     trainer.set_validation_sets(ValidationSets([]))
 
@@ -402,7 +405,8 @@ def test_subclass_evaluates_its_replaced_model_and_task() -> None:
 
     trainer.evaluate(tf.constant(1))
 
-    assert second.evaluated is trainer.model and not hasattr(first, "evaluated")
+    assert second.evaluated is trainer.model
+    assert not hasattr(first, "evaluated")
 
 
 class _AsksForMore(Trainer):

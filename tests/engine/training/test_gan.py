@@ -106,11 +106,9 @@ def test_each_net_is_updated_in_its_own_period(updates: str, waiting: str, count
     losses = [
         float(logs[name]) for name in ("discriminator_loss", "generator_loss", "training_loss")
     ]
-    assert (
-        losses[0] > 0
-        and losses[1] > 0
-        and losses[2] == pytest.approx(losses[0] + losses[1], rel=1e-5)
-    )
+    assert losses[0] > 0
+    assert losses[1] > 0
+    assert losses[2] == pytest.approx(losses[0] + losses[1], rel=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +159,8 @@ def test_replicas_generate_from_different_latents() -> None:
 
     first, second = on_each_replica(strategy, draw())
 
-    assert abs(float(np.mean(first * second))) < 0.5 and not np.array_equal(first, second)
+    assert abs(float(np.mean(first * second))) < 0.5
+    assert not np.array_equal(first, second)
     assert not np.array_equal(first, on_each_replica(strategy, draw())[0])
 
 

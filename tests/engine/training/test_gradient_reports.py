@@ -366,5 +366,6 @@ def test_norms_of_gradients_are_summarized_at_their_interval(tmp_path: Path) -> 
                 if value.tag.startswith("gradient_norm/"):
                     steps_by_tag.setdefault(value.tag, []).append(event.step)
 
-    assert len(steps_by_tag) == 1 and all(tag.endswith("/kernel") for tag in steps_by_tag)
+    assert len(steps_by_tag) == 1
+    assert all(tag.endswith("/kernel") for tag in steps_by_tag)
     assert all(len(steps) == 2 for steps in steps_by_tag.values()), steps_by_tag

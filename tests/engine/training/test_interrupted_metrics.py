@@ -63,7 +63,8 @@ def test_a_whole_loop_leaves_nothing_to_restore(
 ) -> None:
     resumed = _resume(trained_trainer, False, tmp_path)
 
-    assert not resumed.should_continue_metrics and float(resumed.train_loss.result()) == 0.0
+    assert not resumed.should_continue_metrics
+    assert float(resumed.train_loss.result()) == 0.0
     assert "other metrics" not in caplog.text
 
 
@@ -72,5 +73,6 @@ def test_other_metrics_begin_again_with_a_warning(
 ) -> None:
     resumed = _resume(trained_trainer, True, tmp_path, _OtherMetrics)
 
-    assert not resumed.should_continue_metrics and float(resumed.train_loss.result()) == 0.0
+    assert not resumed.should_continue_metrics
+    assert float(resumed.train_loss.result()) == 0.0
     assert "holds the state of other metrics than this run has" in caplog.text

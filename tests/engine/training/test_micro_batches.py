@@ -60,7 +60,8 @@ def test_each_example_is_in_one_part_and_no_part_is_empty(n: int, static: bool) 
     assert [value for values, _, _ in parts for value in values] == list(range(n))
 
     count = {5: 5, 7: 7, 10: 5}.get(n, min(4, n)) if static else min(4, n)
-    assert len(parts) == count and max(len(values) for values, _, _ in parts) == -(-n // count)
+    assert len(parts) == count
+    assert max(len(values) for values, _, _ in parts) == -(-n // count)
     assert all(
         share == pytest.approx(len(values) / n, abs=1e-4) and values for values, share, _ in parts
     )
@@ -110,7 +111,8 @@ def test_nested_features_are_split_and_scalars_passed_on() -> None:
 
     assert features["a"].numpy().tolist() == [[3, 4, 5], [6, 7, 8]]
     assert features["ragged"].to_list() == [[2, 3], []]
-    assert float(features["scale"]) == 2.0 and features["none"] is None
+    assert float(features["scale"]) == 2.0
+    assert features["none"] is None
     assert tf.sparse.to_dense(labels).numpy().tolist() == [[0, 2], [3, 0]]
     assert batch_size(tf.nest.flatten(inputs)) == 4
 

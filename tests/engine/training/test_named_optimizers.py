@@ -211,7 +211,8 @@ def test_averages_have_the_keys_of_one_average_of_all() -> None:
 
     keys = [list(member.checkpoint.average) for member in (several, part, whole)]
 
-    assert keys[0] == keys[2] and keys[1] == keys[2][2:]
+    assert keys[0] == keys[2]
+    assert keys[1] == keys[2][2:]
     assert keys[2][2].endswith("dense_1/kernel")
 
 
@@ -229,7 +230,8 @@ def test_each_optimizer_has_several_averages_of_its_variables() -> None:
         inside = trained_weights(trainer)
     same = [bool((value == other).all()) for value, other in zip(before, inside, strict=True)]
 
-    assert same == [False, True] and trainer.average_names == ["average", "fast"]
+    assert same == [False, True]
+    assert trainer.average_names == ["average", "fast"]
 
 
 def test_the_learning_rate_of_each_is_reported() -> None:
@@ -255,7 +257,8 @@ def test_variables_that_nobody_updates_are_named_once(caplog: pytest.LogCaptureF
         if "no optimizer updates" in record.getMessage()
     ]
 
-    assert "dense/kernel" in warning and "dense_1" not in warning
+    assert "dense/kernel" in warning
+    assert "dense_1" not in warning
 
     before = trained_weights(trainer)
 
@@ -342,7 +345,8 @@ def test_a_resumed_run_has_the_bits_of_one_never_stopped(tmp_path: Path) -> None
         _read_optimizer_state(config, tmp_path, from_step) for from_step in (None, 10)
     )
 
-    assert any("gradient_sum" in name for name in whole) and whole.keys() == resumed.keys()
+    assert any("gradient_sum" in name for name in whole)
+    assert whole.keys() == resumed.keys()
 
     for name, value in whole.items():
         np.testing.assert_array_equal(value, resumed[name])

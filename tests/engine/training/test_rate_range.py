@@ -43,10 +43,8 @@ def test_the_rate_rises_by_equal_factors_until_training_diverges() -> None:
         rate_range.rates, 1e-4 * 1e8 ** (np.arange(len(rate_range.rates)) / 59), rtol=1e-3
     )
     assert rate_range.losses[-1] > 4 * rate_range.losses.min()
-    assert (
-        rate_range.suggestion is not None
-        and 1e-4 < rate_range.suggestion < rate_range.lowest_loss_rate < 10
-    )
+    assert rate_range.suggestion is not None
+    assert 1e-4 < rate_range.suggestion < rate_range.lowest_loss_rate < 10
 
 
 def test_a_tenth_of_the_rate_with_the_lowest_loss_is_suggested() -> None:

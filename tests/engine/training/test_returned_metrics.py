@@ -117,14 +117,16 @@ def test_metrics_of_either_keras_are_noted_under_their_keys(library: Any) -> Non
 
     results = metrics.results()
 
-    assert left == {"number": 1} and {name: float(results[name]) for name in results} == {
+    assert left == {"number": 1}
+    assert {name: float(results[name]) for name in results} == {
         "held": 3.0,
         "key": 3.0,
     }
 
     metrics.reset_returned_metrics()
 
-    assert float(metrics.results()["key"]) == 0.0 and np.isfinite(float(held.result()))
+    assert float(metrics.results()["key"]) == 0.0
+    assert np.isfinite(float(held.result()))
 
 
 def test_a_new_metric_in_each_step_is_refused() -> None:

@@ -114,7 +114,8 @@ def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked_trainer: T
             "fuse_steps" in options
         ):  # TensorFlow keeps int32 on the CPU, where a program of a GPU cannot reach it
             kept = [variable.dtype for variable in trainer.train_tensors.value_variables]
-            assert len(kept) == len(NAMES) and tf.int32 not in kept
+            assert len(kept) == len(NAMES)
+            assert tf.int32 not in kept
 
 
 def test_replicas_concatenate_tensors_and_average_scalars(asked_trainer: Trainer) -> None:

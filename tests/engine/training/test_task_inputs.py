@@ -90,7 +90,8 @@ def test_ready_made_sets_come_first_and_the_others_after_them() -> None:
 
     assert list(feeds) == ["new", "test", "dev"]
     assert [feeds[name].dataset for name in ready_made] == list(ready_made.values())
-    assert _count_examples(next(feeds["dev"].iterator())) == 4 and task.opened == [4]
+    assert _count_examples(next(feeds["dev"].iterator())) == 4
+    assert task.opened == [4]
 
 
 def test_ready_made_sets_replace_a_single_one() -> None:

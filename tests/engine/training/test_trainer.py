@@ -88,7 +88,9 @@ def test_a_loop_trains_counts_and_reports_until_it_is_stopped() -> None:
 
     second = trainer.train(tf.constant(50))
 
-    assert (trainer.loop_steps, trainer.reached_step, int(trainer.global_step)) == (50, 55, 55)
+    assert trainer.loop_steps == 50
+    assert trainer.reached_step == 55
+    assert int(trainer.global_step) == 55
     assert len(trainer.current_loop.newest_graph.outputs) == 1  # all results are one transfer
     assert set(first) == {"accuracy", "training_loss", "learning_rate"}
     assert second["training_loss"] < first["training_loss"]  # and not a mean over both loops
@@ -296,7 +298,8 @@ def test_models_of_other_kinds_train_evaluate_and_restore(
         for member in (trainer, again)
     ]
     assert held[0] == held[1]
-    assert (int(again.global_step.numpy()), trainer.evaluate(tf.constant(-1))) == (60, before)
+    assert int(again.global_step.numpy()) == 60
+    assert trainer.evaluate(tf.constant(-1)) == before
 
 
 class _AggregatingTask(LinearTask):

@@ -77,7 +77,8 @@ def test_bests_with_names_are_kept_as_the_config_has_them(tmp_path: Path) -> Non
     values = {"metric": "validation_loss", "metric_comp": "lower", "keep": 3, "min_delta": 0.5}
     exporter = _create_exporter(tiny_experiment(best_checkpoints={"top": values}), tmp_path)
 
-    assert isinstance(exporter, BestCheckpoints) and exporter.primary is None
+    assert isinstance(exporter, BestCheckpoints)
+    assert exporter.primary is None
     assert exporter.named_exporters["top"].criterion == Criterion(
         "validation_loss", "lower", 3, 0.5
     )
@@ -121,9 +122,8 @@ def test_the_cost_of_an_example_is_known_after_a_step() -> None:
 
     trainer.train(tf.constant(1))
 
-    assert "195" in describe_model_cost(trainer) and "for one example" in describe_model_cost(
-        trainer
-    )
+    assert "195" in describe_model_cost(trainer)
+    assert "for one example" in describe_model_cost(trainer)
 
 
 def test_labels_and_weights_are_not_given_to_the_model() -> None:

@@ -69,7 +69,8 @@ def test_an_evaluation_ends_with_its_steps_or_its_data(
 
 def test_without_a_known_length_only_a_number_of_steps_tells() -> None:
     sets = ValidationSets([ValidationSet("", ValidationData("validation_data", _Inputs([]), None))])
-    assert (sets.batches(-1, 1), sets.batches(4, 1)) == (None, 4)
+    assert sets.batches(-1, 1) is None
+    assert sets.batches(4, 1) == 4
 
 
 def test_the_batches_of_the_evaluated_sets_are_added() -> None:

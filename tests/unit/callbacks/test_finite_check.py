@@ -40,7 +40,9 @@ def test_a_loss_within_or_before_the_bound_is_accepted(step: int, loss: float, s
 
     _check(trainer, step, {"training_loss": loss})
 
-    assert (trainer.weights_finite, trainer.looks) == (sound, 0)  # nothing is looked at for it
+    # nothing is looked at for it
+    assert trainer.weights_finite == sound
+    assert trainer.looks == 0
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,8 @@ def test_the_weights_are_looked_at_once_where_the_loop_has_not() -> None:
     for trainer in (unchecked, checked, unchecked):
         FiniteCheck(1.0).checkpoint_begin(Run(trainer))
 
-    assert (unchecked.looks, checked.looks) == (1, 0)
+    assert unchecked.looks == 1
+    assert checked.looks == 0
 
     run = Run(bad)
     run.step = 5

@@ -97,11 +97,9 @@ def test_the_record_of_a_finished_run_is_posted(server: Server, tmp_path: Path) 
     assert (
         posted["text"] == f"{_name(tmp_path)} finished at step 20 (accuracy 0.9877, dev/loss nan)"
     )
-    assert (posted["status"], posted["model_dir"], posted["mode"]) == (
-        "finished",
-        str(tmp_path),
-        "train",
-    )
+    assert posted["status"] == "finished"
+    assert posted["model_dir"] == str(tmp_path)
+    assert posted["mode"] == "train"
     assert posted["metrics"] == {"accuracy": 0.98765, "dev": {"loss": "nan"}}  # strict JSON
 
 
@@ -135,7 +133,9 @@ def test_an_error_that_ends_a_run_is_posted(
     Webhook(server.url).run_end(_run(tmp_path, error))
     (posted,) = server.posted
 
-    assert (posted["status"], posted["exit_code"], posted["step"]) == ("failed", code, 15)
+    assert posted["status"] == "failed"
+    assert posted["exit_code"] == code
+    assert posted["step"] == 15
     assert posted["text"] == f"{_name(tmp_path)} {text}"
 
 
@@ -156,10 +156,8 @@ def test_a_refusal_is_a_warning_without_the_address(
     Webhook(server.url).run_finished(_run(tmp_path), RECORD)
     (warning,) = caplog.messages
 
-    assert (
-        warning == f"webhook: the request to 127.0.0.1 failed: HTTP status {status}"
-        and len(server.posted) == 1
-    )
+    assert warning == f"webhook: the request to 127.0.0.1 failed: HTTP status {status}"
+    assert len(server.posted) == 1
 
 
 def test_a_server_that_does_not_answer_costs_the_time_limit(
@@ -171,7 +169,8 @@ def test_a_server_that_does_not_answer_costs_the_time_limit(
     Webhook(server.url, timeout_seconds=0.3).run_finished(_run(tmp_path), RECORD)
 
     assert 0.25 < time.monotonic() - begin < 5
-    assert "the request to 127.0.0.1 failed" in caplog.text and SECRET not in caplog.text
+    assert "the request to 127.0.0.1 failed" in caplog.text
+    assert SECRET not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -182,7 +181,8 @@ def test_an_address_that_cannot_be_used_ends_no_run(
     url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Webhook(url.format(SECRET)).run_finished(_run(tmp_path), RECORD)
-    assert "the request to" in caplog.text and SECRET not in caplog.text
+    assert "the request to" in caplog.text
+    assert SECRET not in caplog.text
 
 
 def test_the_address_may_be_in_the_environment(
@@ -204,7 +204,8 @@ def test_the_address_may_be_in_the_environment(
     webhook.run_begin(_run(tmp_path))
     webhook.run_finished(_run(tmp_path), RECORD)
 
-    assert len(server.posted) == 1 and caplog.text == ""
+    assert len(server.posted) == 1
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ def test_a_factory_makes_a_new_config_at_each_call(name: str) -> None:
 
     second = get_experiment(name)
 
-    assert first == second and first is not second
+    assert first == second
+    assert first is not second
     assert first.replace(trainer={"train_steps": 7}) != get_experiment(name)
     assert get_experiment(name, steps=6).trainer.train_steps == 6
     assert factory(8).trainer.train_steps == 8

@@ -75,15 +75,22 @@ def test_an_entry_is_read_with_the_lines_that_continue_it() -> None:
         == "How many there are; 0 means none of them. A second sentence. `code` begins a third one."
     )
     assert count.first_sentence == "How many there are; 0 means none of them."
-    assert (count.allowed_values, count.default, count.section) == ("a whole number", "3", None)
-    assert (data.text, data.default, data.section) == ("What it is made of.", "", DataConfig)
-    assert (unknown.text, unknown.first_sentence, unknown.default) == ("", "", "")
+    assert count.allowed_values == "a whole number"
+    assert count.default == "3"
+    assert count.section is None
+    assert data.text == "What it is made of."
+    assert data.default == ""
+    assert data.section == DataConfig
+    assert unknown.text == ""
+    assert unknown.first_sentence == ""
+    assert unknown.default == ""
     assert read_class_summary(Outer) == "What surrounds it."
 
 
 def test_a_subclass_inherits_sentences_and_replaces_them() -> None:
     docs = read_field_docs(Inner)
-    assert (docs["count"].text, docs["data"].text) == ("Another sentence.", "What it is made of.")
+    assert docs["count"].text == "Another sentence."
+    assert docs["data"].text == "What it is made of."
 
 
 def test_sections_that_hold_several_are_known_by_their_class() -> None:
@@ -92,10 +99,8 @@ def test_sections_that_hold_several_are_known_by_their_class() -> None:
         name: doc.section.__name__ for name, doc in trainer.items() if doc.section is not None
     }
 
-    assert (
-        sections["callbacks"] == "CallbackConfig"
-        and sections["best_checkpoints"] == "BestCheckpointConfig"
-    )
+    assert sections["callbacks"] == "CallbackConfig"
+    assert sections["best_checkpoints"] == "BestCheckpointConfig"
 
 
 def test_docs_by_path_include_branches_not_chosen() -> None:

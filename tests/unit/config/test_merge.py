@@ -240,7 +240,8 @@ def test_a_layer_can_break_a_rule_that_a_later_one_mends(default: ExperimentConf
         default, nested("trainer.steps_per_loop", 300), nested("trainer.summary_interval", 600)
     ).config.trainer
 
-    assert (trainer.steps_per_loop, trainer.summary_interval) == (300, 600)
+    assert trainer.steps_per_loop == 300
+    assert trainer.summary_interval == 600
 
 
 def test_a_menu_of_branches_with_a_chosen_one_is_fine(default: ExperimentConfig) -> None:
@@ -249,7 +250,9 @@ def test_a_menu_of_branches_with_a_chosen_one_is_fine(default: ExperimentConfig)
 
     optimizer = chosen.config.trainer.optimizer_config.optimizer
 
-    assert (optimizer.type, optimizer.get().momentum, optimizer.adam) == ("sgd", 0.9, None)
+    assert optimizer.type == "sgd"
+    assert optimizer.get().momentum == 0.9
+    assert optimizer.adam is None
     assert not any(".adam." in path for path in chosen.origins)
 
 

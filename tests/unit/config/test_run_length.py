@@ -85,7 +85,8 @@ def test_an_interval_keeps_the_fraction_of_a_step() -> None:
         resolved.replace(trainer={"max_to_keep": 2}).trainer,
     ):
         assert isinstance(trainer.checkpoint_interval, RoundedSteps)
-        assert (trainer.checkpoint_interval, trainer.checkpoint_interval.exact) == (11, EPOCH)
+        assert trainer.checkpoint_interval == 11
+        assert trainer.checkpoint_interval.exact == EPOCH
         assert trainer.validation_interval.exact == Fraction(22, 5)
 
 

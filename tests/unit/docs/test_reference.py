@@ -68,7 +68,8 @@ def test_the_python_page_has_every_public_name() -> None:
     # Of a signature of several lines.
     assert "    model_dir: str,\n    best: str | bool | None = None,\n" in page
     assert "| `x`, `y`, `batch_size`," in page  # arguments that have one text
-    assert "#### `Task.build_model`\n" in page and "`Task._" not in page
+    assert "#### `Task.build_model`\n" in page
+    assert "`Task._" not in page
 
 
 def test_names_in_angle_brackets_are_no_html() -> None:

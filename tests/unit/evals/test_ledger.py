@@ -79,7 +79,8 @@ def test_nonfinite_numbers_are_strict_json_and_read_as_floats(path: Path) -> Non
     assert json_lines(path)[0]["metrics"] == {"a": "nan", "b": {"c": "inf", "d": "-inf"}}
 
     metrics = create_ledger(path).records()[0]["metrics"]
-    assert math.isnan(metrics["a"]) and metrics["b"] == {"c": math.inf, "d": -math.inf}
+    assert math.isnan(metrics["a"])
+    assert metrics["b"] == {"c": math.inf, "d": -math.inf}
 
 
 def test_an_evaluation_that_comes_again_is_not_written_again(
@@ -88,7 +89,8 @@ def test_an_evaluation_that_comes_again_is_not_written_again(
     values = {"acc": 0.1, "bad": math.nan, "set": {"loss": 1}}
     before = create_ledger(path)
 
-    assert before.append(5, values, 1.0) and not before.append(5, values, 2.0)
+    assert before.append(5, values, 1.0)
+    assert not before.append(5, values, 2.0)
     # The best so far is no metric of it.
     assert not create_ledger(path).append(5, {**values, "best_acc": 0.3}, 3.0, "ckpt-5")
     assert [item["seconds"] for item in json_lines(path)] == [1.0]
@@ -120,7 +122,9 @@ def test_different_metrics_are_reported_once_and_the_first_stay(
     assert warning.levelno == logging.WARNING
 
     message = warning.getMessage()
-    assert "step 5" in message and "set|acc: 0.1, now 0.25" in message and "not exact" in message
+    assert "step 5" in message
+    assert "set|acc: 0.1, now 0.25" in message
+    assert "not exact" in message
     assert [item["metrics"]["set"]["acc"] for item in json_lines(path)] == [0.1, 0.1]
 
 
@@ -156,11 +160,9 @@ def test_cut_lines_are_left_out_and_unknown_keys_are_kept(path: Path) -> None:
     records = create_ledger(path).records()
 
     assert [item["step"] for item in records] == [1, 4, 6]
-    assert (
-        records[1]["owner"] == "x"
-        and math.isnan(records[1]["metrics"]["acc"])
-        and records[1]["lineage"] == 0
-    )
+    assert records[1]["owner"] == "x"
+    assert math.isnan(records[1]["metrics"]["acc"])
+    assert records[1]["lineage"] == 0
 
 
 def test_a_ledger_of_an_earlier_version_is_read_as_it_is(path: Path) -> None:
@@ -209,9 +211,11 @@ def test_a_rewind_takes_away_what_was_evaluated_for_later_steps(path: Path) -> N
 
     written.rewind(4)
 
-    assert written.lineage == 1 and find_last_step(written) == 4
+    assert written.lineage == 1
+    assert find_last_step(written) == 4
     assert written.append(8, {"acc": 0.6}, 1.0)
-    assert json_lines(path)[3:4] == [build_rewind(4, 1)] and json_lines(path)[4]["lineage"] == 1
+    assert json_lines(path)[3:4] == [build_rewind(4, 1)]
+    assert json_lines(path)[4]["lineage"] == 1
 
     counting = [
         (item["step"], item["lineage"], item["metrics"]["acc"])
@@ -229,7 +233,8 @@ def test_a_restart_goes_on_in_the_newest_lineage(path: Path) -> None:
     before.rewind(0)
     after = create_ledger(path)
 
-    assert after.lineage == 2 and find_last_step(after) == -1
+    assert after.lineage == 2
+    assert find_last_step(after) == -1
 
     after.append(4, {"acc": 0.5}, 1.0)
 
@@ -302,10 +307,14 @@ def test_a_followed_rewind_is_recorded_after_all_was_rewound(path: Path) -> None
     again = create_ledger(path.with_name("side.jsonl"))
     steps = list[int]()
 
-    assert again.lineage == 0 and find_last_step(again) == 8
-    assert again.follow(path, before_rewind=steps.append) == 2 and steps == [2]
-    assert again.lineage == 2 and find_last_step(again) == -1
-    assert again.follow(path, before_rewind=steps.append) is None and steps == [2]
+    assert again.lineage == 0
+    assert find_last_step(again) == 8
+    assert again.follow(path, before_rewind=steps.append) == 2
+    assert steps == [2]
+    assert again.lineage == 2
+    assert find_last_step(again) == -1
+    assert again.follow(path, before_rewind=steps.append) is None
+    assert steps == [2]
 
 
 def test_plain_logs_are_nested_dicts_of_floats() -> None:
@@ -333,7 +342,8 @@ def test_a_record_whose_names_are_no_text_is_damaged(tmp_path: Path, name: str) 
     )
     ledger = Ledger(tmp_path / "damaged.jsonl", dataset="validation", config_hash="a")
 
-    assert ledger.append(1, {"accuracy": 0.5}, 0.1) and ledger.find_recorded_sets(1) == {""}
+    assert ledger.append(1, {"accuracy": 0.5}, 0.1)
+    assert ledger.find_recorded_sets(1) == {""}
 
 
 def test_what_it_has_appended_itself_is_not_read_again(
@@ -348,12 +358,11 @@ def test_what_it_has_appended_itself_is_not_read_again(
     written.rewind(10)
     written.append(15, {"loss": 0.5}, 0.1)
 
-    assert (
-        len(before) == 1
-        and written.read_extent(20) == (2, 15)
-        and written.read_extent(10) == (0, -1)
-    )
-    assert (written.find_rewind_step(0), written.find_rewind_step(1)) == (10, None)
+    assert len(before) == 1
+    assert written.read_extent(20) == (2, 15)
+    assert written.read_extent(10) == (0, -1)
+    assert written.find_rewind_step(0) == 10
+    assert written.find_rewind_step(1) is None
 
     monkeypatch.undo()
 

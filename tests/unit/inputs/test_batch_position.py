@@ -33,7 +33,8 @@ def test_nth_after_and_stretches_agree_with_single_batches(position: Position, s
     assert _list_used_batches(position.advance(steps), 5) == used[steps:]
 
     parts = list(position.iterate_ranges())
-    assert parts[-1][1] is None and all(length for _, length in parts[:-1])
+    assert parts[-1][1] is None
+    assert all(length for _, length in parts[:-1])
 
     batches = [range(begin, begin + (length or 100)) for begin, length in parts]
     assert list(itertools.chain(*batches))[: len(used)] == used

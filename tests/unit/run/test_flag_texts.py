@@ -44,14 +44,17 @@ def test_the_examples_are_complete_commands(command: str) -> None:
     assert words[:3] == ["python", "-m", "trainer_kit.train"]
 
     asked = build_request(parse_flags(words[2:]))
-    assert asked.experiment and asked.mode and asked.model_dir
+    assert asked.experiment
+    assert asked.mode
+    assert asked.model_dir
 
 
 def test_the_help_opens_with_two_examples() -> None:
     text = format_help_text()
     before = text.partition("\nflags:\n")[0]
 
-    assert len(EXAMPLES) == 2 and all(command in before for command in EXAMPLES.values())
+    assert len(EXAMPLES) == 2
+    assert all(command in before for command in EXAMPLES.values())
     assert max(map(len, text.splitlines())) <= 120
 
 
@@ -78,4 +81,5 @@ def test_the_help_needs_no_tensorflow() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
 
-    assert (done.returncode, done.stdout) == (0, f"{format_help_text()}\n")
+    assert done.returncode == 0
+    assert done.stdout == f"{format_help_text()}\n"

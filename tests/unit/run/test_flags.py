@@ -125,7 +125,8 @@ def test_a_supervised_run_gets_the_flags_without_max_restarts(tmp_path: Path) ->
 
     changed = {name for name in define_flags() if again[name].value != values[name].value}
 
-    assert changed == {"max_restarts"} and again.max_restarts == 0
+    assert changed == {"max_restarts"}
+    assert again.max_restarts == 0
     assert sorted(arguments) == [
         "--eval_name=",
         "--experiment=a",

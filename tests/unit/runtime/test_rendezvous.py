@@ -65,10 +65,8 @@ def test_who_is_missing_is_named(
 
     wait_until(lambda: "not answered" in caplog.text)
 
-    assert (
-        f"worker 1 at {second.tasks['worker'][1]} has not answered" in caplog.text
-        and "waiting" in caplog.text
-    )
+    assert f"worker 1 at {second.tasks['worker'][1]} has not answered" in caplog.text
+    assert "waiting" in caplog.text
 
     with socket.create_server(("127.0.0.1", int(second.tasks["worker"][1].rpartition(":")[2]))):
         thread.join(5)

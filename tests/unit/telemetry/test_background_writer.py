@@ -46,7 +46,8 @@ def test_reports_arrive_in_order_in_one_other_thread() -> None:
     writer.close()
 
     assert first.steps == second.steps == list(range(500))
-    assert len(first.threads) == 1 and threading.current_thread().name not in first.threads
+    assert len(first.threads) == 1
+    assert threading.current_thread().name not in first.threads
 
 
 def test_flush_waits_for_everything_written_before() -> None:

@@ -69,7 +69,8 @@ def test_lines_are_strict_json_also_with_nan_and_infinity(tmp_path: Path) -> Non
     assert json_lines(path)[0]["metrics"] == {"a": "nan", "b": "inf", "c": "-inf", "d": "nan"}
 
     record = read_active_history(path)[0]
-    assert record["metrics"]["b"] == math.inf and record["metrics"]["c"] == -math.inf
+    assert record["metrics"]["b"] == math.inf
+    assert record["metrics"]["c"] == -math.inf
     assert math.isnan(record["metrics"]["a"])
     assert record["steps_per_second"] == math.inf
 
@@ -339,7 +340,8 @@ def test_an_old_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
     write_old(path, OLD)
 
     assert curve(path, "number") == [(1, 0.0), (1, 5.0), (2, 6.0)]
-    assert has_report(path, "train", 2) and has_report(path, "validation", 1)
+    assert has_report(path, "train", 2)
+    assert has_report(path, "validation", 1)
     assert not has_report(path, "train", 3)
 
     write_old(
@@ -375,11 +377,9 @@ def test_reported_knows_kind_and_step_exactly(tmp_path: Path) -> None:
 
     write(path, report(20), report(20, "validation"), report(200))
 
-    assert (
-        has_report(path, "train", 20)
-        and has_report(path, "validation", 20)
-        and has_report(path, "train", 200)
-    )
+    assert has_report(path, "train", 20)
+    assert has_report(path, "validation", 20)
+    assert has_report(path, "train", 200)
 
     for kind, step in (("train", 2), ("validation", 200), ("trai", 20), ("train", 0)):
         assert not has_report(path, kind, step)

@@ -45,7 +45,9 @@ def test_a_run_starts_until_it_is_told_that_it_has_begun(ledger: TimeLedger, clo
     clock.wait(3)
     account = ledger.build_account()
 
-    assert (account.seconds["start"], account.unaccounted, account.wall) == (2, 3, 5)
+    assert account.seconds["start"] == 2
+    assert account.unaccounted == 3
+    assert account.wall == 5
 
 
 def test_what_is_inside_counts_for_itself_only(ledger: TimeLedger, clock: _Clock) -> None:
@@ -68,7 +70,9 @@ def test_names_that_are_reported_as_one_add_up(ledger: TimeLedger, clock: _Clock
             clock.wait(2)
     account = ledger.build_account()
 
-    assert (account.seconds["evaluation"], account.evaluations, account.unaccounted) == (4, 1, 0)
+    assert account.seconds["evaluation"] == 4
+    assert account.evaluations == 1
+    assert account.unaccounted == 0
 
 
 def test_an_error_ends_what_it_comes_out_of(ledger: TimeLedger, clock: _Clock) -> None:
@@ -81,7 +85,8 @@ def test_an_error_ends_what_it_comes_out_of(ledger: TimeLedger, clock: _Clock) -
     clock.wait(2)
     account = ledger.build_account()
 
-    assert (account.seconds["callbacks"], account.unaccounted) == (1, 2)
+    assert account.seconds["callbacks"] == 1
+    assert account.unaccounted == 2
 
 
 def test_a_loop_is_taken_apart_into_start_input_and_step(ledger: TimeLedger, clock: _Clock) -> None:
@@ -92,7 +97,9 @@ def test_a_loop_is_taken_apart_into_start_input_and_step(ledger: TimeLedger, clo
     account = ledger.build_account()
 
     assert account.seconds["start"] == 3
-    assert (account.seconds["input"], account.seconds["step"], account.steps) == (3, 14, 10)
+    assert account.seconds["input"] == 3
+    assert account.seconds["step"] == 14
+    assert account.steps == 10
 
 
 def test_no_more_is_taken_out_of_loops_than_they_took(ledger: TimeLedger, clock: _Clock) -> None:
@@ -112,7 +119,8 @@ def test_a_wait_that_is_not_known_is_not_told_as_none(ledger: TimeLedger, clock:
     ledger.add_loop(5, None, 0.0)
     account = ledger.build_account()
 
-    assert "input" not in account.seconds and "input" not in account.to_record()
+    assert "input" not in account.seconds
+    assert "input" not in account.to_record()
     assert account.format_shares() == "10.0 s: step with its input 100 %"
 
 
@@ -126,15 +134,9 @@ def test_evaluations_are_counted_and_the_first_is_kept_apart(
                 clock.wait(1)
     account = ledger.build_account()
 
-    assert (
-        account.evaluations,
-        account.first_evaluation_seconds,
-        account.seconds["evaluation"],
-    ) == (
-        3,
-        5,
-        9,
-    )
+    assert account.evaluations == 3
+    assert account.first_evaluation_seconds == 5
+    assert account.seconds["evaluation"] == 9
 
 
 def test_what_another_thread_does_is_not_counted(ledger: TimeLedger, clock: _Clock) -> None:

@@ -146,7 +146,8 @@ def test_layers_that_tensorflow_does_not_see_are_reported(
 
     path = create_weights_checkpoint(global_step=step, model=model).write(str(tmp_path / "best"))
 
-    assert "the model listed" in caplog.text and "dense/kernel and 3 more" in caplog.text
+    assert "the model listed" in caplog.text
+    assert "dense/kernel and 3 more" in caplog.text
 
     fresh = Listed()
 
@@ -167,8 +168,7 @@ def test_a_name_with_two_meanings_is_reported(caplog: pytest.LogCaptureFixture) 
 
     kept = build_model_trackable(model)
 
-    assert (
-        "a is the name of a variable and of another attribute" in caplog.text
-        and "load_weights" in caplog.text
-    )
-    assert isinstance(kept, dict) and kept["a"] is model.b.value
+    assert "a is the name of a variable and of another attribute" in caplog.text
+    assert "load_weights" in caplog.text
+    assert isinstance(kept, dict)
+    assert kept["a"] is model.b.value

@@ -83,7 +83,8 @@ def test_a_missing_part_gets_none_and_an_unknown_part_is_logged(
 
     _copy(source, _create_state(data=data, new=new), tmp_path)
 
-    assert (data.given, new.given) == ([1], [None])
+    assert data.given == [1]
+    assert new.given == [None]
     assert [record.getMessage() for record in caplog.records] == [
         (
             "the checkpoint holds state of parts that this run does not have, and it is not "
@@ -100,7 +101,8 @@ def test_clearing_forgets_loaded_state_and_resets_every_part() -> None:
     state.load("")
     state.clear()
 
-    assert part.given == [5, None] and state.variable.numpy() == b""
+    assert part.given == [5, None]
+    assert state.variable.numpy() == b""
 
 
 def test_a_part_that_is_added_again_takes_the_place_of_the_first() -> None:
@@ -112,7 +114,8 @@ def test_a_part_that_is_added_again_takes_the_place_of_the_first() -> None:
     state.store()
     state.load("")
 
-    assert (first.given, second.given) == ([], [2])
+    assert first.given == []
+    assert second.given == [2]
 
 
 def test_what_json_cannot_hold_is_an_error_when_it_is_stored() -> None:
@@ -149,7 +152,8 @@ def test_arrays_and_variables_come_back_bit_by_bit(tmp_path: Path, kind: str) ->
     _copy(source, _create_state(part=read), tmp_path)
 
     assert _read_bits(read.value["inner"][0]) == _read_bits(value)
-    assert b"base64" not in source.variable.numpy() and len(source.variable.numpy()) < 60
+    assert b"base64" not in source.variable.numpy()
+    assert len(source.variable.numpy()) < 60
 
 
 def test_arrays_of_checkpoints_of_earlier_versions_are_read() -> None:
@@ -160,10 +164,8 @@ def test_arrays_of_checkpoints_of_earlier_versions_are_read() -> None:
     state.variable.assign(json.dumps({"part": [{"trainer_kit/array": earlier}, 3]}))
     state.load("")
 
-    assert (
-        _read_bits(read.value[0]) == _read_bits(np.array([[1], [2]], np.int16))
-        and read.value[1] == 3
-    )
+    assert _read_bits(read.value[0]) == _read_bits(np.array([[1], [2]], np.int16))
+    assert read.value[1] == 3
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -194,7 +196,8 @@ def test_each_save_has_the_arrays_of_its_time_whatever_shape(
         restore(state.checkpoint, path, strict=True)
         state.after_restore(path)
         if shape is None:
-            assert part.value is None and "run_arrays" not in str(tf.train.list_variables(path))
+            assert part.value is None
+            assert "run_arrays" not in str(tf.train.list_variables(path))
         else:
             assert _read_bits(part.value["a"]) == _read_bits(np.full(shape, number, np.float16))
             assert _read_bits(part.value["b"]) == _read_bits(np.full((2, 2), number))

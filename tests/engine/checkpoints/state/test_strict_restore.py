@@ -97,7 +97,8 @@ def test_a_long_list_of_differences_is_cut_and_counted(
     assert len([line for line in lines if line.startswith("    ")]) == 20
 
     layers = [line for line in lines[1:-1] if not line.startswith("    ")]
-    assert layers == list(dict.fromkeys(layers)) and layers[0] == "  model/sequential/dense"
+    assert layers == list(dict.fromkeys(layers))
+    assert layers[0] == "  model/sequential/dense"
 
     restore(
         create_training_checkpoint(**{**_create_parts(), "model": model}),
@@ -250,7 +251,8 @@ def test_a_changed_model_is_refused_or_restored_in_part(
     assert len(caplog.records) == 1
 
     told = caplog.records[0].getMessage()
-    assert told.startswith(f"{path} is restored in part; ") and _has_row(told, layer, row)
+    assert told.startswith(f"{path} is restored in part; ")
+    assert _has_row(told, layer, row)
 
     there = _read_values(run)
     before = _read_values(saved)

@@ -170,7 +170,8 @@ def test_what_a_checkpoint_lacks_starts_anew(tmp_path: Path) -> None:
 
     run.restore(path)
 
-    assert run.average is not None and run.average.resets == 1
+    assert run.average is not None
+    assert run.average.resets == 1
     assert run.note == {"step": 1}
 
     bare = tf.train.Checkpoint(
@@ -182,7 +183,8 @@ def test_what_a_checkpoint_lacks_starts_anew(tmp_path: Path) -> None:
 
     run.restore(bare.save(str(tmp_path / "bare" / "ckpt")))
 
-    assert run.note is None and run.average.resets == 2
+    assert run.note is None
+    assert run.average.resets == 2
 
 
 def test_best_weights_hold_model_step_and_task_state(tmp_path: Path) -> None:
@@ -263,7 +265,8 @@ def test_replicas_save_and_restore_the_same(tmp_path: Path) -> None:
         again = _Run()
         again.restore(path)
 
-    assert again.values() == run.values() and again.note == {"step": 2}
+    assert again.values() == run.values()
+    assert again.note == {"step": 2}
     assert run.state.all_finite()
 
     alone = _Run()
@@ -347,17 +350,18 @@ def test_an_optimizers_average_is_saved_and_evaluated(tmp_path: Path) -> None:
 
     state.restore_weights(path)
 
-    assert average.resets == 0 and all(
-        (variable.numpy() == 4.0).all() for variable in average.variables.averages
-    )
+    assert average.resets == 0
+    assert all((variable.numpy() == 4.0).all() for variable in average.variables.averages)
 
     state.after_restore(path)
 
-    assert (average.resets, average.begins) == (0, 0)
+    assert average.resets == 0
+    assert average.begins == 0
 
     state.after_restore(None)
 
-    assert (average.resets, average.begins) == (0, 1)
+    assert average.resets == 0
+    assert average.begins == 1
 
 
 def test_without_an_optimizers_average_the_weights_are_used(tmp_path: Path) -> None:

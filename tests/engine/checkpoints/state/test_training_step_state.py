@@ -69,7 +69,8 @@ def test_attributes_and_what_a_compiled_step_changes_are_kept() -> None:
 
     run.state.track_step_state(_trace_graph(run.task.step), [])
 
-    assert run.state.step_is_known and run.names == {*ATTRIBUTES, HIDDEN}
+    assert run.state.step_is_known
+    assert run.names == {*ATTRIBUTES, HIDDEN}
 
 
 def test_of_a_step_that_is_not_compiled_attributes_are_kept() -> None:
@@ -77,7 +78,8 @@ def test_of_a_step_that_is_not_compiled_attributes_are_kept() -> None:
 
     run.state.track_step_state(None, [])
 
-    assert run.state.step_is_known and run.names == ATTRIBUTES
+    assert run.state.step_is_known
+    assert run.names == ATTRIBUTES
 
 
 def test_what_needs_no_saving_is_not_kept() -> None:

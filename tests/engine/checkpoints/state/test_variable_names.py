@@ -63,7 +63,8 @@ def test_names_do_not_depend_on_what_the_process_built_before(
     names = [
         list(optimizer_variables(make(model, _build_model()), model)) for model in (first, second)
     ]
-    assert names[0] == names[1] and name in names[0]
+    assert names[0] == names[1]
+    assert name in names[0]
 
 
 def test_numbers_count_below_the_same_parent() -> None:
@@ -113,7 +114,8 @@ def test_what_a_checkpoint_can_hold_as_it_is_stays_so() -> None:
 
     held = item_variables([variable, {"inner": keras_variable}])
 
-    assert held[0] is variable and held[1]["inner"] is keras_variable.value
+    assert held[0] is variable
+    assert held[1]["inner"] is keras_variable.value
 
 
 def test_a_nested_checkpoint_holds_the_values_of_its_variables() -> None:

@@ -108,7 +108,8 @@ def test_a_rewound_run_archives_later_best_weights(
 
     _launch(_build_config(train_steps=30), "train_and_eval", run, from_step=20)
 
-    assert before == 40 and list(_read_weights(run / "best_ckpt")) == [30]
+    assert before == 40
+    assert list(_read_weights(run / "best_ckpt")) == [30]
     assert list(complete_checkpoints(str(run / "best_ckpt/archived"))) == [40]
     assert "has lost the weights of step 20" in caplog.text
 
@@ -129,7 +130,6 @@ def test_a_named_best_needs_no_primary_one(tmp_path: Path) -> None:
     config = linear_experiment(best_checkpoints={"x": {"metric": "accuracy"}}, train_steps=10)
     _, logs = _launch(config, "train_and_eval", tmp_path)
 
-    assert (tmp_path / "best_checkpoints/x/info.json").exists() and not (
-        tmp_path / "best_ckpt"
-    ).exists()
+    assert (tmp_path / "best_checkpoints/x/info.json").exists()
+    assert not (tmp_path / "best_ckpt").exists()
     assert not [name for name in logs if name.startswith("best_")]

@@ -55,7 +55,8 @@ def test_the_best_step_is_the_first_with_the_best_metric(
     best = _run(tmp_path, [0.5, 0.2, 0.9, 0.9, 0.2], comp)
 
     assert _read_saved_step(tmp_path) == step
-    assert best.best is not None and best.best[2] == step
+    assert best.best is not None
+    assert best.best[2] == step
     assert [path.name for path in tmp_path.glob("ckpt-*.index")] == [f"ckpt-{step}.index"]
 
 
@@ -178,7 +179,8 @@ def test_a_damaged_best_is_reported_and_replaced_by_the_next(
 
     best.resume(2, [{"step": 2, "metrics": {"accuracy": 0.9}}])
 
-    assert len(caplog.records) == 1 and "has lost the weights of step 2" in caplog.text
+    assert len(caplog.records) == 1
+    assert "has lost the weights of step 2" in caplog.text
     assert best.best == ("accuracy", 0.9, 2)
     assert best.maybe_export_checkpoint(_Weights().at(3), {"accuracy": 0.7}, 3)
     assert _read_saved_step(tmp_path) == 3
@@ -199,7 +201,8 @@ def test_a_new_metric_keeps_the_old_best_until_its_first_export(tmp_path: Path) 
 
     other.resume(2, [])
 
-    assert other.best is None and _read_saved_step(tmp_path) == 2
+    assert other.best is None
+    assert _read_saved_step(tmp_path) == 2
     assert other.maybe_export_checkpoint(_Weights().at(3), {"validation_loss": 4.0}, 3)
     assert _read_saved_step(tmp_path) == 3
 
@@ -255,7 +258,8 @@ def test_a_best_from_before_the_rewind_step_stays(tmp_path: Path) -> None:
 
     best.rewind(2, [{"step": 1, "metrics": {"accuracy": 0.9}}])
 
-    assert best.best == ("accuracy", 0.9, 1) and _read_saved_step(tmp_path) == 1
+    assert best.best == ("accuracy", 0.9, 1)
+    assert _read_saved_step(tmp_path) == 1
     assert not best.maybe_export_checkpoint(_Weights().at(3), {"accuracy": 0.8}, 3)
 
 

@@ -86,7 +86,8 @@ def test_the_best_two_are_there_and_info_names_the_best_of_them(tmp_path: Path) 
         (8, [5, 8], 8),
     ):
         run.to(step)
-        assert (_list_steps(tmp_path), _read_best_step(tmp_path)) == (kept, best)
+        assert _list_steps(tmp_path) == kept
+        assert _read_best_step(tmp_path) == best
         assert run.best.best == ("accuracy", VALUES[best - 1], best)
 
 
@@ -98,7 +99,8 @@ def test_weights_removed_during_the_run_are_reported_once(
 
     run.to(4)
 
-    assert (_list_steps(tmp_path / "best"), _read_best_step(tmp_path / "best")) == ([4], 4)
+    assert _list_steps(tmp_path / "best") == [4]
+    assert _read_best_step(tmp_path / "best") == 4
 
     run.to(5)
 
@@ -108,7 +110,8 @@ def test_weights_removed_during_the_run_are_reported_once(
 
 def test_with_a_min_delta_a_small_gain_displaces_nothing(tmp_path: Path) -> None:
     _Run(tmp_path, keep=1, min_delta=0.2).to(8)
-    assert (_list_steps(tmp_path), _read_best_step(tmp_path)) == ([2], 2)
+    assert _list_steps(tmp_path) == [2]
+    assert _read_best_step(tmp_path) == 2
 
 
 @pytest.mark.parametrize("start", [0, 2, 4, 5, 7, 8])
@@ -196,11 +199,14 @@ def test_a_run_that_dies_at_any_write_and_goes_on_keeps_the_same(
 
     run.again_from(start)
 
-    assert len(_list_steps(tmp_path)) == 2 and _read_best_step(tmp_path) in (2, 5, 8)
+    assert len(_list_steps(tmp_path)) == 2
+    assert _read_best_step(tmp_path) in (2, 5, 8)
 
     run.to(8)
 
-    assert died_at > 3 and (_list_steps(tmp_path), _read_best_step(tmp_path)) == ([5, 8], 8)
+    assert died_at > 3
+    assert _list_steps(tmp_path) == [5, 8]
+    assert _read_best_step(tmp_path) == 8
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
@@ -210,13 +216,15 @@ def test_a_changed_keep_adds_or_removes_weights(tmp_path: Path) -> None:
 
     run.again_from(8)
 
-    assert (_list_steps(tmp_path), _read_best_step(tmp_path)) == ([5, 8], 8)
+    assert _list_steps(tmp_path) == [5, 8]
+    assert _read_best_step(tmp_path) == 8
 
     run.options["keep"] = 1
 
     run.again_from(8)
 
-    assert (_list_steps(tmp_path), _read_best_step(tmp_path)) == ([8], 8)
+    assert _list_steps(tmp_path) == [8]
+    assert _read_best_step(tmp_path) == 8
 
 
 # ---- weights that are missing

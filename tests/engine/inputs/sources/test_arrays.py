@@ -298,7 +298,8 @@ def test_one_warning_names_fields_without_effect_on_arrays(
     )
     (record,) = caplog.records
 
-    assert (record.levelname, record.name) == ("WARNING", "trainer_kit.inputs.sources.arrays")
+    assert record.levelname == "WARNING"
+    assert record.name == "trainer_kit.inputs.sources.arrays"
 
     named = {
         word

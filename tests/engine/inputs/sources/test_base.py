@@ -30,7 +30,8 @@ from trainer_kit.training.trainer_creation import create_trainer
 def test_a_dataset_is_no_source_and_arrays_and_own_classes_are() -> None:
     source = ArraySource(np.zeros(3), training_data(1))
 
-    assert isinstance(source, Source) and isinstance(_Recorded(source, []), Source)
+    assert isinstance(source, Source)
+    assert isinstance(_Recorded(source, []), Source)
     assert not isinstance(tf.data.Dataset.range(3), Source)
 
 
@@ -206,7 +207,8 @@ def test_any_dataset_can_leave_batches_out() -> None:
     read = list(build_dataset_at(build_inputs(None), Position(1, (2, 3))))
 
     assert [int(element["a"]) for element in read] == [1, 5, 6, 7, 8]
-    assert set(read[0]) == {"a", "b"} and isinstance(read[0]["b"], tuple)
+    assert set(read[0]) == {"a", "b"}
+    assert isinstance(read[0]["b"], tuple)
 
 
 def test_build_inputs_gets_the_context_only_if_it_takes_one() -> None:

@@ -256,7 +256,8 @@ def test_the_example_of_the_guide_flips_each_image_by_its_seed() -> None:
 
     (changed, labels), *_ = source.at(0).as_numpy_iterator()
 
-    assert labels.tolist() == list(range(EXAMPLES)) and changed.shape == images.shape
+    assert labels.tolist() == list(range(EXAMPLES))
+    assert changed.shape == images.shape
 
     kept = [bool((result == image).all()) for result, image in zip(changed, images, strict=True)]
     flipped = [
@@ -264,7 +265,8 @@ def test_the_example_of_the_guide_flips_each_image_by_its_seed() -> None:
         for result, image in zip(changed, images, strict=True)
     ]
 
-    assert all(np.logical_xor(kept, flipped)) and 5 < sum(flipped) < 18
+    assert all(np.logical_xor(kept, flipped))
+    assert 5 < sum(flipped) < 18
     assert _find_reasons(source) == []
 
 
@@ -337,7 +339,8 @@ def test_a_function_that_cannot_be_resumed_is_named(
 ) -> None:
     (reason_text,) = _find_reasons(_create_source(function))
 
-    assert re.search(f"the state of transform {reason}", reason_text) and len(caplog.records) == 1
+    assert re.search(f"the state of transform {reason}", reason_text)
+    assert len(caplog.records) == 1
 
     with pytest.raises(UsageError, match=r"require_exact_resume:.*\n.*transform "):
         _find_reasons(_create_source(function), require_exact=True)

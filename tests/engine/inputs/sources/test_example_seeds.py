@@ -31,8 +31,6 @@ def test_the_hash_is_splitmix64_also_for_large_numbers() -> None:
         key = _apply_splitmix((_apply_splitmix(seed & ALL) + 0x9E3779B97F4A7C15 * epoch) & ALL)
         expected = _apply_splitmix((key + 0x9E3779B97F4A7C15 * index) & ALL)
         seeds = _compute_seeds(seed, epoch, np.array([index]))
-        assert (seeds.dtype, seeds.shape, seeds.view(np.uint64).item()) == (
-            np.int32,
-            (1, 2),
-            expected,
-        )
+        assert seeds.dtype == np.int32
+        assert seeds.shape == (1, 2)
+        assert seeds.view(np.uint64).item() == expected

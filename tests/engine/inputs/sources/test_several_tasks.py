@@ -113,7 +113,8 @@ def test_a_plain_dataset_among_the_tasks_makes_a_plain_dataset() -> None:
 
     interleaved_batches = combine_task_data(parts, SAMPLER)
 
-    assert not isinstance(joint, Source) and len(_read_elements(joint, 9)) == 3
+    assert not isinstance(joint, Source)
+    assert len(_read_elements(joint, 9)) == 3
 
     batches = [
         batches["b"].tolist()

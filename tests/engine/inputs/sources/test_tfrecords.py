@@ -194,7 +194,8 @@ def test_what_fails_inside_a_plain_dataset_is_told_in_one_line(
         read(begin(make(tmp_path)))
 
     error = str(find_data_error(caught.value))
-    assert error.startswith("the data cannot be read: ") and reason in error
+    assert error.startswith("the data cannot be read: ")
+    assert reason in error
     assert not re.search(r"\n|node|\[Op:|INVALID|DATA_LOSS|Graph execution", error)
 
 

@@ -135,7 +135,8 @@ def test_building_a_model_reads_nothing() -> None:
         _build_config(), _create_task(Net, build_inputs=build_inputs), True, False
     )
 
-    assert is_built(trainer.model) and read == []
+    assert is_built(trainer.model)
+    assert read == []
 
 
 def test_a_model_that_is_built_is_left_alone() -> None:
@@ -180,10 +181,8 @@ def test_a_model_that_cannot_be_built_says_what_was_tried() -> None:
         Trainer.create(_build_config(), _create_task(Misfit), True, False)
 
     [note] = caught.value.__notes__
-    assert (
-        "Misfit has no variables yet" in note
-        and "task.train_data, which is (float32 [8, 8], int32 [8])" in note
-    )
+    assert "Misfit has no variables yet" in note
+    assert "task.train_data, which is (float32 [8, 8], int32 [8])" in note
 
 
 @pytest.mark.parametrize(

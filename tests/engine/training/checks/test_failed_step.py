@@ -141,10 +141,8 @@ def test_a_step_that_may_have_written_is_not_saved(
         _run(tmp_path / "failed", config, path, in_step=True)
 
     assert list(complete_checkpoints(str(tmp_path / "failed"))) == [10]
-    assert (
-        "nothing was saved after the error" in caplog.text
-        and "resumes from step 10 (" in caplog.text
-    )
+    assert "nothing was saved after the error" in caplog.text
+    assert "resumes from step 10 (" in caplog.text
 
     path.write_text("")
     _run(tmp_path / "failed", config, path, in_step=True)
@@ -207,7 +205,8 @@ def test_an_action_that_exits_loses_no_step_and_is_named(
     assert list(complete_checkpoints(str(tmp_path / "run"))) == ([10, 15] if alone else [10])
 
     told = "saved step 15 after the error" if alone else "the same command resumes from step 10 ("
-    assert told in caplog.text and ("5 steps are lost" in caplog.text) is not alone
+    assert told in caplog.text
+    assert ("5 steps are lost" in caplog.text) is not alone
     assert '"ended": "failed"' in (tmp_path / "run" / "heartbeat.json").read_text()
 
 

@@ -183,11 +183,10 @@ def test_a_loop_that_counts_more_is_followed(
     with caplog.at_level(logging.WARNING, "trainer_kit"):
         trainer = _run(_CountsTwice, tmp_path)
 
-    assert _list_steps(tmp_path) == [10, 20] and int(trainer.optimizer.iterations.numpy()) == 10
-    assert (
-        caplog.text.count("moved global_step by 10") == 1
-        and "_CountsTwice.train_step" in caplog.text
-    )
+    assert _list_steps(tmp_path) == [10, 20]
+    assert int(trainer.optimizer.iterations.numpy()) == 10
+    assert caplog.text.count("moved global_step by 10") == 1
+    assert "_CountsTwice.train_step" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [_OwnLoop, _OwnTrain])

@@ -129,7 +129,8 @@ def test_a_recurrent_layer_without_dropout_draws_nothing(caplog: pytest.LogCaptu
 
     check_exact_resume(graph, required=True)
 
-    assert "CudnnRNN" in str(graph.as_graph_def()) and not caplog.records
+    assert "CudnnRNN" in str(graph.as_graph_def())
+    assert not caplog.records
 
 
 def test_fused_convolutions_on_a_cpu_get_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -102,11 +102,9 @@ def test_any_state_is_the_same_in_graph_and_step_by_step(
         total = float(counter.total)
         expected_done, expected = by_step(iter(batches()), wanted, None, reduce_fn)
         tf.nest.assert_same_structure(state, expected)
-        assert (done, _to_lists(state), total) == (
-            expected_done,
-            _to_lists(expected),
-            float(counter.total),
-        )
+        assert done == expected_done
+        assert _to_lists(state) == _to_lists(expected)
+        assert total == float(counter.total)
 
     assert "step by step" not in caplog.text
 
@@ -120,7 +118,8 @@ def test_a_state_that_was_given_is_added_to(
 
     done, result = graph(iter(batches()), -1, state, _add_to_histogram)
 
-    assert (done, result.numpy().tolist()) == (4, (1 + np.asarray(state)).tolist())
+    assert done == 4
+    assert result.numpy().tolist() == (1 + np.asarray(state)).tolist()
     assert "step by step" not in caplog.text
 
 
@@ -137,7 +136,8 @@ def test_other_data_gets_its_own_trace_besides_the_first(
         (static.map(lambda x: x + 1), 12),
     ):
         done, state = graph(iter(data), -1, None, _grow_values)
-        assert (done, len(state)) == (len(list(data)), examples)
+        assert done == len(list(data))
+        assert len(state) == examples
 
     assert "step by step" not in caplog.text
 
@@ -149,7 +149,8 @@ def test_limited_graph_loop_takes_no_unused_element() -> None:
     graph(iterator, 2, None, _grow_values)
     done, state = graph(iterator, -1, None, _grow_values)
 
-    assert (done, state.numpy().tolist()) == (2, [6, 7, 8, 9])
+    assert done == 2
+    assert state.numpy().tolist() == [6, 7, 8, 9]
     assert graph(iterator, -1, None, _grow_values) == (0, None)  # there is no more
 
 
@@ -163,7 +164,8 @@ def test_a_stop_ends_the_loop_in_graph_before_its_next_step() -> None:
 
     done, state = graph(iter(batches()), -1, None, _grow_values)
 
-    assert (done, state.numpy().tolist()) == (2, [0, 1, 2, 3, 4, 5])
+    assert done == 2
+    assert state.numpy().tolist() == [0, 1, 2, 3, 4, 5]
     assert graph(iter(batches()), -1, None, _grow_values) == (0, None)
 
 
@@ -200,10 +202,8 @@ def test_untraceable_reduction_runs_step_by_step_with_a_warning(
     for _ in range(2):
         done, state = graph(iter(batches()), -1, None, reduce_fn)
         assert float(counter.total) == 45.0  # each batch counted once
-        assert (done, _to_lists(state)) == (
-            4,
-            _to_lists(by_step(iter(batches()), -1, None, reduce_fn)[1]),
-        )
+        assert done == 4
+        assert _to_lists(state) == _to_lists(by_step(iter(batches()), -1, None, reduce_fn)[1])
     (warning,) = [
         record.getMessage() for record in caplog.records if "step by step" in record.getMessage()
     ]
@@ -269,7 +269,8 @@ def test_a_mistake_in_the_reduction_is_raised_as_it_is(
     with pytest.raises(error) as raised:
         graph(iter(batches()), -1, None, reduce_fn)
 
-    assert (type(raised.value), str(raised.value)) == (type(expected.value), str(expected.value))
+    assert type(raised.value) is type(expected.value)
+    assert str(raised.value) == str(expected.value)
 
 
 def test_an_error_that_depends_on_values_is_raised_in_graph() -> None:

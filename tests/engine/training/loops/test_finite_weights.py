@@ -56,7 +56,8 @@ def test_shorter_loops_look_at_every_fifth_step_only(steps_per_loop: int) -> Non
 def test_the_look_is_taken_out_of_the_results() -> None:
     results = {"loss": 1.0}
 
-    assert pop_finite(results) is None and results == {"loss": 1.0}
+    assert pop_finite(results) is None
+    assert results == {"loss": 1.0}
 
     state = TrainState(tf.Variable(5, dtype=tf.int64), tf.Module(), None, None, None, seed=0)
     results |= FiniteWeightsCheck(
@@ -64,4 +65,5 @@ def test_the_look_is_taken_out_of_the_results() -> None:
     ).result()
 
     assert len(results) == 2
-    assert pop_finite(results) is True and results == {"loss": 1.0}
+    assert pop_finite(results) is True
+    assert results == {"loss": 1.0}

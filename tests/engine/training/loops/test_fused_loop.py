@@ -191,4 +191,5 @@ def test_steps_of_several_replicas_are_not_fused(count: int, problem: str) -> No
         tiny_experiment(), replicas(count), ready_made_dataset=None, custom_loop_class=""
     )
 
-    assert fusing_problem.startswith(problem) and bool(fusing_problem) == bool(problem)
+    assert fusing_problem.startswith(problem)
+    assert bool(fusing_problem) == bool(problem)

@@ -32,7 +32,8 @@ def test_no_loop_waits_for_a_gpu_to_learn_whether_it_goes_on(kind: Any) -> None:
 
     decided = [node for node in condition.node_def if node.op.startswith("Logical")]
 
-    assert decided and all(node.device.endswith("CPU:0") for node in decided)
+    assert decided
+    assert all(node.device.endswith("CPU:0") for node in decided)
 
 
 @pytest.mark.parametrize("devices", [["CPU:1"], ["CPU:1", "CPU:2"]])
@@ -54,4 +55,5 @@ def test_a_strategy_does_not_take_the_stop_flag_to_its_devices(devices: list[str
 
     flag.request()
 
-    assert flag.is_requested and flag.variable.numpy()
+    assert flag.is_requested
+    assert flag.variable.numpy()

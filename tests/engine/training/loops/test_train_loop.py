@@ -28,7 +28,8 @@ def test_the_waits_for_batches_are_measured(exact: bool) -> None:
     train = TrainLoop(counter, counter.stop, exact_waits=exact)
 
     assert train(iter(slow), tf.constant(3))[0] == 3
-    assert train.wait_seconds is not None and train.wait_seconds > 0.03
+    assert train.wait_seconds is not None
+    assert train.wait_seconds > 0.03
 
 
 def test_a_stop_ends_the_train_loop_before_its_next_step() -> None:
@@ -101,7 +102,8 @@ def test_a_batch_may_have_parts_that_are_none() -> None:
         3,
         {"total": 3.0},
     )
-    assert train.wait_seconds is not None and train.wait_seconds > 0
+    assert train.wait_seconds is not None
+    assert train.wait_seconds > 0
 
 
 def test_error_of_an_eval_step_with_two_elements_names_the_flag() -> None:

@@ -118,7 +118,8 @@ def test_an_interleaved_step_changes_only_the_drawn_task(
 
     assert all((value == old).all() for value, old in zip(after[2:], before[2:], strict=True))
     assert any((value != old).any() for value, old in zip(after[:2], before[:2], strict=True))
-    assert logs[drawn]["steps"] == 1 and other not in logs
+    assert logs[drawn]["steps"] == 1
+    assert other not in logs
     assert float(logs["training_loss"]) == pytest.approx(float(logs[drawn]["training_loss"]))
 
 
@@ -165,7 +166,8 @@ def test_each_task_is_evaluated_on_its_own_data() -> None:
     )
 
     assert float(logs["large"]["accuracy"]) == pytest.approx(accuracy)
-    assert float(logs["small"]["validation_loss"]) > 0 and {*logs} == {"large", "small"}
+    assert float(logs["small"]["validation_loss"]) > 0
+    assert {*logs} == {"large", "small"}
     assert trainer.validation_metric_names() == [
         f"{name}|{metric}"
         for name in ("large", "small")
@@ -185,11 +187,10 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole, resumed = results
 
     assert_all_close(whole[0], resumed[0])
-    assert (
-        whole[1:] == resumed[1:]
-        and (tmp_path / "best_checkpoints" / "small" / "info.json").is_file()
-    )
-    assert {*logs} == {"large", "small"} and "best_accuracy" in logs["large"]
+    assert whole[1:] == resumed[1:]
+    assert (tmp_path / "best_checkpoints" / "small" / "info.json").is_file()
+    assert {*logs} == {"large", "small"}
+    assert "best_accuracy" in logs["large"]
 
 
 def _build_routine(task_type: type[TinyTask]) -> tk.TaskRoutine:

@@ -26,7 +26,9 @@ def folder(tmp_path: Path) -> Path:
 def test_a_new_job_has_no_epoch_and_no_checkpoint(tmp_path: Path) -> None:
     job = JobFolder(str(tmp_path / "new"))
 
-    assert (job.last_epoch(), job.last_checkpoint(), job.read_meta()) == (0, None, {})
+    assert job.last_epoch() == 0
+    assert job.last_checkpoint() is None
+    assert job.read_meta() == {}
     assert list(tmp_path.iterdir()) == []
 
 

@@ -54,7 +54,8 @@ def test_nothing_added_gives_empty_lists(shown: KFPVisualization, tmp_path: Path
     shown.write_metrics()
     shown.write_ui_metadata()
 
-    assert (_read_metrics(tmp_path), _read_outputs(tmp_path)) == ({"metrics": []}, {"outputs": []})
+    assert _read_metrics(tmp_path) == {"metrics": []}
+    assert _read_outputs(tmp_path) == {"outputs": []}
 
 
 def test_a_run_may_say_where_the_files_go(shown: KFPVisualization, tmp_path: Path) -> None:
@@ -136,7 +137,8 @@ def test_a_local_table_is_taken_into_the_file(
 
     shown.produce_ui_metadata_table("missing.csv", ["a"])
 
-    assert shown.metadata_outputs[-1]["source"] == "missing.csv" and "No such file" in caplog.text
+    assert shown.metadata_outputs[-1]["source"] == "missing.csv"
+    assert "No such file" in caplog.text
 
     with pytest.raises(UsageError, match="header"):
         shown.produce_ui_metadata_table("gs://bucket/a.csv", "a,b")

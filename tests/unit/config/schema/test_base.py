@@ -152,7 +152,9 @@ def test_replace_leaves_the_original_alone_and_checks_again() -> None:
     before = Ruled()
     after = before.replace(high=5, inner={"size": 3})
 
-    assert (after.high, after.inner.size, after.inner.rate) == (5, 3, 0.5)
+    assert after.high == 5
+    assert after.inner.size == 3
+    assert after.inner.rate == 0.5
     assert before == Ruled()
     assert after.replace(inner=Inner(size=7)).inner.size == 7
 
@@ -184,10 +186,12 @@ def test_configs_can_be_compared_copied_and_pickled() -> None:
 def test_a_choice_holds_its_branch_and_nothing_else() -> None:
     nothing = Choice()
 
-    assert nothing.get() is None and nothing.as_dict() == {"type": None}
+    assert nothing.get() is None
+    assert nothing.as_dict() == {"type": None}
 
     chosen = Choice(type="inner", ruled=Ruled(high=4))
-    assert chosen.get() == Inner() and chosen.ruled is None
+    assert chosen.get() == Inner()
+    assert chosen.ruled is None
     assert chosen.as_dict().keys() == {"type", "inner"}
     assert Choice(type="ruled", ruled={"high": 4}).get().high == 4  # type: ignore[arg-type]
     assert chosen.replace(type="ruled").get() == Ruled()
@@ -215,7 +219,8 @@ def test_only_decorated_classes_are_config_classes() -> None:
     class Undecorated(Inner):
         pass
 
-    assert is_configclass(Inner) and is_configclass(Choice)
+    assert is_configclass(Inner)
+    assert is_configclass(Choice)
 
     for other in (Undecorated, Config, int, Inner(), None):
         assert not is_configclass(other)
@@ -280,4 +285,5 @@ def test_replace_tells_every_mistake_with_its_whole_path() -> None:
         "runtime",
     }
     assert caught.value.__notes__ == [f"given in {__file__}:{caught.traceback[0].lineno + 1}"]
-    assert caught.value.exit_code == 2 and isinstance(caught.value, ValueError)
+    assert caught.value.exit_code == 2
+    assert isinstance(caught.value, ValueError)

@@ -137,7 +137,8 @@ def test_the_defaults_are_the_same(name: str) -> None:
             assert ours != theirs or field == "differential_privacy_config"
         elif isinstance(theirs, Made):
             inner = find_section_class(info.annotation)
-            assert inner is not None and inner.__name__ == theirs.factory
+            assert inner is not None
+            assert inner.__name__ == theirs.factory
             assert ours is None if issubclass(OURS[name], OneOfConfig) else type(ours) is inner
         else:
             assert ours == theirs, (name, field)
@@ -255,10 +256,8 @@ def test_rules_allow_what_does_something() -> None:
     folders = schema.TrainerConfig(
         best_checkpoint_export_subdir="best.v2", validation_summary_subdir="held-out"
     )
-    assert (folders.best_checkpoint_export_subdir, folders.validation_summary_subdir) == (
-        "best.v2",
-        "held-out",
-    )
+    assert folders.best_checkpoint_export_subdir == "best.v2"
+    assert folders.validation_summary_subdir == "held-out"
 
     best = schema.TrainerConfig(
         best_checkpoints={"top": {"metric": "far|loss", "keep": 3, "min_delta": 0.5}}

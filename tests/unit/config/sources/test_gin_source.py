@@ -58,11 +58,9 @@ def test_a_section_goes_by_the_name_of_its_class(experiment: str) -> None:
     ]
     config: Any = resolve_config(experiment, ConfigSources(gin_params=tuple(bindings))).config
 
-    assert (config.trainer.train_steps, config.task.model.rate, config.task.weights) == (
-        5,
-        0.25,
-        (1.0, 2.0),
-    )
+    assert config.trainer.train_steps == 5
+    assert config.task.model.rate == 0.25
+    assert config.task.weights == (1.0, 2.0)
 
 
 def test_a_scope_tells_sections_of_one_class_apart_and_wins(experiment: str) -> None:
@@ -74,8 +72,10 @@ def test_a_scope_tells_sections_of_one_class_apart_and_wins(experiment: str) -> 
     )
     task: Any = resolve_config(experiment, ConfigSources(gin_params=bindings)).config.task
 
-    assert (task.train_data.global_batch_size, task.validation_data.global_batch_size) == (4, 8)
-    assert (task.train_data.seed, task.validation_data.seed) == (2, 1)
+    assert task.train_data.global_batch_size == 4
+    assert task.validation_data.global_batch_size == 8
+    assert task.train_data.seed == 2
+    assert task.validation_data.seed == 1
     assert task.extra_data is None
 
 
@@ -87,7 +87,8 @@ def test_a_scoped_binding_brings_an_absent_section_into_being(experiment: str) -
     )
     config: Any = resolve_config(experiment, ConfigSources(gin_params=bindings)).config
 
-    assert (config.task.extra_data.seed, config.task.extra_data.global_batch_size) == (3, 4)
+    assert config.task.extra_data.seed == 3
+    assert config.task.extra_data.global_batch_size == 4
     assert config.trainer.optimizer_config.ema.start_step == 9
 
 
@@ -101,12 +102,14 @@ def test_the_branches_of_a_choice_go_by_their_classes(experiment: str) -> None:
         experiment, ConfigSources(gin_params=bindings)
     ).config.trainer.optimizer_config.optimizer
 
-    assert (optimizer.type, optimizer.get().momentum) == ("sgd", 0.9)
+    assert optimizer.type == "sgd"
+    assert optimizer.get().momentum == 0.9
 
     optimizer = resolve_config(
         experiment, ConfigSources(gin_params=bindings[2:])
     ).config.trainer.optimizer_config.optimizer
-    assert (optimizer.type, optimizer.get().beta_1) == ("adam", 0.8)
+    assert optimizer.type == "adam"
+    assert optimizer.get().beta_1 == 0.8
 
 
 def test_origins_of_gin_are_the_line_or_the_flag(experiment: str, tmp_path: Path) -> None:
@@ -132,7 +135,8 @@ def test_macros_and_includes_work_and_later_bindings_win(experiment: str, tmp_pa
         experiment, ConfigSources(gin_files=(str(path),), gin_params=("steps = 6",))
     ).config.trainer
 
-    assert (trainer.train_steps, trainer.max_to_keep) == (6, 2)
+    assert trainer.train_steps == 6
+    assert trainer.max_to_keep == 2
 
 
 def test_a_registered_function_can_make_a_value(experiment: str) -> None:
@@ -140,7 +144,8 @@ def test_a_registered_function_can_make_a_value(experiment: str) -> None:
         experiment, "TrainerConfig.train_steps = @triple()", "triple.number = 4"
     )
 
-    assert (values, mistakes) == ({"trainer": {"train_steps": 12}}, [])
+    assert values == {"trainer": {"train_steps": 12}}
+    assert mistakes == []
     assert triple() == 12
 
 
@@ -305,7 +310,8 @@ def test_code_imported_between_the_passes_gets_its_bindings(experiment: str) -> 
     )
     values, mistakes = read_first_pass(experiment, *bindings)
 
-    assert (values, mistakes) == ({"trainer": {"train_steps": 9}}, [])
+    assert values == {"trainer": {"train_steps": 9}}
+    assert mistakes == []
 
     @gin.configurable(module="late")
     def late_inner() -> str:
@@ -390,7 +396,8 @@ def test_a_name_that_an_earlier_run_has_bound_is_a_mistake(experiment: str) -> N
 
     for _ in range(2):
         _, (mistake,) = read_first_pass(experiment, "bound_thing.size = 4")
-        assert (mistake.path, mistake.origin) == ("in/late.bound_thing.name", "gin")
+        assert mistake.path == "in/late.bound_thing.name"
+        assert mistake.origin == "gin"
         assert "start each run in a new process" in mistake.advice
 
 

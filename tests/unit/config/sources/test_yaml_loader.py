@@ -89,8 +89,10 @@ def test_an_empty_document_is_none() -> None:
 def test_all_duplicate_keys_are_reported_with_both_places() -> None:
     first, second = read_mistakes("a: 1\nb: {c: 1, d: 2, c: 3}\na: 2\n")
 
-    assert (first.path, first.origin) == ("b.c", "conf.yaml:2:17")
-    assert (second.path, second.origin) == ("a", "conf.yaml:3:1")
+    assert first.path == "b.c"
+    assert first.origin == "conf.yaml:2:17"
+    assert second.path == "a"
+    assert second.origin == "conf.yaml:3:1"
     assert "line 1" in second.problem
 
 
@@ -131,7 +133,8 @@ def test_json_is_read_as_json_is_meant_with_lines() -> None:
     parsed = parse(text, "conf.json")
 
     assert parsed.values == json.loads(text)
-    assert (parsed.lines["a.b"], parsed.lines["c"]) == (3, 5)
+    assert parsed.lines["a.b"] == 3
+    assert parsed.lines["c"] == 5
     assert read_mistakes('{"a": 1,\n "b" 2}')[0].origin == "conf.yaml:2:6"
     assert "twice" in read_mistakes('{"a": 1,\n "a": 2}')[0].problem
 
@@ -196,21 +199,24 @@ TOO_DEEP = "nested more than 64 levels"
 )
 def test_what_would_take_for_ever_to_read_is_refused(text: str, problem: str) -> None:
     (mistake,) = read_mistakes(text)
-    assert problem in mistake.problem and mistake.origin.startswith("conf.yaml")
+    assert problem in mistake.problem
+    assert mistake.origin.startswith("conf.yaml")
 
 
 def test_aliases_and_large_lists_of_a_sensible_size_are_read() -> None:
     text = "a: &a [1, 2]\nb: {c: *a, d: [*a, *a]}\ne: " + "[" * 60 + "]" * 60 + f"\nf: {[0] * 1000}"
     values = parse(text, "conf.yaml").values
 
-    assert values["b"] == {"c": [1, 2], "d": [[1, 2], [1, 2]]} and len(values["f"]) == 1000
+    assert values["b"] == {"c": [1, 2], "d": [[1, 2], [1, 2]]}
+    assert len(values["f"]) == 1000
 
 
 def test_a_file_of_our_own_may_hold_what_is_written_out_in_it() -> None:
     many = "a: &a [" + "1, " * 200 + f"1]\nb: [{'*a, ' * 200}*a]"
     long = many + "\n#" + "-" * 50_000
 
-    assert TOO_MANY in read_mistakes(many)[0].problem and TOO_MANY in read_mistakes(long)[0].problem
+    assert TOO_MANY in read_mistakes(many)[0].problem
+    assert TOO_MANY in read_mistakes(long)[0].problem
     assert len(parse(long, "params.yaml", is_trusted=True).values["b"]) == 201
 
     with pytest.raises(ConfigError, match=TOO_MANY):
