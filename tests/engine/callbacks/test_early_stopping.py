@@ -325,9 +325,9 @@ def test_a_restart_does_nothing_until_patience_is_raised(
     assert again == {name: pytest.approx(float(value)) for name, value in first.items()}
     assert (run / "params.yaml").stat().st_mtime_ns == params
 
-    resumed, _ = _launch(
-        run, _build_tiny_config(patience=5)
-    )  # with a trainer of its own, as in a new process
+    # With a separate trainer, as in a new process.
+    resumed, _ = _launch(run, _build_tiny_config(patience=5))
+
     assert final_record(run)["step"] == 60
     assert evaluated_steps(run) == [10, 20, 30, 40, 50, 60]
     assert all(

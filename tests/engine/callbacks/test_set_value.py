@@ -76,9 +76,8 @@ def test_functions_count_steps_and_lists_may_count_epochs(tmp_path: Path) -> Non
     )
     changes = _read_changes(tmp_path)
 
-    rates = [
-        (step, {"learning_rate": halve_rate(step)}) for step in (4, 8, 12)
-    ]  # 0.5 is set already
+    # The rate of step 0 is set already: 0.5.
+    rates = [(step, {"learning_rate": halve_rate(step)}) for step in (4, 8, 12)]
 
     assert [rates[0], (6, {"learning_rate_factor": 0.25}), *rates[1:]] == changes
 

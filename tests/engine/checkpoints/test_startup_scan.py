@@ -145,9 +145,8 @@ def test_a_whole_checkpoint_without_a_good_record_is_used(
     damage(folder / RECORD)
     run = SmallRun(folder)
 
-    if (
-        damage is flip_bit and run.start == 2
-    ):  # a record with another name or checksum cannot be told from damage
+    # A record with another name or checksum cannot be told from damage.
+    if damage is flip_bit and run.start == 2:
         assert any(
             text in caplog.text for text in ("wrong checksum", "bytes instead of", "is missing")
         )
@@ -273,9 +272,8 @@ def test_only_a_lost_checkpoint_is_missed_not_a_moved_one(folder: Path) -> None:
     for path in folder.glob("ckpt-*"):
         path.unlink()
 
-    with pytest.raises(
-        StorageError, match=r"no checkpoint in .* is whole"
-    ):  # though those moved away are namesakes
+    # Though those moved away are namesakes.
+    with pytest.raises(StorageError, match=r"no checkpoint in .* is whole"):
         recover_newest_checkpoint(str(folder))
 
 

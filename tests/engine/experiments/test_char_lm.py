@@ -116,9 +116,8 @@ def test_a_changed_character_changes_no_earlier_logits() -> None:
         changed[:, position] = (changed[:, position] + 1) % VOCABULARY
         difference = np.abs(before - model(changed)).max(axis=(0, 2))
         assert (difference[:position] == 0).all()
-        assert (
-            difference[position:] > 0
-        ).all()  # and every later one: the attention reaches to the start
+        # And every later one changes: the attention reaches to the start.
+        assert (difference[position:] > 0).all()
 
 
 def test_the_model_has_the_parameters_of_its_layers() -> None:

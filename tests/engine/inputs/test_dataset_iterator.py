@@ -181,9 +181,8 @@ def test_a_dataset_that_is_known_to_be_empty_is_a_data_error(make: Callable[[], 
     [
         lambda: tf.data.Dataset.range(1),
         lambda: tf.data.Dataset.range(1).repeat(),
-        lambda: tf.data.Dataset.range(1).filter(
-            lambda value: value > 5
-        ),  # only reading it would tell
+        # Only reading it would tell.
+        lambda: tf.data.Dataset.range(1).filter(lambda value: value > 5),
         list,  # not a tf.data.Dataset: it cannot be asked
         lambda: _distribute_range(1),
     ],

@@ -12,9 +12,8 @@ import tensorflow as tf
 from trainer_kit.inputs.failed_read import has_failed_read
 
 D = tf.data.Dataset
-READ_AHEAD: dict[
-    str, tuple[int, Callable[[tf.data.Dataset], tf.data.Dataset]]
-] = {  # the last batch that can be read
+# The last batch that can be read, and the transformation.
+READ_AHEAD: dict[str, tuple[int, Callable[[tf.data.Dataset], tf.data.Dataset]]] = {
     "prefetch": (4, lambda data: data.prefetch(8)),
     "batch": (2, lambda data: data.batch(2, num_parallel_calls=4)),
     "batch, prefetch": (1, lambda data: data.batch(4).prefetch(2)),

@@ -189,9 +189,8 @@ def test_keras_clip_arguments_bound_the_sum_over_replicas() -> None:
                 "schedule_free_adamw",
             )
         ),
-        *(
-            (kind, True) for kind in ("sgd", "lars", "adadelta")
-        ),  # Keras' one, one that needs all rows, one that is mended
+        # Keras' one, one that needs all rows, one that is mended.
+        *((kind, True) for kind in ("sgd", "lars", "adadelta")),
     ],
 )
 def test_repeated_rows_of_a_sparse_gradient_count_as_their_sum(kind: str, compiled: bool) -> None:

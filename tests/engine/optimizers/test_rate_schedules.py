@@ -239,11 +239,8 @@ def test_keras_can_save_and_load_a_schedule(case: str, warmup: str) -> None:
 @pytest.mark.parametrize(
     ("boundaries", "values", "rates"),
     [
-        (
-            [0, 50],
-            [0.4, 0.1],
-            {49: 0.1003, 50: 0.1, 51: 0.1, 10**6: 0.1},
-        ),  # where Model Garden's is NaN
+        # Here Model Garden's is NaN.
+        ([0, 50], [0.4, 0.1], {49: 0.1003, 50: 0.1, 51: 0.1, 10**6: 0.1}),
         ([100, 200], [0.4, 0.0], {0: 0.4, 50: 0.4, 100: 0.4, 150: 0.2, 200: 0.0}),
         ([0], [0.25], {0: 0.25, 1: 0.25, 1000: 0.25}),
     ],

@@ -34,9 +34,8 @@ MODE = "continuous_train_and_eval"
 FOREIGN = "finetune-20/ckpt-10.index"
 LATEST = {"policy": "latest"}
 _models: list[Any] = []
-_needed: list[
-    set[int]
-] = []  # which checkpoints are kept at each evaluation of the fine-tunings in `finished`
+# Which checkpoints are kept at each evaluation of the fine-tunings in `finished_run`.
+_needed: list[set[int]] = []
 
 
 @configclass
@@ -209,9 +208,8 @@ def test_an_ended_one_is_trained_further_with_more_train_steps(
             without_best, tmp_path / "run", ignore=shutil.ignore_patterns("*-20", "*-20.json")
         )
     )
-    (
-        run / "metrics-30.json"
-    ).unlink()  # as if it had been killed before; its last checkpoint is still there
+    # As if it had been killed before; its last checkpoint is still there.
+    (run / "metrics-30.json").unlink()
     config = _build_config(
         pretrained_run, best_checkpoint_eval_metric="", continuous_eval=LATEST, train_steps=15
     )

@@ -354,9 +354,8 @@ def test_random_operations_elsewhere_keep_their_state(monkeypatch: pytest.Monkey
     generator = tf.random.Generator.from_seed(3)
     normal = tf.function(lambda: tf.random.normal([2]))
 
-    _build_drawing_function(
-        normal, generator
-    )()  # traced here with the generator, and again outside
+    # Traced here with the generator, and again outside.
+    _build_drawing_function(normal, generator)()
 
     assert _find_hidden_states(normal) == {"RandomStandardNormal"}
 

@@ -42,11 +42,8 @@ def build_depthwise(api: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "shape", "flops"),
     [
-        (
-            build_mlp,
-            (None, 64),
-            (2 * 64 * 32 + 32) + (2 * 32 * 10 + 10),
-        ),  # the profiler counts the bias and not ReLU
+        # The profiler counts the bias and not ReLU.
+        (build_mlp, (None, 64), (2 * 64 * 32 + 32) + (2 * 32 * 10 + 10)),
         (build_mlp, (256, 64), (2 * 64 * 32 + 32) + (2 * 32 * 10 + 10)),
         (build_convolution, (None, 10, 10, 3), 5 * 5 * 8 * (2 * 3 * 3 * 3 + 1)),
         (build_depthwise, (None, 8, 8, 3), 6 * 6 * 3 * 2 * 9),

@@ -110,9 +110,8 @@ def test_values_are_those_of_the_last_step_in_each_kind_of_loop(asked_trainer: T
             np.testing.assert_allclose(
                 other[name], values[name], rtol=1e-4, atol=1e-5, err_msg=f"{options}: {name}"
             )
-        if (
-            "fuse_steps" in options
-        ):  # TensorFlow keeps int32 on the CPU, where a program of a GPU cannot reach it
+        # TensorFlow keeps int32 on the CPU, where a program of a GPU cannot reach it.
+        if "fuse_steps" in options:
             kept = [variable.dtype for variable in trainer.train_tensors.value_variables]
             assert len(kept) == len(NAMES)
             assert tf.int32 not in kept

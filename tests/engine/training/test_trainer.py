@@ -130,9 +130,8 @@ def test_mixed_precision_keeps_weights_and_losses_in_float32(dtype: str) -> None
         reached = trained_weights(trainer)
         last = trainer.train(tf.constant(95))
         evaluated = trainer.evaluate(tf.constant(-1))
-        if (
-            dtype == "float16"
-        ):  # whose loss is scaled, which the step of the guide has to do as well
+        # The loss of float16 is scaled, which the step of the guide has to do as well.
+        if dtype == "float16":
             own = _create_trainer(config, _run_documented_task())
             own.train(tf.constant(10))
             assert_all_close(trained_weights(own), reached, atol=2e-5)
@@ -193,9 +192,8 @@ def test_validation_counts_every_example_once_whatever_the_batch(batch: int) -> 
     assert logs["validation_loss"] == pytest.approx(expected["validation_loss"], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "batch", [1, 7]
-)  # a replica without an example, and one with fewer than the other
+# A replica without an example, and one with fewer than the other.
+@pytest.mark.parametrize("batch", [1, 7])
 def test_replicas_share_any_batch_to_evaluate_on(batch: int) -> None:
     config = linear_experiment(validation_steps=5).replace(
         task={"validation_data": {"global_batch_size": batch}}

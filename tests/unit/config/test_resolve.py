@@ -101,11 +101,8 @@ def test_the_mistakes_of_all_sources_are_one_report(experiment: str, tmp_path: P
         ),
         ("TrainerConfig.a = 1\nTrainerConfig.b = 1", (), {"trainer.a", "trainer.b"}),
         ("TrainrConfig.a = 1", ("trainer.x=5",), {"TrainrConfig.a", "trainer.x"}),
-        (
-            "mine.Net.a = 1",
-            ("trainer.x=5",),
-            {"trainer.x"},
-        ),  # a module that is imported later may register it
+        # A module that is imported later may register it.
+        ("mine.Net.a = 1", ("trainer.x=5",), {"trainer.x"}),
     ],
 )
 def test_two_mistakes_of_gin_are_reported_together(

@@ -432,6 +432,5 @@ def test_records_in_any_order_are_not_resumed_exactly(pattern: str) -> None:
     with pytest.raises(UsageError, match=r"map\(\): deterministic=False"):
         _find_reasons(TFRecordSource(pattern, params, parse=_parse_numbers), require_exact=True)
 
-    assert (
-        _find_reasons(_create_source(None, params), require_exact=True) == []
-    )  # nothing in it is parallel
+    # Nothing in it is parallel.
+    assert _find_reasons(_create_source(None, params), require_exact=True) == []

@@ -76,9 +76,8 @@ class _Net(Net):
     """Keras names it "__net", which TensorFlow refuses at the root of a graph."""
 
 
-_FORMS: tuple[
-    dict[str, Any], ...
-] = (  # of graphs: eager steps have no root that could refuse a name
+# Forms of graphs: eager steps have no root that could refuse a name.
+_FORMS: tuple[dict[str, Any], ...] = (
     {},
     {"fuse_steps": 2},
     {"train_tf_while_loop": False, "eval_tf_while_loop": False},
