@@ -23,7 +23,11 @@ class Crash(BaseException):
 def points() -> Iterator[list[tuple[str, str]]]:
     """The write points that are reached, in order."""
     reached: list[tuple[str, str]] = []
-    files.on_write_point = lambda point, path: reached.append((point, path))
+
+    def record_point(point: str, path: str) -> None:
+        reached.append((point, path))
+
+    files.on_write_point = record_point
 
     yield reached
 

@@ -96,9 +96,12 @@ def test_the_config_chooses_trainable_or_all_floating_variables() -> None:
 
 @pytest.mark.parametrize("kind", ["keras", "tf_keras", "module"])
 def test_names_are_the_variables_paths_and_unique(kind: str) -> None:
-    model = (
-        Module() if kind == "module" else build_keras_model(keras if kind == "keras" else tf_keras)
-    )
+    build_model = {
+        "keras": lambda: build_keras_model(keras),
+        "tf_keras": lambda: build_keras_model(tf_keras),
+        "module": Module,
+    }[kind]
+    model = build_model()
     variables = select_averaged_variables(model, EMAConfig())
 
     average = MovingAverage(variables, EMAConfig())

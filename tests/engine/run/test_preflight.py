@@ -198,7 +198,10 @@ def test_a_checkpoint_or_a_pointer_to_one_is_left_to_the_run(
 ) -> None:
     (tmp_path / file).parent.mkdir()
     (tmp_path / file).touch()
-    check_request(RunRequest(name, "eval", str(tmp_path / "run[1]")))
+
+    checked = check_request(RunRequest(name, "eval", str(tmp_path / "run[1]")))
+
+    assert checked.config == ExperimentConfig()
 
 
 def test_a_remote_model_dir_is_refused_without_tensorflow(name: str) -> None:

@@ -147,11 +147,12 @@ def test_a_model_is_loaded_as_it_was_evaluated(run: Path, modules: list[str], wh
         "best:two": "best_checkpoints/two",
         "path": "evals/beside/best_ckpt",
     }.get(which)
-    step = read_json(run / place / "info.json")["step"] if place else 50 if which == 50 else 60
+    step = 50 if which == 50 else 60
+    if place:
+        step = read_json(run / place / "info.json")["step"]
+    checkpoint = f"{run}/{place}" if which == "path" else which
 
-    model = trainer_kit.load_model(
-        run, str(run / str(place)) if which == "path" else which, modules
-    )
+    model = trainer_kit.load_model(run, checkpoint, modules)
 
     assert _compute_accuracy(model) == pytest.approx(_read_reported_losses(run)[step])
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before

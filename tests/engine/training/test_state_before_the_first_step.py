@@ -20,7 +20,11 @@ class _Counting(LinearTask):
 
     def build_model(self) -> Any:
         count = tf.Variable(0.0, trainable=False)
-        self.counter = lambda: count
+
+        def get_count() -> tf.Variable:
+            return count
+
+        self.counter = get_count
         return super().build_model()
 
     def train_step(self, inputs: Any, model: Any, optimizer: Any, metrics: Any = None) -> Any:

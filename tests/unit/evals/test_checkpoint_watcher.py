@@ -142,9 +142,13 @@ def test_one_that_goes_while_it_is_asked_for_is_passed_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _save(tmp_path, 10, 20)
-    run = Run()
 
-    run.on_need = lambda reads: _remove(tmp_path, 10) if reads == 10 else None
+    def remove_when_read(reads: int) -> None:
+        if reads == 10:
+            _remove(tmp_path, 10)
+
+    run = Run()
+    run.on_need = remove_when_read
 
     with caplog.at_level(logging.WARNING):
         assert list(_follow(tmp_path, run)) == [20]

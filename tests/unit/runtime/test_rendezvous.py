@@ -75,14 +75,20 @@ def test_who_is_missing_is_named(
 
 
 def test_workers_that_answer_late_are_waited_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    together = threading.Barrier(16)
+    addresses: list[str] = []
+    barrier = threading.Barrier(16)
 
-    def answers(address: str) -> bool:
-        together.wait(10)
+    def answer_together(address: str) -> bool:
+        barrier.wait(10)
+        addresses.append(address)
         return True
 
-    monkeypatch.setattr(rendezvous, "_is_reachable", answers)
-    wait_for_workers(_build_clusters(17)[0])
+    monkeypatch.setattr(rendezvous, "_is_reachable", answer_together)
+    cluster = _build_clusters(17)[0]
+
+    wait_for_workers(cluster)
+
+    assert sorted(addresses) == sorted(cluster.tasks["worker"][1:])
 
 
 def test_an_address_of_another_machine_is_left_to_tensorflow() -> None:

@@ -234,15 +234,23 @@ def test_settle_waits_in_any_thread_and_raises_no_error() -> None:
 def test_a_report_that_no_other_follows_is_written_before_long() -> None:
     keeper = Keeper()
     writer = BackgroundWriter([keeper], batching_seconds=0.01)
+
     writer.write(report(0))
-    wait_until(lambda: keeper.steps == [0])
+    wait_until(lambda: keeper.steps)
+
+    assert keeper.steps == [0]
+
     writer.close()
 
 
 def test_reports_do_not_wait_when_the_queue_is_half_full() -> None:
     keeper = Keeper()
     writer = BackgroundWriter([keeper], capacity=4, batching_seconds=60.0)
+
     for step in range(3):  # one is in the thread's hands
         writer.write(report(step))
     wait_until(lambda: len(keeper.steps) == 3)
+
+    assert keeper.steps == [0, 1, 2]
+
     writer.close()

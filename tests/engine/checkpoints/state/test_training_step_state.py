@@ -28,7 +28,11 @@ class _Task:
     def __init__(self) -> None:
         self.layers = _Layers()
         hidden = tf.Variable(0.0, name="hidden")
-        self.count = lambda: hidden.assign_add(1.0)
+
+        def count() -> None:
+            hidden.assign_add(1.0)
+
+        self.count = count
 
     def step(self) -> None:
         self.layers.count.assign_add(self.layers.level)

@@ -383,7 +383,10 @@ class _Own:
     """A Source of a user's own class, made of what a function makes of the position."""
 
     def __init__(self, begin: Any) -> None:
-        self.at = lambda position, input_context=None: begin(position)
+        self._begin = begin
+
+    def at(self, position: int, input_context: Any = None) -> Any:
+        return self._begin(position)
 
 
 def _generate_batches(position: int) -> tf.data.Dataset:

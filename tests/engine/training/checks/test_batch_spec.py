@@ -89,9 +89,11 @@ def test_a_class_of_models_may_begin_with_an_underscore(form: dict[str, Any]) ->
     task = _create_task(_Net)
     task.second = _Net()
     task.second(tf.zeros([1, 3]))
-    task.build_losses = lambda labels, model_outputs, aux_losses=None: tf.reduce_mean(
-        task.second(model_outputs) ** 2
-    )
+
+    def build_losses(labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
+        return tf.reduce_mean(task.second(model_outputs) ** 2)
+
+    task.build_losses = build_losses
 
     trainer = Trainer.create(_build_config(**form), task, True, True)
 
@@ -145,7 +147,9 @@ def test_a_model_that_is_built_is_left_alone() -> None:
     class Built(LinearTask):
         build_inputs = never
 
-    Trainer.create(_build_config(), Built(TinyConfig()), True, False)
+    trainer = Trainer.create(_build_config(), Built(TinyConfig()), True, False)
+
+    assert is_built(trainer.model)
 
 
 @pytest.mark.parametrize("validation", [{}, None, DataConfig()])

@@ -20,8 +20,7 @@ def _switch(x: Any) -> Any:
 
 
 def _nest_through_loop(x: Any) -> Any:
-    loop = lambda: tf.while_loop(lambda y: y < 5.0, lambda y: (_take_absolute(y) + 1.0,), (x,))[0]  # noqa: E731
-    return tf.cond(x > 0.0, loop, lambda: x)
+    return tf.cond(x > 0.0, lambda: _loop_over_condition(x), lambda: x)
 
 
 def _call_between(x: Any) -> Any:

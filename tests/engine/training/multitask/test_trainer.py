@@ -241,7 +241,10 @@ def test_names_that_the_run_reports_itself_are_refused() -> None:
     class Steps(TwoTasks):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.tasks["small"].build_metrics = lambda training=True: [keras.metrics.Mean("steps")]
+            self.tasks["small"].build_metrics = self._build_metrics
+
+        def _build_metrics(self, training: bool = True) -> list[Any]:
+            return [keras.metrics.Mean("steps")]
 
     config = two_tasks({"training": "interleaving"})
 
