@@ -18,7 +18,7 @@ import orbit
 import pytest
 import tensorflow as tf
 
-from tests.builders import final_record, json_lines, read_json
+from tests.builders import assert_all_close, final_record, json_lines, read_json
 from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
 from tests.engine.traces import times_traced
@@ -184,10 +184,7 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
 
     resumed, _ = _run(trained_run, config=config)
 
-    assert all(
-        np.array_equal(a, b)
-        for a, b in zip(_read_weights(straight), _read_weights(resumed), strict=True)
-    )
+    assert_all_close(_read_weights(resumed), _read_weights(straight))
     assert _list_steps(trained_run, "train")[-1] == 30
 
 
@@ -207,7 +204,7 @@ def test_a_finished_run_returns_its_final_metrics_and_says_so(
     of_evaluated: ReadyTrainer, evaluated_run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics = final_record(evaluated_run)["metrics"]
-    before = (evaluated_run / "metrics.jsonl").read_text()
+    history = (evaluated_run / "metrics.jsonl").read_text()
 
     with caplog.at_level("INFO", logger="trainer_kit"):
         _, second = _run(
@@ -217,7 +214,7 @@ def test_a_finished_run_returns_its_final_metrics_and_says_so(
     assert second == pytest.approx(metrics)
     assert "nothing to do" in caplog.text
     assert read_active_history(str(evaluated_run / "metrics.jsonl"))
-    assert before in (evaluated_run / "metrics.jsonl").read_text()
+    assert history in (evaluated_run / "metrics.jsonl").read_text()
 
 
 class _LeavesTheFolder(Callback):
@@ -244,11 +241,9 @@ def test_a_run_stays_in_its_folder_after_os_chdir(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    _, logs = _run(Path("~/run"), "train_and_eval", trainer=linear.again())
 
-    assert _run(Path("~/run"), "train_and_eval", trainer=linear.again())[1].keys() == {
-        "accuracy",
-        "validation_loss",
-    }
+    assert logs.keys() == {"accuracy", "validation_loss"}
     assert not (tmp_path / "~").exists()
 
 
@@ -323,13 +318,12 @@ def test_a_learning_rate_set_in_a_ready_made_trainer_stays(
     assert model is trainer.model
     assert int(trainer.global_step) == 10
 
-    logs: list[Any] = []
+    rates: list[Any] = []
     config = config.replace(trainer={"train_steps": 20})
-    note = [lambda loop: logs.append(loop["learning_rate"])]
+    record_rate = [lambda loop: rates.append(loop["learning_rate"])]
+    _run(tmp_path, config=config, train_actions=record_rate, trainer=linear.again())
 
-    _run(tmp_path, config=config, train_actions=note, trainer=linear.again())
-
-    assert logs == [0.125, 0.125]
+    assert rates == [0.125, 0.125]
 
 
 def test_batch_size_may_change_when_it_is_allowed(trained_run: Path) -> None:
@@ -507,9 +501,7 @@ class _SummarisingTask(LinearTask):
         return logs
 
 
-def test_the_tasks_summaries_keep_the_interval_of_the_config(
-    tmp_path: Path,
-) -> None:
+def test_the_tasks_summaries_keep_the_interval_of_the_config(tmp_path: Path) -> None:
     config = linear_experiment(summary_interval=10)
     task = _SummarisingTask(config.task)
 
@@ -518,10 +510,9 @@ def test_the_tasks_summaries_keep_the_interval_of_the_config(
 
     actions = [write_scalar]
     run_experiment(None, task, "train_and_eval", config, str(tmp_path), train_actions=actions)
+
     train = _read_tags(tmp_path / "train")
-
     validation = _read_tags(tmp_path / "validation")
-
     assert train["mine"] == [0, 10]  # the step before global_step moves on, as Orbit has it
     assert set(validation["mine_too"]) == {10, 20}
     assert train["of_an_action"] == [5, 10, 15, 20]
@@ -592,22 +583,23 @@ def test_a_rewind_by_an_action_keeps_the_bits_and_records(
 ) -> None:
     controllers: list[Controller] = []
 
-    class Found(Controller):
+    class RecordedController(Controller):
         def __init__(self, **parts: Any) -> None:
             controllers.append(self)
             super().__init__(**parts)
 
     def go_back_once(logs: Any) -> None:
         manager = controllers[0].checkpoint_manager
-        if (
-            int(controllers[0].global_step.numpy()) == 55
-            and "taken the run back" not in caplog.text
-        ):
+        step = int(controllers[0].global_step.numpy())
+        if step == 55 and "taken the run back" not in caplog.text:
             manager.sync()
             # Of which our engine knows nothing.
             tf.train.Checkpoint.read(manager.checkpoint, manager.find_newest())
 
-    own: dict[str, Any] = {"controller_cls": Found, "trainer": of_evaluated.again(tmp_path)}
+    own: dict[str, Any] = {
+        "controller_cls": RecordedController,
+        "trainer": of_evaluated.again(tmp_path),
+    }
 
     _run(tmp_path, "train_and_eval", _EVALUATED, train_actions=[go_back_once], **own)
 
@@ -808,10 +800,9 @@ def test_a_rewind_is_refused_by_a_mode_that_does_not_train(
 ) -> None:
     callback = _BackAfterEvaluation()
 
-    assert (
-        "accuracy"
-        in _run(trained_run, "eval", _TRAINED, trainer=of_trained.again(), callbacks=[callback])[1]
-    )
+    _, logs = _run(trained_run, "eval", _TRAINED, trainer=of_trained.again(), callbacks=[callback])
+
+    assert "accuracy" in logs
     assert callback.steps == []
     assert "asked to go back to step 10, in a mode that does not train" in caplog.text
 
@@ -819,9 +810,9 @@ def test_a_rewind_is_refused_by_a_mode_that_does_not_train(
 def test_train_and_eval_evaluates_a_run_that_only_trained(
     of_trained: ReadyTrainer, trained_run: Path
 ) -> None:
-    assert (
-        "accuracy" in _run(trained_run, "train_and_eval", _TRAINED, trainer=of_trained.again())[1]
-    )
+    _, logs = _run(trained_run, "train_and_eval", _TRAINED, trainer=of_trained.again())
+
+    assert "accuracy" in logs
 
 
 def test_the_ledger_names_checkpoints_that_exist(evaluated_run: Path, evaluator: Trainer) -> None:
@@ -852,9 +843,9 @@ def test_the_ledger_names_checkpoints_that_exist(evaluated_run: Path, evaluator:
 def test_one_replica_evaluates_a_checkpoint_of_several_equally(
     linear: ReadyTrainer, tmp_path: Path
 ) -> None:
-    _, several = _run(
-        tmp_path, "train_and_eval", linear_experiment().replace(runtime={"virtual_cpus": 2})
-    )
+    config = linear_experiment().replace(runtime={"virtual_cpus": 2})
+    _, several = _run(tmp_path, "train_and_eval", config)
+
     _, on_one_replica = _run(tmp_path, "eval", trainer=linear.again())
 
     assert on_one_replica == pytest.approx(several, abs=1e-6)
@@ -883,13 +874,12 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
         console=Lines(io.StringIO()),
         trainer=ready.again(straight),
     )
-    records = json_lines(straight / "evals/validation.jsonl")
 
+    records = json_lines(straight / "evals/validation.jsonl")
     steps = {
         name: [item["step"] for item in records if item["dataset"] == name]
         for name in ("dev", "rare")
     }
-
     assert steps == {"dev": [5, 10, 15, 20], "rare": [15, 20]}
     assert all(list(item["metrics"]) == [item["dataset"]] for item in records)
     assert {name: _read_tags(straight / "validation" / name)["accuracy"] for name in steps} == steps
@@ -899,15 +889,14 @@ def test_each_validation_set_has_its_interval_records_and_curves(tmp_path: Path)
         ["validation rare", "step 20/20"],
     ]
 
-    best = max(
-        (item for item in records if item["dataset"] == "dev"),
-        key=lambda it: it["metrics"]["dev"]["accuracy"],
-    )
-    assert read_json(straight / "best_ckpt/info.json")["step"] == best["step"]
-    assert (
-        f"best accuracy {best['metrics']['dev']['accuracy']:.4g} at step {best['step']}"
-        in lines[-2]
-    )
+    accuracies = {
+        item["step"]: item["metrics"]["dev"]["accuracy"]
+        for item in records
+        if item["dataset"] == "dev"
+    }
+    best_step = max(accuracies, key=accuracies.__getitem__)
+    assert read_json(straight / "best_ckpt/info.json")["step"] == best_step
+    assert f"best accuracy {accuracies[best_step]:.4g} at step {best_step}" in lines[-2]
 
     resumed = tmp_path / "resumed"
     shorter = config.replace(trainer={"train_steps": 15})
@@ -973,13 +962,12 @@ def test_a_run_that_waits_for_data_is_told_so(tmp_path: Path) -> None:
         task={"train_data": {"prefetch_buffer_size": 0}}
     )
     task = _WaitsForData(config.task)
-    begun = time.monotonic()
+    begin = time.monotonic()
 
     def begin_to_wait(logs: Any) -> None:
         # Fifteen batches take longer than the start did.
-        task.wait = task.wait or (time.monotonic() - begun) / 8
+        task.wait = task.wait or (time.monotonic() - begin) / 8
 
     run_experiment(None, task, "train", config, str(tmp_path), train_actions=[begin_to_wait])
-    verdict = final_record(tmp_path)["time"]["verdict"]
 
-    assert verdict.startswith("input")
+    assert final_record(tmp_path)["time"]["verdict"].startswith("input")

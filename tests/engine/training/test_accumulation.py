@@ -58,31 +58,33 @@ def _create_trainer(
 
 @dataclass(frozen=True)
 class _TrainingResult:
-    """What STEPS steps have made of a trainer: the logs, and the values of weights, averages and
-    optimizers.
+    """What STEPS steps have made of a trainer.
+
+    Attributes:
+      logs: The values of the logs.
+      state: The values of weights, averages and optimizers.
     """
 
     logs: list[Any]
     state: list[np.ndarray]
 
+    @property
+    def values(self) -> list[Any]:
+        """All values."""
+        return [*self.logs, *self.state]
+
 
 def _train(trainer: Trainer) -> _TrainingResult:
     logs = trainer.train(tf.constant(STEPS))
-    assert trainer.global_step.numpy() == STEPS
-    return _TrainingResult(tf.nest.flatten(logs), _read_state(trainer))
+    return _TrainingResult(
+        tf.nest.flatten(logs), [*_read_state(trainer), trainer.global_step.numpy()]
+    )
 
 
 @pytest.fixture(scope="module")
 def whole() -> _TrainingResult:
     """Whole batches of 32 on one replica."""
     return _train(_create_trainer())
-
-
-def _assert_equal(trainer: Trainer, whole: _TrainingResult) -> None:
-    """Trains and compares weights, averages, optimizers, logs and counts of steps."""
-    split = _train(trainer)
-    assert_all_close(split.logs, whole.logs, atol=1e-6)
-    assert_all_close(split.state, whole.state, atol=1e-6)
 
 
 def _read_state(trainer: Trainer) -> list[np.ndarray]:
@@ -116,16 +118,15 @@ def test_4_times_8_examples_train_as_32_do(
         "require_exact_resume": True,
         "optimizer_config": OPTIMIZATION,
     }
-    split = _create_trainer(TinyTask, count, **options)
+    trainer = _create_trainer(TinyTask, count, **options)
 
-    _assert_equal(split, two_layers)
+    split = _train(trainer)
 
-    warnings = [
-        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
-    ]
-    # Such as of state that no checkpoint holds, or of batch normalization, which there is not.
-    assert not warnings
-    assert len(split.accumulation.variables) == 4
+    assert_all_close(split.values, two_layers.values, atol=1e-6)
+    assert trainer.global_step.numpy() == STEPS
+    # There is no warning of state that no checkpoint contains, or of batch normalization.
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(trainer.accumulation.variables) == 4
 
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -142,9 +143,12 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_the_loop_splits_batches(form: str, whole: _TrainingResult) -> None:
-    _assert_equal(
-        _create_trainer(**{"steps_per_loop": 4, "summary_interval": 4, **FORMS[form]}), whole
-    )
+    trainer = _create_trainer(**{"steps_per_loop": 4, "summary_interval": 4, **FORMS[form]})
+
+    split = _train(trainer)
+
+    assert_all_close(split.values, whole.values, atol=1e-6)
+    assert trainer.global_step.numpy() == STEPS
 
 
 # The last batch has 6 examples, fewer than 8 micro-batches: 3 for each of two replicas.
@@ -158,10 +162,10 @@ RAGGED: dict[str, Any] = {
     "options", [{"count": 2}, {"fuse_steps": 5}], ids=["two replicas", "fused steps"]
 )
 def test_a_ragged_last_batch_counts_each_example_once(options: dict[str, Any]) -> None:
-    _assert_equal(
-        _create_trainer(task=RAGGED, accumulate_steps=8, **options),
-        _train(_create_trainer(task=RAGGED)),
-    )
+    whole = _train(_create_trainer(task=RAGGED))
+    split = _train(_create_trainer(task=RAGGED, accumulate_steps=8, **options))
+
+    assert_all_close(split.values, whole.values, atol=1e-6)
 
 
 class _Keras(LinearTask):
@@ -195,7 +199,9 @@ class _Apply(_Keras):
 def test_own_train_steps_may_call_the_optimizer(
     task_type: type[TinyTask], count: int, whole: _TrainingResult
 ) -> None:
-    _assert_equal(_create_trainer(task_type, count, accumulate_steps=2), whole)
+    split = _train(_create_trainer(task_type, count, accumulate_steps=2))
+
+    assert_all_close(split.values, whole.values, atol=1e-6)
 
 
 class _TwoOptimizers(LinearTask):
@@ -243,9 +249,10 @@ class _Compiled(LinearTask):
 
 @pytest.mark.parametrize("task_type", [_TwoOptimizers, _Regularized, _Compiled])
 def test_sums_losses_and_metrics_are_those_of_the_batch(task_type: type[TinyTask]) -> None:
-    _assert_equal(
-        _create_trainer(task_type, accumulate_steps=2), _train(_create_trainer(task_type))
-    )
+    whole = _train(_create_trainer(task_type))
+    split = _train(_create_trainer(task_type, accumulate_steps=2))
+
+    assert_all_close(split.values, whole.values, atol=1e-6)
 
 
 def test_float16_scales_and_skips_whole_batches() -> None:
@@ -308,13 +315,13 @@ class _Alive(LinearTask):
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> Any:
         def count(change: int, value: tf.Tensor) -> tf.Tensor:
-            def note(array: np.ndarray) -> np.ndarray:
+            def record(array: np.ndarray) -> np.ndarray:
                 self.alive.append(self.alive[-1] + change)
                 return array
 
             # Stateful operations would keep their order anyway.
             return tf.ensure_shape(
-                tf.numpy_function(note, [value], value.dtype, stateful=False), value.shape
+                tf.numpy_function(record, [value], value.dtype, stateful=False), value.shape
             )
 
         @tf.custom_gradient
@@ -347,7 +354,8 @@ def test_sums_of_an_interrupted_step_do_not_count(whole: _TrainingResult) -> Non
 
     split.train(tf.constant(STEPS // 2))
 
-    assert_all_close(_read_state(split), whole.state, atol=1e-6)
+    result = [*_read_state(split), split.global_step.numpy()]
+    assert_all_close(result, whole.state, atol=1e-6)
 
 
 def test_gradients_of_a_diverged_step_are_those_of_the_batch() -> None:
@@ -374,16 +382,14 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
             "require_exact_resume": True,
         },
     )
-    results = []
 
-    for from_step in (None, 4):
-        model, _ = launch(config, "train", str(tmp_path), from_step=from_step)
-        results.append([variable.numpy() for variable in model.variables])
+    whole, _ = launch(config, "train", str(tmp_path))
+    weights = [variable.numpy() for variable in whole.variables]
+    resumed, _ = launch(config, "train", str(tmp_path), from_step=4)
 
-    assert all(np.array_equal(value, other) for value, other in zip(*results, strict=True))
-
-    held = tf.train.list_variables(str(tmp_path / "ckpt-8"))
-    assert not [name for name, _ in held if "accumulated" in name]
+    assert_all_close([variable.numpy() for variable in resumed.variables], weights)
+    variables = tf.train.list_variables(str(tmp_path / "ckpt-8"))
+    assert not [name for name, _ in variables if "accumulated" in name]
 
 
 class _OwnStep(Trainer):
