@@ -1,5 +1,4 @@
-"""A process that has imported TensorFlow and forks a child for each run, so that a run starts in
-0.1 s instead of 8.
+"""A process that has imported TensorFlow and forks a child for each run, which starts in 0.1 s.
 
 It is the standard library's fork server. No op may run before the fork: TensorFlow starts its
 threads with the first op, and a child would not have them.
@@ -195,8 +194,10 @@ class ForkServer:
 
 
 def train(*arguments: str) -> None:
-    """Does what `python -m trainer_kit.train ARGUMENTS` does, in this process; raises SystemExit
-    with its exit code.
+    """Does what `python -m trainer_kit.train ARGUMENTS` does, in this process.
+
+    Raises:
+      SystemExit: with the exit code of the command.
     """
     sys.argv = ["trainer_kit.train", *arguments]
     with warnings.catch_warnings():
@@ -216,14 +217,13 @@ def _run(
     if folder is not None:
         os.chdir(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    chosen = train if isinstance(function, str) else function
-    chosen(*arguments)
+    if isinstance(function, str):
+        function = train
+    function(*arguments)
 
 
 def _end_server(context: Any) -> None:
-    """Ends the fork server of this process; multiprocessing sees its end, and starts another for
-    the next child.
-    """
+    """Ends the fork server of this process; multiprocessing starts another for the next child."""
     here, there = context.Pipe(duplex=False)
     child = context.Process(target=_tell_parent, args=(there,))
     child.start()

@@ -170,7 +170,6 @@ def test_every_metric_agrees_with_numpys_to_1e_6(
     metrics = {name: float(value) for name, value in trainer.evaluate(tf.constant(-1)).items()}
 
     expected = compute_with_numpy(*read_digits())
-
     aggregated = {"examples", "names", "margin"} if task_class is EveryMetric else set()
 
     assert set(metrics) == set(expected) - aggregated

@@ -292,7 +292,6 @@ def test_front_door_flags_commands_and_unit_tests_import_little() -> None:
     experiments = [
         file.module for file in read_source_files("experiments") if file.module.count(".") == 1
     ]
-
     unit = [file.module for file in read_source_files("tests/unit")]
 
     assert light
@@ -317,7 +316,6 @@ def test_the_lock_covers_the_package_and_its_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = {*project["dependencies"], *extras["experiments"], *extras["dev"], *extras["docs"]}
-
     lines = [
         *(ROOT / "requirements.in").read_text().split("\n"),
         *(ROOT / "constraints.txt").read_text().split("\n"),
@@ -347,7 +345,6 @@ def test_what_imports_no_tensorflow_is_checked_strictly_by_mypy() -> None:
         for m in section["module"]
         if section.get("warn_return_any")
     }
-
     floors = [f"{house.PACKAGE}.{floor}" for floor in house.LIGHT_FLOORS]
 
     assert [

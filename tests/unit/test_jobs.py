@@ -92,7 +92,6 @@ def test_kubernetes_has_a_rule_for_each_exit_code(jobs: list[dict[str, Any]], nu
     wanted = {
         code: ACTIONS[classify_exit_code(code)[1]] for code in ExitCode if code is not ExitCode.DONE
     }
-
     wanted[ExitCode.MODEL_DIR_IN_USE] = "Count"
 
     assert actions == wanted

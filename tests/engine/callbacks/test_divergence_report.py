@@ -74,7 +74,6 @@ def test_command_repeats_the_run_with_its_flags_elsewhere(
         sys, "argv", [train.__file__, *(flag.format(folder) for flag in dropped.split()), *kept]
     )
     again = f"{folder}/diverged/again"
-
     own = [f"--model_dir={again}", f"--params_override={OVERRIDES}"]
 
     assert _run_commands(format_rerun_command(str(folder), str(folder / "ckpt-10"), 13)) == [
@@ -92,7 +91,6 @@ def test_for_another_program_a_comment_says_how_to_repeat_it(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [str(folder / program), "--experiment=digits"])
     commands = format_rerun_command(str(folder), str(folder / "ckpt-10"), 13)
-
     again = folder / "diverged" / "again"
 
     assert _run_commands(commands) == []
@@ -207,7 +205,6 @@ def test_a_step_that_cannot_run_eagerly_gets_a_warning(caplog: pytest.LogCapture
 def test_examples_that_are_not_finite_are_found_beside_scalars() -> None:
     values = tf.constant([[1.0, 2.0], [float("nan"), 0.0], [float("inf"), 0.0]])
     words = tf.ragged.constant([["a"], [], ["b"]])
-
     batch = {
         "rate": tf.constant(0.5),
         "values": values,

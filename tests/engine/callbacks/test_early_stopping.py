@@ -177,7 +177,6 @@ def test_the_fold_agrees_with_brute_force(
     places = _find_improvements(
         [value for _, value in counted], 1 if comparison == "higher" else -1, delta
     )
-
     last = places[-1] if places else -1
 
     assert progress.evaluations_since_best == len(counted) - 1 - last

@@ -417,7 +417,6 @@ def test_an_example_that_is_not_finite_is_named_and_not_the_rate(
     points = np.concatenate([batch[0] for batch in task.build_inputs(train_data).at(0).take(8)])
     place = int(np.argwhere(np.isnan(points))[0, 0])
     size = train_data.global_batch_size
-
     advice = (
         f"values of example {place % size} in batch {place // size} are not finite: repair the data"
     )

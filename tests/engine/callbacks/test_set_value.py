@@ -75,7 +75,6 @@ def test_functions_count_steps_and_lists_may_count_epochs(tmp_path: Path) -> Non
         steps_per_epoch=4,
     )
     changes = _read_changes(tmp_path)
-
     # The rate of step 0 is set already: 0.5.
     rates = [(step, {"learning_rate": halve_rate(step)}) for step in (4, 8, 12)]
 

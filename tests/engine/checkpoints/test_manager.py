@@ -200,7 +200,6 @@ def test_our_manager_overrides_all_of_tensorflows_manager(tmp_path: Path) -> Non
         for name in (*vars(theirs), *vars(plain))
         if name.startswith("_") and not name.endswith("__")
     }
-
     manager = _Run(tmp_path / "run").manager
 
     assert hidden & {*vars(CheckpointManager), *vars(manager)} == set()

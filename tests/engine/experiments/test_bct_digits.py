@@ -55,7 +55,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_only_the_influence_loss_makes_old_galleries_usable(runs: dict[str, Any]) -> None:
     _, old = runs["old"]
     (_, new) = runs["new"]
-
     (_, alone) = runs["alone"]
 
     assert new["old_retrieval"] == alone["old_retrieval"] == old["retrieval"] > 0.9

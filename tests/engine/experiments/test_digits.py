@@ -35,7 +35,6 @@ def test_the_parts_have_every_image_in_one_of_them(module: Any, shape: tuple[int
     expected = sorted(
         (*row.tolist(), label) for row, label in zip(data.data / 16, data.target, strict=True)
     )
-
     both = zip([*images, *held_out], [*labels, *held_out_labels], strict=True)
 
     assert sorted((*image.ravel().tolist(), label) for image, label in both) == expected

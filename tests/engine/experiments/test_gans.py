@@ -67,7 +67,6 @@ def test_a_short_run_reports_draws_and_keeps_its_best(name: str, tmp_path: Path)
     short = {"train_steps": 8, "steps_per_loop": 4, "summary_interval": 4, "validation_interval": 4}
     config = trainer_kit.get_experiment(name).replace(trainer=short)
     gan, logs = launch(config, "train_and_eval", str(tmp_path))
-
     wanted = {
         "gan_rings": {"modes", "near", "distance"},
         "gan_digits": {"fidelity_distance", "coverage_distance"},

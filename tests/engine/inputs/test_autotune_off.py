@@ -51,7 +51,6 @@ def test_what_the_user_has_set_stays() -> None:
     tuned = tf.data.Options()
     threads = tf.data.Options()
     tuned.autotune.enabled = True
-
     threads.threading.max_intra_op_parallelism = 1
 
     assert (

@@ -39,7 +39,6 @@ def test_annealing_goes_from_the_weights_towards_equal_shares() -> None:
         _create_sampler((1.0, 16.0), type="annealing", annealing=annealing), 12000
     )
     shares = [np.mean(drawn[begin : begin + 4000] == 1) for begin in (0, 4000, 8000)]
-
     last = 16**0.2 / (1 + 16**0.2)  # and it stays
 
     np.testing.assert_allclose(shares, [16 / 17, last, last], atol=0.03)

@@ -158,7 +158,6 @@ def test_keras_fit_trains_with_it() -> None:
     optimizer = create_optimizer(optimization("sgd", 0.2), mixed_precision_dtype="float16")
     model.compile(optimizer, "mse", jit_compile=False)
     x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
-
     losses = model.fit(x, x[:, :1] * 2, epochs=15, shuffle=False, verbose=0).history["loss"]
 
     assert losses[-1] < losses[0] / 4

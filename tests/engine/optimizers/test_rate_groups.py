@@ -161,7 +161,6 @@ def test_decay_of_a_registered_optimizer_has_the_groups_rate(registered_optimize
     grouped = move_variables(config, "encoder", "frozen", "head", "bias")
     half = optimization(registered_optimizer, 0.05)
     full = optimization(registered_optimizer, 0.1)
-
     expected = [*move_variables(half, "encoder"), START, *move_variables(full, "head", "bias")]
 
     for weight, wanted in zip(grouped, expected, strict=True):

@@ -203,7 +203,6 @@ def compute_one_cycle(
 def test_one_cycle_follows_its_formula(case: str, offset: int) -> None:
     schedule: Any = create_learning_rate(build_schedule_config(case, offset=offset))
     steps = (-5, 0, 1, 10, 25, 29, 30, 31, 50, 75, 99, 100, 101, 10**6)
-
     expected = [compute_one_cycle(step, **CYCLES[case]) for step in steps]  # type: ignore[arg-type]
 
     np.testing.assert_allclose(

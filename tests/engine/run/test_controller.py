@@ -141,7 +141,6 @@ def test_the_time_account_splits_steps_input_and_evaluations(tmp_path: Path) -> 
     controller, _ = _create_controller(tmp_path, counter, times=times, **actions)
     controller.train_and_evaluate(train_steps=12, eval_interval=6)
     account = controller.times.build_account()
-
     spent = {name: seconds for name, seconds in account.seconds.items() if seconds}
 
     assert spent == {"start": 3, "input": 3, "step": 9, "callbacks/actions": 3, "evaluation": 20}

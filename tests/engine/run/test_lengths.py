@@ -132,7 +132,6 @@ def test_two_epochs_are_the_same_bits_as_their_steps(tmp_path: Path) -> None:
     in_steps, _ = launch(
         _build_cosine_config(21, 21), "train", str(tmp_path / "steps"), trainer=ready.again()
     )
-
     pairs = zip(in_epochs.variables, in_steps.variables, strict=True)
 
     assert all(np.array_equal(variable.numpy(), other.numpy()) for variable, other in pairs)

@@ -97,7 +97,6 @@ def test_a_loss_is_undivided_in_its_context_only() -> None:
         return [undivided, loss(zeros, zeros + 2)]
 
     strategy = replicas(2)
-
     undivided, divided = map(strategy.experimental_local_results, strategy.run(tf.function(losses)))
 
     assert [float(loss) for loss in undivided] == [4, 4]

@@ -190,7 +190,6 @@ def test_a_train_only_run_of_an_unbuilt_model_is_loaded(
     model, _ = trainer_kit.run_experiment(
         None, task, "train", config, str(tmp_path), experiment=name
     )
-
     points = tiny_arrays(False)[0]
 
     np.testing.assert_array_equal(trainer_kit.load_model(tmp_path, "latest")(points), model(points))

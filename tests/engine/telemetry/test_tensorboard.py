@@ -278,7 +278,6 @@ def test_a_run_that_was_resumed_again_and_again_is_one_curve(tmp_path: Path) -> 
         start_session(tmp_path, *arguments) for arguments in ((0, 7, 1.0), (4, 9, 2.0), (6, 8, 3.0))
     ]
     train = [*((step, 1.0) for step in range(1, 5)), (5, 2.0), (6, 2.0), (7, 3.0), (8, 3.0)]
-
     validation = [(2, 1.0), (4, 1.0), (6, 2.0), (8, 3.0)]
 
     assert read_curves(tmp_path) == {

@@ -232,7 +232,6 @@ def test_reports_say_which_weights_a_metric_is_of(run: Path) -> None:
     records = json_lines(run / "evals/validation.jsonl")
     last = {record["dataset"]: record["metrics"] for record in records if record["step"] == 40}
     recorded = flatten_scalars({name: metrics[name] for name, metrics in last.items()}, "|")
-
     best = {name: value for name, value in flat.items() if "best_" in name}
 
     assert best == {"rare|weights|best_validation_loss": flat["rare|weights|validation_loss"]}
@@ -377,7 +376,6 @@ def test_an_average_that_is_added_begins_at_the_weights(tmp_path: Path) -> None:
     launch(config, "train", str(tmp_path), allow_config_change=[path])
     saved = {step: _read_variables(tmp_path / f"ckpt-{step}") for step in (10, 20)}
     section = "more_averages/fast/"
-
     begun = {
         name.replace(section, "model/"): value
         for name, value in saved[20].items()

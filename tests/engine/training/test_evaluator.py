@@ -83,7 +83,6 @@ def test_average_is_in_place_from_eval_begin_to_eval_end() -> None:
     weights = _read_values(trainer)
     trainer.evaluate(2)
     average = trainer.notes[1][1]
-
     later = [
         ("begun", average),
         ("step", average),

@@ -85,7 +85,6 @@ def test_a_part_of_a_layer_is_frozen_alone() -> None:
     before = trainer.model.get_weights()
     trainer.train(tf.constant(5))
     kept = _are_equal(before, trainer.model.get_weights(), slice(None))
-
     frozen = [
         variable.name for variable, same in zip(trainer.model.weights, kept, strict=True) if same
     ]
@@ -177,7 +176,6 @@ def test_a_resume_with_another_freeze_says_what_it_means(tmp_path: Path) -> None
         other, "train", folder, allow_config_change=["trainer.freeze"], allow_partial_restore=True
     )
     before, after = (TensorFlowFile(f"{folder}/ckpt-{step}") for step in (10, 20))
-
     names = ("model/sequential/dense/kernel", "model/sequential/dense_1/kernel")
 
     assert [
@@ -196,7 +194,6 @@ def test_averages_of_variables_trained_again_begin_at_them(tmp_path: Path) -> No
     restore(new.checkpoint, path, strict=True, allow_partial=True)
     new.after_restore(path)
     state = new.state.checkpoint
-
     kernel = old.model.get_weights()[0]
 
     for averages in (state.average, state.more_averages["fast"]):

@@ -81,7 +81,6 @@ def test_each_has_slots_for_its_own_variables_only(task_type: type[TinyTask]) ->
     trainer = _create_trainer(
         {"head": {**ADAM, **patterns[0]}, "rest": {**ADAM, **patterns[1]}}, task_type
     )
-
     shapes = {
         name: [tuple(v.shape) for v in optimizer.variables if len(v.shape)]
         for name, optimizer in trainer.optimizer.items()
@@ -190,7 +189,6 @@ def test_checkpoints_with_averages_of_a_part_are_loaded(tmp_path: Path) -> None:
     trainer = _create_trainer(sections, count=2)
     trainer.train(tf.constant(5))
     path = trainer.checkpoint.write(str(tmp_path / "ckpt-5"))
-
     model = _create_trainer({}).model
 
     for name in ("average", "fast"):
@@ -208,7 +206,6 @@ def test_averages_have_the_keys_of_one_average_of_all() -> None:
     )
     part = _create_trainer({"head": {**averaged, **last}, "rest": {**SGD, **REST}}, TwoLayers)
     whole = _create_trainer({"all": {**averaged, **REST}}, TwoLayers)
-
     keys = [list(member.checkpoint.average) for member in (several, part, whole)]
 
     assert keys[0] == keys[2]

@@ -220,7 +220,6 @@ def _compute_expected(trainer: Trainer, examples: int | None = None) -> dict[str
 def test_metrics_do_not_count_past_the_end_of_static_batches() -> None:
     config = linear_experiment().replace(task={"validation_data": {"global_batch_size": 103}})
     trainer = _create_trainer(config, _AggregatingTask)
-
     expected = np.float32(_compute_expected(trainer)["accuracy"])
 
     assert {trainer.evaluate(tf.constant(-1))["accuracy"] for _ in range(20)} == {expected}

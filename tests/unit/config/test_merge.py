@@ -247,7 +247,6 @@ def test_a_layer_can_break_a_rule_that_a_later_one_mends(default: ExperimentConf
 def test_a_menu_of_branches_with_a_chosen_one_is_fine(default: ExperimentConfig) -> None:
     menu = nested(OPTIMIZER, {"adam": {"beta_1": 0.8}, "sgd": {"momentum": 0.9}, "type": "adam"})
     chosen = layered(default, menu, nested(f"{OPTIMIZER}.type", "sgd"))
-
     optimizer = chosen.config.trainer.optimizer_config.optimizer
 
     assert optimizer.type == "sgd"
@@ -267,7 +266,6 @@ def test_a_branch_that_nobody_chose_is_reported(default: ExperimentConfig) -> No
 def test_named_validation_sets_start_as_the_single_set(default: ExperimentConfig) -> None:
     first = nested(SETS, {"dev": {"global_batch_size": 7}, "test": {}})
     two = layered(default, first, nested(f"{SETS}.dev.shuffle_buffer_size", 3))
-
     single = default.task.validation_data
 
     assert isinstance(single, DataConfig)
@@ -289,7 +287,6 @@ def test_a_mistake_in_a_named_set_has_the_sets_name(default: ExperimentConfig) -
     two = layered(default, nested(SETS, {"dev": {}, "test": {}})).config
     wrong = {"dev": {"global_batchsize": 5}, "tst": None, "global_batch_size": 5}
     mistakes = refused(layered, two, nested(SETS, wrong))
-
     names = ("dev.global_batchsize", "tst", "global_batch_size")
 
     assert mistakes.keys() == {f"{SETS}.{name}" for name in names}

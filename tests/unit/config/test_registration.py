@@ -83,7 +83,6 @@ def test_gin_binds_a_registered_optimizer_by_its_config_class(name: str) -> None
         "LookaheadConfig.sync_period = 2",
         "LrConfig.type = 'flat'",
     )
-
     config = resolve_config(name, ConfigSources(gin_params=bindings)).config
 
     assert config.trainer.optimizer_config.optimizer.get() == LookaheadConfig(sync_period=2)
@@ -146,7 +145,6 @@ def test_metrics_are_a_list_of_registered_ones_and_keras_own() -> None:
         "trainer.metrics=[{type: f1, f1: {sync_period: 4}}, {type: keras, keras: {metric: AUC}}]"
     )
     config = overridden(metrics, ExperimentConfig())
-
     first, second = config.trainer.metrics
 
     assert first.get() == LookaheadConfig(sync_period=4)

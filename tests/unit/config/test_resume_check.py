@@ -160,7 +160,6 @@ def test_another_choice_is_one_change(
         if section == "learning_rate"
         else {}
     )
-
     changed = layered(default, nested(path, {**new, **cosine})).config
 
     assert compare_configs(default.as_dict(), changed) == [

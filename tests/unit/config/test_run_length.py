@@ -36,7 +36,6 @@ def test_epochs_and_shares_become_whole_steps_everywhere() -> None:
         },
         task={"validation_data": {"dev": {}, "test": {}}},
     )
-
     trainer = replace_durations(written, EPOCH).trainer
 
     assert trainer.train_steps == 21
@@ -60,7 +59,6 @@ def test_schedules_of_a_slow_optimizer_count_its_updates() -> None:
         "period": 3,
     }
     written = ExperimentConfig(trainer={"train_steps": 20, "optimizers": {"slow": slow}})
-
     resolved = replace_durations(written, None).trainer.optimizers["slow"]
 
     assert resolved.learning_rate.get().decay_steps == 20 // 3
@@ -99,7 +97,6 @@ def test_intervals_longer_than_the_run_give_one_warning() -> None:
         summary_interval=2000,
         early_stopping=early,
     )
-
     names = (
         "trainer.checkpoint_interval and trainer.summary_interval and"
         " trainer.early_stopping.patience"

@@ -74,7 +74,6 @@ def test_all_come_in_order_and_are_pinned_before_they_are_read(tmp_path: Path) -
 def test_what_is_on_record_does_not_come_again(tmp_path: Path) -> None:
     _save(tmp_path, 10, 20, 30)
     run = Run()
-
     run.on_record = {10, 20}
 
     assert list(_follow(tmp_path, run)) == [30]

@@ -91,7 +91,6 @@ def test_a_configs_command_applies_it_to_its_experiment(path: Path) -> None:
 def test_the_learning_rate_ends_with_the_training(path: Path) -> None:
     trainer = _resolve_flags(_find_commands(_read_comment(path))[0]).config.trainer
     sections = trainer.optimizers.values() or [trainer.optimizer_config]
-
     schedules = [section.learning_rate.get() for section in sections]
 
     assert all(

@@ -122,7 +122,6 @@ def test_a_supervised_run_gets_the_flags_without_max_restarts(tmp_path: Path) ->
 
     arguments = format_attempt_flags(values)
     again = parse_flags(["train", *arguments])
-
     changed = {name for name in define_flags() if again[name].value != values[name].value}
 
     assert changed == {"max_restarts"}
@@ -144,7 +143,6 @@ def test_every_flag_reaches_the_run_under_a_supervisor() -> None:
     flags = define_flags()
     once_or_never = {"max_restarts", "from_step", "h"}  # h is help
     names = set(flags) - once_or_never
-
     flags_given = [f"--{name}" if flags[name].boolean else f"--{name}=1" for name in names]
 
     assert sorted(format_attempt_flags(parse_flags(["train", *flags_given]))) == sorted(flags_given)

@@ -180,7 +180,6 @@ def test_runs_refuse_parameter_servers(
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": cluster, "task": {"type": "chief", "index": 0}}
     )
-
     mistakes = [
         str(mistake) for mistake in find_parameter_server_mistakes(RuntimeConfig(**runtime))
     ]  # type: ignore[arg-type]

@@ -13,7 +13,6 @@ from scripts.benchmarks.results import CONTROL, Section
 def test_a_section_has_its_references_and_a_control(section: Section) -> None:
     rows = {contender.name: contender for contender in section.contenders}
     references = {section.get_reference(contender) for contender in section.contenders}
-
     goals = {name for contender in section.contenders for name in contender.goals}
 
     assert len(rows) == len(section.contenders)

@@ -114,7 +114,6 @@ def test_each_value_is_in_the_file_once_and_under_our_name(tmp_path: Path, kind:
     model = MODELS[kind]()
     named = create_training_checkpoint(global_step=step, model=model).write(str(tmp_path / "named"))
     both = create_weights_checkpoint(global_step=step, model=model).write(str(tmp_path / "both"))
-
     more = {"model/untracked": ()} if kind == "subclassed" else {}
 
     assert CheckpointGraph(both).shapes_by_name() == {

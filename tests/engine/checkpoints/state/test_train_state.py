@@ -228,7 +228,6 @@ def test_infinities_do_not_cancel_and_integers_do_not_count() -> None:
 
     step = tf.Variable(0, dtype=tf.int64)
     model = tf.Module()
-
     model.count = tf.Variable(2**40, dtype=tf.int64)
 
     assert TrainState(step, model, None, None, _Task(), seed=0).all_finite()

@@ -148,7 +148,6 @@ def test_a_damaged_info_is_written_again_with_a_warning(
     best = BestWeightsExporter(str(tmp_path), "accuracy")
     best.resume(2, [{"step": 2, "metrics": {"accuracy": 0.9, "validation_loss": 1.0}}])
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-
     silent = ["missing", "weights that are missing", *(["of Model Garden"] if recorded else [])]
 
     assert [str(info) in warning for warning in warnings] == [True] * (kind not in silent)

@@ -179,7 +179,6 @@ def test_a_run_that_dies_at_any_write_and_goes_on_keeps_the_same(
 
     files.on_write_point = None
     died_at = run.at
-
     info = json.loads((tmp_path / "info.json").read_text())  # tells of weights that exist
 
     assert (read_commit_record(str(tmp_path / info["checkpoint"])) or {})["info"] == info

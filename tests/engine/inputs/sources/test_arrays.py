@@ -140,7 +140,6 @@ def test_mirrored_replicas_get_the_ragged_end_and_empty_batches() -> None:
     strategy = replicas(4)
     source = _create_source(validation_data(), 5)
     dataset = strategy.distribute_datasets_from_function(lambda context: source.at(0, context))
-
     shares = [
         [part.numpy().tolist() for part in strategy.experimental_local_results(step)]
         for step in dataset
@@ -340,7 +339,6 @@ def test_the_identity_of_arrays_tells_which_one_has_changed() -> None:
 def test_the_identity_of_a_large_array_reads_a_sample() -> None:
     large = np.zeros(2**25, np.uint8)  # 32 MiB, of which every second byte is read
     identity = compute_array_identity(large)
-
     large[7] = 1
 
     assert compute_array_identity(large) == identity

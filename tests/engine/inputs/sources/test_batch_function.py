@@ -198,7 +198,6 @@ def test_seeds_are_the_same_on_four_replicas_of_two_workers(params: DataConfig) 
     contexts = [input_context(4, 2, pipeline) for pipeline in range(2)]
     source = _create_source(_return_with_seed, params)
     joined = [_read_seeds(source, 8, 1, context) for context in contexts]
-
     seeds = sorted(itertools.chain(*itertools.chain(*joined)))
 
     assert seeds == sorted(itertools.chain(*_read_seeds(source, 4, 1)))

@@ -52,7 +52,6 @@ def test_replicas_share_the_batches() -> None:
     context = input_context(2)
     cut = FirstBatches(_create_source(global_batch_size=4), BATCHES, True)
     read = [batch for share in read_batches(cut.at(1, context), 4 * BATCHES) for batch in share]
-
     whole = [batch for share in read_batches(cut.at(1), 2 * BATCHES) for batch in share]
 
     assert read == whole

@@ -95,7 +95,6 @@ def test_all_replicas_of_a_step_train_the_same_task() -> None:
     elements = _read_elements(
         combine_task_data(_create_sources(), SAMPLER, context).at(5, context), 12
     )
-
     numbers = [int(number) for number, _ in elements]
 
     assert (

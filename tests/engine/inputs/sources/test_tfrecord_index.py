@@ -133,7 +133,6 @@ def test_every_form_of_pattern_gives_sorted_files(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     base = str(tmp_path)
     names = ["a-1", "a-2", "b-1"]
-
     expected = [f"{base}/{name}" for name in names]
 
     assert find_matching_files(f"{base}/?-*") == expected

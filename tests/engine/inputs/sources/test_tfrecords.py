@@ -80,7 +80,6 @@ def test_replicas_together_get_the_batches_of_one(pattern: str, training: bool) 
     read = [
         read_batches(source.at(1, input_context(4, 2, pipeline)), 8 * 2) for pipeline in range(2)
     ]
-
     joined = [
         list(itertools.chain(*(part for share in read for part in share[k : k + 2])))
         for k in range(0, len(read[0]), 2)

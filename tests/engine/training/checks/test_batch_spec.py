@@ -60,7 +60,6 @@ def _build_config(**trainer: Any) -> ExperimentConfig:
 def test_an_unbuilt_model_is_built_trained_and_resumed(make: Any, tmp_path: Any) -> None:
     config = _build_config(checkpoint_interval=2)
     model, _ = run_experiment(None, _create_task(make), "train", config, str(tmp_path))
-
     trained = [variable.numpy() for variable in model.variables]
 
     assert trained

@@ -231,7 +231,6 @@ def test_a_read_that_failed_ahead_of_a_save_is_done_again(
 
     config = linear_experiment(fuse_steps=5)
     path = tmp_path / "there"
-
     folder = tmp_path / "failed"
 
     for _ in range(2):  # also when it still cannot be read

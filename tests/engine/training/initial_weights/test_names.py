@@ -89,7 +89,6 @@ def test_runs_are_compared_by_these_numbers(run: Path, tmp_path: Path) -> None:
     ours, theirs = common_names(
         open_weights(str(run / "ckpt-10")), open_weights(str(tmp_path / "ckpt-5"))
     )
-
     kernels = {
         name
         for name in ours.keys() & theirs.keys()

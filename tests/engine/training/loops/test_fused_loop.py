@@ -35,7 +35,6 @@ def test_loops_of_any_length_use_each_batch_once_in_order() -> None:
     stack = BatchStack()
     loop = _create_loop(counter, stack)
     iterator = iter(stack_batches(tf.data.Dataset.range(105).batch(5, drop_remainder=True), 4))
-
     done = [loop(iterator, tf.constant(steps)) for steps in (6, 1, 9, 5)]
 
     assert [steps for steps, _ in done] == [6, 1, 9, 5]

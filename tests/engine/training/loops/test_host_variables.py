@@ -29,7 +29,6 @@ def test_no_loop_waits_for_a_gpu_to_learn_whether_it_goes_on(kind: Any) -> None:
     (condition,) = [
         function for function in graph.library.function if function.signature.name in conditions
     ]
-
     decided = [node for node in condition.node_def if node.op.startswith("Logical")]
 
     assert decided

@@ -24,7 +24,6 @@ def test_writes_wait_for_the_batch_and_reads_do_not() -> None:
     iterator = iter(tf.data.Dataset.from_tensor_slices([1.0, 2.0]))
     graph = step.get_concrete_function(iterator).graph
     batch = next(op for op in graph.get_operations() if op.type == "IteratorGetNext")
-
     waiting = {op.type for op in graph.get_operations() if batch in op.control_inputs}
 
     assert waiting == {"AssignAddVariableOp"}

@@ -89,7 +89,6 @@ def test_the_first_call_of_a_fused_loop_is_a_program() -> None:
 def test_a_loop_that_stops_before_a_step_gets_no_further_call() -> None:
     loop = _Loop(stop=4)
     parts = SegmentedLoop(loop.global_step)
-
     parts.hooks = hooks = _Hooks()
 
     assert parts.run(loop, iter(range(100)), 10, True) == 4

@@ -61,7 +61,6 @@ def test_another_kind_of_iterator_gets_a_graph_of_its_own() -> None:
     loop = LoopFunction(lambda iterator: next(iterator)[0][0], "the training loop")
     dataset = tf.data.Dataset.range(8).map(lambda x: (x, 1.0)).batch(2, drop_remainder=True)
     spread = tf.distribute.OneDeviceStrategy("CPU:0").experimental_distribute_dataset(dataset)
-
     iterators = [iter(data) for data in (dataset, spread, dataset)]
 
     assert iterators[0].element_spec == iterators[1].element_spec

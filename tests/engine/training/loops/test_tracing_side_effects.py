@@ -67,7 +67,6 @@ def test_unchanged_and_nested_objects_are_not_restored() -> None:
     item = _Object()
     kept = AttributeSnapshot([item])
     item.other.count = 1
-
     item.count = 0
 
     assert kept.restore() == []

@@ -92,7 +92,6 @@ def test_a_joint_step_follows_the_weighted_sum_of_losses(
     for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
         variable.assign_sub(0.1 * gradient)
     logs = train_once("joint").first_logs
-
     weights = train_once("joint").first
 
     for name, part in model.sub_tasks.items():
@@ -113,7 +112,6 @@ def test_an_interleaved_step_changes_only_the_drawn_task(
     logs = train_once("interleaving").first_logs
     other = "small" if drawn == "large" else "large"
     before = model_of_task(trainer.model, other).get_weights()
-
     after = train_once("interleaving").first[other]
 
     assert all((value == old).all() for value, old in zip(after[2:], before[2:], strict=True))

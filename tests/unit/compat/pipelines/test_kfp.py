@@ -125,7 +125,6 @@ def test_a_local_table_is_taken_into_the_file(
         (table["storage"], table["source"], table["header"])
         for table in _read_outputs(tmp_path)["outputs"]
     ]
-
     columns = ["a", "b"]
 
     assert tables == [

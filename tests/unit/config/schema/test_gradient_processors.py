@@ -66,7 +66,6 @@ def test_a_registered_processor_has_patterns_too(monkeypatch: pytest.MonkeyPatch
 
     register_gradient_processor("sign")(lambda config: None)
     config = _set_processors("[{type: sign, variables: [kernel]}]")
-
     (sign,) = config.trainer.optimizer_config.gradient_processors
 
     assert sign.type == "sign"

@@ -52,7 +52,6 @@ def test_all_averages_are_evaluated_alike_and_on_the_same_data() -> None:
         "variables": ("a",),
     }
     both = ("average", "weights")
-
     groups = {"a": {**section, "ema": {"evaluate": both}}, "b": {**section, "ema": {}}}
 
     assert wrong_fields(TrainerConfig, {"optimizers": groups}) == ["optimizers.b.ema.evaluate"]

@@ -20,7 +20,6 @@ def test_rate_groups_are_set_in_text_and_survive_a_round_trip() -> None:
     decay = "{decay: 0.9, layers: [embedding, block]}"
     section = f"{{learning_rate_multipliers: {multipliers}, layer_decay: {decay}}}"
     config = overridden(f"trainer.optimizer_config={section}")
-
     options = config.trainer.optimizer_config
 
     assert options.learning_rate_multipliers == (

@@ -116,7 +116,6 @@ def test_origins_of_gin_are_the_line_or_the_flag(experiment: str, tmp_path: Path
     path = tmp_path / "conf.gin"
     path.write_text("\nTrainerConfig:\n  train_steps = 5\n  max_to_keep = 2\nDataConfig.seed = 1\n")
     sources = ConfigSources(gin_files=(str(path),), gin_params=("TrainerConfig.max_to_keep = 3",))
-
     origins = resolve_config(experiment, sources).origins
 
     assert origins["trainer.train_steps"] == f"{path}:3"
