@@ -1,5 +1,4 @@
-"""What tests build before they act: configs, data, records, strategies, reports and the folders of
-runs.
+"""What tests build before they act: configs, registries, data, strategies, reports, processes.
 
 TensorFlow is imported inside the functions that need it: tests/unit uses the others, and works
 without TensorFlow. `tests/engine/linear_task.py` has the small task and its experiment.
@@ -194,9 +193,7 @@ def report(step: int = 1, kind: str = "train", **values: Any) -> Report:
 
 
 def curve(path: Path, name: str, kind: str | None = None) -> list[tuple[int, float]]:
-    """Returns (step, value) of a metric, or of a rate such as steps_per_second, in each report of a
-    history.
-    """
+    """Returns (step, value) of a metric or a rate in each report of a history."""
     named = [(record, {**record, **record["metrics"]}) for record in read_active_history(path)]
     return [
         (record["step"], values[name])

@@ -183,7 +183,6 @@ def test_an_example_that_is_left_out_shows() -> None:
     images, labels = read_digits()
 
     expected = compute_with_numpy(images, labels)
-
     metrics = compute_with_numpy(images[:-1], labels[:-1])
 
     assert all(abs(metrics[name] - expected[name]) > TOLERANCE for name in expected)

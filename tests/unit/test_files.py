@@ -276,6 +276,7 @@ def test_an_appended_record_and_the_names_in_a_folder_are_kept(
     tmp_path: Path, syncs: list[tuple[str, bytes | None]]
 ) -> None:
     files.append_json_line(tmp_path / "a.jsonl", {"step": 1})
+
     files.flush_folder(tmp_path)
 
     assert syncs == [("a.jsonl", b'{"step": 1}\n'), (tmp_path.name, None)]

@@ -375,6 +375,7 @@ def test_what_a_dead_process_left_is_removed_without_a_word(
         (folder / name).write_text("mine")
 
     (folder / "ckpt-5_temp.d").mkdir()
+
     LEFT[kind](folder)
 
     assert SmallRun(folder).start == 3
@@ -417,6 +418,7 @@ def test_rotation_counts_what_an_earlier_version_marked(folder: Path) -> None:
 def test_a_heartbeat_that_this_process_is_writing_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / f".heartbeat.json.{os.getpid()}.tmp").touch()
     (tmp_path / f".heartbeat.json.{os.getpid() + 1}.tmp").touch()
+
     finish_interrupted_saves(str(tmp_path))
 
     assert names(tmp_path) == [f".heartbeat.json.{os.getpid()}.tmp"]

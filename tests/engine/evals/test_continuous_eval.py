@@ -94,6 +94,7 @@ def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(run: Path) -> Non
     (run / "params.yaml").write_text(
         (run / "params.yaml").read_text().replace("train_steps: 40", "train_steps: 60")
     )
+
     _run(run, "continuous_eval", _CONFIG, eval_actions=[train_on])
 
     assert list(complete_checkpoints(str(run))) == [10, 20, 30, 40, 50, 60]

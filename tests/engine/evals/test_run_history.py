@@ -199,6 +199,7 @@ def test_a_checkpoint_that_records_nothing_gives_no_alarm(
 ) -> None:
     files.write_json(str(tmp_path / "ckpt-30") + RECORD_SUFFIX, {"files": {}, "recorded": recorded})
     (Path(setup.history.path)).unlink()
+
     setup.run_history.begin(30, is_new=False)
 
     assert "has lost" not in caplog.text
@@ -208,6 +209,7 @@ def test_a_ledger_cut_during_a_run_is_reported_once(
     setup: _Setup, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "evals.jsonl").write_text("")
+
     setup.evaluate((40, 0.6), (50, 0.6))
 
     assert [record.getMessage().partition(" during the run: ")[2] for record in caplog.records] == [

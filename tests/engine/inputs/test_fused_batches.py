@@ -77,7 +77,6 @@ def test_a_source_gives_the_same_batches_as_one_by_one(position: Position) -> No
         (np.arange(10), np.arange(20.0).reshape(10, 2)), PARAMS, transform=lambda pair: pair
     )
     at_once = build_stacked_dataset_at(source, position, 3)
-
     one_by_one = build_stacked_dataset_at(transformed, position, 3)
 
     assert at_once.element_spec == one_by_one.element_spec

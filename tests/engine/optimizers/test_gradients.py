@@ -52,7 +52,6 @@ def test_sparse_gradients_are_clipped_like_dense_ones(bounds: dict[str, float]) 
         tf.constant([[3.0, 0.0], [0.0, 4.0]]), tf.constant([5, 1]), tf.constant([6, 2])
     )
     (clipped,) = clip([sparse], Clipping(**bounds))
-
     (dense,) = clip([tf.convert_to_tensor(sparse)], Clipping(**bounds))
 
     assert isinstance(clipped, tf.IndexedSlices)

@@ -82,7 +82,6 @@ class Module(tf.Module):
 def test_the_config_chooses_trainable_or_all_floating_variables() -> None:
     model = keras.Sequential([build_keras_model(), keras.layers.Dropout(0.5)])
     trainable = select_averaged_variables(model, EMAConfig())
-
     everything = select_averaged_variables(model, EMAConfig(trainable_weights_only=False))
 
     assert len(trainable) == 6
@@ -213,14 +212,15 @@ def test_statistics_of_several_replicas_are_averaged() -> None:
 def test_one_of_several_averages_is_reset_or_swapped_alone() -> None:
     weights = keras.Variable([1.0], name="w")
     average = MovingAverage([weights], EMAConfig(more_decays={"fast": 0.5}))
-
     weights.assign([5.0])
+
     average.reset(["fast"])
 
     assert average.variables["w"].numpy() == 1.0
     assert average.more_variables["fast"]["w"].numpy() == 5.0
 
     weights.assign([7.0])
+
     average.swap("fast")
 
     assert average.active_average == "fast"
@@ -235,8 +235,8 @@ def test_one_of_several_averages_is_reset_or_swapped_alone() -> None:
 def test_a_new_run_averages_from_the_loaded_weights() -> None:
     weights = keras.Variable(1.0, name="w")
     average = MovingAverage([weights], EMAConfig())
-
     weights.assign(5.0)  # by task.initialize
+
     average.initialize()
 
     assert float(average.variables["w"].numpy()) == 5.0

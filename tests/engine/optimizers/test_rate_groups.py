@@ -178,6 +178,7 @@ def test_patterns_that_count_for_nothing_are_named(caplog: pytest.LogCaptureFixt
     ]
 
     caplog.clear()
+
     RateGroups(layers=(("embeding", 0.1),)).warn_about_unused_patterns(PATHS)
 
     assert caplog.messages == [

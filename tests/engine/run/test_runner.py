@@ -181,7 +181,6 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
 ) -> None:
     config = _TRAINED.replace(trainer={"train_steps": 30})
     straight, _ = _run(tmp_path / "straight", config=config, trainer=of_trained.again())
-
     resumed, _ = _run(trained_run, config=config)
 
     assert_all_close(_read_weights(resumed), _read_weights(straight))
@@ -845,7 +844,6 @@ def test_one_replica_evaluates_a_checkpoint_of_several_equally(
 ) -> None:
     config = linear_experiment().replace(runtime={"virtual_cpus": 2})
     _, several = _run(tmp_path, "train_and_eval", config)
-
     _, on_one_replica = _run(tmp_path, "eval", trainer=linear.again())
 
     assert on_one_replica == pytest.approx(several, abs=1e-6)

@@ -172,7 +172,6 @@ def test_one_replica_or_ragged_batches_keep_every_batch() -> None:
         tf.data.Dataset.range(EXAMPLES).batch(4, drop_remainder=drop) for drop in (True, False)
     )
     several = input_context(4, 2)
-
     one_each = input_context(2, 2)
 
     assert drop_partial_steps(full, None) is full

@@ -31,6 +31,7 @@ def test_keras_draws_from_the_generator_that_was_set() -> None:
     assert mine.state.numpy().tolist() != before
 
     keras.utils.set_random_seed(1)
+
     keras.random.uniform(())
 
     assert isinstance(internals.get_global_seed_generator(), keras.random.SeedGenerator)
@@ -54,6 +55,7 @@ def test_a_missing_seed_generator_is_warned_about(
 
 def test_each_model_has_the_layer_numbers_of_the_first() -> None:
     keras.utils.clear_session()
+
     keras.layers.Dense(1)  # such as one that a task has made before
 
     for _ in range(2):

@@ -85,7 +85,6 @@ def test_only_what_a_step_may_set_apart_is_own_to_each_replica() -> None:
     strategy = replicas(2)
     alone = tf.distribute.OneDeviceStrategy("CPU:0")
     weight = create_variable(strategy, trainable=True)
-
     average = create_variable(strategy)
 
     assert [

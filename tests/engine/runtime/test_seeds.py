@@ -48,7 +48,6 @@ def run(library: ModuleType, seed: int) -> str:
 def test_two_runs_with_one_seed_have_equal_weights(library: ModuleType) -> None:
     first = run(library, 7)
     second = run(library, 7)
-
     other = run(library, 8)
 
     assert first == second

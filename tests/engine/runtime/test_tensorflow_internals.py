@@ -150,6 +150,7 @@ def test_a_failed_save_is_reported_once_and_a_later_one_succeeds(
     assert internals.stop_async_saver(checkpoint) is None
 
     checkpoint.write(str(tmp_path / "ckpt-2"), tf.train.CheckpointOptions(enable_async=True))
+
     checkpoint.sync()
 
     assert (tmp_path / "ckpt-2.index").exists()
@@ -166,6 +167,7 @@ def test_the_next_save_restarts_the_thread_of_saves(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
     checkpoint.write(str(tmp_path / "ckpt-2"), tf.train.CheckpointOptions(enable_async=True))
+
     checkpoint.sync()
 
     assert (tmp_path / "ckpt-2.index").exists()

@@ -75,8 +75,8 @@ def test_the_curves_are_those_that_orbits_manager_writes(tmp_path: Path) -> None
     theirs.write_summaries(values)
     theirs.flush()
     ours = SummaryManager(str(tmp_path / "ours"))
-
     ours.write_summaries(values, step=7)
+
     ours.flush()
 
     assert read_curves(tmp_path / "ours") == read_curves(tmp_path / "theirs") != {}
@@ -176,9 +176,9 @@ def test_reports_go_to_their_folder_with_their_rates(tmp_path: Path) -> None:
     writer = TensorBoardWriter(
         SummaryManager(str(tmp_path / "train")), SummaryManager(str(tmp_path / "validation"))
     )
-
     writer.write(report(10, loss=1.0, steps_per_second=5.0, examples_per_second=160.0))
     writer.write(report(10, "validation", acc=0.5, set={"acc": 0.25}))
+
     writer.close()
 
     assert read_curves(tmp_path) == {

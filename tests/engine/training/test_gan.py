@@ -209,7 +209,6 @@ def test_losses_are_those_of_the_papers(
 ) -> None:
     task = Points(tk.GanConfig(loss=loss))
     real = tf.constant([2.0, -1.0])
-
     fake = tf.constant([0.5, -3.0])
 
     assert float(task.discriminator_loss(real, fake)) == pytest.approx(of_discriminator, abs=1e-5)

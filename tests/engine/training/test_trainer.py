@@ -85,7 +85,6 @@ def test_the_constructor_takes_model_gardens_arguments() -> None:
 def test_a_loop_trains_counts_and_reports_until_it_is_stopped() -> None:
     trainer = _create_trainer()
     first = trainer.train(tf.constant(5))
-
     second = trainer.train(tf.constant(50))
 
     assert trainer.loop_steps == 50

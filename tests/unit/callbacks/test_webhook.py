@@ -201,6 +201,7 @@ def test_the_address_may_be_in_the_environment(
         webhook.run_finished(_run(tmp_path), RECORD)
 
     monkeypatch.setenv("MY_WEBHOOK", server.url)
+
     webhook.run_begin(_run(tmp_path))
     webhook.run_finished(_run(tmp_path), RECORD)
 

@@ -103,6 +103,7 @@ def test_the_first_part_of_a_name_is_a_module_or_package_here(
     write: Write, name: str, place: str, full: str
 ) -> None:
     write(place.format(name), full.format(name), steps=3)
+
     discovery.import_experiment(full.format(name))
 
     assert _read_steps(full.format(name)) == 3
@@ -120,6 +121,7 @@ def test_a_module_can_be_named_by_its_file_or_its_dotted_name(
     here: Path, write: Write, name: str, path: str, module: str
 ) -> None:
     write(path.format(name), f"{name}/registered", steps=3)
+
     discovery.import_experiment(f"{name}/registered", [module.format(name, here=here)])
 
     assert _read_steps(f"{name}/registered") == 3
@@ -127,6 +129,7 @@ def test_a_module_can_be_named_by_its_file_or_its_dotted_name(
 
 def test_a_file_may_be_named_twice_and_is_imported_once(write: Write, name: str) -> None:
     write(f"{name}.py", name)
+
     discovery.import_user_module(f"{name}.py")
     discovery.import_user_module(f"./{name}.py")
     discovery.import_user_module(name)
@@ -137,6 +140,7 @@ def test_a_file_may_be_named_twice_and_is_imported_once(write: Write, name: str)
 def test_a_named_module_comes_before_the_working_directory(write: Write, name: str) -> None:
     write(f"experiments/{name}.py", name, steps=2)  # importing it too would be an error
     write(f"{name}_mine.py", name, steps=1)
+
     discovery.import_experiment(name, [f"{name}_mine"])
 
     assert _read_steps(name) == 1
@@ -148,6 +152,7 @@ def test_the_working_directory_comes_before_an_entry_point(
     write(f"site/{name}_installed.py", name, steps=2)
     install(f"{name}_installed", name, f"{name}_installed")
     write(f"experiments/{name}.py", name, steps=1)
+
     discovery.import_experiment(name)
 
     assert _read_steps(name) == 1
@@ -161,6 +166,7 @@ def test_an_entry_point_of_the_name_or_its_first_part_is_loaded(
     write(f"site/{name}_installed.py", f"{name}{part}", steps=4)
     install(f"{name}_installed", name, f"{name}_installed")
     install(f"{name}_other", f"{name}_other", f"{name}_which_does_not_exist")  # not touched
+
     discovery.import_experiment(f"{name}{part}")
 
     assert _read_steps(f"{name}{part}") == 4
@@ -252,6 +258,7 @@ def test_a_file_that_failed_can_be_imported_when_it_is_mended(
         discovery.import_user_module(f"{name}.py")
 
     write(f"{name}.py", name, steps=5)
+
     discovery.import_user_module(f"{name}.py")
 
     assert _read_steps(name) == 5
@@ -336,6 +343,7 @@ def test_a_door_is_asked_for_what_is_nowhere_else(
     write(f"site/{name}_door.py", name, text=_DOOR)
     install(f"{name}_door", name, f"{name}_door:find", discovery.FRAMEWORK_ENTRY_POINT_GROUP)
     write(f"experiments/{name}_local.py", f"{name}_local")
+
     discovery.import_experiment(f"{name}_local")
 
     assert f"{name}_door" not in sys.modules

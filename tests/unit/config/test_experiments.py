@@ -46,7 +46,6 @@ def test_a_factory_makes_a_new_config_at_each_call(name: str) -> None:
         return ExperimentConfig(trainer=TrainerConfig(train_steps=steps))
 
     first = get_experiment(name)
-
     second = get_experiment(name)
 
     assert first == second

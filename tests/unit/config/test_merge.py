@@ -210,7 +210,6 @@ def test_a_broken_rule_names_the_field_that_was_changed(default: ExperimentConfi
 def test_an_uneven_batch_is_reported_with_both_origins(default: ExperimentConfig) -> None:
     path = "task.train_data.global_batch_size"
     batch = nested(path, 32)
-
     cpus = nested("runtime.virtual_cpus", 3)
 
     assert refused(layered, default, batch, cpus)[path].origin == "layer 0"

@@ -120,7 +120,6 @@ def test_changed_callbacks_are_shown_by_what_differs(default: ExperimentConfig) 
         "args": {"parameter": "loss_weight", "steps": [[100, 0.1], [2000, 0.01]]},
     }
     old = default.replace(trainer={"callbacks": ({"name": "reports"}, rates)})
-
     new = default.replace(
         trainer={"callbacks": ({"name": "reports"}, weights, {"name": "set_from_file", "args": {}})}
     )
@@ -208,7 +207,6 @@ def test_data_of_an_earlier_release_is_the_same(path: str, default: ExperimentCo
 def test_a_later_field_that_is_not_at_its_default_is_a_change(default: ExperimentConfig) -> None:
     old = default.as_dict()
     del old["runtime"]["executor"]
-
     new = default.replace(runtime={"executor": "single_threaded"})
 
     assert compare_configs(old, new) == [
@@ -233,7 +231,6 @@ def test_more_evaluated_weights_are_safe_other_first_ones_not(
 def test_keys_that_vanished_or_appeared_count(default: ExperimentConfig) -> None:
     old = default.as_dict()
     del old["task"]["weights"]
-
     old["trainer"]["gone"] = 5
 
     assert compare_configs(old, default) == [

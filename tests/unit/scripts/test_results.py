@@ -72,7 +72,6 @@ def test_the_table_has_the_control_the_ratios_and_verdicts() -> None:
 def test_without_figures_the_table_has_the_reason() -> None:
     result = build_measurement(Contender("ours", "m:f", goals={"by_hand": 0.9}))
     del result.values["ours"]
-
     result.failed["ours"] = "ended with 1: no such key"
 
     assert list(table_lines(result))[-1].endswith("FAILED: ended with 1: no such key")

@@ -106,6 +106,7 @@ def test_an_error_is_raised_once_and_other_writers_continue() -> None:
     assert type(caught.value) is OSError
 
     writer.write(report(2))
+
     writer.flush()
     writer.close()
 
@@ -153,6 +154,7 @@ def test_the_thread_survives_what_would_end_it(error: type[BaseException]) -> No
         writer.flush()
 
     writer.write(report(1))
+
     writer.close()
 
     assert ending.steps == [0, 1]
@@ -161,8 +163,8 @@ def test_the_thread_survives_what_would_end_it(error: type[BaseException]) -> No
 def test_closing_twice_is_fine_but_writing_later_is_an_error() -> None:
     keeper = Keeper()
     writer = BackgroundWriter([keeper])
-
     writer.write(report(0))
+
     writer.close()
     writer.close()
 
@@ -234,8 +236,8 @@ def test_settle_waits_in_any_thread_and_raises_no_error() -> None:
 def test_a_report_that_no_other_follows_is_written_before_long() -> None:
     keeper = Keeper()
     writer = BackgroundWriter([keeper], batching_seconds=0.01)
-
     writer.write(report(0))
+
     wait_until(lambda: keeper.steps)
 
     assert keeper.steps == [0]

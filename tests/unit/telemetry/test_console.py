@@ -245,8 +245,8 @@ def test_a_message_keeps_its_lines_and_loses_control_characters() -> None:
 
 def test_a_stream_that_cannot_encode_a_name_gets_it_escaped() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-
     ConsoleWriter(stream).write(report(1, größe=1))
+
     stream.seek(0)
 
     assert stream.read() == "train | step 1 | gr\\xf6\\xdfe 1\n"
@@ -281,8 +281,8 @@ def test_the_time_left_goes_down_between_reports() -> None:
     now = [0.0]
     stream = io.StringIO()
     writer = ConsoleWriter(stream, interactive=True, clock=lambda: now[0])
-
     writer.write(report(100, total_steps=200, steps_per_second=10.0))
+
     writer.flush()
 
     assert "0:00:10 left" in stream.getvalue()

@@ -84,6 +84,7 @@ def test_a_line_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
     assert list_places(path) == [("train", 1)]
 
     writer.write(report(2, loss=1.0))
+
     writer.flush()
 
     assert list_places(path) == [("train", 1), ("train", 2)]

@@ -109,8 +109,8 @@ def test_a_part_that_is_added_again_takes_the_place_of_the_first() -> None:
     first = _Part(1)
     second = _Part(2)
     state = _create_state(part=first)
-
     state.add("part", lambda: second.value, second.put)
+
     state.store()
     state.load("")
 
@@ -160,8 +160,8 @@ def test_arrays_of_checkpoints_of_earlier_versions_are_read() -> None:
     read = _Part()
     state = _create_state(part=read)
     earlier = {"dtype": "int16", "shape": [2, 1], "data": "AQACAA=="}
-
     state.variable.assign(json.dumps({"part": [{"trainer_kit/array": earlier}, 3]}))
+
     state.load("")
 
     assert _read_bits(read.value[0]) == _read_bits(np.array([[1], [2]], np.int16))

@@ -68,7 +68,6 @@ def test_names_with_dots_and_slashes_are_as_they_were_saved(tmp_path: Path) -> N
 def test_a_moving_average_is_restored_only_if_it_was_saved(tmp_path: Path) -> None:
     (tmp_path / "with").mkdir()
     with_one = _save(tmp_path / "with", _create_parts(average=_average(0.5)))
-
     without = _save(tmp_path, _create_parts())
 
     assert (

@@ -268,6 +268,7 @@ def test_a_kill_between_two_sets_keeps_the_weights_of_that_step(tmp_path: Path) 
 
     (folder / "info.json").unlink()
     (folder / "ckpt-2.commit.json").unlink()
+
     BestWeightsExporter(str(folder), "rare|accuracy").resume(2, records)
 
     assert (folder / "info.json").read_bytes() == before["info.json"]

@@ -176,7 +176,6 @@ def test_records_and_arrays_give_an_example_the_same_seed(params: DataConfig, pa
         parse=lambda text, seed: [_parse_numbers(text), seed],
         batch_transform=lambda pair, seed: (pair[0], tf.where(pair[1] == seed, seed, 0)),
     )
-
     first = TFRecordSource(
         pattern,
         params,

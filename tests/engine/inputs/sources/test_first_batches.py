@@ -35,7 +35,6 @@ def test_each_pass_has_the_same_batches_from_any_position(
 ) -> None:
     data = make()
     first = read_batches(data.at(0) if isinstance(data, ArraySource) else make(), BATCHES)
-
     read = read_batches(FirstBatches(data, BATCHES, True).at(position), 2 * BATCHES)
 
     assert read == [first[place % BATCHES] for place in range(position, position + 2 * BATCHES)]

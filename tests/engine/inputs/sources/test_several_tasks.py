@@ -109,7 +109,6 @@ def test_all_replicas_of_a_step_train_the_same_task() -> None:
 def test_a_plain_dataset_among_the_tasks_makes_a_plain_dataset() -> None:
     parts = {"a": _create_sources()["a"], "b": tf.data.Dataset.range(6).batch(2)}
     joint = combine_task_data(parts, None)
-
     interleaved_batches = combine_task_data(parts, SAMPLER)
 
     assert not isinstance(joint, Source)

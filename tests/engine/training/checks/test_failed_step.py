@@ -145,6 +145,7 @@ def test_a_step_that_may_have_written_is_not_saved(
     assert "resumes from step 10 (" in caplog.text
 
     path.write_text("")
+
     _run(tmp_path / "failed", config, path, in_step=True)
 
     assert _find_differences(whole, tmp_path / "failed") == []
@@ -240,6 +241,7 @@ def test_a_read_that_failed_ahead_of_a_save_is_done_again(
     assert "a batch that was read ahead had failed" in caplog.text
 
     path.write_text("")
+
     _run(folder, config, path, kind=Plain)
     _run(tmp_path / "whole", config, path, kind=Plain)
 

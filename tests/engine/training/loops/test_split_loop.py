@@ -67,8 +67,8 @@ def test_only_the_first_step_of_a_new_loop_is_a_separate_call() -> None:
     assert ready_at == parts.first_step_at > 0
 
     other = _Loop()
-
     other.global_step.assign(loop.global_step)
+
     parts.run(other, numbers, 1, False)
 
     assert other.calls == [(1, False)]

@@ -104,7 +104,6 @@ def test_each_task_is_a_validation_set_unless_left_out() -> None:
 def test_an_evaluation_depends_on_its_own_task_only() -> None:
     plain = _build_experiment()
     far = _build_experiment(task_routines={"far": {"task_config": {"width": 8}}})
-
     longer = _build_experiment(sampling_seed=5, task_routines={"near": {"task_weight": 2.0}})
 
     assert (
