@@ -182,7 +182,6 @@ def test_an_unused_config_class_is_freed() -> None:
         return weakref.ref(PassingConfig)
 
     reference = make()
-
     gc.collect()
 
     assert reference() is None

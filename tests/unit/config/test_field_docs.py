@@ -52,9 +52,8 @@ def _iterate_classes(config_class: type[Config]) -> Iterator[type[Config]]:
 )
 def test_every_config_field_has_a_sentence(config_class: type[Config]) -> None:
     wrong = [
-        f"{cls.__name__}.{name}: {doc.first_sentence!r}; write a sentence for it under "
-        "Attributes: of the"
-        " class"
+        f"{cls.__name__}.{name}: {doc.first_sentence!r}; write a sentence for it under"
+        " Attributes: of the class"
         for cls in dict.fromkeys(_iterate_classes(config_class))
         for name, doc in read_field_docs(cls).items()
         if not (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.config_builders import layered, nested, refused
+from tests.config_builders import apply_values, collect_mistakes, nest_value
 from trainer_kit.config.fields import flatten_values
 from trainer_kit.config.merge import apply_layers
 from trainer_kit.config.schema.configclass import Config, configclass
@@ -70,7 +70,7 @@ def test_lists_none_and_free_dicts_replace(default: ExperimentConfig) -> None:
     }
     after = {"task": {"weights": [1], "train_data": {"seed": None, "input_path": {"c": "z"}}}}
 
-    task: Any = layered(default, before, after).config.task
+    task: Any = apply_values(default, before, after).config.task
 
     assert task.weights == (1.0,)
     assert task.train_data.seed is None
@@ -78,20 +78,20 @@ def test_lists_none_and_free_dicts_replace(default: ExperimentConfig) -> None:
 
 
 def test_a_layer_can_create_and_remove_an_optional_section(default: ExperimentConfig) -> None:
-    decay = nested(f"{EMA}.average_decay", 0.5)
-    nothing = nested(EMA, None)
+    decay = nest_value(f"{EMA}.average_decay", 0.5)
+    nothing = nest_value(EMA, None)
 
-    resolved = layered(default, decay)
+    resolved = apply_values(default, decay)
 
     assert resolved.config.trainer.optimizer_config.ema.average_decay == 0.5
     assert resolved.origins[f"{EMA}.average_decay"] == "layer 0"
     assert resolved.origins[f"{EMA}.start_step"] == "default"
 
-    gone = layered(default, decay, nothing)
+    gone = apply_values(default, decay, nothing)
     assert gone.config == default
     assert gone.origins[EMA] == "layer 1"
 
-    again = layered(default.replace(**decay), nothing, nested(f"{EMA}.start_step", 5))
+    again = apply_values(default.replace(**decay), nothing, nest_value(f"{EMA}.start_step", 5))
     assert again.config.trainer.optimizer_config.ema.average_decay == 0.99
 
 
@@ -102,7 +102,7 @@ def test_lists_and_dicts_of_sections_are_checked_item_by_item(default: Experimen
             "named_data": {"dev": {"seed": 4}},
         }
     }
-    resolved = layered(default, values)
+    resolved = apply_values(default, values)
 
     task: Any = resolved.config.task
 
@@ -113,7 +113,7 @@ def test_lists_and_dicts_of_sections_are_checked_item_by_item(default: Experimen
     blocks = [{"widht": 3}, {"width": 0}, 5]
     wrong = {"model": {"blocks": blocks}, "named_data": {"dev": {"seed": "x"}}}
 
-    mistakes = refused(layered, default, {"task": wrong})
+    mistakes = collect_mistakes(apply_values, default, {"task": wrong})
 
     assert mistakes.keys() == {
         "task.model.blocks.0.widht",
@@ -127,20 +127,25 @@ def test_lists_and_dicts_of_sections_are_checked_item_by_item(default: Experimen
 def test_a_task_is_checked_against_the_experiments_class(default: ExperimentConfig) -> None:
     values = {"task": {"weights": [1], "model": {"rate": 0.25}}}
 
-    assert type(layered(default, values).config.task) is type(default.task)
-    assert refused(layered, ExperimentConfig(), values).keys() == {"task.weights", "task.model"}
+    assert type(apply_values(default, values).config.task) is type(default.task)
+    assert collect_mistakes(apply_values, ExperimentConfig(), values).keys() == {
+        "task.weights",
+        "task.model",
+    }
 
 
 @pytest.mark.parametrize("value", [5, "x", [1], True, None])
 def test_a_section_has_to_be_a_mapping(default: ExperimentConfig, value: object) -> None:
-    mistakes = refused(layered, default, {"task": {"train_data": value}, "trainer": value})
+    mistakes = collect_mistakes(
+        apply_values, default, {"task": {"train_data": value}, "trainer": value}
+    )
 
     assert mistakes.keys() == {"task.train_data", "trainer"}
     assert "is not a section" in mistakes["trainer"].problem
 
 
 def test_keys_that_are_paths_or_no_text_are_refused(default: ExperimentConfig) -> None:
-    mistakes = refused(layered, default, {"trainer.max_to_keep": 3, 5: 6})
+    mistakes = collect_mistakes(apply_values, default, {"trainer.max_to_keep": 3, 5: 6})
 
     assert "a.b=c" in mistakes["trainer.max_to_keep"].advice
     assert "task" in mistakes["5"].advice
@@ -155,7 +160,7 @@ def test_one_report_has_all_mistakes_with_their_origins(default: ExperimentConfi
         {"runtime.num_gpu": "--params_override"},
     )
 
-    mistakes = refused(apply_layers, default, [file, flag])
+    mistakes = collect_mistakes(apply_layers, default, [file, flag])
 
     assert {path: mistake.origin for path, mistake in mistakes.items()} == {
         "trainer.train_step": "conf.yaml:2",
@@ -188,7 +193,7 @@ def test_broken_rules_are_reported_beside_wrong_fields(default: ExperimentConfig
         "nope": 1,
     }
 
-    assert refused(layered, default, {"trainer": trainer}).keys() == {
+    assert collect_mistakes(apply_values, default, {"trainer": trainer}).keys() == {
         f"{OPTIMIZER}.adam.clipvalue",
         "trainer.optimizer_config.learning_rate.type",
         "trainer.validation_steps",
@@ -199,7 +204,7 @@ def test_broken_rules_are_reported_beside_wrong_fields(default: ExperimentConfig
 
 def test_a_broken_rule_names_the_field_that_was_changed(default: ExperimentConfig) -> None:
     base = default.replace(trainer={"steps_per_loop": 5, "summary_interval": 500})
-    mistake = refused(layered, base, nested("trainer.steps_per_loop", 300))[
+    mistake = collect_mistakes(apply_values, base, nest_value("trainer.steps_per_loop", 300))[
         "trainer.summary_interval"
     ]
 
@@ -209,12 +214,12 @@ def test_a_broken_rule_names_the_field_that_was_changed(default: ExperimentConfi
 
 def test_an_uneven_batch_is_reported_with_both_origins(default: ExperimentConfig) -> None:
     path = "task.train_data.global_batch_size"
-    batch = nested(path, 32)
-    cpus = nested("runtime.virtual_cpus", 3)
+    batch = nest_value(path, 32)
+    cpus = nest_value("runtime.virtual_cpus", 3)
 
-    assert refused(layered, default, batch, cpus)[path].origin == "layer 0"
+    assert collect_mistakes(apply_values, default, batch, cpus)[path].origin == "layer 0"
 
-    mistake = refused(layered, default.replace(**batch), cpus)[path]
+    mistake = collect_mistakes(apply_values, default.replace(**batch), cpus)[path]
     assert mistake.origin == "default, with runtime.virtual_cpus from layer 0"
 
 
@@ -231,12 +236,14 @@ def test_an_uneven_batch_is_reported_with_both_origins(default: ExperimentConfig
 def test_a_rule_about_a_refused_value_is_not_reported(
     default: ExperimentConfig, values: dict[str, Any], path: str
 ) -> None:
-    assert refused(layered, default, values).keys() == {path}
+    assert collect_mistakes(apply_values, default, values).keys() == {path}
 
 
 def test_a_layer_can_break_a_rule_that_a_later_one_mends(default: ExperimentConfig) -> None:
-    trainer = layered(
-        default, nested("trainer.steps_per_loop", 300), nested("trainer.summary_interval", 600)
+    trainer = apply_values(
+        default,
+        nest_value("trainer.steps_per_loop", 300),
+        nest_value("trainer.summary_interval", 600),
     ).config.trainer
 
     assert trainer.steps_per_loop == 300
@@ -244,8 +251,10 @@ def test_a_layer_can_break_a_rule_that_a_later_one_mends(default: ExperimentConf
 
 
 def test_a_menu_of_branches_with_a_chosen_one_is_fine(default: ExperimentConfig) -> None:
-    menu = nested(OPTIMIZER, {"adam": {"beta_1": 0.8}, "sgd": {"momentum": 0.9}, "type": "adam"})
-    chosen = layered(default, menu, nested(f"{OPTIMIZER}.type", "sgd"))
+    menu = nest_value(
+        OPTIMIZER, {"adam": {"beta_1": 0.8}, "sgd": {"momentum": 0.9}, "type": "adam"}
+    )
+    chosen = apply_values(default, menu, nest_value(f"{OPTIMIZER}.type", "sgd"))
     optimizer = chosen.config.trainer.optimizer_config.optimizer
 
     assert optimizer.type == "sgd"
@@ -256,15 +265,17 @@ def test_a_menu_of_branches_with_a_chosen_one_is_fine(default: ExperimentConfig)
 
 def test_a_branch_that_nobody_chose_is_reported(default: ExperimentConfig) -> None:
     values = {"optimizer": {"sgd": {"momentum": 0.9}}, "warmup": {"linear": {"warmup_steps": 10}}}
-    mistakes = refused(layered, default, nested("trainer.optimizer_config", values))
+    mistakes = collect_mistakes(
+        apply_values, default, nest_value("trainer.optimizer_config", values)
+    )
 
     assert mistakes.keys() == {f"{OPTIMIZER}.sgd", "trainer.optimizer_config.warmup.linear"}
     assert "optimizer.type=sgd" in mistakes[f"{OPTIMIZER}.sgd"].advice
 
 
 def test_named_validation_sets_start_as_the_single_set(default: ExperimentConfig) -> None:
-    first = nested(SETS, {"dev": {"global_batch_size": 7}, "test": {}})
-    two = layered(default, first, nested(f"{SETS}.dev.shuffle_buffer_size", 3))
+    first = nest_value(SETS, {"dev": {"global_batch_size": 7}, "test": {}})
+    two = apply_values(default, first, nest_value(f"{SETS}.dev.shuffle_buffer_size", 3))
     single = default.task.validation_data
 
     assert isinstance(single, DataConfig)
@@ -275,17 +286,19 @@ def test_named_validation_sets_start_as_the_single_set(default: ExperimentConfig
     assert two.origins[f"{SETS}.dev.shuffle_buffer_size"] == "layer 1"
     assert two.origins[f"{SETS}.test.global_batch_size"] == "default"
 
-    without = layered(two.config, nested(f"{SETS}.dev", None)).config.task.validation_data
+    without = apply_values(two.config, nest_value(f"{SETS}.dev", None)).config.task.validation_data
     assert without == {"test": single}
 
-    smaller = layered(default, nested(f"{SETS}.global_batch_size", 5)).config.task.validation_data
+    smaller = apply_values(
+        default, nest_value(f"{SETS}.global_batch_size", 5)
+    ).config.task.validation_data
     assert smaller == single.replace(global_batch_size=5)
 
 
 def test_a_mistake_in_a_named_set_has_the_sets_name(default: ExperimentConfig) -> None:
-    two = layered(default, nested(SETS, {"dev": {}, "test": {}})).config
+    two = apply_values(default, nest_value(SETS, {"dev": {}, "test": {}})).config
     wrong = {"dev": {"global_batchsize": 5}, "tst": None, "global_batch_size": 5}
-    mistakes = refused(layered, two, nested(SETS, wrong))
+    mistakes = collect_mistakes(apply_values, two, nest_value(SETS, wrong))
     names = ("dev.global_batchsize", "tst", "global_batch_size")
 
     assert mistakes.keys() == {f"{SETS}.{name}" for name in names}
@@ -306,14 +319,14 @@ def test_a_mistake_in_a_named_set_has_the_sets_name(default: ExperimentConfig) -
 def test_settings_of_unknown_validation_sets_are_refused(
     default: ExperimentConfig, trainer: dict[str, Any], path: str
 ) -> None:
-    sets = nested(SETS, {"dev": {}, "test": {}})
-    mistakes = refused(layered, default, {"trainer": trainer, **sets})
+    sets = nest_value(SETS, {"dev": {}, "test": {}})
+    mistakes = collect_mistakes(apply_values, default, {"trainer": trainer, **sets})
 
     assert "did you mean dev?" in mistakes[path].advice
 
 
 def test_a_set_needs_a_name_that_can_be_in_a_metrics_name(default: ExperimentConfig) -> None:
-    assert SETS in refused(layered, default, nested(SETS, {"a|b": {}}))
+    assert SETS in collect_mistakes(apply_values, default, nest_value(SETS, {"a|b": {}}))
 
 
 @pytest.mark.parametrize(
@@ -327,13 +340,15 @@ def test_a_set_needs_a_name_that_can_be_in_a_metrics_name(default: ExperimentCon
 )
 def test_a_union_field_takes_a_section_or_a_plain_value(value: object, place: object) -> None:
     config = ExperimentConfig(task=PlacesConfig())
-    assert layered(config, nested("task.place", value)).config.task == PlacesConfig(place=place)
+    assert apply_values(config, nest_value("task.place", value)).config.task == PlacesConfig(
+        place=place
+    )
 
 
 def test_a_union_field_refuses_what_none_of_its_types_takes() -> None:
     config = ExperimentConfig(task=PlacesConfig())
-    mistakes = refused(
-        layered, config, nested("task.place", 3), nested("task.place", {"deepth": 2})
+    mistakes = collect_mistakes(
+        apply_values, config, nest_value("task.place", 3), nest_value("task.place", {"deepth": 2})
     )
 
     assert "3 is not a section or text or null" in mistakes["task.place"].problem
@@ -342,7 +357,9 @@ def test_a_union_field_refuses_what_none_of_its_types_takes() -> None:
 
 def test_the_class_decides_whether_mappings_merge_or_replace() -> None:
     config = ExperimentConfig(task=PlacesConfig())
-    merged = layered(config, nested("task.sizes", {"a": 1, "b": 2}), nested("task.sizes", {"b": 3}))
+    merged = apply_values(
+        config, nest_value("task.sizes", {"a": 1, "b": 2}), nest_value("task.sizes", {"b": 3})
+    )
 
     assert merged.config.task == PlacesConfig(sizes={"a": 1, "b": 3})
 
@@ -351,12 +368,14 @@ def test_lists_of_sections_merge_by_item_if_the_class_says_so() -> None:
     config = ExperimentConfig(task=PlacesConfig())
     layers = [{}, {"folder": "x"}], [{"depth": 5}, {}]
 
-    merged = layered(config, *(nested("task.places", layer) for layer in layers))
+    merged = apply_values(config, *(nest_value("task.places", layer) for layer in layers))
 
     assert merged.config.task == PlacesConfig(places=(Place(depth=5), Place(folder="x", depth=2)))
 
-    other = layered(config, nested("task.places", [{"folder": "x"}]))
+    other = apply_values(config, nest_value("task.places", [{"folder": "x"}]))
     assert other.config.task == PlacesConfig(places=(Place(folder="x"),))
 
-    mistakes = refused(layered, config, nested("task.places", [{}, {"folder": 1}]))
+    mistakes = collect_mistakes(
+        apply_values, config, nest_value("task.places", [{}, {"folder": 1}])
+    )
     assert mistakes.keys() == {"task.places.1.folder"}

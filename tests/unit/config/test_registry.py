@@ -10,10 +10,10 @@ from trainer_kit.errors import ExitCode, UsageError
 
 @pytest.fixture
 def registry() -> Registry[object]:
-    registry_of_names: Registry[object] = Registry("experiment")
+    registry: Registry[object] = Registry("experiment")
     for name in ("digits", "vision/resnet/cifar", "vision/resnet/digits", "lm"):
-        registry_of_names.register(name)(name)
-    return registry_of_names
+        registry.register(name)(name)
+    return registry
 
 
 def test_what_was_registered_is_found(registry: Registry[object]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.config_builders import refused
+from tests.config_builders import collect_mistakes
 from trainer_kit.config.experiment_registry import get_experiment
 from trainer_kit.config.fields import flatten_values
 from trainer_kit.config.resolve import ConfigSources, list_resolved_values, resolve_config
@@ -46,6 +46,7 @@ def test_each_source_wins_over_those_before_it(experiment: str, tmp_path: Path) 
         resolved = resolve_config(experiment, ConfigSources(**fields))
         assert resolved.config.trainer.train_steps == steps
         assert resolved.origins["trainer.train_steps"] == origin
+
     resolved = resolve_config(experiment, ConfigSources(**fields, flags=flags))
 
     assert resolved.config.trainer.train_steps == 8
@@ -111,7 +112,7 @@ def test_two_mistakes_of_gin_are_reported_together(
     sources = ConfigSources(
         gin_files=(write_text(tmp_path, "a.gin", gin),), params_overrides=overrides
     )
-    mistakes = refused(resolve_config, experiment, sources)
+    mistakes = collect_mistakes(resolve_config, experiment, sources)
 
     assert mistakes.keys() == paths
     assert "TrainrConfig" not in gin or "did you mean TrainerConfig?" in str(

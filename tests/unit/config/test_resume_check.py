@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.config_builders import layered, nested, refused
+from tests.config_builders import apply_values, collect_mistakes, nest_value
 from trainer_kit.config.resume_check import (
     ABSENT,
     Change,
@@ -43,7 +43,7 @@ EMA = "trainer.optimizer_config.ema"
     ],
 )
 def test_a_safe_change_passes(default: ExperimentConfig, path: str, value: object) -> None:
-    changes = check_resume(to_yaml(default), default.replace(**nested(path, value)), [])
+    changes = check_resume(to_yaml(default), default.replace(**nest_value(path, value)), [])
     assert [(change.path, change.new, change.kind) for change in changes] == [(path, value, "safe")]
 
 
@@ -72,7 +72,7 @@ def test_a_dangerous_change_needs_its_flag(
     default: ExperimentConfig, path: str, value: object
 ) -> None:
     old = to_yaml(default)
-    new = default.replace(**nested(path, value))
+    new = default.replace(**nest_value(path, value))
 
     for allowed in (["trainer.train_steps"], [""], [f"{path}x", path[:-1]]):
         with pytest.raises(ConfigError) as caught:
@@ -106,7 +106,10 @@ def test_auto_of_an_earlier_release_has_to_be_given_up_by_name(
         f"{field}: {getattr(getattr(default, section), field)}", f"{field}: auto"
     )
 
-    assert "was 'auto' when this run began" in refused(check_resume, old, default, [])[path].problem
+    assert (
+        "was 'auto' when this run began"
+        in collect_mistakes(check_resume, old, default, [])[path].problem
+    )
     assert [change.path for change in check_resume(old, default, [path])] == [path]
 
 
@@ -136,30 +139,32 @@ def test_all_dangerous_changes_are_named_at_once(default: ExperimentConfig) -> N
         task={"model": {"rate": 0.25}, "weights": (3.0,)}, trainer={"train_steps": 7}
     )
 
-    assert refused(check_resume, to_yaml(default), new, []).keys() == {
+    assert collect_mistakes(check_resume, to_yaml(default), new, []).keys() == {
         "task.model.rate",
         "task.weights",
     }
-    assert refused(check_resume, to_yaml(default), new, ["task.model"]).keys() == {"task.weights"}
+    assert collect_mistakes(check_resume, to_yaml(default), new, ["task.model"]).keys() == {
+        "task.weights"
+    }
 
 
 @pytest.mark.parametrize(
     ("section", "old", "new", "kind"),
     [
         ("optimizer", "adam", {"type": "sgd"}, "dangerous"),
-        ("learning_rate", "constant", {"type": "cosine"}, "safe"),
+        (
+            "learning_rate",
+            "constant",
+            {"type": "cosine", "cosine": {"initial_learning_rate": 0.1, "decay_steps": 5}},
+            "safe",
+        ),
     ],
 )
 def test_another_choice_is_one_change(
     section: str, old: str, new: dict[str, Any], kind: str, default: ExperimentConfig
 ) -> None:
     path = f"trainer.optimizer_config.{section}"
-    cosine = (
-        {"cosine": {"initial_learning_rate": 0.1, "decay_steps": 5}}
-        if section == "learning_rate"
-        else {}
-    )
-    changed = layered(default, nested(path, {**new, **cosine})).config
+    changed = apply_values(default, nest_value(path, new)).config
 
     assert compare_configs(default.as_dict(), changed) == [
         Change(f"{path}.type", old, new["type"], kind)
@@ -167,7 +172,7 @@ def test_another_choice_is_one_change(
 
 
 def test_a_moving_average_that_appears_is_dangerous(default: ExperimentConfig) -> None:
-    new = default.replace(**nested(EMA, {"average_decay": 0.5}))
+    new = default.replace(**nest_value(EMA, {"average_decay": 0.5}))
     changes = compare_configs(default.as_dict(), new)
 
     assert {change.kind for change in changes} == {"dangerous"}
@@ -192,7 +197,7 @@ def test_a_moving_average_that_appears_is_dangerous(default: ExperimentConfig) -
     ],
 )
 def test_data_of_an_earlier_release_is_the_same(path: str, default: ExperimentConfig) -> None:
-    config = default.replace(**nested(EMA, {"average_decay": 0.5}))
+    config = default.replace(**nest_value(EMA, {"average_decay": 0.5}))
     record = config.as_dict()
     *sections, field = path.split(".")
     values: Any = record
@@ -218,9 +223,9 @@ def test_a_later_field_that_is_not_at_its_default_is_a_change(default: Experimen
 def test_more_evaluated_weights_are_safe_other_first_ones_not(
     first: str, kind: str, default: ExperimentConfig
 ) -> None:
-    old = default.replace(**nested(EMA, {"average_decay": 0.5}))
+    old = default.replace(**nest_value(EMA, {"average_decay": 0.5}))
     new = old.replace(
-        **nested(f"{EMA}.evaluate", [first, "average" if first == "weights" else "weights"])
+        **nest_value(f"{EMA}.evaluate", [first, "average" if first == "weights" else "weights"])
     )
 
     assert [(change.path, change.kind) for change in compare_configs(old.as_dict(), new)] == [

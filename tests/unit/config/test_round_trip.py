@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.config_builders import layered, nested, refused
+from tests.config_builders import apply_values, collect_mistakes, nest_value
 from trainer_kit.config.fields import flatten_values, get_fields
 from trainer_kit.config.schema.configclass import OneOfConfig
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -77,7 +77,7 @@ SECTIONS = [
 def test_a_section_survives_yaml_and_tells_all_wrong_values(
     path: str, section: object, default: ExperimentConfig
 ) -> None:
-    config = layered(default, nested(path, section)).config
+    config = apply_values(default, nest_value(path, section)).config
     again = from_yaml(to_yaml(config), default)
 
     assert again == config
@@ -85,8 +85,8 @@ def test_a_section_survives_yaml_and_tells_all_wrong_values(
 
     inside = [leaf for leaf in flatten_values(config) if is_inside(leaf, path)]
     wrong = [leaf for leaf in inside if not leaf.endswith(".type")]
-    values = [nested(leaf, [[[]]]) for leaf in wrong]  # which no field takes
+    values = [nest_value(leaf, [[[]]]) for leaf in wrong]  # which no field takes
 
-    mistakes = refused(layered, config, *values)
+    mistakes = collect_mistakes(apply_values, config, *values)
 
     assert {mistake.removesuffix(".0") for mistake in mistakes} == {*wrong}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, Field
 
-from tests.config_builders import refused, wrong_fields
+from tests.config_builders import collect_mistakes, wrong_fields
 from trainer_kit.config.schema.configclass import Config, OneOfConfig, configclass
 from trainer_kit.config.schema.experiment import (
     DataConfig,
@@ -102,7 +102,7 @@ def test_fields_have_to_be_named() -> None:
 def test_a_section_alone_names_its_place_in_an_experiment(
     config_class: type[Config], values: dict[str, Any], path: str, said: str
 ) -> None:
-    assert said in str(refused(config_class, **values)[path])
+    assert said in str(collect_mistakes(config_class, **values)[path])
 
 
 @pytest.mark.parametrize(

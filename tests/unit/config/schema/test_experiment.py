@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.config_builders import refused, wrong_fields
+from tests.config_builders import collect_mistakes, wrong_fields
 from trainer_kit.config.fields import find_section_class, get_fields
 from trainer_kit.config.schema import evaluation, optimization, schedules
 from trainer_kit.config.schema import experiment as schema
@@ -276,14 +276,16 @@ def _build_experiment(
 @pytest.mark.parametrize("strategy", ["auto", "mirrored"])
 def test_a_batch_that_cpus_cannot_share_names_near_sizes(section: str, strategy: str) -> None:
     runtime = {"virtual_cpus": 3, "distribution_strategy": strategy}
-    mistake = refused(_build_experiment, runtime, 32, section)[f"task.{section}.global_batch_size"]
+    mistake = collect_mistakes(_build_experiment, runtime, 32, section)[
+        f"task.{section}.global_batch_size"
+    ]
 
     assert "batch 32 on 3 replicas (runtime.virtual_cpus) leaves 2 over" in mistake.problem
     assert mistake.advice.endswith("30 or 33")
 
 
 def test_a_batch_smaller_than_the_cpus_names_their_number() -> None:
-    mistake = refused(_build_experiment, {"virtual_cpus": 4}, 3)[
+    mistake = collect_mistakes(_build_experiment, {"virtual_cpus": 4}, 3)[
         "task.train_data.global_batch_size"
     ]
     assert mistake.advice.endswith("shared equally: 4")
@@ -320,7 +322,7 @@ def test_micro_batches_have_an_example_each(steps: int, batch: int) -> None:
 
 
 def test_more_micro_batches_than_examples_are_refused() -> None:
-    mistakes = refused(_build_experiment({}, 8).replace, trainer={"accumulate_steps": 9})
+    mistakes = collect_mistakes(_build_experiment({}, 8).replace, trainer={"accumulate_steps": 9})
     assert "set at most 8" in mistakes["trainer.accumulate_steps"].advice
 
 

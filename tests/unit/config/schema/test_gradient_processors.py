@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.config_builders import overridden, refused
+from tests.config_builders import collect_mistakes, override_setting
 from trainer_kit.config.registration import register_gradient_processor
 from trainer_kit.config.registry import Registry
 from trainer_kit.config.resume_check import check_resume
@@ -24,7 +24,7 @@ SEVERAL = "optimizers={{net: {{variables: [net], {}}}}}"
 
 def _set_processors(processors: str, around: str = ONE) -> ExperimentConfig:
     section = around.format(f"{SGD}, gradient_processors: {processors}")
-    return overridden(f"trainer.{section}", ExperimentConfig())
+    return override_setting(f"trainer.{section}", ExperimentConfig())
 
 
 @pytest.mark.parametrize("around", [ONE, SEVERAL])
@@ -53,7 +53,9 @@ def test_a_processor_that_xla_cannot_compile_is_refused(
     processor: str, override: str, around: str, section: str
 ) -> None:
     config = _set_processors(f"[{{type: centralize}}, {{type: {processor}}}]", around)
-    mistake = refused(overridden, override, config)[f"trainer.{section}.gradient_processors.1.type"]
+    mistake = collect_mistakes(override_setting, override, config)[
+        f"trainer.{section}.gradient_processors.1.type"
+    ]
 
     assert f"with {override}: XLA " in str(mistake)
 
@@ -75,6 +77,6 @@ def test_a_registered_processor_has_patterns_too(monkeypatch: pytest.MonkeyPatch
 
 def test_a_resume_with_other_processors_is_refused() -> None:
     other = _set_processors(f"[{NOISE}]")
-    mistakes = refused(check_resume, to_yaml(_set_processors("[]")), other, [])
+    mistakes = collect_mistakes(check_resume, to_yaml(_set_processors("[]")), other, [])
 
     assert "trainer.optimizer_config.gradient_processors" in mistakes

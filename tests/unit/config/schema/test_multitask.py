@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import trainer_kit as tk
-from tests.config_builders import layered, nested, refused, wrong_fields
+from tests.config_builders import apply_values, collect_mistakes, nest_value, wrong_fields
 from trainer_kit.config.resume_check import get_change_kind
 from trainer_kit.config.schema.evaluation import get_validation_sets
 from trainer_kit.config.serialize import to_yaml
@@ -28,7 +28,9 @@ def _build_experiment(**task: Any) -> tk.ExperimentConfig:
 
 def test_another_layer_changes_one_field_of_one_task() -> None:
     far = {"task_config": {"width": 8}, "task_weight": 3.0}
-    changed = layered(_build_experiment(), nested("task.task_routines.far", far)).config.task
+    changed = apply_values(
+        _build_experiment(), nest_value("task.task_routines.far", far)
+    ).config.task
 
     assert [routine.task_config.width for routine in changed.task_routines.values()] == [4, 8]
     assert [routine.task_weight for routine in changed.task_routines.values()] == [1.0, 3.0]
@@ -41,7 +43,9 @@ def test_another_layer_changes_one_field_of_one_task() -> None:
 def test_a_misspelt_task_or_field_gets_near_names(path: str, near: str) -> None:
     path = f"task.task_routines.{path}"
     assert near in str(
-        refused(layered, _build_experiment(), nested(path, {"task_weight": 2.0}))[path]
+        collect_mistakes(apply_values, _build_experiment(), nest_value(path, {"task_weight": 2.0}))[
+            path
+        ]
     )
 
 
@@ -86,7 +90,7 @@ ODD_BATCH = {"near": {"task_config": {"train_data": {"global_batch_size": 7}}}}
 def test_what_several_tasks_cannot_have_is_refused(
     task: dict[str, Any], values: dict[str, Any], path: str
 ) -> None:
-    assert refused(_build_experiment(**task).replace, **values).keys() == {path}
+    assert collect_mistakes(_build_experiment(**task).replace, **values).keys() == {path}
 
 
 def test_joint_steps_may_have_summaries_of_tensors() -> None:
