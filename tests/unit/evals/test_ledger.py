@@ -144,12 +144,14 @@ def test_a_metric_missing_in_the_second_evaluation_is_reported(
 def test_cut_lines_are_left_out_and_unknown_keys_are_kept(path: Path) -> None:
     create_ledger(path).append(1, {"acc": 0.1}, 1.0)
     strange: Sequence[Any] = (
-        *([1], None, {"step": "2", "metrics": {}}, {"step": True, "metrics": {}}, {"step": 3}),
+        [1],
+        None,
+        {"step": "2", "metrics": {}},
+        {"step": True, "metrics": {}},
+        {"step": 3},
         {"step": 3, "metrics": 1},
-        *(
-            {"kind": "rewind", "step": 1.5, "lineage": 1},
-            {"kind": "note", "step": 4, "metrics": {}},
-        ),
+        {"kind": "rewind", "step": 1.5, "lineage": 1},
+        {"kind": "note", "step": 4, "metrics": {}},
         {"step": 4, "metrics": {"acc": [1]}, "owner": "x"},
     )
     with open(path, "a") as stream:
@@ -193,6 +195,8 @@ def test_recorded_sets_are_those_whose_evaluation_counts(path: Path) -> None:
 
     assert written.find_recorded_sets(4) == set()
 
+
+def test_recorded_sets_of_one_evaluation_are_counted_one_by_one(path: Path) -> None:
     both = Ledger(path, dataset="", config_hash="", sets={"dev": "1", "test": "2"})
 
     both.append(20, {"dev": {"acc": 0.1}, "test": {"acc": 0.2}}, {"dev": 1.0})
@@ -255,7 +259,7 @@ def test_only_evaluations_of_the_current_lineage_count(actions: list[tuple[str, 
             path.append((at, lineage))
         else:
             at = max(at - amount, 0)
-            lineage = lineage + 1
+            lineage += 1
             records.append(build_rewind(at, lineage))
             path = [(step, number) for step, number in path if step <= at]
 
@@ -279,16 +283,20 @@ def test_only_records_of_several_sets_at_one_step_are_merged(path: Path) -> None
         (2, {"often": {"acc": 0.7}, "rare": {"acc": 0.8}}),
     ]
 
-    plain_ones = [
-        build_record(1, acc=0.1),
-        build_record(1, acc=0.2),
-        build_record(1, far={"acc": 0.3}),
-    ]
-    assert merge_validation_sets(plain_ones) == plain_ones
     assert [item["metrics"] for item in sets.get_active_evaluations()][:2] == [
         {"often": {"acc": 0.1}},
         {"often": {"acc": 0.2}},
     ]
+
+
+def test_records_of_a_single_set_are_not_merged() -> None:
+    records = [
+        build_record(1, acc=0.1),
+        build_record(1, acc=0.2),
+        build_record(1, far={"acc": 0.3}),
+    ]
+
+    assert merge_validation_sets(records) == records
 
 
 def test_a_followed_rewind_is_recorded_after_all_was_rewound(path: Path) -> None:
@@ -305,7 +313,7 @@ def test_a_followed_rewind_is_recorded_after_all_was_rewound(path: Path) -> None
         beside.follow(path, before_rewind=die)
 
     again = create_ledger(path.with_name("side.jsonl"))
-    steps = list[int]()
+    steps: list[int] = []
 
     assert again.lineage == 0
     assert find_last_step(again) == 8

@@ -50,19 +50,15 @@ REFUSED_CLASSES = {
 }
 
 
-class Made:
-    """A default that a factory makes: `DataConfig` for
-    `dataclasses.field(default_factory=DataConfig)`.
-    """
+class FactoryDefault:
+    """A default such as `dataclasses.field(default_factory=DataConfig)`."""
 
     def __init__(self, factory: str) -> None:
         self.factory = factory.rpartition(".")[2]
 
 
 def read_model_garden() -> dict[str, dict[str, Any]]:
-    """Class name -> field name -> default, read from Model Garden's sources without importing
-    them.
-    """
+    """Class name -> field name -> default, read from Model Garden's sources without an import."""
     (root,) = importlib.util.find_spec("official").submodule_search_locations  # type: ignore[union-attr, misc]
     configs = Path(root) / "modeling" / "optimization" / "configs"
     classes: dict[str, dict[str, Any]] = {}
@@ -87,7 +83,7 @@ def read_model_garden() -> dict[str, dict[str, Any]]:
 
 def read_default(node: ast.expr) -> Any:
     if isinstance(node, ast.Call):
-        return Made(
+        return FactoryDefault(
             next(ast.unparse(word.value) for word in node.keywords if word.arg == "default_factory")
         )
     if isinstance(node, ast.BinOp):
@@ -133,9 +129,9 @@ def test_the_defaults_are_the_same(name: str) -> None:
         if info is None:
             continue
         ours = info.get_default(call_default_factory=True)
-        if f"{name}.{field}" in MODEL_GARDEN_EXCEPTIONS and not isinstance(theirs, Made):
+        if f"{name}.{field}" in MODEL_GARDEN_EXCEPTIONS and not isinstance(theirs, FactoryDefault):
             assert ours != theirs or field == "differential_privacy_config"
-        elif isinstance(theirs, Made):
+        elif isinstance(theirs, FactoryDefault):
             inner = find_section_class(info.annotation)
             assert inner is not None
             assert inner.__name__ == theirs.factory
@@ -151,7 +147,8 @@ def test_the_default_summary_interval_fits_any_loop() -> None:
 def test_validation_keeps_its_last_batch_and_training_does_not() -> None:
     task = schema.TaskConfig()
 
-    assert (task.train_data.drop_remainder, task.validation_data.drop_remainder) == (True, False)
+    assert task.train_data.drop_remainder is True
+    assert task.validation_data.drop_remainder is False
     assert task.validation_data.replace(drop_remainder=True) == schema.DataConfig()
 
 
