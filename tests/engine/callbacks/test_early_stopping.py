@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainer_kit
-from tests.builders import evaluated_steps, final_record
+from tests.builders import assert_all_close, evaluated_steps, final_record
 from tests.engine.linear_task import LinearConfig, LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit.callbacks.callback import Run
@@ -65,9 +65,7 @@ def _build_config(scores: Sequence[float], **early: Any) -> ExperimentConfig:
 
 
 def _build_tiny_config(**early: Any) -> ExperimentConfig:
-    """An experiment of 100 steps whose evaluations, every 10, never improve on the first by as much
-    as is wanted.
-    """
+    """Returns an experiment of 100 steps whose evaluations, every 10, do not improve enough."""
     wanted = {
         "metric": "validation_loss",
         "metric_comp": "lower",
@@ -133,9 +131,7 @@ def straight(
 def stopped_run(
     tmp_path_factory: pytest.TempPathFactory, linear: ReadyTrainer
 ) -> tuple[Path, dict[str, Any]]:
-    """A run of 100 steps that was stopped early, at step 30: its folder and what its last
-    evaluation reported.
-    """
+    """A run of 100 steps that was stopped at step 30: its folder and its last logs."""
     folder = tmp_path_factory.mktemp("stopped")
     _, logs = _launch(folder, _build_tiny_config(), trainer=linear.again())
     return folder, logs
@@ -149,9 +145,7 @@ _VALUES = st.lists(
 
 
 def _find_improvements(values: Sequence[float], sign: int, delta: float) -> list[int]:
-    """The places of those that are finite and better by more than delta than all improvements
-    before.
-    """
+    """Returns the places that are finite and better, by more than delta, than those before."""
     improvements: list[int] = []
     for place, value in enumerate(values):
         if math.isfinite(value) and all(
@@ -283,7 +277,6 @@ def test_a_run_ends_with_the_evaluation_that_uses_up_patience(
 
     final = final_record(tmp_path)
     score = logs["group"]["score"]
-
     assert final["step"] == 60
     assert final["metrics"]["group"]["score"] == pytest.approx(score, nan_ok=True)
     assert final["stopped"].startswith("group|score has not improved on 0.1 of step 40")
@@ -296,9 +289,10 @@ def test_patience_used_up_at_the_last_step_finishes_the_run(
 
     # An action may ask for it, too.
     _launch(tmp_path, config, train_actions=[_stop_at(30, 5)], trainer=linear.again())
-    final = final_record(tmp_path)
 
-    assert (final["step"], "stopped" in final) == (30, False)
+    final = final_record(tmp_path)
+    assert final["step"] == 30
+    assert "stopped" not in final
     assert evaluated_steps(tmp_path) == [10, 20, 30]
 
 
@@ -329,10 +323,7 @@ def test_a_restart_does_nothing_until_patience_is_raised(
 
     assert final_record(run)["step"] == 60
     assert evaluated_steps(run) == [10, 20, 30, 40, 50, 60]
-    assert all(
-        np.array_equal(variable.numpy(), value)
-        for variable, value in zip(resumed.variables, straight[1], strict=True)
-    )
+    assert_all_close([variable.numpy() for variable in resumed.variables], straight[1])
 
 
 def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(
@@ -343,7 +334,8 @@ def test_a_run_past_its_stop_ends_at_once_and_is_evaluated(
 
     _launch(run, longer, mode="train", trainer=linear.again())
 
-    assert (final_record(run)["step"], "stopped" in final_record(run)) == (37, False)
+    assert final_record(run)["step"] == 37
+    assert "stopped" not in final_record(run)
 
     _, logs = _launch(run, _build_tiny_config(), trainer=linear.again())
     assert evaluated_steps(run) == [10, 20, 30, 37]
@@ -470,7 +462,7 @@ def test_unknown_metric_is_refused_before_the_first_step(
     with pytest.raises(
         UsageError, match=r"evals/validation.jsonl reports .* did you mean group\|score"
     ):
-        # Which only a run can tell.
+        # Only a run can tell.
         _launch(
             tmp_path, _build_config([0.5], metric="group|scor"), trainer=scripted_trainer.again()
         )

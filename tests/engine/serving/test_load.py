@@ -17,7 +17,7 @@ import tensorflow as tf
 import tf_keras
 
 import trainer_kit
-from tests.builders import json_lines, read_json
+from tests.builders import assert_all_close, json_lines, read_json
 from tests.engine.checkpoints.state.test_keras_structure import (
     MODELS,
     POINTS,
@@ -26,10 +26,12 @@ from tests.engine.checkpoints.state.test_keras_structure import (
     scramble_weights,
 )
 from trainer_kit.checkpoint_names import complete_checkpoints
+from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint
 from trainer_kit.config.schema.configclass import configclass
 from trainer_kit.config.schema.experiment import DataConfig
 from trainer_kit.errors import DataError, StorageError, UsageError
 from trainer_kit.run.launcher import launch
+from trainer_kit.serving import model_loading
 from trainer_kit.serving.run_config_loading import read_run_config
 from trainer_kit.testing import TinyConfig, TinyTask, tiny_experiment
 from trainer_kit.testing.tiny_task import CLASSES, FEATURES, tiny_arrays
@@ -64,9 +66,7 @@ def _build_config() -> Any:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two replicas that evaluates averaged weights; a sidecar; a module with the
-    experiment.
-    """
+    """A run on two replicas that evaluates averaged weights, its sidecar, and its module."""
     folder = tmp_path_factory.mktemp("served") / "run"
     (folder.parent / "served.py").write_text(_EXPERIMENT)
     strategy = tf.distribute.MirroredStrategy(
@@ -95,10 +95,8 @@ def test_a_run_that_an_earlier_release_began_with_auto_is_loaded(
 
     assert "fuse_steps: 1\n" in text
 
-    text = text.replace("fuse_steps: 1\n", "fuse_steps: auto\n").replace(
-        "executor: default\n", "executor: auto\n"
-    )
-
+    text = text.replace("fuse_steps: 1\n", "fuse_steps: auto\n")
+    text = text.replace("executor: default\n", "executor: auto\n")
     (tmp_path / "params.yaml").write_text(text)
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "fuse_steps": 5}))
 
@@ -194,16 +192,16 @@ def test_a_train_only_run_of_an_unbuilt_model_is_loaded(
 
     np.testing.assert_array_equal(trainer_kit.load_model(tmp_path, "latest")(points), model(points))
 
-    def missing(*_: Any, **__: Any) -> Any:
+    def fail_to_open(*_: Any, **__: Any) -> Any:
         raise FileNotFoundError("validation.csv")
 
-    monkeypatch.setattr(_UnbuiltTask, "build_inputs", missing)
-    told = (
+    monkeypatch.setattr(_UnbuiltTask, "build_inputs", fail_to_open)
+    message = (
         r"cannot be opened: .*validation.csv(.|\n)*Unbuilt has no variables yet, .* with a "
         r"keras.Input in "
     )
 
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         trainer_kit.load_model(tmp_path, "latest")
 
 
@@ -250,16 +248,15 @@ def test_a_rotated_checkpoint_is_replaced_by_the_newest(
 ) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     newest = copy / "ckpt-60"
-    from trainer_kit.serving import model_loading as load
-
-    original = load.CheckpointGraph
+    original = model_loading.CheckpointGraph
 
     def remove_before_reading(prefix: str) -> Any:
-        for path in copy.glob("ckpt-60.*") if prefix == str(newest) else ():
-            path.unlink()
+        if prefix == str(newest):
+            for path in copy.glob("ckpt-60.*"):
+                path.unlink()
         return original(prefix)
 
-    monkeypatch.setattr(load, "CheckpointGraph", remove_before_reading)
+    monkeypatch.setattr(model_loading, "CheckpointGraph", remove_before_reading)
 
     assert trainer_kit.load_weights(_build_plain_model(), copy).path == str(copy / "ckpt-50")
 
@@ -284,8 +281,6 @@ def test_averages_are_loaded_unless_the_weights_are_asked_for(run: Path, capsys:
 
 
 def test_best_weights_of_earlier_versions_are_loaded(run: Path, tmp_path: Path) -> None:
-    from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint
-
     old = _build_plain_model()
     scramble_weights(old)
     path = create_training_checkpoint(global_step=tf.Variable(5, dtype=tf.int64), model=old).write(
@@ -295,9 +290,9 @@ def test_best_weights_of_earlier_versions_are_loaded(run: Path, tmp_path: Path) 
         model = _build_plain_model()
         # Four and the state of a generator.
         assert trainer_kit.load_weights(model, place).variables == 5
-        assert all(
-            np.array_equal(variable, other)
-            for variable, other in zip(model.variables, old.variables, strict=True)
+        assert_all_close(
+            [variable.numpy() for variable in model.variables],
+            [variable.numpy() for variable in old.variables],
         )
 
 

@@ -37,9 +37,7 @@ def _read_values(trainer: Any) -> list[bytes]:
 
 
 class _Watched(Trainer):
-    """Notes what the model holds at each moment of an evaluation, and does there what `then`
-    says.
-    """
+    """Notes what the model contains at each moment of an evaluation, and calls `then` there."""
 
     then: Mapping[str, Any] = {}
 
@@ -110,8 +108,8 @@ def test_failed_evaluation_restores_the_weights() -> None:
         with pytest.raises(IndexError, match="pop from empty list"):
             trainer.evaluate(-1)
         assert _read_values(trainer) == weights
-    trainer.then = {}
 
+    trainer.then = {}
     assert trainer.evaluate(-1) == logs
 
 
@@ -263,17 +261,15 @@ def test_each_validation_set_has_its_loss_steps_and_logs(
 
 def test_best_of_a_set_is_kept_only_when_it_is_evaluated(tmp_path: Path) -> None:
     trainer = _create_with_sets(LinearTask, "dev", "test")
-    trainer._checkpoint_exporter = BestWeightsExporter(
-        str(tmp_path), "dev|validation_loss", "lower"
-    )
+    trainer.checkpoint_exporter = BestWeightsExporter(str(tmp_path), "dev|validation_loss", "lower")
 
-    assert list(trainer.evaluate(tf.constant(-1), sets=["test"])["test"]) == [
-        "accuracy",
-        "validation_loss",
-    ]
+    logs = trainer.evaluate(tf.constant(-1), sets=["test"])
+
+    assert list(logs["test"]) == ["accuracy", "validation_loss"]
     assert not (tmp_path / "info.json").exists()
 
     logs = trainer.evaluate(tf.constant(-1))
+
     assert logs["dev"]["best_validation_loss"] == pytest.approx(logs["dev"]["validation_loss"])
     assert "best_validation_loss" not in logs["test"]
     assert trainer.evaluate(tf.constant(-1), sets=["test"]) == {"test": logs["test"]}
@@ -287,11 +283,9 @@ class _Repeated(LinearTask):
         if params.is_training or params.global_batch_size == 8:
             return source
         repeated = source.at(0, input_context).repeat()
-        return (
-            repeated.filter(lambda points, labels: True)
-            if params.global_batch_size == 10
-            else repeated
-        )
+        if params.global_batch_size == 10:
+            return repeated.filter(lambda points, labels: True)
+        return repeated
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -394,13 +388,20 @@ class _NamedTask(LinearTask):
         return super().validation_step(inputs, model, metrics)
 
 
+class _ReplacingTrainer(Trainer):
+    """Replaces its model and its task, as subclasses of Model Garden's Trainer may."""
+
+    def replace(self, task: LinearTask) -> None:
+        self._model = task.build_model()
+        self._task = task
+
+
 def test_subclass_evaluates_its_replaced_model_and_task() -> None:
     config = linear_experiment()
-    trainer = seeded_trainer(config, _NamedTask, train=False)
+    trainer = seeded_trainer(config, _NamedTask, train=False, cls=_ReplacingTrainer)
     first = trainer.task
     second = _NamedTask(config.task)
-    trainer._model = second.build_model()
-    trainer._task = second
+    trainer.replace(second)
 
     trainer.evaluate(tf.constant(1))
 
@@ -483,7 +484,6 @@ def test_replicas_evaluate_what_the_checkpoint_holds(
     plain_model = task_type(LinearConfig()).build_model()
     tf.train.Checkpoint(model=plain_model).read(str(tmp_path / "weights")).expect_partial()
     points, labels = tiny_arrays(False)
-
     losses = keras.losses.sparse_categorical_crossentropy(
         labels, plain_model(points), from_logits=True
     )
@@ -492,9 +492,7 @@ def test_replicas_evaluate_what_the_checkpoint_holds(
 
 
 class _TableTask(LinearTask):
-    """The loss of an example is its label, 0 to 10. A table of 10 rows stands before the
-    features.
-    """
+    """The loss of an example is its label, 0 to 10. A table of 10 rows precedes the features."""
 
     def build_inputs(self, params: Any, input_context: Any = None) -> tf.data.Dataset:
         size = input_context.get_per_replica_batch_size(4) if input_context else 4
