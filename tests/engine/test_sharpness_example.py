@@ -75,6 +75,7 @@ def test_a_step_is_that_of_the_paper(replicas: int, example: Any) -> None:
         )
     with strategy.scope():
         trainer = Trainer.create(config, Linear(config.task), train=True, evaluate=False)
+
     x = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
     y = np.float32(np.arange(8) % 2)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat()

@@ -357,7 +357,7 @@ def test_other_workers_do_what_the_chiefs_callbacks_ask_for(
     chief.run.evaluate()
     chief.run.rewind(40, "again")
     other.run.save()  # the chief has not
-    asked = [members.take_requests() for members in (chief, other)]
+    asked = [callback_list.take_requests() for callback_list in (chief, other)]
 
     assert [
         (requests.save, requests.sets_to_evaluate, requests.rewind_step) for requests in asked

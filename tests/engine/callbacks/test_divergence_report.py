@@ -161,6 +161,7 @@ def test_norms_are_taken_before_clipping_and_leave_no_trace(precision: str | Non
     weights = [variable.value for variable in trainer.model.trainable_variables]
     with tf.GradientTape() as tape:
         loss = trainer.task.build_losses(labels, trainer.model(points, training=True))
+
     expected = [float(tf.norm(gradient)) for gradient in tape.gradient(loss, weights)]
 
     norms = compute_gradient_norms(trainer, trainer.next_batch())

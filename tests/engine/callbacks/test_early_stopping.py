@@ -446,6 +446,7 @@ def test_a_sidecars_evaluations_end_a_run_that_only_trains(
 def test_a_mode_without_evaluation_in_training_is_refused(tmp_path: Path, mode: str) -> None:
     with pytest.raises(ConfigError):
         _launch(tmp_path / "run", _build_tiny_config(), mode=mode)
+
     assert not (tmp_path / "run").exists()
 
 

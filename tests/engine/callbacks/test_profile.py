@@ -140,6 +140,7 @@ def test_a_profiler_that_cannot_start_or_write_is_a_warning(
     callbacks = _create_callbacks(trainer, tmp_path, "1:2")
     with callbacks.call_begin_and_end("train"):
         _train(callbacks, 3)
+
     tf.profiler.experimental.stop()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "plugins").touch()

@@ -56,6 +56,7 @@ def test_the_rates_are_those_of_reduce_lr_on_plateau(options: dict[str, Any]) ->
         again = ReduceOnPlateau("validation_loss", **{"metric_comp": "lower", **options})
         again.restore(callback.state())
         callback = again
+
     names = {"min_value": "min_lr", "metric_comp": "mode"}
     of_keras = {
         names.get(name, name): {"higher": "max"}.get(value, value)

@@ -62,6 +62,7 @@ def test_evaluated_weights_draw_from_the_same_latents_each_time(tmp_path: Path) 
         run.step = step
         run.evaluation = Evaluation(step)
         callback.evaluation_end(run, {})
+
     tried, first, second = trainer.task.drawn
 
     assert np.array_equal(tried, first)

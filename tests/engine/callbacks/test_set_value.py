@@ -125,4 +125,5 @@ def test_a_list_that_cannot_be_is_refused_before_training(
 ) -> None:
     with pytest.raises(UsageError):
         _train_weights(tmp_path, CONSTANT, SetAtSteps("learning_rate", steps), **trainer)
+
     assert not (tmp_path / "metrics.jsonl").exists()

@@ -65,6 +65,7 @@ def test_a_restored_run_has_the_same_bits_with_dropout_and_slots(
     for _ in range(4):
         run.train()
         run.manager.save(run.step)
+
     run.manager.sync()
     saved = run.values()
 
@@ -239,6 +240,7 @@ def test_tensorflows_manager_can_continue_and_rotate_our_saves(tmp_path: Path) -
     for _ in range(3):
         run.train()
         run.manager.save()
+
     run.manager.sync()
     saved = [str(tmp_path / f"ckpt-{step}") for step in (2, 3)]
 

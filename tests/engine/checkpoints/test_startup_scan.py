@@ -404,6 +404,7 @@ def test_rotation_counts_what_an_earlier_version_marked(folder: Path) -> None:
     for step in (1, 2):
         (folder / f"ckpt-{step}.commit.json").unlink()
         (folder / f".saving-ckpt-{step}.{RUN_ID}").touch()
+
     run = SmallRun(folder, max_to_keep=2, run_id=RUN_ID)
 
     assert names(folder) == sorted(["checkpoint", *parts(2), *parts(3)])
@@ -428,6 +429,7 @@ def test_setting_aside_a_step_twice_keeps_both(tmp_path: Path) -> None:
         (tmp_path / "ckpt-5.index").write_text(text)
         (tmp_path / "ckpt-5.data-00000-of-00001").write_text(text)
         set_aside(str(tmp_path / "ckpt-5"), "archived")
+
     kept = [tmp_path / "archived" / place / "ckpt-5.index" for place in ("", "2", "3")]
 
     assert [path.read_text() for path in kept] == ["first", "second", "third"]

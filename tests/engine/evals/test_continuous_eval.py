@@ -211,6 +211,7 @@ def test_a_sidecar_killed_in_a_rewind_keeps_no_later_weights(
         _create_sidecar(tmp_path).record(
             step, {"accuracy": accuracy}, 0.1, str(tmp_path / f"ckpt-{step}")
         )
+
     Ledger(tmp_path / "evals/validation.jsonl", dataset="validation", config_hash="").rewind(10)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

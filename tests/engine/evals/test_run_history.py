@@ -173,6 +173,7 @@ def test_losses_of_history_and_ledger_are_reported(
     for name in ("metrics.jsonl", "evals.jsonl"):
         path = tmp_path / name
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
+
     setup.run_history.begin(30, is_new=False)
     warned = [record.getMessage() for record in caplog.records if "has lost" in record.getMessage()]
     if left == 3:

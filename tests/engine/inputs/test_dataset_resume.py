@@ -334,9 +334,7 @@ def _choose_method(
 
 
 def _make(make: Make, files: list[str]) -> tf.data.Dataset:
-    """The dataset as a run makes it: after some number of other random ops, which differs from
-    process to process.
-    """
+    """Returns the dataset as a run makes it: after some random ops, which differ by process."""
     tf.random.uniform([])
     return call_build_inputs(lambda params: make(files), None)
 
@@ -512,4 +510,5 @@ def test_any_order_options_and_unseeded_data_are_named() -> None:
 def test_op_determinism_repeats_parallel_random_numbers() -> None:
     with ForkServer(["tests.engine.inputs.reading_in_order"]) as server:
         ended = server.run(read_whole_and_skipped)
+
     assert ended.code == 0, ended.text[-2000:]

@@ -54,6 +54,7 @@ def test_a_failed_read_in_a_buffer_is_known(name: str, tmp_path: Path) -> None:
         and time.monotonic() < until
     ):
         time.sleep(0.01)
+
     missing.write_text("")
     restored = iter(dataset)
 

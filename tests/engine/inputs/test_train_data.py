@@ -29,9 +29,7 @@ PARAMS = training_data(seed=3)
 
 
 class _Run:
-    """A run that counts its steps and notes what it is fed: by `build`, or by a ready-made
-    dataset.
-    """
+    """A run that counts its steps and notes the data of `build`, or of a ready-made dataset."""
 
     def __init__(
         self,
@@ -123,15 +121,17 @@ def _refuse_to_build(params: DataConfig) -> Any:
 
 
 def _create_run(build: Any, how: str, **options: Any) -> _Run:
-    """A run over the data of `build`: built, or a ready-made dataset given at once or set before
-    the first batch.
+    """Returns a run over the data of `build`.
+
+    They are built, or a ready-made dataset that is given at once or set before the first batch.
     """
     if how == "built":
         return _Run(build, **options)
-    run = _Run(_refuse_to_build, ready_made=build(PARAMS) if how == "given" else None, **options)
-    if how == "set":
-        run.data.replace(build(PARAMS))
+    if how == "given":
+        return _Run(_refuse_to_build, ready_made=build(PARAMS), **options)
 
+    run = _Run(_refuse_to_build, **options)
+    run.data.replace(build(PARAMS))
     return run
 
 
@@ -296,9 +296,9 @@ def test_a_distributed_dataset_warns_once_and_always_restarts(
         again = next(run.data.iterator())
 
     assert [record.getMessage() for record in caplog.records] == [
-        "task.train_data: resume is not exact: a ready-made DistributedDataset has no "
-        "position, so each start and each "
-        "rollback reads it from its beginning; return the data from build_inputs instead"
+        "task.train_data: resume is not exact: a ready-made DistributedDataset has no position,"
+        " so each start and each rollback reads it from its beginning; return the data from"
+        " build_inputs instead"
     ]
     assert [part.numpy().tolist() for part in first.values] == [
         part.numpy().tolist() for part in again.values
@@ -450,6 +450,7 @@ def test_slow_and_inexact_resumes_are_logged_once_with_the_op(
         run.take(1)
         run.data.restore(run.data.state())
         run.take(1)
+
     lines = [record.getMessage() for record in caplog.records]
 
     assert level in {

@@ -53,6 +53,7 @@ def test_averages_follow_the_closed_form(start: int, dynamic: bool) -> None:
         update()
         averages = {"average": average.variables, **average.more_variables}
         measured.append([float(averages[name]["w"].numpy()) for name in decays])
+
     wanted = [
         compute_expected(values, config.replace(average_decay=decay)) for decay in decays.values()
     ]
@@ -125,10 +126,12 @@ def test_swapping_twice_restores_the_bits_on_every_replica(library: Any) -> None
         average = MovingAverage(variables, config)
         for seed, variable in enumerate(variables):
             variable.assign(tf.random.stateless_normal(variable.shape, [seed, 0]) * 1e3)
+
     shadows = list(average.variables.values())
     with strategy.scope():  # of another size: a sum and a difference would not give the bits back
         for seed, shadow in enumerate(shadows):
             shadow.assign(tf.random.stateless_normal(shadow.shape, [seed, 1]) / 7.0)
+
     weights_before = [on_each_replica(strategy, variable) for variable in variables]
     shadows_before = [on_each_replica(strategy, shadow) for shadow in shadows]
 
@@ -250,6 +253,7 @@ def test_variables_are_exchanged_one_by_one_on_every_replica() -> None:
             [tf.Variable(tf.fill([2], number * sign)) for number in (1e-30, 3.0)]
             for sign in (1.0, -7.0)
         )
+
     before = [[variable.numpy() for variable in values] for values in (ones, others)]
 
     tf.function(lambda: exchange(strategy, ones, others))()

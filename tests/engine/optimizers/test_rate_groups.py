@@ -189,4 +189,5 @@ def test_patterns_that_count_for_nothing_are_named(caplog: pytest.LogCaptureFixt
 def test_the_groups_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="trainer_kit.optimizers.rate_groups"):
         move_variables(multiply_rates(optimization("sgd"), head=0.1), "one", "two", "head", steps=0)
+
     assert caplog.messages == ["learning rates: 0.1 times for 1, 1 times for 2 of 3 variables"]

@@ -146,6 +146,7 @@ def test_the_metrics_of_each_checkpoint_differ_and_name_it(
             f"{pretrained_run}/ckpt-{step}"
             in (finished_run / f"finetune-{step}/params.yaml").read_text()
         )
+
     last = final_record(finished_run)
 
     assert last["step"] == 30
@@ -268,6 +269,7 @@ def test_a_model_that_does_not_fit_is_refused_without_a_trace(
 ) -> None:
     with pytest.raises(UsageError, match="shape"):
         launch(_build_config(pretrained_run, TinyConfig(width=5)), MODE, str(tmp_path / "run"))
+
     assert list(tmp_path.iterdir()) == []
 
 

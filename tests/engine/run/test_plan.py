@@ -103,6 +103,7 @@ def test_a_run_that_fails_before_its_first_record_leaves_nothing(tmp_path: Path,
         _create_plan(tmp_path / "run", mode).create_lock(Progress()),
     ):
         raise ZeroDivisionError
+
     assert os.listdir(tmp_path) == []
 
 

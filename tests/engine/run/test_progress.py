@@ -80,6 +80,7 @@ def test_the_time_of_each_phase_is_counted() -> None:
 
     with phases.during_run(), phases.during("save"):
         pass
+
     account = phases.times.build_account()
 
     assert account.seconds["start"] == 1

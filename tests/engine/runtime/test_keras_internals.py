@@ -86,6 +86,7 @@ def test_a_comparison_is_chosen_once() -> None:
         internals.set_monitor_op(callback)
         assert callback.min_delta == -0.5
         assert callback.monitor_op is not None
+
     internals.set_monitor_op(object())
 
 

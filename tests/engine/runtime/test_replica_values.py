@@ -98,6 +98,7 @@ def test_numbers_of_16_bits_come_back_through_json(form: Callable[[list[Any]], l
     strategy = replicas(2)
     with strategy.scope():
         variable = tf.Variable(tf.constant([0.5, 3.0], tf.bfloat16), trainable=False)
+
     state = form(read_replica_values([variable], strategy))
 
     variable.assign(tf.zeros_like(variable))
@@ -114,6 +115,7 @@ def test_replicas_share_moving_averages_until_they_are_put_back() -> None:
         mean = tf.Variable(0.0, aggregation=tf.VariableAggregation.MEAN, **on_read)
         metric = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM, **on_read)
         counter = tf.Variable(0, trainable=False)
+
     variables = [first_replicas, mean, metric, counter]
 
     def values() -> list[list[float]]:
@@ -125,10 +127,12 @@ def test_replicas_share_moving_averages_until_they_are_put_back() -> None:
     for variable in variables:
         for part, value in zip(strategy.experimental_local_results(variable), (1, 4), strict=True):
             part.assign(tf.cast(value, part.dtype))
+
     shared = ReplicaLocalState(lambda: variables, strategy)
     for _ in range(2):
         shared.share_values()
         assert values() == [[1, 1], [2.5, 2.5], [1, 4], [1, 4]]
+
     for _ in range(2):
         shared.unshare_values()
         assert values() == [[1, 4]] * 4

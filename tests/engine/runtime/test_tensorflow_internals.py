@@ -390,6 +390,7 @@ def test_a_summary_context_may_end_after_one_of_the_engine(tmp_path: Path) -> No
     lasting = own.as_default(5)
     with state.activate():
         lasting.__enter__()
+
     with engine.as_default(7):
         assert tf.summary.experimental.get_step() == 7
         with state.activate():

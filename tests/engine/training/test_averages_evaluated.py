@@ -42,9 +42,7 @@ def _build_config(ema: dict[str, Any] | None, **trainer: Any) -> Any:
 
 
 class _Counting(LinearTask):
-    """Counts its evaluations in a variable and in its own state, and draws a random number in each
-    step.
-    """
+    """Counts its evaluations in a variable and in its state, and draws a number in each step."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -100,44 +98,34 @@ def test_each_kind_of_weights_has_metrics_of_its_own() -> None:
         before = _read_values(trainer)
         logs = trainer.evaluate(tf.constant(-1))
         assert _read_values(trainer) == before
-        for name, set_logs in (
-            ("average", logs),
-            ("weights", logs["weights"]),
-            ("fast", logs["fast"]),
-        ):
+
+        logs_by_weights = {"average": logs, "weights": logs["weights"], "fast": logs["fast"]}
+        for name, weights_logs in logs_by_weights.items():
             with trainer.use_weights(name):
                 values = trainer.model.get_weights()
             plain.model.set_weights(values)
             expected = plain.evaluate(tf.constant(-1))
-            assert {metric: set_logs[metric] for metric in expected} == expected
+            assert {metric: weights_logs[metric] for metric in expected} == expected
 
-    assert (
-        len(
-            {
-                logs["validation_loss"],
-                logs["weights"]["validation_loss"],
-                logs["fast"]["validation_loss"],
-            }
-        )
-        == 3
-    )
+    losses = {
+        logs["validation_loss"],
+        logs["weights"]["validation_loss"],
+        logs["fast"]["validation_loss"],
+    }
+    assert len(losses) == 3
 
 
 def test_further_evaluations_leave_task_and_randomness_alone() -> None:
-    average_only, all_weights = (
-        _train({**EMA, "evaluate": names}, _Counting) for names in (("average",), EMA["evaluate"])
-    )
+    average_only = _train({**EMA, "evaluate": ("average",)}, _Counting)
+    all_weights = _train(EMA, _Counting)
 
     for _ in range(2):
-        expected, logs = (
-            trainer.evaluate(tf.constant(-1)) for trainer in (average_only, all_weights)
-        )
+        expected = average_only.evaluate(tf.constant(-1))
+        logs = all_weights.evaluate(tf.constant(-1))
         assert {name: logs[name] for name in expected} == expected
 
     assert logs["fast"]["drawn"] == logs["drawn"]
-    assert [int(trainer.task.batches) for trainer in (average_only, all_weights)] == [
-        int(average_only.task.batches)
-    ] * 2
+    assert int(all_weights.task.batches) == int(average_only.task.batches)
 
     for trainer in (average_only, all_weights):
         trainer.train(tf.constant(3))
@@ -280,7 +268,6 @@ def test_ema_checkpoints_hold_the_averages(
 
     model = _load_model(tf.train.latest_checkpoint(str(place)))
     other = _load_model(str(run / "best_ckpt/ckpt-40"))
-
     trainer_kit.load_weights(other, run / "ckpt-40", averaged=average)
 
     assert_all_close(model.get_weights(), other.get_weights())

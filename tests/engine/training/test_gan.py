@@ -134,12 +134,14 @@ def test_a_step_in_turns_is_two_steps_by_hand(one_step: Trainer) -> None:
         loss = tf.reduce_mean(tf.nn.softplus(-scores[0])) + tf.reduce_mean(
             tf.nn.softplus(scores[1])
         )
+
     weights = model.discriminator.trainable_variables
     optimizers["discriminator"].apply(tape.gradient(loss, weights), weights)
     kept = [variable.numpy() for variable in model.discriminator.non_trainable_variables]
     with tf.GradientTape() as tape:
         score = model.discriminator(model.generator(new_latents, training=True), training=True)
         loss = tf.reduce_mean(tf.nn.softplus(-score))
+
     weights = model.generator.trainable_variables
     optimizers["generator"].apply(tape.gradient(loss, weights), weights)
 
@@ -168,6 +170,7 @@ def test_replicas_generate_from_different_latents() -> None:
 def test_both_nets_train_in_float16_and_compiled_by_xla(runtime: dict[str, Any]) -> None:
     with precision_scope(RuntimeConfig(**runtime)):
         trainer = _create_trainer(runtime=runtime)
+
     nets = (trainer.model.generator, trainer.model.discriminator)
     before = [_read_values(net) for net in nets]
 

@@ -75,6 +75,7 @@ def test_processors_train_alike_on_replicas_and_micro_batches() -> None:
             logs["training_loss"], rel=1e-5
         )
         assert_all_close(trained_weights(other), trained_weights(on_one_replica), atol=2e-6)
+
     plain = _create_trainer(_build_config())
 
     plain.train(tf.constant(6))
@@ -101,6 +102,7 @@ def test_processors_see_float16_gradients_without_the_scale() -> None:
     )
     with precision_scope(config.runtime):
         trainer = _create_trainer(config)
+
     before = trained_weights(trainer)
 
     logs = trainer.train(tf.constant(1))
@@ -110,8 +112,9 @@ def test_processors_see_float16_gradients_without_the_scale() -> None:
 
 
 def test_the_reported_norm_is_the_mean_of_unclipped_ones() -> None:
-    """SGD without momentum moves weights by the rate times the gradient; one replica reports what
-    two do.
+    """SGD without momentum moves weights by the rate times the gradient.
+
+    One replica reports what two do.
     """
     trainer = _create_trainer(_build_config(report_gradient_norm=True), count=2)
     norms = []
@@ -124,6 +127,7 @@ def test_the_reported_norm_is_the_mean_of_unclipped_ones() -> None:
         )
         norms.append(np.linalg.norm(moved) / 0.05)
         assert logs["gradient_norm"] == pytest.approx(norms[-1], rel=1e-4)
+
     again = _create_trainer(_build_config(report_gradient_norm=True))
 
     assert again.train(tf.constant(4))["gradient_norm"] == pytest.approx(np.mean(norms), rel=1e-4)

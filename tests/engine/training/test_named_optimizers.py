@@ -140,10 +140,13 @@ def _draw_points(batches: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def _build_dataset(batches: list[Any], count: int) -> Any:
     features, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    size = len(batches[0][0])
     dataset = tf.data.Dataset.from_tensor_slices((features, labels)).batch(
-        len(batches[0][0]), drop_remainder=True
+        size, drop_remainder=True
     )
-    return replicas(count).experimental_distribute_dataset(dataset) if count > 1 else dataset
+    if count > 1:
+        return replicas(count).experimental_distribute_dataset(dataset)
+    return dataset
 
 
 @pytest.mark.parametrize(
@@ -225,6 +228,7 @@ def test_each_optimizer_has_several_averages_of_its_variables() -> None:
 
     with trainer.use_weights("fast"):
         inside = trained_weights(trainer)
+
     same = [bool((value == other).all()) for value, other in zip(before, inside, strict=True)]
 
     assert same == [False, True]
@@ -248,6 +252,7 @@ def test_the_learning_rate_of_each_is_reported() -> None:
 def test_variables_that_nobody_updates_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         trainer = _create_trainer({"head": {**SGD, "variables": ("/dense_1/",)}}, TwoLayers)
+
     (warning,) = [
         record.getMessage()
         for record in caplog.records
@@ -338,9 +343,8 @@ def test_a_resumed_run_has_the_bits_of_one_never_stopped(tmp_path: Path) -> None
         optimizer_config={}, optimizers=sections, train_steps=20, checkpoint_interval=10
     )
 
-    whole, resumed = (
-        _read_optimizer_state(config, tmp_path, from_step) for from_step in (None, 10)
-    )
+    whole = _read_optimizer_state(config, tmp_path, from_step=None)
+    resumed = _read_optimizer_state(config, tmp_path, from_step=10)
 
     assert any("gradient_sum" in name for name in whole)
     assert whole.keys() == resumed.keys()
@@ -373,10 +377,9 @@ def test_some_optimizers_with_a_loss_scale_train_as_none() -> None:
     assert_all_close(trained_weights(own), trained_weights(plain), atol=1e-6)
 
 
-@pytest.mark.parametrize("field", ["optimizer", "learning_rate"])
-def test_a_section_that_nothing_uses_is_refused(field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "config"), [("optimizer", SGD), ("learning_rate", {"learning_rate": RATE})]
+)
+def test_a_section_that_nothing_uses_is_refused(field: str, config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"do not use optimizer_config.{field}"):
-        tiny_experiment(
-            optimizer_config={"learning_rate": RATE, **({} if field == "learning_rate" else SGD)},
-            optimizers={"all": {**SGD, **REST}},
-        )
+        tiny_experiment(optimizer_config=config, optimizers={"all": {**SGD, **REST}})

@@ -221,4 +221,5 @@ def test_the_address_may_be_in_the_environment(
 def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as refused:
         Webhook(**arguments)
+
     assert SECRET not in str(refused.value)

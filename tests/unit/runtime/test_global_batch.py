@@ -41,6 +41,7 @@ def test_what_cannot_be_shared_names_the_nearest_that_can(
 ) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         split_global_batch(batch, replicas, "task.train_data.global_batch_size")
+
     assert caught.value.exit_code == ExitCode.USAGE
 
 

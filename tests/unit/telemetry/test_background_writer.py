@@ -210,6 +210,7 @@ def test_reports_of_short_loops_wait_together_but_not_on_flush() -> None:
         writer.flush()
         assert keeper.steps == list(range(written + 3))
         assert time.monotonic() - begin < 30.0
+
     writer.close()
 
 

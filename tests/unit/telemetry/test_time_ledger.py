@@ -68,6 +68,7 @@ def test_names_that_are_reported_as_one_add_up(ledger: TimeLedger, clock: _Clock
     for name in ("evaluate", "evaluation"):  # the evaluation, and the export of its weights
         with ledger.during(name):
             clock.wait(2)
+
     account = ledger.build_account()
 
     assert account.seconds["evaluation"] == 4
@@ -94,6 +95,7 @@ def test_a_loop_is_taken_apart_into_start_input_and_step(ledger: TimeLedger, clo
         with ledger.during("train"):
             clock.wait(10)
         ledger.add_loop(5, waited, first)
+
     account = ledger.build_account()
 
     assert account.seconds["start"] == 3
@@ -132,6 +134,7 @@ def test_evaluations_are_counted_and_the_first_is_kept_apart(
             clock.wait(seconds)
             with ledger.during("callbacks"):
                 clock.wait(1)
+
     account = ledger.build_account()
 
     assert account.evaluations == 3

@@ -100,6 +100,7 @@ def test_plain_tensorflow_reads_the_weights_of_any_model(tmp_path: Path, kind: s
         wanted = model(POINTS).numpy()
         checkpoint = create_weights_checkpoint(global_step=step, model=model)
         paths = [checkpoint.write(str(tmp_path / f"ckpt-{number}")) for number in (1, 2)]
+
     for path in paths:
         plain = MODELS[kind]()
         assert not np.allclose(plain(POINTS), wanted)

@@ -190,6 +190,7 @@ def test_each_save_has_the_arrays_of_its_time_whatever_shape(
         )
         manager.save(number)
         part.value = "after the save was asked for"
+
     manager.sync()
     for number, shape in enumerate(shapes):
         path = f"{tmp_path}/ckpt-{number}"

@@ -257,6 +257,7 @@ def test_a_kill_between_two_sets_keeps_the_weights_of_that_step(tmp_path: Path) 
         metrics = {name: {"accuracy": accuracy} for name in sets}
         best.maybe_export_checkpoint(checkpoint, metrics, step)
         ledger.append(step, metrics, dict.fromkeys(sets, 0.1))
+
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     records = ledger.get_active_evaluations()
 

@@ -56,6 +56,7 @@ def _create_trainer(cls: type[Trainer], steps: int = 2, **trainer: Any) -> Train
 def test_own_loops_and_replica_steps_are_refused(cls: type[Trainer], told: str) -> None:
     with pytest.raises(UsageError, match=rf"trainer\.accumulate_steps{told}"):
         _create_trainer(cls)
+
     assert _create_trainer(cls, 1).accumulation.steps == 1
 
 

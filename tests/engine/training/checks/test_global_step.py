@@ -193,6 +193,7 @@ def test_a_loop_that_counts_more_is_followed(
 def test_data_may_end_inside_a_loop_of_a_subclass(kind: type[Trainer], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="ended at step 13 of 20"):
         _run(kind, tmp_path, task=_EndingTask)
+
     assert list(complete_checkpoints(str(tmp_path)))[-1] == 13
 
 

@@ -161,4 +161,5 @@ def test_exact_resume_on_a_gpu_needs_deterministic_kernels(
 
     with refused:
         check_deterministic_kernels(tf.distribute.get_strategy(), required=True)
+
     check_deterministic_kernels(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), required=True)

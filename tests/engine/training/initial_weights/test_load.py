@@ -105,6 +105,7 @@ def test_items_of_keras_three_are_saved_twice_and_restored(tmp_path: Path) -> No
     for number in range(3):
         step.assign(number)
         checkpoint.save(str(tmp_path / "ckpt"), options)
+
     checkpoint.sync()
     again = _build_model_with_body()
     there = tf.Variable(5, dtype=tf.int64)

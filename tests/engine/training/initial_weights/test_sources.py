@@ -147,6 +147,7 @@ def test_names_of_the_file_are_replaced_by_patterns(tmp_path: Path) -> None:
         tf.compat.v1.get_variable("tower/fc/b", initializer=np.full(2, 8.0, np.float32))
         session.run(tf.compat.v1.global_variables_initializer())
         path = tf.compat.v1.train.Saver().save(session, str(tmp_path / "one"))
+
     layers = [keras.layers.Dense(2, name="dense")]
     model = keras.Sequential([keras.Input((3,)), *layers], name="sequential")
     # One after the other.

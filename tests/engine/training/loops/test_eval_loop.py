@@ -204,6 +204,7 @@ def test_untraceable_reduction_runs_step_by_step_with_a_warning(
         assert float(counter.total) == 45.0  # each batch counted once
         assert done == 4
         assert _to_lists(state) == _to_lists(by_step(iter(batches()), -1, None, reduce_fn)[1])
+
     (warning,) = [
         record.getMessage() for record in caplog.records if "step by step" in record.getMessage()
     ]

@@ -88,6 +88,7 @@ def test_a_joint_step_follows_the_weighted_sum_of_losses(
             for name, task in tasks.items()
         }
         total = 2.0 * losses["large"] + losses["small"]
+
     gradients = tape.gradient(total, model.trainable_variables)
     for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
         variable.assign_sub(0.1 * gradient)
@@ -182,6 +183,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     for from_step in (None, 10):
         model, logs = launch(config, "train_and_eval", str(tmp_path), from_step=from_step)
         results.append((model.get_weights(), logs, read_json(tmp_path / "best_ckpt" / "info.json")))
+
     whole, resumed = results
 
     assert_all_close(whole[0], resumed[0])

@@ -58,6 +58,7 @@ def test_an_error_of_the_program_stays_as_it_is() -> None:
 def test_an_exit_of_the_program_keeps_its_code() -> None:
     with pytest.raises(SystemExit) as ended, exit_codes(), exit_codes():
         raise UsageError("once")
+
     assert ended.value.code == 2
 
 

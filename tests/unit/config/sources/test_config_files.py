@@ -190,4 +190,5 @@ def test_a_missing_override_file_is_told_with_near_visible_files(
 def test_all_mistakes_of_one_override_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         read_params_override("x=1,a,b.=1,d=1,d=2")
+
     assert [mistake.path for mistake in caught.value.mistakes] == ["", "", "d"]

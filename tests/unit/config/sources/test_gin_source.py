@@ -166,6 +166,7 @@ def test_a_name_with_slashes_and_other_characters(register: Callable[[str], str]
     for written in (f"vision/_3d/net_{last}", f"vision._3d.net_{last}", f"net_{last}"):
         config = resolve_config(name, ConfigSources(gin_params=(f"{written}.steps = 6",))).config
         assert config.trainer.train_steps == 6, written
+
     mistake = read_only_mistake(name, f"vison/_3d/net_{last}.steps = 6")
 
     assert "vison/_3d" in mistake.problem
