@@ -40,9 +40,8 @@ class _PoisonedSource:
     def at(self, position: int, input_context: Any = None) -> tf.data.Dataset:
         def poison(index: tf.Tensor, batch: Any) -> Any:
             points, labels = batch
-            return tf.where(
-                tf.reduce_any(tf.equal(index + position, self._bad)), NAN * points, points
-            ), labels
+            is_bad = tf.reduce_any(tf.equal(index + position, self._bad))
+            return tf.where(is_bad, NAN * points, points), labels
 
         return self._source.at(position, input_context).enumerate().map(poison)
 
@@ -79,9 +78,7 @@ class _NanGradient(LinearTask):
 
 
 class _NanWeight(TinyTask):
-    """A weight becomes NaN at one step, behind a relu that hides it from the loss: on CPU max(NaN,
-    0) is 0.
-    """
+    """A weight becomes NaN at one step, behind a relu: on CPU max(NaN, 0) is 0."""
 
     at = 12
 
@@ -107,9 +104,7 @@ def _run(folder: Path, task: type[TinyTask], mode: str = "train", **trainer: Any
 
 @pytest.fixture(scope="module")
 def recovered_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, str]:
-    """A run that met a batch of NaN and left it out: its folder, model, last metrics, and what it
-    told.
-    """
+    """A run that left out a batch of NaN: its folder, model, last metrics and log."""
     folder = tmp_path_factory.mktemp("recovered")
     told = io.StringIO()
     log = logging.getLogger("trainer_kit")
@@ -128,9 +123,7 @@ def recovered_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, 
 
 @pytest.fixture(scope="module")
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A run whose weights were spoilt after step 10, to which nobody looked: its folder and its
-    model.
-    """
+    """A run whose weights were spoilt after step 10, unnoticed: its folder and its model."""
     folder = tmp_path_factory.mktemp("hidden")
     model, _ = _run(
         folder, _NanWeight, "train_and_eval", recovery_max_trials=-1, checkpoint_interval=5
@@ -185,9 +178,7 @@ def test_all_bad_batches_between_checkpoints_are_left_out(
 
 
 class _HugeGradient(LinearTask):
-    """One gradient of 1e30: its square, which Adam keeps, is infinite, the step that Adam takes is
-    not.
-    """
+    """One gradient of 1e30: its square, which Adam keeps, is infinite, Adam's step is not."""
 
     def build_losses(self, labels: Any, model_outputs: Any, aux_losses: Any = None) -> tf.Tensor:
         loss = super().build_losses(labels, model_outputs, aux_losses)

@@ -1,5 +1,7 @@
 """Saving, rotating and restoring real files."""
 
+from __future__ import annotations
+
 import gc
 import threading
 import weakref
@@ -13,6 +15,7 @@ import orbit
 import pytest
 import tensorflow as tf
 
+from tests.builders import assert_all_close
 from tests.engine.checkpoints.saved_trainer import SavedTrainer, manager_of
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.checkpoints.commit import read_commit_record
@@ -73,11 +76,11 @@ def test_a_restored_run_has_the_same_bits_with_dropout_and_slots(
     again = _Run(tmp_path)
 
     assert again.manager.restore_or_initialize() == str(tmp_path / "ckpt-4")
-    assert all(np.array_equal(a, b) for a, b in zip(saved, again.values(), strict=True))
+    assert_all_close(again.values(), saved)
 
     again.train()
 
-    assert all(np.array_equal(a, b) for a, b in zip(run.values(), again.values(), strict=True))
+    assert_all_close(again.values(), run.values())
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -101,12 +104,8 @@ def test_reports_are_settled_before_a_checkpoint_is_in_place(
     run.manager.sync()
 
     assert file_names == [[], ["ckpt-1"]]
-    assert [
-        (read_commit_record(f"{tmp_path}/ckpt-{step}") or {})["recorded"] for step in (1, 2)
-    ] == [
-        {"history": 1},
-        {"history": 2},
-    ]
+    records = [read_commit_record(f"{tmp_path}/ckpt-{step}") or {} for step in (1, 2)]
+    assert [record["recorded"] for record in records] == [{"history": 1}, {"history": 2}]
 
 
 def test_the_callers_shards_and_save_options_are_kept(tmp_path: Path) -> None:
@@ -183,7 +182,6 @@ def test_a_left_manager_frees_model_and_thread_and_saves_again(tmp_path: Path) -
     model = weakref.ref(run.model)
     del run
     keras.utils.clear_session()
-
     gc.collect()
 
     assert model() is None

@@ -145,11 +145,9 @@ def test_every_type_of_the_config_has_a_case() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_keras_can_save_and_load_an_optimizer_with_its_fields(kind: str, dtype: str) -> None:
     fields = OptimizerConfig(type=kind).get()  # type: ignore[arg-type]
-    rule = (
-        {"exclude_from_weight_decay": ("bias",)}
-        if hasattr(fields, "exclude_from_weight_decay")
-        else {}
-    )
+    rule = {}
+    if hasattr(fields, "exclude_from_weight_decay"):
+        rule["exclude_from_weight_decay"] = ("bias",)
     optimizer = create_optimizer(optimization(kind, **rule), mixed_precision_dtype=dtype)
 
     loaded: Any = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
@@ -234,7 +232,9 @@ def scaled_optimizer() -> Iterator[str]:
         @tk.register_optimizer("scaled", ScaledConfig)
         def build(config: ScaledConfig, learning_rate: Any) -> Any:
             """Makes short or long steps."""
-            return keras.optimizers.SGD(config.scale * learning_rate) if config.scale > 0 else None
+            if config.scale <= 0:
+                return None
+            return keras.optimizers.SGD(config.scale * learning_rate)
 
         yield "scaled"
 

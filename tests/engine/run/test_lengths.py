@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.builders import final_record, read_json, replicas
+from tests.builders import assert_all_close, final_record, read_json, replicas
 from tests.engine.linear_task import LinearTask, linear_experiment
 from tests.engine.run.ready_trainer import ReadyTrainer
 from trainer_kit import Callback
@@ -45,9 +44,7 @@ class Endless(Dataset):
 
 
 class Noted(Callback):
-    """Notes the epoch events, and what the run tells of its epoch when it begins and after each
-    loop.
-    """
+    """Notes the events of epochs, and the position in the epoch at their beginning and in loops."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -132,9 +129,11 @@ def test_two_epochs_are_the_same_bits_as_their_steps(tmp_path: Path) -> None:
     in_steps, _ = launch(
         _build_cosine_config(21, 21), "train", str(tmp_path / "steps"), trainer=ready.again()
     )
-    pairs = zip(in_epochs.variables, in_steps.variables, strict=True)
 
-    assert all(np.array_equal(variable.numpy(), other.numpy()) for variable, other in pairs)
+    assert_all_close(
+        [variable.numpy() for variable in in_epochs.variables],
+        [variable.numpy() for variable in in_steps.variables],
+    )
 
 
 def test_a_dataset_that_ends_starts_again_for_each_epoch(tmp_path: Path) -> None:
@@ -144,8 +143,8 @@ def test_a_dataset_that_ends_starts_again_for_each_epoch(tmp_path: Path) -> None
     run_experiment(
         None, Dataset(config.task), "train_and_eval", config, str(tmp_path), callbacks=[noted]
     )
-    logs = ["accuracy", "learning_rate", "training_loss"]
 
+    logs = ["accuracy", "learning_rate", "training_loss"]
     assert noted.events == [
         ("begin", 1, 0, 1, 0),
         (1, 8),

@@ -66,13 +66,13 @@ def _create_trainer(
 
 
 def test_equal_optimizers_train_as_one() -> None:
-    on_two_replicas = _create_trainer({"head": {**SGD, **HEAD}, "rest": {**SGD, **REST}}, count=2)
-    on_one_replica = _create_trainer({}, count=2)
+    two_optimizers = _create_trainer({"head": {**SGD, **HEAD}, "rest": {**SGD, **REST}}, count=2)
+    one_optimizer = _create_trainer({}, count=2)
 
-    for trainer in (on_two_replicas, on_one_replica):
+    for trainer in (two_optimizers, one_optimizer):
         trainer.train(tf.constant(4))
 
-    assert_all_close(trained_weights(on_two_replicas), trained_weights(on_one_replica))
+    assert_all_close(trained_weights(two_optimizers), trained_weights(one_optimizer))
 
 
 @pytest.mark.parametrize("task_type", [LinearTask, ByMethod])

@@ -70,10 +70,8 @@ def test_a_moving_average_is_restored_only_if_it_was_saved(tmp_path: Path) -> No
     with_one = _save(tmp_path / "with", _create_parts(average=_average(0.5)))
     without = _save(tmp_path, _create_parts())
 
-    assert (
-        CheckpointGraph(with_one).has_section("average"),
-        CheckpointGraph(without).has_section("average"),
-    ) == (True, False)
+    assert CheckpointGraph(with_one).has_section("average") is True
+    assert CheckpointGraph(without).has_section("average") is False
 
     for path, expected in ((with_one, 0.5), (without, 0.25)):
         average = _average(0.25)
@@ -220,10 +218,8 @@ CHANGES: dict[str, tuple[Callable[[], dict[str, Any]], str, str, str]] = {
 
 
 def _has_row(text: str, layer: str, row: str) -> bool:
-    return (
-        re.search(rf"^  {re.escape(layer)}\n(?:    .*\n)*?    {row}$", text, re.MULTILINE)
-        is not None
-    )
+    pattern = rf"^  {re.escape(layer)}\n(?:    .*\n)*?    {row}$"
+    return re.search(pattern, text, re.MULTILINE) is not None
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -249,18 +245,19 @@ def test_a_changed_model_is_refused_or_restored_in_part(
 
     assert len(caplog.records) == 1
 
-    told = caplog.records[0].getMessage()
-    assert told.startswith(f"{path} is restored in part; ")
-    assert _has_row(told, layer, row)
+    message = caplog.records[0].getMessage()
+    assert message.startswith(f"{path} is restored in part; ")
+    assert _has_row(message, layer, row)
 
-    there = _read_values(run)
+    restored = _read_values(run)
     before = _read_values(saved)
+    assert restored[taken] == before[taken] != []
 
-    assert there[taken] == before[taken] != []
-
-    for name, value in there.items():
-        fits = name in before and tf.constant(value).shape == tf.constant(before[name]).shape
-        assert value == (before[name] if fits else tf.zeros_like(value).numpy().tolist()), name
+    for name, value in restored.items():
+        expected = tf.zeros_like(value).numpy().tolist()
+        if name in before and tf.constant(value).shape == tf.constant(before[name]).shape:
+            expected = before[name]
+        assert value == expected, name
 
     assert int(run["global_step"]) == 7
 
