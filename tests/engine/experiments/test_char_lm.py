@@ -46,10 +46,6 @@ def _write_library(folder: Path, files: int = 60) -> Path:
     return folder
 
 
-def _draw_characters(examples: int, length: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, VOCABULARY, (examples, length)).astype(np.int32)
-
-
 def test_tests_generated_files_and_packages_are_left_out(tmp_path: Path) -> None:
     (_write_library(tmp_path, 3) / "sub").mkdir()
     (tmp_path / "sub/inside.py").write_text("a = 1\n")
@@ -109,7 +105,7 @@ def test_windows_predict_every_character_but_the_first_once() -> None:
 
 def test_a_changed_character_changes_no_earlier_logits() -> None:
     model = build_transformer(SMALL, VOCABULARY)
-    characters = _draw_characters(2, 12)
+    characters = np.random.default_rng(0).integers(0, VOCABULARY, (2, 12)).astype(np.int32)
     before = model(characters)
     for position in (0, 3, 11):
         changed = characters.copy()

@@ -124,13 +124,6 @@ def _build_tf_keras(task: Any) -> Any:
     return tf_keras.Model(inputs, tf_keras.layers.Dense(3)(_Layer()(inputs)))
 
 
-def _compile_task(task: Any) -> Any:
-    inputs = keras.Input((8,))
-    model = _Compiled(inputs, keras.layers.Dense(3)(inputs), name="compiled")
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
-
-
 def _run(
     task_type: type[LinearTask],
     model: Any,
@@ -176,7 +169,13 @@ def test_every_method_of_task_and_trainer_may_branch_on_tensors(
 
 
 def test_a_compiled_model_may_branch_on_tensors() -> None:
-    assert _run(LinearTask, _compile_task) == {"compute_loss", "compute_metrics"}
+    def build_compiled(task: Any) -> Any:
+        inputs = keras.Input((8,))
+        model = _Compiled(inputs, keras.layers.Dense(3)(inputs), name="compiled")
+        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    assert _run(LinearTask, build_compiled) == {"compute_loss", "compute_metrics"}
 
 
 def test_a_function_is_itself_when_run_eagerly() -> None:

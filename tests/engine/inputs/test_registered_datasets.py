@@ -55,20 +55,16 @@ class _NoInputs(LinearTask):
     build_inputs = Task.build_inputs
 
 
-def _create_trainer(train: dict[str, Any], validation: dict[str, Any]) -> Trainer:
-    data = {"train_data": {"dataset": train}, "validation_data": {"dataset": validation}}
-    config = linear_experiment().replace(task=data)
-    with replicas(2).scope():
-        return Trainer.create(config, _NoInputs(config.task), train=True, evaluate=True)
-
-
 _FIRST = {"type": "first", "first": {"examples": 20}}
 _PIPED = {"type": "piped"}
 
 
 def test_a_task_without_build_inputs_reads_what_the_config_names() -> None:
     """On two replicas: each dataset gets its place among them."""
-    trainer = _create_trainer(_FIRST, _PIPED)
+    data = {"train_data": {"dataset": _FIRST}, "validation_data": {"dataset": _PIPED}}
+    config = linear_experiment().replace(task=data)
+    with replicas(2).scope():
+        trainer = Trainer.create(config, _NoInputs(config.task), train=True, evaluate=True)
 
     assert np.isfinite(trainer.train(tf.constant(5))["training_loss"])
     assert trainer.evaluate(tf.constant(-1)).keys() >= {"accuracy", "validation_loss"}

@@ -113,7 +113,8 @@ def test_patterns_choose_variables(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_noise_has_the_decaying_standard_deviation() -> None:
-    processing = GradientProcessing([_build_noise_config(stddev=2.0, decay=0.5)])
+    noise_section = {"type": "noise", "noise": {"stddev": 2.0, "decay": 0.5}}
+    processing = GradientProcessing([GradientProcessorConfig(**noise_section)])  # type: ignore[arg-type]
     zeros = tf.zeros([100, 100])
     variable = tf.Variable(tf.zeros([100, 100]), name="kernel")
     for updates, stddev in ((0, 2.0), (3, 1.0), (99, 0.2)):
@@ -139,10 +140,6 @@ def test_noise_depends_on_update_seeds_place_and_variable() -> None:
 def test_xla_draws_the_same_noise() -> None:
     section = {"type": "noise", "noise": {"stddev": 1.0}}
     np.testing.assert_allclose(_draw_noise(section, in_xla=True), _draw_noise(section), atol=1e-5)
-
-
-def _build_noise_config(**fields: float) -> GradientProcessorConfig:
-    return GradientProcessorConfig(type="noise", noise=fields)  # type: ignore[arg-type]
 
 
 def _draw_noise(*sections: dict[str, Any], **options: Any) -> np.ndarray:

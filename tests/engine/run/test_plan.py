@@ -35,11 +35,6 @@ def _create_plan(
     return plan_run(None, mode, config or tiny_experiment(), str(folder), RunOptions(**options))
 
 
-def _write_checkpoint(folder: Path, step: int) -> str:
-    path: str = tf.train.Checkpoint(step=tf.Variable(step)).write(str(folder / f"ckpt-{step}"))
-    return path
-
-
 def test_callbacks_of_the_config_come_before_those_given(tmp_path: Path) -> None:
     config = tiny_experiment(callbacks=[{"name": "planned"}])
     plan = _create_plan(tmp_path, config=config, callbacks=[_Given()])
@@ -55,11 +50,14 @@ def test_only_a_sidecar_leaves_out_validation_sets(
 ) -> None:
     config = tiny_experiment()
     data = config.task.validation_data
-    chosen = {"continuous_eval": {"validation_sets": ["test"]}}
+    config = config.replace(
+        task={"validation_data": {"dev": data, "test": data}},
+        trainer={"continuous_eval": {"validation_sets": ["test"]}},
+    )
 
-    config = config.replace(task={"validation_data": {"dev": data, "test": data}}, trainer=chosen)
+    plan = _create_plan(tmp_path, mode, config)
 
-    assert list(get_validation_sets(_create_plan(tmp_path, mode, config).config.task)) == sets
+    assert list(get_validation_sets(plan.config.task)) == sets
 
 
 def test_a_folder_behind_a_link_is_planned_by_its_own_path(tmp_path: Path) -> None:
@@ -83,13 +81,14 @@ def test_a_second_run_of_the_same_files_is_refused(tmp_path: Path, first: Any, s
 
 
 def test_evaluations_and_sidecars_run_beside_training(tmp_path: Path) -> None:
-    _write_checkpoint(tmp_path, 10)
+    tf.train.Checkpoint(step=tf.Variable(10)).write(str(tmp_path / "ckpt-10"))
     plans = [
         _create_plan(tmp_path, "train"),
         _create_plan(tmp_path, "eval"),
         _create_plan(tmp_path, "eval"),
     ]
     plans += [_create_plan(tmp_path, "continuous_eval", eval_name=name) for name in ("one", "two")]
+
     with contextlib.ExitStack() as locks:
         for plan in plans:
             locks.enter_context(plan.create_lock(Progress()))

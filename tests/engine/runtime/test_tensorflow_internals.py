@@ -87,13 +87,6 @@ def _positive(x: Any) -> Any:
     return tf.constant("no")
 
 
-def _call_unconverted(function: Any) -> Any:
-    def call(x: Any) -> Any:
-        return internals.convert_with_autograph(function)(x)
-
-    return tf.function(call, autograph=False)
-
-
 def test_outside_of_autograph_layers_alone_are_converted() -> None:
     class Positive(tf_keras.layers.Layer):  # type: ignore[misc]
         def call(self, x: Any) -> Any:
@@ -116,7 +109,10 @@ def test_outside_of_autograph_layers_alone_are_converted() -> None:
 def test_without_the_name_the_public_conversion_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf, "__internal__", object())
 
-    assert _call_unconverted(_positive)(tf.constant(1)) == b"yes"
+    def call(x: Any) -> Any:
+        return internals.convert_with_autograph(_positive)(x)
+
+    assert tf.function(call, autograph=False)(tf.constant(1)) == b"yes"
 
     model = tf.Module()
     assert internals.convert_with_autograph(model) is model

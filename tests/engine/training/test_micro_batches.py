@@ -137,11 +137,17 @@ def test_replicas_take_the_same_number_of_parts(sizes: tuple[int, int]) -> None:
         mean.assign_add(share * tf.reduce_mean(part))
         metric.update_state(part)
 
+    # A batch for each replica, of sizes that are not known before.
+    whole = [np.arange(size, dtype=np.float32) + 10 * number for number, size in enumerate(sizes)]
+    spec = tf.TensorSpec([None], tf.float32)
     batches = MicroBatches(4, mirrored, step, lambda: None, lambda: metric.variables)
-    data = iter(mirrored.distribute_datasets_from_function(lambda _: _build_replica_batches(sizes)))
+    data = iter(
+        mirrored.distribute_datasets_from_function(
+            lambda _: tf.data.Dataset.from_generator(lambda: iter(whole), output_signature=spec)
+        )
+    )
 
     tf.function(lambda: batches(next(data)), autograph=False)()
-    whole = [np.arange(size, dtype=np.float32) + 10 * number for number, size in enumerate(sizes)]
 
     np.testing.assert_allclose(
         on_each_replica(mirrored, mean), [part.mean() for part in whole], rtol=1e-6
@@ -151,11 +157,3 @@ def test_replicas_take_the_same_number_of_parts(sizes: tuple[int, int]) -> None:
 
 
 SUM = tf.VariableAggregation.SUM
-
-
-def _build_replica_batches(sizes: tuple[int, int]) -> tf.data.Dataset:
-    """Returns a dataset with a batch for each replica, of sizes that are not known before."""
-    batches = [np.arange(size, dtype=np.float32) + 10 * number for number, size in enumerate(sizes)]
-    return tf.data.Dataset.from_generator(
-        lambda: iter(batches), output_signature=tf.TensorSpec([None], tf.float32)
-    )

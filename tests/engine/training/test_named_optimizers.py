@@ -111,19 +111,22 @@ def test_a_period_of_5_updates_twice_in_10_steps() -> None:
 
 
 def test_gradients_of_a_period_are_averaged_if_asked() -> None:
-    """With weights that change only at the end of a period, that is SGD on the four batches
-    together.
+    """This is SGD on the four batches together: weights change at the end of a period only.
 
     Gradients of one optimizer are clipped, which hides a factor; those of the other are not.
     """
     clip = {"optimizer": {"type": "sgd", "sgd": {"global_clipnorm": 0.1}}, "learning_rate": RATE}
     sections = {"head": {**SGD, **HEAD}, "rest": {**clip, **REST}}
     period = {"period": 4, "accumulate": True}
-    batches = [(np.float32(x), y) for x, y in _draw_points(4)]
+    random = np.random.default_rng(0)
+    batches = [
+        (np.float32(random.normal(size=(16, 8))), random.integers(0, 3, 16)) for _ in range(4)
+    ]
     together = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
     whole = _create_trainer(sections)
     whole.train_dataset = _build_dataset([together], 1)
     whole.train(tf.constant(1))
+
     for count in (1, 2):
         trainer = _create_trainer(
             {name: {**section, **period} for name, section in sections.items()}, count=count
@@ -131,11 +134,6 @@ def test_gradients_of_a_period_are_averaged_if_asked() -> None:
         trainer.train_dataset = _build_dataset(batches, count)
         trainer.train(tf.constant(4))
         assert_all_close(trained_weights(trainer), trained_weights(whole), atol=2e-7)
-
-
-def _draw_points(batches: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    random = np.random.default_rng(0)
-    return [(random.normal(size=(16, 8)), random.integers(0, 3, 16)) for _ in range(batches)]
 
 
 def _build_dataset(batches: list[Any], count: int) -> Any:

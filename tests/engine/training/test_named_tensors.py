@@ -22,15 +22,6 @@ class Squared(keras.layers.Layer):
         return tk.expose("squares", inputs**2) / 2
 
 
-def _build_model() -> keras.Model:
-    inner = keras.Sequential(
-        [keras.Input((3,)), Squared(name="halves"), keras.layers.Dense(2, name="last")],
-        name="inner",
-    )
-    inputs = keras.Input((3,))
-    return keras.Model(inputs, inner(keras.layers.Dense(3, name="first")(inputs)))
-
-
 def _collect_tensors(model: Any, *names: str, x: Any = None) -> dict[str, tf.Tensor]:
     with LayerOutputs(model).collect(names) as collection:
         model(tf.ones([2, 3]) if x is None else x)
@@ -47,7 +38,13 @@ def test_outside_of_a_run_it_returns_the_same_object() -> None:
 
 
 def test_exposed_tensors_and_layers_are_known_at_any_depth() -> None:
-    model = _build_model()
+    inner = keras.Sequential(
+        [keras.Input((3,)), Squared(name="halves"), keras.layers.Dense(2, name="last")],
+        name="inner",
+    )
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, inner(keras.layers.Dense(3, name="first")(inputs)))
+
     tensors = _collect_tensors(model, "squares", "first", "last", "inner", "halves")
 
     np.testing.assert_allclose(tensors["squares"], tensors["first"] ** 2)

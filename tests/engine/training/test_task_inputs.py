@@ -53,10 +53,6 @@ def _create_inputs(task: type[LinearTask] = _Task, **batch_sizes: int) -> tuple[
     return TaskInputs(config, task_object), task_object
 
 
-def _count_examples(batch: Any) -> int:
-    return int(batch[0].shape[0])
-
-
 def test_data_is_opened_when_it_is_first_needed() -> None:
     inputs, task = _create_inputs()
     (feed,) = inputs.create_all_validation_data(None).values()
@@ -90,7 +86,8 @@ def test_ready_made_sets_come_first_and_the_others_after_them() -> None:
 
     assert list(feeds) == ["new", "test", "dev"]
     assert [feeds[name].dataset for name in ready_made] == list(ready_made.values())
-    assert _count_examples(next(feeds["dev"].iterator())) == 4
+    features, _ = next(feeds["dev"].iterator())
+    assert features.shape[0] == 4
     assert task.opened == [4]
 
 

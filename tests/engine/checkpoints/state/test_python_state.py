@@ -41,14 +41,11 @@ def _create_state(**parts: _Part) -> PythonState:
     return state
 
 
-def _list_sections(state: PythonState) -> dict[str, Any]:
-    return {"run_state": state.variable, ARRAYS: state.arrays}
-
-
 def _copy(source: PythonState, target: PythonState, folder: Path) -> None:
     """Stores a state in a checkpoint, and loads it into another one."""
     source.store()
-    path = tf.train.Checkpoint(**_list_sections(source)).write(str(folder / "ckpt-1"))
+    sections = {"run_state": source.variable, ARRAYS: source.arrays}
+    path = tf.train.Checkpoint(**sections).write(str(folder / "ckpt-1"))
     tf.train.Checkpoint(run_state=target.variable).read(path).expect_partial()
     target.load(path)
 

@@ -173,13 +173,6 @@ def _read_values(parts: dict[str, Any]) -> dict[str, list[Any]]:
     }
 
 
-def _set_to_zeros(parts: dict[str, Any]) -> dict[str, Any]:
-    for variable in [*parts["model"].variables, *parts["optimizer"].variables]:
-        variable.assign(keras.ops.zeros_like(variable))
-    parts["global_step"].assign(0)
-    return parts
-
-
 SAVED = (("first", 3), ("second", 2))
 # What the run has become; a layer in the table, a row below it, and a variable that a partial
 # restore takes.
@@ -229,7 +222,10 @@ def test_a_changed_model_is_refused_or_restored_in_part(
     saved = _create_net_parts(*SAVED)
     path = _save(tmp_path, saved)
     make, layer, row, taken = CHANGES[change]
-    run = _set_to_zeros(make())
+    run = make()
+    for variable in [*run["model"].variables, *run["optimizer"].variables]:
+        variable.assign(keras.ops.zeros_like(variable))
+    run["global_step"].assign(0)
 
     with pytest.raises(UsageError) as error:
         restore(create_training_checkpoint(**run), path, strict=True)

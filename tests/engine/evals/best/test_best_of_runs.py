@@ -63,11 +63,6 @@ def _launch(config: ExperimentConfig, mode: str, folder: Path, **arguments: Any)
     return launch(config, mode, str(folder), **arguments)
 
 
-def _lose(folder: Path, *steps: int) -> None:
-    for step in steps:
-        (folder / f"ckpt-{step}.data-00000-of-00001").unlink()
-
-
 def test_named_bests_are_kept_beside_the_primary_one(finished_run: Path) -> None:
     values = {
         line["step"]: line["metrics"]["validation_loss"]
@@ -88,7 +83,8 @@ def test_lost_weights_are_reported_once_and_the_run_resumes(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in BESTS:
-        _lose(run / name, *complete_checkpoints(str(run / name)))
+        for step in complete_checkpoints(str(run / name)):
+            (run / name / f"ckpt-{step}.data-00000-of-00001").unlink()
 
     _launch(_build_config(train_steps=50), "train_and_eval", run)
     told = [

@@ -42,12 +42,6 @@ def _read_shares(
     return [share for row in rows for part in row for share in part]
 
 
-def _join_shares(shares: list[list[int]], replicas: int) -> list[list[int]]:
-    return [
-        list(itertools.chain(*shares[k : k + replicas])) for k in range(0, len(shares), replicas)
-    ]
-
-
 def test_the_seed_decides_the_order_in_every_source() -> None:
     first, again = (_read_stream(_create_source(training_data(1)), 3 * EXAMPLES) for _ in range(2))
 
@@ -94,20 +88,21 @@ def test_replicas_together_get_what_one_gets_from_any_position(data: some.DataOb
     replicas = pipelines * data.draw(some.sampled_from([1, 2, 3]))
     training = data.draw(some.booleans()) and examples >= replicas
     most = examples // replicas if training else 4
-    batch = (
-        replicas * data.draw(some.integers(1, most))
-        if training
-        else data.draw(some.integers(1, 4 * replicas))
-    )
+    if training:
+        params = training_data(replicas * data.draw(some.integers(1, most)))
+    else:
+        params = validation_data(data.draw(some.integers(1, 4 * replicas)))
     position = data.draw(some.integers(0, 9))
-    source = _create_source((training_data if training else validation_data)(batch), examples)
+    source = _create_source(params, examples)
 
     expected = read_batches(source.at(0).skip(position), 4)
+    shares = _read_shares(source, replicas, pipelines, 4, position)
+    joined = [
+        list(itertools.chain(*shares[k : k + replicas])) for k in range(0, len(shares), replicas)
+    ]
 
     assert read_batches(source.at(position), 4) == expected
-    assert (
-        _join_shares(_read_shares(source, replicas, pipelines, 4, position), replicas) == expected
-    )
+    assert joined == expected
 
 
 # By name: config, number of examples, replicas and pipelines, what each replica gets of each batch.

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.builders import assert_all_close
 from trainer_kit.checkpoints.state.strict_restore import create_training_checkpoint, restore
 from trainer_kit.checkpoints.state.variable_names import model_variables
 from trainer_kit.errors import StorageError, UsageError
@@ -30,12 +31,6 @@ def _save_checkpoint(folder: Path, model: Any, step: int = 5) -> str:
     )
 
 
-def _are_equal(model: Any, other: Any) -> bool:
-    return all(
-        np.array_equal(a, b) for a, b in zip(model.get_weights(), other.get_weights(), strict=True)
-    )
-
-
 def test_weights_come_from_a_path_or_the_newest_of_a_folder(tmp_path: Path) -> None:
     old = _build_model()
     new = _build_model()
@@ -45,7 +40,7 @@ def test_weights_come_from_a_path_or_the_newest_of_a_folder(tmp_path: Path) -> N
         model = _build_model()
         (report,) = load_initial_weights(model, path)
         assert f"took 4 of 4 variables from {prefix}, a TensorFlow 2 checkpoint" in report
-        assert _are_equal(model, source)
+        assert_all_close(model.get_weights(), source.get_weights())
 
 
 @pytest.mark.parametrize("path", ["{}", "{}/ckpt-9", "{}/nowhere"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,6 @@ def _create_loop(counter: Counter, stack: BatchStack) -> FusedLoop:
     return FusedLoop(counter, counter.stop, stack, 4)
 
 
-def _sum_numbers(*numbers: range) -> list[dict[str, float]]:
-    return [{"total": float(sum(part))} for part in numbers]
-
-
 def test_loops_of_any_length_use_each_batch_once_in_order() -> None:
     counter = Counter()
     stack = BatchStack()
@@ -38,9 +35,12 @@ def test_loops_of_any_length_use_each_batch_once_in_order() -> None:
     done = [loop(iterator, tf.constant(steps)) for steps in (6, 1, 9, 5)]
 
     assert [steps for steps, _ in done] == [6, 1, 9, 5]
-    assert [results for _, results in done] == _sum_numbers(
-        range(30), range(30, 35), range(35, 80), range(80, 105)
-    )
+    assert [results["total"] for _, results in done] == [
+        sum(range(30)),
+        sum(range(30, 35)),
+        sum(range(35, 80)),
+        sum(range(80, 105)),
+    ]
     assert stack.is_empty
 
     with pytest.raises(tf.errors.OutOfRangeError):
@@ -78,48 +78,38 @@ def test_a_stop_ends_a_loop_at_the_end_of_a_program() -> None:
     loop = _create_loop(counter, BatchStack())
     no_prefetch = tf.data.Options()
     no_prefetch.experimental_optimization.inject_prefetch = False
-    dataset = stack_batches(tf.data.Dataset.range(40).batch(2), 4).map(
-        _stop_with_the_second(counter)
-    )
 
+    def stop_with_the_second(count: tf.Tensor, batches: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sets the stop while the second element is handed out."""
+        with tf.control_dependencies([counter.stop.assign(tf.equal(batches[0, 0], 8))]):
+            return tf.identity(count), batches
+
+    dataset = stack_batches(tf.data.Dataset.range(40).batch(2), 4).map(stop_with_the_second)
     iterator = iter(dataset.with_options(no_prefetch))
 
     assert loop(iterator, tf.constant(20))[0] == 8
 
     counter.stop.assign(False)
+    steps, results = loop(iterator, tf.constant(12), reset_metrics=False)
 
-    assert loop(iterator, tf.constant(12), reset_metrics=False) == (
-        12,
-        {"total": float(sum(range(40)))},
-    )
-
-
-def _stop_with_the_second(counter: Counter) -> object:
-    """Returns a function of tf.data that sets the stop while the second element is handed out."""
-
-    def look(count: tf.Tensor, batches: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        with tf.control_dependencies([counter.stop.assign(tf.equal(batches[0, 0], 8))]):
-            return tf.identity(count), batches
-
-    return look
+    assert steps == 12
+    assert results == {"total": float(sum(range(40)))}
 
 
 def test_the_waiting_for_batches_is_measured() -> None:
     counter = Counter()
     loop = _create_loop(counter, BatchStack())
-    slow = tf.data.Dataset.range(4).map(lambda x: tf.py_function(_count_slowly, [x], tf.int64))
+
+    def count_slowly(number: tf.Tensor) -> tf.Tensor:
+        time.sleep(0.05)
+        return number
+
+    slow = tf.data.Dataset.range(4).map(lambda x: tf.py_function(count_slowly, [x], tf.int64))
     slow = slow.map(lambda x: tf.ensure_shape(x, [])).batch(1)
 
     loop(iter(stack_batches(slow, 2)), tf.constant(4))
 
     assert loop.wait_seconds >= 0.1
-
-
-def _count_slowly(number: tf.Tensor) -> tf.Tensor:
-    import time
-
-    time.sleep(0.05)
-    return number
 
 
 def test_what_xla_refuses_is_named_with_its_place() -> None:
