@@ -82,18 +82,15 @@ def test_continuous_eval_scores_all_and_ends_with_the_run(
 
 
 def test_a_sidecar_goes_by_the_steps_of_the_run_not_by_its_own(run: Path) -> None:
-    """And while it reads a checkpoint, the run rotates none of those away that it has not read
-    yet.
-    """
+    """And while it reads a checkpoint, the run rotates none away that it has not read yet."""
 
     def train_on(logs: Any) -> None:
         if not (run / "ckpt-60.index").exists():
             _run(run, config=_CONFIG.replace(trainer={"train_steps": 60, "max_to_keep": 1}))
 
     (run / "final.json").unlink()
-    (run / "params.yaml").write_text(
-        (run / "params.yaml").read_text().replace("train_steps: 40", "train_steps: 60")
-    )
+    params = (run / "params.yaml").read_text()
+    (run / "params.yaml").write_text(params.replace("train_steps: 40", "train_steps: 60"))
 
     _run(run, "continuous_eval", _CONFIG, eval_actions=[train_on])
 
@@ -154,8 +151,13 @@ def test_a_rewound_run_is_followed_and_evaluated_again(evaluated_run: Path) -> N
     lines = json_lines(evaluated_run / "evals/continuous_eval.jsonl")
 
     assert [(line["lineage"], line["step"], line.get("kind")) for line in lines] == [
-        *[(0, 10, None), (0, 20, None), (0, 30, None), (0, 40, None)],
-        *[(1, 10, "rewind"), (1, 20, None), (1, 30, None)],
+        (0, 10, None),
+        (0, 20, None),
+        (0, 30, None),
+        (0, 40, None),
+        (1, 10, "rewind"),
+        (1, 20, None),
+        (1, 30, None),
     ]
     assert lines[-1]["metrics"]["validation_loss"] != lines[2]["metrics"]["validation_loss"]
     assert logs["validation_loss"] == pytest.approx(lines[-1]["metrics"]["validation_loss"])
@@ -218,7 +220,8 @@ def test_a_sidecar_killed_in_a_rewind_keeps_no_later_weights(
         patch.setattr(files, "on_write_point", die)
         _create_sidecar(tmp_path, best=best).begin()
 
-    _create_sidecar(tmp_path, best=(best := start())).begin()
+    best = start()
+    _create_sidecar(tmp_path, best=best).begin()
 
     assert best.best == ("accuracy", 0.5, 10)
     assert read_json(tmp_path / "best/info.json")["step"] == 10
@@ -280,7 +283,6 @@ def test_a_step_whose_checkpoint_is_gone_is_no_end_of_a_run(tmp_path: Path) -> N
 
 def test_a_run_is_finished_when_final_json_has_enough_steps(tmp_path: Path) -> None:
     final = '{"step": 40, "mode": "train", "metrics": {}}'
-
     (tmp_path / "final.json").write_text(final)
 
     assert not _create_sidecar(tmp_path, train_steps=100).is_finished()  # it may be about to go on

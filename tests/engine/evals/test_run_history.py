@@ -161,9 +161,20 @@ def test_a_restarted_run_informs_a_sidecar_that_is_evaluating(tmp_path: Path) ->
             assert run.ledger.lineage == 1
 
 
-@pytest.mark.parametrize("left", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("left", "history_end", "ledger_end"),
+    [
+        (0, "nothing is left", "none is left"),
+        (1, "ends at step 10", "1 are left, up to step 10"),
+    ],
+)
 def test_losses_of_history_and_ledger_are_reported(
-    setup: _Setup, tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
+    setup: _Setup,
+    tmp_path: Path,
+    left: int,
+    history_end: str,
+    ledger_end: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     files.write_json(
         str(tmp_path / "ckpt-30") + RECORD_SUFFIX,
@@ -175,21 +186,28 @@ def test_losses_of_history_and_ledger_are_reported(
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
 
     setup.run_history.begin(30, is_new=False)
-    warned = [record.getMessage() for record in caplog.records if "has lost" in record.getMessage()]
-    if left == 3:
-        assert warned == []
-        return
 
-    ends = (
-        ("nothing is left", "none is left")
-        if left == 0
-        else ("ends at step 10", "1 are left, up to step 10")
+    of_history, of_ledger = [
+        record.getMessage() for record in caplog.records if "has lost" in record.getMessage()
+    ]
+    assert "up to step 30 when ckpt-30 was saved" in of_history
+    assert of_history.endswith(history_end)
+    assert "2 before step 30, up to step 20" in of_ledger
+    assert of_ledger.endswith(ledger_end)
+
+
+def test_a_whole_history_and_ledger_give_no_alarm(
+    setup: _Setup, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files.write_json(
+        str(tmp_path / "ckpt-30") + RECORD_SUFFIX,
+        {"files": {}, "recorded": setup.run_history.read_extent(30)},
     )
+    setup.history.close()
 
-    assert len(warned) == 2
-    assert all(text.endswith(end) for text, end in zip(warned, ends, strict=True))
-    assert "up to step 30 when ckpt-30 was saved" in warned[0]
-    assert "2 before step 30, up to step 20" in warned[1]
+    setup.run_history.begin(30, is_new=False)
+
+    assert "has lost" not in caplog.text
 
 
 @pytest.mark.parametrize(

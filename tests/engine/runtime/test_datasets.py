@@ -26,7 +26,7 @@ def one_cpu() -> tf.distribute.Strategy:
 
 
 def read_shares(strategy: tf.distribute.Strategy, dataset: Any) -> list[list[list[int]]]:
-    """The values of each replica, for each step."""
+    """Returns the values of each replica, for each step."""
     return [
         [share.numpy().tolist() for share in strategy.experimental_local_results(step)]
         for step in dataset
@@ -47,8 +47,10 @@ def test_global_batches_are_split_without_losing_examples(
     count: int, made_by_a_function: bool
 ) -> None:
     strategy = replicas(count)
-    dataset = tf.data.Dataset.range(EXAMPLES).batch(4)
-    distributed = distribute_dataset(strategy, *((read, 4) if made_by_a_function else (dataset,)))
+    if made_by_a_function:
+        distributed = distribute_dataset(strategy, read, 4)
+    else:
+        distributed = distribute_dataset(strategy, tf.data.Dataset.range(EXAMPLES).batch(4))
 
     batches = read_shares(strategy, distributed)
 
@@ -81,10 +83,9 @@ def test_a_function_gets_its_arguments_and_a_context_it_takes(
 ) -> None:
     strategy = replicas(2)
 
-    assert read_shares(strategy, distribute_dataset(strategy, function, **arguments))[0] == [
-        [0, 1],
-        [2, 3],
-    ]
+    distributed = distribute_dataset(strategy, function, **arguments)
+
+    assert read_shares(strategy, distributed)[0] == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("make_strategy", [lambda: None, tf.distribute.get_strategy, one_cpu])
@@ -168,9 +169,8 @@ def test_full_batches_end_when_a_replica_would_get_none(form: str) -> None:
 
 
 def test_one_replica_or_ragged_batches_keep_every_batch() -> None:
-    full, ragged = (
-        tf.data.Dataset.range(EXAMPLES).batch(4, drop_remainder=drop) for drop in (True, False)
-    )
+    full = tf.data.Dataset.range(EXAMPLES).batch(4, drop_remainder=True)
+    ragged = tf.data.Dataset.range(EXAMPLES).batch(4)
     several = input_context(4, 2)
     one_each = input_context(2, 2)
 

@@ -23,9 +23,7 @@ from trainer_kit.runtime.replica_values import (
 
 
 def create_variable(strategy: tf.distribute.Strategy, *, trainable: bool = False) -> tf.Variable:
-    """One that each replica may set to a value of its own, as Keras 3 makes the averages of batch
-    normalization.
-    """
+    """Returns a variable that each replica may set, such as an average of batch normalization."""
     with strategy.scope():
         return tf.Variable([0.0, 0.0], trainable=trainable)
 
@@ -50,14 +48,11 @@ def test_each_replica_gets_back_its_own_bits(form: Callable[[list[Any]], list[An
 
     assert not are_replicas_equal(values)
 
-    state = form(values)
-    assert restore_replica_values([second], strategy, state)
-    np.testing.assert_array_equal(
-        on_each_replica(strategy, second), on_each_replica(strategy, first)
-    )
-    assert [float(values[0]) for values in on_each_replica(strategy, second)] == pytest.approx(
-        [0.1, 1.1]
-    )
+    assert restore_replica_values([second], strategy, form(values))
+
+    copies = on_each_replica(strategy, second)
+    np.testing.assert_array_equal(copies, on_each_replica(strategy, first))
+    assert [float(copy[0]) for copy in copies] == pytest.approx([0.1, 1.1])
 
 
 def test_replicas_with_the_same_values_are_alike() -> None:
@@ -87,9 +82,9 @@ def test_only_what_a_step_may_set_apart_is_own_to_each_replica() -> None:
     weight = create_variable(strategy, trainable=True)
     average = create_variable(strategy)
 
-    assert [
-        variable is average for variable in select_replica_local([weight, average], strategy)
-    ] == [True]
+    (selected,) = select_replica_local([weight, average], strategy)
+
+    assert selected is average
     assert select_replica_local([create_variable(alone)], alone) == []
 
 
@@ -100,7 +95,6 @@ def test_numbers_of_16_bits_come_back_through_json(form: Callable[[list[Any]], l
         variable = tf.Variable(tf.constant([0.5, 3.0], tf.bfloat16), trainable=False)
 
     state = form(read_replica_values([variable], strategy))
-
     variable.assign(tf.zeros_like(variable))
 
     assert restore_replica_values([variable], strategy, state)

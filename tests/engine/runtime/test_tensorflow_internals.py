@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from tensorflow.python.eager import context
 
 from tests.builders import replicas
 from trainer_kit.errors import TrainerKitError
@@ -33,19 +34,16 @@ def _draw_numbers(count: int) -> list[float]:
 def test_without_a_global_seed_nothing_is_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from tensorflow.python.eager import context
-
     tf.random.set_seed(3)
     tf.random.set_seed(None)
-
-    kept = context.context().__dict__.pop("_rng", None)  # as in a process that has set no seed yet
+    generator = context.context().__dict__.pop("_rng", None)  # as if no seed had been set yet
 
     with internals.restart_operation_seeds():
         assert tf.compat.v1.get_seed(None) == (None, None)
 
     assert not caplog.records
 
-    context.context()._rng = kept
+    context.context()._rng = generator
 
 
 def test_a_global_seed_is_seen_while_it_is_set() -> None:
@@ -134,7 +132,6 @@ def _save(path: Path, callback: Any = None) -> tf.train.Checkpoint:
 def test_a_failed_save_is_reported_once_and_a_later_one_succeeds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-
     def fail(path: str) -> None:
         raise OSError(f"no room for {path}")
 
@@ -146,7 +143,6 @@ def test_a_failed_save_is_reported_once_and_a_later_one_succeeds(
     assert internals.stop_async_saver(checkpoint) is None
 
     checkpoint.write(str(tmp_path / "ckpt-2"), tf.train.CheckpointOptions(enable_async=True))
-
     checkpoint.sync()
 
     assert (tmp_path / "ckpt-2.index").exists()
@@ -163,7 +159,6 @@ def test_the_next_save_restarts_the_thread_of_saves(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
     checkpoint.write(str(tmp_path / "ckpt-2"), tf.train.CheckpointOptions(enable_async=True))
-
     checkpoint.sync()
 
     assert (tmp_path / "ckpt-2.index").exists()
@@ -267,7 +262,6 @@ def test_a_random_operation_draws_from_the_generator(name: str) -> None:
     assert concrete.output_dtypes == expected.output_dtypes
 
     second = drawing().numpy()
-
     generator.reset_from_seed(3)
 
     np.testing.assert_array_equal(drawing().numpy(), first)
@@ -380,9 +374,8 @@ def test_random_operations_elsewhere_keep_their_state(monkeypatch: pytest.Monkey
 
 def test_a_summary_context_may_end_after_one_of_the_engine(tmp_path: Path) -> None:
     state = internals.SummaryState()
-    own, engine = (
-        tf.summary.create_file_writer(str(tmp_path / name)) for name in ("own", "engine")
-    )
+    own = tf.summary.create_file_writer(str(tmp_path / "own"))
+    engine = tf.summary.create_file_writer(str(tmp_path / "engine"))
     lasting = own.as_default(5)
     with state.activate():
         lasting.__enter__()

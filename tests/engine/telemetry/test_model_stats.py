@@ -11,9 +11,7 @@ from trainer_kit.telemetry.model_stats import ParameterCount, count_parameters
 
 
 def build_conv_net(api: Any) -> Any:
-    """Parameters: 4 * (9 + 1) of the convolution, 4 * 4 of batch normalisation, 10 * (4 * 36 + 1)
-    of the last layer.
-    """
+    """Returns a net with 4 * (9 + 1), 4 * 4 and 10 * (4 * 36 + 1) parameters in its layers."""
     layers = api.layers
     first = [layers.Conv2D(4, 3), layers.BatchNormalization(), layers.Dropout(0.5)]
     return api.Sequential([api.Input((8, 8, 1)), *first, layers.Flatten(), layers.Dense(10)])

@@ -21,7 +21,5 @@ def test_a_worker_that_is_not_the_chief_reports_to_nothing(tmp_path: Path) -> No
 
 
 def test_only_runs_that_train_have_a_history(tmp_path: Path) -> None:
-    for trains in (True, False):
-        assert (
-            _open_writers(tmp_path, trains=trains, save_summary=False).history is not None
-        ) == trains
+    assert _open_writers(tmp_path, trains=True, save_summary=False).history is not None
+    assert _open_writers(tmp_path, trains=False, save_summary=False).history is None

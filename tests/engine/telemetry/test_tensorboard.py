@@ -42,9 +42,7 @@ def list_event_files(folder: Path) -> list[Path]:
 
 
 def date_back(folder: Path) -> None:
-    """Makes the event files ten seconds older, by their names: a file of the same second would have
-    to wait.
-    """
+    """Makes event files ten seconds older, by their names: no file waits for the next second."""
     for file in list_event_files(folder):
         older = re.sub(r"(?<=tfevents\.)\d+", lambda match: str(int(match[0]) - 10), file.name)
         file.rename(file.with_name(older))
@@ -98,9 +96,7 @@ def test_tf_summary_calls_of_the_user_share_the_one_file(tmp_path: Path) -> None
     }
 
     reader = event_accumulator.EventAccumulator(str(tmp_path))
-
     reader.Reload()
-
     assert set(reader.Tags()["tensors"]) == {"loss", "mine", "note"}
 
 

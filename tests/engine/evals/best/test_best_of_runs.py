@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.builders import json_lines, read_json
 from tests.engine.linear_task import linear_experiment
 from trainer_kit.checkpoint_names import complete_checkpoints
 from trainer_kit.config.schema.experiment import ExperimentConfig
@@ -64,18 +64,12 @@ def _launch(config: ExperimentConfig, mode: str, folder: Path, **arguments: Any)
 
 
 def test_named_bests_are_kept_beside_the_primary_one(finished_run: Path) -> None:
-    values = {
-        line["step"]: line["metrics"]["validation_loss"]
-        for line in map(
-            json.loads, (finished_run / "evals/validation.jsonl").read_text().splitlines()
-        )
-    }
+    records = json_lines(finished_run / "evals/validation.jsonl")
+    values = {record["step"]: record["metrics"]["validation_loss"] for record in records}
     top = sorted(values, key=lambda step: values[step])[:2]
 
     assert list(_read_weights(finished_run / "best_checkpoints/two")) == sorted(top)
-    assert (
-        json.loads((finished_run / "best_checkpoints/two/info.json").read_text())["step"] == top[0]
-    )
+    assert read_json(finished_run / "best_checkpoints/two/info.json")["step"] == top[0]
     assert list(_read_weights(finished_run / "best_ckpt")) == top[:1]
 
 
@@ -87,13 +81,8 @@ def test_lost_weights_are_reported_once_and_the_run_resumes(
             (run / name / f"ckpt-{step}.data-00000-of-00001").unlink()
 
     _launch(_build_config(train_steps=50), "train_and_eval", run)
-    told = [
-        record.getMessage()
-        for record in caplog.records
-        if "has lost the weights of step" in record.getMessage()
-    ]
 
-    assert len(told) == len(BESTS)
+    assert caplog.text.count("has lost the weights of step") == len(BESTS)
     assert list(_read_weights(run / "best_ckpt")) == [50]
 
 
